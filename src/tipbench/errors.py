@@ -177,7 +177,7 @@ class QueueFull(TipbenchError):
 
 
 class EventConflict(TipbenchError):
-    """The request contradicts what is recorded of the event: another policy, body or reward, or a reset since."""
+    """The request contradicts the recorded event: it has another policy, body or reward, or the policy was reset."""
 
 
 class StateError(TipbenchError):

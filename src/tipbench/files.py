@@ -1,4 +1,4 @@
-"""Files on disk: errors of the home folder, atomic writes, private files, and locks that record their holder."""
+"""Files: errors of the home folder, atomic writes, private files, and locks that record their holder."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def home_errors(path: Path, problem: str) -> Iterator[None]:
 
 
 def make_folder(path: Path, *, private: bool = False) -> Path:
-    """Create a folder of the home, with its parents, if it is missing; `private` restricts it to its owner."""
+    """Create a folder in the home folder, with its parents, if it is missing; `private` restricts it to its owner."""
     with home_errors(path, "cannot be created"):
         path.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o777)
     return path
 
 
 def writable_home(home: Path) -> Path:
-    """Return the home folder, for its owner only and created if missing; raises UsageError if it is not writable."""
+    """Return the home folder, created if missing, accessible to its owner only; raises UsageError if not writable."""
     make_folder(home, private=True)
     check_own(home, _OTHER_FOLDER)
     with home_errors(home, "is not writable"):
@@ -95,7 +95,7 @@ def check_own(path: Path, next_step: str, fd: int | None = None) -> None:
 
 
 def _is_private_group(gid: int) -> bool:
-    """Return whether a group is the user's own, which many systems create with the user and name like the user."""
+    """Return whether the user is the only member of the group, as many systems create one for each user."""
     try:
         group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -231,11 +231,7 @@ class ResourceLock:
         self._loaded = False
         self._advice = advice
         self._me = LockHolder(
-            resource,
-            os.getpid(),
-            platform.node(),
-            datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
-            purpose,
+            resource, os.getpid(), platform.node(), datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"), purpose
         )
         self.left_behind: LockHolder | None = None  # the previous holder, if it died with a model loaded
 
@@ -257,7 +253,7 @@ class ResourceLock:
             self._fd = fd
             if previous is not None and previous.digest:
                 self.left_behind = previous
-                self.note_loaded(previous.model, previous.digest)  # kept until the model is verified to be unloaded
+                self.note_loaded(previous.model, previous.digest)  # until the model is confirmed unloaded
             else:
                 self._write(self._me)
         except BaseException:
@@ -286,7 +282,7 @@ class ResourceLock:
         self._write(self._me)
 
     def release(self) -> None:
-        """Release the lock; keeps the record of a loaded model, whose server may have been unreachable at the end."""
+        """Release the lock; the record of a loaded model stays, because it may still be in its server's memory."""
         if self._fd is not None:
             fd, self._fd = self._fd, None
             try:

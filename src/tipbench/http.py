@@ -1,4 +1,4 @@
-"""URLs and HTTP clients: the proxy, TLS and loopback rules of every request that tipbench sends.
+"""URLs and HTTP clients: the rules for proxies, TLS and loopback addresses of all requests that tipbench sends.
 
 httpx, ssl and urllib.request are imported lazily: importing them here would slow down the start of every command.
 """
@@ -49,19 +49,13 @@ def is_loopback(url: str) -> bool:
 
 
 def is_http_url(url: str) -> bool:
-    """Return whether a URL is http or https, with a host and a valid port, if any."""
+    """Return whether a URL is http or https, has a host, and its port is valid or missing."""
     try:
         parts = urlsplit(url)
-        valid_port = parts.port is None or parts.port > 0
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         return False
-    return (
-        parts.scheme in ("http", "https")
-        and bool(parts.hostname)
-        and valid_port
-        and url.isprintable()
-        and " " not in url
-    )
+    return valid and url.isprintable() and " " not in url
 
 
 def strip_login(url: str) -> str:
@@ -79,7 +73,7 @@ def canonical_url(url: str) -> str:
 
 
 def same_server(url: str, servers: Iterable[str]) -> str | None:
-    """Return the one of `servers` that `url` refers to, as it is written there; None if there is none."""
+    """Return the entry of `servers` that is the same server as `url`; None if there is none."""
     return {canonical_url(each): each for each in servers}.get(canonical_url(url))
 
 
@@ -101,7 +95,7 @@ def async_http_client(url: str, **options: Any) -> httpx.AsyncClient:
 
 
 def tls_for(url: str) -> ssl.SSLContext:
-    """Return the TLS context for `url`; loads certificates, which takes 20 ms and some MB, for https only."""
+    """Return the TLS context for `url`; certificates, which take 20 ms and some MB, are loaded for https only."""
     import ssl
 
     import httpx

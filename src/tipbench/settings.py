@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from tipbench.errors import UsageError
 from tipbench.files import check_own
-from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig, check_url, validated
+from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig, Url, validated
 
 if TYPE_CHECKING:
     from tipbench.workflows.mlflow import MlflowAccess
@@ -28,22 +28,22 @@ _M = TypeVar("_M", bound=BaseModel)
 
 CONFIG_FILE = "tipbench.toml"
 LOCAL_HOME = ".tipbench"
-DEFAULT_LIFE = "90d"  # of a new access token
+DEFAULT_LIFE = "90d"  # until a new access token expires
 HOME_ONLY = frozenset({"judge_command", "hook_url"})  # never read from the working folder's file
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting: its key in tipbench.toml, its environment variables (the first that is set wins), its meaning."""
+    """One setting, as documented."""
 
     key: str
-    variables: tuple[str, ...]
+    variables: tuple[str, ...]  # environment variables; the first that is set wins
     default: str
     meaning: str
-    in_file: bool = True
+    in_file: bool = True  # may be set in tipbench.toml
 
 
-_VARIABLES = {  # environment variables of settings that have several, or another one than TIPBENCH_ and the key
+_VARIABLES = {  # environment variables; by default TIPBENCH_ and the key
     "ollama_url": ("TIPBENCH_OLLAMA_URL", "OLLAMA_HOST"),
     "mlflow_url": ("TIPBENCH_MLFLOW_URL", "MLFLOW_TRACKING_URI"),
     "mlflow_username": ("MLFLOW_TRACKING_USERNAME",),
@@ -72,7 +72,7 @@ def _check_proxy(text: str) -> str:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
-Urls = Annotated[tuple[Annotated[str, AfterValidator(check_url)], ...], BeforeValidator(_split)]
+Urls = Annotated[tuple[Url, ...], BeforeValidator(_split)]
 Proxies = Annotated[tuple[Annotated[str, AfterValidator(_check_proxy)], ...], BeforeValidator(_split)]
 
 
@@ -131,8 +131,7 @@ class OperatorConfig(BaseModel):
     )
     hook_watch_s: float = Field(30, ge=1, le=86_400, description="Seconds between two checks for waiting cells.")
     runner: Literal["local", "airflow"] | None = Field(
-        None,
-        description="Runner of jobs that do not choose one: local (this machine) or airflow.",
+        None, description="Runner of jobs that do not choose one: local (this machine) or airflow."
     )
     airflow_url: str | None = Field(
         None, description="The Airflow that runs collects for the panel, such as http://airflow.example:8080."
@@ -218,8 +217,8 @@ class Settings:
     def servers(self, key: str, listed: Iterable[str], *, find: bool = True) -> tuple[str, ...]:
         """Return the servers that a run started over HTTP or Airflow may use: the configured one and `listed`.
 
-        `key` is one of ADDRESSES. Without a configured server, the default one; for MLflow, which has none, with `find`
-        those that tipbench tries.
+        `key` is one of ADDRESSES. If no server is configured, the default one is used. MLflow has no default: with
+        `find`, the servers that tipbench tries are returned instead.
         """
         own = self.get(key) or CollectConfig.model_fields[key].default
         if own is None and find:
@@ -233,15 +232,8 @@ class Settings:
         """The configured MLflow."""
         from tipbench.workflows.mlflow import MlflowAccess
 
-        keys = (
-            "mlflow_url",
-            "mlflow_username",
-            "mlflow_password",
-            "mlflow_token",
-            "mlflow_public_url",
-            "mlflow_host_header",
-        )
-        return MlflowAccess(self.home, *map(self.get, keys))
+        keys = ("url", "username", "password", "token", "public_url", "host_header")
+        return MlflowAccess(self.home, *(self.get(f"mlflow_{key}") for key in keys))
 
     def collect_config(self, flags: Mapping[str, object]) -> CollectConfig:
         """Return the configuration of a collect; flags override all other sources."""
@@ -253,7 +245,7 @@ class Settings:
 
     @contextmanager
     def errors_with_source(self) -> Iterator[None]:
-        """Prefix a UsageError of the block that begins with a setting's key with the origin of its value."""
+        """Add the origin of a setting's value to a UsageError of the block whose message begins with the key."""
         try:
             yield
         except UsageError as exc:
@@ -263,10 +255,10 @@ class Settings:
             raise UsageError(f"{self.sources[key].removesuffix(f': {key}')}: {exc}") from exc
 
     def _typed(self, model: type[_M], flags: Mapping[str, object]) -> _M:
-        given = {key: value for key, value in flags.items() if value is not None}
+        flags = {key: value for key, value in flags.items() if value is not None}
         values = {key: self.values[key] for key in model.model_fields if self.values.get(key) not in (None, "")}
-        named = {key: "--" + key.removeprefix("panel_").replace("_", "-") for key in given}
-        return validated(model, {**values, **given}, {**self.sources, **named})
+        names = {key: "--" + key.removeprefix("panel_").replace("_", "-") for key in flags}
+        return validated(model, {**values, **flags}, {**self.sources, **names})
 
 
 def load_settings(environment: Mapping[str, str] | None = None, folder: Path | None = None) -> Settings:

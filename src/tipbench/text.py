@@ -22,10 +22,10 @@ def plural(n: int, noun: str, many: str | None = None) -> str:
     return f"{n:,} {noun if n == 1 else many or noun + 's'}"
 
 
-def join_names(names: Iterable[object], most: int) -> str:
-    """Join names as "a, b and c"; names beyond `most` are only counted, as in "a, b and 3 more"."""
+def join_names(names: Iterable[object], limit: int) -> str:
+    """Join names as "a, b and c"; names beyond `limit` are only counted, as in "a, b and 3 more"."""
     known = [str(name) for name in names]
-    shown, more = known[:most], len(known) - most
+    shown, more = known[:limit], len(known) - limit
     if more > 0:
         return f"{', '.join(shown)} and {more} more"
     return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else "".join(shown)
@@ -34,14 +34,14 @@ def join_names(names: Iterable[object], most: int) -> str:
 # Numbers
 
 
-def number(value: float | None, form: str = ".2f") -> str | None:
+def number(value: float | None, spec: str = ".2f") -> str | None:
     """Format a rounded number with a minus sign as wide as a plus; None stays None."""
-    return None if value is None else format(value, form).replace("-", "−")
+    return None if value is None else format(value, spec).replace("-", "−")
 
 
-def interval(low: float | None, high: float | None, form: str = ".2f") -> str | None:
+def interval(low: float | None, high: float | None, spec: str = ".2f") -> str | None:
     """Format an interval as "low to high"; None if either end is missing."""
-    return None if low is None or high is None else f"{number(low, form)} to {number(high, form)}"
+    return None if low is None or high is None else f"{number(low, spec)} to {number(high, spec)}"
 
 
 def percent(share: float | None) -> str | None:
@@ -54,7 +54,7 @@ def percent(share: float | None) -> str | None:
 
 
 def probability(p: float | None) -> str | None:
-    """Format a p value."""
+    """Format a p-value with three decimals; small ones as <0.001."""
     return None if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
@@ -133,18 +133,18 @@ def one_line(text: str) -> str:
     return _BLANKS.sub(" ", replace_controls(text.replace("\r", " "))).strip()
 
 
-def shorten(text: str, most: int) -> str:
-    """Truncate the text to at most `most` characters."""
-    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
+def shorten(text: str, max_chars: int) -> str:
+    """Truncate the text to `max_chars` characters, with an ellipsis at the end."""
+    return text if len(text) <= max_chars else f"{text[: max_chars - 1].rstrip()}…"
 
 
-def short_name(name: str, most: int) -> str:
-    """Return the name on one line, shortened in the middle to `most` characters: names often differ at both ends."""
+def short_name(name: str, max_chars: int) -> str:
+    """Return the name on one line, shortened to `max_chars` in the middle, because names often differ at the ends."""
     line = one_line(name)
-    if len(line) <= most:
+    if len(line) <= max_chars:
         return line
-    tail = (most - 1) // 2
-    return f"{line[: most - 1 - tail]}…{line[-tail:]}"
+    tail = (max_chars - 1) // 2
+    return f"{line[: max_chars - 1 - tail]}…{line[-tail:]}"
 
 
 # CSV

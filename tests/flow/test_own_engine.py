@@ -49,7 +49,7 @@ class EchoEngine(InProcessEngine):
             {"tip": f"Stay {word} and give task {n} of {request.scenario.id} ten minutes.", "rationale": "Short."}
             for n in range(request.n_tips)
         ]
-        return Completion(json.dumps(tips), "stop", wall_s=0.1, latency_s=0.1)
+        return Completion(json.dumps(tips), "stop", latency_s=0.1)
 
 
 def build(_needs: EngineDependencies) -> EchoEngine:

@@ -147,8 +147,8 @@ def test_a_completion_has_a_measured_time_and_no_load_or_tokens() -> None:
     completion = TemplateEngine().complete(ask())
     assert isinstance(completion, Completion)
     assert completion.done_reason == "stop"
-    assert completion.latency_s == completion.wall_s
-    assert completion.wall_s > 0
+    assert completion.latency_s is not None
+    assert completion.latency_s > 0
     assert completion.load_s == 0.0
     assert completion.output_tokens is completion.prompt_tokens is completion.tokens_per_s is None
 

@@ -27,7 +27,7 @@ from tipbench.judge.rules import (
 from tipbench.judge.rules_text import RoutineTime, parse_card, parse_tip, stem
 from tipbench.judge.run import AutomaticJudge
 from tipbench.judge.sheet import Item, ItemScore, Sheet, SheetTip, TipSheet
-from tipbench.plan.rubric import Anchor, Scale
+from tipbench.plan.rubric import CalibratedTip, Scale
 from tipbench.plan.scenarios import Persona, Scenario, Slot, Task
 from tipbench.plan.suite import load_suite
 
@@ -340,7 +340,7 @@ def test_a_rubric_with_other_scales_is_refused_before_anything_is_scored(scales:
 def test_the_error_is_computed_from_the_agreed_scores() -> None:
     own = explain_tip(CARDS["nurse@morning"], BEST).scores
     agreed = [{scale: own[scale] - 1 for scale in SCALES}, {scale: own[scale] + 3 for scale in SCALES}]
-    found = rules_error([Anchor("nurse@morning", BEST, "", scores, "") for scores in agreed], CARDS)
+    found = rules_error([CalibratedTip("nurse@morning", BEST, "", scores, "") for scores in agreed], CARDS)
     assert found == {scale: {"n": 2, "bias": -1.0, "error": 2.0, "within_one": 0.5} for scale in SCALES}
 
 

@@ -33,7 +33,7 @@ def run_of(
 
 
 def answer(text: str) -> Completion:
-    return Completion(text, "stop", 2.0, latency_s=1.5, load_s=0.5, ttft_s=0.1, prompt_tokens=300, output_tokens=60)
+    return Completion(text, "stop", latency_s=1.5, load_s=0.5, ttft_s=0.1, prompt_tokens=300, output_tokens=60)
 
 
 def test_params_are_exactly_those_of_the_contract() -> None:

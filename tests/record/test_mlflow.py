@@ -447,6 +447,31 @@ def test_a_server_that_repeats_a_page_does_not_cause_an_endless_loop(scripted: S
         store.experiments()
 
 
+def test_the_next_page_is_requested_before_a_page_is_parsed(scripted: Scripted) -> None:
+    second_requested = threading.Event()
+
+    def answer(_path: str, body: bytes) -> Answer:
+        if json.loads(body).get("page_token") == "2":
+            second_requested.set()
+        return 200, JSON, b'{"runs": [not JSON], "next_page_token": "2"}'
+
+    scripted.answer = answer
+    with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="Not an MLflow server"):
+        list(store.search("1", where={}))
+    assert second_requested.wait(10)
+
+
+def test_all_pages_are_read_wherever_a_page_has_its_token(scripted: Scripted) -> None:
+    def page(run_id: str, token: str | None = None) -> bytes:
+        run = {"info": {"run_id": run_id, "status": "FINISHED"}, "data": {"tags": [{"key": "next_page_token"}]}}
+        return json.dumps({"next_page_token": token, "runs": [run]} if token else {"runs": [run]}, indent=2).encode()
+
+    pages = {None: page("a", "2"), "2": page("b", "3"), "3": page("c")}
+    scripted.answer = lambda _path, body: (200, JSON, pages[json.loads(body).get("page_token")])
+    with MlflowStore(scripted.url) as store:
+        assert [run.run_id for run in store.search("1", where={})] == ["a", "b", "c"]
+
+
 # What is sent
 
 

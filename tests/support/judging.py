@@ -63,7 +63,7 @@ def record_cells(
     for model in models:
         facts = ModelFacts(model, "ollama", "0.11.4", "here", f"sha256:{model}/{build}", params_b=1.0)
         for cell in plan_grid(suite, config, [ModelIdentity(model, facts.digest)]):
-            answer = Completion(write(cell, random.Random(cell.key)), "stop", wall_s=1.0, latency_s=1.0)
+            answer = Completion(write(cell, random.Random(cell.key)), "stop", latency_s=1.0)
             run = cell_run(setting, facts, Generated(cell, answer, start_ms, start_ms + 1))
             store.record(found.experiment_id, run)
     return found

@@ -125,7 +125,7 @@ class _SampleWriter:
             answer = EngineFailure(FailureKind.RESET, self.next("failures"), partial=self.words.tips[0])
         else:
             speed = 20 + 60 * _share(facts.model)
-            answer = Completion(text, "stop", 3.0, 140 / speed, 0.4, 0.2, 900, 140, speed)
+            answer = Completion(text, "stop", 140 / speed, 0.4, 0.2, 900, 140, speed)
         generated = Generated(cell, answer, start, start + 3000, foreign_resident=text == "")
         run = cell_run(setting, facts, generated, tuple(supersedes))
         return self.desk.store.record(self.desk.experiment.experiment_id, run)
@@ -199,7 +199,7 @@ class _SampleWriter:
         facts, cell = self.cells(model)[0]
         run = cell_run(
             RunContext(self.config, self.words.suite, COLLECTION), facts,
-            Generated(cell, Completion(self.answer(), "stop", 3.0), next(self.tick), next(self.tick)),
+            Generated(cell, Completion(self.answer(), "stop"), next(self.tick), next(self.tick)),
         )  # fmt: skip
         persona, _, slot = scenario.partition("@")
         scores = {"relevance": 3.0, "actionability": 3.0, "tone": 3.0, "composite": 11.0}

@@ -1,6 +1,6 @@
 """Diversity of the tips in one answer. Does not import numpy, so that `collect` stays small and starts quickly.
 
-distinct-n is the share of unique n-grams among all n-grams of the set (Li et al. 2016, "A Diversity-Promoting
+distinct-2 is the share of unique bigrams among all bigrams of the set (Li et al. 2016, "A Diversity-Promoting
 Objective Function"). The similarity of two tips is the Jaccard index of their content words and content-word
 bigrams: words alone would treat a reordered copy as identical, bigrams alone would treat a paraphrase as new.
 English function words are excluded; otherwise any two tips would look alike through "the" and "for".
@@ -29,36 +29,26 @@ _FUNCTION_WORDS = frozenset(
 
 @dataclass(frozen=True)
 class Diversity:
-    """Measures between 0 and 1. `score` is 1 − `mean_similarity`: 0 for copies, 1 for tips without a shared word."""
+    """Measures between 0 and 1."""
 
-    distinct_1: float
     distinct_2: float
-    mean_similarity: float
-    score: float
+    score: float  # 1 − mean similarity of two tips: 0 for copies, 1 for tips without a shared word
 
 
 def diversity(tips: Sequence[str]) -> Diversity | None:
     """Measure at most 50 tips of 200 words each; returns None below two tips. The order of the tips does not matter."""
     if len(tips) < 2:
         return None
-    unigrams: list[str] = []
     bigrams: list[str] = []
     features: list[frozenset[str]] = []  # content words and bigrams of each tip
     for tip in tips[:MAX_TIPS]:
         text = " ".join(tip.split()).casefold()
         words = [match[0] for match in islice(_WORD.finditer(text), MAX_WORDS)] or [text]  # such as an emoji
         content = [word for word in words if word not in _FUNCTION_WORDS] or words
-        unigrams += words
         bigrams += _bigrams(words)
         features.append(frozenset(content + _bigrams(content)))
     similarities = [len(first & second) / len(first | second) for first, second in combinations(features, 2)]
-    mean = fsum(similarities) / len(similarities)
-    return Diversity(
-        distinct_1=len(set(unigrams)) / len(unigrams),
-        distinct_2=len(set(bigrams)) / len(bigrams),
-        mean_similarity=mean,
-        score=1.0 - mean,
-    )
+    return Diversity(len(set(bigrams)) / len(bigrams), 1.0 - fsum(similarities) / len(similarities))
 
 
 def _bigrams(words: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The Engine port, the engine registry, the models that engines have, and the size and memory checks."""
+"""The Engine port, the registry of engines, and checks of a model's size and memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tipbench.plan.scenarios import Scenario
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What an engine reports about a model before generation; None if unknown."""
+    """Properties of a model, known before generation; None if unknown."""
 
     model: str
     engine: str
@@ -34,7 +34,7 @@ class ModelFacts:
     file_bytes: int | None = None
     kv_bytes_per_token: int | None = None
     thinking: bool = False  # the model thinks unless this is disabled
-    remote: bool = False  # runs on another machine, without local weights
+    remote: bool = False  # a cloud model: the server has no local weights
     completes: bool = True  # False for embedding-only models
 
 
@@ -42,7 +42,7 @@ OPTIONS = frozenset({"num_ctx", "num_predict", "temperature", "top_k", "top_p", 
 
 
 def check_options(options: Iterable[str]) -> None:
-    """Raise ValueError unless these are exactly the options of every request: engines ignore unknown ones silently."""
+    """Raise ValueError unless these are exactly `OPTIONS`: engines do not report unknown or missing ones."""
     if differs := set(options) ^ OPTIONS:
         raise ValueError(f"options sent to a model must be exactly {sorted(OPTIONS)}; differs in {sorted(differs)}")
 
@@ -70,7 +70,6 @@ class Completion:
 
     text: str
     done_reason: str  # stop | length | aborted (the stream ended cleanly, but without `done`)
-    wall_s: float
     latency_s: float | None = None  # excluding load
     load_s: float | None = None
     ttft_s: float | None = None  # to the first token, excluding load
@@ -103,7 +102,6 @@ class EngineFailure:
     kind: FailureKind
     reason: str
     partial: str = ""
-    wall_s: float = 0.0
 
 
 class Engine(Protocol):
@@ -144,7 +142,7 @@ class Engine(Protocol):
         ...
 
     def evidence(self) -> Evidence | None:
-        """Return what was observed in memory so far; None for engines that do not share their memory."""
+        """Return which models were in memory so far; None for engines whose memory no other client can use."""
         ...
 
     def foreign_between(self, start: float, end: float) -> bool:
@@ -282,7 +280,7 @@ class EngineType:
         return self.server is None or is_loopback(getattr(config, self.server))
 
     def resource(self, config: CollectConfig) -> str:
-        """Return the name of what it occupies: a server, or itself on this machine."""
+        """Return the name of the resource that it occupies: its server, or the engine itself on this machine."""
         if self.server is None:
             return f"{self.label} on this machine"
         return f"{self.label} at {canonical_url(getattr(config, self.server))}"
@@ -332,7 +330,7 @@ ENGINES: dict[str, EngineType] = {
 
 
 def engine_of(model: str) -> EngineType:
-    """Return the engine type of a model name: the one named by its prefix, else Ollama, whose tags have no prefix."""
+    """Return the engine type of a model: the prefix of its name, or Ollama if that is not an engine."""
     return ENGINES.get(model.partition(":")[0], _DEFAULT)
 
 
@@ -350,7 +348,7 @@ def engine_locks(config: CollectConfig, home: Path, purpose: str) -> dict[str, R
 def engine_resources(config: CollectConfig) -> set[str]:
     """Return the resources that the models use; only one job at a time may use a resource.
 
-    Weights that tipbench loads itself need the memory that servers on this machine use too, so these are included.
+    An embedded model shares this machine's memory with its servers, so these are included.
     """
     types = engine_types(config.model_names)
     occupied = {each for each in types if each.needs_lock or each.holds_weights}
@@ -365,7 +363,7 @@ def build_engines(models: Iterable[str], dependencies: EngineDependencies) -> di
 
 
 def model_facts(engines: Mapping[str, Engine], config: CollectConfig) -> tuple[dict[str, ModelFacts], dict[str, str]]:
-    """Return the facts of allowed models, and the reason for each refused one. Raises ServerUnavailable."""
+    """Return the facts of accepted models, and the reason for each refused one. Raises ServerUnavailable."""
     allowed: dict[str, ModelFacts] = {}
     refused: dict[str, str] = {}
     for model in config.model_names:
@@ -380,9 +378,9 @@ def model_facts(engines: Mapping[str, Engine], config: CollectConfig) -> tuple[d
 def refused_start(
     facts: Mapping[str, ModelFacts], refused: Mapping[str, str], config: CollectConfig, hint: str
 ) -> ModelRefused | None:
-    """Return why refused models stop a run: any of them without `skip_refused`, else if no model is left.
+    """Return the error if refused models stop a run; None if all are accepted, or `skip_refused` leaves some.
 
-    `hint` is added if there are models that could run.
+    `hint` is added to the message if there are accepted models.
     """
     if not refused or (config.skip_refused and facts):
         return None
@@ -391,7 +389,7 @@ def refused_start(
 
 @dataclass(frozen=True)
 class AvailableModel:
-    """A model that an engine has; without facts if the engine does not describe it."""
+    """A model of an engine, accepted or refused; a refused one may have no facts."""
 
     model: str
     engine: str
@@ -407,7 +405,7 @@ class AvailableModel:
 
 @dataclass(frozen=True)
 class Availability:
-    """The models of some engines, in their order, and the errors of engines that could not list theirs."""
+    """The models of some engines, and the errors of engines that could not list their models."""
 
     models: tuple[AvailableModel, ...] = ()
     errors: tuple[str, ...] = ()
@@ -419,7 +417,7 @@ class Availability:
 
 
 def available_models(config: CollectConfig, home: Path, engines: Iterable[EngineType] | None = None) -> Availability:
-    """Return the models of `engines`, by default of all; the limits and servers are those of `config`."""
+    """Return the models of these engines (default: all), checked with the limits and servers of `config`."""
     models: list[AvailableModel] = []
     errors: list[str] = []
     for engine_type in ENGINES.values() if engines is None else engines:

@@ -33,9 +33,9 @@ _QUEUE_POLL_S = 0.2
 
 
 class LlamaCppEngine(InProcessEngine):
-    """Processes one request at a time; all engines of a process share one set of weights.
+    """Runs one request at a time; all engines of a process share one set of weights.
 
-    `num_ctx` is the largest context of a request; a change of context or threads reloads the model.
+    `num_ctx` is the largest context of a request. The model is reloaded when the context or the threads change.
     """
 
     name = "embedded"
@@ -67,11 +67,10 @@ class LlamaCppEngine(InProcessEngine):
     def complete(self, request: GenerationRequest) -> Completion | EngineFailure:
         """Generate one answer; the timeout starts with the generation, so queueing and loading do not count."""
         payload = _payload(request, self._num_ctx)
-        began = time.monotonic()
         if not _RESIDENT.acquire(request.cancel):
-            return EngineFailure(FailureKind.CANCELLED, "cancelled while waiting", wall_s=time.monotonic() - began)
+            return EngineFailure(FailureKind.CANCELLED, "cancelled while waiting")
         try:
-            return self._answer(request, payload, began)
+            return self._answer(request, payload)
         finally:
             if request.last:
                 _RESIDENT.drop()
@@ -97,21 +96,21 @@ class LlamaCppEngine(InProcessEngine):
             )
         return known
 
-    def _answer(self, request: GenerationRequest, payload: dict[str, Any], began: float) -> Completion | EngineFailure:
+    def _answer(self, request: GenerationRequest, payload: dict[str, Any]) -> Completion | EngineFailure:
         try:
             known = self._known(request.model)
             num_ctx = min(int(request.options["num_ctx"]), known.context_length)
             load_s = _RESIDENT.load(weights_path(self._home, known), num_ctx, self._threads, request.model)
         except ModelRefused as exc:
-            return EngineFailure(FailureKind.MISSING_MODEL, str(exc), wall_s=time.monotonic() - began)
+            return EngineFailure(FailureKind.MISSING_MODEL, str(exc))
         except RuntimeError as exc:
-            return EngineFailure(FailureKind.LOAD_FAILED, f"llama.cpp: {exc}", wall_s=time.monotonic() - began)
+            return EngineFailure(FailureKind.LOAD_FAILED, f"llama.cpp: {exc}")
         stream = _Stream(request)
         try:
             _generate(_RESIDENT.server, payload, stream)
         except RuntimeError as exc:
-            return stream.failure(FailureKind.REJECTED, f"llama.cpp: {exc}", began)
-        return stream.outcome(load_s, began)
+            return stream.failure(FailureKind.REJECTED, f"llama.cpp: {exc}")
+        return stream.outcome(load_s)
 
 
 class _Resident:
@@ -157,7 +156,7 @@ class _Stream:
 
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
-        self._generation_began = time.monotonic()
+        self._began = time.monotonic()
         self._first_token: float | None = None
         self._text: list[str] = []
         self._finish_reason: str | None = None
@@ -165,7 +164,7 @@ class _Stream:
         self._error: Mapping[str, Any] | None = None
         self._stopped: FailureKind | None = None  # why the generation is stopped early
         self._raised: Exception | None = None
-        self._abandoned = False  # the caller was interrupted and does not need the answer
+        self.abandoned = False  # the caller was interrupted and does not need the answer
 
     def __call__(self, chunk: dict[str, Any]) -> bool:
         try:
@@ -181,22 +180,18 @@ class _Stream:
         if self._finish_reason is None:
             if self._request.cancel.is_set():
                 self._stopped = FailureKind.CANCELLED
-            elif time.monotonic() - self._generation_began > self._request.timeout_s:
+            elif time.monotonic() - self._began > self._request.timeout_s:
                 self._stopped = FailureKind.TIMEOUT
-        return self._raised is not None or self._abandoned or self._stopped is not None
+        return self._raised is not None or self.abandoned or self._stopped is not None
 
-    def abandon(self) -> None:
-        self._abandoned = True
-
-    def outcome(self, load_s: float, began: float) -> Completion | EngineFailure:
-        """Return the result; `began` is when the call began, before waiting and loading."""
+    def outcome(self, load_s: float) -> Completion | EngineFailure:
         now = time.monotonic()
         if self._raised is not None:
             raise self._raised
         if self._stopped is FailureKind.TIMEOUT:
-            return self.failure(self._stopped, f"no complete answer within {self._request.timeout_s:g} s", began)
+            return self.failure(self._stopped, f"no complete answer within {self._request.timeout_s:g} s")
         if self._stopped is not None:
-            return self.failure(self._stopped, "cancelled", began)
+            return self.failure(self._stopped, "cancelled")
         if self._error is not None:
             code = self._error.get("code")
             kind = FailureKind.INCOMPLETE
@@ -204,25 +199,24 @@ class _Stream:
                 kind = FailureKind.PROMPT_TOO_LONG
             elif isinstance(code, int) and 400 <= code < 500:
                 kind = FailureKind.REJECTED
-            return self.failure(kind, f"llama.cpp: {self._error.get('message', self._error)}", began)
+            return self.failure(kind, f"llama.cpp: {self._error.get('message', self._error)}")
         if self._finish_reason is None:
-            return self.failure(FailureKind.INCOMPLETE, "llama.cpp ended without a reason", began)
+            return self.failure(FailureKind.INCOMPLETE, "llama.cpp ended without a reason")
         timings = self._timings
         output_tokens = timings.get("predicted_n")
         return Completion(
             text="".join(self._text),
             done_reason="length" if self._finish_reason == "length" else "stop",
-            wall_s=now - began,
-            latency_s=now - self._generation_began,
+            latency_s=now - self._began,
             load_s=load_s,
-            ttft_s=None if self._first_token is None else self._first_token - self._generation_began,
+            ttft_s=None if self._first_token is None else self._first_token - self._began,
             prompt_tokens=timings["prompt_n"] + timings.get("cache_n", 0) if "prompt_n" in timings else None,
             output_tokens=output_tokens,
             tokens_per_s=timings.get("predicted_per_second") if output_tokens and output_tokens > 1 else None,
         )
 
-    def failure(self, kind: FailureKind, reason: str, began: float) -> EngineFailure:
-        return EngineFailure(kind, reason, partial="".join(self._text), wall_s=time.monotonic() - began)
+    def failure(self, kind: FailureKind, reason: str) -> EngineFailure:
+        return EngineFailure(kind, reason, partial="".join(self._text))
 
 
 def _generate(server: Any, payload: dict[str, Any], stream: _Stream) -> None:
@@ -247,7 +241,7 @@ def _generate(server: Any, payload: dict[str, Any], stream: _Stream) -> None:
     try:
         done.wait()
     except BaseException:
-        stream.abandon()
+        stream.abandoned = True
         done.wait()
         raise
     finally:

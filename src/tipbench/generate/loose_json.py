@@ -1,4 +1,4 @@
-"""Lenient parser for the almost-JSON of small models. Pure, linear, never raises.
+"""Lenient parser for the almost-JSON of small models; linear in the length, and never raises.
 
 Parsing starts at the first bracket and accepts single, smart or backtick quotes, unescaped quotes inside a string,
 missing or trailing commas, bare keys, mismatched brackets and a truncated end. Valid JSON is parsed as such.

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -40,13 +39,6 @@ _BUSY_FIRST_WAIT_S = 0.5
 _RESET_TRIES = 3
 _INTERRUPT_WAIT_S = 15.0  # for a model to be unloaded after Ctrl-C
 _TOO_LONG = ("context", "too long", "truncate", "exceed")  # in the error for a prompt over the context length
-
-
-@dataclass(frozen=True)
-class _RetryAfter:
-    """The call failed and is sent again after `seconds`."""
-
-    seconds: float
 
 
 class OllamaEngine:
@@ -89,8 +81,9 @@ class OllamaEngine:
         if shown is None:
             where = f"the Ollama server at {self._api.url}"
             raise ModelRefused(f"{model} is not on {where}. Get it with `ollama pull {model}`.")
-        entry = find_entry(self._api.tags(), model)
-        return read_facts(model, shown, entry, version=self._version, host=compute_host(self._api.url))
+        url, entry = self._api.url, find_entry(self._api.tags(), model)
+        host = platform.node() if is_loopback(url) else urlsplit(url).hostname or url
+        return read_facts(model, shown, entry, version=self._version, host=host)
 
     def list_models(self) -> list[str]:
         """Return the names of the server's models, sorted."""
@@ -172,9 +165,9 @@ class OllamaEngine:
         while True:
             chat = self._api.chat(body, timeout_s=request.timeout_s, cancel=request.cancel)
             result = self._result_or_wait(chat, request, retries)
-            if not isinstance(result, _RetryAfter):
+            if not isinstance(result, float):
                 break
-            if request.cancel.wait(result.seconds):
+            if request.cancel.wait(result):
                 result = _failure(FailureKind.CANCELLED, chat, "stopped")
                 break
         if self._monitor.moved:
@@ -202,10 +195,10 @@ class OllamaEngine:
 
     def _result_or_wait(
         self, chat: Chat, request: GenerationRequest, retries: Counter[str]
-    ) -> Completion | EngineFailure | _RetryAfter:
-        """Return the result of a call, or when to retry it; failures caused by the model are not retried.
+    ) -> Completion | EngineFailure | float:
+        """Return the result of a call, or the seconds until its retry; `retries` counts the retries by reason.
 
-        `retries` counts the retries by reason.
+        Failures caused by the model are not retried.
         """
 
         def may_retry(reason: str, most: int) -> bool:
@@ -214,7 +207,7 @@ class OllamaEngine:
 
         if chat.ending is Ending.CLEAN_END:
             if may_retry("clean end", 1):
-                return _RetryAfter(0.0)
+                return 0.0
             if not chat.text:
                 return _failure(FailureKind.INCOMPLETE, chat, "the answer ended before its first token, twice")
         if chat.ending in (Ending.DONE, Ending.CLEAN_END):
@@ -231,7 +224,7 @@ class OllamaEngine:
             if chat.ending is Ending.TIMEOUT:
                 return _failure(FailureKind.TIMEOUT, chat, chat.error)
             if chat.status == 0 and may_retry("reset", _RESET_TRIES - 1):  # before the first byte
-                return _RetryAfter(_BUSY_FIRST_WAIT_S)
+                return _BUSY_FIRST_WAIT_S
             return _failure(FailureKind.RESET, chat, f"the connection broke: {chat.error}")
         if chat.ending is not Ending.STATUS:
             return _failure(FailureKind.INCOMPLETE, chat, f"the answer was cut off: {chat.error}")
@@ -240,11 +233,11 @@ class OllamaEngine:
         if chat.status in (429, 502, 503, 504):
             if may_retry("busy", _BUSY_TRIES - 1):
                 jitter = random.uniform(0.8, 1.2)  # noqa: S311
-                return _RetryAfter(_BUSY_FIRST_WAIT_S * 2.0 ** (retries["busy"] - 1) * jitter)
+                return _BUSY_FIRST_WAIT_S * 2.0 ** (retries["busy"] - 1) * jitter
             return _failure(FailureKind.BUSY, chat, f"still {chat.status} after {_BUSY_TRIES} tries: {chat.error}")
         if chat.status >= 500:
             if may_retry("load", 1):
-                return _RetryAfter(_BUSY_FIRST_WAIT_S)
+                return _BUSY_FIRST_WAIT_S
             return _failure(FailureKind.LOAD_FAILED, chat, f"{chat.status} twice: {chat.error}")
         kind = FailureKind.REJECTED
         if chat.status == 404:
@@ -269,26 +262,20 @@ def read_completion(chat: Chat, request: GenerationRequest) -> Completion:
         return max(0.0, seconds - (load_s or 0.0))
 
     reason = str(last.get("done_reason") or "stop") if chat.ending is Ending.DONE else "aborted"
+    words = len(request.system.split()) + len(request.user.split())
+    # A truncated prompt fills the context, or has fewer tokens than the prompt that was sent has words.
+    truncated = prompt_tokens is not None and not words <= prompt_tokens < request.options["num_ctx"]
     return Completion(
         text=chat.text,
         done_reason=reason[:100],
-        wall_s=chat.wall_s,
         latency_s=without_load(total_s),
         load_s=load_s,
         ttft_s=None if chat.first_token_s is None else without_load(chat.first_token_s),
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         tokens_per_s=output_tokens / generation_s if output_tokens and generation_s else None,
-        truncated=was_truncated(request, prompt_tokens),
+        truncated=truncated,
     )
-
-
-def was_truncated(request: GenerationRequest, prompt_tokens: int | None) -> bool:
-    """Return whether the server truncated the prompt: it filled the context, or has fewer tokens than words."""
-    if prompt_tokens is None:
-        return False
-    words = len(request.system.split()) + len(request.user.split())
-    return prompt_tokens >= request.options["num_ctx"] or prompt_tokens < words
 
 
 def _model_changed_message(model: str) -> str:
@@ -299,7 +286,7 @@ def _model_changed_message(model: str) -> str:
 
 
 def _failure(kind: FailureKind, chat: Chat, reason: str) -> EngineFailure:
-    return EngineFailure(kind, reason, chat.text, chat.wall_s)
+    return EngineFailure(kind, reason, chat.text)
 
 
 def _seconds(last: Mapping[str, Any], key: str) -> float | None:
@@ -313,14 +300,14 @@ def _count(last: Mapping[str, Any], key: str) -> int | None:
 
 
 def _number(value: object) -> float | None:
-    """Return a number of a response; None if it is missing, negative or too large, such as 1e999 or 400 digits."""
+    """Return a number from a response; None if it is missing, negative or too large, such as 1e999."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return value if 0 <= value < 2**63 else None
 
 
 def find_entry(catalogue: list[dict[str, Any]], model: str) -> dict[str, Any]:
-    """Return the server's list entry of a model, empty if missing; a name without a tag means :latest."""
+    """Return a model's entry in the server's list, empty if it is missing."""
     wanted = full_name(model)
     for entry in catalogue:
         if full_name(str(entry.get("name") or entry.get("model"))) == wanted:
@@ -329,7 +316,7 @@ def find_entry(catalogue: list[dict[str, Any]], model: str) -> dict[str, Any]:
 
 
 def full_name(model: str) -> str:
-    """Normalise a model name for comparison: with its tag, in lower case."""
+    """Normalise a model name for comparison: in lower case, with its tag, which is :latest by default."""
     has_tag = ":" in model.rpartition("/")[2]  # a colon before the last slash belongs to a registry's port
     return (model if has_tag else f"{model}:latest").casefold()
 
@@ -337,7 +324,7 @@ def full_name(model: str) -> str:
 def read_facts(
     model: str, shown: Mapping[str, Any], entry: Mapping[str, Any], *, version: str, host: str
 ) -> ModelFacts:
-    """Parse `/api/show` and `/api/tags`; the size is the actual parameter count, never derived from the name."""
+    """Build a model's facts from the responses of `/api/show` and `/api/tags`."""
 
     def part(name: str) -> dict[str, Any]:
         found = shown.get(name)
@@ -369,11 +356,6 @@ def read_facts(
     )
 
 
-def compute_host(url: str) -> str:
-    """Return the machine that runs the model: this one for a loopback address."""
-    return platform.node() if is_loopback(url) else (urlsplit(url).hostname or url)
-
-
 def _kv_bytes_per_token(info: Mapping[str, Any]) -> int | None:
     """Return the bytes of one token's keys and values in 16-bit floats, summed over the layers."""
     architecture = info.get("general.architecture")
@@ -394,7 +376,7 @@ def _kv_bytes_per_token(info: Mapping[str, Any]) -> int | None:
 
 
 def _positive(value: object) -> int | None:
-    """Return a number of a response as an integer; None if it is missing, invalid or below 1."""
+    """Return a number from a response as an integer; None if it is missing, invalid or below 1."""
     number = _number(value)
     return int(number) if number is not None and number >= 1 else None
 

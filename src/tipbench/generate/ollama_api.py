@@ -60,7 +60,7 @@ class OllamaApi:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._tls = tls_for(url)
-        self._quick = self._client()
+        self._quick = self._client()  # for everything but chats
         self._local = threading.local()
         self._connections: set[_Connection] = set()
         self._lock = threading.Lock()
@@ -104,14 +104,14 @@ class OllamaApi:
             return None
 
     def unload(self, name: str) -> None:
-        """Request that a model be unloaded later; an unreachable server is ignored, since it has no model in memory."""
+        """Ask the server to unload a model; does not wait for it, and ignores an unreachable server."""
         try:
             self._quick.post("/api/generate", json={"model": name, "keep_alive": 0}, timeout=_TIMEOUT)
         except httpx.HTTPError as exc:
             self._raise_if_too_many_files(exc)
 
     def chat(self, body: Mapping[str, Any], *, timeout_s: float, cancel: threading.Event) -> Chat:
-        """Stream one answer; server and network errors are returned. Raises TipbenchError if no file can be opened."""
+        """Stream one answer; returns server and network errors. Raises TipbenchError if no file can be opened."""
         connection = self._take_connection()
         started = time.monotonic()
         chat = Chat()

@@ -1,4 +1,4 @@
-"""Parses raw answers into tips: exactly for the requested JSON, best effort for anything else. Pure."""
+"""Parses raw answers into tips: strictly if they are the requested JSON, best effort otherwise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WHY_KEYS = frozenset(
 )
 _HEAD_KEYS = frozenset({"title", "headline", "heading", "name"})
 _BODY_KEYS = frozenset({"", "text", "description", "content", "body", "detail", "details", "message", "value"})
-_LONGEST_KEY = 40
+_MAX_KEY_CHARS = 40
 
 _NOT_LETTERS = re.compile(r"[\W\d_]+")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -99,10 +99,10 @@ def _ignored(_number: str) -> None:
     """Discard a number: Python refuses to convert one of 5000 digits, and none is needed."""
 
 
-def _distinct(tips: Iterable[Tip], most: int) -> tuple[Tip, ...]:
+def _distinct(tips: Iterable[Tip], limit: int) -> tuple[Tip, ...]:
     kept: dict[str, Tip] = {}
     for tip in tips:
-        if len(kept) >= most:
+        if len(kept) >= limit:
             break
         folded = " ".join(tip.tip.split()).casefold()
         if folded:
@@ -130,7 +130,7 @@ def _without_thinking(raw: str) -> str:
 
 def _normalise_key(key: str) -> str:
     """Normalise a key: `Tip_1` and `TIP` become `tip`; `tip_id` does not."""
-    return _NOT_LETTERS.sub(" ", key).strip().casefold() if len(key) <= _LONGEST_KEY else key
+    return _NOT_LETTERS.sub(" ", key).strip().casefold() if len(key) <= _MAX_KEY_CHARS else key
 
 
 def _names_tips(node: Node) -> bool:
@@ -140,7 +140,7 @@ def _names_tips(node: Node) -> bool:
 
 
 def _tips_in(node: Node, label: str = "") -> list[Tip]:
-    """Return a node's tips if a key names them; else those of nested nodes; else those built from its other keys."""
+    """Return the tips of a node: from keys that name tips, else from nested nodes, else from its other keys."""
     texts = [
         (None if key is None else _normalise_key(key), value) for key, value in node.entries if isinstance(value, str)
     ]
@@ -183,7 +183,10 @@ def _named_tips(named: list[tuple[str, str]]) -> list[Tip]:
 
 
 def _described_tip(named: list[tuple[str, str]], reason: str, *, announced: bool) -> list[Tip]:
-    """Build a tip from a title and a description, or either with a reason; a title alone only if `announced`."""
+    """Build a tip from a title and a description, or either with a reason.
+
+    A title alone is a tip only if it is `announced`: if the key of the enclosing object names tips.
+    """
     head = next((_split_label(text)[0] for key, text in named if key in _HEAD_KEYS), "")
     body = next((_split_label(text)[0] for key, text in named if key in _BODY_KEYS), "")
     if not _is_meaningful(head):

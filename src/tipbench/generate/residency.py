@@ -1,8 +1,8 @@
-"""Keeps at most one model's weights in memory: a gate between models, and a monitor that collects evidence.
+"""Keeps at most one model's weights in Ollama's memory, and monitors the memory as evidence.
 
-`keep_alive=0` alone is not enough: a server frees memory only after its response has ended, and a request for
-another model in that window loads it in addition to the first. So no request for the next model is sent until the
-server's list of loaded models is empty. The list is also sampled during the whole run, as evidence.
+`keep_alive=0` alone is not enough: Ollama frees memory some time after its response has ended, and a request for
+another model in the meantime loads that model in addition. So no request for the next model is sent until the server's
+list of loaded models is empty. A monitor samples the list during the whole run.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Protocol
 from tipbench.errors import OllamaUnavailable, ResidencyError
 from tipbench.text import plural
 
-STUCK_DEADLINE_S = 60.0  # an unload that takes longer hangs in "Stopping" and never ends
+STUCK_DEADLINE_S = 60.0  # an unload that takes longer never ends: `ollama ps` shows "Stopping"
 _POLL_S = 0.01  # during the first second
 _SLOW_POLL_S = 0.25
-_SILENCE_S = 10.0  # without a response, after which the server counts as unavailable
+_SILENCE_S = 10.0  # after this time without a response, the server counts as unavailable
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Resident:
 
 
 class WeightsHost(Protocol):
-    """A server that keeps weights in memory; narrow on purpose, limited to what the gate and the monitor need."""
+    """A server that keeps weights in memory."""
 
     def resident(self) -> tuple[Resident, ...] | None:
         """Return the models in memory; None if the server did not respond (unknown is not empty)."""
@@ -67,19 +67,19 @@ class Evidence:
 
 
 class Monitor:
-    """Samples a server's memory on a background thread, from `start` to `stop`.
+    """Samples a server's memory in a background thread, from `start` to `stop`.
 
-    A model counts as foreign if it was expected neither when the sample was requested nor when it arrived.
+    A model is foreign if it was expected neither when the sample was requested nor when the response arrived.
     """
 
     def __init__(
         self,
-        look: Callable[[], tuple[Resident, ...] | None],
+        list_resident: Callable[[], tuple[Resident, ...] | None],
         *,
         report_foreign: Callable[[str], None],
         interval_s: float = 0.2,
     ) -> None:
-        self._look = look
+        self._list_resident = list_resident
         self._report_foreign = report_foreign
         self._interval_s = interval_s
         self._expected: frozenset[str] = frozenset()
@@ -141,7 +141,7 @@ class Monitor:
         """Take one sample."""
         with self._lock:
             before = self._expected
-        listed = self._look()
+        listed = self._list_resident()
         now = time.monotonic()
         with self._lock:
             seen = self._seen
@@ -168,10 +168,9 @@ class Monitor:
 
 
 def wait_until_gone(host: WeightsHost, digest: str, *, stuck_s: float = STUCK_DEADLINE_S) -> tuple[Resident, ...]:
-    """Poll until our model is unloaded and return what is in memory then; raises ResidencyError if it stays.
+    """Poll until the model of this digest is unloaded and return the models that are still in memory.
 
-    Raises OllamaUnavailable if the server does not respond for too long: what is in its memory is then unknown, and not
-    assumed to be empty.
+    Raises ResidencyError if it stays, and OllamaUnavailable if the server does not respond for too long.
     """
     start = time.monotonic()
     answered = start
@@ -207,7 +206,7 @@ def wait_until_empty(host: WeightsHost, *, wait_s: float) -> None:
 
 
 def require_empty(host: WeightsHost, *, leftovers: frozenset[str], evict: bool, wait_s: float) -> None:
-    """Empty the memory before a run: unloads what a dead collect of ours left; anything else needs `evict`."""
+    """Empty the memory before a run; raises ResidencyError if it has models other than `leftovers`, without `evict`."""
     deadline = time.monotonic() + max(wait_s, 1.0)
     while (listed := host.resident()) is None:
         if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
-"""TemplateEngine: the baseline, which does what a decent app can do without a language model.
+"""TemplateEngine: the baseline, tips from prewritten sentences without a language model.
 
-It ranks the open tasks by due date, priority and age, puts one into a prewritten sentence, and adds the time.
-A model that does not beat this is not worth its memory.
+It ranks the open tasks by due date, priority and age, and puts one and the time into a sentence. A model that does not
+beat this is not worth its memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tipbench.plan.scenarios import MONTHS, Scenario, Task
 MODEL = "baseline:template"
 VERSION = "1"  # part of the digest: increase it when the choice of tasks changes, so that new cells are generated
 
-_LONGEST_QUOTE = 11  # words of a title or a habit
+_MAX_QUOTED_WORDS = 11  # of a title or a habit
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,7 @@ class TemplateEngine(InProcessEngine):
         start = time.perf_counter()
         tips = fill(request.scenario, request.n_tips, int(request.options.get("seed", 0)))
         text = json.dumps(tips, ensure_ascii=False, indent=1)
-        wall_s = time.perf_counter() - start
-        return Completion(text, done_reason="stop", wall_s=wall_s, latency_s=wall_s, load_s=0.0)
+        return Completion(text, done_reason="stop", latency_s=time.perf_counter() - start, load_s=0.0)
 
 
 def fill(scenario: Scenario, n_tips: int, seed: int) -> list[dict[str, str]]:
@@ -233,7 +232,7 @@ def _due_text(task: Task, day: date) -> str:
 def _quote(text: str) -> str:
     """Return the first words of a title or a habit."""
     words = text.split()
-    return " ".join(words[:_LONGEST_QUOTE]) + ("…" if len(words) > _LONGEST_QUOTE else "")
+    return " ".join(words[:_MAX_QUOTED_WORDS]) + ("…" if len(words) > _MAX_QUOTED_WORDS else "")
 
 
 def _draw(seed: int, purpose: str, number: int) -> int:

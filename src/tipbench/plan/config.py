@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tipbench.errors import InvalidOption, UsageError
 from tipbench.http import is_http_url
@@ -14,9 +14,31 @@ from tipbench.plan.design import LooksOption
 _M = TypeVar("_M", bound=BaseModel)
 EXPERIMENT_PREFIX = "tip-bench-"
 DEFAULT_EXPERIMENT = "tip-bench-auto"
-WAIT_FOR_JUDGE = "wait_for_judge"  # additional key next to the configuration when Airflow runs the collect
+WAIT_FOR_JUDGE = "wait_for_judge"  # an option of runs on Airflow, next to the configuration
 DEFAULT_OLLAMA_URL = "http://localhost:11434"
-_NAME_LIMIT = 200
+_MAX_NAME = 200
+
+
+def check_url(text: str) -> str:
+    """Return a server's address without a trailing slash; raises ValueError if it is not an http or https URL."""
+    if not is_http_url(text):
+        raise ValueError(f"{text[:80]!r} is not a web address; write http://host:port")
+    return text.rstrip("/")
+
+
+def check_experiment_name(name: str) -> str:
+    """Return the name unchanged; raises ValueError if it is not a valid experiment name."""
+    if not name.startswith(EXPERIMENT_PREFIX) or len(name) == len(EXPERIMENT_PREFIX):
+        raise ValueError(
+            f"an experiment's name starts with {EXPERIMENT_PREFIX} (got {name[:80]!r}); "
+            f"for example {EXPERIMENT_PREFIX}{name[:40] or 'auto'}"
+        )
+    if len(name) > _MAX_NAME or not name.isprintable():
+        raise ValueError(f"an experiment's name has at most {_MAX_NAME} printable characters (got {len(name)})")
+    return name
+
+
+Url = Annotated[str, AfterValidator(check_url)]
 
 
 class CollectConfig(BaseModel):
@@ -29,39 +51,34 @@ class CollectConfig(BaseModel):
         description="Comma-separated models: Ollama tags, embedded:smollm2:135m, baseline:template.",
     )
     prompts: str = Field("v1,v2-mentor,v3-few-shot", description="Comma-separated prompt versions of the suite.")
-    n_tips: Annotated[int, Field(ge=1, le=50)] = Field(5, description="Tips per answer.")
-    n_scenarios: Annotated[int, Field(ge=0)] = Field(
-        0, description="At most this many scenarios (0 = all); personas are covered before time slots repeat."
+    n_tips: int = Field(5, ge=1, le=50, description="Tips per answer.")
+    n_scenarios: int = Field(
+        0, ge=0, description="At most this many scenarios (0 = all); personas are covered before time slots repeat."
     )
-    temperature: Annotated[float, Field(ge=0, le=5)] = Field(0.7, description="Sampling temperature.")
-    experiment: str = Field(
+    temperature: float = Field(0.7, ge=0, le=5, description="Sampling temperature.")
+    experiment: Annotated[str, AfterValidator(check_experiment_name)] = Field(
         DEFAULT_EXPERIMENT, description=f"MLflow experiment; its name starts with {EXPERIMENT_PREFIX}."
     )
-    max_model_b: Annotated[float, Field(gt=0)] = Field(
-        4.0, description="Refuse models with more billions of parameters than this, before anything is generated."
+    max_model_b: float = Field(
+        4.0, gt=0, description="Refuse models with more billions of parameters than this, before anything is generated."
     )
-    ollama_url: str = Field(DEFAULT_OLLAMA_URL, description="The Ollama server.")
-    mlflow_url: str | None = Field(
-        None,
-        description="The MLflow server; by default one on localhost:5000, else a local one is started.",
+    ollama_url: Url = Field(DEFAULT_OLLAMA_URL, description="The Ollama server.")
+    mlflow_url: Url | None = Field(
+        None, description="The MLflow server; by default one on localhost:5000, else a local one is started."
     )
     diversity: bool = Field(False, description="Ask for tips from different angles; diversity is measured either way.")
     looks: LooksOption = Field(
         "auto", description="Times a leaderboard may decide: one, or auto, every 8 scenarios and at most four."
     )
     suite: str = Field("tips", description="Built-in suite (tips, tips-32) or the path of a suite folder.")
-    repeats: Annotated[int, Field(ge=1, le=100)] = Field(1, description="Answers per cell, each with its own seed.")
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(
-        42, description="Seed from which the seed of each cell is derived."
-    )
-    num_ctx: Annotated[int, Field(ge=256, le=2**20)] = Field(4096, description="Context window, in tokens.")
-    num_predict: Annotated[int, Field(ge=1, le=2**17)] = Field(1024, description="Longest answer, in tokens.")
-    concurrency: Annotated[int, Field(ge=1, le=64)] = Field(1, description="Calls to one model at the same time.")
-    timeout_s: Annotated[float, Field(gt=0, le=86400)] = Field(
-        300.0, description="Longest time for one call, in seconds."
-    )
-    server_wait_s: Annotated[float, Field(ge=0, le=86400)] = Field(
-        300.0, description="Seconds to wait for an unavailable server, or for memory to become free."
+    repeats: int = Field(1, ge=1, le=100, description="Answers per cell, each with its own seed.")
+    seed: int = Field(42, ge=0, lt=2**31, description="Seed from which the seed of each cell is derived.")
+    num_ctx: int = Field(4096, ge=256, le=2**20, description="Context window, in tokens.")
+    num_predict: int = Field(1024, ge=1, le=2**17, description="Longest answer, in tokens.")
+    concurrency: int = Field(1, ge=1, le=64, description="Calls to one model at the same time.")
+    timeout_s: float = Field(300.0, gt=0, le=86400, description="Longest time for one call, in seconds.")
+    server_wait_s: float = Field(
+        300.0, ge=0, le=86400, description="Seconds to wait for an unavailable server, or for memory to become free."
     )
     unload: Literal["model", "call"] = Field(
         "model", description="Unload the weights after each model, or after each call (implies concurrency 1)."
@@ -74,7 +91,7 @@ class CollectConfig(BaseModel):
     @field_validator("models", "prompts", mode="before")
     @classmethod
     def _join_list(cls, value: object) -> object:
-        return ",".join(value) if isinstance(value, list) and all(isinstance(v, str) for v in value) else value
+        return ",".join(value) if isinstance(value, list) and all(isinstance(name, str) for name in value) else value
 
     @field_validator("models", "prompts")
     @classmethod
@@ -83,19 +100,9 @@ class CollectConfig(BaseModel):
         if not names:
             raise ValueError("must name at least one")
         for name in names:
-            if len(name) > _NAME_LIMIT or not name.isprintable() or " " in name:
-                raise ValueError(f"{name[:60]!r} is not a name: no spaces, at most {_NAME_LIMIT} characters")
+            if len(name) > _MAX_NAME or not name.isprintable() or " " in name:
+                raise ValueError(f"{name[:60]!r} is not a name: no spaces, at most {_MAX_NAME} characters")
         return ",".join(names)
-
-    @field_validator("experiment")
-    @classmethod
-    def _check_experiment(cls, value: str) -> str:
-        return check_experiment_name(value)
-
-    @field_validator("ollama_url", "mlflow_url")
-    @classmethod
-    def _check_url(cls, value: str | None) -> str | None:
-        return None if value is None else check_url(value)
 
     @model_validator(mode="after")
     def _check_context(self) -> CollectConfig:
@@ -118,22 +125,18 @@ class CollectConfig(BaseModel):
 
     def conditions(self, sampling: Mapping[str, float | int]) -> dict[str, Any]:
         """Return the settings that two scores must share to be averaged."""
-        return {
-            "n_tips": self.n_tips,
-            "temperature": self.temperature,
-            "diversity": self.diversity,
-            "seed": self.seed,
-            "num_ctx": self.num_ctx,
-            "num_predict": self.num_predict,
-            "sampling": dict(sampling),
-        }
+        shared = ("n_tips", "temperature", "diversity", "seed", "num_ctx", "num_predict")
+        return {**{key: getattr(self, key) for key in shared}, "sampling": dict(sampling)}
 
 
-ADDRESSES = tuple(key for key in CollectConfig.model_fields if key.endswith("_url"))  # of engines' servers and MLflow
+ADDRESSES = tuple(key for key in CollectConfig.model_fields if key.endswith("_url"))  # URLs of servers
 
 
 def split_wait_for_judge(options: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Split the options of a run into its configuration and `wait_for_judge`; raises InvalidOption for the latter."""
+    """Split the options of a run into its configuration and `wait_for_judge`.
+
+    Raises InvalidOption if `wait_for_judge` is not a boolean.
+    """
     values = dict(options)
     waits = values.pop(WAIT_FOR_JUDGE, False)
     if not isinstance(waits, bool):
@@ -142,12 +145,15 @@ def split_wait_for_judge(options: Mapping[str, Any]) -> tuple[dict[str, Any], bo
 
 
 def make_config(values: Mapping[str, object], sources: Mapping[str, str] | None = None) -> CollectConfig:
-    """Validate plain values; raises UsageError listing each problem by its source (`sources`), else by its key."""
+    """Validate plain values as the configuration of a collect; see `validated`."""
     return validated(CollectConfig, values, sources or {})
 
 
 def validated(model: type[_M], values: Mapping[str, object], sources: Mapping[str, str]) -> _M:
-    """Validate plain values with a model of settings; raises UsageError listing each problem by its source."""
+    """Validate plain values with a model of settings; raises UsageError with all problems.
+
+    `sources` has the origin of each key for messages, such as an environment variable.
+    """
     try:
         return model.model_validate(dict(values))
     except ValidationError as exc:
@@ -162,25 +168,6 @@ def validated(model: type[_M], values: Mapping[str, object], sources: Mapping[st
             found = f" (got {str(error['input'])[:80]!r})" if key and error["type"] != "value_error" else ""
             problems.append(f"{source}: {message}{found}" if source else message)
         raise UsageError("; ".join(problems)) from exc
-
-
-def check_url(text: str) -> str:
-    """Return a server's address without a slash at its end; raises ValueError if it is none."""
-    if not is_http_url(text):
-        raise ValueError(f"{text[:80]!r} is not a web address; write http://host:port")
-    return text.rstrip("/")
-
-
-def check_experiment_name(name: str) -> str:
-    """Return the name unchanged; raises ValueError if it is not a valid experiment name."""
-    if not name.startswith(EXPERIMENT_PREFIX) or len(name) == len(EXPERIMENT_PREFIX):
-        raise ValueError(
-            f"an experiment's name starts with {EXPERIMENT_PREFIX} (got {name[:80]!r}); "
-            f"for example {EXPERIMENT_PREFIX}{name[:40] or 'auto'}"
-        )
-    if len(name) > _NAME_LIMIT or not name.isprintable():
-        raise ValueError(f"an experiment's name has at most {_NAME_LIMIT} printable characters (got {len(name)})")
-    return name
 
 
 def split_names(text: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ LEVELS = (0.05, 0.0294, 0.0221, 0.0182)  # significance level of each look in a 
 STEP = 8  # scenarios between two looks
 MIN_SCENARIOS = 6  # the smallest p of a sign-flip test is 2 / 2ⁿ for n scenarios; with fewer than 6 it exceeds 0.05
 
-_TAG_LENGTH = 1500  # characters; MLflow's limit for an experiment's tag is 5000
+_MAX_TAG_CHARS = 1500  # MLflow's limit for an experiment's tag is 5000
 
 LooksOption = Literal["auto", "one"]
 
@@ -60,26 +60,10 @@ def extend_design(before: Design | None, scenarios: Iterable[str], looks: LooksO
     return make_design((*before.scenarios, *wanted), "one" if made_with_one_look else looks)
 
 
-def parse_design(text: str | None) -> Design | None:
-    """Parse the experiment tag; None if it is missing or not a design, because anyone may edit tags."""
-    try:
-        raw = json.loads(text or "null")
-        design = Design(
-            tuple(str(each) for each in raw["scenarios"]), tuple(int(at) for at in raw["looks"]), float(raw["level"])
-        )
-    except (ValueError, KeyError, TypeError):
-        return None
-    looks = design.looks
-    ascending = bool(looks) and list(looks) == sorted(set(looks))
-    if not ascending or looks[0] <= 0 or looks[-1] != len(design.scenarios):
-        return None
-    return design if 0 < design.level <= LEVELS[0] else None
-
-
 def design_tags(design: Design) -> dict[str, str]:
     """Return the experiment tags of a design; a long list of scenarios continues in numbered tags."""
     text = json.dumps(design.to_json(), ensure_ascii=False, separators=(",", ":"))
-    parts = [text[at : at + _TAG_LENGTH] for at in range(0, len(text), _TAG_LENGTH)]
+    parts = [text[at : at + _MAX_TAG_CHARS] for at in range(0, len(text), _MAX_TAG_CHARS)]
     if len(parts) == 1:
         return {DESIGN_TAG: text}
     return {DESIGN_TAG: json.dumps({"parts": len(parts)})} | {
@@ -88,19 +72,24 @@ def design_tags(design: Design) -> dict[str, str]:
 
 
 def read_design(tags: Mapping[str, str]) -> Design | None:
-    """Return the design in an experiment's tags; None if there is none, or a part of it is missing."""
-    text = tags.get(DESIGN_TAG)
+    """Return the design in an experiment's tags; None if it is missing or invalid, because anyone may edit tags."""
     try:
-        raw = json.loads(text or "null")
-    except ValueError:
+        raw = json.loads(tags.get(DESIGN_TAG, "null"))
+        if "parts" in raw:
+            numbers = range(1, min(raw["parts"], 999) + 1)
+            raw = json.loads("".join(tags.get(f"{DESIGN_TAG}.{number:03}", "") for number in numbers))
+        scenarios, looks = tuple(str(each) for each in raw["scenarios"]), tuple(int(at) for at in raw["looks"])
+        design = Design(scenarios, looks, float(raw["level"]))
+    except (ValueError, KeyError, TypeError):
         return None
-    if isinstance(raw, dict) and isinstance(raw.get("parts"), int):
-        text = "".join(tags.get(f"{DESIGN_TAG}.{number:03}", "") for number in range(1, min(raw["parts"], 999) + 1))
-    return parse_design(text)
+    ascending = bool(looks) and list(looks) == sorted(set(looks))
+    if not ascending or looks[0] <= 0 or looks[-1] != len(scenarios):
+        return None
+    return design if 0 < design.level <= LEVELS[0] else None
 
 
 def least_scenarios(level: float) -> int:
-    """Return the smallest number n of shared scenarios with which sign flips can reach this level: 2 / 2ⁿ ≤ level."""
+    """Return the smallest number n of shared scenarios whose sign-flip test can reach this level: 2 / 2ⁿ ≤ level."""
     n = MIN_SCENARIOS
     while 2 / 2**n > level:
         n += 1

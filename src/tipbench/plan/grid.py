@@ -1,4 +1,4 @@
-"""The grid: every cell with the exact prompt it sends, ordered by model so that weights are loaded once."""
+"""The grid: every cell with its exact prompt, ordered by model so that each model is loaded once."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class PlannedCell:
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """The parts of a model that enter a cell's key: names can move to other weights, digests cannot."""
+    """A model as part of its cells' keys: by its digest, because a name may move to other weights."""
 
     model: str
     digest: str
     thinking: bool = False
-    has_prompt: bool = True  # False: it reads the scenario alone, and is collected once per scenario
+    has_prompt: bool = True  # False: its answers depend on the scenario only, so it has one cell per scenario
 
 
 def plan_grid(suite: Suite, config: CollectConfig, models: Iterable[ModelIdentity]) -> list[PlannedCell]:
-    """Return all cells, ordered by model and prompt; two names of one digest have the same keys and count once."""
+    """Return all cells, ordered by model and prompt; models with the same digest have the same cells, planned once."""
     prompts = choose_prompts(suite, config.prompt_versions)
     scenarios = choose_scenarios(suite, config.n_scenarios)
     repeats = range(1, config.repeats + 1)
@@ -92,7 +92,7 @@ def blocks(cells: Iterable[PlannedCell]) -> Iterator[tuple[str, list[PlannedCell
 
 
 def suite_for(config: CollectConfig) -> Suite:
-    """Load the suite and validate the chosen prompts, to fail before waiting for servers."""
+    """Load the suite of a configuration; raises UsageError for unknown prompts, before any server is needed."""
     suite = load_suite(config.suite)
     choose_prompts(suite, config.prompt_versions)
     return suite
@@ -114,7 +114,7 @@ def choose_prompts(suite: Suite, versions: Sequence[str]) -> list[Prompt]:
 
 
 def choose_scenarios(suite: Suite, n_scenarios: int) -> tuple[Scenario, ...]:
-    """Return the first `n_scenarios` scenarios; all for 0, and if there are fewer."""
+    """Return the first `n_scenarios` scenarios; 0 returns all."""
     return suite.scenarios[: n_scenarios or None]
 
 

@@ -1,4 +1,4 @@
-"""Prompts: the system and user templates of a version, and rendering them for a scenario."""
+"""Prompts: a system and a user template per version, parsed from files and rendered for a scenario."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ PLACEHOLDERS = (
 
 
 def render(prompt: Prompt, scenario: Scenario, *, n_tips: int, diversity: bool) -> Rendered:
-    """Fill in both templates. With `diversity`, its request is appended unless a template has the placeholder."""
+    """Fill in both templates; a request for diversity is appended unless a template has its placeholder."""
     user = prompt.user
     if diversity and "diversity" not in _placeholders_in(prompt.system + prompt.user):
         user += "\n\n{{ diversity }}"
@@ -78,7 +78,7 @@ def render(prompt: Prompt, scenario: Scenario, *, n_tips: int, diversity: bool) 
 
 def parse_prompt(version: str, text: str, path: Path) -> Prompt:
     """Parse the two sections of a prompt file; text before the first heading is a comment and is not sent."""
-    sections: dict[str, tuple[int, list[str]]] = {}  # the number of the first line, and the lines
+    sections: dict[str, tuple[int, list[str]]] = {}  # name → number of its first line, its lines
     current: list[str] = []
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
         if heading := _HEADING.fullmatch(line):

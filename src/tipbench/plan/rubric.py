@@ -1,4 +1,4 @@
-"""Rubrics: scales, flags, weights, floor and anchors; and the controls that measure judges."""
+"""Rubrics: scales, flags, weights, floor and anchors. Controls: tips that measure judges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from tipbench.errors import SuiteError
-from tipbench.plan.toml_file import Id, Line, Place, Schema, TomlText, read_bounded
+from tipbench.plan.toml_file import Id, Line, Place, Schema, TomlText, read_text
 
 FLAGS = ("format_ok", "overlong")  # computed by code for every tip; a rubric only sets their weights
 
@@ -30,17 +30,13 @@ class Scale:
 
 @dataclass(frozen=True)
 class CalibratedTip:
-    """A tip with reference scores and the reason for them."""
+    """A tip with reference scores and the reason for them; the rubric shows some as anchors."""
 
     scenario: str
     tip: str
     rationale: str
     scores: Mapping[str, int]
     why: str
-
-
-class Anchor(CalibratedTip):
-    """A calibrated tip shown in the rubric."""
 
 
 class Control(CalibratedTip):
@@ -58,7 +54,7 @@ class Rubric:
     scales: tuple[Scale, ...]
     weights: Mapping[str, float]  # every scale and every flag
     floor: Mapping[str, float]  # scores of an answer without a usable tip: every scale and every flag
-    anchors: tuple[Anchor, ...]
+    anchors: tuple[CalibratedTip, ...]
 
     @property
     def tag(self) -> str:
@@ -75,8 +71,8 @@ class Rubric:
 
     @property
     def floor_composite(self) -> float:
-        flags = {name: bool(self.floor[name]) for name in FLAGS}
-        return self.composite(self.floor, format_ok=flags["format_ok"], overlong=flags["overlong"])
+        format_ok, overlong = (bool(self.floor[name]) for name in FLAGS)
+        return self.composite(self.floor, format_ok=format_ok, overlong=overlong)
 
     @property
     def range(self) -> tuple[float, float]:
@@ -133,8 +129,8 @@ class _ControlsSchema(Schema):
 
 
 def load_rubric(path: Path, scenario_ids: Iterable[str]) -> Rubric:
-    """Read and validate a rubric file; its anchors may only use the given scenarios."""
-    return parse_rubric(read_bounded(path).decode(), path, scenario_ids)
+    """Read and validate a rubric file; its anchors may only use these scenarios."""
+    return parse_rubric(read_text(path), path, scenario_ids)
 
 
 def parse_rubric(text: str, path: Path, scenario_ids: Iterable[str] | None = None) -> Rubric:
@@ -180,7 +176,7 @@ def parse_rubric(text: str, path: Path, scenario_ids: Iterable[str] | None = Non
         scales=scales,
         weights=head.weights,
         floor=head.floor,
-        anchors=tuple(Anchor(**dict(anchor)) for anchor in head.anchors),
+        anchors=tuple(CalibratedTip(**dict(anchor)) for anchor in head.anchors),
     )
 
 
@@ -209,11 +205,7 @@ def _check_complete(source: TomlText, place: Place, values: Mapping[str, float],
 
 
 def _check_examples(
-    source: TomlText,
-    table: str,
-    examples: list[_TipSchema],
-    scales: tuple[Scale, ...],
-    scenario_ids: set[str],
+    source: TomlText, table: str, examples: list[_TipSchema], scales: tuple[Scale, ...], scenario_ids: set[str]
 ) -> None:
     seen: set[tuple[str, str]] = set()
     for index, example in enumerate(examples):

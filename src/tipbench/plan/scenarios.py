@@ -107,10 +107,10 @@ class Scenario:
 
 
 def build_scenarios(personas: Sequence[Persona], slots: Sequence[Slot], day: date) -> tuple[Scenario, ...]:
-    """Combine every persona with every slot; the first k, for any k, use each persona and slot equally often (± 1).
+    """Combine every persona with every slot, so that any first k scenarios use all of them equally often (± 1).
 
-    Each scenario takes the next persona and the next slot. Once both lists are back at their beginnings at the same
-    time, the slots are shifted by one, so that no combination repeats.
+    Each scenario takes the next persona and the next slot. When both lists start again at the same time, the slots are
+    shifted by one, so that no combination repeats.
     """
     if not personas or not slots:
         return ()

@@ -16,7 +16,7 @@ from tipbench.errors import SuiteError
 from tipbench.plan.prompts import Prompt, parse_prompt
 from tipbench.plan.rubric import Control, Rubric, load_controls, load_rubric
 from tipbench.plan.scenarios import Persona, Scenario, Slot, Task, build_scenarios
-from tipbench.plan.toml_file import Id, Line, Schema, TomlText, is_id, read_bounded
+from tipbench.plan.toml_file import Id, Line, Schema, TomlText, is_id, read_text
 from tipbench.text import fingerprint
 
 SAMPLING = ("top_k", "top_p", "min_p", "repeat_penalty")
@@ -61,10 +61,10 @@ def load_suite(reference: str) -> Suite:
     personas, slots, day = _scenario_parts(layers)
     scenarios = build_scenarios(personas, slots, day)
     scenario_ids = [scenario.id for scenario in scenarios]
-    # The last rubric applies. If there is none, loading that of layer 0 reports the missing file.
+    # The last layer with a rubric. Without any, layer 0 is used, and its missing file raises the error.
     rubric_at = max((at for at, layer in enumerate(layers) if (layer.folder / "rubric.md").exists()), default=0)
     rubric = load_rubric(layers[rubric_at].folder / "rubric.md", scenario_ids)
-    # Controls are scored under one rubric: those of layers before the one with the rubric do not apply.
+    # Controls have scores under one rubric: the controls of layers before it do not apply.
     files = [layer.folder / "controls.toml" for layer in layers[rubric_at:]]
     controls = [load_controls(path, rubric, scenario_ids) for path in files if path.exists()]
     return Suite(
@@ -80,7 +80,7 @@ def load_suite(reference: str) -> Suite:
 
 @dataclass(frozen=True)
 class _Layer:
-    """One suite.toml in a chain of `extends`."""
+    """The folder and suite.toml of a suite, or of one that it extends."""
 
     folder: Path
     source: TomlText
@@ -94,7 +94,7 @@ def _folder(reference: str, relative_to: Path | None = None) -> Path:
 
 
 def _layers(folder: Path) -> list[_Layer]:
-    """Return the suite and those it extends, the most basic first."""
+    """Return the suite and all suites that it extends, the most basic first."""
     chain: list[_Layer] = []
     while True:
         try:
@@ -162,7 +162,7 @@ def _prompts(layers: Sequence[_Layer]) -> dict[str, Prompt]:
                 raise SuiteError(path, None, "a prompt's file name may contain only a-z, 0-9 and '-' before '.md'.")
             if version in prompts:
                 raise SuiteError(path, None, f"the suite it extends has a prompt '{version}'. Choose another name.")
-            prompts[version] = parse_prompt(version, read_bounded(path).decode(), path)
+            prompts[version] = parse_prompt(version, read_text(path), path)
     if not prompts:
         raise SuiteError(
             layers[-1].folder / "prompts", None, "the suite has no prompt. Write one, such as prompts/v1.md."
@@ -196,15 +196,9 @@ class PersonaSchema(Schema):
     tasks: Annotated[list[TaskSchema], Field(min_length=3, max_length=6)]
 
     def build(self) -> Persona:
-        return Persona(
-            id=self.id,
-            name=self.name,
-            role=self.role,
-            about=self.about,
-            preferences=tuple(self.preferences),
-            habits=tuple(self.habits),
-            tasks=tuple(Task(**dict(task)) for task in self.tasks),
-        )
+        tasks = tuple(Task(**dict(task)) for task in self.tasks)
+        lists = {"preferences": tuple(self.preferences), "habits": tuple(self.habits), "tasks": tasks}
+        return Persona(**{**dict(self), **lists})
 
 
 class SlotSchema(Schema):
@@ -214,7 +208,7 @@ class SlotSchema(Schema):
 
 
 class SamplingSchema(Schema):
-    """Sampling options; all four are required, but a suite that extends another sets only those that differ."""
+    """Sampling options; a suite and the suites that it extends must set all four together."""
 
     top_k: Annotated[int, Field(ge=0, le=100_000)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None

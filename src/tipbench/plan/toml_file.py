@@ -1,4 +1,4 @@
-"""TOML files of a suite: size-limited, UTF-8, validated against a schema; errors have file and line."""
+"""Reads and validates the TOML files of a suite; errors have the file and line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from tipbench.errors import SuiteError
 
 MAX_BYTES = 1_000_000
-_MAX_LINES = 1000  # of one value; keys after a longer one get no line number in errors
+_MAX_LINES = 1000  # of one value; errors about keys after a longer one have no line number
 
 Place = tuple[str | int, ...]  # a location in pydantic's format: ("personas", 0, "tasks", 2, "priority")
 
@@ -51,8 +51,8 @@ Line = Annotated[
 AnySchema = TypeVar("AnySchema", bound=Schema)
 
 
-def read_bounded(path: Path) -> bytes:
-    """Return the file's bytes; raises SuiteError above 1 MB or if they are not UTF-8."""
+def read_text(path: Path) -> str:
+    """Return the text of a suite's file; raises SuiteError if it is over 1 MB or not UTF-8."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -63,11 +63,10 @@ def read_bounded(path: Path) -> bytes:
     if len(content) > MAX_BYTES:
         raise SuiteError(path, None, f"the file is over {MAX_BYTES // 1_000_000} MB; suite files are short texts.")
     try:
-        content.decode()
+        return content.decode()
     except UnicodeDecodeError as exc:
         line = content.count(b"\n", 0, exc.start) + 1
         raise SuiteError(path, line, "this line is not UTF-8. Save the file as UTF-8.") from exc
-    return content
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class TomlText:
 
     @classmethod
     def read(cls, path: Path) -> TomlText:
-        return cls(path, read_bounded(path).decode())
+        return cls(path, read_text(path))
 
     def validated(self, schema: type[AnySchema]) -> AnySchema:
         """Parse the text into the schema; raises SuiteError at the first mistake."""
@@ -142,7 +141,7 @@ def _schemas_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def find_line(text: str, place: Place) -> int:
-    """Return the 1-based line of a key or table, or of the nearest enclosing table if it is missing."""
+    """Return the line number of a key or table, or of the nearest enclosing table if it is missing."""
     lines = _lines_of_keys(text)
     while place:
         if place in lines:

@@ -1,4 +1,4 @@
-"""Collect: plans the run, generates model by model, records through the journal, and returns a summary."""
+"""Collect: generates the missing cells of a plan, model by model, and records them through the journal."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, TypeVar
 
-from tipbench.errors import (
-    MlflowError,
-    MlflowUnavailable,
-    ResidencyError,
-    ServerUnavailable,
-    TipbenchError,
-)
+from tipbench.errors import MlflowError, MlflowUnavailable, ResidencyError, ServerUnavailable, TipbenchError
 from tipbench.files import ResourceLock
 from tipbench.generate.engine import (
     Engine,
@@ -62,7 +56,7 @@ from tipbench.text import plural
 _STOP_WAIT_S = 10.0  # for running calls to end, when a model's cells are stopped
 _FLUSH_S = 10.0  # for recording what is finished, after an interrupt or error
 _RELEASE_TRIES = 3
-_CLOCK_SKEW_S = 600.0  # between two machines that record into one experiment
+_CLOCK_SKEW_S = 600.0  # at most, between two machines that record into one experiment
 _RETRY_S = 1.0
 _Result = TypeVar("_Result")
 
@@ -97,7 +91,7 @@ class Collector:
         self._started = time.time()
 
     def run(self) -> Summary:
-        """Generate and record the missing cells; on an error, saves what is finished and re-raises."""
+        """Generate and record the missing cells; on an error, saves finished results and re-raises it."""
         for cell in self._plan.cells:
             if run := self._plan.recorded.finished.get(cell.key):
                 self._tally.add(run.params, run.tags, run.metrics)
@@ -206,7 +200,7 @@ class Collector:
         self._journal.append([run])
 
     def _supersede_twins(self) -> None:
-        """Tag cells that a concurrent collect with another home folder also generated; the last one to end does it."""
+        """Supersede cells that a concurrent collect, with another home folder, has also generated and recorded."""
         since_ms = (self._started - _CLOCK_SKEW_S) * 1000
         experiment_id = self._experiment.experiment_id
         with suppress(MlflowUnavailable, MlflowError):  # readers ignore twins, and the next collect tags them
@@ -281,8 +275,8 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
         tracking = environment.open_store()
         stack.callback(tracking.close)
         environment.message(f"MLflow: {tracking.how}")
-        # One collect per model server keeps its memory to one model; one per model and experiment prevents two collects
-        # on two servers from generating the same cells at the same time. The order is always the same.
+        # The lock of a model server allows one model in its memory. The lock of a model and experiment prevents two
+        # collects on two servers from generating the same cells. The order is always the same, to prevent deadlocks.
         locks = [own_locks[name] for name in sorted(own_locks)] + [
             ResourceLock(environment.home, f"{model} for {config.experiment} at {tracking.identity}", purpose)
             for model in sorted(facts)
@@ -363,7 +357,7 @@ def drain_orphaned(store: RunStore, experiment: Experiment, folder: Path, observ
 
 
 def supersede_twins(store: RunStore, experiment: Experiment, recorded: Recorded, observer: Observer) -> None:
-    """Tag all finished runs of a cell but one, its twins, as superseded, and report their number."""
+    """Tag all but one of the finished runs of each cell as superseded, and report their number."""
     if not recorded.twins:
         return
     for run_id in sorted(recorded.twins):
@@ -397,7 +391,7 @@ def retry_while_unavailable(action: Callable[[], _Result], server: str, wait_s: 
 def _read_facts(
     engines: Mapping[str, Engine], config: CollectConfig, environment: CollectEnvironment
 ) -> tuple[dict[str, ModelFacts], dict[str, str]]:
-    """Return the accepted and the refused models; an unreachable server is retried only if `wait` is set."""
+    """Return accepted and refused models; with `config.wait`, waits for an unreachable server."""
     wait_s = config.server_wait_s if config.wait else 0.0
     servers = " or ".join(each.label for each in engine_types(config.model_names) if each.server) or "engine"
     facts, refused = retry_while_unavailable(

@@ -1,7 +1,7 @@
-"""Progress events that a command emits, in order, for the terminal, job files, logs and the panel.
+"""Progress events of a command, for the terminal, job files, logs and the panel.
 
-A file or log has one JSON object per line. Files are read by later versions of tipbench, so existing fields keep their
-meaning; new events may be added, and readers ignore unknown ones.
+Files and logs have one JSON object per line. Later versions of tipbench read these files, so existing fields keep their
+meaning; readers ignore unknown events.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tipbench.generate.residency import Evidence as Evidence  # noqa: PLC0414 - what was in memory is an event too
+from tipbench.generate.residency import Evidence as Evidence  # noqa: PLC0414 - is an event too
 from tipbench.text import iso
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class BlockStarted:
-    """A model's cells start, before its weights are loaded; `done` of `total` are already recorded."""
+    """The cells of a model start, before its weights are loaded; `done` of `total` are already recorded."""
 
     model: str
     total: int
@@ -59,14 +59,14 @@ class BlockStarted:
 
 @dataclass(frozen=True)
 class CellFinished:
-    """A cell is in the journal, answered or failed: `done` of the model's `total`, of which `failed` in this run."""
+    """A cell is in the journal, answered or failed."""
 
     model: str
     prompt: str
     scenario: str
-    done: int
+    done: int  # of the model's `total` cells, including those recorded before
     total: int
-    failed: int = 0
+    failed: int = 0  # of this run
     failure: str | None = None
     output_tokens: int | None = None
     tokens_per_s: float | None = None
@@ -81,7 +81,7 @@ class BlockFinished:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A server is unreachable; the run pauses for at most `limit_s` seconds. With 0 it does not pause."""
+    """A server is unreachable; the run pauses for at most `limit_s` seconds, or not at all if it is 0."""
 
     what: str
     limit_s: float = 0.0
@@ -96,7 +96,7 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Recording:
-    """Generation is finished (or there was none); `left` results are still to be sent to MLflow."""
+    """Generation has ended, and `left` results must still be sent to MLflow."""
 
     left: int
 
@@ -161,53 +161,27 @@ class Judged:
 
 @dataclass(frozen=True)
 class Exit:
-    """The last event, on disk before the process ends; if it is missing, the outcome is unknown."""
+    """The last event of a command; without it, the outcome is unknown."""
 
     code: int
 
 
 Event = (
-    Started
-    | Message
-    | Refused
-    | BlockStarted
-    | CellFinished
-    | BlockFinished
-    | Waiting
-    | Resumed
-    | Recording
-    | Judging
-    | Simulating
-    | Failure
-    | Evidence
-    | Collected
-    | Judged
-    | Exit
-)
+    Started | Message | Refused | BlockStarted | CellFinished | BlockFinished | Waiting | Resumed | Recording | Judging
+    | Simulating | Failure | Evidence | Collected | Judged | Exit
+)  # fmt: skip
 Observer = Callable[[Event], None]
 EVENT_TYPES: dict[str, type[Any]] = {
-    "started": Started,
-    "refused": Refused,
-    "block_started": BlockStarted,
-    "cell_finished": CellFinished,
-    "block_finished": BlockFinished,
-    "recording": Recording,
-    "waiting": Waiting,
-    "resumed": Resumed,
-    "judging": Judging,
-    "simulating": Simulating,
-    "message": Message,
-    "failure": Failure,
-    "memory": Evidence,
-    "collected": Collected,
-    "judged": Judged,
-    "exit": Exit,
-}
+    "started": Started, "refused": Refused, "block_started": BlockStarted, "cell_finished": CellFinished,
+    "block_finished": BlockFinished, "recording": Recording, "waiting": Waiting, "resumed": Resumed,
+    "judging": Judging, "simulating": Simulating, "message": Message, "failure": Failure, "memory": Evidence,
+    "collected": Collected, "judged": Judged, "exit": Exit,
+}  # fmt: skip
 _NAMES = {kind: name for name, kind in EVENT_TYPES.items()}
 
 
 def event_json(event: Event) -> dict[str, Any]:
-    """Return an event as plain values, its name under `event`; strings are truncated and stripped of credentials."""
+    """Return an event as plain values, with its name as `event`; strings are truncated, and URLs have no login."""
     return {"event": _NAMES[type(event)], **{key: _plain_value(value) for key, value in asdict(event).items()}}
 
 

@@ -1,4 +1,4 @@
-"""Journal: keeps results safely on disk until MLflow has stored them. Line format, writing and reading back."""
+"""The journal: files that hold results until MLflow has stored them. Their lines, and writing and reading them."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ class Entry:
 
 @dataclass(frozen=True)
 class UnknownLine:
-    """A line written by another version of tipbench; `how` describes the difference."""
+    """A line in the format of another version of tipbench."""
 
-    how: str
+    difference: str
 
 
 @dataclass
 class Contents:
-    """Contents of a journal: the entries that are not stored yet, in order, and the bytes of its complete lines."""
+    """Contents of a journal file."""
 
-    open: dict[str, Entry] = field(default_factory=dict)
-    size: int = 0
+    open: dict[str, Entry] = field(default_factory=dict)  # entries that MLflow has not stored, in order, by record id
+    size: int = 0  # bytes of the complete lines
     foreign: str | None = None  # describes the first line of another version, if any
     damaged: int = 0  # lines that are not valid, or do not match their checksum
 
 
 def put_line(run: NewRun) -> bytes:
-    """Return the line of a result. It starts with the kind of run, by which the benchmarks count lines."""
+    """Return the line of a result; the benchmarks count lines by how it starts, with the kind of run."""
     return _with_checksum({"put": vars(run), "v": FORMAT})
 
 
@@ -93,7 +93,7 @@ def read_lines(lines: Iterable[bytes]) -> Contents:
         elif isinstance(parsed, str):
             found.open.pop(parsed, None)
         elif isinstance(parsed, UnknownLine):
-            found.foreign = found.foreign or parsed.how
+            found.foreign = found.foreign or parsed.difference
         else:
             found.damaged += 1
         found.size += len(line)
@@ -101,7 +101,10 @@ def read_lines(lines: Iterable[bytes]) -> Contents:
 
 
 def parse_line(line: bytes) -> NewRun | str | UnknownLine | None:
-    """Parse a result or the record id of a stored one; None if the line is damaged. Earlier lines have no checksum."""
+    """Parse a line into a result, or the record id of a stored one; None if it is damaged.
+
+    Lines of earlier versions have no checksum.
+    """
     match = _CHECKSUM.search(line)
     if match and zlib.crc32(line[: match.start()] + b"}") != int(match[1], 16):
         return None
@@ -142,8 +145,8 @@ class Journal:
     """This process's journal file. One thread appends; any thread may take, read and mark entries."""
 
     def __init__(self, folder: Path, path: Path | None = None) -> None:
-        """Create a journal or, with `path`, open the one that a dead process left there."""
-        # Used instead of `with self._changed`: an interrupt in Condition.__enter__ would leave it locked.
+        """Create a journal in the folder, or open the file `path` of a dead process."""
+        # Always `with self._lock`, not `with self._changed`: an interrupt in Condition.__enter__ would leave it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._closed = False
@@ -161,7 +164,7 @@ class Journal:
         self._waiting = deque(self._open.values())
 
     def append(self, runs: Sequence[NewRun]) -> None:
-        """Write results and sync once; on return all of them are saved, after an exception none."""
+        """Write results and sync the file once; either all of them are saved, or none if it raises."""
         lines = [put_line(run) for run in runs]
         with self._lock, _journal_errors("written", self.path):
             end = start = self._end()
@@ -208,7 +211,7 @@ class Journal:
         return run
 
     def mark_stored(self, entry: Entry) -> None:
-        """Mark an entry as stored; not synced, since a lost mark only means that MLflow is queried again."""
+        """Mark an entry as stored. Not synced: if the mark is lost, the next drain asks MLflow for the run."""
         with self._lock, _journal_errors("written", self.path):
             if entry.record_id not in self._open:
                 return
@@ -228,7 +231,7 @@ class Journal:
             self._changed.notify_all()
 
     def set_aside(self, entry: Entry) -> Path:
-        """Move the line of an entry that MLflow rejects to a file next to the journal, which is never drained."""
+        """Move an entry that MLflow rejects to a file next to the journal and return its path; it is never drained."""
         refused = self.path.with_name(f"{self.path.name}.refused")
         with self._lock:
             line = self._line(entry)
@@ -239,7 +242,7 @@ class Journal:
 
     @property
     def damaged_path(self) -> Path:
-        """Where a file with damaged lines is kept once everything else in it is stored."""
+        """The new path of a journal with damaged lines, once everything else in it is stored."""
         return self.path.with_name(f"{self.path.name}.damaged")
 
     def outstanding(self) -> int:
@@ -298,7 +301,7 @@ class Journal:
 
 
 def orphaned_journals(folder: Path) -> Iterator[Journal]:
-    """Yield the journals of dead processes, locked, with the results MLflow has not stored; callers close each."""
+    """Yield the journals of dead processes, locked; callers close each."""
     for path in sorted(folder.glob("*.jsonl")):
         try:
             journal = Journal(folder, path)
@@ -315,12 +318,12 @@ def journalled_keys(folder: Path) -> set[str]:
 
 
 def count_orphaned(folders: Iterable[Path]) -> int:
-    """Count the results in journals, including those of running processes; for messages."""
+    """Count the results that are not stored yet, including those of running processes; for messages."""
     return sum(1 for folder in folders for _ in _waiting_in(folder))
 
 
 def _waiting_in(folder: Path) -> Iterator[Entry]:
-    """Read entries without a lock, so a file may change or disappear; skips lines of another format."""
+    """Yield entries that are not stored yet. Takes no lock: a file may change or disappear."""
     for path in sorted(folder.glob("*.jsonl")):
         with _journal_errors("read", path), suppress(FileNotFoundError), path.open("rb") as file:
             yield from read_lines(file).open.values()
@@ -353,16 +356,16 @@ def _create(folder: Path, tries: int = 20) -> tuple[Path, int]:
         return _create(folder, tries - 1)
 
 
-def _lock_file(path: Path, how: int = 0) -> int:
+def _lock_file(path: Path, flags: int = 0) -> int:
     """Open the file and lock it exclusively; raises one of `_GONE` if it is not available."""
-    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | how, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | flags, 0o600)
     with ExitStack() as on_error:
         on_error.callback(os.close, fd)
         if not flock(fd):
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
         if os.fstat(fd).st_nlink == 0:
             raise FileNotFoundError(errno.ENOENT, "removed before it could be locked", str(path))
-        if how:
+        if flags:  # a new file
             sync_folder(path.parent)
         on_error.pop_all()
     return fd

@@ -1,7 +1,7 @@
 """The local MLflow server: start, find and stop it.
 
-A lock on its log file shows whether it runs, not a process id, which may have been reused: the log is the server's
-standard output, so every process of the server inherits the lock and the last one to exit releases it.
+The server runs as long as its log file is locked; a process id may have been reused. The log is the standard output of
+all its processes, so they inherit the lock, and it is released when the last one exits.
 `python -m tipbench.record.local_mlflow FILE COMMAND…` is the child process of `LocalMlflow.up`.
 """
 
@@ -30,13 +30,13 @@ HOST = "127.0.0.1"
 PORTS = range(5123, 5173)
 STOP_S = 15.0  # between SIGTERM and SIGKILL
 POLL_S = 0.1
-LOG_BYTES = 5_000_000  # a larger log is deleted at the next start
+MAX_LOG_BYTES = 5_000_000  # a larger log is deleted at the next start
 TAIL_LINES = 12  # of the log, shown in errors
 
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """Status of the local server; `url`, `version` and `started` are those of the last start."""
+    """Status of the local server; `url`, `version` and `started` refer to its last start."""
 
     running: bool
     healthy: bool
@@ -91,13 +91,13 @@ class LocalMlflow:
         deadline = time.monotonic() + wait_s
         with self._locked(deadline, report):
             if self._running():
-                return self._wait(deadline, wait_s, report, since=0)
+                return self._wait(deadline, wait_s, report, log_start=0)
             taken: set[int] = set()
             while True:
                 port = _free_port(_read_facts(self._facts).get("port"), taken)
-                since = self._launch(port, version)
+                log_start = self._launch(port, version)
                 try:
-                    return self._wait(deadline, wait_s, report, since=since)
+                    return self._wait(deadline, wait_s, report, log_start=log_start)
                 except _PortTakenError:
                     taken.add(port)
 
@@ -162,7 +162,7 @@ class LocalMlflow:
         with home_errors(self._facts, "cannot be written"):
             _write_facts(self._facts, facts)
         with home_errors(self._log, "cannot be written"):
-            if self._log.exists() and self._log.stat().st_size > LOG_BYTES:
+            if self._log.exists() and self._log.stat().st_size > MAX_LOG_BYTES:
                 self._log.unlink()
             log = self._log.open("ab")
         command = [
@@ -174,9 +174,9 @@ class LocalMlflow:
             *("--uvicorn-opts", "--no-access-log"),
         ]
         with log:
-            since = log.tell()
+            log_start = log.tell()
             deadline = time.monotonic() + 5.0
-            while not try_lock(log.fileno(), self._log):  # a concurrent status check may hold the lock for an instant
+            while not try_lock(log.fileno(), self._log):  # a concurrent status check may hold the lock briefly
                 if time.monotonic() > deadline:
                     raise LocalServerError(f"Another program has {log.name} locked; is a server still ending?")
                 time.sleep(POLL_S)
@@ -194,10 +194,10 @@ class LocalMlflow:
             except OSError as exc:
                 raise LocalServerError(f"The local MLflow could not be started: {exc}.") from exc
         if done.returncode != 0:
-            raise LocalServerError(f"The local MLflow could not be started.\n{self._tail(since)}")
-        return since
+            raise LocalServerError(f"The local MLflow could not be started.\n{self._tail(log_start)}")
+        return log_start
 
-    def _wait(self, deadline: float, wait_s: float, report: Callable[[str], None], *, since: int) -> str:
+    def _wait(self, deadline: float, wait_s: float, report: Callable[[str], None], *, log_start: int) -> str:
         """Wait until the server responds and return its URL; reports every few seconds."""
         began = time.monotonic()
         next_report = began
@@ -215,10 +215,10 @@ class LocalMlflow:
                 report(f"Starting the local MLflow on port {port} … {now - began:.0f} s")
                 next_report = now + 5.0
             time.sleep(POLL_S)
-        raise self._start_error(since)
+        raise self._start_error(log_start)
 
-    def _start_error(self, since: int) -> LocalServerError:
-        tail = self._tail(since)
+    def _start_error(self, log_start: int) -> LocalServerError:
+        tail = self._tail(log_start)
         if "address already in use" in tail.lower():
             return _PortTakenError(f"The port of the local MLflow is taken.\n{tail}")
         if "No module named mlflow" in tail or "No module named 'mlflow'" in tail:
@@ -231,10 +231,10 @@ class LocalMlflow:
             )
         return LocalServerError(f"The local MLflow ended while it was starting. The end of {self._log}:\n{tail}")
 
-    def _tail(self, since: int) -> str:
+    def _tail(self, log_start: int) -> str:
         with home_errors(self._log, "cannot be read"), self._log.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
-            log.seek(max(since, size - 20_000))
+            log.seek(max(log_start, size - 20_000))
             lines = log.read().decode("utf-8", "replace").splitlines()
         return "\n".join(lines[-TAIL_LINES:])
 

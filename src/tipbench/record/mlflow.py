@@ -1,7 +1,8 @@
-"""MlflowStore: the RunStore port on MLflow's REST API, and the choice of the server. Never imports `mlflow`."""
+"""MlflowStore: runs in MLflow, through its REST API without the package `mlflow`; and the choice of the server."""
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import uuid
@@ -9,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -24,16 +26,18 @@ from tipbench.record.run import NewRun, RunChange, StoredRun
 from tipbench.record.store import Experiment
 from tipbench.record.texts import check_key, from_tags, leftovers, own_tags
 
-PAGE = 250  # runs per page: as fast as larger pages, and 6 MB of runs with long texts at a time
+PAGE = 250  # runs per page: as fast as larger pages, and about 6 MB
 EXPERIMENTS_PAGE = 1000
 USUAL_URLS = ("http://localhost:5000", "http://localhost:5000/mlflow")
 PROBE_S = 1.0  # for a server to respond when one is searched for
+_NEXT_PAGE = re.compile(rb'"next_page_token"\s*:\s*"([^"\\]+)"\s*\}\s*\Z')  # the end of a page, if MLflow has more
+_TOKEN_BYTES = 2000  # a page token is shorter
 
 Parsed = TypeVar("Parsed")
 
 
 class MlflowStore:
-    """Stores runs in an MLflow tracking server. Thread-safe."""
+    """A `RunStore` in an MLflow tracking server. Thread-safe."""
 
     def __init__(
         self,
@@ -71,12 +75,10 @@ class MlflowStore:
 
     def experiment_url(self, experiment_id: str) -> str:
         """Return the URL of the experiment's runs in MLflow."""
-        # Without /runs MLflow 3.17 opens a page about traces, which shows no run; the tag mlflow.experimentKind has no
-        # effect on that.
+        # Without /runs, MLflow 3.17 opens a page about traces, whatever the tag mlflow.experimentKind is.
         return f"{self._pages_url}/#/experiments/{experiment_id}/runs"
 
     def experiment(self, name: str) -> Experiment | None:
-        """Return the experiment of this name, or None if it is missing or deleted."""
         raw = self._by_name(name)
         return self._experiment(raw) if raw and raw.get("lifecycle_stage") != "deleted" else None
 
@@ -104,7 +106,6 @@ class MlflowStore:
         return replace(self._experiment(raw), created=created)
 
     def experiments(self) -> list[Experiment]:
-        """Return all experiments that are not deleted."""
         body = {"max_results": EXPERIMENTS_PAGE}
         return [self._experiment(raw) for raw in self._pages("experiments/search", body, "experiments")]
 
@@ -113,7 +114,7 @@ class MlflowStore:
         tags = wire.checked_tags(run)
         found = wire.ExistingRuns()
         if maybe_there:
-            existing = list(self.search(experiment_id, where=wire.same_run(run), half_written=True))
+            existing = self.search(experiment_id, where=wire.same_run(run), half_written=True)
             found = wire.classify_existing(run, existing)
         run_id = found.done or self._write(experiment_id, run, tags, found.half)
         for old in run.supersedes:
@@ -135,39 +136,30 @@ class MlflowStore:
         """Like `search`, with the named texts of each run."""
         for key in texts:
             check_key(key)
-        found = self._found(experiment_id, where, limit)
-        return ((run, from_tags(wire.stored_texts(raw), texts)[0]) for run, raw in found)
+        return ((run, from_tags(tags, texts)[0]) for run, tags in self._found(experiment_id, where, limit))
 
     def _found(
-        self,
-        experiment_id: str,
-        where: Mapping[str, str],
-        limit: int | None,
-        *,
-        half_written: bool = False,
-    ) -> Iterator[tuple[StoredRun, wire.Json]]:
-        left = PAGE if limit is None else limit
-        if left <= 0:
-            return
+        self, experiment_id: str, where: Mapping[str, str], limit: int | None, *, half_written: bool = False
+    ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
+        """Return matching runs, newest first, with the tags that hold their texts."""
         body = {
             "experiment_ids": [experiment_id],
             "filter": wire.filter_of(where, half_written=half_written),
             "order_by": ["attributes.start_time DESC"],
-            "max_results": min(left, PAGE),
+            "max_results": min(limit or PAGE, PAGE),
         }
-        for raw in self._pages("runs/search", body, "runs", read_ahead=limit is None):
-            run = self._parsed(raw, wire.stored_run)
-            if (half_written or run.status in wire.DONE) and wire.matches(run, where):
-                yield run, raw
-                left -= 1
-                if limit is not None and left == 0:
-                    return
+        pages = self._pages("runs/search", body, "runs", read_ahead=limit is None)
+        found = (self._parsed(raw, wire.parse_run) for raw in pages)
+        wanted = (
+            (run, texts)
+            for run, texts in found
+            if (half_written or run.status in wire.DONE) and wire.matches(run, where)
+        )
+        return islice(wanted, limit)
 
     def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
-        """Return one run with all its texts, each verified against its hash."""
-        answer = self._http.get("runs/get", {"run_id": run_id})
-        run = self._parsed(answer, lambda answer: wire.stored_run(answer["run"]))
-        return run, from_tags(self._parsed(answer, lambda answer: wire.stored_texts(answer["run"])))[0]
+        current = self._current_run(run_id)
+        return current.run, from_tags(current.texts)[0]
 
     def update(self, run_id: str, change: RunChange) -> None:
         """Update a recorded run, in one request if it fits."""
@@ -191,11 +183,9 @@ class MlflowStore:
         return self._parsed(answer, lambda answer: wire.parse_current_run(answer["run"]))
 
     def touch(self, experiment_id: str) -> None:
-        """Give the experiment a new `tipbench.revision`."""
         self.tag_experiment(experiment_id, {})
 
     def tag_experiment(self, experiment_id: str, tags: Mapping[str, str]) -> None:
-        """Set tags of the experiment, and a new revision."""
         for key, value in {**tags, wire.REVISION_TAG: uuid.uuid4().hex}.items():
             body = {"experiment_id": experiment_id, "key": key, "value": value}
             self._http.post("experiments/set-experiment-tag", body)
@@ -214,20 +204,17 @@ class MlflowStore:
         return Experiment(experiment_id, name, tags, self.experiment_url(experiment_id))
 
     def _write(self, experiment_id: str, run: NewRun, tags: Mapping[str, str], half: str | None) -> str:
-        first, *more = wire.batches(run, tags)
-        if half is None:
-            body = {"experiment_id": experiment_id, "start_time": run.start_ms, "tags": first.tags}
+        batches = wire.batches(run, tags)
+        run_id = half
+        if run_id is None:
+            body = {"experiment_id": experiment_id, "start_time": run.start_ms, "tags": batches.pop(0).tags}
             answer = self._http.post("runs/create", body)
             run_id = self._parsed(answer, lambda answer: str(answer["run"]["info"]["run_id"]))
-        else:
-            run_id = half
-            more = [first, *more]
         try:
-            for batch in more:
-                if batch:
-                    self._http.post("runs/log-batch", batch.body(run_id))
+            for batch in filter(None, batches):
+                self._http.post("runs/log-batch", batch.body(run_id))
         except MlflowError as exc:
-            if exc.status == 400:  # it never will be complete
+            if exc.status == 400:  # MLflow will never accept it
                 with suppress(MlflowUnavailable, MlflowError):
                     self._post_if_exists("runs/delete", {"run_id": run_id})
             raise
@@ -236,29 +223,32 @@ class MlflowStore:
         return run_id
 
     def _pages(self, path: str, body: wire.Json, name: str, *, read_ahead: bool = False) -> Iterator[wire.Json]:
-        """Yield the items under `name` of all pages. With `read_ahead`, MLflow prepares a page while one is used."""
+        """Yield the items under `name` of all pages; with `read_ahead`, requests the next page before it parses one."""
         body = dict(body)
 
-        def fetch(token: str | None) -> wire.Json:
+        def fetch(token: str | None, on_sent: Callable[[], None] | None = None) -> bytearray:
             while True:
                 try:
-                    return self._http.post(path, {**body, "page_token": token} if token else body)
+                    return self._http.post_unparsed(path, {**body, "page_token": token} if token else body, on_sent)
                 except TooLarge:
                     # A page token is a position, so the page size may change between pages.
                     if body["max_results"] == 1:
                         raise
                     body["max_results"] //= 2
 
-        page, last = fetch(None), None
+        content, last = fetch(None), None
         while True:
+            following = None
+            if read_ahead and (found := _NEXT_PAGE.search(content, max(0, len(content) - _TOKEN_BYTES))):
+                following = _in_background(fetch, found[1].decode())
+            page = self._http.parse(content)
             token = page.get("next_page_token")
-            following = _in_background(fetch, token) if token and read_ahead else None
             yield from self._parsed(page.pop(name, []), list)
             if not token:
                 return
             if token == last:
                 raise MlflowError(f"MLflow at {self.url} returns the same page repeatedly ({path}).")
-            page, last = following.result() if following else fetch(token), token
+            content, last = following.result() if following else fetch(token), token
 
     def _parsed(self, raw: Any, parse: Callable[[Any], Parsed]) -> Parsed:
         try:
@@ -278,26 +268,33 @@ class MlflowStore:
                 raise
 
 
-def _in_background(fetch: Callable[[str], wire.Json], token: str) -> Future[wire.Json]:
-    """Call `fetch` in a daemon thread: a pool would wait for it when the process is interrupted."""
-    future: Future[wire.Json] = Future()
+def _in_background(fetch: Callable[[str, Callable[[], None]], bytearray], token: str) -> Future[bytearray]:
+    """Call `fetch` in a daemon thread, and return once its request is sent.
+
+    A thread pool would wait for the response when the process is interrupted.
+    """
+    future: Future[bytearray] = Future()
+    sent = threading.Event()
 
     def run() -> None:
         try:
-            future.set_result(fetch(token))
+            future.set_result(fetch(token, sent.set))
         except BaseException as exc:  # noqa: BLE001 - raised by `result` in the thread that reads
             future.set_exception(exc)
+        finally:
+            sent.set()
 
     threading.Thread(target=run, name="mlflow-page", daemon=True).start()
+    sent.wait()  # the caller parses next, and parsing holds the interpreter's lock, which sending needs
     return future
 
 
 @dataclass(frozen=True)
 class Tracking:
-    """The tracking server in use. `identity` is stable if the local server's port changes; journals depend on it."""
+    """The tracking server in use."""
 
     url: str  # may contain a login; never print it
-    identity: str
+    identity: str  # names its journals; the same for the local server when its port changes
     how: str  # for people, as in "local MLflow at http://127.0.0.1:5123 (started by tipbench)"
 
 

@@ -1,10 +1,11 @@
-"""JSON requests to MLflow, with readable errors."""
+"""Sends JSON requests to MLflow, with retries and readable errors."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
+from collections.abc import Callable
 
 import httpx
 
@@ -14,11 +15,12 @@ from tipbench.record.mlflow_wire import Json
 
 MAX_BYTES = 64 * 1024 * 1024
 KEEPALIVE_S = 4.0  # MLflow's server closes an idle connection after 5 s: close it first
-MOST_TIMEOUTS = 4  # a response may take this many timeouts in total, however slowly it arrives
+MAX_TIMEOUTS = 4  # a response may take this many timeouts in total; httpx's own applies to each chunk
 _UNAVAILABLE_CODES = frozenset({"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"})
 _NOT_IDEMPOTENT = frozenset({"runs/create", "experiments/create"})
 _RETRY_WAITS_S = (0.2, 1.0)
 _UNAVAILABLE_STATUS = frozenset({408, 429, 502, 503, 504})
+_SENT = "http11.send_request_body.complete"  # an event of httpx's trace extension
 _VERSION = re.compile(r"\d+\.\d+[\w.+-]{0,40}\s*\Z")
 
 
@@ -45,9 +47,7 @@ class MlflowHttp:
         self._timeout_s = timeout_s
         self._urls: dict[str, httpx.URL] = {}  # parsing a URL costs as much as building the rest of the request
         self._client = client or http_client(
-            self.url,
-            timeout=timeout_s,
-            limits=httpx.Limits(max_connections=8, keepalive_expiry=KEEPALIVE_S),
+            self.url, timeout=timeout_s, limits=httpx.Limits(max_connections=8, keepalive_expiry=KEEPALIVE_S)
         )
         if host_header:
             self._client.headers["host"] = host_header
@@ -65,21 +65,41 @@ class MlflowHttp:
     def get(self, path: str, params: dict[str, str]) -> Json:
         """Send GET {base}/api/2.0/mlflow/{path} and return the response."""
         request = self._client.build_request("GET", f"{self.url}/api/2.0/mlflow/{path}", params=params)
-        return self._call(request, repeat=True)
+        return self.parse(self._call(request, retry=True))
 
     def post(self, path: str, body: Json) -> Json:
         """Send POST {base}/api/2.0/mlflow/{path} and return the response."""
+        return self.parse(self.post_unparsed(path, body))
+
+    def post_unparsed(self, path: str, body: Json, on_sent: Callable[[], None] | None = None) -> bytearray:
+        """Like `post`, but returns the body for `parse`; calls `on_sent` as soon as the request is sent."""
         content = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         url = self._urls.get(path) or self._urls.setdefault(path, httpx.URL(f"{self.url}/api/2.0/mlflow/{path}"))
         request = self._client.build_request("POST", url, content=content)
-        return self._call(request, repeat=path not in _NOT_IDEMPOTENT)
+        if on_sent is not None:
+            request.extensions["trace"] = lambda event, _info: on_sent() if event == _SENT else None
+        return self._call(request, retry=path not in _NOT_IDEMPOTENT)
 
-    def _call(self, request: httpx.Request, *, repeat: bool) -> Json:
-        """Send a request; with `repeat`, again after a lost connection or an error of the server.
+    def parse(self, body: bytearray) -> Json:
+        """Parse the body of a response; raises MlflowError if it is not a JSON object."""
+        try:
+            answer = json.loads(body)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise MlflowError(
+                f"Not an MLflow server at {self._where()}: {_excerpt(body)}. Check --mlflow-url.",
+                code="NOT_MLFLOW",
+                status=200,
+            )
+        return answer
 
-        A server that refuses connections or times out is not tried again here: callers decide how long to wait for it.
+    def _call(self, request: httpx.Request, *, retry: bool) -> bytearray:
+        """Send a request and return the body; with `retry`, again after a lost connection or a server error.
+
+        A refused connection or a timeout is not retried: callers decide how long to wait for the server.
         """
-        for wait_s in _RETRY_WAITS_S if repeat else ():
+        for wait_s in _RETRY_WAITS_S if retry else ():
             try:
                 status, body = self._send(request)
             except MlflowUnavailable as exc:
@@ -87,12 +107,16 @@ class MlflowHttp:
                     raise
             else:
                 if status < 500:
-                    return self._json(status, body)
+                    break
             time.sleep(wait_s)
-        return self._json(*self._send(request))
+        else:
+            status, body = self._send(request)
+        if status != 200:
+            raise self._failure(status, body)
+        return body
 
     def is_mlflow(self) -> bool:
-        """Return whether MLflow responds here; False for another program on the port, and if a login is required."""
+        """Return whether MLflow responds; False for another program on the port, or if a login is required."""
         try:
             status, version = self._send(self._client.build_request("GET", f"{self.url}/version"))
             if status != 200 or not _VERSION.match(version[:60].decode("utf-8", "replace")):
@@ -102,7 +126,7 @@ class MlflowHttp:
             return False
 
     def _send(self, request: httpx.Request) -> tuple[int, bytearray]:
-        deadline = time.monotonic() + self._timeout_s * MOST_TIMEOUTS
+        deadline = time.monotonic() + self._timeout_s * MAX_TIMEOUTS
         try:
             response = self._client.send(request, stream=True)
             try:
@@ -121,21 +145,6 @@ class MlflowHttp:
         if body is None:
             raise TooLarge(f"MLflow at {self.url} answered with more than {MAX_BYTES >> 20} MB.", code="TOO_LARGE")
         return response.status_code, body
-
-    def _json(self, status: int, body: bytearray) -> Json:
-        if status != 200:
-            raise self._failure(status, body)
-        try:
-            answer = json.loads(body)
-        except (ValueError, RecursionError):
-            answer = None
-        if not isinstance(answer, dict):
-            raise MlflowError(
-                f"Not an MLflow server at {self._where()}: {_excerpt(body)}. Check --mlflow-url.",
-                code="NOT_MLFLOW",
-                status=status,
-            )
-        return answer
 
     def _failure(self, status: int, body: bytearray) -> MlflowUnavailable | MlflowError:
         try:

@@ -12,13 +12,14 @@ from tipbench.errors import MlflowError
 from tipbench.record.run import NewRun, RunChange, StoredRun, check_transition
 from tipbench.record.texts import PREFIX, TAG_CHARS, escape, multi_request_tags, single_request_tags, to_tags, unescape
 
-KEY_CHARS = 250  # this and the following are limits of MLflow
+# Limits of MLflow
+KEY_CHARS = 250
 PARAM_CHARS = 6000
 BATCH_PARAMS = 100
 BATCH_TAGS = 100
 BATCH_METRICS = 800  # with 100 params and 100 tags, 1000 in total
 BATCH_BYTES = 900_000  # older servers reject a batch of more than 1 MB; params and tags get half each
-CHANGE_BYTES = 800_000  # for the tags of a change, which has no params; the rest is for its metrics
+CHANGE_BYTES = 800_000  # for the tags of a change; the rest is for its metrics, and it has no params
 
 RECORD_TAG = "tipbench.record"
 CELL_TAG = "cell_key"
@@ -47,7 +48,7 @@ class Batch:
 
 
 def checked_tags(run: NewRun) -> dict[str, str]:
-    """Return all tags of the run; raises MlflowError for what MLflow would truncate silently, or reject too late."""
+    """Return all tags of the run; raises MlflowError for values that MLflow would truncate or reject."""
     for key, value in run.params.items():
         _check_length("param", key, escape(value), PARAM_CHARS)
     _check_no_texts(run.tags)
@@ -81,14 +82,13 @@ def _check_metrics(metrics: Mapping[str, float], whose: str) -> None:
 
 
 def batches(run: NewRun, tags: Mapping[str, str]) -> list[Batch]:
-    """Split the run into as few requests as the limits allow; the first one's tags are sent with its creation."""
+    """Split the run into as few requests as the limits allow; the first one creates the run, with its tags only."""
     parts = _chunks(tags.items(), BATCH_TAGS)
     params = _chunks(((key, escape(value)) for key, value in run.params.items()), BATCH_PARAMS)
     metrics = _chunks(((key, float(number)) for key, number in run.metrics.items()), BATCH_METRICS)
     result = [Batch() for _ in range(max(len(parts), 1 + len(params), 1 + len(metrics)))]
     for at, chunk in enumerate(parts):
         result[at].tags = chunk
-    # Params and metrics start in the second request: creation accepts none.
     for at, chunk in enumerate(params, start=1):
         result[at].params = chunk
     for at, chunk in enumerate(metrics, start=1):
@@ -98,11 +98,11 @@ def batches(run: NewRun, tags: Mapping[str, str]) -> list[Batch]:
 
 @dataclass(frozen=True)
 class CurrentRun:
-    """A run before a change: the run, the tags of its texts, and value, timestamp and step of its metrics."""
+    """A run before a change, with the tags that hold its texts."""
 
     run: StoredRun
     texts: Mapping[str, str]
-    latest: Mapping[str, tuple[float, int, int]] = field(default_factory=dict)
+    latest: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # timestamp and step of each metric
 
 
 def changes(change: RunChange, present: CurrentRun) -> list[Batch]:
@@ -121,7 +121,7 @@ def changes(change: RunChange, present: CurrentRun) -> list[Batch]:
     # A value that stays is written again: the time of an apply would reveal whether a judge agrees with another.
     metrics: list[Json] = []
     for key, number in change.metrics.items():
-        _, timestamp, step = present.latest.get(key, (None, -1, 0))
+        timestamp, step = present.latest.get(key, (-1, 0))
         at = max(change.at_ms, timestamp + 1)
         metrics.append({"key": key, "value": float(number), "timestamp": at, "step": step})
     *early, last = [metrics[at : at + BATCH_METRICS] for at in range(0, len(metrics), BATCH_METRICS)] or [[]]
@@ -140,7 +140,7 @@ def _changed_tags(change: RunChange, present: Mapping[str, str]) -> list[list[Js
     together = _chunks([*at_once, *plain], BATCH_TAGS, CHANGE_BYTES)
     if len(together) <= 1:
         return together
-    ahead: list[tuple[str, str]] = []  # the new parts, which readers ignore at first
+    ahead: list[tuple[str, str]] = []  # the new parts, which readers ignore until the switch
     switch: list[tuple[str, str]] = []  # the tags that make readers use the new parts
     for key, text in change.texts.items():
         first, last = multi_request_tags(key, text, present)
@@ -194,7 +194,7 @@ def _check_length(what: str, key: str, value: str, limit: int) -> None:
 
 
 def filter_of(where: Mapping[str, str], *, half_written: bool = False) -> str:
-    """Return MLflow's filter for these tags and params; `matches` checks what its grammar cannot express."""
+    """Return MLflow's filter for these tags and params; values that it cannot express are left to `matches`."""
     clauses = [] if half_written else ["attributes.status != 'RUNNING'"]
     for key, value in where.items():
         place, name = ("params", key.removeprefix("params.")) if key.startswith("params.") else ("tags", key)
@@ -212,12 +212,11 @@ def is_expressible(name: str, value: str) -> bool:
 
 
 def matches(run: StoredRun, where: Mapping[str, str]) -> bool:
-    """Return whether the run has exactly these tags and params."""
-    for key, value in where.items():
-        found = run.params.get(key[len("params.") :]) if key.startswith("params.") else run.tags.get(key)
-        if found != value:
-            return False
-    return True
+    """Return whether the run has these tags and params."""
+    return all(
+        value == (run.params.get(key[len("params.") :]) if key.startswith("params.") else run.tags.get(key))
+        for key, value in where.items()
+    )
 
 
 def same_run(run: NewRun) -> dict[str, str]:
@@ -234,57 +233,63 @@ class ExistingRuns:
     abandoned: tuple[str, ...] = ()
 
 
-def classify_existing(run: NewRun, there: Iterable[StoredRun]) -> ExistingRuns:
-    """Classify the runs of one cell_key or record_id; a newer half-written run of another record may be in progress."""
-    recorded, finished, ours, others = [], [], [], []
-    for stored in there:
+def classify_existing(run: NewRun, existing: Iterable[StoredRun]) -> ExistingRuns:
+    """Classify the runs of one cell_key or record_id.
+
+    A half-written run of another record that started later is left alone: its writer may still be at work.
+    """
+    recorded, finished, half_written, abandoned = [], [], [], []
+    for stored in existing:
         same = stored.tags.get(RECORD_TAG) == run.record_id
         if stored.status in DONE and same:
             recorded.append(stored.run_id)
         elif stored.status == "FINISHED" and stored.tags.get(SUPERSEDED_TAG) != "true":
             finished.append(stored.run_id)
         elif stored.status == "RUNNING" and same:
-            ours.append(stored.run_id)
+            half_written.append(stored.run_id)
         elif stored.status == "RUNNING" and stored.start_ms < run.start_ms:
-            others.append(stored.run_id)
+            abandoned.append(stored.run_id)
     if done := (recorded + finished)[:1]:
-        return ExistingRuns(done=done[0], abandoned=(*ours, *others))
-    return ExistingRuns(half=ours[0] if ours else None, abandoned=(*ours[1:], *others))
+        return ExistingRuns(done=done[0], abandoned=(*half_written, *abandoned))
+    return ExistingRuns(half=next(iter(half_written), None), abandoned=(*half_written[1:], *abandoned))
 
 
 def parse_current_run(raw: Json) -> CurrentRun:
     """Parse a run of a response into its state before a change."""
     latest = {
-        item["key"]: (float(item["value"]), int(item.get("timestamp", 0)), int(item.get("step", 0)))
+        item["key"]: (int(item.get("timestamp", 0)), int(item.get("step", 0)))
         for item in raw.get("data", {}).get("metrics", ())
         if item
     }
-    return CurrentRun(stored_run(raw), stored_texts(raw), latest)
+    return CurrentRun(*parse_run(raw), latest)
 
 
-def stored_run(raw: Json) -> StoredRun:
-    """Parse a run of a response, without its texts; raises KeyError or TypeError if it is invalid."""
+def parse_run(raw: Json) -> tuple[StoredRun, dict[str, str]]:
+    """Parse a run of a response and the tags that hold its texts; raises KeyError or TypeError if it is invalid."""
     info, data = raw["info"], raw.get("data", {})
     end = info.get("end_time")
-    return StoredRun(
+    tags: dict[str, str] = {}
+    texts: dict[str, str] = {}
+    for key, value in _pairs(data.get("tags", ())):
+        if key.startswith(PREFIX):
+            texts[key] = value
+        else:
+            tags[key] = unescape(value)
+    run = StoredRun(
         run_id=str(info["run_id"]),
         status=str(info["status"]),
         start_ms=int(info.get("start_time", 0)),
         end_ms=None if end is None else int(end),
         params={key: unescape(value) for key, value in _pairs(data.get("params", ()))},
         metrics={item["key"]: float(item["value"]) for item in data.get("metrics", ()) if item},
-        tags={key: unescape(value) for key, value in _pairs(data.get("tags", ())) if not key.startswith(PREFIX)},
+        tags=tags,
     )
+    return run, texts
 
 
 def experiment_facts(raw: Json) -> tuple[str, str, dict[str, str]]:
     """Return id, name and tags of an experiment of a response."""
     return str(raw["experiment_id"]), str(raw["name"]), dict(_pairs(raw.get("tags", ())))
-
-
-def stored_texts(raw: Json) -> dict[str, str]:
-    """Return the tags that hold the texts of a run of a response."""
-    return {key: value for key, value in _pairs(raw.get("data", {}).get("tags", ())) if key.startswith(PREFIX)}
 
 
 def _pairs(items: Iterable[Json | None]) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Compares the plan of a collect with what is recorded: cells to generate, refused models, memory and time."""
+"""The plan of a collect: the cells that are not recorded yet, refused models, memory and time."""
 
 from __future__ import annotations
 
@@ -32,15 +32,12 @@ _ROUGH_TOKENS_PER_TIP = 70
 
 @dataclass(frozen=True)
 class Recorded:
-    """Recorded runs of a grid: finished runs by key, failed runs to be replaced, and twins to be superseded.
-
-    `journalled` has the keys of finished cells in a journal: the next collect records them before it plans.
-    """
+    """Recorded runs of a grid, by cell key."""
 
     finished: Mapping[str, StoredRun] = field(default_factory=dict)
-    failed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # key → run ids
-    journalled: frozenset[str] = frozenset()
-    twins: frozenset[str] = frozenset()  # ids of further finished runs of a key
+    failed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # ids of failed runs, which will be superseded
+    journalled: frozenset[str] = frozenset()  # finished, but only in a journal; the next collect records them first
+    twins: frozenset[str] = frozenset()  # ids of further finished runs of a cell, to be superseded
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class ModelPlan:
     params_b: float | None
     memory_bytes: int | None
     seconds: float | None  # for the cells still to generate
-    measured: bool  # estimated from earlier cells, not by a rule of thumb
+    measured: bool  # `seconds` is estimated from recorded cells, not from the file size
     warning: str | None = None
 
 
@@ -102,12 +99,12 @@ class Plan:
 
     @property
     def stale(self) -> int:
-        """Number of recorded answers to cells of this grid by an earlier model build or under an older prompt text."""
+        """Number of recorded answers to cells of this grid with earlier weights, prompts or scenario texts."""
         keys = {cell.key for cell in self.cells}
-        places = {(c.model, c.prompt, c.scenario, str(c.repeat)) for c in (planned.cell for planned in self.cells)}
-        named = ("model", "prompt_version", "scenario", "repeat")
+        names = {tuple(map(str, vars(planned.cell).values())) for planned in self.cells}
+        params = ("model", "prompt_version", "scenario", "repeat")  # in the order of Cell's fields
         return sum(
-            key not in keys and tuple(run.params.get(name, "") for name in named) in places
+            key not in keys and tuple(run.params.get(name, "") for name in params) in names
             for key, run in self.recorded.finished.items()
         )
 
@@ -152,10 +149,10 @@ def make_plan(
     for model, group in blocks(cells):
         fact = facts[model]
         keys = [cell.key for cell in group]
-        done = [recorded.finished[key] for key in keys if key in recorded.finished]
         finished = sum(key in recorded.finished or key in recorded.journalled for key in keys)
         needed = memory_needed(fact, num_ctx=config.num_ctx, concurrency=config.workers)
-        latencies = [run.metrics["latency_s"] for run in done if "latency_s" in run.metrics]
+        runs = [recorded.finished[key] for key in keys if key in recorded.finished]
+        latencies = [run.metrics["latency_s"] for run in runs if "latency_s" in run.metrics]
         cell_s = None
         if latencies:
             cell_s = statistics.fmean(latencies)
@@ -204,17 +201,18 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 def configured_cells(store: RunStore, experiment_id: str, config: CollectConfig) -> list[StoredRun]:
     """Return the recorded cells of this configuration, newest first, without superseded and stale ones."""
     suite = load_suite(config.suite)
-    prompts = {(each.version, each.hash) for each in choose_prompts(suite, config.prompt_versions)}
-    without = {(WITHOUT_PROMPT.version, WITHOUT_PROMPT.hash)}
+    prompts = choose_prompts(suite, config.prompt_versions)
     scenarios = {(each.id, each.content_hash) for each in choose_scenarios(suite, config.n_scenarios)}
     repeats = {str(number) for number in range(1, config.repeats + 1)}
-    models = set(config.model_names)
+    pairs = {
+        (model, prompt.version, prompt.hash)
+        for model in config.model_names
+        for prompt in (prompts if engine_of(model).has_prompt else [WITHOUT_PROMPT])
+    }
     found = [
         run
         for run in cells(store, experiment_id, {"conditions": conditions_of(config, suite)})
-        if run.params.get("model") in models
-        and (run.params.get("prompt_version"), run.tags.get("prompt_hash"))
-        in (prompts if engine_of(run.params.get("model", "")).has_prompt else without)
+        if (run.params.get("model"), run.params.get("prompt_version"), run.tags.get("prompt_hash")) in pairs
         and (run.params.get("scenario"), run.tags.get("scenario_hash")) in scenarios
         and run.params.get("repeat") in repeats
     ]

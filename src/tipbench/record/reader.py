@@ -1,4 +1,4 @@
-"""Reads recorded runs: counts, filters, JSON, and which of several runs of a cell counts."""
+"""Reads recorded runs: counts, filters and JSON; finds twins and stale runs, which do not count."""
 
 from __future__ import annotations
 
@@ -14,12 +14,7 @@ from tipbench.text import iso
 
 _PARAMS = ("model", "scenario", "persona", "repeat", "host", "model_digest")
 _SCORES = ("composite", "provisional_composite", "format_ok", "overlong", "diversity")
-FILTERS = {
-    "model": "params.model",
-    "prompt": "params.prompt_version",
-    "scenario": "params.scenario",
-    "state": "state",
-}
+FILTERS = {"model": "params.model", "prompt": "params.prompt_version", "scenario": "params.scenario", "state": "state"}
 
 
 @dataclass(frozen=True)
@@ -74,8 +69,7 @@ def twin_runs(runs: Iterable[StoredRun]) -> set[str]:
         key = run.tags.get("cell_key")
         if key and run.status == "FINISHED" and run.tags.get("superseded") != "true":
             groups.setdefault(key, []).append(run)
-    several = [group for group in groups.values() if len(group) > 1]
-    return {run.run_id for group in several for run in sorted(group, key=order)[1:]}
+    return {run.run_id for group in groups.values() for run in sorted(group, key=order)[1:]}
 
 
 def run_json(run: StoredRun) -> dict[str, Any]:
@@ -90,7 +84,7 @@ def run_json(run: StoredRun) -> dict[str, Any]:
 
 
 def run_values(run: StoredRun) -> dict[str, Any]:
-    """Return what lists and CSV files of runs show, by column; None is unknown."""
+    """Return the columns of lists and CSV files of runs; unknown values are None."""
     return {
         "run_id": run.run_id,
         "prompt": run.params.get("prompt_version"),
@@ -113,7 +107,7 @@ def parse_filter(text: str) -> tuple[str, str]:
 
 Reader = Callable[[StoredRun], str | None]
 
-# A name, and the hash of what it refers to: a model's weights, a prompt's text, a scenario's content.
+# The name of a model, prompt or scenario, and the hash of its content.
 _NAMES_AND_HASHES: tuple[tuple[Reader, Reader], ...] = (
     (lambda run: run.params.get("model"), lambda run: run.params.get("model_digest")),
     (lambda run: run.params.get("prompt_version"), lambda run: run.tags.get("prompt_hash")),
@@ -123,33 +117,26 @@ _NAMES_AND_HASHES: tuple[tuple[Reader, Reader], ...] = (
 
 def newest_run(runs: Iterable[StoredRun]) -> StoredRun:
     """Return the newest answer, or the newest run if there is no answer."""
-    return max(runs, key=_age)
+    return max(runs, key=lambda run: (not _failed(run), run.start_ms, run.run_id))
 
 
 def stale_runs(runs: Sequence[StoredRun]) -> set[str]:
-    """Return ids of runs whose model digest, prompt text or scenario content has been replaced under the same name.
+    """Return ids of runs of an earlier model digest, prompt text or scenario content than the newest of that name.
 
-    Runs are compared within one set of conditions: another temperature is another leaderboard, not a newer build.
-    A failure after the newest answer replaces nothing, and is not stale either.
+    Only runs with the same conditions are compared. A failure after the newest answer does not make that answer stale,
+    and is not stale itself.
     """
     stale: set[str] = set()
     for name, content_hash in _NAMES_AND_HASHES:
-        # runs by conditions and name, then by content hash
-        groups: dict[tuple[str | None, str | None], dict[str | None, list[StoredRun]]] = {}
+        groups: dict[tuple[str | None, str | None], list[StoredRun]] = {}
         for run in runs:
-            group = groups.setdefault((run.tags.get("conditions"), name(run)), {})
-            group.setdefault(content_hash(run), []).append(run)
-        for found in groups.values():
-            if len(found) > 1:
-                newest = newest_run(run for own in found.values() for run in own)
-                old = (run for own, its in found.items() if own != content_hash(newest) for run in its)
-                stale.update(run.run_id for run in old if not (_failed(run) and run.start_ms > newest.start_ms))
+            groups.setdefault((run.tags.get("conditions"), name(run)), []).append(run)
+        for group in groups.values():
+            if len({content_hash(run) for run in group}) > 1:
+                newest = newest_run(group)
+                replaced = (run for run in group if content_hash(run) != content_hash(newest))
+                stale.update(run.run_id for run in replaced if not (_failed(run) and run.start_ms > newest.start_ms))
     return stale
-
-
-def _age(run: StoredRun) -> tuple[bool, int, str]:
-    """Return a sort key: failures before answers, then by age."""
-    return not _failed(run), run.start_ms, run.run_id
 
 
 def _failed(run: StoredRun) -> bool:

@@ -1,4 +1,4 @@
-"""Run: the record of one cell, and its states."""
+"""Runs: their kinds, states and legal transitions; a run before and after it is stored, and its changes."""
 
 from __future__ import annotations
 
@@ -52,30 +52,25 @@ class RunKind(StrEnum):
 
 @dataclass(frozen=True)
 class NewRun:
-    """A finished run to be stored in one piece; later updates use `RunChange`.
-
-    `texts` are stored under their keys without loss, whatever their length. `record_id` is created once, with the
-    result: recording it again does not add a run. A cell also has a `cell_key`: the store keeps at most one finished
-    run per key.
-    """
+    """A finished run, before it is stored; later updates use `RunChange`."""
 
     kind: RunKind
-    record_id: str
+    record_id: str  # created with the result; recording it again does not add a run
     name: str
     start_ms: int
     end_ms: int
     ok: bool = True  # False: the run failed
-    cell_key: str | None = None
+    cell_key: str | None = None  # of a cell; the store keeps at most one finished run per key
     params: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
-    texts: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)  # of any length
     supersedes: tuple[str, ...] = ()  # run ids to be tagged superseded=true once this run is stored
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunChange:
-    """Update of a recorded run; values that it does not name stay, and a text is replaced as a whole."""
+    """Update of a recorded run: the metrics, tags and texts to add or replace."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -85,7 +80,7 @@ class RunChange:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run read from the store. `tags` do not include texts; use `RunStore.read` or `RunStore.get` for those."""
+    """A run read from the store, without its texts, which `RunStore.read` and `RunStore.get` return separately."""
 
     run_id: str
     status: str  # FINISHED, FAILED or RUNNING (half written)

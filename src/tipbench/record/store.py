@@ -60,7 +60,7 @@ class RunStore(Protocol):
     def read(
         self, experiment_id: str, *, where: Mapping[str, str], texts: Collection[str], limit: int | None = None
     ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
-        """Like `search`, with those of the named texts that a run has, each verified; other texts are not read."""
+        """Like `search`, with the requested texts that a run has, each verified; other texts are not read."""
         ...
 
     def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
@@ -181,7 +181,7 @@ class MemoryStore:
             for run, texts in runs
             if (half_written or run.status in wire.DONE) and wire.matches(run, where)
         ]
-        return hits if limit is None else hits[: max(0, limit)]
+        return hits[:limit]
 
     def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
         with self._available():

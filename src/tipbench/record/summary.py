@@ -1,4 +1,4 @@
-"""Summary of a collect: objective measures per model and prompt, and the evidence of what was in memory."""
+"""Summary of a collect: measures per model and prompt, and which models were in memory."""
 
 from __future__ import annotations
 
@@ -66,6 +66,9 @@ class Summary:
     refused: Mapping[str, str]
     failures: tuple[str, ...] = ()  # one line per failed cell
 
+    def counts(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in ("cells", "recorded_before", "generated", "failed", "seconds")}
+
     def event(self) -> Collected:
         """Return the last event of a collect."""
         return Collected(
@@ -84,11 +87,7 @@ class Summary:
         return {
             "experiment": self.experiment,
             "experiment_url": self.experiment_url,
-            "cells": self.cells,
-            "recorded_before": self.recorded_before,
-            "generated": self.generated,
-            "failed": self.failed,
-            "seconds": self.seconds,
+            **self.counts(),
             "pairs": [
                 {
                     "model": model,
@@ -109,15 +108,9 @@ class Summary:
 def collection_run(
     config: CollectConfig, summary: Summary, *, record_id: str, start_ms: int, end_ms: int, ended: str
 ) -> NewRun:
-    """Build the run of kind=collection: the configuration, how it ended, and what was observed in memory."""
+    """Build the run of kind=collection: the configuration, how the collect ended, and which models were in memory."""
     evidence = summary.evidence
-    metrics = {
-        "cells": summary.cells,
-        "recorded_before": summary.recorded_before,
-        "generated": summary.generated,
-        "failed": summary.failed,
-        "seconds": summary.seconds,
-    }
+    metrics = summary.counts()
     tags = {"ended": ended, "tipbench.version": tipbench.__version__}
     values = config.model_dump()
     addresses = {key: strip_login(value) for key, value in values.items() if key.endswith("_url") and value}
@@ -148,7 +141,7 @@ def collection_run(
 
 
 def refused_run(model: str, reason: str, now_ms: int) -> NewRun:
-    """Build the run of kind=refused: a model that may not run, and why. The same refusal is stored once."""
+    """Build the run of kind=refused: a model that may not run, and why; a repeated refusal has the same record id."""
     return NewRun(
         kind=RunKind.REFUSED,
         record_id=uuid.uuid5(uuid.NAMESPACE_URL, f"refused\n{model}\n{reason}").hex,

@@ -78,7 +78,7 @@ def _in_parts(key: str, text: str, stored: str, first: int) -> dict[str, str]:
 
 
 def single_request_tags(key: str, text: str, present: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags that replace the present text, if they are all written at once."""
+    """Return the tags that replace the present text if they are all written in one request."""
     tags = to_tags(key, text)
     if key in tags and key + _META in present:
         tags[key + _META] = ""
@@ -86,7 +86,10 @@ def single_request_tags(key: str, text: str, present: Mapping[str, str]) -> dict
 
 
 def multi_request_tags(key: str, text: str, present: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the tags for several requests, in two steps; readers get the old text until the last tag is written."""
+    """Return the tags that replace the present text if they take several requests: the parts, then the switch.
+
+    Readers get the old text until the switch is written.
+    """
     tags = single_request_tags(key, text, present)
     if key in tags:
         return {}, tags

@@ -17,9 +17,9 @@ WRITERS = 2  # MLflow on SQLite takes 40 to 80 ms per run, one at a time: more t
 _REVISION_EVERY_S = 5.0  # between updates of the experiment's revision, which invalidates readers' caches
 _UNAVAILABLE_RETRY_S = 1.0
 _JOIN_S = 2.0  # a writer may hang in a request; it is a daemon thread, and its result is in the journal
-_REFUSALS_IN_A_ROW = 3  # then MLflow seems to reject everything, and the run stops
-_SERVER_ERRORS = 30  # after this many, a result that fails while others succeed is left for the next collect
-_STORED_SINCE = 3  # if this many others are stored while a result keeps failing, the cause is that result
+_MAX_REFUSALS_IN_A_ROW = 3  # after that many, MLflow seems to reject everything, and the run stops
+_MAX_SERVER_ERRORS = 30  # of a result, if others are stored meanwhile; then it is left for the next collect
+_MIN_STORED_SINCE = 3  # a result that fails while this many others are stored is itself the cause
 
 
 class Writers:
@@ -33,14 +33,14 @@ class Writers:
         self._journal = journal
         self._observer = observer
         self._draining = draining  # a dead process's journal: MLflow may have stored any of its results
-        self._uncertain: dict[str, int] = {}  # record id of a result sent without a response → results stored by then
+        self._uncertain: dict[str, int] = {}  # record id of a result that may be stored → results stored before it
         self._server_errors: dict[str, int] = {}  # record id → responses with a server error
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._unavailable_since: float | None = None
         self._unavailable_why = ""
         self._touched = time.monotonic()
-        self._dirty = True  # the revision must be updated; at first, since the last writer may have died before it did
+        self._dirty = True  # the revision must be updated; at first, because an earlier writer may have died before
         self._stored = 0
         self._refused: list[str] = []  # results that MLflow rejects
         self._refused_in_a_row = 0
@@ -142,17 +142,16 @@ class Writers:
         self._stop.wait(_UNAVAILABLE_RETRY_S)
 
     def _handle_refusal(self, entry: Entry, run: NewRun, exc: MlflowError) -> None:
-        """Handle a rejection: retries server errors, skips a single bad result, raises if MLflow rejects everything.
+        """Retry after a server error; skip a single result that MLflow rejects; raise if it rejects everything.
 
-        A result that MLflow answers with a server error stays in the journal, for the next collect; only an invalid
-        one is set aside.
+        A skipped result stays in the journal. When draining, one that is invalid (400) is moved to another file.
         """
         if exc.status >= 500:
             with self._lock:
                 tries = self._server_errors[entry.record_id] = self._server_errors.get(entry.record_id, 0) + 1
                 stored_since = self._stored - self._uncertain.get(entry.record_id, self._stored)
-                others_succeed = stored_since >= _STORED_SINCE
-            if tries < _SERVER_ERRORS or not (others_succeed or self._draining):
+                others_succeed = stored_since >= _MIN_STORED_SINCE
+            if tries < _MAX_SERVER_ERRORS or not (others_succeed or self._draining):
                 self._try_later(entry, str(exc))  # such as a locked database or a full disk, which may be temporary
                 return
         elif exc.status != 400:
@@ -160,7 +159,7 @@ class Writers:
         else:
             with self._lock:
                 self._refused_in_a_row += 1
-                if self._refused_in_a_row >= _REFUSALS_IN_A_ROW:
+                if self._refused_in_a_row >= _MAX_REFUSALS_IN_A_ROW:
                     raise exc
         if self._draining and exc.status == 400:
             where = f", now in {self._journal.set_aside(entry)}"

@@ -123,7 +123,7 @@ class ScaleDrift:
     """A judge's drift on one scale, in the scale's points; None where there is too little data."""
 
     scale: str
-    n: int | None  # None if withheld
+    n: int
     bias: float | None  # mean of score − expected score of an honest judge at that reference
     interval: tuple[float, float] | None  # confidence interval of the bias, at the test's level
     se: float | None  # standard error of the bias
@@ -137,7 +137,7 @@ class Drift:
     """A judge's drift, measured on controls. Pooled values are in points of a five-step scale."""
 
     verdict: Verdict
-    n_controls: int | None  # None if withheld
+    n_controls: int
     false_alarm_rate: float
     scales: tuple[ScaleDrift, ...]
     error: float | None  # mean absolute difference from the references
@@ -154,15 +154,15 @@ class Drift:
         scales = [{**asdict(scale), "interval": scale.interval and list(scale.interval)} for scale in self.scales]
         return {**asdict(self), "verdict": self.verdict.value, "scales": scales}
 
-    def sentences(self, rubric: Rubric) -> list[str]:
-        """Return the verdict for users: scale, direction and size, never which items were controls."""
+    def sentences(self, rubric: Rubric, *, with_count: bool = True) -> list[str]:
+        """Return the verdict for users: scale, direction and size, and with `with_count` the number of control tips."""
         if self.verdict is Verdict.UNKNOWN:
             return [f"Drift unknown: fewer than {MIN_CONTROLS} control tips are scored on every scale."]
         of_sheets = f" of your last {self.sheets} sheets" if self.sheets > 1 else ""
         five_steps = all(scale.max - scale.min == 4 for scale in rubric.scales)
         points = "points" if five_steps else "points of a five-step scale"
         if self.verdict is Verdict.FINE and self.error is not None and self.error_limit is not None:
-            count = "the" if self.n_controls is None else self.n_controls
+            count = self.n_controls if with_count else "the"
             sentence = (
                 f"No drift found on {count} control tips{of_sheets}: the scores differ from the reference scores by "
                 f"{self.error:.1f} {points} on average (limit {self.error_limit:.1f}), and no scale is too high or low."

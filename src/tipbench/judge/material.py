@@ -43,11 +43,15 @@ class Material:
 
 @dataclass(frozen=True)
 class JudgedCell:
-    """A recorded cell with its scores and texts; its tips are parsed when they are needed."""
+    """A recorded cell with its texts; scores and tips are parsed when they are needed."""
 
     run: StoredRun
-    scores: CellScores
     texts: Mapping[str, str]
+
+    @cached_property
+    def scores(self) -> CellScores:
+        """The judges' scores. Raises CorruptText."""
+        return read_scores(self.texts.get(SCORES))
 
     @cached_property
     def tips(self) -> tuple[Tip, ...]:
@@ -124,6 +128,4 @@ def read_cells(store: RunStore, experiment_id: str) -> list[JudgedCell]:
     ]
     runs = [run for run, _ in found]
     left_out = stale_runs(runs) | twin_runs(runs)
-    return [
-        JudgedCell(run, read_scores(texts.get(SCORES)), texts) for run, texts in found if run.run_id not in left_out
-    ]
+    return [JudgedCell(run, texts) for run, texts in found if run.run_id not in left_out]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tipbench.errors import UsageError
 from tipbench.judge.rules import (
-    NOTE_LIMIT,
+    MAX_NOTE_LENGTH,
     SCALES,
     RulesJudge,
     explain_tip,
@@ -251,7 +251,7 @@ def test_a_duration_and_a_stop_never_lower_actionability(card: Mapping[str, Any]
 @given(cards, tips)
 def test_notes_are_short_and_name_every_scale(card: Mapping[str, Any], tip: str) -> None:
     note = explain_tip(card, tip).note
-    assert len(note) <= NOTE_LIMIT
+    assert len(note) <= MAX_NOTE_LENGTH
     assert all(scale in note for scale in SCALES)
 
 
@@ -314,7 +314,7 @@ def test_every_item_is_filled_and_flags_stay_as_computed() -> None:
         assert outcome.format_ok == item.format_ok
         assert [tip.overlong for tip in outcome.tips] == [tip.overlong for tip in item.tips]
         assert [dict(tip.scores) for tip in outcome.tips] == [explain_tip(MIDDAY, tip.tip).scores for tip in item.tips]
-        assert all(tip.note and len(tip.note) <= NOTE_LIMIT for tip in outcome.tips)
+        assert all(tip.note and len(tip.note) <= MAX_NOTE_LENGTH for tip in outcome.tips)
 
 
 def test_the_judge_is_named_and_provisional() -> None:

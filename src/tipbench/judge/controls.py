@@ -25,9 +25,9 @@ from tipbench.text import fingerprint
 
 CONTROL_TIPS = 40  # per sheet; on smaller sheets, one per cell
 CONTROL_ANSWERS = 10  # at least, since tips of one answer are scored alike; on smaller sheets, one per four cells
-MOST_CONTROL_TIPS = 60  # per sheet
-MOST_REPEATS = 8  # per sheet
-CELLS_FOR_A_REPEAT = 10  # on a smaller sheet nothing is repeated
+MAX_CONTROL_TIPS = 60  # per sheet
+MAX_REPEATS = 8  # per sheet
+MIN_CELLS_FOR_REPEATS = 10  # on a smaller sheet nothing is repeated
 
 _WHOLE = 1000  # targets are in thousandths of a control
 # Target share of each step of a five-step scale: few enough threes to detect a judge who always scores 3.
@@ -119,7 +119,7 @@ def compose(
 
 def control_tips(cells: int, tips_per_answer: float) -> int:
     """Return how many control tips to hide among this many cells."""
-    tips_of_answers = min(MOST_CONTROL_TIPS, round(min(CONTROL_ANSWERS, cells / 4) * tips_per_answer))
+    tips_of_answers = min(MAX_CONTROL_TIPS, round(min(CONTROL_ANSWERS, cells / 4) * tips_per_answer))
     return max(min(CONTROL_TIPS, cells), tips_of_answers)
 
 
@@ -170,7 +170,7 @@ def _choose_repeats(real: Sequence[Candidate], earlier: Sequence[Candidate], rng
     """Sample earlier cells, about a tenth as many as real ones, from scenarios already on the sheet."""
     scenarios, on_sheet = {cell.scenario for cell in real}, {cell.run_id for cell in real}
     fitting = {cell.run_id: cell for cell in earlier if cell.scenario in scenarios and cell.run_id not in on_sheet}
-    wanted = min(MOST_REPEATS, round(len(real) / 10)) if len(real) >= CELLS_FOR_A_REPEAT else 0
+    wanted = min(MAX_REPEATS, round(len(real) / 10)) if len(real) >= MIN_CELLS_FOR_REPEATS else 0
     return rng.sample([fitting[run_id] for run_id in sorted(fitting)], min(wanted, len(fitting)))
 
 
@@ -182,7 +182,7 @@ class _ScenarioPool:
     """A scenario of the sheet for which there are controls."""
 
     donors: Sequence[Candidate]  # real answers whose shape a control answer may have
-    most_items: int  # maximum number of control items
+    max_items: int  # maximum number of control items
     controls: Sequence[Control]  # least often shown first, ties in random order
     showings: Sequence[int]  # times each was shown, ascending
 
@@ -215,7 +215,7 @@ def _pools(
         pools.append(
             _ScenarioPool(
                 donors=donors[scenario],
-                most_items=answers[scenario],
+                max_items=answers[scenario],
                 controls=[control for *_, control in least_shown_first],
                 showings=[times for times, *_ in least_shown_first],
             )
@@ -269,7 +269,7 @@ def _log_chances(pool: _ScenarioPool, bound: int) -> list[dict[int, float]]:
     most_tips = min(bound, len(pool.controls))
     donors_of_size = Counter(len(donor.tips) for donor in pool.donors)
     chances = [{0: 0.0}]
-    while len(chances) <= pool.most_items and chances[-1]:
+    while len(chances) <= pool.max_items and chances[-1]:
         terms: dict[int, list[float]] = defaultdict(list)
         for total, chance in chances[-1].items():
             for size, donors in donors_of_size.items():
@@ -400,7 +400,7 @@ def _target_shares(scale: Scale) -> tuple[int, ...]:
 # Private controls, for a team's own suite
 
 MIN_JUDGES = 2  # who agree on a tip
-PER_SCENARIO = 10  # new controls
+MAX_PER_SCENARIO = 10  # new controls
 _MAX_APART = 1  # steps between the judges' scores of a tip on any scale
 
 
@@ -409,7 +409,7 @@ def agreed_controls(
     rubric: Rubric,
     *,
     judges: int = MIN_JUDGES,
-    per_scenario: int = PER_SCENARIO,
+    per_scenario: int = MAX_PER_SCENARIO,
     known: Iterable[str] = (),
 ) -> list[Control]:
     """Return tips with counted scores of at least `judges` judges who are at most one step apart on every scale.

@@ -39,7 +39,7 @@ from tipbench.plan.scenarios import Persona, Scenario, Slot
 from tipbench.record.generation import Pause
 from tipbench.text import plural
 
-MOST_TIPS = 8  # per question
+MAX_TIPS = 8  # per question
 _MAX_ANCHORS = 6
 _SYSTEM_SHARE = 0.6  # maximum share of the context; card, tips and answer need room too
 _BYTES_PER_TOKEN = 3.0  # lower than for any tokenizer on ordinary text, so that token counts are overestimated
@@ -91,7 +91,7 @@ def questions(item: Item, rubric: Rubric, system: str, num_ctx: int) -> list[Que
     first = 0
     while first < len(item.tips):
         room = num_ctx - tokens(system)
-        for size in range(min(MOST_TIPS, len(item.tips) - first), 0, -1):
+        for size in range(min(MAX_TIPS, len(item.tips) - first), 0, -1):
             question = _question(card, [tip.tip for tip in item.tips[first : first + size]], rubric)
             if tokens(question.user) + question.num_predict < room:
                 break
@@ -167,9 +167,9 @@ _SAMPLING: dict[str, float | int] = {"top_k": 40, "top_p": 1.0, "min_p": 0, "rep
 _TRIES = ((0.0, 0), (0.3, 1))  # temperature and seed offset; at temperature 0 the seed has no effect
 _MODEL_UNUSABLE = (FailureKind.MISSING_MODEL, FailureKind.NOT_LOCAL)  # no item can be scored
 _NOT_RETRIED = (*_MODEL_UNUSABLE, FailureKind.PROMPT_TOO_LONG, FailureKind.REJECTED)  # would fail again
-_LOADS_BEFORE_GIVING_UP = 3
+_MAX_LOAD_FAILURES = 3
 _MAX_CRASHES = 10  # of the server during one request
-_RELEASE_TRIES = 3
+_MAX_RELEASE_ATTEMPTS = 3
 _MAX_REASON = 300  # characters
 # A request must have a scenario, for engines without a language model; the judge's prompts contain the card instead.
 _NO_SCENARIO = Scenario(Persona("", "", "", "", (), (), ()), Slot("", "", time()), date.min)
@@ -235,14 +235,14 @@ class ModelJudge:
         except BaseException:
             self.close(report)
             raise
-        for _ in range(_RELEASE_TRIES):
+        for _ in range(_MAX_RELEASE_ATTEMPTS):
             pause.until_alive(self._engine)
             with suppress(ServerUnavailable):
                 self._engine.release(self._facts.model)
                 self._in_use = False
                 return
         raise ResidencyError(
-            f"{self._facts.model} is still in the memory of the Ollama server after {_RELEASE_TRIES} attempts."
+            f"{self._facts.model} is still in the memory of the Ollama server after {_MAX_RELEASE_ATTEMPTS} attempts."
         )
 
     def _score(self, item: Item, rubric: Rubric, system: str, pause: Pause, *, last: bool) -> ItemScore | str:
@@ -283,7 +283,7 @@ class ModelJudge:
                 reason = f"{result.kind}: {result.reason}"
                 if result.kind is FailureKind.LOAD_FAILED:
                     self._load_failures += 1
-                if result.kind in _MODEL_UNUSABLE or self._load_failures >= _LOADS_BEFORE_GIVING_UP:
+                if result.kind in _MODEL_UNUSABLE or self._load_failures >= _MAX_LOAD_FAILURES:
                     self._skip_reason = f"skipped: {result.reason}"
                 if self._skip_reason or result.kind in _NOT_RETRIED:
                     return reason

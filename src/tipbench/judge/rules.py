@@ -372,8 +372,8 @@ def _is_about_person(parsed: ParsedTip, card: Card) -> bool:
 
 
 SCALES = ("relevance", "actionability", "tone")
-LOWEST, HIGHEST = 1, 5
-NOTE_LIMIT = 200
+MIN_SCORE, MAX_SCORE = 1, 5
+MAX_NOTE_LENGTH = 200
 
 
 @dataclass(frozen=True)
@@ -388,9 +388,9 @@ class Explanation:
 
     @property
     def note(self) -> str:
-        """The reasons in one line of at most NOTE_LIMIT characters; each scale gets an equal part."""
+        """The reasons in one line of at most MAX_NOTE_LENGTH characters; each scale gets an equal part."""
         parts = (f"{scale} {found.score}: {', '.join(found.because)}" for scale, found in self.findings.items())
-        return "; ".join(shorten(part, NOTE_LIMIT // len(SCALES) - 2) for part in parts)
+        return "; ".join(shorten(part, MAX_NOTE_LENGTH // len(SCALES) - 2) for part in parts)
 
 
 def explain_tip(card: Mapping[str, Any], tip: str) -> Explanation:
@@ -421,10 +421,10 @@ class RulesJudge:
 def check_rubric(rubric: Rubric) -> None:
     """Raise UsageError unless the rubric has exactly the scales supported by the rules."""
     seen = {scale.name: (scale.min, scale.max) for scale in rubric.scales}
-    if seen != dict.fromkeys(SCALES, (LOWEST, HIGHEST)):
+    if seen != dict.fromkeys(SCALES, (MIN_SCORE, MAX_SCORE)):
         shown = ", ".join(f"{name} {low}-{high}" for name, (low, high) in seen.items())
         raise UsageError(
-            f"The rules judge scores {', '.join(SCALES)} from {LOWEST} to {HIGHEST} and nothing else; the rubric "
+            f"The rules judge scores {', '.join(SCALES)} from {MIN_SCORE} to {MAX_SCORE} and nothing else; the rubric "
             f"{rubric.id} has {shown}. Judge by hand, or with command: or ollama:."
         )
 
@@ -455,7 +455,7 @@ def _explain(card: Card, tip: str) -> Explanation:
     parsed = parse_tip(tip)
     reason = unusable_reason(parsed, card.instruction_verbs)
     if reason:
-        return Explanation(dict.fromkeys(SCALES, Finding(LOWEST, (f"broken text: {reason}",))))
+        return Explanation(dict.fromkeys(SCALES, Finding(MIN_SCORE, (f"broken text: {reason}",))))
     hooks = find_hooks(parsed, card)
     instructions = find_instructions(parsed, card)
     return Explanation(

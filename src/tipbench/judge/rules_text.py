@@ -22,9 +22,9 @@ DAYPARTS: Mapping[str, tuple[int, int]] = {name: (first, last) for name, (first,
 INSTRUCTION_VERBS = WORDS["step_verbs"] | WORDS["action_verbs"] | WORDS["vague_verbs"] | WORDS["pep_verbs"]
 HOUR_NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
-LONGEST = 4000  # characters of a tip that are parsed, a hundred times the usual length
+MAX_TIP_LENGTH = 4000  # characters of a tip that are parsed, a hundred times the usual length
 NAMED = 1.5  # word weight sufficient to name a task; a proper name found only in its title has this weight
-_LONGEST_CARD_TEXT = 2000  # characters of each text of a card that are parsed
+_MAX_CARD_TEXT = 2000  # characters of each text of a card that are parsed
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _CLAUSE_END = re.compile(r"[,;()\[\]\n!?…]+|[.:](?!\d)|\s[-–—]+\s|[–—]")
@@ -73,7 +73,7 @@ class ParsedTip:
 
 def parse_tip(tip: str) -> ParsedTip:
     """Parse a tip into words and clauses, ignoring emoji and markup."""
-    raw = tip[:LONGEST]
+    raw = tip[:MAX_TIP_LENGTH]
     text = _without_symbols(unicodedata.normalize("NFC", raw).translate(_QUOTES))
     parts = [part for part in _CLAUSE_END.split(text) if part.strip()]
     clauses = [clause for part in parts for clause in _clauses(_words(part))]
@@ -194,11 +194,11 @@ def parse_card(card: Mapping[str, Any]) -> Card:
     persona, slot = card["persona"], card["slot"]
     clock_hour, _, clock_minute = str(slot["time"]).partition(":")
     minute = int(clock_hour) * 60 + int(clock_minute)
-    names = frozenset(word.stem for word in _words(str(persona["name"])[:_LONGEST_CARD_TEXT]))
-    titles = [str(task["title"])[:_LONGEST_CARD_TEXT] for task in persona["tasks"]]
-    habits = [str(habit)[:_LONGEST_CARD_TEXT] for habit in persona["habits"]]
-    about = str(persona["about"])[:_LONGEST_CARD_TEXT]
-    preferences = [_split_preference(str(text)[:_LONGEST_CARD_TEXT]) for text in persona["preferences"]]
+    names = frozenset(word.stem for word in _words(str(persona["name"])[:_MAX_CARD_TEXT]))
+    titles = [str(task["title"])[:_MAX_CARD_TEXT] for task in persona["tasks"]]
+    habits = [str(habit)[:_MAX_CARD_TEXT] for habit in persona["habits"]]
+    about = str(persona["about"])[:_MAX_CARD_TEXT]
+    preferences = [_split_preference(str(text)[:_MAX_CARD_TEXT]) for text in persona["preferences"]]
     routines = [*habits, *(part for part in re.split(r"[.;]|, then", about) if clock_times(part.lower()))]
     people = _names([about, *habits, *(wanted for wanted, _ in preferences)]) - names
     verbs = frozenset(word.lower for title in titles for word in _words(title)[:1])  # a title begins with its verb

@@ -185,7 +185,7 @@ def safe_line(text: str, most: int) -> str:
     return shorten(" ".join(printable(text[: 4 * most]).split()), most)
 
 
-SAVE_S = 20.0  # seconds between saves of new answers
+SAVE_INTERVAL_S = 20.0  # seconds between saves of new answers
 
 Progress = Callable[[int, int, int], None]  # scored, unscored, total
 
@@ -331,7 +331,7 @@ class _Run:
 
 @dataclass
 class _Answers:
-    """The answers so far, saved with the sheet every SAVE_S seconds, so that a crash loses little work."""
+    """The answers so far, saved with the sheet every SAVE_INTERVAL_S seconds, so that a crash loses little work."""
 
     store: RunStore
     stored: StoredSheet
@@ -351,7 +351,7 @@ class _Answers:
 
     def add(self, score: ItemScore) -> None:
         self.new[score.item] = score
-        if time.monotonic() - self._saved_at > SAVE_S:
+        if time.monotonic() - self._saved_at > SAVE_INTERVAL_S:
             self.save()
 
     def save(self) -> None:

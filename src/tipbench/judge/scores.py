@@ -20,7 +20,7 @@ SCORES = "artifact:scores.json"
 RUBRIC = "artifact:rubric.md"
 PROVISIONAL = "provisional_"
 _CACHE_SIZE = 5000  # parsed scores, enough for the cells of two large experiments
-_REPLACED = 5  # newest replaced judgements of one sheet; the sheet's run has all
+_MAX_REPLACED = 5  # newest replaced judgements of one sheet; the sheet's run has all
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _shortened(history: Sequence[Judgement]) -> tuple[Judgement, ...]:
     kept = []
     for judgement in reversed(history):
         later[judgement.sheet] += 1
-        if later[judgement.sheet] <= _REPLACED:
+        if later[judgement.sheet] <= _MAX_REPLACED:
             kept.append(judgement if later[judgement.sheet] == 1 else _without_notes(judgement))
     return tuple(reversed(kept))
 

@@ -40,7 +40,7 @@ _UNSAFE_CELL = re.compile(
     re.IGNORECASE,
 )
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}(?:[.,]0{1,20})?")
-_LONGEST_NUMBER = 40  # digits; longer ones stay strings, as Python limits integer conversion
+_MAX_DIGITS = 40  # digits; longer ones stay strings, as Python limits integer conversion
 _JSON_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\],:]|-?Infinity|NaN', re.DOTALL)
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -360,7 +360,7 @@ def _parse_json(text: str) -> dict[str, Any]:
         raise _InvalidJson(name)
 
     def parse_bounded_int(digits: str) -> int | str:
-        return int(digits) if len(digits) <= _LONGEST_NUMBER else digits
+        return int(digits) if len(digits) <= _MAX_DIGITS else digits
 
     try:
         value = json.loads(

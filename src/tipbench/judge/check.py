@@ -89,6 +89,11 @@ def shown(value: object) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
+def shown_name(name: object) -> str:
+    """Format an unknown key or name for a message, without quotes."""
+    return shown(name).strip("'\"")
+
+
 def refusal(problems: Iterable[Problem]) -> SheetRefused:
     """Return a SheetRefused that lists the first MAX_LISTED problems and carries up to MAX_PROBLEMS."""
     found = list(islice(problems, MAX_PROBLEMS + 1))
@@ -204,7 +209,7 @@ def check_unchanged(place: Location, raw_item: Mapping[str, Any], item: SheetIte
     names = (name for name in {**card, **given} if given.get(name, _MISSING) != card.get(name, _MISSING))
     for name in islice(names, 5):
         seen = describe_value(given, name) if name in card else shown(given[name])
-        place.refuse(f"scenario.{_without_quotes(name)}", seen, "the card as exported")
+        place.refuse(f"scenario.{shown_name(name)}", seen, "the card as exported")
 
 
 def name_problem(name: object, *, allow_reserved: bool = False) -> str | None:
@@ -293,7 +298,7 @@ def _scores(place: Location, raw: Mapping[str, Any], rubric: Rubric) -> dict[str
         return None
     for name in islice((name for name in given if name not in rubric.scale_names), 20):
         expected = f"only the rubric's scales: {', '.join(rubric.scale_names)}"
-        place.refuse(f"scores.{_without_quotes(name)}", shown(given[name]), expected)
+        place.refuse(f"scores.{shown_name(name)}", shown(given[name]), expected)
     scores: dict[str, int] = {}
     for scale in rubric.scales:
         value = given.get(scale.name, _MISSING)
@@ -344,11 +349,6 @@ def describe_value(raw: Mapping[str, Any], key: str) -> str:
     others = {name.casefold(): name for name in islice(raw, 50) if isinstance(name, str) and len(name) <= 40}
     close = difflib.get_close_matches(key, others, n=1, cutoff=0.75)
     return f"no such key, but {shown(others[close[0]])}" if close else "no such key"
-
-
-def _without_quotes(name: object) -> str:
-    """Format an unknown key for a message, without quotes."""
-    return shown(name).strip("'\"")
 
 
 def _row(raw: object) -> int | None:

@@ -162,15 +162,18 @@ def read_scores(text: str | None) -> CellScores:
     """Parse the content of `artifact:scores.json`; return empty scores for None."""
     if text is None:
         return NO_SCORES
+
+    def parsed(judgements: Mapping[str, Any]) -> dict[str, Judgement]:
+        return {judge: _judgement(judge, raw) for judge, raw in judgements.items()}
+
     try:
         raw = json.loads(text)
-        named = {name: _judgement(name, judgement) for name, judgement in raw["judges"].items()}
-        held = {name: _judgement(name, judgement) for name, judgement in raw.get("held", {}).items()}
+        judges, held = parsed(raw["judges"]), parsed(raw.get("held", {}))
         return CellScores(  # earlier versions stored held judgements under "judges"
-            judges={name: judgement for name, judgement in named.items() if not judgement.held},
-            provisional={name: _judgement(name, judgement) for name, judgement in raw["provisional"].items()},
-            history=tuple(_judgement(judgement["judge"], judgement) for judgement in raw["history"]),
-            held={name: judgement for name, judgement in named.items() if judgement.held} | held,
+            judges={judge: judgement for judge, judgement in judges.items() if not judgement.held},
+            provisional=parsed(raw["provisional"]),
+            history=tuple(_judgement(each["judge"], each) for each in raw["history"]),
+            held={judge: judgement for judge, judgement in judges.items() if judgement.held} | held,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise CorruptText(f"The text {SCORES} has an unexpected format ({type(exc).__name__}: {exc}).") from exc
@@ -178,11 +181,15 @@ def read_scores(text: str | None) -> CellScores:
 
 def scores_text(scores: CellScores) -> str:
     """Return the content of `artifact:scores.json`."""
+
+    def by_judge(judgements: Mapping[str, Judgement]) -> dict[str, Any]:
+        return {judge: _judgement_json(judgement) for judge, judgement in sorted(judgements.items())}
+
     value = {
         "format": FORMAT,
-        "judges": {name: _judgement_json(judgement) for name, judgement in sorted(scores.judges.items())},
-        "held": {name: _judgement_json(judgement) for name, judgement in sorted(scores.held.items())},
-        "provisional": {name: _judgement_json(judgement) for name, judgement in sorted(scores.provisional.items())},
+        "judges": by_judge(scores.judges),
+        "held": by_judge(scores.held),
+        "provisional": by_judge(scores.provisional),
         "history": [{"judge": judgement.judge, **_judgement_json(judgement)} for judgement in scores.history],
     }
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import combinations
+from itertools import combinations, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -83,22 +83,13 @@ def choose_match_ups(found: Sequence[MatchUp], limit: int | None, rng: random.Ra
 
     If fewer than two whole scenarios fit, one match-up per scenario in turn, since a single scenario has no error bar.
     """
-    shuffled = rng.sample(sorted(found, key=lambda each: sorted(each.runs)), len(found))
-    scenario_place: dict[str, int] = {}  # in the random order of scenarios
-    place_in_scenario: dict[frozenset[str], int] = {}  # of each match-up
-    sizes: Counter[str] = Counter()
-    for each in shuffled:
-        scenario_place.setdefault(each.scenario, len(scenario_place))
-        place_in_scenario[each.runs] = sizes[each.scenario]
-        sizes[each.scenario] += 1
-    two_scenarios = sum(scenario_place[each.scenario] < 2 for each in found)
-    in_turn = limit is not None and limit < two_scenarios
-
-    def order(each: MatchUp) -> tuple[int, int]:
-        scenario, place = scenario_place[each.scenario], place_in_scenario[each.runs]
-        return (place, scenario) if in_turn else (scenario, place)
-
-    return sorted(shuffled, key=order)[:limit]
+    groups: dict[str, list[MatchUp]] = defaultdict(list)  # by scenario, in random order
+    for each in rng.sample(sorted(found, key=lambda each: sorted(each.runs)), len(found)):
+        groups[each.scenario].append(each)
+    scenarios = list(groups.values())
+    if limit is not None and limit < sum(map(len, scenarios[:2])):
+        return [each for turn in zip_longest(*scenarios) for each in turn if each is not None][:limit]
+    return [each for scenario in scenarios for each in scenario][:limit]
 
 
 def in_both_orders(chosen: Sequence[MatchUp], rng: random.Random) -> list[tuple[Contender, Contender]]:

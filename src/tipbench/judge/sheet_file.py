@@ -272,14 +272,14 @@ def _rows(text: str, separator: str, problems: list[Problem]) -> Iterator[_Row]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
         columns = [_column(cell) for cell in next(reader)]
-        wrong = [
-            (name, "no such column", "the column as exported") for name in _REQUIRED_COLUMNS if name not in columns
-        ]
         counts = Counter(filter(None, columns))
-        twice = [name for name, count in counts.items() if count > 1]
-        wrong += [(shown_name(name), "it twice", "each column once; remove one of them") for name in twice]
+        missing = [name for name in _REQUIRED_COLUMNS if name not in counts]
+        repeated = [shown_name(name) for name, count in counts.items() if count > 1]
+        once = "each column once; remove one of them"
+        wrong = [Problem(None, None, name, "no such column", "the column as exported", row=1) for name in missing]
+        wrong += [Problem(None, None, name, "it twice", once, row=1) for name in repeated]
         if wrong:
-            raise refusal(Problem(None, None, *each, row=1) for each in wrong)
+            raise refusal(wrong)
         for number, cells in enumerate(reader, start=2):
             if number > MAX_ROWS:
                 raise SheetRefused(f"A sheet has at most {MAX_ROWS} rows; this one has more. Apply the exported file.")

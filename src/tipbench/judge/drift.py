@@ -83,13 +83,13 @@ def self_agreement(
 
 
 MIN_CONTROLS = 20  # with fewer control tips the verdict is unknown
-FALSE_ALARM_RATE = 0.05
-BIAS_SHARE = 0.031  # part of it, for the biases of all scales together
-POOLED_SHARE = 0.003  # for error and contrast each; what is left allows for the design effect being an estimate
+FALSE_ALARM_RATE = 0.05  # of the whole verdict, for an honest judge; its parts are below
+BIAS_SHARE = 0.031  # for the biases of all scales together
+POOLED_SHARE = 0.003  # for error and contrast each; the rest is a margin, because the design effect is estimated
 POOLED_QUANTILE = NormalDist().inv_cdf(1 - POOLED_SHARE)
 HONEST_NOISE = 1.0  # the largest noise accepted as honest, in points of a five-step scale
 NOISES = np.linspace(0.05, 1.5, 59)  # candidate values when estimating a judge's noise
-PRIOR_DEGREES = 20  # of freedom, added to those of the control answers in the test of a bias
+PRIOR_DEGREES = 20  # degrees of freedom that are added to those of the control answers in the test of a bias
 MIN_SPREAD = 0.25  # minimum spread of errors, so that a judge who never varies does not get a zero-width interval
 
 Floats = NDArray[np.float64]
@@ -200,8 +200,9 @@ def limit_sentences(drift: Mapping[str, Any], points: str = "points") -> Iterato
 def measure_drift(scales: Sequence[Scale], scored: Sequence[ControlScore], *, sheets: int = 1) -> Drift:
     """Compare the scores of control tips with their references; below MIN_CONTROLS the verdict is unknown.
 
-    A judge's errors are alike within an answer, so that tips of one answer count for less than independent ones: all
-    standard errors have the design effect of the intraclass correlation of the judge's own errors, pooled over scales.
+    A judge's errors are alike within an answer, so tips of one answer count for less than independent ones. All
+    standard errors are therefore inflated by the design effect of the intraclass correlation, which is estimated from
+    the judge's own errors on all scales.
     """
     columns = [_Column.of(scale, scored) for scale in scales]
     used = [column for column in columns if column.n]
@@ -292,7 +293,7 @@ class _Column:
     def spread(self) -> float:
         return max(float(self.excess.std(ddof=1)) if self.n > 1 else 0.0, MIN_SPREAD * self.unit)
 
-    def design_effect(self, correlation: float | None, weights: Floats | None = None) -> float:
+    def design_effect(self, correlation: float | None, weights: NDArray[np.floating[Any]] | None = None) -> float:
         """Return how much the correlation within answers inflates the variance of a weighted sum of the errors."""
         weights = np.ones(self.n) if weights is None else weights
         total = float(weights @ weights)
@@ -303,9 +304,9 @@ class _Column:
 
 
 def _intraclass_correlation(columns: Sequence[_Column]) -> float | None:
-    """Return the share of the error variance that is between answers, from a one-way layout pooled over the scales.
+    """Return the share of the error variance that is between answers, by a one-way analysis pooled over the scales.
 
-    At least 0. None if there are no two answers, or none with two tips.
+    At least 0. None unless there are two answers, one of them with two tips.
     """
     between = within = between_degrees = within_degrees = 0.0
     sizes = []
@@ -331,16 +332,16 @@ def _unit(steps: int) -> float:
 
 @dataclass(frozen=True)
 class _Honest:
-    """Error moments of an honest judge: one column per reference, one row per noise, the last for HONEST_NOISE."""
+    """Moments of an honest judge's error. One column per reference."""
 
-    mean: Floats
-    variance: Floats
+    mean: Floats  # one row per noise in NOISES, and a last one for HONEST_NOISE
+    variance: Floats  # likewise
     absolute: Floats  # mean, variance and third central moment of |error| at HONEST_NOISE; additive over tips
 
 
 @lru_cache(maxsize=64)
 def _honest(steps: int) -> _Honest:
-    """Compute the moments for a scale of `steps` + 1 values, exactly, from clip(round(reference + noise))."""
+    """Compute the exact moments for a scale of `steps` + 1 values, with score = clip(round(reference + noise))."""
     from scipy.special import ndtr
 
     noises = np.append(NOISES, HONEST_NOISE) * _unit(steps)
@@ -439,7 +440,7 @@ class BiasSum:
 
 @dataclass(frozen=True)
 class Slope:
-    """A trend of a judge's errors, with its interval."""
+    """The slope of a judge's errors, with its confidence interval."""
 
     value: float
     ci_low: float
@@ -447,12 +448,12 @@ class Slope:
 
     @property
     def beyond(self) -> bool:
-        return abs(self.value) > 1e-9 and not self.ci_low <= 0 <= self.ci_high  # without errors only rounding is left
+        return abs(self.value) > 1e-9 and not self.ci_low <= 0 <= self.ci_high  # smaller values are rounding errors
 
 
 @dataclass(frozen=True)
 class Trends:
-    """A judge over several sheets. Shown to admins; nothing is held because of it."""
+    """Trends of a judge over several sheets. Shown to admins; no sheet is held because of them."""
 
     sums: tuple[BiasSum, ...]
     fatigue: Slope | None  # growth of the absolute error from the first to the last item of a sheet
@@ -467,7 +468,7 @@ class Trends:
         }
 
     def sentences(self) -> list[str]:
-        """Return what exceeds chance, for admins."""
+        """Return a sentence for each trend that chance does not explain, for admins."""
         found = [
             f"{each.scale} is scored too {'high' if each.high > each.low else 'low'} over "
             f"{plural(each.sheets, 'sheet')}, by {abs(each.bias):.2f} points on average."
@@ -532,7 +533,7 @@ def _fatigue(sheets: Sequence[Sequence[_Column]]) -> Slope | None:
 
 
 def _compression(columns: Sequence[_Column]) -> Slope | None:
-    """Regress errors on references over all scales, with a variance that allows for answers."""
+    """Regress errors on references over all scales; the variance allows for the correlation within an answer."""
     used = [column for column in columns if column.n > 1]
     answers = max((column.answers for column in used), default=0)
     x = [(column.reference - column.reference.mean()) / column.unit for column in used]

@@ -167,31 +167,31 @@ INSTRUCTIONS = (
 
 def check_duel(raw_item: object, item: DuelItem) -> Winner | list[Problem] | None:
     """Validate one item; return its winner, None if unfinished, or the problems."""
-    place = Location([], item.id)
+    location = Location([], item.id)
     if not isinstance(raw_item, Mapping):
-        place.refuse("item", shown(raw_item), "an object with item, sha256, scenario, a, b and winner")
-        return place.problems
-    check_unchanged(place, raw_item, item)
+        location.refuse("item", shown(raw_item), "an object with item, sha256, scenario, a, b and winner")
+        return location.problems
+    check_unchanged(location, raw_item, item)
     for side, tips in item.texts.items():
         given = raw_item.get(side)
         if not isinstance(given, list) or len(given) != len(tips):
             seen = str(len(given)) if isinstance(given, list) else describe_value(raw_item, side)
-            place.refuse(side, seen, f"the answer's {len(tips)} tips")
+            location.refuse(side, seen, f"the answer's {len(tips)} tips")
             continue
         for number, (raw_tip, tip) in enumerate(zip(given, tips, strict=True), start=1):
-            at = place.at(number, raw_tip)
+            at_tip = location.at_tip(number, raw_tip)
             if not isinstance(raw_tip, Mapping):
-                at.refuse(side, shown(raw_tip), "the tip as exported")
+                at_tip.refuse(side, shown(raw_tip), "the tip as exported")
                 continue
-            check_text(at, raw_tip, "tip", tip.tip, f"{side}.tip")
-            check_text(at, raw_tip, "rationale", tip.rationale, f"{side}.rationale")
+            check_text(at_tip, raw_tip, "tip", tip.tip, f"{side}.tip")
+            check_text(at_tip, raw_tip, "rationale", tip.rationale, f"{side}.rationale")
     value = raw_item.get("winner")
     if value is None and "winner" in raw_item:
-        return place.problems or None
+        return location.problems or None
     word = value.strip().casefold() if isinstance(value, str) else ""
     if word not in set(Winner):
-        place.refuse("winner", describe_value(raw_item, "winner"), "'a', 'b' or 'tie', or null")
-    return place.problems or Winner(word)
+        location.refuse("winner", describe_value(raw_item, "winner"), "'a', 'b' or 'tie', or null")
+    return location.problems or Winner(word)
 
 
 @dataclass(frozen=True)

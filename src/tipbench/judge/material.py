@@ -66,8 +66,8 @@ class JudgedCell:
     @cached_property
     def format_ok(self) -> bool:
         """Whether the answer has the requested format, as computed, ignoring judges' corrections."""
-        touched = self.scores.judges or self.scores.held or self.scores.history
-        if touched and RAW in self.texts:  # the metric has the judges' mean, which must not be shown to the next judge
+        judged = self.scores.judges or self.scores.held or self.scores.history
+        if judged and RAW in self.texts:  # the metric is the judges' mean, which must not be shown to the next judge
             return parse_answer(self.texts[RAW], self._n_tips).format_ok
         return self.run.metrics.get("format_ok") == 1.0
 

@@ -43,7 +43,7 @@ MAX_TIPS = 8  # per question
 _MAX_ANCHORS = 6
 _SYSTEM_SHARE = 0.6  # maximum share of the context; card, tips and answer need room too
 _BYTES_PER_TOKEN = 3.0  # lower than for any tokenizer on ordinary text, so that token counts are overestimated
-_PER_ANSWER, _PER_TIP, _PER_SCALE = 32, 16, 24  # answer tokens, allowing for whitespace
+_TOKENS_PER_ANSWER, _TOKENS_PER_TIP, _TOKENS_PER_SCORE = 32, 16, 24  # allowing for whitespace
 
 _TASK = (
     "You score short productivity tips. You are given a person's card and a numbered list of tips written for that "
@@ -76,14 +76,14 @@ def system_prompt(rubric: Rubric, num_ctx: int) -> str:
             f"{room}. Raise num_ctx, or judge with another judge."
         )
     prose = rubric.text.split(f"\n{FENCE}", 1)[-1].strip() if rubric.text.startswith(FENCE) else ""
-    for part in (prose, *_example_texts(rubric, _MAX_ANCHORS)):
+    for part in (prose, *_example_texts(rubric)):
         if part and tokens(longer := f"{prompt}\n\n{part}") <= room:
             prompt = longer
     return prompt
 
 
 def questions(item: Item, rubric: Rubric, system: str, num_ctx: int) -> list[Question] | str:
-    """Split the item's tips into as few questions as fit; return the reason if a tip does not fit or none exists."""
+    """Split the item's tips into as few questions as fit the context; return the reason if that is impossible."""
     if not item.tips:
         return "it has no tips"
     card = json.dumps(item.scenario, ensure_ascii=False)
@@ -139,7 +139,8 @@ def _question(card: str, tips: Sequence[str], rubric: Rubric) -> Question:
         "additionalProperties": False,
     }
     schema = {"type": "array", "items": entry, "minItems": len(tips), "maxItems": len(tips)}
-    return Question(user, len(tips), schema, _PER_ANSWER + len(tips) * (_PER_TIP + _PER_SCALE * len(rubric.scales)))
+    tokens_per_tip = _TOKENS_PER_TIP + _TOKENS_PER_SCORE * len(rubric.scales)
+    return Question(user, len(tips), schema, num_predict=_TOKENS_PER_ANSWER + len(tips) * tokens_per_tip)
 
 
 def _escape_tags(text: str) -> str:
@@ -148,10 +149,10 @@ def _escape_tags(text: str) -> str:
     return "".join(char if not "\ud800" <= char <= "\udfff" else f"\\u{ord(char):04x}" for char in plain)
 
 
-def _example_texts(rubric: Rubric, most: int) -> list[str]:
-    """Return up to `most` anchors, extremes first, so that both ends of the range fit a small context."""
+def _example_texts(rubric: Rubric) -> list[str]:
+    """Return up to _MAX_ANCHORS anchors, extremes first, so that both ends of the range fit a small context."""
     ranked = sorted(rubric.anchors, key=lambda anchor: rubric.composite(anchor.scores, format_ok=True, overlong=False))
-    count = min(most, len(ranked))
+    count = min(_MAX_ANCHORS, len(ranked))
     spread = [ranked[round(i * (len(ranked) - 1) / max(1, count - 1))] for i in range(count)]
     ordered = sorted(range(count), key=lambda i: -abs(i - (count - 1) / 2))
     texts = []
@@ -335,10 +336,10 @@ def open_model_judge(
     [engine] = build_engines([model], EngineDependencies(config, home, report, locks)).values()
     with ExitStack() as stack:
         stack.callback(close_engines, {engine.name: engine}, report)
-        facts = _allowed(engine, config)
+        facts = _check_model(engine, config)
         for lock in locks.values():
             if lock.acquire(wait=config.wait, report=report):
-                facts = _allowed(engine, config)  # it may have changed while waiting for the lock
+                facts = _check_model(engine, config)  # it may have changed while waiting for the lock
             stack.callback(lock.release)
         needed = memory_needed(facts, num_ctx=config.num_ctx)
         if warning := memory_warning(facts, needed, free_memory(model, config)):
@@ -349,7 +350,8 @@ def open_model_judge(
         yield judge
 
 
-def _allowed(engine: Engine, config: CollectConfig) -> ModelFacts:
+def _check_model(engine: Engine, config: CollectConfig) -> ModelFacts:
+    """Return the facts of the model. Raises ModelRefused if it may not be used."""
     facts, refused = model_facts({engine.name: engine}, config)
     if refused:
         raise ModelRefused(" ".join(refused.values()))

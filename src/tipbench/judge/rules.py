@@ -14,7 +14,7 @@ from tipbench.judge.automatic import JudgeKind
 from tipbench.judge.rules_text import (
     DAYPARTS,
     INSTRUCTION_VERBS,
-    NAMED,
+    MIN_TASK_WEIGHT,
     PHRASES,
     WORDS,
     Card,
@@ -121,7 +121,7 @@ def _texts(hooks: Sequence[Hook]) -> tuple[str, ...]:
 def _names_task(parsed: ParsedTip, task: Hook) -> bool:
     """Return whether the tip has two of the task's words, or one distinctive word after 'the', 'your' or similar."""
     weight = task.weight_in(parsed.stems)
-    if weight >= NAMED:
+    if weight >= MIN_TASK_WEIGHT:
         return True
     if weight < 1:
         return False
@@ -199,12 +199,12 @@ class Instructions:
     """The instructions in a tip."""
 
     steps: tuple[str, ...]  # verbs of a visible first step, such as open or write
-    actions: tuple[str, ...]
-    directions: tuple[str, ...]
-    trigger: bool
+    actions: tuple[str, ...]  # other verbs of something to do
+    directions: tuple[str, ...]  # verbs that only give a direction, such as focus
+    trigger: bool  # whether it begins with the moment to start
     duration: str | None
     size: str | None
-    stop: str | None
+    stop: str | None  # when to stop
     unnamed_object: str | None  # such as "something"
 
     @property
@@ -212,7 +212,7 @@ class Instructions:
         return bool(self.steps or self.actions)
 
     @property
-    def start(self) -> bool:
+    def has_start(self) -> bool:
         return bool(self.steps) or self.trigger
 
 
@@ -288,7 +288,7 @@ def actionability(instructions: Instructions, hooks: Hooks) -> Finding:
         direction = instructions.directions[:1]
         return Finding(2, (f"direction only: {direction[0]}",)) if direction else Finding(1, ("nothing to do",))
     because = [f"action: {', '.join((*instructions.steps, *instructions.actions)[:3])}"]
-    because += ["start"] if instructions.start else []
+    because += ["start"] if instructions.has_start else []
     because += [f"duration: {instructions.duration}"] if instructions.duration else []
     because += [f"size: {instructions.size}"] if instructions.size else []
     because += [f"stop: {instructions.stop}"] if instructions.stop else []
@@ -298,10 +298,10 @@ def actionability(instructions: Instructions, hooks: Hooks) -> Finding:
         return Finding(2, ("lists several tasks and chooses none",))
     if hooks.later or hooks.against:
         return Finding(3, (*because, f"not now: {(*hooks.later, *hooks.against)[0]}"))
-    if instructions.start and instructions.duration and instructions.stop:
+    if instructions.has_start and instructions.duration and instructions.stop:
         return Finding(5, tuple(because))
     several = len(instructions.steps) + len(instructions.actions) > 1
-    marks = instructions.start + bool(instructions.size) + bool(instructions.stop) + several
+    marks = instructions.has_start + bool(instructions.size) + bool(instructions.stop) + several
     return Finding(4 if instructions.duration or marks >= 2 else 3, tuple(because))
 
 
@@ -355,7 +355,7 @@ def _base_tone(parsed: ParsedTip, card: Card, hooks: Hooks, instructions: Instru
         return 3, "flat"
     if parsed.has(PHRASES["pressure"]):
         return 4, "calm, with some pressure or praise"
-    if hooks.count and instructions.start and (instructions.size or instructions.duration or instructions.stop):
+    if hooks.count and instructions.has_start and (instructions.size or instructions.duration or instructions.stop):
         return 5, "calm and specific"
     return 4, "calm, a little general"
 

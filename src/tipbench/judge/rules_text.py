@@ -23,7 +23,7 @@ INSTRUCTION_VERBS = WORDS["step_verbs"] | WORDS["action_verbs"] | WORDS["vague_v
 HOUR_NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 MAX_TIP_LENGTH = 4000  # characters of a tip that are parsed, a hundred times the usual length
-NAMED = 1.5  # word weight sufficient to name a task; a proper name found only in its title has this weight
+MIN_TASK_WEIGHT = 1.5  # of the words that name a task; a proper name that only the title has is enough by itself
 _MAX_CARD_TEXT = 2000  # characters of each text of a card that are parsed
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
@@ -45,7 +45,7 @@ _REPEATABLE = WORDS["function"] | WORDS["units"] | WORDS["stops"] | WORDS["sizes
 
 @dataclass(frozen=True)
 class Word:
-    """One word of a tip."""
+    """One word of a tip or card."""
 
     text: str  # as written
     lower: str
@@ -208,7 +208,7 @@ def parse_card(card: Mapping[str, Any]) -> Card:
             Hook(
                 title,
                 _weights(title, people, frozenset(word.stem for word in _words(title)[:1]))
-                | dict.fromkeys(_names([title]) - people, NAMED),
+                | dict.fromkeys(_names([title]) - people, MIN_TASK_WEIGHT),
             )
             for title in titles
         ),
@@ -255,8 +255,8 @@ def _clauses(part: Sequence[Word]) -> Iterator[tuple[Word, ...]]:
         yield tuple(current)
 
 
-# Includes words for durations and stops, which are common in advice and do not refer to the card.
-_EMPTY = frozenset(
+# Words for durations and stops are common in advice and do not refer to the card.
+_IGNORED = frozenset(
     stem(w) for w in WORDS["function"] | WORDS["hours"] | WORDS["units"] | WORDS["stops"] | set(HOUR_NAMES)
 )
 _COMMON = frozenset(stem(word) for word in WORDS["common"])
@@ -264,7 +264,7 @@ _VERBS = frozenset(stem(word) for word in WORDS["step_verbs"] | WORDS["action_ve
 
 
 def _content(text: str) -> frozenset[str]:
-    return frozenset(word.stem for word in _words(text) if len(word.lower) > 2) - _EMPTY - _COMMON
+    return frozenset(word.stem for word in _words(text) if len(word.lower) > 2) - _IGNORED - _COMMON
 
 
 def _weights(text: str, *weak: frozenset[str]) -> dict[str, float]:
@@ -272,7 +272,7 @@ def _weights(text: str, *weak: frozenset[str]) -> dict[str, float]:
     weights = {}
     for word in _words(text):
         general = word.stem in _COMMON or word.lower.isdigit() or len(word.lower) == 1
-        if word.stem not in _EMPTY:
+        if word.stem not in _IGNORED:
             weights[word.stem] = 0.5 if general or any(word.stem in group for group in weak) else 1.0
     return weights
 

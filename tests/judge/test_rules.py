@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date
 from datetime import time as clock
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +19,7 @@ from tipbench.judge.rules import (
     SCALES,
     RulesJudge,
     explain_tip,
-    measured_table,
     rules_error,
-    update_measured_table,
 )
 from tipbench.judge.rules_text import RoutineTime, parse_card, parse_tip, stem
 from tipbench.judge.run import AutomaticJudge
@@ -31,7 +28,6 @@ from tipbench.plan.rubric import Anchor, Scale
 from tipbench.plan.scenarios import Persona, Scenario, Slot, Task
 from tipbench.plan.suite import load_suite
 
-PAGE = Path(__file__).parents[2] / "docs" / "rules-judge.md"
 SUITE = load_suite("tips-32")
 CARDS = {scenario.id: scenario.to_card() for scenario in SUITE.scenarios}
 
@@ -354,15 +350,3 @@ def test_the_error_of_the_rules_stays_within_its_limit() -> None:
     for scale, numbers in found.items():
         assert numbers["error"] is not None, scale
         assert numbers["error"] <= 0.8, scale
-
-
-def test_the_docs_have_the_current_error_and_an_outdated_table_is_rewritten() -> None:
-    page = PAGE.read_text("utf-8")
-    assert measured_table() in page
-    stale = page.replace("| controls | tone |", "| controls | tune |")
-    assert update_measured_table(page) == page == update_measured_table(stale) != stale
-
-
-def test_a_page_without_the_markers_is_refused() -> None:
-    with pytest.raises(UsageError, match="needs the markers"):
-        update_measured_table("# The rules judge\n")

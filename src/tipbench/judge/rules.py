@@ -32,8 +32,7 @@ from tipbench.judge.rules_text import (
 from tipbench.judge.run import Unscored
 from tipbench.judge.sheet import Item, ItemScore, TipScore, TipSheet
 from tipbench.plan.rubric import CalibratedTip, Rubric
-from tipbench.plan.suite import load_suite
-from tipbench.text import percent, plural, shorten
+from tipbench.text import plural, shorten
 
 
 @dataclass(frozen=True)
@@ -465,39 +464,3 @@ def _explain(card: Card, tip: str) -> Explanation:
             "tone": tone(parsed, card, hooks, instructions),
         }
     )
-
-
-MEASURED = ("<!-- measured -->", "<!-- /measured -->")
-
-
-def measured_table(suite: str = "tips") -> str:
-    """Return the rules' error on a suite's anchors and controls as a Markdown table."""
-    loaded = load_suite(suite)
-    check_rubric(loaded.rubric)
-    cards = {scenario.id: scenario.to_card() for scenario in loaded.scenarios}
-    anchors, controls = loaded.rubric.anchors, loaded.controls
-    lines = [
-        "| measured on | scale | tips | bias | error | within one step | always 3 |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, examples in (("anchors", anchors), ("controls", controls), ("both", (*anchors, *controls))):
-        for scale, found in rules_error(examples, cards).items():
-            if found["bias"] is None or found["error"] is None or found["within_one"] is None:
-                continue
-            naive = sum(abs(3 - example.scores[scale]) for example in examples) / len(examples)
-            lines.append(
-                f"| {name} | {scale} | {found['n']} | {found['bias']:+.2f} | {found['error']:.2f} "
-                f"| {percent(found['within_one'])} | {naive:.2f} |"
-            )
-    return "\n".join(lines)
-
-
-def update_measured_table(page: str) -> str:
-    """Return the page with the table between its MEASURED markers regenerated."""
-    before, start, rest = page.partition(MEASURED[0])
-    _, end, after = rest.partition(MEASURED[1])
-    if not start or not end:
-        raise UsageError(
-            f"The page needs the markers {MEASURED[0]} and {MEASURED[1]}. Put them where the table belongs."
-        )
-    return f"{before}{start}\n{measured_table()}\n{end}{after}"

@@ -79,7 +79,7 @@ class SheetApplier:
         changed = [given for item, given in stored.answers.items() if self._answers[item] != given]
         self._replaced = (*stored.replaced, *(ReplacedAnswer(given, self._at) for given in changed))
         self._blank = sum(item in stored.answers for item in filled.unfinished)
-        self._cell_items = self._answered_items(ItemKind.CELL)
+        self._cell_items = self._answered_items(ItemKind.CELL)  # item ids by run
         self._repeat_items = self._answered_items(ItemKind.REPEAT)
         self._rubrics = {stored.sheet.rubric.tag: stored.sheet.rubric}
         self._held = stored.status is SheetStatus.HELD
@@ -126,21 +126,24 @@ class SheetApplier:
         if accept is not None and drift is not None and beyond:
             accepted = accept  # only a measured drift can be accepted
         self._held = beyond and not stored.provisional and accepted is None
+        revision = complete and not stored.provisional and stored.drift is not None
+        # 2. Compare with the judge's own earlier scores and with other judges.
+        cells = self._read_cells() if complete else None  # a partial apply reads each run only when it writes to it
+        agreement, alphas = None, {}
+        if cells is not None and not revision:
+            agreement = self_agreement(rubric.scales, list(self._repeated_tips(cells)))
+        if cells is not None and not stored.provisional:
+            scores = [self._with_sheet_scores(cell) for run_id, cell in cells.items() if run_id in self._cell_items]
+            alphas = alpha_by_scale(rubric, scores)
         result = replace(
             self._result(SheetStatus.HELD if self._held else SheetStatus.APPLIED),
             drift=drift,
             accepted=accepted,
-            revision=complete and not stored.provisional and stored.drift is not None,
+            revision=revision,
             few=complete and not stored.provisional and not self._enough_for_numbers(),
+            self_agreement=agreement,
+            alpha=alphas,
         )
-        # 2. Compare with the judge's own earlier scores and with other judges.
-        cells = self._read_cells() if complete else None  # a partial apply reads each run only when it writes to it
-        if cells is not None and not result.revision:
-            repeated = list(self._repeated_tips(cells))
-            result = replace(result, self_agreement=self_agreement(rubric.scales, repeated))
-        if cells is not None and not stored.provisional:
-            scores = [self._with_sheet_scores(cell) for run_id, cell in cells.items() if run_id in self._cell_items]
-            result = replace(result, alpha=alpha_by_scale(rubric, scores))
         # 3. Save the answers with the sheet, then write the scores to the cells.
         if self._answers or final:
             self._save_answers(result, final=final)
@@ -154,14 +157,16 @@ class SheetApplier:
         return replace(result, deleted=len(self._deleted & self._cell_items.keys()))
 
     def _result(self, status: SheetStatus, *, dry_run: bool = False) -> ApplyResult:
-        """Return the result without drift. Its changes are of this judge's scores only and include hidden items."""
+        """Return the result without drift and agreement. Changes are of this judge's scores, hidden items included."""
         stored, rubric = self.stored, self.stored.sheet.rubric
         counted_before = dry_run or stored.status is SheetStatus.APPLIED
         counted_after = status is SheetStatus.APPLIED
 
         def means(score: ItemScore | None) -> Mapping[str, float] | None:
-            values = tip_means(rubric, score) if score else {}
-            return {name: values[name] for name in (*rubric.scale_names, "composite")} if values else None
+            if score is None:
+                return None
+            values = tip_means(rubric, score)
+            return {name: values[name] for name in (*rubric.scale_names, "composite")}
 
         changes = []
         for item in stored.sheet.items:
@@ -201,8 +206,13 @@ class SheetApplier:
             for experiment in self._store.experiments()
             if experiment.name.startswith(EXPERIMENT_PREFIX)
             for sheet in stored_sheets(self._store, experiment.experiment_id, experiment.name, self._judge)
-            if (sheet.sheet.rubric.tag == rubric.tag and sheet.exported < stored.exported and not sheet.provisional)
-            if sheet.status is SheetStatus.APPLIED and sheet.drift is not None
+            if (
+                sheet.sheet.rubric.tag == rubric.tag
+                and sheet.exported < stored.exported
+                and sheet.status is SheetStatus.APPLIED
+                and sheet.drift is not None
+                and not sheet.provisional
+            )
         ]
         for sheet in sorted(earlier, key=lambda sheet: sheet.exported, reverse=True):
             scores = list(control_scores(sheet.entries, sheet.answers))
@@ -262,21 +272,21 @@ class SheetApplier:
                 outdated = cells is None or (cell is not None and self._change(cell) is not None)
                 if outdated and self._write(run_id):
                     written.append(run_id)
-                    self._store.get(self.stored.run_id)  # the update that imitates a write reads it too
+                    self._store.get(self.stored.run_id)  # as the update does that imitates a write
             if progress:
                 progress(done, len(self._answers))
         for _ in range(_VERIFICATIONS):
             written = [run_id for run_id in written if self._write(run_id)]
 
     def _imitate_write(self, item: str, *, already_read: bool) -> None:
-        """Make the calls that writing a cell takes for a hidden item, on the next cell and the sheet's run.
+        """For a hidden item, make the calls that writing a cell takes: reads of the next cell, and an update.
 
-        Otherwise the time of an apply would reveal which items are hidden, above all if a judge enlarges the
-        difference with long notes.
+        The update adds metrics, tags and a text to the sheet's run that nothing reads. Otherwise the time of an apply
+        would reveal which items are hidden, above all if a judge enlarges the difference with long notes.
         """
         new, former = self._judgement(self._answers[item]), self.stored.answers.get(item)
         before = NO_SCORES if former is None else NO_SCORES.with_judgement(self._judgement(former))
-        if self.stored.provisional or before.with_judgement(new) is before:  # a cell would not be written
+        if self.stored.provisional or before.with_judgement(new) is before:  # a cell would be read, but not written
             if not already_read:
                 self._read_next_cell(item)
             return
@@ -293,8 +303,8 @@ class SheetApplier:
             at_ms=change.at_ms,
         )
         self._store.update(self.stored.run_id, imitation)
-        self._read_next_cell(item)  # the update of a cell reads it too
-        self._read_next_cell(item)  # verification
+        self._read_next_cell(item)  # as the update of a cell does
+        self._read_next_cell(item)  # as its verification does
 
     def _read_cells(self) -> dict[str, JudgedCell]:
         """Read the runs of the answered cells and repeats; for a control that of another item, to take as long."""

@@ -31,7 +31,7 @@ from tipbench.judge.scores import (
     run_change,
     tip_means,
 )
-from tipbench.judge.sheet import FilledSheet, ItemScore
+from tipbench.judge.sheet import FilledSheet, ItemScore, TipScore
 from tipbench.judge.sheet_store import (
     ANSWERS,
     DRIFT,
@@ -410,19 +410,13 @@ def _is_deleted(exc: MlflowError) -> bool:
 
 def alpha_by_scale(rubric: Rubric, cells: Iterable[CellScores]) -> dict[str, float | None]:
     """Return Krippendorff's alpha per scale, over the tips scored by two or more counted judges."""
-    units: list[dict[str, Mapping[str, int]]] = []  # one per tip: the scores by judge
+    tips: list[tuple[TipScore, ...]] = []  # the scores of each tip by all judges
     for scores in cells:
-        counted = [given for given in scores.counted if given.rubric == rubric.tag]
-        if len(counted) > 1:
-            units += [
-                {given.judge: tip.scores for given, tip in zip(counted, same_tip, strict=True)}
-                for same_tip in zip(*(given.tips for given in counted), strict=False)
-            ]
-    found = {}
-    for scale in rubric.scales:
-        ratings = [{judge: scores[scale.name] for judge, scores in unit.items()} for unit in units]
-        found[scale.name] = alpha(scale, ratings)
-    return found
+        tips += zip(*(given.tips for given in scores.counted if given.rubric == rubric.tag), strict=False)
+    return {
+        scale.name: alpha(scale, [[score.scores[scale.name] for score in tip] for tip in tips])
+        for scale in rubric.scales
+    }
 
 
 def control_scores(entries: Sequence[SheetEntry], answers: Mapping[str, ItemScore]) -> Iterator[ControlScore]:

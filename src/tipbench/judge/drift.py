@@ -18,13 +18,13 @@ from tipbench.plan.rubric import Rubric, Scale
 from tipbench.text import plural
 
 
-def alpha(scale: Scale, ratings: Sequence[Mapping[str, int]]) -> float | None:
-    """Return Krippendorff's ordinal alpha over tips, each a mapping of judge to score: 1 is full agreement, 0 chance.
+def alpha(scale: Scale, scores: Sequence[Sequence[int]]) -> float | None:
+    """Return Krippendorff's ordinal alpha over tips, each with one score per judge: 1 is full agreement, 0 chance.
 
     Only tips with two or more judges count. Returns None with fewer than two such tips, or if all their scores are
     equal, since alpha is undefined without variation.
     """
-    units = [list(unit.values()) for unit in ratings if len(unit) >= 2]
+    units = [unit for unit in scores if len(unit) >= 2]
     seen = {score for unit in units for score in unit}
     if len(units) < 2 or len(seen) < 2:
         return None

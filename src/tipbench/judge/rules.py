@@ -53,11 +53,11 @@ class Hooks:
 
     tasks: tuple[str, ...]
     now: tuple[str, ...]  # routines and places at this hour
-    joined: bool  # the tip is linked to one of them ("after your coffee …")
+    joined: bool  # whether the tip links its action to one of them ("after your coffee …")
     personal: tuple[str, ...]  # other routines, preferences, people
     role_words: tuple[str, ...]  # words of the person's job and circumstances, too general for a hook
     hour: bool  # whether the tip names the time of day in general words
-    against: tuple[str, ...]  # what contradicts the card: passed routines and hours, ruled-out words
+    against: tuple[str, ...]  # parts of the tip that contradict the card: passed routines and hours, ruled-out words
     later: tuple[str, ...]  # phrases that postpone the tip
 
     @property
@@ -67,7 +67,6 @@ class Hooks:
 
 def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
     """Find the parts of the card that the tip refers to or contradicts."""
-    stems = parsed.stems
     tasks = [task for task in card.tasks if _names_task(parsed, task)]
     taken = frozenset(word for task in tasks for word in task.weights)
     # A name inside a task's title, as in "Ada's form", is not a separate hook.
@@ -77,24 +76,19 @@ def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
         if word.stem in card.people
         and not (word.stem in taken and any(later.stem in taken for later in parsed.words[index + 1 : index + 3]))
     ]
-    unclaimed = (stems - taken) | {word.stem for word in people}
-    routines = {
-        when: [r for r in card.routines if r.when is when and r.weight_in(unclaimed) >= 1] for when in RoutineTime
-    }
-    now = routines[RoutineTime.NOW]
+    unclaimed = (parsed.stems - taken) | {word.stem for word in people}
+    routines = {when: [routine for routine in card.routines if routine.when is when] for when in RoutineTime}
+    now = [routine for routine in routines[RoutineTime.NOW] if routine.weight_in(unclaimed) >= 1]
     now_words = frozenset(word for routine in now for word in routine.weights)
     passed = []  # routines of an earlier hour of which the tip has most words
-    for routine in card.routines:
+    for routine in routines[RoutineTime.PASSED]:
         weight = routine.weight_in(unclaimed - now_words)
-        if routine.when is RoutineTime.PASSED and weight >= 1.5 and weight >= 0.6 * sum(routine.weights.values()):
+        if weight >= 1.5 and weight >= 0.6 * sum(routine.weights.values()):
             passed.append(routine)
-    personal = [
-        hook
-        for hook in (*routines[RoutineTime.ANY], *routines[RoutineTime.LATER])
-        if hook.weight_in(unclaimed - now_words) >= 1
-    ]
+    others = (*routines[RoutineTime.ANY], *routines[RoutineTime.LATER])
+    personal = [routine for routine in others if routine.weight_in(unclaimed - now_words) >= 1]
     preferences = [preference for preference in card.wanted if preference.weight_in(unclaimed) >= 1]
-    names_routine = any(routine.when is RoutineTime.NOW and routine.weight_in(unclaimed) for routine in card.routines)
+    names_routine = any(routine.weight_in(unclaimed) for routine in routines[RoutineTime.NOW])
     dayparts = (DAYPARTS[word.lower] for word in parsed.words if word.lower in DAYPARTS)
     in_daypart = any(low * 60 <= card.minute <= high * 60 for low, high in dayparts)
     # A later clause that opens with 'leave' ends the action; it does not postpone it.
@@ -288,9 +282,8 @@ def actionability(instructions: Instructions, hooks: Hooks) -> Finding:
         return Finding(2, (f"direction only: {direction[0]}",)) if direction else Finding(1, ("nothing to do",))
     because = [f"action: {', '.join((*instructions.steps, *instructions.actions)[:3])}"]
     because += ["start"] if instructions.has_start else []
-    because += [f"duration: {instructions.duration}"] if instructions.duration else []
-    because += [f"size: {instructions.size}"] if instructions.size else []
-    because += [f"stop: {instructions.stop}"] if instructions.stop else []
+    details = {"duration": instructions.duration, "size": instructions.size, "stop": instructions.stop}
+    because += [f"{name}: {text}" for name, text in details.items() if text]
     if instructions.unnamed_object and not hooks.tasks:
         return Finding(3, (*because, f"does not say what: {instructions.unnamed_object}"))
     if len(hooks.tasks) > 2:
@@ -299,8 +292,8 @@ def actionability(instructions: Instructions, hooks: Hooks) -> Finding:
         return Finding(3, (*because, f"not now: {(*hooks.later, *hooks.against)[0]}"))
     if instructions.has_start and instructions.duration and instructions.stop:
         return Finding(5, tuple(because))
-    several = len(instructions.steps) + len(instructions.actions) > 1
-    marks = instructions.has_start + bool(instructions.size) + bool(instructions.stop) + several
+    several_actions = len(instructions.steps) + len(instructions.actions) > 1
+    marks = instructions.has_start + bool(instructions.size) + bool(instructions.stop) + several_actions
     return Finding(4 if instructions.duration or marks >= 2 else 3, tuple(because))
 
 

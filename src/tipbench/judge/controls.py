@@ -24,7 +24,7 @@ from tipbench.plan.rubric import Control, Rubric, Scale
 from tipbench.text import fingerprint
 
 CONTROL_TIPS = 40  # per sheet; on smaller sheets, one per cell
-CONTROL_ANSWERS = 10  # at least, since tips of one answer are scored alike; on smaller sheets, one per four cells
+CONTROL_ANSWERS = 10  # with at least this many, since tips of one answer are scored alike; fewer on small sheets
 MAX_CONTROL_TIPS = 60  # per sheet
 MAX_REPEATS = 8  # per sheet
 MIN_CELLS_FOR_REPEATS = 10  # on a smaller sheet nothing is repeated
@@ -32,7 +32,7 @@ MIN_CELLS_FOR_REPEATS = 10  # on a smaller sheet nothing is repeated
 _WHOLE = 1000  # targets are in thousandths of a control
 # Target share of each step of a five-step scale: few enough threes to detect a judge who always scores 3.
 _FIVE_STEPS = (150, 200, 300, 200, 150)
-_OWN_SHOWINGS = 10_000  # a control that this judge has seen counts as shown this often; to other judges, once
+_OWN_SHOWINGS = 10_000  # weight of a showing to this judge; one to another judge has the weight 1
 _MAX_SPARE = 4  # spare controls considered per control needed; bounds the work on a very large pool
 
 Source = str | tuple[str, ...]  # of an item: a run id, or the ids of the tips of a control answer
@@ -234,7 +234,7 @@ def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Ra
     """
     largest = max((len(donor.tips) for pool in pools for donor in pool.donors), default=1)
     bound = wanted + largest - 1  # with more tips, some item would be superfluous
-    log_chances = [_log_chances(pool, bound) for pool in pools]
+    log_chances = [_log_probabilities(pool, bound) for pool in pools]
     options = [_options(pool, chances) for pool, chances in zip(pools, log_chances, strict=True)]
     tables = [{0: _Option(0, 0.0)}]  # element i: the option for each total possible with the last i scenarios
     for scenario_options in reversed(options):
@@ -267,7 +267,7 @@ def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Ra
     return drawn
 
 
-def _log_chances(pool: _ScenarioPool, bound: int) -> list[dict[int, float]]:
+def _log_probabilities(pool: _ScenarioPool, bound: int) -> list[dict[int, float]]:
     """Return, as element k, the log probability of each total number of tips when k donors are drawn."""
     most_tips = min(bound, len(pool.controls))
     donors_of_size = Counter(len(donor.tips) for donor in pool.donors)
@@ -293,7 +293,7 @@ def _options(pool: _ScenarioPool, log_chances: Sequence[Mapping[int, float]]) ->
 
 
 def _fixed_and_tied(pool: _ScenarioPool, tips: int) -> tuple[int, int]:
-    """Return how many of the `tips` least shown controls are fixed, and how many tie for the remaining places."""
+    """Return how many of the `tips` least shown controls are certain, and how many tie for the other places."""
     if not tips:
         return 0, 0
     limit = pool.showings[tips - 1]

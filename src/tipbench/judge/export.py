@@ -41,12 +41,12 @@ class ExportRequest:
     judge: str | None = None
     limit: int | None = None
     overlap: float = 0.2  # target share of others' cells that this judge scores too
-    everything: bool = False  # all cells this judge has not scored
+    everything: bool = False  # also all cells that only others have scored
     rejudge: bool = False
     seed: int | None = None
     suite: str | None = None
     provisional: bool = False
-    first: tuple[str, ...] = ()  # preferred scenarios, highest priority first; after those of the design
+    first: tuple[str, ...] = ()  # scenarios to take first, in this order; those of the design precede them
     only: frozenset[str] | None = None  # runs that may be included; None for all
     without: frozenset[str] = frozenset()  # runs to exclude
 
@@ -58,8 +58,8 @@ class ExportResult:
     stored: StoredSheet
     unknown_scenarios: int = 0  # cells whose scenario is not (or no longer) in the suite
     older_rubric: int = 0  # cells judged under another rubric, skipped without --rejudge
-    other_conditions: int = 0  # cells on the sheet with other conditions than the newest; compare excludes them
-    added: int = 0  # cells beyond the limit, in whole scenarios, so that enough control tips fit
+    other_conditions: int = 0  # cells on the sheet with other conditions than the newest cell; compare excludes them
+    added: int = 0  # cells added beyond the limit, in whole scenarios, so that enough control tips fit
 
     @property
     def cells(self) -> int:
@@ -77,8 +77,8 @@ def export_sheet(
 ) -> ExportResult:
     """Create a sheet and store it in MLflow. `cells` is the result of `read_cells`, if already read.
 
-    Raises NotEnoughData if there is nothing for this judge to score. With `rejudge`, outdated floor scores are then
-    updated to the current rubric before raising.
+    Raises NotEnoughData if there is nothing for this judge to score. With `rejudge`, it first updates outdated floor
+    scores to the current rubric.
     """
     if request.judge and not request.provisional:
         check_no_duels(store, experiment, request.judge)
@@ -182,8 +182,8 @@ def choose_cells(
     if request.limit is None:
         return _take_scenarios(groups, None, rng) + _take_scenarios(shared, None, rng)
     n_shared = sum(map(len, shared))
-    least_unscored = _rounded_up(request.limit / (1 + request.overlap))
-    n_unscored = min(len(unscored), max(least_unscored, request.limit - n_shared))
+    min_unscored = _rounded_up(request.limit / (1 + request.overlap))
+    n_unscored = min(len(unscored), max(min_unscored, request.limit - n_shared))
     return _take_scenarios(groups, n_unscored, rng) + _take_scenarios(shared, request.limit - n_unscored, rng)
 
 
@@ -198,7 +198,7 @@ def _scenario_order(
 
     Among equals, scenarios that this judge has begun come first, and those that only others have begun come last.
     """
-    place_in_first = {scenario: first.index(scenario) for scenario in first}
+    priority = {scenario: first.index(scenario) for scenario in first}
     begun_by_judge = {cell.scenario for cell in known if judge in cell.scored_by}
     begun = {cell.scenario for cell in known if cell.scored_by}
     scenarios = sorted({cell.scenario for cell in known})
@@ -207,7 +207,7 @@ def _scenario_order(
     def rank(scenario: str) -> tuple[int, bool, int]:
         begun_by_others = scenario in begun and scenario not in begun_by_judge
         progress = 0 if scenario in begun_by_judge else 2 if begun_by_others else 1
-        return place_in_first.get(scenario, len(first)), scenario not in with_controls, progress
+        return priority.get(scenario, len(first)), scenario not in with_controls, progress
 
     return sorted(scenarios, key=rank)
 
@@ -257,7 +257,7 @@ def _count_control_tips(entries: Iterable[SheetEntry]) -> int:
 
 
 def _scored_by(cell: JudgedCell, rubric: str, request: ExportRequest) -> frozenset[str]:
-    """Return the judges who have scored the cell. Others' held scores do not count, so it stays available."""
+    """Return the judges who have scored the cell, without other judges whose scores are held."""
     given = list((cell.scores.provisional if request.provisional else cell.scores.judges).values())
     if not request.provisional:
         given += [held for name, held in cell.scores.held.items() if name == request.judge]

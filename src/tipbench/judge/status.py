@@ -104,13 +104,14 @@ class JudgingStatus:
 
 
 def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
-    """Read the experiment's cells and sheets and compute the judging status."""
+    """Read the cells and sheets of an experiment and return the judging status."""
     sheets = list(stored_sheets(store, experiment.experiment_id, experiment.name))[::-1]
     cells = read_cells(store, experiment.experiment_id)
     judged = [cell for cell in cells if cell.run.state == RunState.JUDGED]
     pending = [cell for cell in cells if cell.run.state == RunState.PENDING]
-    tags = Counter(score.rubric for cell in judged for score in cell.scores.counted).most_common(1)
-    rubric = next((each.sheet.rubric for each in sheets if tags and each.sheet.rubric.tag == tags[0][0]), None)
+    rubric_counts = Counter(score.rubric for cell in judged for score in cell.scores.counted)
+    rubrics = {each.sheet.rubric.tag: each.sheet.rubric for each in sheets}
+    rubric = rubrics.get(max(rubric_counts, key=rubric_counts.__getitem__, default=""))
     where = {"kind": str(RunKind.JUDGING), SHEET_KIND: DUEL}
     duels = Counter(run.tags.get("judge", "") for run in store.search(experiment.experiment_id, where=where))
     people = {name for cell in cells for name in (*cell.scores.judges, *cell.scores.held)}

@@ -31,7 +31,7 @@ MIN_CELLS_FOR_REPEATS = 10  # on a smaller sheet nothing is repeated
 
 _WHOLE = 1000  # targets are in thousandths of a control
 # Target share of each step of a five-step scale: few enough threes to detect a judge who always scores 3.
-_FIVE_STEPS = (150, 200, 300, 200, 150)
+_FIVE_STEP_SHARES = (150, 200, 300, 200, 150)
 _OWN_SHOWINGS = 10_000  # weight of a showing to this judge; one to another judge has the weight 1
 _MAX_SPARE = 4  # spare controls considered per control needed; bounds the work on a very large pool
 
@@ -41,12 +41,12 @@ Occurrences = frozenset[tuple[int, bool]]  # of an item: the earlier sheets that
 
 @dataclass(frozen=True)
 class JudgeHistory:
-    """What has been shown before a new sheet, under the same rubric."""
+    """What the judge of a new sheet, and the other judges, have seen before."""
 
-    judge: str | None = None  # of the new sheet
-    shown: Sequence[str] = ()  # ids of the controls shown to this judge, once per time
-    scored: Sequence[Candidate] = ()  # cells that this judge has scored
-    sheets: Sequence[StoredSheet] = ()  # the experiment's sheets of all judges, oldest first
+    judge: str | None = None
+    shown: Sequence[str] = ()  # ids of the controls shown to this judge in any experiment, once per time
+    scored: Sequence[Candidate] = ()  # cells that this judge has scored under the sheet's rubric
+    sheets: Sequence[StoredSheet] = ()  # the experiment's sheets of all judges under this rubric, oldest first
 
 
 def compose(
@@ -394,8 +394,8 @@ class _Balance:
 def _target_shares(scale: Scale) -> tuple[int, ...]:
     """Return each step's target share of references in thousandths: most in the middle, enough at the ends."""
     steps = scale.max - scale.min + 1
-    if steps == len(_FIVE_STEPS):
-        return _FIVE_STEPS
+    if steps == len(_FIVE_STEP_SHARES):
+        return _FIVE_STEP_SHARES
     heights = [2 + min(step, steps - 1 - step) for step in range(steps)]
     return tuple(round(_WHOLE * height / sum(heights)) for height in heights)
 

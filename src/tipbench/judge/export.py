@@ -77,7 +77,7 @@ def export_sheet(
 ) -> ExportResult:
     """Create a sheet and store it in MLflow. `cells` is the result of `read_cells`, if already read.
 
-    Raises NotEnoughData if there is nothing for this judge to score. With `rejudge`, it first updates outdated floor
+    Raises NotEnoughData if there is nothing for this judge to score; with `rejudge`, after updating outdated floor
     scores to the current rubric.
     """
     if request.judge and not request.provisional:

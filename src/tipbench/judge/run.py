@@ -72,7 +72,7 @@ def waiting_reporter(report: Callable[[str], None]) -> Observer:
 _TOKEN = re.compile(r'[\[\]{}]|"(?:[^"\\\n]|\\.)*+"?')  # JSON strings do not span lines
 _KEYS = ('"item"', '"items"')
 _MAX_DEPTH = 200  # open brackets; the outermost are forgotten
-# Characters that are parsed, since nested objects are parsed more than once: a multiple of the text's length and more.
+# Nested objects are parsed repeatedly. The limit of all characters parsed: a multiple of the text's length, plus some.
 _MAX_PARSED_FACTOR, _MAX_PARSED_EXTRA = 8, 1_000_000
 _MAX_VERSIONS = 8  # per item
 _MAX_SHOWN = 60  # characters of a value in a message
@@ -152,7 +152,7 @@ def _find_objects(text: str) -> list[dict[str, Any]]:
     """
     found: list[tuple[int, dict[str, Any]]] = []
     starts: deque[int] = deque(maxlen=_MAX_DEPTH)  # position of each open bracket
-    has_key: deque[bool] = deque(maxlen=_MAX_DEPTH)  # whether such a key was found in it
+    has_key: deque[bool] = deque(maxlen=_MAX_DEPTH)  # whether one of _KEYS was found in it
     left = _MAX_PARSED_FACTOR * len(text) + _MAX_PARSED_EXTRA  # characters that may still be parsed
     for token in _TOKEN.finditer(text):
         mark = token[0][0]

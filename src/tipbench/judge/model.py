@@ -186,7 +186,6 @@ class ModelJudge:
         self._engine = engine
         self._facts = facts
         self._config = config
-        self._cancel = threading.Event()
         self._in_use = False
         self._skip_reason = ""  # why no further item is sent to the model
         self._load_failures = 0
@@ -196,14 +195,12 @@ class ModelJudge:
         if not sheet.items:
             return
         system = system_prompt(sheet.rubric, self._config.num_ctx)
-        pause = Pause(self._config.server_wait_s, waiting_reporter(report), self._cancel)
+        never_cancelled = threading.Event()
+        pause = Pause(self._config.server_wait_s, waiting_reporter(report), never_cancelled)
         with self._loaded(pause, report):
             for item in sheet.items:
-                outcome = self._score(item, sheet.rubric, system, pause, last=item is sheet.items[-1])
-                if isinstance(outcome, str):
-                    yield Unscored(item.id, safe_line(outcome, _MAX_REASON))
-                else:
-                    yield outcome
+                result = self._score(item, sheet.rubric, system, pause, last=item is sheet.items[-1])
+                yield Unscored(item.id, safe_line(result, _MAX_REASON)) if isinstance(result, str) else result
         if (evidence := self.evidence()) is not None:
             report(f"{self.name}: {evidence.sentence()}")
 
@@ -265,7 +262,6 @@ class ModelJudge:
                 last=last and question is prompts[-1],
                 thinking=self._facts.thinking,
                 answer_schema=question.answer_schema,
-                cancel=self._cancel,
             )
             answer = self._skip_reason or self._request_scores(request, rubric, pause)
             if isinstance(answer, str):

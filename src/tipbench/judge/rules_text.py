@@ -146,8 +146,11 @@ def opening(clause: Sequence[Word]) -> str:
 
 
 def _after_lead_ins(clause: Sequence[Word]) -> int:
-    leads = (i for i, word in enumerate(clause) if word.lower not in WORDS["lead_ins"] and not word.lower.isdigit())
-    return next(leads, len(clause))
+    """Return the index of the first word after any lead-ins and numbers; the clause's length if there is none."""
+    for index, word in enumerate(clause):
+        if word.lower not in WORDS["lead_ins"] and not word.lower.isdigit():
+            return index
+    return len(clause)
 
 
 class RoutineTime(Enum):
@@ -191,14 +194,18 @@ class Card:
 
 def parse_card(card: Mapping[str, Any]) -> Card:
     """Parse a scenario's card, as returned by `Scenario.to_card`."""
+
+    def text(value: object) -> str:
+        return str(value)[:_MAX_CARD_TEXT]
+
     persona, slot = card["persona"], card["slot"]
     clock_hour, _, clock_minute = str(slot["time"]).partition(":")
     minute = int(clock_hour) * 60 + int(clock_minute)
-    names = frozenset(word.stem for word in _words(str(persona["name"])[:_MAX_CARD_TEXT]))
-    titles = [str(task["title"])[:_MAX_CARD_TEXT] for task in persona["tasks"]]
-    habits = [str(habit)[:_MAX_CARD_TEXT] for habit in persona["habits"]]
-    about = str(persona["about"])[:_MAX_CARD_TEXT]
-    preferences = [_split_preference(str(text)[:_MAX_CARD_TEXT]) for text in persona["preferences"]]
+    names = frozenset(word.stem for word in _words(text(persona["name"])))
+    titles = [text(task["title"]) for task in persona["tasks"]]
+    habits = [text(habit) for habit in persona["habits"]]
+    about = text(persona["about"])
+    preferences = [_split_preference(text(preference)) for preference in persona["preferences"]]
     routines = [*habits, *(part for part in re.split(r"[.;]|, then", about) if clock_times(part.lower()))]
     people = _names([about, *habits, *(wanted for wanted, _ in preferences)]) - names
     verbs = frozenset(word.lower for title in titles for word in _words(title)[:1])  # a title begins with its verb
@@ -216,11 +223,11 @@ def parse_card(card: Mapping[str, Any]) -> Card:
         instruction_verbs=INSTRUCTION_VERBS | verbs,
         routines=tuple(
             Hook(
-                text.strip(),
-                _weights(_CLOCK.sub(" ", text.lower()), _VERBS, people),
-                _routine_time(text.lower(), minute),
+                routine.strip(),
+                _weights(_CLOCK.sub(" ", routine.lower()), _VERBS, people),
+                _routine_time(routine.lower(), minute),
             )
-            for text in routines
+            for routine in routines
         ),
         wanted=tuple(_preference_hook(wanted) for wanted, _ in preferences if wanted),
         ruled_out=tuple(_preference_hook(against) for _, against in preferences if against),
@@ -228,7 +235,7 @@ def parse_card(card: Mapping[str, Any]) -> Card:
         role_words=_content(f"{persona['role']} {about}"),
         slot_words=_content(str(slot["label"])) - {stem(word) for word in DAYPARTS},
         vocabulary=frozenset(
-            word.stem for text in (*titles, *habits, about, str(persona["role"])) for word in _words(text)
+            word.stem for part in (*titles, *habits, about, str(persona["role"])) for word in _words(part)
         ),
         minute=minute,
     )

@@ -19,8 +19,8 @@ from tipbench.judge.sheet import FORMAT, Item, ItemScore, TipSheet, instructions
 from tipbench.record.texts import escape, unescape
 
 BOM = "\ufeff"  # some spreadsheets need it to detect UTF-8
-KINDS = ("about", "instructions", "rubric", "tip")
-SCORE = "score:"  # prefix of scale columns, so that they do not clash with other columns or columns added by the judge
+_ROW_KINDS = ("about", "instructions", "rubric", "tip")
+SCORE_PREFIX = "score:"  # of the scales' columns, so that they differ from all others, also those a judge adds
 MAX_BYTES = 64_000_000
 MAX_TIPS = 1000  # per item
 MAX_ROWS = 200_000
@@ -39,7 +39,7 @@ _UNSAFE_CELL = re.compile(
     re.IGNORECASE,
 )
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}(?:[.,]0{1,20})?")
-_MAX_DIGITS = 40  # digits; longer ones stay strings, as Python limits integer conversion
+_MAX_DIGITS = 40  # longer numbers stay strings, as Python limits integer conversion
 _JSON_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\],:]|-?Infinity|NaN', re.DOTALL)
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -86,7 +86,7 @@ def parse_sheet(content: bytes) -> dict[str, Any]:
 def sheet_csv(sheet: TipSheet, scores: Mapping[str, ItemScore] | None = None) -> str:
     """Return the sheet as CSV with existing scores filled in; to be encoded as UTF-8."""
     out = io.StringIO()
-    score_columns = [SCORE + name for name in sheet.rubric.scale_names]
+    score_columns = [SCORE_PREFIX + name for name in sheet.rubric.scale_names]
     columns = (*_COLUMNS_BEFORE_SCORES, *score_columns, *_COLUMNS_AFTER_SCORES)
     # Quote all cells, so that they stay intact with any separator the spreadsheet expects.
     writer = csv.DictWriter(out, columns, restval="", quoting=csv.QUOTE_ALL)
@@ -131,8 +131,8 @@ def _parse_csv(text: str, separator: str) -> dict[str, Any]:
             name, value = row.stripped("item").casefold(), row.stripped("tip")
             if about.setdefault(name, value) != value:
                 problems.append(row.problem("tip", f"{shown(about[name])} for {shown(name)}, as in a row before"))
-        elif kind not in KINDS:
-            problems.append(row.problem("row", f"one of {', '.join(KINDS)}; delete rows of your own"))
+        elif kind not in _ROW_KINDS:
+            problems.append(row.problem("row", f"one of {', '.join(_ROW_KINDS)}; delete rows of your own"))
     items = [_parse_item(rows, problems) for rows in rows_of.values()]
     if problems:
         raise refusal(problems)
@@ -180,9 +180,9 @@ def _parse_item(rows: Sequence[_Row], problems: list[Problem]) -> dict[str, Any]
             "rationale": row.text("rationale"),
             "overlong": _parse_flag(row.stripped("overlong")),
             "scores": {
-                column.removeprefix(SCORE): _parse_integer(row.stripped(column))
+                column.removeprefix(SCORE_PREFIX): _parse_integer(row.stripped(column))
                 for column in row.cells
-                if column.startswith(SCORE)
+                if column.startswith(SCORE_PREFIX)
             },
             "note": row.text("note"),
             CSV_ROW: row.number,
@@ -203,7 +203,7 @@ def _head_rows(sheet: TipSheet) -> Iterator[dict[str, object]]:
     for name, value in zip(_ABOUT, values, strict=True):
         yield {"row": "about", "item": name, "tip": value}
     yield {"row": "instructions", "tip": sheet.instructions or instructions(sheet.rubric)}
-    names = ", ".join(SCORE + name for name in sheet.rubric.scale_names)
+    names = ", ".join(SCORE_PREFIX + name for name in sheet.rubric.scale_names)
     yield {
         "row": "instructions",
         "tip": f"In this table an empty cell means null. Score the rows that begin with 'tip', in {names}; "
@@ -230,7 +230,7 @@ def _tip_rows(sheet: TipSheet, scores: Mapping[str, ItemScore]) -> Iterator[dict
                 "rationale": tip.rationale,
                 "format_ok": format_ok if index == 0 else None,
                 "overlong": score.overlong if score else tip.overlong,
-                **{SCORE + name: score.scores[name] if score else None for name in sheet.rubric.scale_names},
+                **{SCORE_PREFIX + name: score.scores[name] if score else None for name in sheet.rubric.scale_names},
                 "note": score.note if score else "",
             }
 

@@ -18,9 +18,11 @@ from page_parts import table
 
 from tipbench.cli.main import EXIT_CODES, app
 from tipbench.errors import TipbenchError
-from tipbench.judge.rules import update_measured_table
+from tipbench.judge.rules import rules_error
 from tipbench.plan.config import CollectConfig
+from tipbench.plan.suite import load_suite
 from tipbench.settings import CONFIG_FILE, SETTINGS, Setting
+from tipbench.text import percent
 
 DOCS = Path(__file__).parent
 SAME_OPTIONS = {"tipbench plan": "tipbench collect"}  # printed once
@@ -137,11 +139,33 @@ def _code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
+def rules_page(present: str) -> str:
+    """Return the page with a new table of the rules judge's error, on the anchors and controls of the suite `tips`."""
+    suite = load_suite("tips")
+    cards = {scenario.id: scenario.to_card() for scenario in suite.scenarios}
+    anchors, controls = suite.rubric.anchors, suite.controls
+    rows = []
+    for name, examples in (("anchors", anchors), ("controls", controls), ("both", (*anchors, *controls))):
+        for scale, error in rules_error(examples, cards).items():
+            always_3 = sum(abs(3 - example.scores[scale]) for example in examples) / len(examples)
+            numbers = (
+                f"{error['bias']:+.2f}",
+                f"{error['error']:.2f}",
+                percent(error["within_one"]),
+                f"{always_3:.2f}",
+            )
+            rows.append((name, scale, str(error["n"]), *numbers))
+    head = ("measured on", "scale", "tips", "bias", "error", "within one step", "always 3")
+    before, start, rest = present.partition("<!-- measured -->\n")
+    _, end, after = rest.partition("\n<!-- /measured -->")
+    return f"{before}{start}{table(head, rows)}{end}{after}"
+
+
 # present text → wanted
 PAGES: dict[str, Callable[[str], str]] = {
     "cli.md": cli_page,
     "api.md": api_page,
-    "rules-judge.md": update_measured_table,
+    "rules-judge.md": rules_page,
 }
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tipbench.generate.parsing import Tip
-from tipbench.judge.controls import compose
+from tipbench.judge.controls import JudgeHistory, compose
 from tipbench.judge.drift import ControlScore, Trends, Verdict, measure_drift, measure_trends
 from tipbench.judge.material import Candidate
 from tipbench.plan.rubric import Scale
@@ -86,9 +86,7 @@ def shipped_sheets(cells_per_scenario: int = 5, most_tips: int | None = None, co
 
     def exported(seed: int) -> Scores:
         rng = random.Random(seed)
-        entries = compose(
-            cells, cards, suite.controls, suite.rubric, shown=(), earlier=(), sheet_id=f"sheet {seed}", rng=rng
-        )
+        entries = compose(cells, cards, suite.controls, suite.rubric, JudgeHistory(), sheet_id=f"sheet {seed}", rng=rng)
         agreed = [reference for entry in entries for reference in entry.references]
         return np.array([[reference[scale.name] for scale in SCALES] for reference in agreed])[:most_tips]
 

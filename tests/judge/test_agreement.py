@@ -16,26 +16,25 @@ from tipbench.plan.rubric import Scale
 CLARITY = Scale("clarity", 1, 5, "", ("",) * 5)
 WARMTH = Scale("warmth", 0, 10, "", ("",) * 11)
 
-Unit = dict[str, int]
-UNITS = st.lists(st.dictionaries(st.sampled_from("abcd"), st.integers(1, 5), max_size=4), max_size=15)
+Unit = list[int]  # the scores of one tip by some judges
+UNITS = st.lists(st.lists(st.integers(1, 5), max_size=4), max_size=15)
 
 # Krippendorff, "Computing Krippendorff's Alpha-Reliability" (2011), the example with missing data: ordinal alpha 0.815.
-PUBLISHED = {
-    "a": [1, 2, 3, 3, 2, 1, 4, 1, 2, None, None, None],
-    "b": [1, 2, 3, 3, 2, 2, 4, 1, 2, 5, None, 3],
-    "c": [None, 3, 3, 3, 2, 3, 4, 2, 2, 5, 1, None],
-    "d": [1, 2, 3, 3, 2, 4, 4, 1, 2, 5, 1, None],
-}
+PUBLISHED = (
+    [1, 2, 3, 3, 2, 1, 4, 1, 2, None, None, None],
+    [1, 2, 3, 3, 2, 2, 4, 1, 2, 5, None, 3],
+    [None, 3, 3, 3, 2, 3, 4, 2, 2, 5, 1, None],
+    [1, 2, 3, 3, 2, 4, 4, 1, 2, 5, 1, None],
+)
 
 
 def published_units() -> list[Unit]:
-    rows = [{judge: row[k] for judge, row in PUBLISHED.items()} for k in range(12)]
-    return [{judge: score for judge, score in row.items() if score is not None} for row in rows]
+    return [[score for score in tip if score is not None] for tip in zip(*PUBLISHED, strict=True)]
 
 
 def random_units(n: int, seed: int) -> list[Unit]:
     rng = np.random.default_rng(seed)
-    return [{"a": int(a), "b": int(b)} for a, b in rng.integers(1, 6, (n, 2))]
+    return [[int(a), int(b)] for a, b in rng.integers(1, 6, (n, 2))]
 
 
 def test_the_published_example_gives_the_published_number() -> None:
@@ -45,7 +44,7 @@ def test_the_published_example_gives_the_published_number() -> None:
 @settings(max_examples=30)
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=20).filter(lambda scores: len(set(scores)) > 1))
 def test_full_agreement_is_one(scores: list[int]) -> None:
-    assert alpha(CLARITY, [{"a": score, "b": score, "c": score} for score in scores]) == pytest.approx(1.0)
+    assert alpha(CLARITY, [[score, score, score] for score in scores]) == pytest.approx(1.0)
 
 
 def test_random_judges_agree_by_chance_only() -> None:
@@ -53,14 +52,14 @@ def test_random_judges_agree_by_chance_only() -> None:
 
 
 def test_opposite_judges_are_below_chance() -> None:
-    found = alpha(CLARITY, [{"a": score, "b": 6 - score} for score in (1, 2, 3, 4, 5) * 4])
+    found = alpha(CLARITY, [[score, 6 - score] for score in (1, 2, 3, 4, 5) * 4])
     assert found is not None
     assert found < -0.5
 
 
 def test_a_near_miss_agrees_more_than_a_far_one() -> None:
-    near = alpha(CLARITY, [{"a": 1, "b": 2}, {"a": 3, "b": 3}, {"a": 5, "b": 5}, {"a": 2, "b": 2}])
-    far = alpha(CLARITY, [{"a": 1, "b": 5}, {"a": 3, "b": 3}, {"a": 5, "b": 5}, {"a": 2, "b": 2}])
+    near = alpha(CLARITY, [[1, 2], [3, 3], [5, 5], [2, 2]])
+    far = alpha(CLARITY, [[1, 5], [3, 3], [5, 5], [2, 2]])
     assert near is not None
     assert far is not None
     assert far < near < 1
@@ -68,11 +67,8 @@ def test_a_near_miss_agrees_more_than_a_far_one() -> None:
 
 @settings(max_examples=30)
 @given(UNITS, st.randoms(use_true_random=False))
-def test_agreement_depends_neither_on_the_order_of_tips_nor_on_the_names_of_judges(
-    units: list[Unit], random: Random
-) -> None:
-    renamed = dict(zip("abcd", random.sample("abcd", 4), strict=True))
-    shuffled = [{renamed[judge]: score for judge, score in unit.items()} for unit in units]
+def test_agreement_depends_neither_on_the_order_of_tips_nor_of_judges(units: list[Unit], random: Random) -> None:
+    shuffled = [random.sample(unit, len(unit)) for unit in units]
     random.shuffle(shuffled)
     assert alpha(CLARITY, shuffled) == pytest.approx(alpha(CLARITY, units), abs=1e-9)
 
@@ -80,7 +76,7 @@ def test_agreement_depends_neither_on_the_order_of_tips_nor_on_the_names_of_judg
 @settings(max_examples=30)
 @given(UNITS, st.integers(1, 5))
 def test_a_tip_with_one_judge_changes_nothing(units: list[Unit], score: int) -> None:
-    assert alpha(CLARITY, [*units, {"a": score}, {}]) == alpha(CLARITY, units)
+    assert alpha(CLARITY, [*units, [score], []]) == alpha(CLARITY, units)
 
 
 @settings(max_examples=30)
@@ -92,7 +88,7 @@ def test_alpha_is_unknown_or_at_most_one(units: list[Unit]) -> None:
 
 @pytest.mark.parametrize(
     "units",
-    [[], [{"a": 1}, {"b": 2}], [{"a": 1, "b": 2}], [{"a": 3, "b": 3}] * 9],
+    [[], [[1], [2]], [[1, 2]], [[3, 3]] * 9],
     ids=["none", "one judge each", "one tip", "no variation"],
 )
 def test_with_too_little_data_alpha_is_unknown(units: list[Unit]) -> None:
@@ -101,11 +97,11 @@ def test_with_too_little_data_alpha_is_unknown(units: list[Unit]) -> None:
 
 def test_a_score_outside_the_scale_is_a_bug_and_raises() -> None:
     with pytest.raises(ValueError, match=r"clarity goes from 1 to 5; seen 2 to 7"):
-        alpha(CLARITY, [{"a": 2, "b": 7}, {"a": 3, "b": 3}])
+        alpha(CLARITY, [[2, 7], [3, 3]])
 
 
 def test_a_scale_from_zero_works_the_same() -> None:
-    shifted = [{judge: score - 1 for judge, score in unit.items()} for unit in published_units()]
+    shifted = [[score - 1 for score in unit] for unit in published_units()]
     assert alpha(WARMTH, shifted) == pytest.approx(0.815, abs=0.0005)
 
 

@@ -27,7 +27,7 @@ from tipbench.errors import MlflowError
 from tipbench.generate.parsing import Tip
 from tipbench.judge.apply import SheetApplier
 from tipbench.judge.check import MAX_NOTE, check_sheet
-from tipbench.judge.controls import compose
+from tipbench.judge.controls import JudgeHistory, compose
 from tipbench.judge.drift import MIN_CONTROLS
 from tipbench.judge.export import ExportRequest, choose_cells
 from tipbench.judge.material import Candidate
@@ -88,8 +88,7 @@ def make_entries(seed: int, given: tuple[Candidate, ...] | None = None) -> tuple
         CARDS,
         controls(),
         SUITE.rubric,
-        shown=(),
-        earlier=earlier,
+        JudgeHistory(scored=earlier),
         sheet_id=fingerprint(seed, 12),
         rng=rng,
     )

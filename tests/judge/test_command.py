@@ -208,7 +208,7 @@ def test_excessive_output_is_stopped_and_earlier_answers_are_kept() -> None:
 
 
 def test_excessive_output_without_an_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "MOST_OUTPUT", 1_000_000)
+    monkeypatch.setattr(command, "MAX_OUTPUT", 1_000_000)
     outcomes = judged(run("ignores_stdin"))
     assert scored(outcomes) == set()
     assert "exceeded 1 MB of output" in reason(outcomes["item-0"])

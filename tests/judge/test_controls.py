@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tipbench.generate.parsing import Tip, is_overlong
-from tipbench.judge.controls import compose
+from tipbench.judge.controls import JudgeHistory, compose
 from tipbench.judge.material import Candidate
 from tipbench.judge.sheet_store import ItemKind, SheetEntry, control_id
 from tipbench.plan.rubric import Control, Rubric, Scale
@@ -41,8 +41,7 @@ class World:
             cards,
             self.controls,
             self.rubric,
-            shown=self.shown,
-            earlier=self.earlier,
+            JudgeHistory(shown=self.shown, scored=self.earlier),
             sheet_id="sheet-1",
             rng=random.Random(seed),
         )

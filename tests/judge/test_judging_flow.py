@@ -897,7 +897,7 @@ class Outage(Script):
 
 
 def test_an_mlflow_that_is_unavailable_for_a_while_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "SAVE_S", 0.0)
+    monkeypatch.setattr(running, "SAVE_INTERVAL_S", 0.0)
     store = SeededStore()
     desk = new_desk(store)
     messages: list[str] = []

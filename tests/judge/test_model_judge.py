@@ -26,7 +26,7 @@ from tipbench.errors import LockHeld, ModelRefused, OllamaUnavailable, Residency
 from tipbench.generate import ollama as ollama_module
 from tipbench.generate.ollama import OllamaEngine
 from tipbench.judge.model import (
-    MOST_TIPS,
+    MAX_TIPS,
     ModelJudge,
     Question,
     open_model_judge,
@@ -329,7 +329,7 @@ def test_every_tip_is_sent_once_in_full_and_within_the_context(tips: list[str], 
         return
     shown = []
     for question in prompts:
-        assert question.n_tips <= MOST_TIPS
+        assert question.n_tips <= MAX_TIPS
         assert tokens(system) + tokens(question.user) + question.num_predict <= num_ctx
         body = question.user.split("<tips>\n")[1].split("\n</tips>")[0]
         shown += [entry["tip"] for entry in json.loads(body)]

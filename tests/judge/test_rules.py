@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date
 from datetime import time as clock
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +15,11 @@ from hypothesis import strategies as st
 
 from tipbench.errors import UsageError
 from tipbench.judge.rules import (
-    NOTE_LIMIT,
+    MAX_NOTE_LENGTH,
     SCALES,
     RulesJudge,
     explain_tip,
-    measured_table,
     rules_error,
-    update_measured_table,
 )
 from tipbench.judge.rules_text import RoutineTime, parse_card, parse_tip, stem
 from tipbench.judge.run import AutomaticJudge
@@ -31,7 +28,6 @@ from tipbench.plan.rubric import CalibratedTip, Scale
 from tipbench.plan.scenarios import Persona, Scenario, Slot, Task
 from tipbench.plan.suite import load_suite
 
-PAGE = Path(__file__).parents[2] / "docs" / "rules-judge.md"
 SUITE = load_suite("tips-32")
 CARDS = {scenario.id: scenario.to_card() for scenario in SUITE.scenarios}
 
@@ -251,7 +247,7 @@ def test_a_duration_and_a_stop_never_lower_actionability(card: Mapping[str, Any]
 @given(cards, tips)
 def test_notes_are_short_and_name_every_scale(card: Mapping[str, Any], tip: str) -> None:
     note = explain_tip(card, tip).note
-    assert len(note) <= NOTE_LIMIT
+    assert len(note) <= MAX_NOTE_LENGTH
     assert all(scale in note for scale in SCALES)
 
 
@@ -314,7 +310,7 @@ def test_every_item_is_filled_and_flags_stay_as_computed() -> None:
         assert outcome.format_ok == item.format_ok
         assert [tip.overlong for tip in outcome.tips] == [tip.overlong for tip in item.tips]
         assert [dict(tip.scores) for tip in outcome.tips] == [explain_tip(MIDDAY, tip.tip).scores for tip in item.tips]
-        assert all(tip.note and len(tip.note) <= NOTE_LIMIT for tip in outcome.tips)
+        assert all(tip.note and len(tip.note) <= MAX_NOTE_LENGTH for tip in outcome.tips)
 
 
 def test_the_judge_is_named_and_provisional() -> None:
@@ -354,15 +350,3 @@ def test_the_error_of_the_rules_stays_within_its_limit() -> None:
     for scale, numbers in found.items():
         assert numbers["error"] is not None, scale
         assert numbers["error"] <= 0.8, scale
-
-
-def test_the_docs_have_the_current_error_and_an_outdated_table_is_rewritten() -> None:
-    page = PAGE.read_text("utf-8")
-    assert measured_table() in page
-    stale = page.replace("| controls | tone |", "| controls | tune |")
-    assert update_measured_table(page) == page == update_measured_table(stale) != stale
-
-
-def test_a_page_without_the_markers_is_refused() -> None:
-    with pytest.raises(UsageError, match="needs the markers"):
-        update_measured_table("# The rules judge\n")

@@ -14,7 +14,7 @@ from tipbench.judge.charts import history_chart, history_rows
 from tipbench.judge.export import ExportRequest
 from tipbench.judge.rules import RulesJudge
 from tipbench.judge.run import run_judge
-from tipbench.judge.status import JudgeStatus, JudgingStatus, SheetHistory, judging_status
+from tipbench.judge.status import JudgeStatus, JudgingStatus, SheetSummary, judging_status
 from tipbench.plan.suite import load_suite
 from tipbench.record.run import RunChange
 
@@ -207,7 +207,7 @@ def test_history_is_oldest_first_with_accepted_drift(desk: Desk) -> None:
 
 
 @pytest.fixture
-def history(desk: Desk) -> tuple[SheetHistory, ...]:
+def history(desk: Desk) -> tuple[SheetSummary, ...]:
     """A sheet beyond the limit, one that is fine, and one too small for a verdict."""
     desk.judged_by("anna", always(5))
     desk.judged_by("ben", everything=True)
@@ -215,7 +215,7 @@ def history(desk: Desk) -> tuple[SheetHistory, ...]:
     return status(desk).history
 
 
-def test_the_terminal_shows_a_strip_for_each_sheet_and_scale(history: tuple[SheetHistory, ...]) -> None:
+def test_the_terminal_shows_a_strip_for_each_sheet_and_scale(history: tuple[SheetSummary, ...]) -> None:
     lines = history_lines(history)
     strips = [line for line in lines if "●" in line]
     assert len(strips) == 3 * 3
@@ -229,7 +229,7 @@ def test_the_terminal_shows_a_strip_for_each_sheet_and_scale(history: tuple[Shee
 
 @pytest.mark.parametrize(("bias", "at"), [(-9.0, 0), (0.0, 12), (50.0, 24)])
 def test_a_strip_has_its_dot_where_the_bias_is_and_never_outside(
-    bias: float, at: int, history: tuple[SheetHistory, ...]
+    bias: float, at: int, history: tuple[SheetSummary, ...]
 ) -> None:
     scale = {"scale": "tone", "bias": bias, "interval": [bias - 30, bias + 30], "beyond": False}
     sheet = replace(history[0], drift={"verdict": "fine", "scales": [scale]})
@@ -238,7 +238,7 @@ def test_a_strip_has_its_dot_where_the_bias_is_and_never_outside(
     assert strip.index("●") == at
 
 
-def test_a_sheet_without_any_control_has_no_dot(history: tuple[SheetHistory, ...]) -> None:
+def test_a_sheet_without_any_control_has_no_dot(history: tuple[SheetSummary, ...]) -> None:
     scale = {"scale": "tone", "bias": None, "interval": None, "beyond": False}
     sheets = [replace(history[0], drift=drift) for drift in (None, {"verdict": "unknown", "scales": [scale]})]
     assert history_lines((sheets[0],)) == history_lines((sheets[1],))[:1]
@@ -246,7 +246,7 @@ def test_a_sheet_without_any_control_has_no_dot(history: tuple[SheetHistory, ...
     assert history_rows(sheets) == []
 
 
-def test_the_chart_has_a_row_for_each_sheet_and_scale(history: tuple[SheetHistory, ...]) -> None:
+def test_the_chart_has_a_row_for_each_sheet_and_scale(history: tuple[SheetSummary, ...]) -> None:
     rows = history_rows(history)
     assert len(rows) == 9
     assert {row["verdict"] for row in rows if row["judge"] == "anna"} == {"beyond the limit"}
@@ -254,7 +254,7 @@ def test_the_chart_has_a_row_for_each_sheet_and_scale(history: tuple[SheetHistor
     assert len({row["sheet"] for row in rows}) == 3
 
 
-def test_the_chart_is_drawn_without_data(history: tuple[SheetHistory, ...]) -> None:
+def test_the_chart_is_drawn_without_data(history: tuple[SheetSummary, ...]) -> None:
     pytest.importorskip("altair")
     from tipbench.charts import to_svg
 

@@ -12,7 +12,7 @@ from tipbench.compare.cells import CellFilter, select_cells
 from tipbench.compare.leaderboard import BoardOptions, Leaderboard, make_board
 from tipbench.compare.matrix import Pair
 from tipbench.judge.scores import NO_SCORES
-from tipbench.judge.status import JudgeStatus, JudgingStatus, SheetHistory
+from tipbench.judge.status import JudgeStatus, JudgingStatus, SheetSummary
 from tipbench.plan.suite import load_suite
 from tipbench.record.run import StoredRun
 
@@ -148,6 +148,6 @@ def judging() -> JudgingStatus:
             JudgeStatus("rules", True, 96, 0, 1, 0, "unknown", None, None, None),
         ),
         history=(
-            SheetHistory("s1", "ben", "2026-05-01T10:00:00+00:00", "applied", False, 40, 40, drift, "he was right"),
+            SheetSummary("s1", "ben", "2026-05-01T10:00:00+00:00", "applied", False, 40, 40, drift, "he was right"),
         ),
     )

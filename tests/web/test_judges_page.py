@@ -11,9 +11,9 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from support.judging import EXPERIMENT, Desk, always, honest
-from tipbench.judge.charts import MOST_POINTS, drift_chart, drift_points, drift_sentence
+from tipbench.judge.charts import MAX_POINTS, drift_chart, drift_points, drift_sentence
 from tipbench.judge.sheet_store import find_sheet
-from tipbench.judge.status import SheetHistory
+from tipbench.judge.status import SheetSummary
 from tipbench.web.panel.judge import bias_words
 from tipbench.web.panel.judges import alpha_words, drift_words
 from web.furnished_panel import HTML, Look, looking, words_of
@@ -303,15 +303,15 @@ def test_a_verdict_without_numbers_has_no_details() -> None:
 
 
 def test_the_newest_points_are_drawn_and_unknown_ones_left_out() -> None:
-    def sheet(number: int, bias: float | None, judge: str = "anna") -> SheetHistory:
+    def sheet(number: int, bias: float | None, judge: str = "anna") -> SheetSummary:
         ends = None if bias is None else [bias - 0.5, bias + 0.5]
         scale = {"scale": "tone", "bias": bias, "interval": ends, "error": 0.5, "beyond": number == 3}
         drift = {"verdict": "fine", "scales": [scale]}
-        return SheetHistory(f"s{number}", judge, "2026-05-04T10:00:00+00:00", "applied", False, 5, 5, drift, None)
+        return SheetSummary(f"s{number}", judge, "2026-05-04T10:00:00+00:00", "applied", False, 5, 5, drift, None)
 
-    history = [sheet(0, None), sheet(1, 0.2, "ben"), *(sheet(n, 0.1) for n in range(2, MOST_POINTS + 10))]
+    history = [sheet(0, None), sheet(1, 0.2, "ben"), *(sheet(n, 0.1) for n in range(2, MAX_POINTS + 10))]
     points = drift_points(history, "anna", "tone", provisional=False)
-    assert (len(points), points[-1].sheet) == (MOST_POINTS, f"s{MOST_POINTS + 9}")
+    assert (len(points), points[-1].sheet) == (MAX_POINTS, f"s{MAX_POINTS + 9}")
     assert drift_points(history, "anna", "tone", provisional=True) == []
     assert len(drift_chart(points).to_dict()["layer"]) == 3
     assert "bias +0.10 (−0.40 to +0.60)".replace("−", "-") in drift_sentence(points)

@@ -15,7 +15,7 @@ from tipbench.text import percent
 
 if TYPE_CHECKING:
     from tipbench.judge.drift import Slope
-    from tipbench.judge.status import JudgeStatus, JudgingStatus, SheetHistory
+    from tipbench.judge.status import JudgeStatus, JudgingStatus, SheetSummary
 
 _COLUMNS = (
     "judge", "scores", "cells", "held", "sheets", "open items", "drift", "error", "repeat consistency", "min/item",
@@ -167,7 +167,7 @@ def _row(judge: JudgeStatus, scores: str) -> list[object]:
     ]
 
 
-def history_lines(history: tuple[SheetHistory, ...]) -> list[str]:
+def history_lines(history: tuple[SheetSummary, ...]) -> list[str]:
     """Render the drift history as text, one line per sheet and scale."""
     from tipbench.judge.drift import verdict_words
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +14,6 @@ from tipbench.judge.drift import (
     MIN_CONTROLS,
     ControlScore,
     Drift,
-    ScaleDrift,
     SelfAgreement,
     Verdict,
     alpha,
@@ -28,11 +28,10 @@ from tipbench.judge.scores import (
     CellScores,
     Judgement,
     floor_change,
-    read_scores,
     run_change,
     tip_means,
 )
-from tipbench.judge.sheet import FilledSheet, ItemScore
+from tipbench.judge.sheet import FilledSheet, ItemScore, TipScore
 from tipbench.judge.sheet_store import (
     ANSWERS,
     DRIFT,
@@ -53,7 +52,7 @@ from tipbench.judge.sheet_store import (
 )
 from tipbench.plan.config import EXPERIMENT_PREFIX
 from tipbench.plan.rubric import Rubric
-from tipbench.record.run import RunChange, StoredRun
+from tipbench.record.run import RunChange
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import plural
 
@@ -61,17 +60,12 @@ Progress = Callable[[int, int], None]  # done, total
 _VERIFICATIONS = 2  # passes after writing; a run overwritten by another machine is written again
 
 
-@dataclass(frozen=True)
-class _Cell:
-    """A cell's run as it is in MLflow now."""
-
-    run: StoredRun
-    scores: CellScores
-    rubric_text: str | None = None
-
-
 class SheetApplier:
-    """Applies one filled sheet to the runs in MLflow."""
+    """Applies one filled sheet to the runs in MLflow.
+
+    An apply must not reveal which items are hidden (controls and repeats). So it returns the same for them as for
+    cells, and takes as long: for a hidden item it makes the same calls to MLflow, of about the same size.
+    """
 
     def __init__(
         self, store: RunStore, experiment: Experiment, stored: StoredSheet, filled: FilledSheet[ItemScore]
@@ -85,16 +79,26 @@ class SheetApplier:
         changed = [given for item, given in stored.answers.items() if self._answers[item] != given]
         self._replaced = (*stored.replaced, *(ReplacedAnswer(given, self._at) for given in changed))
         self._blank = sum(item in stored.answers for item in filled.unfinished)
-        self._item_of_run = self._answered_items(ItemKind.CELL)
-        self._item_of_repeat = self._answered_items(ItemKind.REPEAT)
+        self._cell_items = self._answered_items(ItemKind.CELL)  # item ids by run
+        self._repeat_items = self._answered_items(ItemKind.REPEAT)
         self._rubrics = {stored.sheet.rubric.tag: stored.sheet.rubric}
+        self._held = stored.status is SheetStatus.HELD
         self._deleted: set[str] = set()  # runs deleted in MLflow
         self._wrote = False
 
     def _answered_items(self, kind: ItemKind) -> dict[str, str]:
-        """Return the answered items of cells or repeats, by run."""
+        """Return the ids of the answered items of this kind, by run."""
         entries = [entry for entry in self.stored.entries if entry.kind is kind and entry.item.id in self._answers]
         return {entry.run_id: entry.item.id for entry in entries if entry.run_id}
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether the file has other answers than the last applied version."""
+        return self._answers != self.stored.answers
+
+    def cells_have_scores(self, cells: Iterable[JudgedCell]) -> bool:
+        """Return whether each of these cells that is on the sheet already has the scores of the stored answers."""
+        return all(self._change(cell) is None for cell in cells if cell.run.run_id in self._cell_items)
 
     def run(
         self,
@@ -107,52 +111,81 @@ class SheetApplier:
         """Write the sheet's scores to MLflow; with `dry_run`, only return what would change, without reading runs.
 
         The drift is measured once every item is answered or the sheet is `final`. The first verdict is returned with
-        its numbers if it is of many items, otherwise as one word, like that of a revision: numbers that change with a
-        single item would reveal whether it is a control.
+        its numbers if it is of many items. Otherwise, and for a revision, it is one word: numbers that change with a
+        single item would reveal whether this is a control.
         """
         if dry_run:
             return self._result(SheetStatus.APPLIED, dry_run=True)
         stored, rubric = self.stored, self.stored.sheet.rubric
         final = final or stored.final
         complete = final or stored.provisional or len(self._answers) == len(stored.entries)
+        # 1. Measure the drift, and decide whether the scores count or are held.
         drift = self._drift() if complete else None
-        beyond = stored.status is SheetStatus.HELD
-        if drift is not None:
-            beyond = drift.verdict is Verdict.BEYOND
+        beyond = self._held if drift is None else drift.verdict is Verdict.BEYOND
         accepted = stored.acceptance_of(self._answers)
         if accept is not None and drift is not None and beyond:
             accepted = accept  # only a measured drift can be accepted
-        held = beyond and not stored.provisional and accepted is None
-        status = SheetStatus.HELD if held else SheetStatus.APPLIED
-        cells = self._cells() if complete else None  # a partial apply reads each run only when it writes to it
-        revision = drift is not None and stored.drift is not None and not stored.provisional
-        few = drift is not None and not stored.provisional and not self._enough_for_numbers()
-        agreement = None
+        self._held = beyond and not stored.provisional and accepted is None
+        revision = complete and not stored.provisional and stored.drift is not None
+        # 2. Compare with the judge's own earlier scores and with other judges.
+        cells = self._read_cells() if complete else None  # a partial apply reads each run only when it writes to it
+        agreement, alphas = None, {}
         if cells is not None and not revision:
-            agreement = self_agreement(rubric.scales, list(self._repeated(cells)))
-        alphas: dict[str, float | None] = {}
+            agreement = self_agreement(rubric.scales, list(self._repeated_tips(cells)))
         if cells is not None and not stored.provisional:
-            own = [cell for run_id, cell in cells.items() if run_id in self._item_of_run]
-            alphas = alpha_by_scale(rubric, [self._with_sheet_scores(cell, held=held) for cell in own])
+            scores = [self._with_sheet_scores(cell) for run_id, cell in cells.items() if run_id in self._cell_items]
+            alphas = alpha_by_scale(rubric, scores)
         result = replace(
-            self._result(status),
+            self._result(SheetStatus.HELD if self._held else SheetStatus.APPLIED),
             drift=drift,
-            revision=revision,
-            few=few,
             accepted=accepted,
+            revision=revision,
+            few=complete and not stored.provisional and not self._enough_for_numbers(),
             self_agreement=agreement,
             alpha=alphas,
         )
+        # 3. Save the answers with the sheet, then write the scores to the cells.
         if self._answers or final:
-            self._save_answers(result, alphas, final=final)
-            self._write_cells(cells, held=held, progress=progress)
-            if complete and not held and not stored.provisional:
+            self._save_answers(result, final=final)
+            self._write_cells(cells, progress)
+            if complete and not self._held and not stored.provisional:
                 self._wrote |= update_floor_scores(self._store, stored.refloor, rubric, self._at) > 0
             if self._wrote:
                 self._store.touch(self._experiment.experiment_id)
         if drift is None or result.verdict_only:
             return result  # with a single new item, the number of deleted answers would show that it is an answer
-        return replace(result, deleted=len(self._deleted & self._item_of_run.keys()))
+        return replace(result, deleted=len(self._deleted & self._cell_items.keys()))
+
+    def _result(self, status: SheetStatus, *, dry_run: bool = False) -> ApplyResult:
+        """Return the result without drift and agreement. Changes are of this judge's scores, hidden items included."""
+        stored, rubric = self.stored, self.stored.sheet.rubric
+        counted_before = dry_run or stored.status is SheetStatus.APPLIED
+        counted_after = status is SheetStatus.APPLIED
+
+        def means(score: ItemScore | None) -> Mapping[str, float] | None:
+            if score is None:
+                return None
+            values = tip_means(rubric, score)
+            return {name: values[name] for name in (*rubric.scale_names, "composite")}
+
+        changes = []
+        for item in stored.sheet.items:
+            old, new = stored.answers.get(item.id), self._answers.get(item.id)
+            before = means(old) if counted_before else None
+            after = means(new) if counted_after else None
+            if before != after or old != new:
+                changes.append(ItemChange(item.id, before, after, means(new)))
+        return ApplyResult(
+            sheet=stored.sheet.id,
+            rubric=rubric,
+            judge=self._judge,
+            status=status,
+            finished=len(self._answers),
+            unfinished=len(stored.entries) - len(self._answers),
+            changes=tuple(changes),
+            dry_run=dry_run,
+            blank=self._blank,
+        )
 
     def _enough_for_numbers(self) -> bool:
         """Return whether enough items are scored that the drift numbers do not reveal a single item."""
@@ -168,218 +201,157 @@ class SheetApplier:
         pooled, sheets = list(control_scores(stored.entries, self._answers)), 1
         if stored.provisional or len(pooled) >= MIN_CONTROLS:
             return measure_drift(rubric.scales, pooled)
-        earlier = []  # with counted scores and a verdict
-        for experiment in self._store.experiments():
-            if not experiment.name.startswith(EXPERIMENT_PREFIX):
-                continue
-            for sheet in stored_sheets(self._store, experiment.experiment_id, experiment.name, self._judge):
-                has_verdict = sheet.drift is not None and not sheet.provisional
-                same_rubric = sheet.sheet.rubric.tag == rubric.tag
-                counts = sheet.status is SheetStatus.APPLIED and sheet.exported < stored.exported
-                if has_verdict and same_rubric and counts:
-                    earlier.append(sheet)
+        earlier = [
+            sheet
+            for experiment in self._store.experiments()
+            if experiment.name.startswith(EXPERIMENT_PREFIX)
+            for sheet in stored_sheets(self._store, experiment.experiment_id, experiment.name, self._judge)
+            if (
+                sheet.sheet.rubric.tag == rubric.tag
+                and sheet.exported < stored.exported
+                and sheet.status is SheetStatus.APPLIED
+                and sheet.drift is not None
+                and not sheet.provisional
+            )
+        ]
         for sheet in sorted(earlier, key=lambda sheet: sheet.exported, reverse=True):
             scores = list(control_scores(sheet.entries, sheet.answers))
             if len(pooled) < CONTROL_TIPS and scores:
                 pooled, sheets = pooled + scores, sheets + 1
         return measure_drift(rubric.scales, pooled, sheets=sheets)
 
-    def _result(self, status: SheetStatus, *, dry_run: bool = False) -> ApplyResult:
-        """Return the result without drift. Its changes are of this judge's scores only and include hidden items."""
-        stored, rubric = self.stored, self.stored.sheet.rubric
-        old_status = status if dry_run else stored.status  # a dry run compares with the last applied version
-        changes = []
-
-        def means(score: ItemScore | None) -> Mapping[str, float] | None:
-            values = tip_means(rubric, score) if score else {}
-            if not values:
-                return None
-            return {name: values[name] for name in (*rubric.scale_names, "composite")}
-
-        for item in stored.sheet.items:
-            old, new = stored.answers.get(item.id), self._answers.get(item.id)
-            before = means(old) if old_status is SheetStatus.APPLIED else None
-            after = means(new) if status is SheetStatus.APPLIED else None
-            if before != after or old != new:
-                changes.append(ItemChange(item.id, before, after, means(new)))
-        return ApplyResult(
-            sheet=stored.sheet.id,
-            rubric=rubric,
-            judge=self._judge,
-            status=status,
-            finished=len(self._answers),
-            unfinished=len(stored.entries) - len(self._answers),
-            changes=tuple(changes),
-            dry_run=dry_run,
-            blank=self._blank,
-        )
-
-    @property
-    def changes_scores(self) -> bool:
-        """Whether the file has other answers than the last applied version."""
-        return self._answers != self.stored.answers
-
-    def cells_have_scores(self, cells: Iterable[JudgedCell]) -> bool:
-        """Return whether every given cell that is on the sheet already has the scores of the stored answers."""
-        held = self.stored.status is SheetStatus.HELD
-        on_sheet = [_Cell(cell.run, cell.scores) for cell in cells if cell.run.run_id in self._item_of_run]
-        return all(self._change(cell, held=held) is None for cell in on_sheet)
-
-    def _cells(self) -> dict[str, _Cell]:
-        """Read the runs of the answered cells and repeats; for a control that of another item, to take as long."""
-        found = {run_id: self._cell(run_id) for run_id in (*self._item_of_run, *self._item_of_repeat)}
-        for entry in self.stored.entries:
-            if entry.kind is ItemKind.CONTROL and entry.item.id in self._answers:
-                self._read_next_cell(entry.item.id)
-        return {run_id: cell for run_id, cell in found.items() if cell is not None}
-
-    def _read_next_cell(self, item: str) -> _Cell | None:
-        """Read the run of the first cell after a hidden item, as if it was the item's own."""
-        entries = self.stored.entries
-        place = next(number for number, entry in enumerate(entries) if entry.item.id == item)
-        following = (*entries[place:], *entries[:place])
-        run_id = next((entry.run_id for entry in following if entry.kind is ItemKind.CELL), None)
-        return self._cell(run_id) if run_id is not None else None
-
-    def _cell(self, run_id: str) -> _Cell | None:
-        """Return the run's current state, or None if the run was deleted."""
-        try:
-            run, texts = self._store.get(run_id)
-        except MlflowError as exc:
-            self._note_deleted(run_id, exc)
-            return None
-        return _Cell(run, read_scores(texts.get(SCORES)), texts.get(RUBRIC))
-
-    def _with_sheet_scores(self, cell: _Cell, *, held: bool) -> CellScores:
-        """Return the scores that the cell has after the apply."""
-        given = self._answers[self._item_of_run[cell.run.run_id]]
-        return cell.scores.with_judgement(self._judgement(given, held=held), provisional=self.stored.provisional)
-
-    def _judgement(self, given: ItemScore, *, held: bool) -> Judgement:
-        stored = self.stored
-        return Judgement(
-            judge=self._judge,
-            sheet=stored.sheet.id,
-            exported=stored.exported,
-            at=self._at,
-            rubric=stored.sheet.rubric.tag,
-            format_ok=given.format_ok,
-            tips=given.tips,
-            means=tip_means(stored.sheet.rubric, given),
-            held=held,
-        )
-
-    def _repeated(self, cells: Mapping[str, _Cell]) -> Iterable[tuple[Mapping[str, int], Mapping[str, int]]]:
-        """Yield a repeated tip's earlier and present scores."""
-        for run_id, item in self._item_of_repeat.items():
-            if run_id not in cells:
-                continue
-            earlier = cells[run_id].scores.judges.get(self._judge)
+    def _repeated_tips(self, cells: Mapping[str, JudgedCell]) -> Iterator[tuple[Mapping[str, int], Mapping[str, int]]]:
+        """Yield the earlier and the present scores of each repeated tip."""
+        for run_id, item in self._repeat_items.items():
+            earlier = cells[run_id].scores.judges.get(self._judge) if run_id in cells else None
             if earlier is not None and earlier.rubric == self.stored.sheet.rubric.tag:
                 for before, now in zip(earlier.tips, self._answers[item].tips, strict=False):
                     yield before.scores, now.scores
 
-    def _save_answers(self, result: ApplyResult, alphas: Mapping[str, float | None], *, final: bool) -> None:
+    def _save_answers(self, result: ApplyResult, *, final: bool) -> None:
         """Save all answers to the sheet's run before any cell is updated."""
-        stored, drift = self.stored, result.drift
-        same_answers = self._answers == stored.answers
-        same_state = result.status is stored.status and final == stored.final
-        if same_answers and same_state and result.accepted == stored.accepted:
+        stored, drift, agreement = self.stored, result.drift, result.self_agreement
+        same_state = result.status is stored.status and final == stored.final and result.accepted == stored.accepted
+        if same_state and not self.changes_scores:
             return
         tags = {"sheet_status": str(result.status), "judge": self._judge, "applied_at": self._at}
         texts = {ANSWERS: answers_text(self._answers, self._replaced)}
-        metrics = {"finished": float(len(self._answers))}
-        metrics |= {f"alpha_{name}": value for name, value in alphas.items() if value is not None}
+        metrics: dict[str, float | None] = {"finished": float(len(self._answers))}
+        metrics |= {f"alpha_{name}": value for name, value in result.alpha.items()}
         if final:
             tags[FINAL] = "true"
-        if stored.drift is not None and not same_answers:
+        if stored.drift is not None and self.changes_scores:
             tags[REVISIONS] = str(stored.revisions + 1)
         if drift is not None:
             tags["drift"] = str(drift.verdict)
             texts[DRIFT] = json.dumps(drift.to_json())
-            metrics |= {"n_scored_controls": float(drift.n_controls or 0)}
-            values = {"control_error": drift.error}
-            values |= {f"bias_{scale.scale}": scale.bias for scale in drift.scales}
-            values |= {f"error_{scale.scale}": scale.error for scale in drift.scales}
-            metrics |= {name: value for name, value in values.items() if value is not None}
-        if (agreement := result.self_agreement) is not None:
-            differences = {f"self_difference_{scale.scale}": scale.difference for scale in agreement.scales}
-            metrics |= {"self_exact": agreement.exact}
-            metrics |= {name: value for name, value in differences.items() if value is not None}
+            metrics |= {"n_scored_controls": float(drift.n_controls), "control_error": drift.error}
+            metrics |= {f"bias_{scale.scale}": scale.bias for scale in drift.scales}
+            metrics |= {f"error_{scale.scale}": scale.error for scale in drift.scales}
+        if agreement is not None:
+            metrics["self_exact"] = agreement.exact
+            metrics |= {f"self_difference_{scale.scale}": scale.difference for scale in agreement.scales}
         if result.accepted is not None:
             tags |= {"drift_accepted": result.accepted, "drift_accepted_for": scores_fingerprint(self._answers)}
-        change = RunChange(metrics=metrics, tags=tags, texts=texts, at_ms=milliseconds(self._at))
-        self._store.update(stored.run_id, change)
+        known = {name: value for name, value in metrics.items() if value is not None}
+        self._store.update(
+            stored.run_id, RunChange(metrics=known, tags=tags, texts=texts, at_ms=milliseconds(self._at))
+        )
         self._wrote = True
 
-    def _write_cells(self, cells: Mapping[str, _Cell] | None, *, held: bool, progress: Progress | None) -> None:
-        """Write the scores of outdated cells; `cells` are the runs as read before, or None to read each one here.
-
-        Cells and hidden items take the same reads and writes of about the same size. Otherwise the time of an apply
-        would reveal which items are hidden, above all if a judge enlarges the difference with long notes.
-        """
-        run_of_item = {item: run_id for run_id, item in self._item_of_run.items()}
+    def _write_cells(self, cells: Mapping[str, JudgedCell] | None, progress: Progress | None) -> None:
+        """Write the scores of outdated cells; `cells` are the runs as read before, or None to read each one here."""
+        run_of_item = {item: run_id for run_id, item in self._cell_items.items()}
         written = []
-        for done, (item, score) in enumerate(self._answers.items(), start=1):
+        for done, item in enumerate(self._answers, start=1):
             run_id = run_of_item.get(item)
-            if run_id is not None:
+            if run_id is None:
+                self._imitate_write(item, already_read=cells is not None)
+            else:
                 cell = cells.get(run_id) if cells is not None else None
-                outdated = cells is None or (cell is not None and self._change(cell, held=held) is not None)
-                if outdated and self._write(run_id, held=held):
+                outdated = cells is None or (cell is not None and self._change(cell) is not None)
+                if outdated and self._write(run_id):
                     written.append(run_id)
-                    self._store.get(self.stored.run_id)  # updating a hidden item reads it too
-            elif self._would_change_a_cell(score, held=held):
-                other = self._read_next_cell(item)
-                scores = other.scores.without_judge(self._judge) if other else NO_SCORES
-                self._store.update(self.stored.run_id, self._hidden_change(item, scores, held=held))
-                self._read_next_cell(item)  # updating a cell reads it too
-                self._read_next_cell(item)  # verification
-            elif cells is None:
-                self._read_next_cell(item)
+                    self._store.get(self.stored.run_id)  # as the update does that imitates a write
             if progress:
                 progress(done, len(self._answers))
         for _ in range(_VERIFICATIONS):
-            written = [run_id for run_id in written if self._write(run_id, held=held)]
+            written = [run_id for run_id in written if self._write(run_id)]
 
-    def _would_change_a_cell(self, given: ItemScore, *, held: bool) -> bool:
-        """Return whether a hidden item's answer, if it was a cell's, would change the cell."""
-        if self.stored.provisional:
-            return False
-        former, scores = self.stored.answers.get(given.item), NO_SCORES
-        if former is not None:
-            scores = scores.with_judgement(self._judgement(former, held=held))
-        return scores.with_judgement(self._judgement(given, held=held)) is not scores
+    def _imitate_write(self, item: str, *, already_read: bool) -> None:
+        """For a hidden item, make the calls that writing a cell takes: reads of the next cell, and an update.
 
-    def _hidden_change(self, item: str, scores: CellScores, *, held: bool) -> RunChange:
-        """Return an update of the sheet's run like that of a cell with these scores of others; it has no effect."""
-        for given in (each.given for each in self._replaced if each.given.item == item):
-            scores = scores.with_judgement(self._judgement(given, held=held))
-        scores = scores.with_judgement(self._judgement(self._answers[item], held=held))
-        change = run_change(scores, {}, milliseconds(self._at))
-        return RunChange(
+        The update adds metrics, tags and a text to the sheet's run that nothing reads. Otherwise the time of an apply
+        would reveal which items are hidden, above all if a judge enlarges the difference with long notes.
+        """
+        new, former = self._judgement(self._answers[item]), self.stored.answers.get(item)
+        before = NO_SCORES if former is None else NO_SCORES.with_judgement(self._judgement(former))
+        if self.stored.provisional or before.with_judgement(new) is before:  # a cell would be read, but not written
+            if not already_read:
+                self._read_next_cell(item)
+            return
+        next_cell = self._read_next_cell(item)
+        scores = next_cell.scores.without_judge(self._judge) if next_cell else NO_SCORES
+        for replaced in self._replaced:
+            if replaced.given.item == item:
+                scores = scores.with_judgement(self._judgement(replaced.given))
+        change = run_change(scores.with_judgement(new), {}, milliseconds(self._at))
+        imitation = RunChange(
             metrics={HIDDEN + name: value for name, value in change.metrics.items()},
             tags={HIDDEN + name: value for name, value in change.tags.items()},
             texts={f"artifact:{HIDDEN}{item}.json": change.texts[SCORES]},
             at_ms=change.at_ms,
         )
+        self._store.update(self.stored.run_id, imitation)
+        self._read_next_cell(item)  # as the update of a cell does
+        self._read_next_cell(item)  # as its verification does
 
-    def _write(self, run_id: str, *, held: bool) -> bool:
+    def _read_cells(self) -> dict[str, JudgedCell]:
+        """Read the runs of the answered cells and repeats; for a control that of another item, to take as long."""
+        found = {run_id: self._read_cell(run_id) for run_id in (*self._cell_items, *self._repeat_items)}
+        for entry in self.stored.entries:
+            if entry.kind is ItemKind.CONTROL and entry.item.id in self._answers:
+                self._read_next_cell(entry.item.id)
+        return {run_id: cell for run_id, cell in found.items() if cell is not None}
+
+    def _read_next_cell(self, item: str) -> JudgedCell | None:
+        """Read the run of the first cell after a hidden item."""
+        entries = self.stored.entries
+        place = next(number for number, entry in enumerate(entries) if entry.item.id == item)
+        following = (*entries[place:], *entries[:place])
+        run_id = next((entry.run_id for entry in following if entry.kind is ItemKind.CELL), None)
+        return self._read_cell(run_id) if run_id is not None else None
+
+    def _read_cell(self, run_id: str) -> JudgedCell | None:
+        """Return the cell as it is in MLflow now, or None if its run was deleted."""
+        with self._noting_deletion(run_id):
+            return JudgedCell(*self._store.get(run_id))
+        return None
+
+    def _write(self, run_id: str) -> bool:
         """Re-read the run and write the sheet's scores to it; return whether anything was written."""
-        cell = self._cell(run_id)
-        change = None if cell is None else self._change(cell, held=held)
-        if change is None:
-            return False
-        try:
-            self._store.update(run_id, change)
-        except MlflowError as exc:
-            self._note_deleted(run_id, exc)
-            return False
-        self._wrote = True
-        return True
+        cell = self._read_cell(run_id)
+        change = None if cell is None else self._change(cell)
+        if change is not None:
+            with self._noting_deletion(run_id):
+                self._store.update(run_id, change)
+                self._wrote = True
+                return True
+        return False
 
-    def _change(self, cell: _Cell, *, held: bool) -> RunChange | None:
+    @contextmanager
+    def _noting_deletion(self, run_id: str) -> Iterator[None]:
+        """Note that the run was deleted if MLflow returns this as an error."""
+        try:
+            yield
+        except MlflowError as exc:
+            if not _is_deleted(exc):
+                raise
+            self._deleted.add(run_id)
+
+    def _change(self, cell: JudgedCell) -> RunChange | None:
         """Return the update that gives the cell's run the sheet's scores, or None if it has them."""
-        scores = self._with_sheet_scores(cell, held=held)
+        scores = self._with_sheet_scores(cell)
         if scores.counted and scores.counted[0].rubric not in self._rubrics:
             # Scores of another sheet count; its rubric is stored with it.
             sheet_id = scores.counted[0].sheet
@@ -392,16 +364,28 @@ class SheetApplier:
         same_metrics = change.metrics.items() <= cell.run.metrics.items()
         if scores is cell.scores and same_tags and same_metrics:
             return None
-        texts = dict(change.texts)
-        if texts.get(RUBRIC) == cell.rubric_text:
-            texts.pop(RUBRIC, None)  # it is stored already
+        stored_rubric = cell.texts.get(RUBRIC)
+        texts = {name: text for name, text in change.texts.items() if name != RUBRIC or text != stored_rubric}
         return replace(change, texts=texts)
 
-    def _note_deleted(self, run_id: str, exc: MlflowError) -> None:
-        """Note that the run was deleted, if this is what the error means; raise it otherwise."""
-        if not is_deleted(exc):
-            raise exc
-        self._deleted.add(run_id)
+    def _with_sheet_scores(self, cell: JudgedCell) -> CellScores:
+        """Return the scores that the cell has after the apply."""
+        new = self._judgement(self._answers[self._cell_items[cell.run.run_id]])
+        return cell.scores.with_judgement(new, provisional=self.stored.provisional)
+
+    def _judgement(self, given: ItemScore) -> Judgement:
+        stored = self.stored
+        return Judgement(
+            judge=self._judge,
+            sheet=stored.sheet.id,
+            exported=stored.exported,
+            at=self._at,
+            rubric=stored.sheet.rubric.tag,
+            format_ok=given.format_ok,
+            tips=given.tips,
+            means=tip_means(stored.sheet.rubric, given),
+            held=self._held,
+        )
 
 
 def update_floor_scores(store: RunStore, run_ids: Iterable[str], rubric: Rubric, at: str) -> int:
@@ -414,31 +398,25 @@ def update_floor_scores(store: RunStore, run_ids: Iterable[str], rubric: Rubric,
                 store.update(run_id, floor_change(rubric, milliseconds(at)))
                 changed += 1
         except MlflowError as exc:
-            if not is_deleted(exc):
+            if not _is_deleted(exc):
                 raise
     return changed
 
 
-def is_deleted(exc: MlflowError) -> bool:
+def _is_deleted(exc: MlflowError) -> bool:
     """Return whether the error means the run was deleted: MLflow still lists it as read-only, or has purged it."""
     return exc.code == "RESOURCE_DOES_NOT_EXIST" or "Current state is deleted" in str(exc)
 
 
 def alpha_by_scale(rubric: Rubric, cells: Iterable[CellScores]) -> dict[str, float | None]:
     """Return Krippendorff's alpha per scale, over the tips scored by two or more counted judges."""
-    units: list[dict[str, Mapping[str, int]]] = []  # one per tip: the scores by judge
+    tips: list[tuple[TipScore, ...]] = []  # the scores of each tip by all judges
     for scores in cells:
-        counted = [given for given in scores.counted if given.rubric == rubric.tag]
-        if len(counted) > 1:
-            units += [
-                {given.judge: tip.scores for given, tip in zip(counted, same_tip, strict=True)}
-                for same_tip in zip(*(given.tips for given in counted), strict=False)
-            ]
-    found = {}
-    for scale in rubric.scales:
-        ratings = [{judge: scores[scale.name] for judge, scores in unit.items()} for unit in units]
-        found[scale.name] = alpha(scale, ratings)
-    return found
+        tips += zip(*(given.tips for given in scores.counted if given.rubric == rubric.tag), strict=False)
+    return {
+        scale.name: alpha(scale, [[score.scores[scale.name] for score in tip] for tip in tips])
+        for scale in rubric.scales
+    }
 
 
 def control_scores(entries: Sequence[SheetEntry], answers: Mapping[str, ItemScore]) -> Iterator[ControlScore]:
@@ -508,9 +486,11 @@ class ApplyResult:
 
         A dry run includes all changes.
         """
-        drift, agreement = None, None if self.verdict_only else self.self_agreement
+        drift = agreement = None
         if self.drift is not None:
-            drift = {"verdict": self.verdict} if self.verdict_only else self._rounded_drift(self.drift).to_json()
+            drift = {"verdict": self.verdict} if self.verdict_only else self._drift_json(self.drift)
+        if self.self_agreement is not None and not self.verdict_only:
+            agreement = _rounded(self.self_agreement.to_json())
         return {
             "sheet": self.sheet,
             "status": str(self.status),
@@ -524,11 +504,27 @@ class ApplyResult:
             "changed": len(self.changes),
             "errors": [],
             "drift": drift,
-            "self_agreement": _rounded(agreement.to_json()) if agreement else None,
+            "self_agreement": agreement,
             "alpha": {} if self.verdict_only else _rounded(dict(self.alpha)),
             "drift_accepted": self.accepted,
             **({"dry_run": True, "changes": [change.to_json() for change in self.changes]} if self.dry_run else {}),
         }
+
+    def _drift_json(self, drift: Drift) -> dict[str, Any]:
+        """Return the drift rounded, without counts on an unfinished sheet and without any number if it is unknown."""
+        unknown = drift.verdict is Verdict.UNKNOWN
+        withheld = {"icc", "se"}
+        if unknown or self.unfinished:
+            withheld |= {"n_controls", "n"}
+        if unknown:
+            withheld |= {"bias", "interval", "difference", "error", "error_limit", "contrast", "contrast_limit"}
+
+        def shown(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: None if name in withheld else _rounded(value) for name, value in values.items()}
+
+        full = drift.to_json()
+        scales = [shown(scale) for scale in full["scales"]]
+        return shown(full) | {"false_alarm_rate": drift.false_alarm_rate, "scales": scales}
 
     def sentences(self) -> list[str]:
         """Return messages for users, one line each: drift, blank items and deleted answers."""
@@ -542,7 +538,7 @@ class ApplyResult:
             few = "Finished with few items filled: numbers would reveal control items, so there is only the verdict"
             messages = [f"{few}: {self.verdict}"]
         else:
-            messages = self._rounded_drift(self.drift).sentences(self.rubric)
+            messages = self.drift.sentences(self.rubric, with_count=not self.unfinished)
         if self.blank:
             messages.append(
                 f"{plural(self.blank, 'item is', 'items are')} blank in the file; their earlier scores are kept"
@@ -552,42 +548,6 @@ class ApplyResult:
             whose = "its" if self.deleted == 1 else "their"
             messages.append(f"{answers} deleted in MLflow; {whose} scores are kept with the sheet")
         return messages
-
-    def _rounded_drift(self, drift: Drift) -> Drift:
-        """Return the drift as shown to users: rounded; without numbers if it is unknown."""
-        if drift.verdict is Verdict.UNKNOWN:
-            empty = (ScaleDrift(each.scale, None, None, None, None, None, None, beyond=False) for each in drift.scales)
-            unknown: dict[str, Any] = dict.fromkeys(
-                ("n_controls", "error", "error_limit", "contrast", "contrast_limit", "icc")
-            )
-            return replace(drift, scales=tuple(empty), **unknown)
-        show_counts = not self.unfinished
-        scales = []
-        for scale in drift.scales:
-            interval = scale.interval
-            if interval is not None:
-                interval = round(interval[0], 1), round(interval[1], 1)
-            scales.append(
-                replace(
-                    scale,
-                    n=scale.n if show_counts else None,
-                    bias=_rounded(scale.bias),
-                    interval=interval,
-                    se=None,
-                    difference=_rounded(scale.difference),
-                    error=_rounded(scale.error),
-                )
-            )
-        return replace(
-            drift,
-            n_controls=drift.n_controls if show_counts else None,
-            scales=tuple(scales),
-            error=_rounded(drift.error),
-            error_limit=_rounded(drift.error_limit),
-            contrast=_rounded(drift.contrast),
-            contrast_limit=_rounded(drift.contrast_limit),
-            icc=None,
-        )
 
 
 def _rounded(value: Any) -> Any:

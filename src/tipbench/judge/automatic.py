@@ -37,7 +37,7 @@ class JudgeChoice:
         return cls(JudgeKind(kind), target)
 
     def with_program(self, program: str | None) -> JudgeChoice:
-        """Return the choice with the program that `command` alone stands for; raises InvalidOption without one."""
+        """Return the choice, for `command` alone with the configured program. Raises InvalidOption if none is."""
         if self.kind is not JudgeKind.COMMAND or self.target:
             return self
         if program is None or not program.strip():

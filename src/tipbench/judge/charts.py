@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tipbench.charts import LIGHT, Theme, import_altair
-from tipbench.judge.status import SheetHistory
+from tipbench.judge.status import SheetSummary
 
 _SUBTITLE = "one row per sheet, oldest first; the verdict also uses the error and contrast over all scales"
 
 
-def _biases(sheet: SheetHistory) -> Iterator[dict[str, Any]]:
+def _biases(sheet: SheetSummary) -> Iterator[dict[str, Any]]:
     """Yield scale, bias, interval and verdict for each scale with a known bias."""
     for found in (sheet.drift or {}).get("scales", ()):
         if (bias := found["bias"]) is not None:
@@ -21,7 +21,7 @@ def _biases(sheet: SheetHistory) -> Iterator[dict[str, Any]]:
             yield {"scale": found["scale"], "bias": bias, "low": low, "high": high, "beyond": bool(found["beyond"])}
 
 
-def history_rows(history: Sequence[SheetHistory]) -> list[dict[str, Any]]:
+def history_rows(history: Sequence[SheetSummary]) -> list[dict[str, Any]]:
     """Return one row per sheet and scale with a known bias."""
     rows = []
     for number, sheet in enumerate(history, start=1):
@@ -33,7 +33,7 @@ def history_rows(history: Sequence[SheetHistory]) -> list[dict[str, Any]]:
     return rows
 
 
-def history_chart(history: Sequence[SheetHistory], theme: Theme = LIGHT) -> Any:
+def history_chart(history: Sequence[SheetSummary], theme: Theme = LIGHT) -> Any:
     """Plot bias with intervals per sheet and scale; a drifted scale differs in shape as well as colour."""
     alt = import_altair()
     rows = history_rows(history)
@@ -65,7 +65,7 @@ def history_chart(history: Sequence[SheetHistory], theme: Theme = LIGHT) -> Any:
 
 
 WIDTH, HEIGHT = 320, 160  # pixels, including axes
-MOST_POINTS = 40  # only the newest are shown; more would overlap
+MAX_POINTS = 40  # only the newest are shown; more would overlap
 _MIN_REACH = 1.5  # the axis reaches at least this far from 0, so that charts are comparable and noise is not magnified
 
 
@@ -81,8 +81,8 @@ class DriftPoint:
     beyond: bool
 
 
-def drift_points(history: Sequence[SheetHistory], judge: str, scale: str, *, provisional: bool) -> list[DriftPoint]:
-    """Return one point per sheet of the judge with a known bias on the scale: the newest MOST_POINTS, oldest first."""
+def drift_points(history: Sequence[SheetSummary], judge: str, scale: str, *, provisional: bool) -> list[DriftPoint]:
+    """Return one point per sheet of the judge with a known bias on the scale: the newest MAX_POINTS, oldest first."""
     points = [
         DriftPoint(sheet.sheet, sheet.exported[:10], found["bias"], found["low"], found["high"], found["beyond"])
         for sheet in history
@@ -90,7 +90,7 @@ def drift_points(history: Sequence[SheetHistory], judge: str, scale: str, *, pro
         for found in _biases(sheet)
         if found["scale"] == scale
     ]
-    return points[-MOST_POINTS:]
+    return points[-MAX_POINTS:]
 
 
 def drift_chart(points: Sequence[DriftPoint], theme: Theme = LIGHT) -> Any:

@@ -89,6 +89,11 @@ def shown(value: object) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
+def shown_name(name: object) -> str:
+    """Format an unknown key or name for a message, without quotes."""
+    return shown(name).strip("'\"")
+
+
 def refusal(problems: Iterable[Problem]) -> SheetRefused:
     """Return a SheetRefused that lists the first MAX_LISTED problems and carries up to MAX_PROBLEMS."""
     found = list(islice(problems, MAX_PROBLEMS + 1))
@@ -156,8 +161,7 @@ def check_file(
             seen = describe_value(raw_item, "item") if isinstance(raw_item, Mapping) else shown(raw_item)
             replace(top, row=row).refuse(path, seen, f"an item of sheet {sheet.id}")
         elif item.id in outcomes:
-            there = replace(top, item=item.id, row=row)
-            there.refuse(path, "a duplicate", "each item once; remove one of the two")
+            replace(top, item=item.id, row=row).refuse(path, "a duplicate", "each item once; remove one of the two")
         else:
             outcome = check(raw_item, item)
             outcomes[item.id] = None if isinstance(outcome, list) else outcome
@@ -170,41 +174,41 @@ def check_file(
 
 def check_item(raw_item: object, item: Item, rubric: Rubric) -> ItemScore | list[Problem] | None:
     """Validate one item; return its scores, None if any score is missing, or the problems."""
-    place = Location([], item.id, row=_row(raw_item))
+    location = Location([], item.id, row=_row(raw_item))
     if not isinstance(raw_item, Mapping):
-        place.refuse("item", shown(raw_item), "an object with item, sha256, format_ok and tips")
-        return place.problems
-    check_unchanged(place, raw_item, item)
-    format_ok = _flag(place, raw_item, "format_ok")
+        location.refuse("item", shown(raw_item), "an object with item, sha256, format_ok and tips")
+        return location.problems
+    check_unchanged(location, raw_item, item)
+    format_ok = _flag(location, raw_item, "format_ok")
     raw_tips = raw_item.get("tips")
     if not isinstance(raw_tips, list):
-        place.refuse("tips", describe_value(raw_item, "tips"), f"a list of {len(item.tips)} tips")
-        return place.problems
+        location.refuse("tips", describe_value(raw_item, "tips"), f"a list of {len(item.tips)} tips")
+        return location.problems
     if len(raw_tips) != len(item.tips):
-        place.refuse("tips", str(len(raw_tips)), f"the item's {len(item.tips)} tips")
-        return place.problems
+        location.refuse("tips", str(len(raw_tips)), f"the item's {len(item.tips)} tips")
+        return location.problems
     pairs = enumerate(zip(raw_tips, item.tips, strict=True), start=1)
-    tips = [_check_tip(place.at(number, raw), raw, tip, rubric) for number, (raw, tip) in pairs]
-    if place.problems:
-        return place.problems
+    tips = [_check_tip(location.at_tip(number, raw), raw, tip, rubric) for number, (raw, tip) in pairs]
+    if location.problems:
+        return location.problems
     finished = [tip for tip in tips if tip is not None]
     return ItemScore(item.id, format_ok, tuple(finished)) if len(finished) == len(tips) else None
 
 
-def check_unchanged(place: Location, raw_item: Mapping[str, Any], item: SheetItem) -> None:
+def check_unchanged(location: Location, raw_item: Mapping[str, Any], item: SheetItem) -> None:
     """Check that the id, hash and card of an item are those exported."""
-    expect(place, raw_item, "item", item.id)
-    expect(place, raw_item, "sha256", item.sha256)
+    expect(location, raw_item, "item", item.id)
+    expect(location, raw_item, "sha256", item.sha256)
     if "scenario" not in raw_item:
         return
     given, card = raw_item["scenario"], item.scenario
     if not isinstance(given, Mapping):
-        place.refuse("scenario", shown(given), "the card as exported")
+        location.refuse("scenario", shown(given), "the card as exported")
         return
     names = (name for name in {**card, **given} if given.get(name, _MISSING) != card.get(name, _MISSING))
     for name in islice(names, 5):
         seen = describe_value(given, name) if name in card else shown(given[name])
-        place.refuse(f"scenario.{_without_quotes(name)}", seen, "the card as exported")
+        location.refuse(f"scenario.{shown_name(name)}", seen, "the card as exported")
 
 
 def name_problem(name: object, *, allow_reserved: bool = False) -> str | None:
@@ -234,7 +238,7 @@ class Location:
     tip: int | None = None
     row: int | None = None
 
-    def at(self, tip: int, raw_tip: object) -> Location:
+    def at_tip(self, tip: int, raw_tip: object) -> Location:
         return replace(self, tip=tip, row=_row(raw_tip) or self.row)
 
     def refuse(self, field: str, seen: str, expected: str) -> None:
@@ -243,7 +247,7 @@ class Location:
 
 
 def _check_judge(
-    place: Location, raw: Mapping[str, Any], owner: str | None, option: str | None, *, allow_reserved: bool = False
+    location: Location, raw: Mapping[str, Any], owner: str | None, option: str | None, *, allow_reserved: bool = False
 ) -> str | None:
     """Return the judge's name from the file, --judge or the sheet's owner, which must not contradict each other."""
     written = raw.get("judge")
@@ -251,49 +255,49 @@ def _check_judge(
         written = None
     candidates = [name for name in (written, option, owner) if name is not None]
     if not candidates:
-        place.refuse("judge", shown(written), "the judge's name: write it into the file or pass --judge NAME")
+        location.refuse("judge", shown(written), "the judge's name: write it into the file or pass --judge NAME")
         return None
     for name in candidates:
         if fault := name_problem(name, allow_reserved=allow_reserved):
-            place.refuse("judge", shown(name), fault)
+            location.refuse("judge", shown(name), fault)
             return None
     names = [normalize_name(name) for name in candidates]
     for name in names:
         if owner is not None and name != names[-1]:
-            place.refuse("judge", shown(name), f"{shown(owner)}, whose sheet this is")
+            location.refuse("judge", shown(name), f"{shown(owner)}, whose sheet this is")
             return None
     if names[0] != names[-1]:
-        place.refuse("judge", shown(names[0]), f"{shown(names[-1])}, as given by --judge; use one of the two names")
+        location.refuse("judge", shown(names[0]), f"{shown(names[-1])}, as given by --judge; use one of the two names")
     return names[0]
 
 
-def _check_tip(place: Location, raw: object, tip: SheetTip, rubric: Rubric) -> TipScore | None:
+def _check_tip(location: Location, raw: object, tip: SheetTip, rubric: Rubric) -> TipScore | None:
     if not isinstance(raw, Mapping):
-        place.refuse("tip", shown(raw), "the tip as exported, with its scores")
+        location.refuse("tip", shown(raw), "the tip as exported, with its scores")
         return None
-    check_text(place, raw, "tip", tip.tip)
-    check_text(place, raw, "rationale", tip.rationale)
-    overlong = _flag(place, raw, "overlong")
-    scores = _scores(place, raw, rubric)
+    check_text(location, raw, "tip", tip.tip)
+    check_text(location, raw, "rationale", tip.rationale)
+    overlong = _flag(location, raw, "overlong")
+    scores = _scores(location, raw, rubric)
     note = raw.get("note")
     if note is not None and not isinstance(note, str):
-        place.refuse("note", shown(note), "a text")
+        location.refuse("note", shown(note), "a text")
     elif note is not None and len(note) > MAX_NOTE:
-        place.refuse("note", f"{len(note)} characters", f"at most {MAX_NOTE} characters")
+        location.refuse("note", f"{len(note)} characters", f"at most {MAX_NOTE} characters")
     if scores is None:
         return None
     return TipScore(scores, overlong, _normalize_newlines(note) if isinstance(note, str) else "")
 
 
-def _scores(place: Location, raw: Mapping[str, Any], rubric: Rubric) -> dict[str, int] | None:
+def _scores(location: Location, raw: Mapping[str, Any], rubric: Rubric) -> dict[str, int] | None:
     """Return every scale's score, or None if any is missing."""
     given = raw.get("scores")
     if not isinstance(given, Mapping):
-        place.refuse("scores", describe_value(raw, "scores"), f"an object with {', '.join(rubric.scale_names)}")
+        location.refuse("scores", describe_value(raw, "scores"), f"an object with {', '.join(rubric.scale_names)}")
         return None
     for name in islice((name for name in given if name not in rubric.scale_names), 20):
         expected = f"only the rubric's scales: {', '.join(rubric.scale_names)}"
-        place.refuse(f"scores.{_without_quotes(name)}", shown(given[name]), expected)
+        location.refuse(f"scores.{shown_name(name)}", shown(given[name]), expected)
     scores: dict[str, int] = {}
     for scale in rubric.scales:
         value = given.get(scale.name, _MISSING)
@@ -304,37 +308,37 @@ def _scores(place: Location, raw: Mapping[str, Any], rubric: Rubric) -> dict[str
             scores[scale.name] = int(value)
         else:
             seen = describe_value(given, scale.name)
-            place.refuse(f"scores.{scale.name}", seen, f"a whole number from {scale.min} to {scale.max}, or null")
+            location.refuse(f"scores.{scale.name}", seen, f"a whole number from {scale.min} to {scale.max}, or null")
     return scores if len(scores) == len(rubric.scales) else None
 
 
-def _flag(place: Location, raw: Mapping[str, Any], key: str) -> bool:
+def _flag(location: Location, raw: Mapping[str, Any], key: str) -> bool:
     value = raw.get(key)
     if not isinstance(value, bool):
-        place.refuse(key, describe_value(raw, key), "true or false")
+        location.refuse(key, describe_value(raw, key), "true or false")
     return value is True
 
 
-def expect(place: Location, raw: Mapping[str, Any], key: str, value: str, field: str = "") -> None:
+def expect(location: Location, raw: Mapping[str, Any], key: str, value: str, field: str = "") -> None:
     """Check that the value is the exported one."""
     if raw.get(key) != value:
-        place.refuse(field or key, describe_value(raw, key), f"{shown(value)}, as exported")
+        location.refuse(field or key, describe_value(raw, key), f"{shown(value)}, as exported")
 
 
-def check_text(place: Location, raw: Mapping[str, Any], key: str, text: str, field: str = "") -> None:
+def check_text(location: Location, raw: Mapping[str, Any], key: str, text: str, field: str = "") -> None:
     """Check that a text is unchanged, except for line endings and a leading apostrophe removed by a spreadsheet."""
     value, original = raw.get(key), _normalize_newlines(text)
     if not isinstance(value, str):
-        place.refuse(field or key, describe_value(raw, key), f"the text as exported, {shown(text)}")
+        location.refuse(field or key, describe_value(raw, key), f"the text as exported, {shown(text)}")
         return
     given = _normalize_newlines(value)
     if given == original or (CSV_ROW in raw and f"'{given}" == original):
         return
     different = (at for at, (one, other) in enumerate(zip(given, original, strict=False)) if one != other)
     start = max(0, next(different, min(len(given), len(original))) - 12)  # with some characters before the difference
-    there = f" from character {start + 1} on" if start else ""
-    expected = f"the text as exported, {shown(original[start : start + 200])}{there}"
-    place.refuse(field or key, shown(given[start : start + 200]) + there, expected)
+    position = f" from character {start + 1} on" if start else ""
+    expected = f"the text as exported, {shown(original[start : start + 200])}{position}"
+    location.refuse(field or key, shown(given[start : start + 200]) + position, expected)
 
 
 def describe_value(raw: Mapping[str, Any], key: str) -> str:
@@ -344,11 +348,6 @@ def describe_value(raw: Mapping[str, Any], key: str) -> str:
     others = {name.casefold(): name for name in islice(raw, 50) if isinstance(name, str) and len(name) <= 40}
     close = difflib.get_close_matches(key, others, n=1, cutoff=0.75)
     return f"no such key, but {shown(others[close[0]])}" if close else "no such key"
-
-
-def _without_quotes(name: object) -> str:
-    """Format an unknown key for a message, without quotes."""
-    return shown(name).strip("'\"")
 
 
 def _row(raw: object) -> int | None:

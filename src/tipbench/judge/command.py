@@ -4,38 +4,35 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
 import shlex
 import shutil
 import signal
 import stat
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO
 
 from tipbench.errors import TipbenchError, UsageError
+from tipbench.judge.check import MAX_NAME
 from tipbench.judge.run import Unscored, choose_answer, recover_items, safe_line
 from tipbench.judge.sheet import ItemScore, TipSheet, sheet_json, sheet_text
 from tipbench.text import plural
 
-MOST_OUTPUT = 64_000_000  # bytes of stdout or of an output file
-_MAX_STDERR = 65_536  # bytes kept, from the end
+MAX_OUTPUT = 64_000_000  # bytes of stdout or of an output file
+_MAX_STDERR = 65_536  # bytes, from the end
 _TERM_S = 3.0  # seconds between SIGTERM and SIGKILL
-_LINGER_S = 2.0  # seconds to wait for pipes that a child process keeps open after the program has exited
 _POLL_S = 0.05
-_CHUNK = 65_536
-_MAX_NAME = 60  # characters of a judge's name
 _OWN_VARIABLES = ("TIPBENCH_", "MLFLOW_TRACKING_")  # prefixes of environment variables that the program does not get
 
 
 def default_name(command: str) -> str:
     """Return the default judge name: the program's base name."""
-    return safe_line(os.path.basename(_split_command(command)[0]), _MAX_NAME) or "command"  # noqa: PTH119 - any text
+    return safe_line(os.path.basename(_split_command(command)[0]), MAX_NAME) or "command"  # noqa: PTH119 - any text
 
 
 class CommandJudge:
@@ -85,36 +82,31 @@ class CommandJudge:
         """Run the program once and yield a result for every item."""
         report(f"{self.name}: {plural(len(sheet.items), 'item')} to judge, at most {self._timeout_s:g} s")
         sheet = replace(sheet, judge=sheet.judge or self.name)
-        with tempfile.TemporaryDirectory(prefix="tipbench-judge-", ignore_cleanup_errors=True) as folder:
+        with TemporaryDirectory(prefix="tipbench-judge-", ignore_cleanup_errors=True) as folder:
             sheet_path, out_path = Path(folder, "sheet.json"), Path(folder, "out.json")
             program, *arguments = self._command
             has_sheet = any("{sheet}" in argument for argument in arguments)
-            has_out = any("{out}" in argument for argument in arguments)
             try:
                 content = sheet_text(sheet).encode()
             except UnicodeEncodeError:  # a lone surrogate in a tip cannot be encoded
                 content = json.dumps(sheet_json(sheet)).encode()
-            if has_sheet:
-                try:
-                    sheet_path.write_bytes(content)
-                except OSError as exc:
-                    raise TipbenchError(
-                        f"The sheet for the judge's program cannot be written to {sheet_path}: {exc.strerror}."
-                    ) from exc
+            try:
+                sheet_path.write_bytes(content)
+            except OSError as exc:
+                raise TipbenchError(
+                    f"The sheet for the judge's program cannot be written to {sheet_path}: {exc.strerror}."
+                ) from exc
             arguments = [
                 argument.replace("{sheet}", str(sheet_path)).replace("{out}", str(out_path)) for argument in arguments
             ]
-            stdout, failure = _run_program([program, *arguments], b"" if has_sheet else content, self._timeout_s)
-            written = _read_output(out_path) if has_out else b""
-            filled = _read_output(sheet_path) if has_sheet else b""
+            with Path(os.devnull if has_sheet else sheet_path).open("rb") as stdin:
+                stdout, failure = _run_program([program, *arguments], stdin, self._timeout_s)
+            written, filled = _read_output(out_path), _read_output(sheet_path)
         if filled == content:
             filled = b""  # the program has not changed it
         found = [recover_items(output, sheet) for output in (written, stdout, filled) if output]
         for item in sheet.items:
             yield choose_answer(item, sheet.rubric, found, failure)
-
-
-# The command
 
 
 def _split_command(command: str) -> list[str]:
@@ -130,156 +122,74 @@ def _split_command(command: str) -> list[str]:
 
 
 def _read_output(path: Path) -> bytes:
-    """Read an output file up to MOST_OUTPUT bytes; empty unless a regular file, since reading a pipe could block."""
+    """Read an output file up to MAX_OUTPUT bytes; empty unless a regular file, since reading a pipe could block."""
     with suppress(OSError):
         if stat.S_ISREG(path.stat().st_mode):
             with path.open("rb") as file:
-                return file.read(MOST_OUTPUT)
+                return file.read(MAX_OUTPUT)
     return b""
 
 
-# The process
+def _run_program(command: Sequence[str], stdin: IO[bytes], timeout_s: float) -> tuple[bytes, str]:
+    """Run the program until it exits or exceeds the time or size limit; then end its process group.
 
-
-def _run_program(command: Sequence[str], content: bytes, timeout_s: float) -> tuple[bytes, str]:
-    """Run the program until it exits or exceeds the time or size limit; always terminate its process group.
-
-    Return its output, and why it failed: empty if it exited with code 0.
+    Return its output, and why it failed: empty if it exited with code 0. Its streams are files: reading pipes would
+    block while a child process keeps them open.
     """
     # Without tipbench and MLflow settings, which would give access to the hidden controls.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)}
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-            env=environment,
-        )
-    except (OSError, ValueError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else exc
-        raise UsageError(f"The judge's program {command[0][:200]!r} could not be started: {why}.") from exc
-    program_run = _ProgramRun(process, content, timeout_s)
-    try:
-        return program_run.run()
-    finally:
-        program_run.end()
-
-
-class _ProgramRun:
-    """Writes stdin and reads stdout and stderr concurrently with a selector, to avoid deadlocks."""
-
-    def __init__(self, process: subprocess.Popen[bytes], content: bytes, timeout_s: float) -> None:
-        self._process = process
-        self._unsent = memoryview(content)
-        self._timeout_s = timeout_s
-        self._output = bytearray()
-        self._stderr = bytearray()
-        self._stopped = ""  # why it was terminated; empty if it was not
-        self._selector = selectors.DefaultSelector()
-
-    def run(self) -> tuple[bytes, str]:
-        """Transfer data until the program has exited and its output is read.
-
-        A program that exceeds a limit gets SIGTERM, then SIGKILL.
-        """
-        process, deadline = self._process, time.monotonic() + self._timeout_s
-        for pipe, event, transfer in (
-            (process.stdin, selectors.EVENT_WRITE, self._send),
-            (process.stdout, selectors.EVENT_READ, self._receive),
-            (process.stderr, selectors.EVENT_READ, self._receive),
-        ):
-            if pipe is not None:
-                os.set_blocking(pipe.fileno(), False)
-                self._selector.register(pipe, event, transfer)
-        exited_at: float | None = None
-        while True:
-            for key, _ in self._selector.select(_POLL_S):
-                key.data(key.fileobj)
-            now = time.monotonic()
-            if exited_at is None and process.poll() is not None:
-                exited_at = now
-            if exited_at is not None and (not self._reading or now > exited_at + _LINGER_S):
-                return bytes(self._output), self._failure()
-            too_late, too_long = now > deadline, len(self._output) > MOST_OUTPUT
-            if self._stopped and too_late:
-                _signal(process, signal.SIGKILL)
-            elif not self._stopped and (too_late or too_long):
-                limit = f"{MOST_OUTPUT // 10**6} MB of output" if too_long else f"{self._timeout_s:g} s"
-                self._stopped, deadline = f"the program exceeded {limit} and was stopped", now + _TERM_S
-                _signal(process, signal.SIGTERM)
-
-    def end(self) -> None:
-        """Terminate the program if it still runs, also after Ctrl-C: SIGTERM, then SIGKILL."""
-        process = self._process
+    with TemporaryFile() as stdout, TemporaryFile() as stderr:
         try:
-            if process.poll() is None or self._stopped or self._reading:
-                try:
-                    if process.poll() is None:
-                        _signal(process, signal.SIGTERM)
-                        process.wait(_TERM_S)
-                except subprocess.TimeoutExpired:
-                    pass
-                finally:
-                    _signal(process, signal.SIGKILL)
-                    process.wait()
+            process = subprocess.Popen(
+                command, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True, env=environment
+            )
+        except (OSError, ValueError) as exc:
+            why = exc.strerror if isinstance(exc, OSError) else exc
+            raise UsageError(f"The judge's program {command[0][:200]!r} could not be started: {why}.") from exc
+        exceeded = ""  # the limit
+        try:
+            deadline = time.monotonic() + timeout_s
+            while not exceeded and process.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_S)
+                if os.fstat(stdout.fileno()).st_size > MAX_OUTPUT:
+                    exceeded = f"{MAX_OUTPUT // 10**6} MB of output"
+                elif time.monotonic() > deadline:
+                    exceeded = f"{timeout_s:g} s"
         finally:
-            self._selector.close()
-            for pipe in (process.stdin, process.stdout, process.stderr):
-                if pipe is not None:
-                    pipe.close()
+            _end(process)
+        stdout.seek(0)
+        stderr.seek(max(0, os.fstat(stderr.fileno()).st_size - _MAX_STDERR))
+        return stdout.read(MAX_OUTPUT), _failure(process.returncode, exceeded, stderr.read())
 
-    @property
-    def _reading(self) -> bool:
-        """Whether stdout or stderr is still open."""
-        return any(key.events & selectors.EVENT_READ for key in self._selector.get_map().values())
 
-    def _send(self, pipe: IO[bytes]) -> None:
-        try:
-            if self._unsent:
-                sent = os.write(pipe.fileno(), self._unsent[:_CHUNK])
-                self._unsent = self._unsent[sent:]
-        except BlockingIOError:
-            return
-        except OSError:  # the program has closed its stdin
-            self._unsent = self._unsent[:0]
-        if not self._unsent:
-            self._selector.unregister(pipe)
-            pipe.close()
-
-    def _receive(self, pipe: IO[bytes]) -> None:
-        try:
-            chunk = os.read(pipe.fileno(), _CHUNK)
-        except BlockingIOError:
-            return
-        if not chunk:
-            self._selector.unregister(pipe)
-        elif pipe is self._process.stderr:
-            self._stderr += chunk
-            del self._stderr[:-_MAX_STDERR]
-        elif len(self._output) <= MOST_OUTPUT:
-            self._output += chunk
-
-    def _failure(self) -> str:
-        """Return why the program failed, with its last line on stderr; empty if it exited with code 0."""
-        code = self._process.returncode
-        if self._stopped:
-            ended = self._stopped
-        elif code < 0:
-            known = {each.value for each in signal.Signals}
-            name = signal.Signals(-code).name if -code in known else f"signal {-code}"
-            ended = f"the program was ended by {name}"
-        elif code > 0:
-            ended = f"the program ended with exit code {code}"
-        else:
-            return ""
-        lines = [line for line in self._stderr.decode("utf-8", "replace").splitlines() if line.strip()]
-        return f"{ended}: {safe_line(lines[-1], 160)}" if lines else ended
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the program if it still runs, with SIGTERM and then SIGKILL, and any child processes it has left."""
+    if process.poll() is None:
+        _signal(process, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_TERM_S)
+    _signal(process, signal.SIGKILL)
+    process.wait()
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     """Send a signal to the whole process group; the program was started in a new session."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
+
+
+def _failure(code: int, exceeded: str, stderr: bytes) -> str:
+    """Return why the program failed, with its last line on stderr; empty if it exited with code 0."""
+    if exceeded:
+        ended = f"the program exceeded {exceeded} and was stopped"
+    elif code < 0:
+        known = {each.value for each in signal.Signals}
+        name = signal.Signals(-code).name if -code in known else f"signal {-code}"
+        ended = f"the program was ended by {name}"
+    elif code > 0:
+        ended = f"the program ended with exit code {code}"
+    else:
+        return ""
+    lines = [line for line in stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+    return f"{ended}: {safe_line(lines[-1], 160)}" if lines else ended

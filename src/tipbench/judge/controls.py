@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import comb, exp, log
@@ -24,48 +24,55 @@ from tipbench.plan.rubric import Control, Rubric, Scale
 from tipbench.text import fingerprint
 
 CONTROL_TIPS = 40  # per sheet; on smaller sheets, one per cell
-CONTROL_ANSWERS = 10  # at least, since tips of one answer are scored alike; on smaller sheets, one per four cells
-MOST_CONTROL_TIPS = 60  # per sheet
-MOST_REPEATS = 8  # per sheet
-CELLS_FOR_A_REPEAT = 10  # on a smaller sheet nothing is repeated
+CONTROL_ANSWERS = 10  # with at least this many, since tips of one answer are scored alike; fewer on small sheets
+MAX_CONTROL_TIPS = 60  # per sheet
+MAX_REPEATS = 8  # per sheet
+MIN_CELLS_FOR_REPEATS = 10  # on a smaller sheet nothing is repeated
 
 _WHOLE = 1000  # targets are in thousandths of a control
 # Target share of each step of a five-step scale: few enough threes to detect a judge who always scores 3.
-_FIVE_STEPS = (150, 200, 300, 200, 150)
-_OWN_SHOWINGS = 10_000  # a control that this judge has seen counts as shown this often; to other judges, once
-_CHOICES = 4  # spare controls considered per control needed; bounds the work on a very large pool
+_FIVE_STEP_SHARES = (150, 200, 300, 200, 150)
+_OWN_SHOWINGS = 10_000  # weight of a showing to this judge; one to another judge has the weight 1
+_MAX_SPARE = 4  # spare controls considered per control needed; bounds the work on a very large pool
 
 Source = str | tuple[str, ...]  # of an item: a run id, or the ids of the tips of a control answer
-History = frozenset[tuple[int, bool]]  # the earlier sheets that had an item, and whether it was scored there
+Occurrences = frozenset[tuple[int, bool]]  # of an item: the earlier sheets that had it, and whether it was scored there
+
+
+@dataclass(frozen=True)
+class JudgeHistory:
+    """What the judge of a new sheet, and the other judges, have seen before."""
+
+    judge: str | None = None
+    shown: Sequence[str] = ()  # ids of the controls shown to this judge in any experiment, once per time
+    scored: Sequence[Candidate] = ()  # cells that this judge has scored under the sheet's rubric
+    sheets: Sequence[StoredSheet] = ()  # the experiment's sheets of all judges under this rubric, oldest first
 
 
 def compose(
     cells: Sequence[Candidate],
-    suite_cards: Mapping[str, Mapping[str, Any]],
+    cards: Mapping[str, Mapping[str, Any]],
     controls: Sequence[Control],
     rubric: Rubric,
+    history: JudgeHistory,
     *,
-    shown: Collection[str],
-    earlier: Sequence[Candidate],
     sheet_id: str,
     rng: random.Random,
-    judge: str | None = None,
-    sheets: Sequence[StoredSheet] = (),
 ) -> tuple[SheetEntry, ...]:
-    """Return the sheet's items in final order. `shown` has a control's id once per time this judge has seen it.
+    """Return the sheet's items in final order: the cells, repeats and controls. `cards` are by scenario.
 
-    `sheets` are the experiment's earlier sheets of all judges. Someone who compares the sheets of several judges must
-    not be able to find the controls. So a control answer of an earlier sheet returns with the same probability as real
-    answers that were on the same sheets, and new control answers are added in proportion to new real answers. A new
-    control answer has the shape of a real answer to its scenario, its donor: as many tips, with or without rationales.
+    Someone who compares the sheets of several judges must not be able to find the controls. So a control answer of an
+    earlier sheet returns with the same probability as real answers that were on the same sheets, and new control
+    answers are added in proportion to new real answers. A new control answer has the shape of a real answer to its
+    scenario, its donor: as many tips, with or without rationales.
     """
     real = sorted(cells, key=lambda cell: cell.run_id)
-    repeats = _choose_repeats(real, earlier, rng)
-    returning = _returning_controls([*real, *repeats], controls, judge, sheets, shown, rng)
+    repeats = _choose_repeats(real, history.scored, rng)
+    returning = _returning_controls([*real, *repeats], controls, history, rng)
     returning_ids = {control for entry in returning for control in entry.controls}
     unused = [control for control in controls if control_id(control) not in returning_ids]
-    earlier_entries = [entry for stored in sheets for entry in stored.entries]
-    showings = Counter({control: _OWN_SHOWINGS * times for control, times in Counter(shown).items()})
+    earlier_entries = [entry for stored in history.sheets for entry in stored.entries]
+    showings = Counter({control: _OWN_SHOWINGS * times for control, times in Counter(history.shown).items()})
     showings.update(control for entry in earlier_entries for control in entry.controls)
     earlier_runs = {entry.run_id for entry in earlier_entries}
     possible_donors = [cell for cell in real if cell.run_id not in earlier_runs]
@@ -82,7 +89,7 @@ def compose(
 
     def item(scenario: str, tips: Sequence[Tip], format_ok: bool) -> Item:
         flagged = tuple(SheetTip(tip.tip, tip.rationale, is_overlong(tip.tip, rubric.word_limit)) for tip in tips)
-        return Item("", suite_cards[scenario], format_ok, flagged)
+        return Item("", cards[scenario], format_ok, flagged)
 
     entries = [
         SheetEntry(item(cell.scenario, cell.tips, cell.format_ok), kind, cell.run_id)
@@ -119,37 +126,33 @@ def compose(
 
 def control_tips(cells: int, tips_per_answer: float) -> int:
     """Return how many control tips to hide among this many cells."""
-    tips_of_answers = min(MOST_CONTROL_TIPS, round(min(CONTROL_ANSWERS, cells / 4) * tips_per_answer))
+    tips_of_answers = min(MAX_CONTROL_TIPS, round(min(CONTROL_ANSWERS, cells / 4) * tips_per_answer))
     return max(min(CONTROL_TIPS, cells), tips_of_answers)
 
 
 def _returning_controls(
-    answers: Sequence[Candidate],
-    controls: Sequence[Control],
-    judge: str | None,
-    sheets: Sequence[StoredSheet],
-    shown: Collection[str],
-    rng: random.Random,
+    answers: Sequence[Candidate], controls: Sequence[Control], history: JudgeHistory, rng: random.Random
 ) -> list[SheetEntry]:
     """Draw control answers of earlier sheets, each as likely as a comparable real answer is to be on the new sheet.
 
-    Comparable are the real answers of the same scenario and history: they were on the same earlier sheets, and were
-    scored or left open there like this control answer.
+    Real answers are comparable if they belong to the same scenario, were on the same earlier sheets, and were scored
+    or left open there like the control answer.
     """
     current_references = {control_id(control): control.scores for control in controls}
-    on_new_sheet, seen_by_judge = {cell.run_id for cell in answers}, set(shown)
+    on_new_sheet, seen_by_judge = {cell.run_id for cell in answers}, set(history.shown)
     sheets_of: dict[Source, set[tuple[int, bool]]] = defaultdict(set)
     entry_of: dict[Source, SheetEntry] = {}
-    for number, stored in enumerate(sheets):
+    for number, stored in enumerate(history.sheets):
         for entry in stored.entries:
             source = entry.run_id or entry.controls
             sheets_of[source].add((number, entry.item.id in stored.answers))
             entry_of[source] = entry
-    runs_of: dict[tuple[str, History], set[str]] = defaultdict(set)  # by scenario and history
+    runs_of: dict[tuple[str, Occurrences], set[str]] = defaultdict(set)  # by scenario and occurrences
     for source, entry in entry_of.items():
         if isinstance(source, str):
             runs_of[entry.item.scenario["id"], frozenset(sheets_of[source])].add(source)
-    judges_sheets = {number for number, stored in enumerate(sheets) if judge and stored.owner == judge}
+    judge = history.judge
+    judges_sheets = {number for number, stored in enumerate(history.sheets) if judge and stored.owner == judge}
     drawn: list[SheetEntry] = []
     drawn_ids: set[str] = set()
     for ids in sorted(source for source in entry_of if isinstance(source, tuple)):
@@ -166,11 +169,11 @@ def _returning_controls(
     return drawn
 
 
-def _choose_repeats(real: Sequence[Candidate], earlier: Sequence[Candidate], rng: random.Random) -> list[Candidate]:
-    """Sample earlier cells, about a tenth as many as real ones, from scenarios already on the sheet."""
+def _choose_repeats(real: Sequence[Candidate], scored: Sequence[Candidate], rng: random.Random) -> list[Candidate]:
+    """Sample cells that the judge has scored before, about a tenth as many as new ones, from the sheet's scenarios."""
     scenarios, on_sheet = {cell.scenario for cell in real}, {cell.run_id for cell in real}
-    fitting = {cell.run_id: cell for cell in earlier if cell.scenario in scenarios and cell.run_id not in on_sheet}
-    wanted = min(MOST_REPEATS, round(len(real) / 10)) if len(real) >= CELLS_FOR_A_REPEAT else 0
+    fitting = {cell.run_id: cell for cell in scored if cell.scenario in scenarios and cell.run_id not in on_sheet}
+    wanted = min(MAX_REPEATS, round(len(real) / 10)) if len(real) >= MIN_CELLS_FOR_REPEATS else 0
     return rng.sample([fitting[run_id] for run_id in sorted(fitting)], min(wanted, len(fitting)))
 
 
@@ -182,7 +185,7 @@ class _ScenarioPool:
     """A scenario of the sheet for which there are controls."""
 
     donors: Sequence[Candidate]  # real answers whose shape a control answer may have
-    most_items: int  # maximum number of control items
+    max_items: int  # maximum number of control items
     controls: Sequence[Control]  # least often shown first, ties in random order
     showings: Sequence[int]  # times each was shown, ascending
 
@@ -215,7 +218,7 @@ def _pools(
         pools.append(
             _ScenarioPool(
                 donors=donors[scenario],
-                most_items=answers[scenario],
+                max_items=answers[scenario],
                 controls=[control for *_, control in least_shown_first],
                 showings=[times for times, *_ in least_shown_first],
             )
@@ -231,7 +234,7 @@ def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Ra
     """
     largest = max((len(donor.tips) for pool in pools for donor in pool.donors), default=1)
     bound = wanted + largest - 1  # with more tips, some item would be superfluous
-    log_chances = [_log_chances(pool, bound) for pool in pools]
+    log_chances = [_log_probabilities(pool, bound) for pool in pools]
     options = [_options(pool, chances) for pool, chances in zip(pools, log_chances, strict=True)]
     tables = [{0: _Option(0, 0.0)}]  # element i: the option for each total possible with the last i scenarios
     for scenario_options in reversed(options):
@@ -264,12 +267,12 @@ def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Ra
     return drawn
 
 
-def _log_chances(pool: _ScenarioPool, bound: int) -> list[dict[int, float]]:
+def _log_probabilities(pool: _ScenarioPool, bound: int) -> list[dict[int, float]]:
     """Return, as element k, the log probability of each total number of tips when k donors are drawn."""
     most_tips = min(bound, len(pool.controls))
     donors_of_size = Counter(len(donor.tips) for donor in pool.donors)
     chances = [{0: 0.0}]
-    while len(chances) <= pool.most_items and chances[-1]:
+    while len(chances) <= pool.max_items and chances[-1]:
         terms: dict[int, list[float]] = defaultdict(list)
         for total, chance in chances[-1].items():
             for size, donors in donors_of_size.items():
@@ -290,7 +293,7 @@ def _options(pool: _ScenarioPool, log_chances: Sequence[Mapping[int, float]]) ->
 
 
 def _fixed_and_tied(pool: _ScenarioPool, tips: int) -> tuple[int, int]:
-    """Return how many of the `tips` least shown controls are fixed, and how many tie for the remaining places."""
+    """Return how many of the `tips` least shown controls are certain, and how many tie for the other places."""
     if not tips:
         return 0, 0
     limit = pool.showings[tips - 1]
@@ -342,7 +345,7 @@ def _choose_controls(pools: Sequence[_ScenarioPool], tips: Sequence[int], rubric
     groups = []
     for pool, count in zip(pools, tips, strict=True):
         fixed, tied = _fixed_and_tied(pool, count)
-        chosen, spare_end = list(pool.controls[:count]), min(fixed + tied, count + _CHOICES * count)
+        chosen, spare_end = list(pool.controls[:count]), min(fixed + tied, count + _MAX_SPARE * count)
         groups.append((chosen, fixed, list(pool.controls[count:spare_end])))
     balance = _Balance(rubric.scales, [control for chosen, *_ in groups for control in chosen])
     swaps = 1
@@ -391,8 +394,8 @@ class _Balance:
 def _target_shares(scale: Scale) -> tuple[int, ...]:
     """Return each step's target share of references in thousandths: most in the middle, enough at the ends."""
     steps = scale.max - scale.min + 1
-    if steps == len(_FIVE_STEPS):
-        return _FIVE_STEPS
+    if steps == len(_FIVE_STEP_SHARES):
+        return _FIVE_STEP_SHARES
     heights = [2 + min(step, steps - 1 - step) for step in range(steps)]
     return tuple(round(_WHOLE * height / sum(heights)) for height in heights)
 
@@ -400,7 +403,7 @@ def _target_shares(scale: Scale) -> tuple[int, ...]:
 # Private controls, for a team's own suite
 
 MIN_JUDGES = 2  # who agree on a tip
-PER_SCENARIO = 10  # new controls
+MAX_PER_SCENARIO = 10  # new controls
 _MAX_APART = 1  # steps between the judges' scores of a tip on any scale
 
 
@@ -409,7 +412,7 @@ def agreed_controls(
     rubric: Rubric,
     *,
     judges: int = MIN_JUDGES,
-    per_scenario: int = PER_SCENARIO,
+    per_scenario: int = MAX_PER_SCENARIO,
     known: Iterable[str] = (),
 ) -> list[Control]:
     """Return tips with counted scores of at least `judges` judges who are at most one step apart on every scale.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from math import asin, pi, sqrt
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,13 @@ from tipbench.plan.rubric import Rubric, Scale
 from tipbench.text import plural
 
 
-def alpha(scale: Scale, ratings: Sequence[Mapping[str, int]]) -> float | None:
-    """Return Krippendorff's ordinal alpha over tips, each a mapping of judge to score: 1 is full agreement, 0 chance.
+def alpha(scale: Scale, scores: Sequence[Sequence[int]]) -> float | None:
+    """Return Krippendorff's ordinal alpha over tips, each with one score per judge: 1 is full agreement, 0 chance.
 
     Only tips with two or more judges count. Returns None with fewer than two such tips, or if all their scores are
     equal, since alpha is undefined without variation.
     """
-    units = [list(unit.values()) for unit in ratings if len(unit) >= 2]
+    units = [unit for unit in scores if len(unit) >= 2]
     seen = {score for unit in units for score in unit}
     if len(units) < 2 or len(seen) < 2:
         return None
@@ -82,14 +83,14 @@ def self_agreement(
 
 
 MIN_CONTROLS = 20  # with fewer control tips the verdict is unknown
-FALSE_ALARM_RATE = 0.05
-BIAS_SHARE = 0.031  # part of it, for the biases of all scales together
-POOLED_SHARE = 0.003  # for error and contrast each; what is left allows for the design effect being an estimate
+FALSE_ALARM_RATE = 0.05  # of the whole verdict, for an honest judge; its parts are below
+BIAS_SHARE = 0.031  # for the biases of all scales together
+POOLED_SHARE = 0.003  # for error and contrast each; the rest is a margin, because the design effect is estimated
 POOLED_QUANTILE = NormalDist().inv_cdf(1 - POOLED_SHARE)
 HONEST_NOISE = 1.0  # the largest noise accepted as honest, in points of a five-step scale
 NOISES = np.linspace(0.05, 1.5, 59)  # candidate values when estimating a judge's noise
-PRIOR_DEGREES = 20  # of freedom, added to those of the control answers in the test of a bias
-LEAST_SPREAD = 0.25  # minimum spread of errors, so that a judge who never varies does not get a zero-width interval
+PRIOR_DEGREES = 20  # degrees of freedom that are added to those of the control answers in the test of a bias
+MIN_SPREAD = 0.25  # minimum spread of errors, so that a judge who never varies does not get a zero-width interval
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -123,7 +124,7 @@ class ScaleDrift:
     """A judge's drift on one scale, in the scale's points; None where there is too little data."""
 
     scale: str
-    n: int | None  # None if withheld
+    n: int
     bias: float | None  # mean of score − expected score of an honest judge at that reference
     interval: tuple[float, float] | None  # confidence interval of the bias, at the test's level
     se: float | None  # standard error of the bias
@@ -137,7 +138,7 @@ class Drift:
     """A judge's drift, measured on controls. Pooled values are in points of a five-step scale."""
 
     verdict: Verdict
-    n_controls: int | None  # None if withheld
+    n_controls: int
     false_alarm_rate: float
     scales: tuple[ScaleDrift, ...]
     error: float | None  # mean absolute difference from the references
@@ -154,15 +155,15 @@ class Drift:
         scales = [{**asdict(scale), "interval": scale.interval and list(scale.interval)} for scale in self.scales]
         return {**asdict(self), "verdict": self.verdict.value, "scales": scales}
 
-    def sentences(self, rubric: Rubric) -> list[str]:
-        """Return the verdict for users: scale, direction and size, never which items were controls."""
+    def sentences(self, rubric: Rubric, *, with_count: bool = True) -> list[str]:
+        """Return the verdict for users: scale, direction and size, and with `with_count` the number of control tips."""
         if self.verdict is Verdict.UNKNOWN:
             return [f"Drift unknown: fewer than {MIN_CONTROLS} control tips are scored on every scale."]
         of_sheets = f" of your last {self.sheets} sheets" if self.sheets > 1 else ""
         five_steps = all(scale.max - scale.min == 4 for scale in rubric.scales)
         points = "points" if five_steps else "points of a five-step scale"
         if self.verdict is Verdict.FINE and self.error is not None and self.error_limit is not None:
-            count = "the" if self.n_controls is None else self.n_controls
+            count = self.n_controls if with_count else "the"
             sentence = (
                 f"No drift found on {count} control tips{of_sheets}: the scores differ from the reference scores by "
                 f"{self.error:.1f} {points} on average (limit {self.error_limit:.1f}), and no scale is too high or low."
@@ -199,10 +200,11 @@ def limit_sentences(drift: Mapping[str, Any], points: str = "points") -> Iterato
 def measure_drift(scales: Sequence[Scale], scored: Sequence[ControlScore], *, sheets: int = 1) -> Drift:
     """Compare the scores of control tips with their references; below MIN_CONTROLS the verdict is unknown.
 
-    A judge's errors are alike within an answer, so that tips of one answer count for less than independent ones: all
-    standard errors have the design effect of the intraclass correlation of the judge's own errors, pooled over scales.
+    A judge's errors are alike within an answer, so tips of one answer count for less than independent ones. All
+    standard errors are therefore inflated by the design effect of the intraclass correlation, which is estimated from
+    the judge's own errors on all scales.
     """
-    columns = [_column(scale, scored) for scale in scales]
+    columns = [_Column.of(scale, scored) for scale in scales]
     used = [column for column in columns if column.n]
     icc = _intraclass_correlation(used)
     by_scale = tuple(_scale_drift(column, BIAS_SHARE / len(scales), icc) for column in columns)
@@ -230,56 +232,81 @@ def measure_drift(scales: Sequence[Scale], scored: Sequence[ControlScore], *, sh
 
 @dataclass(frozen=True)
 class _Column:
-    """One scale's scores and references, in steps above its minimum; `unit` is one point of a five-step scale."""
+    """The scores of the control tips on one scale, and their references, in steps above the scale's minimum."""
 
     scale: Scale
     score: Ints
     reference: Ints
     answer: Ints  # number of the answer that each tip is in
-    counts: Ints  # occurrences of each reference
-    unit: float
+    position: Floats  # of that answer on its sheet, from 0 to 1
+
+    @classmethod
+    def of(cls, scale: Scale, scored: Sequence[ControlScore]) -> _Column:
+        """Return the column of one scale; tips without a score or reference on it are left out."""
+        name = scale.name
+        used = [tip for tip in scored if name in tip.scores and name in tip.reference]
+        values = np.array([(tip.scores[name], tip.reference[name]) for tip in used], dtype=np.int64).reshape(-1, 2)
+        if values.size and (values.min() < scale.min or values.max() > scale.max):
+            raise ValueError(f"{name} goes from {scale.min} to {scale.max}; seen {values.min()} to {values.max()}.")
+        score, reference = (values - scale.min).T
+        numbers = {answer: number for number, answer in enumerate(dict.fromkeys(tip.answer for tip in used))}
+        answer = np.array([numbers[tip.answer] for tip in used], dtype=np.int64)
+        return cls(scale, score, reference, answer, np.array([tip.position for tip in used]))
 
     @property
     def n(self) -> int:
         return len(self.score)
 
+    @property
+    def answers(self) -> int:
+        return int(self.answer.max()) + 1
+
+    @property
+    def unit(self) -> float:
+        """One point of a five-step scale, in steps of this scale."""
+        return _unit(self.scale.max - self.scale.min)
+
+    @property
+    def honest(self) -> _Honest:
+        return _honest(self.scale.max - self.scale.min)
+
+    @cached_property
+    def counts(self) -> Ints:
+        """The number of tips by reference."""
+        return np.bincount(self.reference, minlength=self.scale.max - self.scale.min + 1)
+
+    @cached_property
+    def error(self) -> Ints:
+        return self.score - self.reference
+
     @cached_property
     def excess(self) -> Floats:
         """Errors without those that the ends of the scale cause for an honest judge as noisy as this one."""
-        honest, error = _honest(self.scale.max - self.scale.min), self.score - self.reference
+        honest = self.honest
         # The noise whose error variance at these references is closest to the judge's; unaffected by a shift.
         shares = self.counts / self.n
         expected = honest.variance @ shares + honest.mean**2 @ shares - (honest.mean @ shares) ** 2
-        noise = int(np.abs(expected - np.var(error)).argmin())
-        return np.asarray(error - honest.mean[noise][self.reference])
+        noise = int(np.abs(expected - np.var(self.error)).argmin())
+        return np.asarray(self.error - honest.mean[noise][self.reference])
 
     @property
     def spread(self) -> float:
-        return max(float(self.excess.std(ddof=1)) if self.n > 1 else 0.0, LEAST_SPREAD * self.unit)
+        return max(float(self.excess.std(ddof=1)) if self.n > 1 else 0.0, MIN_SPREAD * self.unit)
 
-    def clustering(self, weights: NDArray[np.floating[Any]]) -> float:
-        """Return the variance of a weighted sum if errors of an answer are equal, relative to independent ones."""
+    def design_effect(self, correlation: float | None, weights: NDArray[np.floating[Any]] | None = None) -> float:
+        """Return how much the correlation within answers inflates the variance of a weighted sum of the errors."""
+        weights = np.ones(self.n) if weights is None else weights
         total = float(weights @ weights)
-        return float(np.square(np.bincount(self.answer, weights)).sum()) / total if total else 1.0
-
-
-def _column(scale: Scale, scored: Sequence[ControlScore]) -> _Column:
-    name = scale.name
-    used = [tip for tip in scored if name in tip.scores and name in tip.reference]
-    values = np.array([(tip.scores[name], tip.reference[name]) for tip in used], dtype=np.int64).reshape(-1, 2)
-    if values.size and (values.min() < scale.min or values.max() > scale.max):
-        raise ValueError(f"{name} goes from {scale.min} to {scale.max}; seen {values.min()} to {values.max()}.")
-    score, reference = (values - scale.min).T
-    numbers = {answer: number for number, answer in enumerate(dict.fromkeys(tip.answer for tip in used))}
-    answer = np.array([numbers[tip.answer] for tip in used], dtype=np.int64)
-    steps = scale.max - scale.min
-    return _Column(scale, score, reference, answer, np.bincount(reference, minlength=steps + 1), _unit(steps))
+        if not total:
+            return 1.0
+        clustering = float(np.square(np.bincount(self.answer, weights)).sum()) / total
+        return 1 + (correlation or 0.0) * (clustering - 1)
 
 
 def _intraclass_correlation(columns: Sequence[_Column]) -> float | None:
-    """Return the share of the error variance that is between answers, from a one-way layout pooled over the scales.
+    """Return the share of the error variance that is between answers, by a one-way analysis pooled over the scales.
 
-    At least 0. None if there are no two answers, or none with two tips.
+    At least 0. None unless there are two answers, one of them with two tips.
     """
     between = within = between_degrees = within_degrees = 0.0
     sizes = []
@@ -299,26 +326,22 @@ def _intraclass_correlation(columns: Sequence[_Column]) -> float | None:
     return max(0.0, (above - below) / total) if total > 0 else 0.0
 
 
-def _design_effect(icc: float | None, clustering: float) -> float:
-    return 1 + (icc or 0.0) * (clustering - 1)
-
-
 def _unit(steps: int) -> float:
     return max(steps / 4, 0.5)
 
 
 @dataclass(frozen=True)
 class _Honest:
-    """Error moments of an honest judge: one column per reference, one row per noise, the last for HONEST_NOISE."""
+    """Moments of an honest judge's error. One column per reference."""
 
-    mean: Floats
-    variance: Floats
+    mean: Floats  # one row per noise in NOISES, and a last one for HONEST_NOISE
+    variance: Floats  # likewise
     absolute: Floats  # mean, variance and third central moment of |error| at HONEST_NOISE; additive over tips
 
 
 @lru_cache(maxsize=64)
 def _honest(steps: int) -> _Honest:
-    """Compute the moments for a scale of `steps` + 1 values, exactly, from clip(round(reference + noise))."""
+    """Compute the exact moments for a scale of `steps` + 1 values, with score = clip(round(reference + noise))."""
     from scipy.special import ndtr
 
     noises = np.append(NOISES, HONEST_NOISE) * _unit(steps)
@@ -338,19 +361,19 @@ def _scale_drift(column: _Column, rate: float, icc: float | None) -> ScaleDrift:
     name, n = column.scale.name, column.n
     if not n:
         return ScaleDrift(name, 0, None, None, None, None, None, beyond=False)
-    error = column.score - column.reference
     bias, interval, se = float(column.excess.mean()), None, None
     if n >= 2:
-        se = column.spread * sqrt(_design_effect(icc, column.clustering(np.ones(n))) / n)
+        se = column.spread * sqrt(column.design_effect(icc) / n)
         reach = _t_quantile(rate, _degrees(column, icc)) * se
         interval = (bias - reach, bias + reach)
     beyond = n >= MIN_CONTROLS and interval is not None and not interval[0] <= 0 <= interval[1]
-    return ScaleDrift(name, n, bias, interval, se, float(error.mean()), float(np.abs(error).mean()), beyond)
+    difference, error = float(column.error.mean()), float(np.abs(column.error).mean())
+    return ScaleDrift(name, n, bias, interval, se, difference, error, beyond)
 
 
 def _degrees(column: _Column, icc: float | None) -> int:
-    answers = int(column.answer.max()) + 1
-    return column.n - 1 if icc is None else min(column.n - 1, answers - 1 + PRIOR_DEGREES)
+    """Return the degrees of freedom of a bias: fewer than tips if the errors of an answer are alike."""
+    return column.n - 1 if icc is None else min(column.n - 1, column.answers - 1 + PRIOR_DEGREES)
 
 
 @lru_cache(maxsize=1024)
@@ -365,16 +388,14 @@ def _error(columns: Sequence[_Column], icc: float | None) -> tuple[float | None,
     total = sum(column.n for column in columns)
     if not total:
         return None, None
-    seen = sum(float(np.abs(column.score - column.reference).sum()) / column.unit for column in columns)
+    seen = sum(float(np.abs(column.error).sum()) / column.unit for column in columns)
     rho = icc or 0.0
     alike = (sqrt(1 - rho**2) + rho * asin(rho) - 1) * 2 / (pi - 2)  # correlation of absolute normal values
     mean = variance = third = inflated = 0.0
     for column in columns:
-        cumulants = _honest(column.scale.max - column.scale.min).absolute @ column.counts
-        mean += float(cumulants[0]) / column.unit
-        variance += float(cumulants[1]) / column.unit**2
-        third += float(cumulants[2]) / column.unit**3
-        inflated += float(cumulants[1]) / column.unit**2 * _design_effect(alike, column.clustering(np.ones(column.n)))
+        first, second, skew = column.honest.absolute @ column.counts / column.unit ** np.arange(1, 4)
+        mean, variance, third = mean + float(first), variance + float(second), third + float(skew)
+        inflated += float(second) * column.design_effect(alike)
     z = POOLED_QUANTILE
     skewed = z + (z**2 - 1) / 6 * third / variance**1.5
     return seen / total, (mean + skewed * sqrt(inflated)) / total
@@ -384,14 +405,12 @@ def _contrast(columns: Sequence[_Column], icc: float | None) -> tuple[float | No
     """Return the pooled slope of score on reference and the smallest by chance; None if references do not vary."""
     seen = expected = variance = weight = 0.0
     for column in columns:
-        honest = _honest(column.scale.max - column.scale.min)
         values = np.arange(len(column.counts))
-        away = (values - float(values @ column.counts) / column.n) / column.unit
-        weights = away * column.counts
-        effect = _design_effect(icc, column.clustering(away[column.reference]))
+        away = (values - float(values @ column.counts) / column.n) / column.unit  # from the mean reference
+        weights, effect = away * column.counts, column.design_effect(icc, away[column.reference])
         seen += float(away[column.reference] @ column.score) / column.unit
-        expected += float(weights @ (values + honest.mean[-1])) / column.unit
-        variance += float(weights * away @ honest.variance[-1]) / column.unit**2 * effect
+        expected += float(weights @ (values + column.honest.mean[-1])) / column.unit
+        variance += float(weights * away @ column.honest.variance[-1]) / column.unit**2 * effect
         weight += float(weights @ away)
     if weight <= 0:
         return None, None
@@ -401,7 +420,7 @@ def _contrast(columns: Sequence[_Column], icc: float | None) -> tuple[float | No
 CUSUM_SLACK = 0.5  # standard errors per sheet that are not added up
 CUSUM_LIMIT = 6.5  # an honest judge's sums of all scales stay below it over 20 sheets in 97 %
 TREND_RATE = 0.01  # false-alarm rate of fatigue and compression each
-_LEAST_ANSWERS = 8
+_MIN_ANSWERS = 8
 
 
 @dataclass(frozen=True)
@@ -421,7 +440,7 @@ class BiasSum:
 
 @dataclass(frozen=True)
 class Slope:
-    """A trend of a judge's errors, with its interval."""
+    """The slope of a judge's errors, with its confidence interval."""
 
     value: float
     ci_low: float
@@ -429,12 +448,12 @@ class Slope:
 
     @property
     def beyond(self) -> bool:
-        return abs(self.value) > 1e-9 and not self.ci_low <= 0 <= self.ci_high  # without errors only rounding is left
+        return abs(self.value) > 1e-9 and not self.ci_low <= 0 <= self.ci_high  # smaller values are rounding errors
 
 
 @dataclass(frozen=True)
 class Trends:
-    """A judge over several sheets. Shown to admins; nothing is held because of it."""
+    """Trends of a judge over several sheets. Shown to admins; no sheet is held because of them."""
 
     sums: tuple[BiasSum, ...]
     fatigue: Slope | None  # growth of the absolute error from the first to the last item of a sheet
@@ -449,7 +468,7 @@ class Trends:
         }
 
     def sentences(self) -> list[str]:
-        """Return what exceeds chance, for admins."""
+        """Return a sentence for each trend that chance does not explain, for admins."""
         found = [
             f"{each.scale} is scored too {'high' if each.high > each.low else 'low'} over "
             f"{plural(each.sheets, 'sheet')}, by {abs(each.bias):.2f} points on average."
@@ -470,51 +489,43 @@ class Trends:
 
 def measure_trends(scales: Sequence[Scale], sheets: Sequence[Sequence[ControlScore]]) -> Trends:
     """Measure a judge's trends over the controls of their sheets, oldest first."""
-    known = [sheet for sheet in sheets if sheet]
-    return Trends(
-        sums=tuple(_bias_sums(scales, known)),
-        fatigue=_fatigue(scales, known),
-        compression=_compression([_column(scale, [tip for sheet in known for tip in sheet]) for scale in scales]),
-    )
+    by_sheet = [[_Column.of(scale, sheet) for scale in scales] for sheet in sheets if sheet]
+    overall = [_Column.of(scale, [tip for sheet in sheets for tip in sheet]) for scale in scales]
+    return Trends(tuple(_bias_sums(by_sheet)), _fatigue(by_sheet), _compression(overall))
 
 
-def _bias_sums(scales: Sequence[Scale], sheets: Sequence[Sequence[ControlScore]]) -> Iterator[BiasSum]:
+def _bias_sums(sheets: Sequence[Sequence[_Column]]) -> Iterator[BiasSum]:
     from scipy.special import ndtri, stdtr
 
-    measured: dict[str, list[tuple[float, float]]] = {scale.name: [] for scale in scales}  # bias and z of each sheet
-    for sheet in sheets:
-        columns = [_column(scale, sheet) for scale in scales]
+    measured: dict[str, list[tuple[float, float]]] = {}  # by scale: bias and z of each sheet
+    for columns in sheets:
         icc = _intraclass_correlation([column for column in columns if column.n])
         for column in columns:
             drift = _scale_drift(column, TREND_RATE, icc)
             if drift.bias is not None and drift.se:
                 z = float(ndtri(stdtr(_degrees(column, icc), drift.bias / drift.se)))
-                measured[drift.scale].append((drift.bias, z))
+                measured.setdefault(drift.scale, []).append((drift.bias, z))
     for name, found in measured.items():
         high = low = 0.0
         for _, z in found:
             high, low = max(0.0, high + z - CUSUM_SLACK), max(0.0, low - z - CUSUM_SLACK)
-        if found:
-            yield BiasSum(name, len(found), sum(bias for bias, _ in found) / len(found), high, low)
+        yield BiasSum(name, len(found), sum(bias for bias, _ in found) / len(found), high, low)
 
 
-def _fatigue(scales: Sequence[Scale], sheets: Sequence[Sequence[ControlScore]]) -> Slope | None:
+def _fatigue(sheets: Sequence[Sequence[_Column]]) -> Slope | None:
     """Regress an answer's mean absolute error on its position, within sheets."""
     x, y = [], []
-    for sheet in sheets:
-        errors: dict[float, list[float]] = {}
-        for tip in sheet:
-            for scale in scales:
-                if scale.name in tip.scores and scale.name in tip.reference:
-                    steps, reference = scale.max - scale.min, tip.reference[scale.name]
-                    expected = float(_honest(steps).absolute[0][reference - scale.min])
-                    error = abs(tip.scores[scale.name] - reference) - expected
-                    errors.setdefault(tip.position, []).append(error / _unit(steps))
-        means = [sum(found) / len(found) for found in errors.values()]
-        x += [at - sum(errors) / len(errors) for at in errors]
-        y += [mean - sum(means) / len(means) for mean in means]
+    for columns in sheets:
+        errors: dict[float, list[float]] = defaultdict(list)  # by position: beyond those of an honest judge
+        for column in columns:
+            beyond = (np.abs(column.error) - column.honest.absolute[0][column.reference]) / column.unit
+            for position, error in zip(column.position.tolist(), beyond.tolist(), strict=True):
+                errors[position].append(error)
+        means = [fmean(found) for found in errors.values()]
+        x += [position - fmean(errors) for position in errors]
+        y += [mean - fmean(means) for mean in means]
     degrees, spread = len(x) - len(sheets) - 1, float(np.dot(x, x))
-    if len(x) < _LEAST_ANSWERS or degrees < 1 or not spread:
+    if len(x) < _MIN_ANSWERS or degrees < 1 or not spread:
         return None
     slope = float(np.dot(x, y)) / spread
     rest = np.array(y) - slope * np.array(x)
@@ -522,13 +533,13 @@ def _fatigue(scales: Sequence[Scale], sheets: Sequence[Sequence[ControlScore]]) 
 
 
 def _compression(columns: Sequence[_Column]) -> Slope | None:
-    """Regress errors on references over all scales, with a variance that allows for answers."""
+    """Regress errors on references over all scales; the variance allows for the correlation within an answer."""
     used = [column for column in columns if column.n > 1]
-    answers = max((int(column.answer.max()) + 1 for column in used), default=0)
+    answers = max((column.answers for column in used), default=0)
     x = [(column.reference - column.reference.mean()) / column.unit for column in used]
     y = [(column.excess - column.excess.mean()) / column.unit for column in used]
     spread = sum(float(each @ each) for each in x)
-    if answers < _LEAST_ANSWERS or not spread:
+    if answers < _MIN_ANSWERS or not spread:
         return None
     slope = sum(float(a @ b) for a, b in zip(x, y, strict=True)) / spread
     pulls = np.zeros(answers)

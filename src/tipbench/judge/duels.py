@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import combinations
+from itertools import combinations, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from tipbench.record.run import RunChange, StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import fingerprint
 
-Name = tuple[str, str]  # model and prompt version of a pair
+PairName = tuple[str, str]  # model and prompt version of a pair
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Contender:
     """One answer of one (model, prompt) pair."""
 
     run_id: str
-    name: Name
+    name: PairName
     scenario: str
     repeat: str
     tips: tuple[Tip, ...]
@@ -83,30 +83,21 @@ def choose_match_ups(found: Sequence[MatchUp], limit: int | None, rng: random.Ra
 
     If fewer than two whole scenarios fit, one match-up per scenario in turn, since a single scenario has no error bar.
     """
-    shuffled = rng.sample(sorted(found, key=lambda each: sorted(each.runs)), len(found))
-    scenario_place: dict[str, int] = {}  # in the random order of scenarios
-    place_in_scenario: dict[frozenset[str], int] = {}  # of each match-up
-    sizes: Counter[str] = Counter()
-    for each in shuffled:
-        scenario_place.setdefault(each.scenario, len(scenario_place))
-        place_in_scenario[each.runs] = sizes[each.scenario]
-        sizes[each.scenario] += 1
-    two_scenarios = sum(scenario_place[each.scenario] < 2 for each in found)
-    in_turn = limit is not None and limit < two_scenarios
-
-    def order(each: MatchUp) -> tuple[int, int]:
-        scenario, place = scenario_place[each.scenario], place_in_scenario[each.runs]
-        return (place, scenario) if in_turn else (scenario, place)
-
-    return sorted(shuffled, key=order)[:limit]
+    groups: dict[str, list[MatchUp]] = defaultdict(list)  # by scenario, in random order
+    for each in rng.sample(sorted(found, key=lambda each: sorted(each.runs)), len(found)):
+        groups[each.scenario].append(each)
+    scenarios = list(groups.values())
+    if limit is not None and limit < sum(map(len, scenarios[:2])):
+        return [each for turn in zip_longest(*scenarios) for each in turn if each is not None][:limit]
+    return [each for scenario in scenarios for each in scenario][:limit]
 
 
 def in_both_orders(chosen: Sequence[MatchUp], rng: random.Random) -> list[tuple[Contender, Contender]]:
-    """Return each match-up twice with sides swapped, at least three quarters of all match-ups apart."""
+    """Return each match-up twice with sides swapped, with at least three quarters of the match-ups in between."""
     order = list(chosen)
     rng.shuffle(order)
     first = [(each.one, each.other) if rng.random() < 0.5 else (each.other, each.one) for each in order]
-    block = max(1, len(order) // 4)
+    block = max(1, len(order) // 4)  # the second half is shuffled within blocks only
     second: list[tuple[Contender, Contender]] = []
     for start in range(0, len(first), block):
         part = [(b, a) for a, b in first[start : start + block]]
@@ -176,31 +167,31 @@ INSTRUCTIONS = (
 
 def check_duel(raw_item: object, item: DuelItem) -> Winner | list[Problem] | None:
     """Validate one item; return its winner, None if unfinished, or the problems."""
-    place = Location([], item.id)
+    location = Location([], item.id)
     if not isinstance(raw_item, Mapping):
-        place.refuse("item", shown(raw_item), "an object with item, sha256, scenario, a, b and winner")
-        return place.problems
-    check_unchanged(place, raw_item, item)
+        location.refuse("item", shown(raw_item), "an object with item, sha256, scenario, a, b and winner")
+        return location.problems
+    check_unchanged(location, raw_item, item)
     for side, tips in item.texts.items():
         given = raw_item.get(side)
         if not isinstance(given, list) or len(given) != len(tips):
             seen = str(len(given)) if isinstance(given, list) else describe_value(raw_item, side)
-            place.refuse(side, seen, f"the answer's {len(tips)} tips")
+            location.refuse(side, seen, f"the answer's {len(tips)} tips")
             continue
         for number, (raw_tip, tip) in enumerate(zip(given, tips, strict=True), start=1):
-            at = place.at(number, raw_tip)
+            at_tip = location.at_tip(number, raw_tip)
             if not isinstance(raw_tip, Mapping):
-                at.refuse(side, shown(raw_tip), "the tip as exported")
+                at_tip.refuse(side, shown(raw_tip), "the tip as exported")
                 continue
-            check_text(at, raw_tip, "tip", tip.tip, f"{side}.tip")
-            check_text(at, raw_tip, "rationale", tip.rationale, f"{side}.rationale")
+            check_text(at_tip, raw_tip, "tip", tip.tip, f"{side}.tip")
+            check_text(at_tip, raw_tip, "rationale", tip.rationale, f"{side}.rationale")
     value = raw_item.get("winner")
     if value is None and "winner" in raw_item:
-        return place.problems or None
+        return location.problems or None
     word = value.strip().casefold() if isinstance(value, str) else ""
     if word not in set(Winner):
-        place.refuse("winner", describe_value(raw_item, "winner"), "'a', 'b' or 'tie', or null")
-    return place.problems or Winner(word)
+        location.refuse("winner", describe_value(raw_item, "winner"), "'a', 'b' or 'tie', or null")
+    return location.problems or Winner(word)
 
 
 @dataclass(frozen=True)
@@ -218,7 +209,7 @@ class StoredDuelSheet:
 
     sheet: DuelSheet
     sides: Mapping[str, tuple[str, str]]  # by item: the runs shown as a and b
-    names: Mapping[str, Name]  # by run
+    names: Mapping[str, PairName]  # by run
     exported: str  # ISO time
     seed: int = 0
     run_id: str = ""
@@ -233,11 +224,11 @@ def record_duel(store: RunStore, experiment_id: str, stored: StoredDuelSheet) ->
     sheet = stored.sheet
     # Each answer is stored once and referenced by index, as it occurs in many items.
     answers = list(dict.fromkeys(tips for item in sheet.items for tips in (item.a, item.b)))
-    place = {tips: at for at, tips in enumerate(answers)}
+    index_of = {tips: index for index, tips in enumerate(answers)}
     content = {
         "cards": {item.scenario["id"]: item.scenario for item in sheet.items},
         "answers": [[[tip.tip, tip.rationale] for tip in tips] for tips in answers],
-        "items": [[item.id, item.scenario["id"], place[item.a], place[item.b]] for item in sheet.items],
+        "items": [[item.id, item.scenario["id"], index_of[item.a], index_of[item.b]] for item in sheet.items],
     }
     run = judging_run(
         sheet,
@@ -264,9 +255,9 @@ def stored_duel_sheets(store: RunStore, experiment_id: str, experiment: str) -> 
 
 def duel_answers_text(answers: Mapping[str, DuelAnswer], history: Sequence[DuelAnswer]) -> str:
     """Serialize the answers for storage with the sheet."""
-    now = {item: {"winner": str(given.winner), "at": given.at} for item, given in sorted(answers.items())}
-    before = [{"item": given.item, "winner": str(given.winner), "at": given.at} for given in history]
-    return compact_json({"answers": now, "history": before})
+    current = {item: {"winner": str(given.winner), "at": given.at} for item, given in sorted(answers.items())}
+    replaced = [{"item": given.item, "winner": str(given.winner), "at": given.at} for given in history]
+    return compact_json({"answers": current, "history": replaced})
 
 
 def _read_sheets(
@@ -301,8 +292,8 @@ def _read_sheets(
 class DuelRequest:
     """Options of a duel export."""
 
-    runs: Mapping[str, Name]  # eligible answers: run id → model and prompt of its pair
-    rubric: str  # id@sha256 of the scores that left them tied
+    runs: Mapping[str, PairName]  # eligible answers: run id → model and prompt of its pair
+    rubric: str  # id@sha256 of the rubric under which their pairs are tied
     judge: str | None = None
     limit: int | None = None  # number of comparisons, counting both orders
     seed: int | None = None
@@ -464,7 +455,7 @@ class JudgedDuel:
 
     scenario: str
     runs: tuple[str, str]  # shown as a and as b
-    names: tuple[Name, Name]
+    names: tuple[PairName, PairName]
     winner: Winner
     judge: str
     rubric: str  # id@sha256
@@ -484,16 +475,16 @@ def read_duels(store: RunStore, experiment: Experiment) -> list[JudgedDuel]:
     return list(kept.values())
 
 
-def _judged_in_both_orders(judgings: Iterator[StoredDuelSheet], judge: str | None) -> Collection[frozenset[str]]:
+def _judged_in_both_orders(sheets: Iterator[StoredDuelSheet], judge: str | None) -> Collection[frozenset[str]]:
     """Return the match-ups judged in both orders by this judge, or by any single judge if None."""
     orders = {
         (stored.owner, stored.sides[item])
-        for stored in judgings
+        for stored in sheets
         for item in stored.answers
         if judge is None or stored.owner == judge
     }
-    count = Counter((owner, frozenset(sides)) for owner, sides in orders)
-    return {runs for (_, runs), times in count.items() if times == 2}
+    counts = Counter((owner, frozenset(sides)) for owner, sides in orders)
+    return {runs for (_, runs), count in counts.items() if count == 2}
 
 
 def _consistency(stored: StoredDuelSheet) -> tuple[int, int]:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
 from tipbench.errors import NotEnoughData
 from tipbench.judge.apply import update_floor_scores
-from tipbench.judge.controls import compose
+from tipbench.judge.controls import JudgeHistory, compose
 from tipbench.judge.drift import MIN_CONTROLS
 from tipbench.judge.material import (
     Candidate,
     JudgedCell,
-    Material,
     combine_material,
     load_suites,
     read_cells,
@@ -42,12 +41,12 @@ class ExportRequest:
     judge: str | None = None
     limit: int | None = None
     overlap: float = 0.2  # target share of others' cells that this judge scores too
-    everything: bool = False  # all cells this judge has not scored
+    everything: bool = False  # also all cells that only others have scored
     rejudge: bool = False
     seed: int | None = None
     suite: str | None = None
     provisional: bool = False
-    first: tuple[str, ...] = ()  # preferred scenarios, highest priority first; after those of the design
+    first: tuple[str, ...] = ()  # scenarios to take first, in this order; those of the design precede them
     only: frozenset[str] | None = None  # runs that may be included; None for all
     without: frozenset[str] = frozenset()  # runs to exclude
 
@@ -59,8 +58,8 @@ class ExportResult:
     stored: StoredSheet
     unknown_scenarios: int = 0  # cells whose scenario is not (or no longer) in the suite
     older_rubric: int = 0  # cells judged under another rubric, skipped without --rejudge
-    other_conditions: int = 0  # cells on the sheet with other conditions than the newest; compare excludes them
-    added: int = 0  # cells beyond the limit, in whole scenarios, so that enough control tips fit
+    other_conditions: int = 0  # cells on the sheet with other conditions than the newest cell; compare excludes them
+    added: int = 0  # cells added beyond the limit, in whole scenarios, so that enough control tips fit
 
     @property
     def cells(self) -> int:
@@ -78,8 +77,8 @@ def export_sheet(
 ) -> ExportResult:
     """Create a sheet and store it in MLflow. `cells` is the result of `read_cells`, if already read.
 
-    Raises NotEnoughData if there is nothing for this judge to score. With `rejudge`, outdated floor scores are then
-    updated to the current rubric before raising.
+    Raises NotEnoughData if there is nothing for this judge to score; with `rejudge`, after updating outdated floor
+    scores to the current rubric.
     """
     if request.judge and not request.provisional:
         check_no_duels(store, experiment, request.judge)
@@ -114,13 +113,20 @@ def export_sheet(
             message = f"{changed} answers without a usable tip were rescored under {rubric.id}. "
         raise NotEnoughData(message + _nothing_pending_message(experiment.name, request, list(known.values()), unknown))
     sheet_id = uuid.uuid4().hex[:12]
-    compose_entries = _entry_composer(store, experiment, request, material, known, sheet_id, rng)
+    history = _judge_history(store, experiment, request, rubric.tag, known.values())
+
+    def compose_entries(cells: Sequence[Candidate]) -> tuple[SheetEntry, ...]:
+        cards = {cell.scenario: material.cards[known[cell.run_id].scenario] for cell in cells}
+        return compose(cells, cards, material.controls, rubric, history, sheet_id=sheet_id, rng=rng)
+
     entries, added = compose_entries(chosen), 0
     if request.limit is not None and not request.provisional and _count_control_tips(entries) < MIN_CONTROLS:
         same_order = random.Random(seed)  # noqa: S311
         everything = choose_cells(candidates, replace(request, limit=None), with_controls, same_order, order)
+        taken, begun = {cell.run_id for cell in chosen}, {cell.scenario for cell in chosen}
+        remaining = _by_scenario(cell for cell in everything if cell.run_id not in taken)
         larger = list(chosen)
-        for group in _remaining_scenarios(everything, chosen):
+        for group in sorted(remaining, key=lambda group: group[0].scenario not in begun):
             larger += group
             more = compose_entries(larger)
             if _count_control_tips(more) >= MIN_CONTROLS:
@@ -176,8 +182,8 @@ def choose_cells(
     if request.limit is None:
         return _take_scenarios(groups, None, rng) + _take_scenarios(shared, None, rng)
     n_shared = sum(map(len, shared))
-    least_unscored = _rounded_up(request.limit / (1 + request.overlap))
-    n_unscored = min(len(unscored), max(least_unscored, request.limit - n_shared))
+    min_unscored = _rounded_up(request.limit / (1 + request.overlap))
+    n_unscored = min(len(unscored), max(min_unscored, request.limit - n_shared))
     return _take_scenarios(groups, n_unscored, rng) + _take_scenarios(shared, request.limit - n_unscored, rng)
 
 
@@ -192,7 +198,7 @@ def _scenario_order(
 
     Among equals, scenarios that this judge has begun come first, and those that only others have begun come last.
     """
-    place_in_first = {scenario: first.index(scenario) for scenario in first}
+    priority = {scenario: first.index(scenario) for scenario in first}
     begun_by_judge = {cell.scenario for cell in known if judge in cell.scored_by}
     begun = {cell.scenario for cell in known if cell.scored_by}
     scenarios = sorted({cell.scenario for cell in known})
@@ -201,15 +207,15 @@ def _scenario_order(
     def rank(scenario: str) -> tuple[int, bool, int]:
         begun_by_others = scenario in begun and scenario not in begun_by_judge
         progress = 0 if scenario in begun_by_judge else 2 if begun_by_others else 1
-        return place_in_first.get(scenario, len(first)), scenario not in with_controls, progress
+        return priority.get(scenario, len(first)), scenario not in with_controls, progress
 
     return sorted(scenarios, key=rank)
 
 
-def _by_scenario(cells: Iterable[Candidate], order: Sequence[str]) -> list[list[Candidate]]:
+def _by_scenario(cells: Iterable[Candidate], order: Sequence[str] = ()) -> list[list[Candidate]]:
     groups: dict[str, list[Candidate]] = {scenario: [] for scenario in order}
     for cell in cells:
-        groups[cell.scenario].append(cell)
+        groups.setdefault(cell.scenario, []).append(cell)
     return [group for group in groups.values() if group]
 
 
@@ -229,38 +235,20 @@ def _rounded_up(number: float) -> int:
     return ceil(round(number, 9))
 
 
-def _entry_composer(
-    store: RunStore,
-    experiment: Experiment,
-    request: ExportRequest,
-    material: Material,
-    known: Mapping[str, JudgedCell],
-    sheet_id: str,
-    rng: random.Random,
-) -> Callable[[Sequence[Candidate]], tuple[SheetEntry, ...]]:
-    """Return the function that adds controls and repeats to chosen cells, with the judge's history read once."""
-    rubric = material.rubric
-    shown = controls_shown_to(store, request.judge) if request.judge else []
-    sheets: list[StoredSheet] = []  # under this rubric, that people have seen, oldest first
-    earlier: list[Candidate] = []  # scored by this judge under this rubric
-    if not request.provisional:
-        found = stored_sheets(store, experiment.experiment_id, experiment.name)
-        sheets = [each for each in found if not each.provisional and each.sheet.rubric.tag == rubric.tag][::-1]
-        for cell in known.values():
-            before = cell.scores.judges.get(request.judge) if request.judge else None
-            if before is not None and before.rubric == rubric.tag:
-                earlier.append(cell.candidate(frozenset()))
-    return lambda chosen: compose(
-        chosen,
-        {cell.scenario: material.cards[known[cell.run_id].scenario] for cell in chosen},
-        material.controls,
-        rubric,
-        shown=shown,
-        earlier=earlier,
-        sheet_id=sheet_id,
-        rng=rng,
-        judge=request.judge,
-        sheets=sheets,
+def _judge_history(
+    store: RunStore, experiment: Experiment, request: ExportRequest, rubric: str, cells: Iterable[JudgedCell]
+) -> JudgeHistory:
+    judge = request.judge
+    shown = controls_shown_to(store, judge) if judge else []
+    if request.provisional:
+        return JudgeHistory(judge, shown)
+    judgements = [(cell, cell.scores.judges.get(judge) if judge else None) for cell in cells]
+    found = stored_sheets(store, experiment.experiment_id, experiment.name)
+    return JudgeHistory(
+        judge,
+        shown,
+        scored=[cell.candidate(frozenset()) for cell, before in judgements if before and before.rubric == rubric],
+        sheets=[each for each in found if not each.provisional and each.sheet.rubric.tag == rubric][::-1],
     )
 
 
@@ -268,18 +256,8 @@ def _count_control_tips(entries: Iterable[SheetEntry]) -> int:
     return sum(len(entry.controls) for entry in entries)
 
 
-def _remaining_scenarios(everything: Sequence[Candidate], chosen: Sequence[Candidate]) -> list[list[Candidate]]:
-    """Return the cells that are not chosen, by scenario; scenarios that are chosen in part first."""
-    taken, begun = {cell.run_id for cell in chosen}, {cell.scenario for cell in chosen}
-    groups: dict[str, list[Candidate]] = {}
-    for cell in everything:
-        if cell.run_id not in taken:
-            groups.setdefault(cell.scenario, []).append(cell)
-    return [groups[scenario] for scenario in sorted(groups, key=lambda scenario: scenario not in begun)]
-
-
 def _scored_by(cell: JudgedCell, rubric: str, request: ExportRequest) -> frozenset[str]:
-    """Return the judges who have scored the cell. Others' held scores do not count, so it stays available."""
+    """Return the judges who have scored the cell, without other judges whose scores are held."""
     given = list((cell.scores.provisional if request.provisional else cell.scores.judges).values())
     if not request.provisional:
         given += [held for name, held in cell.scores.held.items() if name == request.judge]

@@ -43,11 +43,15 @@ class Material:
 
 @dataclass(frozen=True)
 class JudgedCell:
-    """A recorded cell with its scores and texts; its tips are parsed when they are needed."""
+    """A recorded cell with its texts; scores and tips are parsed when they are needed."""
 
     run: StoredRun
-    scores: CellScores
     texts: Mapping[str, str]
+
+    @cached_property
+    def scores(self) -> CellScores:
+        """The judges' scores. Raises CorruptText."""
+        return read_scores(self.texts.get(SCORES))
 
     @cached_property
     def tips(self) -> tuple[Tip, ...]:
@@ -62,8 +66,8 @@ class JudgedCell:
     @cached_property
     def format_ok(self) -> bool:
         """Whether the answer has the requested format, as computed, ignoring judges' corrections."""
-        touched = self.scores.judges or self.scores.held or self.scores.history
-        if touched and RAW in self.texts:  # the metric has the judges' mean, which must not be shown to the next judge
+        judged = self.scores.judges or self.scores.held or self.scores.history
+        if judged and RAW in self.texts:  # the metric is the judges' mean, which must not be shown to the next judge
             return parse_answer(self.texts[RAW], self._n_tips).format_ok
         return self.run.metrics.get("format_ok") == 1.0
 
@@ -124,6 +128,4 @@ def read_cells(store: RunStore, experiment_id: str) -> list[JudgedCell]:
     ]
     runs = [run for run, _ in found]
     left_out = stale_runs(runs) | twin_runs(runs)
-    return [
-        JudgedCell(run, read_scores(texts.get(SCORES)), texts) for run, texts in found if run.run_id not in left_out
-    ]
+    return [JudgedCell(run, texts) for run, texts in found if run.run_id not in left_out]

@@ -39,11 +39,11 @@ from tipbench.plan.scenarios import Persona, Scenario, Slot
 from tipbench.record.generation import Pause
 from tipbench.text import plural
 
-MOST_TIPS = 8  # per question
+MAX_TIPS = 8  # per question
 _MAX_ANCHORS = 6
 _SYSTEM_SHARE = 0.6  # maximum share of the context; card, tips and answer need room too
 _BYTES_PER_TOKEN = 3.0  # lower than for any tokenizer on ordinary text, so that token counts are overestimated
-_PER_ANSWER, _PER_TIP, _PER_SCALE = 32, 16, 24  # answer tokens, allowing for whitespace
+_TOKENS_PER_ANSWER, _TOKENS_PER_TIP, _TOKENS_PER_SCORE = 32, 16, 24  # allowing for whitespace
 
 _TASK = (
     "You score short productivity tips. You are given a person's card and a numbered list of tips written for that "
@@ -76,14 +76,14 @@ def system_prompt(rubric: Rubric, num_ctx: int) -> str:
             f"{room}. Raise num_ctx, or judge with another judge."
         )
     prose = rubric.text.split(f"\n{FENCE}", 1)[-1].strip() if rubric.text.startswith(FENCE) else ""
-    for part in (prose, *_example_texts(rubric, _MAX_ANCHORS)):
+    for part in (prose, *_example_texts(rubric)):
         if part and tokens(longer := f"{prompt}\n\n{part}") <= room:
             prompt = longer
     return prompt
 
 
 def questions(item: Item, rubric: Rubric, system: str, num_ctx: int) -> list[Question] | str:
-    """Split the item's tips into as few questions as fit; return the reason if a tip does not fit or none exists."""
+    """Split the item's tips into as few questions as fit the context; return the reason if that is impossible."""
     if not item.tips:
         return "it has no tips"
     card = json.dumps(item.scenario, ensure_ascii=False)
@@ -91,7 +91,7 @@ def questions(item: Item, rubric: Rubric, system: str, num_ctx: int) -> list[Que
     first = 0
     while first < len(item.tips):
         room = num_ctx - tokens(system)
-        for size in range(min(MOST_TIPS, len(item.tips) - first), 0, -1):
+        for size in range(min(MAX_TIPS, len(item.tips) - first), 0, -1):
             question = _question(card, [tip.tip for tip in item.tips[first : first + size]], rubric)
             if tokens(question.user) + question.num_predict < room:
                 break
@@ -139,7 +139,8 @@ def _question(card: str, tips: Sequence[str], rubric: Rubric) -> Question:
         "additionalProperties": False,
     }
     schema = {"type": "array", "items": entry, "minItems": len(tips), "maxItems": len(tips)}
-    return Question(user, len(tips), schema, _PER_ANSWER + len(tips) * (_PER_TIP + _PER_SCALE * len(rubric.scales)))
+    tokens_per_tip = _TOKENS_PER_TIP + _TOKENS_PER_SCORE * len(rubric.scales)
+    return Question(user, len(tips), schema, num_predict=_TOKENS_PER_ANSWER + len(tips) * tokens_per_tip)
 
 
 def _escape_tags(text: str) -> str:
@@ -148,10 +149,10 @@ def _escape_tags(text: str) -> str:
     return "".join(char if not "\ud800" <= char <= "\udfff" else f"\\u{ord(char):04x}" for char in plain)
 
 
-def _example_texts(rubric: Rubric, most: int) -> list[str]:
-    """Return up to `most` anchors, extremes first, so that both ends of the range fit a small context."""
+def _example_texts(rubric: Rubric) -> list[str]:
+    """Return up to _MAX_ANCHORS anchors, extremes first, so that both ends of the range fit a small context."""
     ranked = sorted(rubric.anchors, key=lambda anchor: rubric.composite(anchor.scores, format_ok=True, overlong=False))
-    count = min(most, len(ranked))
+    count = min(_MAX_ANCHORS, len(ranked))
     spread = [ranked[round(i * (len(ranked) - 1) / max(1, count - 1))] for i in range(count)]
     ordered = sorted(range(count), key=lambda i: -abs(i - (count - 1) / 2))
     texts = []
@@ -167,9 +168,9 @@ _SAMPLING: dict[str, float | int] = {"top_k": 40, "top_p": 1.0, "min_p": 0, "rep
 _TRIES = ((0.0, 0), (0.3, 1))  # temperature and seed offset; at temperature 0 the seed has no effect
 _MODEL_UNUSABLE = (FailureKind.MISSING_MODEL, FailureKind.NOT_LOCAL)  # no item can be scored
 _NOT_RETRIED = (*_MODEL_UNUSABLE, FailureKind.PROMPT_TOO_LONG, FailureKind.REJECTED)  # would fail again
-_LOADS_BEFORE_GIVING_UP = 3
+_MAX_LOAD_FAILURES = 3
 _MAX_CRASHES = 10  # of the server during one request
-_RELEASE_TRIES = 3
+_MAX_RELEASE_ATTEMPTS = 3
 _MAX_REASON = 300  # characters
 # A request must have a scenario, for engines without a language model; the judge's prompts contain the card instead.
 _NO_SCENARIO = Scenario(Persona("", "", "", "", (), (), ()), Slot("", "", time()), date.min)
@@ -185,7 +186,6 @@ class ModelJudge:
         self._engine = engine
         self._facts = facts
         self._config = config
-        self._cancel = threading.Event()
         self._in_use = False
         self._skip_reason = ""  # why no further item is sent to the model
         self._load_failures = 0
@@ -195,14 +195,12 @@ class ModelJudge:
         if not sheet.items:
             return
         system = system_prompt(sheet.rubric, self._config.num_ctx)
-        pause = Pause(self._config.server_wait_s, waiting_reporter(report), self._cancel)
+        never_cancelled = threading.Event()
+        pause = Pause(self._config.server_wait_s, waiting_reporter(report), never_cancelled)
         with self._loaded(pause, report):
             for item in sheet.items:
-                outcome = self._score(item, sheet.rubric, system, pause, last=item is sheet.items[-1])
-                if isinstance(outcome, str):
-                    yield Unscored(item.id, safe_line(outcome, _MAX_REASON))
-                else:
-                    yield outcome
+                result = self._score(item, sheet.rubric, system, pause, last=item is sheet.items[-1])
+                yield Unscored(item.id, safe_line(result, _MAX_REASON)) if isinstance(result, str) else result
         if (evidence := self.evidence()) is not None:
             report(f"{self.name}: {evidence.sentence()}")
 
@@ -235,14 +233,14 @@ class ModelJudge:
         except BaseException:
             self.close(report)
             raise
-        for _ in range(_RELEASE_TRIES):
+        for _ in range(_MAX_RELEASE_ATTEMPTS):
             pause.until_alive(self._engine)
             with suppress(ServerUnavailable):
                 self._engine.release(self._facts.model)
                 self._in_use = False
                 return
         raise ResidencyError(
-            f"{self._facts.model} is still in the memory of the Ollama server after {_RELEASE_TRIES} attempts."
+            f"{self._facts.model} is still in the memory of the Ollama server after {_MAX_RELEASE_ATTEMPTS} attempts."
         )
 
     def _score(self, item: Item, rubric: Rubric, system: str, pause: Pause, *, last: bool) -> ItemScore | str:
@@ -264,7 +262,6 @@ class ModelJudge:
                 last=last and question is prompts[-1],
                 thinking=self._facts.thinking,
                 answer_schema=question.answer_schema,
-                cancel=self._cancel,
             )
             answer = self._skip_reason or self._request_scores(request, rubric, pause)
             if isinstance(answer, str):
@@ -283,7 +280,7 @@ class ModelJudge:
                 reason = f"{result.kind}: {result.reason}"
                 if result.kind is FailureKind.LOAD_FAILED:
                     self._load_failures += 1
-                if result.kind in _MODEL_UNUSABLE or self._load_failures >= _LOADS_BEFORE_GIVING_UP:
+                if result.kind in _MODEL_UNUSABLE or self._load_failures >= _MAX_LOAD_FAILURES:
                     self._skip_reason = f"skipped: {result.reason}"
                 if self._skip_reason or result.kind in _NOT_RETRIED:
                     return reason
@@ -335,10 +332,10 @@ def open_model_judge(
     [engine] = build_engines([model], EngineDependencies(config, home, report, locks)).values()
     with ExitStack() as stack:
         stack.callback(close_engines, {engine.name: engine}, report)
-        facts = _allowed(engine, config)
+        facts = _check_model(engine, config)
         for lock in locks.values():
             if lock.acquire(wait=config.wait, report=report):
-                facts = _allowed(engine, config)  # it may have changed while waiting for the lock
+                facts = _check_model(engine, config)  # it may have changed while waiting for the lock
             stack.callback(lock.release)
         needed = memory_needed(facts, num_ctx=config.num_ctx)
         if warning := memory_warning(facts, needed, free_memory(model, config)):
@@ -349,7 +346,8 @@ def open_model_judge(
         yield judge
 
 
-def _allowed(engine: Engine, config: CollectConfig) -> ModelFacts:
+def _check_model(engine: Engine, config: CollectConfig) -> ModelFacts:
+    """Return the facts of the model. Raises ModelRefused if it may not be used."""
     facts, refused = model_facts({engine.name: engine}, config)
     if refused:
         raise ModelRefused(" ".join(refused.values()))

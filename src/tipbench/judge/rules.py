@@ -14,7 +14,7 @@ from tipbench.judge.automatic import JudgeKind
 from tipbench.judge.rules_text import (
     DAYPARTS,
     INSTRUCTION_VERBS,
-    NAMED,
+    MIN_TASK_WEIGHT,
     PHRASES,
     WORDS,
     Card,
@@ -32,8 +32,7 @@ from tipbench.judge.rules_text import (
 from tipbench.judge.run import Unscored
 from tipbench.judge.sheet import Item, ItemScore, TipScore, TipSheet
 from tipbench.plan.rubric import CalibratedTip, Rubric
-from tipbench.plan.suite import load_suite
-from tipbench.text import percent, plural, shorten
+from tipbench.text import plural, shorten
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,11 @@ class Hooks:
 
     tasks: tuple[str, ...]
     now: tuple[str, ...]  # routines and places at this hour
-    joined: bool  # the tip is linked to one of them ("after your coffee …")
+    joined: bool  # whether the tip links its action to one of them ("after your coffee …")
     personal: tuple[str, ...]  # other routines, preferences, people
     role_words: tuple[str, ...]  # words of the person's job and circumstances, too general for a hook
     hour: bool  # whether the tip names the time of day in general words
-    against: tuple[str, ...]  # what contradicts the card: passed routines and hours, ruled-out words
+    against: tuple[str, ...]  # parts of the tip that contradict the card: passed routines and hours, ruled-out words
     later: tuple[str, ...]  # phrases that postpone the tip
 
     @property
@@ -68,7 +67,6 @@ class Hooks:
 
 def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
     """Find the parts of the card that the tip refers to or contradicts."""
-    stems = parsed.stems
     tasks = [task for task in card.tasks if _names_task(parsed, task)]
     taken = frozenset(word for task in tasks for word in task.weights)
     # A name inside a task's title, as in "Ada's form", is not a separate hook.
@@ -78,24 +76,19 @@ def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
         if word.stem in card.people
         and not (word.stem in taken and any(later.stem in taken for later in parsed.words[index + 1 : index + 3]))
     ]
-    unclaimed = (stems - taken) | {word.stem for word in people}
-    routines = {
-        when: [r for r in card.routines if r.when is when and r.weight_in(unclaimed) >= 1] for when in RoutineTime
-    }
-    now = routines[RoutineTime.NOW]
+    unclaimed = (parsed.stems - taken) | {word.stem for word in people}
+    routines = {when: [routine for routine in card.routines if routine.when is when] for when in RoutineTime}
+    now = [routine for routine in routines[RoutineTime.NOW] if routine.weight_in(unclaimed) >= 1]
     now_words = frozenset(word for routine in now for word in routine.weights)
     passed = []  # routines of an earlier hour of which the tip has most words
-    for routine in card.routines:
+    for routine in routines[RoutineTime.PASSED]:
         weight = routine.weight_in(unclaimed - now_words)
-        if routine.when is RoutineTime.PASSED and weight >= 1.5 and weight >= 0.6 * sum(routine.weights.values()):
+        if weight >= 1.5 and weight >= 0.6 * sum(routine.weights.values()):
             passed.append(routine)
-    personal = [
-        hook
-        for hook in (*routines[RoutineTime.ANY], *routines[RoutineTime.LATER])
-        if hook.weight_in(unclaimed - now_words) >= 1
-    ]
+    others = (*routines[RoutineTime.ANY], *routines[RoutineTime.LATER])
+    personal = [routine for routine in others if routine.weight_in(unclaimed - now_words) >= 1]
     preferences = [preference for preference in card.wanted if preference.weight_in(unclaimed) >= 1]
-    names_routine = any(routine.when is RoutineTime.NOW and routine.weight_in(unclaimed) for routine in card.routines)
+    names_routine = any(routine.weight_in(unclaimed) for routine in routines[RoutineTime.NOW])
     dayparts = (DAYPARTS[word.lower] for word in parsed.words if word.lower in DAYPARTS)
     in_daypart = any(low * 60 <= card.minute <= high * 60 for low, high in dayparts)
     # A later clause that opens with 'leave' ends the action; it does not postpone it.
@@ -121,7 +114,7 @@ def _texts(hooks: Sequence[Hook]) -> tuple[str, ...]:
 def _names_task(parsed: ParsedTip, task: Hook) -> bool:
     """Return whether the tip has two of the task's words, or one distinctive word after 'the', 'your' or similar."""
     weight = task.weight_in(parsed.stems)
-    if weight >= NAMED:
+    if weight >= MIN_TASK_WEIGHT:
         return True
     if weight < 1:
         return False
@@ -199,12 +192,12 @@ class Instructions:
     """The instructions in a tip."""
 
     steps: tuple[str, ...]  # verbs of a visible first step, such as open or write
-    actions: tuple[str, ...]
-    directions: tuple[str, ...]
-    trigger: bool
+    actions: tuple[str, ...]  # other verbs of something to do
+    directions: tuple[str, ...]  # verbs that only give a direction, such as focus
+    trigger: bool  # whether it begins with the moment to start
     duration: str | None
     size: str | None
-    stop: str | None
+    stop: str | None  # when to stop
     unnamed_object: str | None  # such as "something"
 
     @property
@@ -212,7 +205,7 @@ class Instructions:
         return bool(self.steps or self.actions)
 
     @property
-    def start(self) -> bool:
+    def has_start(self) -> bool:
         return bool(self.steps) or self.trigger
 
 
@@ -288,20 +281,19 @@ def actionability(instructions: Instructions, hooks: Hooks) -> Finding:
         direction = instructions.directions[:1]
         return Finding(2, (f"direction only: {direction[0]}",)) if direction else Finding(1, ("nothing to do",))
     because = [f"action: {', '.join((*instructions.steps, *instructions.actions)[:3])}"]
-    because += ["start"] if instructions.start else []
-    because += [f"duration: {instructions.duration}"] if instructions.duration else []
-    because += [f"size: {instructions.size}"] if instructions.size else []
-    because += [f"stop: {instructions.stop}"] if instructions.stop else []
+    because += ["start"] if instructions.has_start else []
+    details = {"duration": instructions.duration, "size": instructions.size, "stop": instructions.stop}
+    because += [f"{name}: {text}" for name, text in details.items() if text]
     if instructions.unnamed_object and not hooks.tasks:
         return Finding(3, (*because, f"does not say what: {instructions.unnamed_object}"))
     if len(hooks.tasks) > 2:
         return Finding(2, ("lists several tasks and chooses none",))
     if hooks.later or hooks.against:
         return Finding(3, (*because, f"not now: {(*hooks.later, *hooks.against)[0]}"))
-    if instructions.start and instructions.duration and instructions.stop:
+    if instructions.has_start and instructions.duration and instructions.stop:
         return Finding(5, tuple(because))
-    several = len(instructions.steps) + len(instructions.actions) > 1
-    marks = instructions.start + bool(instructions.size) + bool(instructions.stop) + several
+    several_actions = len(instructions.steps) + len(instructions.actions) > 1
+    marks = instructions.has_start + bool(instructions.size) + bool(instructions.stop) + several_actions
     return Finding(4 if instructions.duration or marks >= 2 else 3, tuple(because))
 
 
@@ -355,7 +347,7 @@ def _base_tone(parsed: ParsedTip, card: Card, hooks: Hooks, instructions: Instru
         return 3, "flat"
     if parsed.has(PHRASES["pressure"]):
         return 4, "calm, with some pressure or praise"
-    if hooks.count and instructions.start and (instructions.size or instructions.duration or instructions.stop):
+    if hooks.count and instructions.has_start and (instructions.size or instructions.duration or instructions.stop):
         return 5, "calm and specific"
     return 4, "calm, a little general"
 
@@ -372,8 +364,8 @@ def _is_about_person(parsed: ParsedTip, card: Card) -> bool:
 
 
 SCALES = ("relevance", "actionability", "tone")
-LOWEST, HIGHEST = 1, 5
-NOTE_LIMIT = 200
+MIN_SCORE, MAX_SCORE = 1, 5
+MAX_NOTE_LENGTH = 200
 
 
 @dataclass(frozen=True)
@@ -388,9 +380,9 @@ class Explanation:
 
     @property
     def note(self) -> str:
-        """The reasons in one line of at most NOTE_LIMIT characters; each scale gets an equal part."""
+        """The reasons in one line of at most MAX_NOTE_LENGTH characters; each scale gets an equal part."""
         parts = (f"{scale} {found.score}: {', '.join(found.because)}" for scale, found in self.findings.items())
-        return "; ".join(shorten(part, NOTE_LIMIT // len(SCALES) - 2) for part in parts)
+        return "; ".join(shorten(part, MAX_NOTE_LENGTH // len(SCALES) - 2) for part in parts)
 
 
 def explain_tip(card: Mapping[str, Any], tip: str) -> Explanation:
@@ -421,10 +413,10 @@ class RulesJudge:
 def check_rubric(rubric: Rubric) -> None:
     """Raise UsageError unless the rubric has exactly the scales supported by the rules."""
     seen = {scale.name: (scale.min, scale.max) for scale in rubric.scales}
-    if seen != dict.fromkeys(SCALES, (LOWEST, HIGHEST)):
+    if seen != dict.fromkeys(SCALES, (MIN_SCORE, MAX_SCORE)):
         shown = ", ".join(f"{name} {low}-{high}" for name, (low, high) in seen.items())
         raise UsageError(
-            f"The rules judge scores {', '.join(SCALES)} from {LOWEST} to {HIGHEST} and nothing else; the rubric "
+            f"The rules judge scores {', '.join(SCALES)} from {MIN_SCORE} to {MAX_SCORE} and nothing else; the rubric "
             f"{rubric.id} has {shown}. Judge by hand, or with command: or ollama:."
         )
 
@@ -455,7 +447,7 @@ def _explain(card: Card, tip: str) -> Explanation:
     parsed = parse_tip(tip)
     reason = unusable_reason(parsed, card.instruction_verbs)
     if reason:
-        return Explanation(dict.fromkeys(SCALES, Finding(LOWEST, (f"broken text: {reason}",))))
+        return Explanation(dict.fromkeys(SCALES, Finding(MIN_SCORE, (f"broken text: {reason}",))))
     hooks = find_hooks(parsed, card)
     instructions = find_instructions(parsed, card)
     return Explanation(
@@ -465,39 +457,3 @@ def _explain(card: Card, tip: str) -> Explanation:
             "tone": tone(parsed, card, hooks, instructions),
         }
     )
-
-
-MEASURED = ("<!-- measured -->", "<!-- /measured -->")
-
-
-def measured_table(suite: str = "tips") -> str:
-    """Return the rules' error on a suite's anchors and controls as a Markdown table."""
-    loaded = load_suite(suite)
-    check_rubric(loaded.rubric)
-    cards = {scenario.id: scenario.to_card() for scenario in loaded.scenarios}
-    anchors, controls = loaded.rubric.anchors, loaded.controls
-    lines = [
-        "| measured on | scale | tips | bias | error | within one step | always 3 |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, examples in (("anchors", anchors), ("controls", controls), ("both", (*anchors, *controls))):
-        for scale, found in rules_error(examples, cards).items():
-            if found["bias"] is None or found["error"] is None or found["within_one"] is None:
-                continue
-            naive = sum(abs(3 - example.scores[scale]) for example in examples) / len(examples)
-            lines.append(
-                f"| {name} | {scale} | {found['n']} | {found['bias']:+.2f} | {found['error']:.2f} "
-                f"| {percent(found['within_one'])} | {naive:.2f} |"
-            )
-    return "\n".join(lines)
-
-
-def update_measured_table(page: str) -> str:
-    """Return the page with the table between its MEASURED markers regenerated."""
-    before, start, rest = page.partition(MEASURED[0])
-    _, end, after = rest.partition(MEASURED[1])
-    if not start or not end:
-        raise UsageError(
-            f"The page needs the markers {MEASURED[0]} and {MEASURED[1]}. Put them where the table belongs."
-        )
-    return f"{before}{start}\n{measured_table()}\n{end}{after}"

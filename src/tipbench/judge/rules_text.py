@@ -22,9 +22,9 @@ DAYPARTS: Mapping[str, tuple[int, int]] = {name: (first, last) for name, (first,
 INSTRUCTION_VERBS = WORDS["step_verbs"] | WORDS["action_verbs"] | WORDS["vague_verbs"] | WORDS["pep_verbs"]
 HOUR_NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
-LONGEST = 4000  # characters of a tip that are parsed, a hundred times the usual length
-NAMED = 1.5  # word weight sufficient to name a task; a proper name found only in its title has this weight
-_LONGEST_CARD_TEXT = 2000  # characters of each text of a card that are parsed
+MAX_TIP_LENGTH = 4000  # characters of a tip that are parsed, a hundred times the usual length
+MIN_TASK_WEIGHT = 1.5  # of the words that name a task; a proper name that only the title has is enough by itself
+_MAX_CARD_TEXT = 2000  # characters of each text of a card that are parsed
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _CLAUSE_END = re.compile(r"[,;()\[\]\n!?…]+|[.:](?!\d)|\s[-–—]+\s|[–—]")
@@ -45,7 +45,7 @@ _REPEATABLE = WORDS["function"] | WORDS["units"] | WORDS["stops"] | WORDS["sizes
 
 @dataclass(frozen=True)
 class Word:
-    """One word of a tip."""
+    """One word of a tip or card."""
 
     text: str  # as written
     lower: str
@@ -73,7 +73,7 @@ class ParsedTip:
 
 def parse_tip(tip: str) -> ParsedTip:
     """Parse a tip into words and clauses, ignoring emoji and markup."""
-    raw = tip[:LONGEST]
+    raw = tip[:MAX_TIP_LENGTH]
     text = _without_symbols(unicodedata.normalize("NFC", raw).translate(_QUOTES))
     parts = [part for part in _CLAUSE_END.split(text) if part.strip()]
     clauses = [clause for part in parts for clause in _clauses(_words(part))]
@@ -146,8 +146,11 @@ def opening(clause: Sequence[Word]) -> str:
 
 
 def _after_lead_ins(clause: Sequence[Word]) -> int:
-    leads = (i for i, word in enumerate(clause) if word.lower not in WORDS["lead_ins"] and not word.lower.isdigit())
-    return next(leads, len(clause))
+    """Return the index of the first word after any lead-ins and numbers; the clause's length if there is none."""
+    for index, word in enumerate(clause):
+        if word.lower not in WORDS["lead_ins"] and not word.lower.isdigit():
+            return index
+    return len(clause)
 
 
 class RoutineTime(Enum):
@@ -191,14 +194,18 @@ class Card:
 
 def parse_card(card: Mapping[str, Any]) -> Card:
     """Parse a scenario's card, as returned by `Scenario.to_card`."""
+
+    def text(value: object) -> str:
+        return str(value)[:_MAX_CARD_TEXT]
+
     persona, slot = card["persona"], card["slot"]
     clock_hour, _, clock_minute = str(slot["time"]).partition(":")
     minute = int(clock_hour) * 60 + int(clock_minute)
-    names = frozenset(word.stem for word in _words(str(persona["name"])[:_LONGEST_CARD_TEXT]))
-    titles = [str(task["title"])[:_LONGEST_CARD_TEXT] for task in persona["tasks"]]
-    habits = [str(habit)[:_LONGEST_CARD_TEXT] for habit in persona["habits"]]
-    about = str(persona["about"])[:_LONGEST_CARD_TEXT]
-    preferences = [_split_preference(str(text)[:_LONGEST_CARD_TEXT]) for text in persona["preferences"]]
+    names = frozenset(word.stem for word in _words(text(persona["name"])))
+    titles = [text(task["title"]) for task in persona["tasks"]]
+    habits = [text(habit) for habit in persona["habits"]]
+    about = text(persona["about"])
+    preferences = [_split_preference(text(preference)) for preference in persona["preferences"]]
     routines = [*habits, *(part for part in re.split(r"[.;]|, then", about) if clock_times(part.lower()))]
     people = _names([about, *habits, *(wanted for wanted, _ in preferences)]) - names
     verbs = frozenset(word.lower for title in titles for word in _words(title)[:1])  # a title begins with its verb
@@ -208,7 +215,7 @@ def parse_card(card: Mapping[str, Any]) -> Card:
             Hook(
                 title,
                 _weights(title, people, frozenset(word.stem for word in _words(title)[:1]))
-                | dict.fromkeys(_names([title]) - people, NAMED),
+                | dict.fromkeys(_names([title]) - people, MIN_TASK_WEIGHT),
             )
             for title in titles
         ),
@@ -216,11 +223,11 @@ def parse_card(card: Mapping[str, Any]) -> Card:
         instruction_verbs=INSTRUCTION_VERBS | verbs,
         routines=tuple(
             Hook(
-                text.strip(),
-                _weights(_CLOCK.sub(" ", text.lower()), _VERBS, people),
-                _routine_time(text.lower(), minute),
+                routine.strip(),
+                _weights(_CLOCK.sub(" ", routine.lower()), _VERBS, people),
+                _routine_time(routine.lower(), minute),
             )
-            for text in routines
+            for routine in routines
         ),
         wanted=tuple(_preference_hook(wanted) for wanted, _ in preferences if wanted),
         ruled_out=tuple(_preference_hook(against) for _, against in preferences if against),
@@ -228,7 +235,7 @@ def parse_card(card: Mapping[str, Any]) -> Card:
         role_words=_content(f"{persona['role']} {about}"),
         slot_words=_content(str(slot["label"])) - {stem(word) for word in DAYPARTS},
         vocabulary=frozenset(
-            word.stem for text in (*titles, *habits, about, str(persona["role"])) for word in _words(text)
+            word.stem for part in (*titles, *habits, about, str(persona["role"])) for word in _words(part)
         ),
         minute=minute,
     )
@@ -255,8 +262,8 @@ def _clauses(part: Sequence[Word]) -> Iterator[tuple[Word, ...]]:
         yield tuple(current)
 
 
-# Includes words for durations and stops, which are common in advice and do not refer to the card.
-_EMPTY = frozenset(
+# Words for durations and stops are common in advice and do not refer to the card.
+_IGNORED = frozenset(
     stem(w) for w in WORDS["function"] | WORDS["hours"] | WORDS["units"] | WORDS["stops"] | set(HOUR_NAMES)
 )
 _COMMON = frozenset(stem(word) for word in WORDS["common"])
@@ -264,7 +271,7 @@ _VERBS = frozenset(stem(word) for word in WORDS["step_verbs"] | WORDS["action_ve
 
 
 def _content(text: str) -> frozenset[str]:
-    return frozenset(word.stem for word in _words(text) if len(word.lower) > 2) - _EMPTY - _COMMON
+    return frozenset(word.stem for word in _words(text) if len(word.lower) > 2) - _IGNORED - _COMMON
 
 
 def _weights(text: str, *weak: frozenset[str]) -> dict[str, float]:
@@ -272,7 +279,7 @@ def _weights(text: str, *weak: frozenset[str]) -> dict[str, float]:
     weights = {}
     for word in _words(text):
         general = word.stem in _COMMON or word.lower.isdigit() or len(word.lower) == 1
-        if word.stem not in _EMPTY:
+        if word.stem not in _IGNORED:
             weights[word.stem] = 0.5 if general or any(word.stem in group for group in weak) else 1.0
     return weights
 

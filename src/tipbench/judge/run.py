@@ -38,7 +38,7 @@ from tipbench.text import printable, shorten
 
 @dataclass(frozen=True)
 class Unscored:
-    """The reason why an item has no score; a separate type, never represented as a low score."""
+    """An item without scores and the reason; a separate type, so that it is never taken for a low score."""
 
     item: str
     reason: str
@@ -72,10 +72,10 @@ def waiting_reporter(report: Callable[[str], None]) -> Observer:
 _TOKEN = re.compile(r'[\[\]{}]|"(?:[^"\\\n]|\\.)*+"?')  # JSON strings do not span lines
 _KEYS = ('"item"', '"items"')
 _MAX_DEPTH = 200  # open brackets; the outermost are forgotten
-# Nested objects are parsed repeatedly, but at most this many times the text's length, plus some characters.
-_MAX_READS, _EXTRA_READS = 8, 1_000_000
+# Nested objects are parsed repeatedly. The limit of all characters parsed: a multiple of the text's length, plus some.
+_MAX_PARSED_FACTOR, _MAX_PARSED_EXTRA = 8, 1_000_000
 _MAX_VERSIONS = 8  # per item
-_SHOWN = 60  # characters of a value in a message
+_MAX_SHOWN = 60  # characters of a value in a message
 _MAX_REASON = 300  # characters
 
 
@@ -84,18 +84,17 @@ class RecoveredItems:
     """The versions found of each requested item, in order of occurrence."""
 
     versions: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    foreign: str = ""  # why a sheet in the output was ignored
+    mismatch: str = ""  # why a sheet in the output was ignored
 
 
 def recover_items(output: bytes, sheet: TipSheet) -> RecoveredItems:
     """Extract the sheet's items from arbitrary output. Checks only the sheet id and rubric, not the items."""
     expected = {item.id for item in sheet.items}
     versions: dict[str, list[dict[str, Any]]] = {}
-    foreign = ""
+    mismatch = ""
     for found in _find_objects(output.decode("utf-8", "replace")):
-        reason = _mismatch(found, sheet)
-        if reason:
-            foreign = foreign or reason
+        if reason := _mismatch(found, sheet):
+            mismatch = mismatch or reason
             continue
         # A sheet's items, or the object itself if it is a single item, as in truncated output.
         items = found.get("items")
@@ -105,7 +104,7 @@ def recover_items(output: bytes, sheet: TipSheet) -> RecoveredItems:
                 known = versions.setdefault(name, [])
                 if len(known) < _MAX_VERSIONS and item not in known:
                     known.append(item)
-    return RecoveredItems(versions, foreign)
+    return RecoveredItems(versions, mismatch)
 
 
 def choose_answer(item: Item, rubric: Rubric, found: Sequence[RecoveredItems], failure: str) -> ItemScore | Unscored:
@@ -128,13 +127,13 @@ def choose_answer(item: Item, rubric: Rubric, found: Sequence[RecoveredItems], f
     if wrong:
         reasons = [f"invalid answer: {wrong}"]
     else:
-        foreign = next((source.foreign for source in found if source.foreign), "")
-        reasons = ["returned unfinished" if unfinished else "not returned", foreign, failure]
+        mismatch = next((source.mismatch for source in found if source.mismatch), "")
+        reasons = ["returned unfinished" if unfinished else "not returned", mismatch, failure]
     return Unscored(item.id, safe_line("; ".join(filter(None, reasons)), _MAX_REASON))
 
 
 def _mismatch(found: dict[str, Any], sheet: TipSheet) -> str:
-    """Return why a sheet does not match, or an empty string; missing keys are accepted, as items have a hash."""
+    """Return why a found sheet is not this one, or an empty string; missing keys are accepted, as items have a hash."""
     if "items" not in found:
         return ""
     if found.get("sheet", sheet.id) != sheet.id:
@@ -152,17 +151,19 @@ def _find_objects(text: str) -> list[dict[str, Any]]:
     An unclosed object (a truncated sheet, a brace in prose) does not hide complete objects inside it.
     """
     found: list[tuple[int, dict[str, Any]]] = []
-    open_at: deque[list[int]] = deque(maxlen=_MAX_DEPTH)  # position of each open bracket, and 1 if it has such a key
-    left = _MAX_READS * len(text) + _EXTRA_READS  # characters that may still be parsed
+    starts: deque[int] = deque(maxlen=_MAX_DEPTH)  # position of each open bracket
+    has_key: deque[bool] = deque(maxlen=_MAX_DEPTH)  # whether one of _KEYS was found in it
+    left = _MAX_PARSED_FACTOR * len(text) + _MAX_PARSED_EXTRA  # characters that may still be parsed
     for token in _TOKEN.finditer(text):
         mark = token[0][0]
         if mark in "[{":
-            open_at.append([token.start(), 0])
-        elif mark == '"' and open_at and token[0] in _KEYS:
-            open_at[-1][1] = 1
-        elif mark in "]}" and open_at:
-            start, wanted = open_at.pop()
-            if not wanted or left <= 0:
+            starts.append(token.start())
+            has_key.append(False)
+        elif mark == '"' and starts and token[0] in _KEYS:
+            has_key[-1] = True
+        elif mark in "]}" and starts:
+            start = starts.pop()
+            if not has_key.pop() or left <= 0:
                 continue
             left -= token.end() - start
             try:
@@ -177,15 +178,15 @@ def _find_objects(text: str) -> list[dict[str, Any]]:
 
 
 def _shown(value: object) -> str:
-    return safe_line(repr(value), _SHOWN)
+    return safe_line(repr(value), _MAX_SHOWN)
 
 
-def safe_line(text: str, most: int) -> str:
-    """Return untrusted text on one line without control characters, shortened to `most` characters."""
-    return shorten(" ".join(printable(text[: 4 * most]).split()), most)
+def safe_line(text: str, limit: int) -> str:
+    """Return untrusted text on one line without control characters, shortened to `limit` characters."""
+    return shorten(" ".join(printable(text[: 4 * limit]).split()), limit)
 
 
-SAVE_S = 20.0  # seconds between saves of new answers
+SAVE_INTERVAL_S = 20.0  # seconds between saves of new answers
 
 Progress = Callable[[int, int, int], None]  # scored, unscored, total
 
@@ -219,7 +220,7 @@ class JudgeEnvironment:
 def run_judge(
     store: RunStore,
     experiment: Experiment,
-    filler: AutomaticJudge,
+    judge: AutomaticJudge,
     request: ExportRequest,
     *,
     report: Callable[[str], None] | None = None,
@@ -227,16 +228,16 @@ def run_judge(
     environment: JudgeEnvironment | None = None,
 ) -> JudgeResult:
     """Score pending cells with an automatic judge. Raises NotEnoughData if there are none."""
-    request = replace(request, judge=filler.name, provisional=filler.provisional)
+    request = replace(request, judge=judge.name, provisional=judge.provisional)
     environment = environment or JudgeEnvironment(report or (lambda _text: None))
-    return _Run(store, experiment, filler, request, accept, environment).run()
+    return _Run(store, experiment, judge, request, accept, environment).run()
 
 
 @dataclass(frozen=True)
 class _Run:
     store: RunStore
     experiment: Experiment
-    filler: AutomaticJudge
+    judge: AutomaticJudge
     request: ExportRequest
     accept: str | None
     environment: JudgeEnvironment
@@ -272,7 +273,7 @@ class _Run:
 
     def _finish_earlier(self, last: StoredSheet, cells: Sequence[JudgedCell], *, accepting: bool) -> JudgeResult | None:
         """Apply the scores of an earlier run that was interrupted or whose drift is now accepted."""
-        nothing_new: FilledSheet[ItemScore] = FilledSheet(self.filler.name, {})
+        nothing_new: FilledSheet[ItemScore] = FilledSheet(self.judge.name, {})
         if not accepting:
             if SheetApplier(self.store, self.experiment, last, nothing_new).cells_have_scores(cells):
                 return None
@@ -293,13 +294,13 @@ class _Run:
         unscored: list[Unscored] = []
 
         def apply() -> ApplyResult:
-            filled = FilledSheet(self.filler.name, answers.new, tuple(each.item for each in unscored))
+            filled = FilledSheet(self.judge.name, answers.new, tuple(each.item for each in unscored))
             with environment.lock():
                 work = SheetApplier(self.store, self.experiment, self._reload(stored), filled)
                 return work.run(accept=self.accept, final=True)
 
         try:
-            for outcome in self.filler.fill(left, environment.report) if left.items else ():
+            for outcome in self.judge.fill(left, environment.report) if left.items else ():
                 if isinstance(outcome, Unscored):
                     unscored.append(outcome)
                 else:
@@ -309,12 +310,11 @@ class _Run:
             observer = waiting_reporter(environment.report)
             applied = retry_while_unavailable(apply, "MLflow", environment.wait_s, observer)
         except MlflowUnavailable as exc:
-            kept = self._save_to_file(stored, answers)
-            raise MlflowUnavailable(f"{exc} {kept}" if kept else str(exc)) from exc
+            raise MlflowUnavailable(f"{exc} {self._save_to_file(stored, answers)}".strip()) from exc
         except BaseException:
             answers.save()
-            if kept := self._save_to_file(stored, answers):
-                environment.report(kept)
+            if message := self._save_to_file(stored, answers):
+                environment.report(message)
             raise
         return JudgeResult(applied, tuple(unscored), continued)
 
@@ -331,7 +331,7 @@ class _Run:
 
 @dataclass
 class _Answers:
-    """The answers so far, saved with the sheet every SAVE_S seconds, so that a crash loses little work."""
+    """The answers so far, saved with the sheet every SAVE_INTERVAL_S seconds, so that a crash loses little work."""
 
     store: RunStore
     stored: StoredSheet
@@ -351,7 +351,7 @@ class _Answers:
 
     def add(self, score: ItemScore) -> None:
         self.new[score.item] = score
-        if time.monotonic() - self._saved_at > SAVE_S:
+        if time.monotonic() - self._saved_at > SAVE_INTERVAL_S:
             self.save()
 
     def save(self) -> None:

@@ -20,7 +20,7 @@ SCORES = "artifact:scores.json"
 RUBRIC = "artifact:rubric.md"
 PROVISIONAL = "provisional_"
 _CACHE_SIZE = 5000  # parsed scores, enough for the cells of two large experiments
-_REPLACED = 5  # newest replaced judgements of one sheet; the sheet's run has all
+_MAX_REPLACED = 5  # judgements of one sheet in the history; the sheet's own run has all of them
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ class CellScores:
     def _with_counted(self, new: Judgement) -> CellScores:
         """Add a counted judgement, unless a later export has one, and release the same sheet's held one."""
         current, released = self.judges.get(new.judge), _of_sheet(self.held.get(new.judge), new.sheet)
-        later = _is_later(current, new)
-        if released is None and (later or (current is not None and current.equals_except_time(new))):
+        keep_current = _is_of_later_sheet(current, new)
+        if released is None and (keep_current or (current is not None and current.equals_except_time(new))):
             return self
-        replaced = [released] if later else _replaced_by(new, current, released)
+        replaced = [released] if keep_current else _replaced_by(new, current, released)
         return replace(
             self,
-            judges=self.judges if later else {**self.judges, new.judge: new},
+            judges=self.judges if keep_current else {**self.judges, new.judge: new},
             held=_without(self.held, new.judge) if released else self.held,
             history=_shortened((*self.history, *filter(None, replaced))),
         )
@@ -84,8 +84,8 @@ class CellScores:
     def _with_held(self, new: Judgement) -> CellScores:
         """Add a held judgement, withdraw the same sheet's counted one and restore the one it had replaced."""
         withdrawn, former = _of_sheet(self.judges.get(new.judge), new.sheet), self.held.get(new.judge)
-        later = _is_later(former, new)
-        if withdrawn is None and (later or (former is not None and former.equals_except_time(new))):
+        keep_former = _is_of_later_sheet(former, new)
+        if withdrawn is None and (keep_former or (former is not None and former.equals_except_time(new))):
             return self
         judges, history = self.judges, self.history
         if withdrawn is not None:
@@ -95,11 +95,11 @@ class CellScores:
             if restored := max(others, key=lambda judgement: judgement.exported, default=None):
                 judges = {**judges, new.judge: restored}
                 history = tuple(judgement for judgement in history if judgement is not restored)
-        replaced = [withdrawn] if later else _replaced_by(new, withdrawn, former)
+        replaced = [withdrawn] if keep_former else _replaced_by(new, withdrawn, former)
         return replace(
             self,
             judges=judges,
-            held=self.held if later else {**self.held, new.judge: new},
+            held=self.held if keep_former else {**self.held, new.judge: new},
             history=_shortened((*history, *filter(None, replaced))),
         )
 
@@ -124,8 +124,8 @@ def _of_sheet(judgement: Judgement | None, sheet: str) -> Judgement | None:
     return judgement if judgement is not None and judgement.sheet == sheet else None
 
 
-def _is_later(judgement: Judgement | None, new: Judgement) -> bool:
-    """Return whether the existing judgement is from another sheet that was exported later."""
+def _is_of_later_sheet(judgement: Judgement | None, new: Judgement) -> bool:
+    """Return whether the judgement is of another sheet than `new`, exported later."""
     return judgement is not None and judgement.sheet != new.sheet and judgement.exported > new.exported
 
 
@@ -135,17 +135,17 @@ def _replaced_by(new: Judgement, *former: Judgement | None) -> list[Judgement | 
 
 
 def _shortened(history: Sequence[Judgement]) -> tuple[Judgement, ...]:
-    """Return the newest replaced judgements of each sheet; only the last of them, which may be restored, with notes.
+    """Return the newest replaced judgements of each sheet. Only the last one, which may be restored, keeps its notes.
 
     Otherwise a judge who revises an item often could make its run ever slower to read and write, and the time that
     another judge's apply takes would reveal which items are real answers.
     """
-    later: Counter[str] = Counter()
+    counts: Counter[str] = Counter()  # by sheet
     kept = []
     for judgement in reversed(history):
-        later[judgement.sheet] += 1
-        if later[judgement.sheet] <= _REPLACED:
-            kept.append(judgement if later[judgement.sheet] == 1 else _without_notes(judgement))
+        counts[judgement.sheet] += 1
+        if counts[judgement.sheet] <= _MAX_REPLACED:
+            kept.append(judgement if counts[judgement.sheet] == 1 else _without_notes(judgement))
     return tuple(reversed(kept))
 
 
@@ -162,15 +162,18 @@ def read_scores(text: str | None) -> CellScores:
     """Parse the content of `artifact:scores.json`; return empty scores for None."""
     if text is None:
         return NO_SCORES
+
+    def parsed(judgements: Mapping[str, Any]) -> dict[str, Judgement]:
+        return {judge: _judgement(judge, raw) for judge, raw in judgements.items()}
+
     try:
         raw = json.loads(text)
-        named = {name: _judgement(name, judgement) for name, judgement in raw["judges"].items()}
-        held = {name: _judgement(name, judgement) for name, judgement in raw.get("held", {}).items()}
+        judges, held = parsed(raw["judges"]), parsed(raw.get("held", {}))
         return CellScores(  # earlier versions stored held judgements under "judges"
-            judges={name: judgement for name, judgement in named.items() if not judgement.held},
-            provisional={name: _judgement(name, judgement) for name, judgement in raw["provisional"].items()},
-            history=tuple(_judgement(judgement["judge"], judgement) for judgement in raw["history"]),
-            held={name: judgement for name, judgement in named.items() if judgement.held} | held,
+            judges={judge: judgement for judge, judgement in judges.items() if not judgement.held},
+            provisional=parsed(raw["provisional"]),
+            history=tuple(_judgement(each["judge"], each) for each in raw["history"]),
+            held={judge: judgement for judge, judgement in judges.items() if judgement.held} | held,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise CorruptText(f"The text {SCORES} has an unexpected format ({type(exc).__name__}: {exc}).") from exc
@@ -178,11 +181,15 @@ def read_scores(text: str | None) -> CellScores:
 
 def scores_text(scores: CellScores) -> str:
     """Return the content of `artifact:scores.json`."""
+
+    def by_judge(judgements: Mapping[str, Judgement]) -> dict[str, Any]:
+        return {judge: _judgement_json(judgement) for judge, judgement in sorted(judgements.items())}
+
     value = {
         "format": FORMAT,
-        "judges": {name: _judgement_json(judgement) for name, judgement in sorted(scores.judges.items())},
-        "held": {name: _judgement_json(judgement) for name, judgement in sorted(scores.held.items())},
-        "provisional": {name: _judgement_json(judgement) for name, judgement in sorted(scores.provisional.items())},
+        "judges": by_judge(scores.judges),
+        "held": by_judge(scores.held),
+        "provisional": by_judge(scores.provisional),
         "history": [{"judge": judgement.judge, **_judgement_json(judgement)} for judgement in scores.history],
     }
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -17,10 +17,10 @@ FORMAT = "tipbench-sheet/1"
 
 @dataclass(frozen=True)
 class SheetItem(ABC):
-    """One item of a sheet, under an id that reveals nothing: tips to score, or two answers to compare."""
+    """One item of a sheet: tips to score, or two answers to compare."""
 
-    id: str
-    scenario: Mapping[str, Any]  # its card
+    id: str  # random, so that it reveals nothing
+    scenario: Mapping[str, Any]  # the scenario's card
 
     @property
     @abstractmethod
@@ -36,16 +36,16 @@ class SheetItem(ABC):
 
 @dataclass(frozen=True)
 class SheetTip(Tip):
-    """One tip as shown to the judge, with the computed flag."""
+    """One tip as shown to the judge."""
 
-    overlong: bool = False
+    overlong: bool = False  # as computed; the judge may correct it
 
 
 @dataclass(frozen=True)
 class Item(SheetItem):
     """One answer whose tips are scored."""
 
-    format_ok: bool
+    format_ok: bool  # as computed; the judge may correct it
     tips: tuple[SheetTip, ...]
 
     @property
@@ -145,15 +145,15 @@ def sheet_json(sheet: TipSheet, scores: Mapping[str, ItemScore] | None = None) -
 
 
 def file_json(
-    format_: str, sheet: Sheet[ItemT], how_to_fill: str, items: Sequence[Mapping[str, Any]]
+    format_: str, sheet: Sheet[ItemT], instructions: str, items: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the content of a file of tips or duels, from the JSON form of its items."""
+    """Return the content of a sheet file of tips or duels; `items` are in their JSON form."""
     return {
         "format": format_,
         "sheet": sheet.id,
         "experiment": sheet.experiment,
         "judge": sheet.judge,
-        "instructions": how_to_fill,
+        "instructions": instructions,
         "rubric": {"id": sheet.rubric.id, "sha256": sheet.rubric.sha256, "text": sheet.rubric.text},
         "items": list(items),
     }

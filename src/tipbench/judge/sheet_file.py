@@ -7,21 +7,20 @@ import csv
 import io
 import json
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import chain
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tipbench.errors import SheetRefused, UsageError
-from tipbench.judge.check import CSV_ROW, MAX_PROBLEMS, Problem, refusal, shown
+from tipbench.judge.check import CSV_ROW, MAX_PROBLEMS, Problem, refusal, shown, shown_name
 from tipbench.judge.sheet import FORMAT, Item, ItemScore, TipSheet, instructions
 from tipbench.record.texts import escape, unescape
 
 BOM = "\ufeff"  # some spreadsheets need it to detect UTF-8
-KINDS = ("about", "instructions", "rubric", "tip")
-SCORE = "score:"  # prefix of scale columns, so that they do not clash with other columns or columns added by the judge
+_ROW_KINDS = ("about", "instructions", "rubric", "tip")
+SCORE_PREFIX = "score:"  # of the scales' columns, so that they differ from all others, also those a judge adds
 MAX_BYTES = 64_000_000
 MAX_TIPS = 1000  # per item
 MAX_ROWS = 200_000
@@ -40,7 +39,7 @@ _UNSAFE_CELL = re.compile(
     re.IGNORECASE,
 )
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}(?:[.,]0{1,20})?")
-_LONGEST_NUMBER = 40  # digits; longer ones stay strings, as Python limits integer conversion
+_MAX_DIGITS = 40  # longer numbers stay strings, as Python limits integer conversion
 _JSON_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\],:]|-?Infinity|NaN', re.DOTALL)
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -76,8 +75,8 @@ def parse_sheet(content: bytes) -> dict[str, Any]:
         ) from exc
     if text.lstrip()[:1] in ("{", "["):
         return _parse_json(text)
-    if is_csv(text):
-        return parse_csv(text)
+    if (separator := _separator(text)) is not None:
+        return _parse_csv(text, separator)
     raise SheetRefused(
         "Line 1, column 1: expected a sheet, which is JSON and begins with {, or CSV with the columns 'row' and 'item' "
         f"in its first line; found {shown(text[:200])}. Fill in the file that judge export wrote and apply that."
@@ -87,22 +86,22 @@ def parse_sheet(content: bytes) -> dict[str, Any]:
 def sheet_csv(sheet: TipSheet, scores: Mapping[str, ItemScore] | None = None) -> str:
     """Return the sheet as CSV with existing scores filled in; to be encoded as UTF-8."""
     out = io.StringIO()
-    score_columns = [SCORE + name for name in sheet.rubric.scale_names]
+    score_columns = [SCORE_PREFIX + name for name in sheet.rubric.scale_names]
     columns = (*_COLUMNS_BEFORE_SCORES, *score_columns, *_COLUMNS_AFTER_SCORES)
     # Quote all cells, so that they stay intact with any separator the spreadsheet expects.
     writer = csv.DictWriter(out, columns, restval="", quoting=csv.QUOTE_ALL)
     writer.writeheader()
-    rubric: list[dict[str, object]] = [
-        {"row": "rubric", "tip": line} for line in sheet.rubric.text.splitlines() if line.strip()
-    ]
-    for row in chain(_head_rows(sheet), _tip_rows(sheet, scores or {}), rubric):
-        cells: dict[str, object] = {}
-        for name, value in row.items():
-            if isinstance(value, bool):
-                cells[name] = "TRUE" if value else "FALSE"
-            else:
-                cells[name] = escape_cell(value) if isinstance(value, str) else value
-        writer.writerow(cells)
+
+    def cell(value: object) -> object:
+        if isinstance(value, bool):
+            return str(value).upper()
+        return escape_cell(value) if isinstance(value, str) else value
+
+    for row in (*_head_rows(sheet), *_tip_rows(sheet, scores or {})):
+        writer.writerow({name: cell(value) for name, value in row.items()})
+    for line in sheet.rubric.text.splitlines():
+        if line.strip():
+            writer.writerow({"row": "rubric", "tip": escape_cell(line)})
     return BOM + out.getvalue()
 
 
@@ -117,35 +116,30 @@ def unescape_cell(cell: str) -> str:
     return unescape(cell.removeprefix("'"))
 
 
-def is_csv(text: str) -> bool:
-    """Return whether the first line has the columns of a sheet."""
-    return _separator(text) is not None
-
-
-def parse_csv(text: str) -> dict[str, Any]:
+def _parse_csv(text: str, separator: str) -> dict[str, Any]:
     """Parse CSV into the JSON structure, without cards and rubric text. Raises SheetRefused if invalid."""
     problems: list[Problem] = []
     about: dict[str, str] = {}
-    items: dict[tuple[str, str], _RawItem] = {}
-    for row in _rows(text.removeprefix(BOM), problems):
+    rows_of: dict[tuple[str, str], list[_Row]] = defaultdict(list)  # by item and hash
+    for row in _rows(text, separator, problems):
         if len(problems) > MAX_PROBLEMS:
             break
-        kind = row.text("row").strip().casefold()
+        kind = row.stripped("row").casefold()
         if kind == "tip":
-            key = row.stripped("item"), row.stripped("sha256")
-            items.setdefault(key, _RawItem(row)).add(row, problems)
+            rows_of[row.stripped("item"), row.stripped("sha256")].append(row)
         elif kind == "about":
             name, value = row.stripped("item").casefold(), row.stripped("tip")
             if about.setdefault(name, value) != value:
                 problems.append(row.problem("tip", f"{shown(about[name])} for {shown(name)}, as in a row before"))
-        elif kind not in KINDS:
-            problems.append(row.problem("row", f"one of {', '.join(KINDS)}; delete rows of your own"))
+        elif kind not in _ROW_KINDS:
+            problems.append(row.problem("row", f"one of {', '.join(_ROW_KINDS)}; delete rows of your own"))
+    items = [_parse_item(rows, problems) for rows in rows_of.values()]
     if problems:
         raise refusal(problems)
     raw: dict[str, Any] = {name: about[name] for name in ("format", "sheet", "experiment") if name in about}
     raw["judge"] = about.get("judge") or None
     raw["rubric"] = {name: about[f"rubric {name}"] for name in ("id", "sha256") if f"rubric {name}" in about}
-    return raw | {"items": [item.to_raw() for item in items.values()]}
+    return raw | {"items": items}
 
 
 @dataclass(frozen=True)
@@ -163,55 +157,45 @@ class _Row:
 
     def problem(self, column: str, expected: str) -> Problem:
         item, seen = self.stripped("item"), self.cells.get(column, "")
-        return Problem(_unquoted(item) if item else None, None, column, shown(seen), expected, self.number)
+        return Problem(shown_name(item) if item else None, None, column, shown(seen), expected, self.number)
 
 
-@dataclass
-class _RawItem:
-    """An item under construction; its rows may come in any order."""
-
-    first: _Row
-    tips: dict[int, dict[str, Any]] = field(default_factory=dict)
-    format_ok: dict[str, object] = field(default_factory=dict)  # parsed values, by their text and row for messages
-
-    def add(self, row: _Row, problems: list[Problem]) -> None:
+def _parse_item(rows: Sequence[_Row], problems: list[Problem]) -> dict[str, Any]:
+    """Parse the rows of one item, which may come in any order."""
+    tips: dict[int, dict[str, Any]] = {}
+    flags: dict[str, object] = {}  # values of format_ok, by their text and row for messages
+    for row in rows:
         number = _parse_integer(row.stripped("number"))
         if not isinstance(number, int) or not 1 <= number <= MAX_TIPS:
             problems.append(row.problem("number", "the tip's number as exported, from 1 on"))
-            return
-        if number in self.tips:
-            first = self.tips[number][CSV_ROW]
+            continue
+        if number in tips:
+            first = tips[number][CSV_ROW]
             problems.append(row.problem("number", f"each tip of an item once; row {first} has this one too"))
-            return
-        format_ok = row.stripped("format_ok")
-        if format_ok:
-            self.format_ok[f"{format_ok} in row {row.number}"] = _parse_flag(format_ok)
-        self.tips[number] = {
+            continue
+        if format_ok := row.stripped("format_ok"):
+            flags[f"{format_ok} in row {row.number}"] = _parse_flag(format_ok)
+        tips[number] = {
             "tip": row.text("tip"),
             "rationale": row.text("rationale"),
             "overlong": _parse_flag(row.stripped("overlong")),
             "scores": {
-                column.removeprefix(SCORE): _parse_integer(row.stripped(column))
+                column.removeprefix(SCORE_PREFIX): _parse_integer(row.stripped(column))
                 for column in row.cells
-                if column.startswith(SCORE)
+                if column.startswith(SCORE_PREFIX)
             },
             "note": row.text("note"),
             CSV_ROW: row.number,
         }
-
-    def to_raw(self) -> dict[str, Any]:
-        values = list(self.format_ok.values())
-        format_ok: object = ""
-        if values:
-            same = all(value is values[0] for value in values)
-            format_ok = values[0] if same else " and ".join(self.format_ok)  # validation rejects the text
-        return {
-            "item": self.first.stripped("item"),
-            "sha256": self.first.stripped("sha256"),
-            "format_ok": format_ok,
-            "tips": [self.tips.get(number) for number in range(1, max(self.tips, default=0) + 1)],
-            CSV_ROW: self.first.number,
-        }
+    values = list(flags.values())
+    same = all(value is values[0] for value in values)
+    return {
+        "item": rows[0].stripped("item"),
+        "sha256": rows[0].stripped("sha256"),
+        "format_ok": values[0] if values and same else " and ".join(flags),  # validation rejects the text
+        "tips": [tips.get(number) for number in range(1, max(tips, default=0) + 1)],
+        CSV_ROW: rows[0].number,
+    }
 
 
 def _head_rows(sheet: TipSheet) -> Iterator[dict[str, object]]:
@@ -219,7 +203,7 @@ def _head_rows(sheet: TipSheet) -> Iterator[dict[str, object]]:
     for name, value in zip(_ABOUT, values, strict=True):
         yield {"row": "about", "item": name, "tip": value}
     yield {"row": "instructions", "tip": sheet.instructions or instructions(sheet.rubric)}
-    names = ", ".join(SCORE + name for name in sheet.rubric.scale_names)
+    names = ", ".join(SCORE_PREFIX + name for name in sheet.rubric.scale_names)
     yield {
         "row": "instructions",
         "tip": f"In this table an empty cell means null. Score the rows that begin with 'tip', in {names}; "
@@ -246,7 +230,7 @@ def _tip_rows(sheet: TipSheet, scores: Mapping[str, ItemScore]) -> Iterator[dict
                 "rationale": tip.rationale,
                 "format_ok": format_ok if index == 0 else None,
                 "overlong": score.overlong if score else tip.overlong,
-                **{SCORE + name: score.scores[name] if score else None for name in sheet.rubric.scale_names},
+                **{SCORE_PREFIX + name: score.scores[name] if score else None for name in sheet.rubric.scale_names},
                 "note": score.note if score else "",
             }
 
@@ -272,7 +256,7 @@ def _card_text(item: Item) -> str:
 
 def _separator(text: str) -> str | None:
     """Return the separator of the first line; None if it lacks the columns of a sheet."""
-    first = text.removeprefix(BOM)[:10_000].split("\n", 1)[0].split("\r", 1)[0]
+    first = text[:10_000].split("\n", 1)[0].split("\r", 1)[0]
     for separator in _SEPARATORS:
         if {"row", "item"} <= {_column(cell) for cell in first.split(separator)}:
             return separator
@@ -283,22 +267,23 @@ def _column(cell: str) -> str:
     return cell.strip().strip('"').strip().casefold()
 
 
-def _rows(text: str, problems: list[Problem]) -> Iterator[_Row]:
+def _rows(text: str, separator: str, problems: list[Problem]) -> Iterator[_Row]:
     """Validate the columns, then yield every non-empty row."""
-    separator = _separator(text)
-    if separator is None:
-        raise SheetRefused("Line 1: expected the columns of a sheet, with 'row' and 'item'. Keep the first line.")
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    columns: list[str] = []
     try:
-        for number, cells in enumerate(reader, start=1):
-            if number == 1:
-                columns = [_column(cell) for cell in cells]
-                if wrong := _column_problems(columns):
-                    raise refusal(wrong)
-            elif number > MAX_ROWS:
+        columns = [_column(cell) for cell in next(reader)]
+        counts = Counter(filter(None, columns))
+        missing = [name for name in _REQUIRED_COLUMNS if name not in counts]
+        repeated = [shown_name(name) for name, count in counts.items() if count > 1]
+        once = "each column once; remove one of them"
+        wrong = [Problem(None, None, name, "no such column", "the column as exported", row=1) for name in missing]
+        wrong += [Problem(None, None, name, "it twice", once, row=1) for name in repeated]
+        if wrong:
+            raise refusal(wrong)
+        for number, cells in enumerate(reader, start=2):
+            if number > MAX_ROWS:
                 raise SheetRefused(f"A sheet has at most {MAX_ROWS} rows; this one has more. Apply the exported file.")
-            elif any(cell.strip() for cell in cells):
+            if any(cell.strip() for cell in cells):
                 row = _Row(number, dict(zip(columns, cells, strict=False)))
                 if any(cell.strip() for cell in cells[len(columns) :]):
                     problems.append(row.problem("row", f"at most {len(columns)} cells; empty those beyond"))
@@ -307,27 +292,6 @@ def _rows(text: str, problems: list[Problem]) -> Iterator[_Row]:
         raise SheetRefused(
             f"Line {reader.line_num}: the CSV cannot be read ({exc}). Save the table from the spreadsheet again as CSV."
         ) from exc
-
-
-def _column_problems(columns: list[str]) -> list[Problem]:
-    """Return the required columns that are missing and the columns that are there twice."""
-    counts = Counter(name for name in columns if name)
-    missing = [
-        Problem(None, None, name, "no such column", "the column as exported", row=1)
-        for name in _REQUIRED_COLUMNS
-        if name not in counts
-    ]
-    repeated = [
-        Problem(None, None, _unquoted(name), "it twice", "each column once; remove one of them", row=1)
-        for name, count in counts.items()
-        if count > 1
-    ]
-    return missing + repeated
-
-
-def _unquoted(name: str) -> str:
-    """Return an untrusted name in the form that messages show, without its quotes."""
-    return shown(name)[1:-1]
 
 
 def _parse_flag(cell: str) -> object:
@@ -360,7 +324,7 @@ def _parse_json(text: str) -> dict[str, Any]:
         raise _InvalidJson(name)
 
     def parse_bounded_int(digits: str) -> int | str:
-        return int(digits) if len(digits) <= _LONGEST_NUMBER else digits
+        return int(digits) if len(digits) <= _MAX_DIGITS else digits
 
     try:
         value = json.loads(

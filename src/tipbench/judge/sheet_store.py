@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import tipbench
-from tipbench.errors import CorruptText, SheetsClosed
+from tipbench.errors import CorruptText, SheetRefused, SheetsClosed
 from tipbench.judge.check import Problem, check_sheet, refusal, shown
 from tipbench.judge.scores import RUBRIC
 from tipbench.judge.sheet import (
@@ -401,22 +401,23 @@ def find_original(
     find: Callable[[RunStore, str, str, str], StoredT | None],
 ) -> tuple[Experiment, StoredT]:
     """Return the experiment and the stored sheet that a filled file names. Raises SheetRefused if either is missing."""
+
+    def wrong(field: str, expected: str) -> SheetRefused:
+        return refusal([Problem(None, None, field, shown(raw.get(field)), expected)])
+
     if raw.get("format") != format_:
-        raise refusal([Problem(None, None, "format", shown(raw.get("format")), f"{format_!r}")])
+        raise wrong("format", repr(format_))
     name, sheet_id = raw.get("experiment"), raw.get("sheet")
     try:
         check_experiment_name(name if isinstance(name, str) else "")
     except ValueError as exc:
-        expected = "the name it was exported with, tip-bench-…"
-        raise refusal([Problem(None, None, "experiment", shown(name), expected)]) from exc
+        raise wrong("experiment", "the name it was exported with, tip-bench-…") from exc
     if not isinstance(sheet_id, str) or not 0 < len(sheet_id) <= 64:
-        raise refusal([Problem(None, None, "sheet", shown(sheet_id), "the id it was exported with")])
+        raise wrong("sheet", "the id it was exported with")
     experiment = store.experiment(str(name))
     if experiment is None:
-        expected = "an experiment of this MLflow; see --mlflow-url"
-        raise refusal([Problem(None, None, "experiment", shown(name), expected)])
+        raise wrong("experiment", "an experiment of this MLflow; see --mlflow-url")
     stored = find(store, experiment.experiment_id, experiment.name, sheet_id)
     if stored is None:
-        expected = f"a sheet exported from {experiment.name} and recorded in this MLflow; see --mlflow-url"
-        raise refusal([Problem(None, None, "sheet", shown(sheet_id), expected)])
+        raise wrong("sheet", f"a sheet exported from {experiment.name} and recorded in this MLflow; see --mlflow-url")
     return experiment, stored

@@ -36,11 +36,11 @@ class JudgeStatus:
 
 
 @dataclass(frozen=True)
-class SheetHistory:
-    """An applied or held sheet in a judge's history."""
+class SheetSummary:
+    """A sheet without its items."""
 
     sheet: str
-    judge: str
+    judge: str | None  # None if it was exported without a name and not applied yet
     exported: str
     status: str
     provisional: bool
@@ -49,17 +49,20 @@ class SheetHistory:
     drift: Mapping[str, Any] | None
     accepted: str | None
 
-
-@dataclass(frozen=True)
-class OpenSheet:
-    """A sheet with unscored items."""
-
-    sheet: str
-    judge: str | None
-    exported: str
-    provisional: bool
-    items: int
-    finished: int
+    @classmethod
+    def of(cls, stored: StoredSheet) -> SheetSummary:
+        """Return the summary of a stored sheet."""
+        return cls(
+            sheet=stored.sheet.id,
+            judge=stored.owner,
+            exported=stored.exported,
+            status=str(stored.status),
+            provisional=stored.provisional,
+            items=len(stored.entries),
+            finished=stored.finished,
+            drift=stored.drift,
+            accepted=stored.accepted,
+        )
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,8 @@ class JudgingStatus:
     rubrics: tuple[str, ...]  # rubric ids of the current scores
     alpha: Mapping[str, float | None]
     judges: tuple[JudgeStatus, ...]
-    history: tuple[SheetHistory, ...]  # oldest first
-    open_sheets: tuple[OpenSheet, ...] = ()  # oldest first
+    history: tuple[SheetSummary, ...]  # applied and held sheets, oldest first
+    open_sheets: tuple[SheetSummary, ...] = ()  # sheets with unscored items, applied or not, oldest first
 
     def use_of(self, judge: JudgeStatus) -> str:
         """Return how a judge's scores are used, for readers."""
@@ -95,17 +98,20 @@ class JudgingStatus:
     def to_json(self) -> dict[str, Any]:
         """Return the status as JSON-serializable values; None where unknown."""
         judges = [{**asdict(each), "trends": each.trends and each.trends.to_json()} for each in self.judges]
-        return {**asdict(self), "judges": judges}
+        open_keys = ("sheet", "judge", "exported", "provisional", "items", "finished")
+        open_sheets = [{key: getattr(sheet, key) for key in open_keys} for sheet in self.open_sheets]
+        return {**asdict(self), "judges": judges, "open_sheets": open_sheets}
 
 
 def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
-    """Read the experiment's cells and sheets and compute the judging status."""
+    """Read the cells and sheets of an experiment and return the judging status."""
     sheets = list(stored_sheets(store, experiment.experiment_id, experiment.name))[::-1]
     cells = read_cells(store, experiment.experiment_id)
     judged = [cell for cell in cells if cell.run.state == RunState.JUDGED]
     pending = [cell for cell in cells if cell.run.state == RunState.PENDING]
-    tags = Counter(score.rubric for cell in judged for score in cell.scores.counted).most_common(1)
-    rubric = next((each.sheet.rubric for each in sheets if tags and each.sheet.rubric.tag == tags[0][0]), None)
+    rubric_counts = Counter(score.rubric for cell in judged for score in cell.scores.counted)
+    rubrics = {each.sheet.rubric.tag: each.sheet.rubric for each in sheets}
+    rubric = rubrics.get(max(rubric_counts, key=rubric_counts.__getitem__, default=""))
     where = {"kind": str(RunKind.JUDGING), SHEET_KIND: DUEL}
     duels = Counter(run.tags.get("judge", "") for run in store.search(experiment.experiment_id, where=where))
     people = {name for cell in cells for name in (*cell.scores.judges, *cell.scores.held)}
@@ -124,33 +130,8 @@ def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
         rubrics=tuple(sorted({cell.run.tags.get("scores_rubric", "").split("@")[0] for cell in judged})),
         alpha=alpha_by_scale(rubric, [cell.scores for cell in judged]) if rubric else {},
         judges=tuple(_judge_status(name, provisional, cells, sheets, duels) for name, provisional in judges),
-        history=tuple(
-            SheetHistory(
-                sheet=stored.sheet.id,
-                judge=stored.owner or "",
-                exported=stored.exported,
-                status=str(stored.status),
-                provisional=stored.provisional,
-                items=len(stored.entries),
-                finished=stored.finished,
-                drift=stored.drift,
-                accepted=stored.accepted,
-            )
-            for stored in sheets
-            if stored.status is not SheetStatus.EXPORTED
-        ),
-        open_sheets=tuple(
-            OpenSheet(
-                sheet=stored.sheet.id,
-                judge=stored.owner,
-                exported=stored.exported,
-                provisional=stored.provisional,
-                items=len(stored.entries),
-                finished=stored.finished,
-            )
-            for stored in sheets
-            if stored.is_open
-        ),
+        history=tuple(SheetSummary.of(each) for each in sheets if each.status is not SheetStatus.EXPORTED),
+        open_sheets=tuple(SheetSummary.of(each) for each in sheets if each.is_open),
     )
 
 

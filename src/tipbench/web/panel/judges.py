@@ -17,7 +17,7 @@ from tipbench.judge.charts import HEIGHT, WIDTH, DriftPoint, drift_points, drift
 from tipbench.judge.command import default_name
 from tipbench.judge.drift import CUSUM_LIMIT, limit_sentences
 from tipbench.judge.export import ExportRequest
-from tipbench.judge.status import JudgeStatus, JudgingStatus, OpenSheet, SheetHistory
+from tipbench.judge.status import JudgeStatus, JudgingStatus, SheetSummary
 from tipbench.markup import number
 from tipbench.record.store import RunStore
 from tipbench.web.api.models import JudgeRunRequest
@@ -97,7 +97,7 @@ class JudgeView:
 class HeldView:
     """A held sheet that waits for an admin: accept it, or return it to its judge if it is a batch in the browser."""
 
-    sheet: SheetHistory
+    sheet: SheetSummary
     why: tuple[str, ...]
     in_browser: bool
 
@@ -159,12 +159,11 @@ def drift_words(drift: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
-def all_sheets(judging: JudgingStatus) -> list[SheetHistory | OpenSheet]:
+def all_sheets(judging: JudgingStatus) -> list[SheetSummary]:
     """Return all sheets, newest first."""
     back = {each.sheet for each in judging.history}
     out = [each for each in judging.open_sheets if each.sheet not in back]
-    sheets: list[SheetHistory | OpenSheet] = [*judging.history, *out]
-    return sorted(sheets, key=lambda sheet: (sheet.exported, sheet.sheet), reverse=True)
+    return sorted([*judging.history, *out], key=lambda sheet: (sheet.exported, sheet.sheet), reverse=True)
 
 
 def batch_views(

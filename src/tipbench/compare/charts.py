@@ -13,8 +13,8 @@ from tipbench.charts import LIGHT, Theme, import_altair
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import NOTHING, State, best_text, label_of, rank_text, state_of
-from tipbench.compare.verdict import UNCLEAR, filter_text
-from tipbench.text import interval, join_names, number, one_line, plural, short_name
+from tipbench.compare.verdict import filter_text
+from tipbench.text import TIED, UNCLEAR, interval, join_names, number, one_line, plural, short_name
 
 WIDE = 760  # total width in pixels
 NARROW = 320  # on a phone
@@ -493,7 +493,7 @@ def _describe_forest(board: Leaderboard) -> str:
     leader = board.ranking.leader
     lead = f"{_full_name(board, leader)} leads" if leader else "no row leads"
     tied = [_full_name(board, pair) for pair in board.ranking.tied_ranked]
-    rest = f"; tied with {join_names(tied, 4)}" if tied else ""
+    rest = f"; {TIED} with {join_names(tied, 4)}" if tied else ""
     span = f"composites from {number(min(means))} to {number(max(means))}"
     return f"Forest plot of {plural(len(known), 'row')}: {span}; {lead}{rest}. The table of standings has all numbers."
 
@@ -528,8 +528,8 @@ CHARTS: Mapping[ChartKind, BoardChart] = {
     ),
     "heat": BoardChart(
         "Model × prompt",
-        "Mean composite of each pair, with the means of models and prompts. Thick frame: the leader; thin frame: tied "
-        "with it; in brackets: incomplete.",
+        "Mean composite of each pair, with the means of models and prompts. Thick frame: the leader; thin frame: "
+        f"{TIED} with it; in brackets: not ranked.",
         heat_map,
         _describe_heat,
     ),

@@ -16,9 +16,9 @@ from tipbench.compare.leaderboard import COMPOSITE, CONDITIONS
 from tipbench.compare.matrix import Pair, pair_json
 from tipbench.compare.report import markdown_table, plain_markdown
 from tipbench.compare.statistics import Difference, difference_json, simultaneous_differences
-from tipbench.compare.verdict import UNCLEAR, excluded_text, filter_text
+from tipbench.compare.verdict import excluded_text, filter_text
 from tipbench.errors import MixedRubrics, NotEnoughData, UsageError
-from tipbench.text import csv_text, join_names
+from tipbench.text import UNCLEAR, csv_text, join_names
 
 COLUMNS = ("model", "prompt", "scenarios", "first", "second", "diff", "low", "high", "p")
 

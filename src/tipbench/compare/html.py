@@ -31,7 +31,7 @@ from tipbench.compare.report import (
 )
 from tipbench.compare.standings import LONGEST, standings
 from tipbench.compare.statistics import Unknown
-from tipbench.compare.verdict import UNCLEAR, filter_text
+from tipbench.compare.verdict import filter_text
 from tipbench.judge.drift import verdict_words
 from tipbench.judge.status import JudgingStatus
 from tipbench.text import interval, number, one_line, percent, plural, probability, short_name
@@ -97,7 +97,6 @@ def board_context(
     return {
         "card": answer_card(board),
         "scored": scored,
-        "unclear": UNCLEAR,
         "standings": rendered(parts.standings, table, links),
         "sort": table.sort,
         "sort_fault": table.fault,

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from tipbench.compare.cells import BoardCells
 from tipbench.compare.duels import DuelTable
 from tipbench.compare.matrix import OTHER, Pair, Side, shared_by_all
-from tipbench.compare.ranking import NextLook, Ranking
+from tipbench.compare.ranking import Ranking
 from tipbench.compare.statistics import Unknown
 from tipbench.plan.design import MIN_SCENARIOS
-from tipbench.text import join_names, percent, plural
+from tipbench.text import TIED, UNCLEAR, join_names, percent, plural
 
-UNCLEAR = "not clearly different"  # how a tie is worded
 _NAMED = 3  # names in a sentence
 _LACKING = 5  # missing scenarios in a sentence
 _LISTED = 12  # names in a list
@@ -43,10 +42,10 @@ def verdict_text(ranking: Ranking, duels: DuelTable | Unknown | None = None, fac
     if ranking.leader is not None:
         sentences += _qualifications(ranking, facts)
     if isinstance(duels, DuelTable) and duels.winner is not None:
-        sentences.append(f"{duels.winner} wins the duels between the tied rows; duels do not change ranks.")
+        sentences.append(f"{duels.winner} wins the duels between the {TIED} rows; duels do not change ranks.")
     elif isinstance(duels, DuelTable) and duels.absent:
         absent = join_names(duels.absent, _NAMED)
-        sentences.append(f"The duels between the tied rows have no winner yet: no duels of {absent}.")
+        sentences.append(f"The duels between the {TIED} rows have no winner yet: no duels of {absent}.")
     text = " ".join(sentences)
     return f"Provisional ({facts.provisional}): {text}" if facts.provisional else text
 
@@ -139,17 +138,8 @@ def _outlook(ranking: Ranking, facts: VerdictFacts) -> str:
     coming = ranking.next_look
     if coming is not None:
         look = coming.look
-        effort = [f"{plural(coming.scenarios, 'more scenario')}"] if coming.scenarios else []
-        effort += [f"{plural(coming.answers, 'answer')} to judge"] if coming.answers else []
-        effort += [f"about {plural(max(1, round(coming.minutes)), 'minute')}"] if coming.minutes is not None else []
         name = f"Next look ({look.number} of {look.of}) at {plural(look.at, 'scenario')}"
-        sentence = f"{name}: {', '.join(effort)}" if effort else name
-        if coming.power is None:
-            return f"{sentence}."
-        if coming.power < _TOO_CLOSE:
-            return f"{sentence}; probably too close to call even then."
-        chance = ">99 %" if coming.power > 0.99 else percent(coming.power)
-        return f"{sentence}; the chance to decide there is about {chance}."
+        return f"{name}: {judging_task(coming.scenarios, coming.answers, coming.minutes, coming.power)}."
     if ranking.too_few:
         return f"Too few {facts.unit}s: {ranking.n_scenarios}; at least {MIN_SCENARIOS} needed (7 with several looks)."
     if ranking.look is not None and ranking.look.of > 1:
@@ -159,14 +149,23 @@ def _outlook(ranking: Ranking, facts: VerdictFacts) -> str:
     return "Too close to call."
 
 
-def next_step(coming: NextLook) -> str:
-    """Return the next look as a task: "Next: judge 8 more scenarios (72 answers), about 25 minutes, …"."""
-    what = f"judge {plural(coming.scenarios, 'more scenario')} ({plural(coming.answers, 'answer')})"
-    if not coming.scenarios:
-        what = f"judge {plural(coming.answers, 'more answer')}"
-    effort = f", about {plural(max(1, round(coming.minutes)), 'minute')}" if coming.minutes is not None else ""
-    chance = f", {percent(min(coming.power, 0.99))} chance to decide" if coming.power is not None else ""
-    return f"Next: {what}{effort}{chance}."
+def judging_task(
+    scenarios: int, answers: int, minutes: float | None, power: float | None, unit: str = "scenario"
+) -> str:
+    """Return a task as text: "judge 8 more scenarios (72 answers), about 25 minutes, 62 % chance to decide".
+
+    `power` is the chance to decide after it; None if unknown, as is `minutes`.
+    """
+    task = f"judge {plural(answers, 'more answer')}"
+    if scenarios:
+        task = f"judge {plural(scenarios, f'more {unit}')}" + (f" ({plural(answers, 'answer')})" if answers else "")
+    if minutes is not None:
+        task += f", about {plural(max(1, round(minutes)), 'minute')}"
+    if power is None:
+        return f"{task}; the chance to decide is not known yet"
+    if power < _TOO_CLOSE:
+        return f"{task}; probably too close to call even then"
+    return f"{task}, {percent(min(power, 0.999))} chance to decide"
 
 
 def board_notes(

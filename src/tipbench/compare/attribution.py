@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tipbench.compare.matrix import Floats, Pair, ScoreMatrix
-from tipbench.compare.resampling import ALPHA, FLIPS, NOTHING, SEED, step_down
+from tipbench.compare.resampling import ALPHA, FLIPS, SEED, TOLERANCE, step_down
 from tipbench.compare.statistics import Estimate, Unknown, shown_estimate
 from tipbench.text import join_names
 
@@ -112,7 +112,7 @@ def attribute(matrix: ScoreMatrix, *, seed: int = SEED, flips: int = FLIPS) -> A
         return Unknown(f"Attribution needs every model with every prompt; not complete: {join_names(missing, 3)}.")
     if len(rows) < 2:
         return Unknown(f"Attribution needs two scenarios that all complete rows share; there are {len(rows)}.")
-    if np.ptp(values) < NOTHING:
+    if np.ptp(values) < TOLERANCE:
         return Unknown("All scores are equal: there is no spread to attribute.")
     scores = values.reshape(len(rows), len(models), len(prompts))  # pairs are sorted by model, then prompt
     found = _analyse(scores, models, prompts, [board.personas[row] for row in rows], seed=seed, flips=flips)

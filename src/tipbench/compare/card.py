@@ -67,7 +67,7 @@ def card_state(board: Leaderboard) -> CardState:
         return CardState.PROVISIONAL
     if ranking.planned and ranking.look is None:
         return CardState.EARLY
-    if (reference := ranking.to_reference) is not None and reference.separated and reference.mean < 0:
+    if ranking.to_reference is not None and ranking.to_reference.worse:
         return CardState.BEHIND
     if ranking.decided:
         return CardState.DECIDED

@@ -37,7 +37,7 @@ from tipbench.compare.matrix import (
     shared_by_all,
 )
 from tipbench.compare.ranking import NextLook, Ranking, RankOptions, Row, gap_of, rank
-from tipbench.compare.statistics import Unknown, difference_json, exact_rate, is_fragile
+from tipbench.compare.statistics import Unknown, clopper_pearson, difference_json, is_fragile
 from tipbench.compare.verdict import VerdictFacts, board_notes, unknown_pair_message, verdict_text
 from tipbench.errors import UsageError
 from tipbench.judge.drift import Verdict
@@ -433,7 +433,7 @@ def _usable(cells: Iterable[BoardCell]) -> Usable | None:
     if not answered:
         return None
     n, successes = len(answered), sum(map(fmean, answered.values()))
-    low, high = exact_rate(successes, n)
+    low, high = clopper_pearson(successes, n)
     return Usable(successes / n, low, high, n, _mean_of_means(scored.values()) if scored else None)
 
 

@@ -57,7 +57,7 @@ def state_of(board: Leaderboard, pair: Pair) -> State:
         return State.REFERENCE
     if pair not in ranking.ranked:
         return State.INCOMPLETE
-    return State.TIED if pair in ranking.tied_set or pair in ranking.ahead else State.SEPARATED
+    return State.TIED if pair in ranking.tied or pair in ranking.ahead else State.SEPARATED
 
 
 def table_rows(board: Leaderboard) -> tuple[list[str], list[list[str | None]]]:

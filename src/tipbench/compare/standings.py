@@ -177,7 +177,7 @@ def baseline_words(found: Difference | None) -> str | None:
     """Describe a difference; None if it cannot be decided."""
     if found is None or found.separated is None:
         return None
-    return UNCLEAR if not found.separated else "better" if found.mean > 0 else "worse"
+    return UNCLEAR if not found.separated else "better" if found.better else "worse"
 
 
 def _row(board: Leaderboard, standing: Standing) -> TableRow:

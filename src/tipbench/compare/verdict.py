@@ -54,10 +54,10 @@ def _qualifications(ranking: Ranking, facts: VerdictFacts) -> Iterator[str]:
     """Yield what qualifies the lead; rows with answers that are not ranked forbid a decision, and are named."""
     if facts.fragile:
         yield "This is fragile: it could change if the leader gave unusable answers more often than seen so far."
-    beaten, reference = ranking.beats_reference, ranking.to_reference
-    if beaten is not None and reference is not None:
-        worse = reference.separated and reference.mean < 0
-        state = "clearly better than" if beaten else "clearly worse than" if worse else f"{UNCLEAR} from"
+    if (reference := ranking.to_reference) is not None and reference.separated is not None:
+        state = f"{UNCLEAR} from"
+        if reference.separated:
+            state = "clearly better than" if reference.better else "clearly worse than"
         yield f"The leader is {state} the reference {ranking.references[0].pair.model}."
     if ranking.tied_ranked and not ranking.decided:
         yield _outlook(ranking, facts)

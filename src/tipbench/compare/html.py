@@ -22,7 +22,6 @@ from tipbench.compare.charts import CHARTS, MEAN, ChartKind, heat_rows, kinds_of
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.report import (
     FACTORS,
-    NOTHING,
     attribution_lines,
     detectable_lines,
     duel_result,
@@ -34,6 +33,7 @@ from tipbench.compare.statistics import Unknown
 from tipbench.compare.verdict import filter_text
 from tipbench.judge.drift import verdict_words
 from tipbench.judge.status import JudgingStatus
+from tipbench.markup import NOTHING
 from tipbench.text import interval, number, one_line, percent, plural, probability, short_name
 
 _NAMESPACE = re.compile(r' xmlns(?::xlink)?="[^"]*"')
@@ -277,7 +277,7 @@ def _environment() -> Environment:
 def _inline_figure(kind: ChartKind, board: Leaderboard) -> Figure:
     """Return a chart with all its variants inside the page; its style sheet shows one of them."""
     chart = CHARTS[kind]
-    drawn = partial(chart.draw, board, titled=False)
+    drawn = partial(chart.draw, board)
     variants = {
         f"{width} {theme.name}": inline_svg(
             to_svg(drawn(theme, narrow=width == "narrow"), theme), f"{kind}-{width}-{theme.name}", f"{kind}-caption"

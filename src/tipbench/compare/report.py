@@ -12,10 +12,10 @@ from tipbench.compare.duels import DuelTable
 from tipbench.compare.leaderboard import Leaderboard, Standing
 from tipbench.compare.matrix import Pair
 from tipbench.compare.statistics import Difference, Unknown
+from tipbench.markup import NOTHING
 from tipbench.text import TIED, csv_text, interval, join_names, number, one_line, percent, plural, probability
 
 TEXT_COLUMNS = ("model", "prompt", "standing", "flags")
-NOTHING = "–"
 FACTORS = {
     "model": "model",
     "prompt": "prompt",

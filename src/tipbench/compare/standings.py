@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from tipbench.compare.leaderboard import Leaderboard, Standing
 from tipbench.compare.matrix import Pair
-from tipbench.compare.report import NOTHING, STATE_TEXTS, State, best_text, label_of, p_text, rank_text, state_of
+from tipbench.compare.report import STATE_TEXTS, State, best_text, label_of, p_text, rank_text, state_of
 from tipbench.compare.statistics import Difference
-from tipbench.markup import duration
+from tipbench.markup import NOTHING, duration
 from tipbench.text import UNCLEAR, interval, number, percent, short_name
 
 LONGEST = 90  # characters of a name; JSON and CSV have the full name

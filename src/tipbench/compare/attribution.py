@@ -245,13 +245,13 @@ def _interaction_flags(
         adjusted = step_down(differences.reshape(n, -1), seed=seed, flips=flips)
         return np.array([p is not None and p <= ALPHA for p in adjusted]).reshape(k_models, k_prompts)
 
-    depends_on_model = significant(_against_others(effect, axis=1)).any(axis=0)
+    depends_on_model = significant(_against_others(effect, axis=1))
     has_effect, positive = significant(effect), effect.mean(axis=0) > 0
     flags = []
     for at, prompt in enumerate(prompts):
         helps = tuple(model for i, model in enumerate(models) if has_effect[i, at] and positive[i, at])
         hurts = tuple(model for i, model in enumerate(models) if has_effect[i, at] and not positive[i, at])
-        if depends_on_model[at] and (helps or hurts):
+        if depends_on_model[:, at].any() and (helps or hurts):
             flags.append(InteractionFlag(prompt, helps, hurts))
     return tuple(flags)
 

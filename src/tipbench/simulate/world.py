@@ -1,7 +1,7 @@
 """Simulated users, the tips they are offered and how they respond; all numbers come from personas.toml.
 
 Everything random is drawn per (seed, round, user, candidate) before a policy chooses, so that every policy meets the
-same users, candidates and luck (common random numbers), and adding users or rounds changes nothing that was there.
+same users, candidates and outcomes (common random numbers), and more users or rounds do not change the existing ones.
 
 The last axis of every array is the user: operations then run over users in memory order, which is what makes a
 simulation fast.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
 from importlib import resources
@@ -33,7 +32,7 @@ ACTIONS = ("completed", "snoozed", "dismissed", "ignored")
 COMPLETED = ACTIONS.index("completed")
 _ACTION_REWARDS = np.array([BY_ACTION.get(name, 0.0) for name in ACTIONS])
 _DWELL_LIMITS, _DWELL_REWARDS = np.array(BY_DWELL).T
-_USER_STREAM, _DRIFT_STREAM, _OFFER_STREAM, _LUCK_STREAM, _DRAW_STREAM = range(5)
+_USER_STREAM, _DRIFT_STREAM, _OFFER_STREAM, _OUTCOME_STREAM, _DRAW_STREAM = range(5)
 _DWELL_SCALE = 0.6  # of the log-logistic distribution of the dwell
 _DWELL_TASTE = 0.4  # standard deviation of the log median between a user's categories
 _LEVELS = 2**16  # of the random numbers that offers are made of
@@ -129,8 +128,8 @@ class Round:
     mean: Floats
     odds: tuple[Floats, ...]  # cumulated chances of completed, snoozed, dismissed; empty in the linear world
     log_dwell: Floats
-    action_luck: Floats  # the random numbers that decide the action
-    dwell_luck: Floats
+    action_uniform: Floats  # uniform random numbers that decide the action
+    dwell_uniform: Floats
     arrives: NDArray[np.bool_]  # whether the reward reaches the policy
 
 
@@ -145,10 +144,10 @@ class Outcome:
 
 
 class World:
-    """Users and rounds of one seed; with `luck_seed`, the same users and offers with other random outcomes."""
+    """Users and rounds of one seed; with `outcome_seed`, the same users and offers with other random outcomes."""
 
     def __init__(
-        self, name: WorldName | str, seed: int, users: int, rounds: int, *, luck_seed: int | None = None
+        self, name: WorldName | str, seed: int, users: int, rounds: int, *, outcome_seed: int | None = None
     ) -> None:
         self.name = WorldName(name)
         self.seed = seed
@@ -157,7 +156,7 @@ class World:
         self.candidates = int(self.personas.settings["candidates"])
         self.persona: Ints = np.arange(users) % len(self.personas.personas)
         self._numbers: dict[str, Floats] = {}
-        self._luck_seed = seed if luck_seed is None else luck_seed
+        self._outcome_seed = seed if outcome_seed is None else outcome_seed
         self._columns = np.arange(users)
         categories = len(self.personas.categories)
         normal = np.random.default_rng((seed, _USER_STREAM)).standard_normal((users, 4 + 2 * categories)).T
@@ -179,12 +178,6 @@ class World:
     def draws(self, number: int) -> Floats:
         """Return a number in [0, 1) for each user, with which its policy draws from its probabilities."""
         return np.random.default_rng((self.seed, _DRAW_STREAM, number)).random(len(self))
-
-    def time(self, offered: Round, user: int) -> datetime:
-        """Return the local time of a user's decision, without an offset."""
-        days = offered.number // int(self.personas.settings["decisions_per_day"])
-        start = datetime.combine(date.fromisoformat(self.personas.settings["first_day"]), datetime.min.time())
-        return start + timedelta(days=days, minutes=round(float(offered.hour[user]) * 60))
 
     def _per_user(self, key: str) -> Floats:
         """Return a persona's number for every user."""
@@ -223,7 +216,7 @@ class World:
         offer, settings, k = self.personas.candidate, self.personas.settings, self.candidates
         rng = np.random.default_rng((self.seed, _OFFER_STREAM, number))
         raw = np.ascontiguousarray(rng.integers(0, _LEVELS, (len(self), 2 + 7 * k), dtype=np.uint16).T).astype(np.int64)
-        luck = np.random.default_rng((self._luck_seed, _LUCK_STREAM, number)).random((len(self), 1 + 2 * k)).T
+        uniform = np.random.default_rng((self._outcome_seed, _OUTCOME_STREAM, number)).random((len(self), 1 + 2 * k)).T
         parts = raw[2:].reshape(7, k, len(self))  # properties × candidates × users
         first, last = settings["first_hour"], settings["last_hour"]
         hour = np.floor((first + (last - first) * raw[0] / _LEVELS) * 60) / 60
@@ -266,9 +259,9 @@ class World:
             mean=mean,
             odds=odds,
             log_dwell=log_dwell,
-            action_luck=luck[1 : 1 + k],
-            dwell_luck=luck[1 + k :],
-            arrives=luck[0] >= (settings["lost_rewards"] if self.name is WorldName.LOSSY else 0.0),
+            action_uniform=uniform[1 : 1 + k],
+            dwell_uniform=uniform[1 + k :],
+            arrives=uniform[0] >= (settings["lost_rewards"] if self.name is WorldName.LOSSY else 0.0),
         )
 
     def _utility(
@@ -314,15 +307,15 @@ class World:
     def outcome(self, offered: Round, chosen: Ints) -> Outcome:
         """Return what each user does with the chosen candidate."""
         place = chosen * len(self) + self._columns
-        mean, luck = offered.mean.take(place), offered.action_luck.take(place)
+        mean, uniform = offered.mean.take(place), offered.action_uniform.take(place)
         regret = offered.mean.max(axis=0) - mean
         if not offered.odds:
-            reward = mean + _LINEAR_NOISE * (luck - 0.5)
+            reward = mean + _LINEAR_NOISE * (uniform - 0.5)
             return Outcome(None, np.full(len(self), np.nan), reward, regret)
         action = np.zeros(len(self), dtype=np.int64)
         for odds in offered.odds:
-            action += luck >= odds.take(place)
-        spread = _DWELL_SCALE * _logit(offered.dwell_luck.take(place))
+            action += uniform >= odds.take(place)
+        spread = _DWELL_SCALE * _logit(offered.dwell_uniform.take(place))
         dwell = np.round(1000 * np.exp(offered.log_dwell.take(place) + spread))
         dwell[action != COMPLETED] = np.nan
         return Outcome(action, dwell, rewards(action, dwell), regret)

@@ -11,7 +11,7 @@ scenarios.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,14 +34,6 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class Marginal:
-    """The mean of a model over all prompts, or of a prompt over all models."""
-
-    name: str
-    estimate: Estimate
-
-
-@dataclass(frozen=True)
 class InteractionFlag:
     """A prompt whose effect, relative to the mean of the other prompts, depends on the model."""
 
@@ -60,8 +52,8 @@ class Attribution:
     scenario: Factor
     residual: Factor
     persona: Factor | None  # part of scenario; None with one persona, or one scenario per persona
-    models: tuple[Marginal, ...]
-    prompts: tuple[Marginal, ...]
+    models: Mapping[str, Estimate]  # marginal means over all prompts
+    prompts: Mapping[str, Estimate]  # marginal means over all models
     flags: tuple[InteractionFlag, ...]
     n_scenarios: int
     without: tuple[str, ...] = ()  # excluded as incomplete: models, prompts or pairs of the board
@@ -77,18 +69,12 @@ class Attribution:
 
     def details(self) -> dict[str, Any]:
         """Return coverage, p, marginal means, interactions and persona share, as in the leaderboard JSON."""
-        sides = {"models": self.models, "prompts": self.prompts}
         return {
             "p": {name: factor.p if factor else None for name, factor in self.factors().items()},
             "n_scenarios": self.n_scenarios,
             "without": list(self.without),
-            **{
-                side: [
-                    {"name": each.name, **{key: getattr(each.estimate, key) for key in ("mean", "ci_low", "ci_high")}}
-                    for each in marginals
-                ]
-                for side, marginals in sides.items()
-            },
+            "models": [{"name": name, **estimate.to_json()} for name, estimate in self.models.items()],
+            "prompts": [{"name": name, **estimate.to_json()} for name, estimate in self.prompts.items()],
             "interactions": [
                 {"prompt_version": flag.prompt, "helps": list(flag.helps), "hurts": list(flag.hurts)}
                 for flag in self.flags
@@ -222,9 +208,9 @@ def _persona_factor(
     return replace(factor, share=min(factor.share, scenario_share)) if factor else None
 
 
-def _marginals(names: Sequence[str], means: Floats) -> tuple[Marginal, ...]:
-    estimates = [shown_estimate(column) for column in means.T]
-    return tuple(Marginal(name, estimate) for name, estimate in zip(names, estimates, strict=True) if estimate)
+def _marginals(names: Sequence[str], means: Floats) -> dict[str, Estimate]:
+    estimates = {name: shown_estimate(column) for name, column in zip(names, means.T, strict=True)}
+    return {name: estimate for name, estimate in estimates.items() if estimate}
 
 
 def _interaction_flags(

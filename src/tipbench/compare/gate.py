@@ -13,7 +13,7 @@ from tipbench.compare.cells import BoardCell, BoardCells, as_row, floor_values
 from tipbench.compare.leaderboard import COMPOSITE
 from tipbench.compare.matrix import Pair, Score, pair_json, score_matrix
 from tipbench.compare.resampling import TOLERANCE, step_down
-from tipbench.compare.statistics import Difference, difference_json, paired_difference, scenarios_needed
+from tipbench.compare.statistics import Difference, estimate_json, paired_difference, scenarios_needed
 from tipbench.compare.verdict import unknown_pair_message
 from tipbench.errors import UsageError
 from tipbench.plan.design import MIN_SCENARIOS
@@ -83,7 +83,7 @@ class GateResult:
             "candidate": pair_json(self.candidate),
             "baseline": pair_json(self.baseline),
             "outcome": str(self.outcome),
-            "difference": difference_json(self.difference),
+            "difference": estimate_json(self.difference),
             "margin": self.margin,
             "n_scenarios": self.n_scenarios,
             "scenarios_needed": self.scenarios_needed,

@@ -152,7 +152,7 @@ def _causes(found: Attribution | Unknown) -> dict[str, Any]:
     for title, side, means in sides:
         rows = [
             (_short(name), _dash(number(each.mean)), _dash(interval(each.ci_low, each.ci_high)))
-            for name, each in ((marginal.name, marginal.estimate) for marginal in means)
+            for name, each in means.items()
         ]
         if len(rows) > 1:
             marginals.append((title, ((side, "mean", "95 % interval"), rows)))

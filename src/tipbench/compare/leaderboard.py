@@ -37,7 +37,7 @@ from tipbench.compare.matrix import (
     shared_by_all,
 )
 from tipbench.compare.ranking import NextLook, Ranking, RankOptions, Row, gap_of, rank
-from tipbench.compare.statistics import Unknown, clopper_pearson, difference_json, is_fragile
+from tipbench.compare.statistics import Unknown, clopper_pearson, estimate_json, is_fragile
 from tipbench.compare.verdict import VerdictFacts, board_notes, unknown_pair_message, verdict_text
 from tipbench.errors import UsageError
 from tipbench.judge.drift import Verdict
@@ -113,8 +113,8 @@ class Standing:
             "usable_low": self.usable.low if self.usable else None,
             "usable_high": self.usable.high if self.usable else None,
             "p_best": row.p_best,
-            "diff_to_leader": difference_json(row.to_leader),
-            "diff_to_baseline": difference_json(row.to_baseline),
+            "diff_to_leader": estimate_json(row.to_leader),
+            "diff_to_baseline": estimate_json(row.to_baseline),
             **self.means,
             "n_scenarios": self.n_scenarios,
             "n_clusters": self.n_clusters,
@@ -226,7 +226,7 @@ class Leaderboard:
                 "look": vars(ranking.look) if ranking.look else None,
                 "next_look": ranking.next_look.to_json() if ranking.next_look else None,
                 "beats_reference": ranking.beats_reference,
-                "diff_to_reference": difference_json(ranking.to_reference),
+                "diff_to_reference": estimate_json(ranking.to_reference),
                 "scenarios_needed": None if self.cluster else ranking.scenarios_needed,
                 "clusters_needed": ranking.scenarios_needed if self.cluster else None,
                 "smallest_detectable": ranking.smallest_detectable,

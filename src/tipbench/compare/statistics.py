@@ -35,24 +35,31 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over scenarios with its 95 % Student-t interval, None for fewer than two scenarios or zero spread."""
+    """A mean over independent units, scenarios or users, with its 95 % Student-t interval.
+
+    The interval is None for fewer than two units or zero spread.
+    """
 
     mean: float
     ci_low: float | None
     ci_high: float | None
-    sd: float | None  # over scenarios; None for fewer than two
-    n: int  # scenarios
+    sd: float | None  # over units; None for fewer than two
+    n: int  # units
+
+    @property
+    def se(self) -> float | None:
+        """The standard error of the mean."""
+        return None if self.sd is None else self.sd / sqrt(self.n)
+
+    def to_json(self) -> dict[str, float | None]:
+        """Return the JSON form; unknown ends are null."""
+        return {"mean": self.mean, "ci_low": self.ci_low, "ci_high": self.ci_high}
 
 
 @dataclass(frozen=True)
-class Difference:
+class Difference(Estimate):
     """Row − other row over their shared scenarios; on a board, intervals and p are adjusted for all its rows."""
 
-    mean: float
-    ci_low: float | None
-    ci_high: float | None
-    sd: float | None
-    n: int
     p: float | None  # None for fewer than two shared scenarios, and for rows that are not tested
     level: float = ALPHA  # significance level
 
@@ -71,11 +78,14 @@ class Difference:
         """Whether the row is significantly worse than the other."""
         return bool(self.separated) and self.mean < 0
 
+    def to_json(self) -> dict[str, float | None]:
+        """Return the JSON form; unknown values are null."""
+        return {**super().to_json(), "p": self.p}
 
-def difference_json(difference: Difference | None) -> dict[str, float | None] | None:
-    """Return the JSON form of a difference."""
-    names = ("mean", "ci_low", "ci_high", "p")
-    return None if difference is None else {name: getattr(difference, name) for name in names}
+
+def estimate_json(estimate: Estimate | None) -> dict[str, float | None] | None:
+    """Return the JSON form of an estimate or difference, if there is one."""
+    return estimate.to_json() if estimate else None
 
 
 def mean_estimate(values: Floats) -> Estimate | None:
@@ -106,9 +116,8 @@ def paired_difference(first: Floats, second: Floats, p: float | None = None) -> 
     estimate = shown_estimate(np.asarray(second) - np.asarray(first))
     if estimate is None:
         return None
-    mean = 0.0 if abs(estimate.mean) < TOLERANCE else estimate.mean
-    p = p if estimate.n >= 2 else None
-    return Difference(mean, estimate.ci_low, estimate.ci_high, estimate.sd, estimate.n, p)
+    known = vars(estimate) | ({"mean": 0.0} if abs(estimate.mean) < TOLERANCE else {})
+    return Difference(**known, p=p if estimate.n >= 2 else None)
 
 
 def simultaneous_differences(

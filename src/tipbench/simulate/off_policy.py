@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tipbench.compare.statistics import t_quantile
+from tipbench.compare.statistics import Estimate, t_quantile
 from tipbench.errors import NotEnoughData, UsageError
 from tipbench.serve.event_log import Entry
 from tipbench.serve.features import hour_of
@@ -58,23 +58,8 @@ class LoggedDecisions:
         return np.asarray(self.q_target + self.weights * (self.reward - self.q_chosen))
 
 
-@dataclass(frozen=True)
-class ClusteredMean:
-    """A mean with its 95 % interval over users; the interval is None for fewer than two users."""
-
-    mean: float
-    ci_low: float | None
-    ci_high: float | None
-    se: float | None
-    users: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values for `--json`."""
-        return {"mean": self.mean, "ci_low": self.ci_low, "ci_high": self.ci_high}
-
-
-def clustered_mean(values: Floats, user: Ints, weights: Floats | None = None) -> ClusteredMean:
-    """Return the (weighted) mean of `values` with an interval clustered by `user`. Raises NotEnoughData if empty."""
+def clustered_mean(values: Floats, user: Ints, weights: Floats | None = None) -> Estimate:
+    """Return the (weighted) mean of `values` with an interval over users. Raises NotEnoughData if empty."""
     if not len(values):
         raise NotEnoughData("There is no decision with a reward to evaluate. Serve tips and send rewards first.")
     scale = np.ones_like(values) if weights is None else weights
@@ -85,19 +70,19 @@ def clustered_mean(values: Floats, user: Ints, weights: Floats | None = None) ->
     _, cluster = np.unique(user, return_inverse=True)
     users = int(cluster.max()) + 1
     if users < 2:
-        return ClusteredMean(mean, None, None, None, users)
+        return Estimate(mean, None, None, None, users)
     influence = np.bincount(cluster, scale * (values - mean)) / total
     se = sqrt(users / (users - 1) * float((influence**2).sum()))
     half = t_quantile(0.975, users - 1) * se
-    return ClusteredMean(mean, mean - half, mean + half, se, users)
+    return Estimate(mean, mean - half, mean + half, se * sqrt(users), users)
 
 
-def gain(log: LoggedDecisions) -> ClusteredMean:
+def gain(log: LoggedDecisions) -> Estimate:
     """Doubly robust value of the target − mean reward of the logging policy, on the same decisions."""
     return clustered_mean(log.doubly_robust - log.reward, log.user)
 
 
-ESTIMATORS: dict[str, Callable[[LoggedDecisions], ClusteredMean]] = {
+ESTIMATORS: dict[str, Callable[[LoggedDecisions], Estimate]] = {
     "IPS": lambda log: clustered_mean(log.weights * log.reward, log.user),
     "SNIPS": lambda log: clustered_mean(log.reward, log.user, log.weights),
     "DM": lambda log: clustered_mean(log.q_target, log.user),
@@ -109,7 +94,7 @@ ESTIMATORS: dict[str, Callable[[LoggedDecisions], ClusteredMean]] = {
 class WeightDiagnostics:
     """Whether the weights can be trusted: their mean must be near 1, the effective sample large."""
 
-    mean: ClusteredMean
+    mean: Estimate
     largest: float
     effective: float  # (Σw)²/Σw²: decisions of the target policy that would carry as much information
     decisions: int

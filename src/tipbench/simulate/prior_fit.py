@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from tipbench.compare.statistics import Estimate, mean_estimate
+from tipbench.compare.statistics import Estimate, estimate_json, mean_estimate
 from tipbench.errors import NotEnoughData
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.prior import Prior
 from tipbench.simulate.off_policy import FOLDS, ReplayedDecision
 from tipbench.simulate.rollout import Arm, RidgeStatistics, find_arm, rollout
-from tipbench.simulate.simulation import estimate_json
 from tipbench.simulate.world import World, WorldName, load_personas
 
 MIN_USERS = 10

@@ -22,7 +22,7 @@ import tipbench
 from tipbench.compare.statistics import Estimate
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.prior import Prior
-from tipbench.simulate.off_policy import ClusteredMean, LoggedDecisions, gain, weight_diagnostics
+from tipbench.simulate.off_policy import LoggedDecisions, gain, weight_diagnostics
 from tipbench.simulate.simulation import Simulation, SimulationConfig, simulate
 from tipbench.simulate.world import WorldName, load_personas
 from tipbench.text import join_names, number, plural
@@ -180,7 +180,7 @@ def persona_clause(standard: Simulation, candidate: str) -> Clause:
     return _all_above("b no persona loses", {name: standard.gain(candidate, persona=at) for at, name in personas})
 
 
-def _span(found: Estimate | ClusteredMean | None) -> str:
+def _span(found: Estimate | None) -> str:
     if found is None or found.ci_low is None or found.ci_high is None:
         return f"{number(found.mean, '+.4f')}, no interval" if found else "unknown"
     return f"{number(found.mean, '+.4f')} ({number(found.ci_low, '+.4f')} to {number(found.ci_high, '+.4f')})"
@@ -208,7 +208,7 @@ def log_clause(log: LoggedDecisions | None, problem: str = "") -> Clause:
         return Clause(name, None, None, bound, "The log has decisions of one user only; intervals need at least two.")
     why = (
         f"doubly robust gain {_span(found)} from {plural(weights.decisions, 'decision')} of "
-        f"{plural(found.users, 'user')}; effective sample {weights.effective:,.0f}, "
+        f"{plural(found.n, 'user')}; effective sample {weights.effective:,.0f}, "
         f"mean weight {weights.mean.mean:.3f}, largest {weights.largest:.1f}"
     )
     if not weights.plausible:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from tipbench.compare.statistics import Estimate, mean_estimate
+from tipbench.compare.statistics import Estimate, estimate_json, mean_estimate
 from tipbench.errors import UsageError
 from tipbench.plan.config import split_names
 from tipbench.serve.policy import DEFAULT_POLICY, POLICIES
@@ -168,11 +168,6 @@ class Simulation:
                 "regret": np.cumsum(arm.regret_by_round)[points - 1].tolist(),
             },
         }
-
-
-def estimate_json(found: Estimate | None) -> dict[str, Any] | None:
-    """Return a mean with its interval; the ends are null where they are unknown."""
-    return None if found is None else {"mean": found.mean, "ci_low": found.ci_low, "ci_high": found.ci_high}
 
 
 def simulate(

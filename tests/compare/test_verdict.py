@@ -89,7 +89,7 @@ def test_without_a_complete_row_the_verdict_names_what_is_missing() -> None:
     }
     text = verdict(holes)
     assert text.startswith("No pair is judged in 6 of the 8 scenarios")
-    assert text.endswith("a:1b/v1 has most and lacks p0@s0, p2@s6 and p3@s3.")
+    assert text.endswith("the closest, a:1b/v1, lacks p0@s0, p2@s6 and p3@s3.")
 
 
 DESIGN = make_design(f"p{at % 4}@s{at}" for at in range(32))

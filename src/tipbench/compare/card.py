@@ -16,7 +16,7 @@ from tipbench.markup import duration
 from tipbench.plan.design import MIN_SCENARIOS
 from tipbench.text import TIED, file_size, interval, join_names, number, parameter_count, plural, short_name
 
-_LONGEST = 60  # characters of a name
+_MAX_NAME = 60  # characters
 
 
 class CardState(StrEnum):
@@ -156,7 +156,7 @@ def _alternatives(board: Leaderboard) -> Iterator[str]:
         name = "it" if fastest is leader else _name(board, fastest.pair)
         parts.append(f"{name} is the fastest ({_seconds(fastest)})")
     if known and known[0][0] < known[-1][0]:
-        name = "it" if known[0][1] == leader.pair.model else short_name(known[0][1], _LONGEST)
+        name = "it" if known[0][1] == leader.pair.model else short_name(known[0][1], _MAX_NAME)
         parts.append(f"{name} is the smallest ({parameter_count(known[0][0])})")
     if parts:
         yield f"Among the {TIED}, {' and '.join(parts).replace('and it is', 'and')}."
@@ -258,4 +258,4 @@ def _standing(board: Leaderboard, pair: Pair) -> Standing:
 
 
 def _name(board: Leaderboard, pair: Pair) -> str:
-    return short_name(label_of(board, pair), _LONGEST)
+    return short_name(label_of(board, pair), _MAX_NAME)

@@ -1,4 +1,4 @@
-"""The board as HTML: what its templates show, for the panel's page, and the report, which is one file."""
+"""HTML of a board: the variables of its templates, for the panel and the report, and the report as a single file."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ Grid = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]  # header, then rows; t
 def board_context(
     board: Leaderboard, templates: Environment, *, links: Any = None, sort: str | None = None
 ) -> dict[str, Any]:
-    """Return what `board/body.html` shows, except charts and judging.
+    """Return the variables of `board/body.html`, except charts and judging.
 
     `links` has the URLs of the panel's pages (`BoardUrl`); a report has none.
     """
@@ -133,7 +133,7 @@ def _heat_grid(board: Leaderboard) -> Grid:
 
 
 def _causes(found: Attribution | Unknown) -> dict[str, Any]:
-    """Return what explains the differences; without `sources`, `lines` has the reason why that is unknown."""
+    """Return the variables of `board/causes.html`; if the causes are unknown, `lines` has the reason."""
     lines = attribution_lines(found)
     if isinstance(found, Unknown):
         return {"lines": lines, "sources": [], "marginals": []}
@@ -161,7 +161,7 @@ def _causes(found: Attribution | Unknown) -> dict[str, Any]:
 
 
 def _duels(board: Leaderboard) -> dict[str, Any] | None:
-    """Return the blind A/B comparisons among the tied rows, or None if there are none."""
+    """Return the variables of `board/duels.html`, or None if there are no duels."""
     found = board.duels
     if found is None:
         return None
@@ -183,9 +183,9 @@ def _duels(board: Leaderboard) -> dict[str, Any] | None:
 
 
 def judging_summary(board: Leaderboard | None, found: JudgingStatus) -> dict[str, Any]:
-    """Return the judges with their agreement and their drift from the reference scores, for `board/judging.html`.
+    """Return the variables of `board/judging.html`: agreement of the judges and their drift from reference scores.
 
-    It is that of the whole experiment, independent of the board's filters.
+    They are those of the whole experiment, regardless of the board's filters.
     """
     twice = f"{found.twice} of {found.judged}"
     if found.judged:
@@ -275,7 +275,7 @@ def _environment() -> Environment:
 
 
 def _inline_figure(kind: ChartKind, board: Leaderboard) -> Figure:
-    """Return a chart with all its variants inside the page; its style sheet shows one of them."""
+    """Return a chart with all its variants as inline SVG; the style sheet shows one of them."""
     chart = CHARTS[kind]
     drawn = partial(chart.draw, board)
     variants = {

@@ -163,14 +163,14 @@ def rollout(
 
 
 class _Batch:
-    """Features of one round that do not depend on what a policy did before."""
+    """Features of one round that are the same for every policy."""
 
     def __init__(self, world: World, offered: Round) -> None:
         self.world = world
         self.offered = offered
         self.hour = offered.clock
-        # Index of each candidate's category in a flat array of categories × users.
-        self.place = offered.category * len(world) + np.arange(len(world))
+        # Position of each candidate's category in a flat array of categories × users.
+        self.category_index = offered.category * len(world) + np.arange(len(world))
         self._known: dict[str, Floats] = {}
 
     def feature(self, name: str) -> Floats:
@@ -287,7 +287,7 @@ class _Learner:
         """Return the index of every user's candidate."""
         tallied = self._tallies.features(batch.hour) if self._tallies else {}
         for at, name in enumerate(self._policy.features.names):
-            self._x[at] = tallied[name].take(batch.place) if name in tallied else batch.feature(name)
+            self._x[at] = tallied[name].take(batch.category_index) if name in tallied else batch.feature(name)
         scores = np.einsum("dkn,dn->kn", self._x, self._theta)
         if self._policy.alpha:
             spread = np.einsum("dkn,dkn->kn", np.einsum("den,ekn->dkn", self._v, self._x), self._x)

@@ -35,10 +35,11 @@ _DWELL_LIMITS, _DWELL_REWARDS = np.array(BY_DWELL).T
 _USER_STREAM, _DRIFT_STREAM, _OFFER_STREAM, _OUTCOME_STREAM, _DRAW_STREAM = range(5)
 _DWELL_SCALE = 0.6  # of the log-logistic distribution of the dwell
 _DWELL_TASTE = 0.4  # standard deviation of the log median between a user's categories
-_LEVELS = 2**16  # of the random numbers that offers are made of
-_QUANTILES = 1024  # of the age of a task
+_RAW_LEVELS = 2**16  # of the random integers that offers are drawn from
+_AGE_QUANTILES = 1024
 _LINEAR_NOISE = 0.5  # range of the uniform noise in the linear world
-_LINEAR_SIZES = (0.05, 0.05, 0.3, 0.3, 0.2)  # of hour_sin, hour_cos, is_overdue, task_age_norm, priority_norm
+# Scales of the linear world's coefficients of hour_sin, hour_cos, is_overdue, task_age_norm and priority_norm.
+_LINEAR_SCALES = (0.05, 0.05, 0.3, 0.3, 0.2)
 
 
 class WorldName(StrEnum):
@@ -126,7 +127,7 @@ class Round:
     slot_hour: Ints
     effort_min: Ints
     mean: Floats
-    odds: tuple[Floats, ...]  # cumulated chances of completed, snoozed, dismissed; empty in the linear world
+    action_cdf: tuple[Floats, ...]  # cumulative probabilities of completed, snoozed, dismissed; empty if linear
     log_dwell: Floats
     action_uniform: Floats  # uniform random numbers that decide the action
     dwell_uniform: Floats
@@ -166,7 +167,7 @@ class World:
         self._tastes = self._draw_tastes(normal[4:])
         later = np.random.default_rng((seed, _DRIFT_STREAM)).standard_normal((users, 2 * categories)).T
         self._later_tastes = self._draw_tastes(later) if self.name is WorldName.DRIFT else self._tastes
-        self._theta = np.array(_LINEAR_SIZES)[:, None] * np.tanh(later[:5])
+        self._theta = np.array(_LINEAR_SCALES)[:, None] * np.tanh(later[:5])
         self._tables = _response_tables(self.personas)
         self._preferred = _clock(self._per_user("preferred_hour"))
         self._slots = _clock(np.array(self.personas.candidate["slot_hours"]))
@@ -186,7 +187,7 @@ class World:
         return self._numbers[key]
 
     def _make_profile(self, offset: Floats, normal: Floats) -> Floats:
-        """Return each user's `profile_features`: the persona's, moved as the user's own behaviour is."""
+        """Return each user's `profile_features`: the persona's, shifted by the user's offset."""
         table = [[persona.profile[key] for key in PROFILE_KEYS] for persona in self.personas.personas]
         completed, dismissed, dwell, hour, volume = np.array(table, dtype=np.float64)[self.persona].T
         return np.stack(
@@ -215,24 +216,25 @@ class World:
         """Return the decision that every user faces in this round."""
         offer, settings, k = self.personas.candidate, self.personas.settings, self.candidates
         rng = np.random.default_rng((self.seed, _OFFER_STREAM, number))
-        raw = np.ascontiguousarray(rng.integers(0, _LEVELS, (len(self), 2 + 7 * k), dtype=np.uint16).T).astype(np.int64)
+        raw = rng.integers(0, _RAW_LEVELS, (len(self), 2 + 7 * k), dtype=np.uint16)
+        raw = np.ascontiguousarray(raw.T).astype(np.int64)
         uniform = np.random.default_rng((self._outcome_seed, _OUTCOME_STREAM, number)).random((len(self), 1 + 2 * k)).T
         parts = raw[2:].reshape(7, k, len(self))  # properties × candidates × users
         first, last = settings["first_hour"], settings["last_hour"]
-        hour = np.floor((first + (last - first) * raw[0] / _LEVELS) * 60) / 60
+        hour = np.floor((first + (last - first) * raw[0] / _RAW_LEVELS) * 60) / 60
         clock = _clock(hour)
         open_tasks = 1 + _pick(raw[1], offer["most_open_tasks"])
         category = _pick(parts[0], len(self.personas.categories))
-        overdue = (parts[1] < offer["overdue"] * _LEVELS).astype(np.int64)
-        age = _age_quantiles(offer["mean_age_days"], offer["longest_age_days"]).take(_pick(parts[2], _QUANTILES))
+        overdue = (parts[1] < offer["overdue"] * _RAW_LEVELS).astype(np.int64)
+        age = _age_quantiles(offer["mean_age_days"], offer["longest_age_days"]).take(_pick(parts[2], _AGE_QUANTILES))
         priority = np.ones_like(category)
         for share in np.cumsum(offer["priorities"])[:-1]:
-            priority += parts[3] >= share * _LEVELS
+            priority += parts[3] >= share * _RAW_LEVELS
         low, high = offer["lowest_composite"], offer["highest_composite"]
         grade = _pick(parts[4], int(4 * (high - low)) + 1)  # the composite in quarter points above the lowest
         slot = _pick(parts[5], len(offer["slot_hours"]))
         effort = _pick(parts[6], len(offer["efforts_min"]))
-        odds: tuple[Floats, ...] = ()
+        action_cdf: tuple[Floats, ...] = ()
         log_dwell = np.empty(0)
         if self.name is WorldName.LINEAR:
             mean = self._linear_mean(clock, overdue, age, priority)
@@ -241,7 +243,7 @@ class World:
             place = category * len(self) + self._columns  # in an array of categories × users
             utility = self._utility(clock, open_tasks, (overdue, priority, age), (effort, grade), slot)
             utility += tastes.utility.take(place)
-            mean, odds = self._response(utility, tastes.value.take(place))
+            mean, action_cdf = self._response(utility, tastes.value.take(place))
             log_dwell = tastes.log_dwell.take(place)
         return Round(
             number,
@@ -257,7 +259,7 @@ class World:
             slot_hour=np.array(offer["slot_hours"]).take(slot),
             effort_min=np.array(offer["efforts_min"]).take(effort),
             mean=mean,
-            odds=odds,
+            action_cdf=action_cdf,
             log_dwell=log_dwell,
             action_uniform=uniform[1 : 1 + k],
             dwell_uniform=uniform[1 + k :],
@@ -286,7 +288,7 @@ class World:
         return np.asarray(slot_fit + task_table.take(task_index) + tip_table.take(tip_index))
 
     def _response(self, utility: Floats, value: Floats) -> tuple[Floats, tuple[Floats, ...]]:
-        """Return the mean reward and the cumulated chances of the actions; personas.toml has the formula."""
+        """Return the mean reward and `action_cdf`; personas.toml has the formula."""
         snooze, dismiss = self._per_user("snooze"), self._per_user("dismiss")
         if self.name is WorldName.NULL:
             snooze, dismiss = snooze.mean() + 0 * snooze, dismiss.mean() + 0 * dismiss
@@ -309,12 +311,12 @@ class World:
         place = chosen * len(self) + self._columns
         mean, uniform = offered.mean.take(place), offered.action_uniform.take(place)
         regret = offered.mean.max(axis=0) - mean
-        if not offered.odds:
+        if not offered.action_cdf:
             reward = mean + _LINEAR_NOISE * (uniform - 0.5)
             return Outcome(None, np.full(len(self), np.nan), reward, regret)
         action = np.zeros(len(self), dtype=np.int64)
-        for odds in offered.odds:
-            action += uniform >= odds.take(place)
+        for cumulative in offered.action_cdf:
+            action += uniform >= cumulative.take(place)
         spread = _DWELL_SCALE * _logit(offered.dwell_uniform.take(place))
         dwell = np.round(1000 * np.exp(offered.log_dwell.take(place) + spread))
         dwell[action != COMPLETED] = np.nan
@@ -359,7 +361,7 @@ def _response_tables(known: Personas) -> tuple[Floats, Floats]:
 @lru_cache(maxsize=8)
 def _age_quantiles(mean_age: float, longest: int) -> Ints:
     """Return quantiles of an exponential age in whole days."""
-    shares = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    shares = (np.arange(_AGE_QUANTILES) + 0.5) / _AGE_QUANTILES
     return np.minimum(-mean_age * np.log1p(-shares), longest).astype(np.int64)
 
 

@@ -49,7 +49,7 @@ class AnswerCard:
 
 
 def answer_card(board: Leaderboard) -> AnswerCard:
-    """Return the card of a board; nothing decided is stated as plainly as something decided."""
+    """Return the card of a board."""
     state = card_state(board)
     return AnswerCard(state, _title(board, state), tuple(_lines(board, state)), _next(board, state))
 
@@ -145,19 +145,19 @@ def _alternatives(board: Leaderboard) -> Iterator[str]:
     ranking = board.ranking
     if ranking.leader is None or not ranking.tied_ranked or board.by == "prompt":
         return
-    by_pair = {standing.pair: standing for standing in board.standings}
-    rows = [by_pair[pair] for pair in (ranking.leader, *ranking.tied_ranked)]
-    speeds = [(row.means["latency_s"], row) for row in rows if row.means.get("latency_s") is not None]
-    sizes = {row.pair.model: board.sizes.get(row.pair.model) for row in rows}
-    known = sorted({(size.params_b, model) for model, size in sizes.items() if size and size.params_b is not None})
+    rows = [_standing(board, pair) for pair in (ranking.leader, *ranking.tied_ranked)]
     leader, parts = rows[0], []
-    if speeds and len(board.hosts) < 2:
-        _, fastest = min(speeds, key=lambda each: each[0] or 0.0)
+    timed = [row for row in rows if row.means.get("latency_s") is not None]
+    if timed and len(board.hosts) < 2:
+        fastest = min(timed, key=lambda row: row.means["latency_s"] or 0.0)
         name = "it" if fastest is leader else _name(board, fastest.pair)
         parts.append(f"{name} is the fastest ({_seconds(fastest)})")
-    if known and known[0][0] < known[-1][0]:
-        name = "it" if known[0][1] == leader.pair.model else short_name(known[0][1], _MAX_NAME)
-        parts.append(f"{name} is the smallest ({parameter_count(known[0][0])})")
+    sizes = {row.pair.model: board.sizes.get(row.pair.model) for row in rows}
+    params_b = {model: size.params_b for model, size in sizes.items() if size and size.params_b is not None}
+    smallest = min(params_b, key=lambda model: (params_b[model], model), default="")
+    if smallest and params_b[smallest] < max(params_b.values()):
+        name = "it" if smallest == leader.pair.model else short_name(smallest, _MAX_NAME)
+        parts.append(f"{name} is the smallest ({parameter_count(params_b[smallest])})")
     if parts:
         yield f"Among the {TIED}, {' and '.join(parts).replace('and it is', 'and')}."
 
@@ -229,7 +229,7 @@ def _next(board: Leaderboard, state: CardState) -> str:
         return "Next: choose one of its pairs on the board without `--by`."
     if state is CardState.DECIDED and ranking.leader is not None:
         return f"Next: record it: `tipbench decide --choose {shlex.quote(str(ranking.leader))} --because …`."
-    if (coming := ranking.next_look) is not None:
+    if (coming := ranking.next_look) is not None and coming.answers:
         return f"Next: {judging_task(coming.scenarios, coming.answers, coming.minutes, coming.power)}."
     pace = board.judging.minutes_per_answer
     if pending and not ranking.decided:
@@ -238,7 +238,7 @@ def _next(board: Leaderboard, state: CardState) -> str:
         rows = join_names((row.pair for row in ranking.unranked), 3)
         return f"Next: collect and judge the missing answers of {rows}, or compare with `--exclude`."
     if ranking.scenarios_needed is not None:
-        more = ranking.scenarios_needed - ranking.n_scenarios
+        more = max(ranking.scenarios_needed - ranking.n_scenarios, 1)
         answers = 0 if board.by or board.cluster else more * len(ranking.ranked)  # several answers per mean: unknown
         minutes = pace * answers if pace is not None and answers else None
         return f"Next: collect and {judging_task(more, answers, minutes, POWER, board.unit)}."

@@ -144,6 +144,8 @@ def _outlook(ranking: Ranking, facts: VerdictFacts) -> str:
     if coming is not None:
         look = coming.look
         name = f"Next look ({look.number} of {look.of}) at {plural(look.at, 'scenario')}"
+        if not coming.answers:
+            return f"{name}."
         return f"{name}: {judging_task(coming.scenarios, coming.answers, coming.minutes, coming.power)}."
     if ranking.too_few:
         return f"Too few {facts.unit}s: {ranking.n_scenarios}; at least {MIN_SCENARIOS} needed (7 with several looks)."

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from statistics import fmean
@@ -374,16 +375,15 @@ def _standings(
     """
     by = options.by
     shared = shared_by_all((cell.pair for cell in cells.candidates), by) if by else set()
-    groups: dict[Pair, list[BoardCell]] = {}
+    groups: dict[Pair, list[BoardCell]] = defaultdict(list)
     for cell in cells.cells:
-        pair = cell.pair
         if by is None or cell.reference:
-            groups.setdefault(pair, []).append(cell)
-        elif getattr(pair, OTHER[by]) in shared:
-            groups.setdefault(merged(pair, by), []).append(cell)
+            groups[cell.pair].append(cell)
+        elif getattr(cell.pair, OTHER[by]) in shared:
+            groups[merged(cell.pair, by)].append(cell)
     stale = {merged(pair, by) for pair, count in cells.stale.items() if count}
     for row in rows:
-        own = groups.get(row.pair, [])
+        own = groups[row.pair]
         n_scenarios = n_units = row.estimate.n if row.estimate else 0
         if options.cluster:
             column = ranked.column(row.pair)
@@ -394,8 +394,9 @@ def _standings(
         yield Standing(
             row=row,
             means={
-                **{name: _mean(scored, name) for name in options.scales},
-                **{name: _mean(measured, name) for name in MEANS},
+                name: _scenario_mean((scenario, found[name]) for scenario, found in numbers if name in found)
+                for names, numbers in ((options.scales, scored), (MEANS, measured))
+                for name in names
             },
             usable=_usable(own),
             judged=sum(bool(cell.values) for cell in own),
@@ -407,34 +408,25 @@ def _standings(
         )
 
 
-def _mean(cells: Iterable[tuple[str, Mapping[str, float]]], name: str) -> float | None:
-    """Return the mean over scenarios of the mean within each, like the composite; `cells` are (scenario, values)."""
-    by_scenario: dict[str, list[float]] = {}
-    for scenario, values in cells:
-        if name in values:
-            by_scenario.setdefault(scenario, []).append(values[name])
-    return _mean_of_means(by_scenario.values()) if by_scenario else None
-
-
-def _mean_of_means(groups: Collection[Sequence[float]]) -> float:
-    """Return the mean of the groups' means; most groups have one value."""
-    return fmean([group[0] if len(group) == 1 else fmean(group) for group in groups])
+def _scenario_mean(values: Iterable[tuple[str, float]]) -> float | None:
+    """Return the mean over scenarios of the mean within each, like the composite; `values` are (scenario, value)."""
+    by_scenario: dict[str, list[float]] = defaultdict(list)
+    for scenario, value in values:
+        by_scenario[scenario].append(value)
+    means = [group[0] if len(group) == 1 else fmean(group) for group in by_scenario.values()]
+    return fmean(means) if means else None
 
 
 def _usable(cells: Iterable[BoardCell]) -> Usable | None:
     """Return how often the answers have a usable tip; repeats of a scenario count as their mean."""
-    answered: dict[str, list[float]] = {}
-    scored: dict[str, list[float]] = {}
-    for cell in cells:
-        if not cell.failed:
-            answered.setdefault(cell.scenario, []).append(float(not cell.floored))
-            if cell.values and not cell.floored:
-                scored.setdefault(cell.scenario, []).append(cell.values[COMPOSITE])
-    if not answered:
+    answered = [cell for cell in cells if not cell.failed]
+    rate = _scenario_mean((cell.scenario, float(not cell.floored)) for cell in answered)
+    if rate is None:
         return None
-    n, successes = len(answered), sum(map(fmean, answered.values()))
-    low, high = clopper_pearson(successes, n)
-    return Usable(successes / n, low, high, n, _mean_of_means(scored.values()) if scored else None)
+    n = len({cell.scenario for cell in answered})
+    low, high = clopper_pearson(rate * n, n)
+    scored = [cell for cell in answered if cell.values and not cell.floored]
+    return Usable(rate, low, high, n, _scenario_mean((cell.scenario, cell.values[COMPOSITE]) for cell in scored))
 
 
 def _flags(row: Row, cells: Sequence[BoardCell], *, stale: bool) -> Iterator[str]:

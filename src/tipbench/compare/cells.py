@@ -286,13 +286,10 @@ def _coverage(runs: Sequence[tuple[StoredRun, CellScores]]) -> Coverage:
 
 def _drop_older_references(cells: list[BoardCell]) -> list[BoardCell]:
     """Drop a reference's older runs, which have a prompt version, where a run without a prompt version is scored."""
-    recorded_as_row = {cell.run.run_id for cell in cells if _recorded_pair(cell.run) == cell.pair}
-    scored = {
-        (cell.pair, cell.scenario)
-        for cell in cells
-        if cell.reference and cell.values and cell.run.run_id in recorded_as_row
-    }
-    return [cell for cell in cells if cell.run.run_id in recorded_as_row or (cell.pair, cell.scenario) not in scored]
+    references = [cell for cell in cells if cell.reference]
+    older = {cell.run.run_id for cell in references if _recorded_pair(cell.run) != cell.pair}
+    scored = {(cell.pair, cell.scenario) for cell in references if cell.values and cell.run.run_id not in older}
+    return [cell for cell in cells if cell.run.run_id not in older or (cell.pair, cell.scenario) not in scored]
 
 
 def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisional: bool) -> BoardCell:
@@ -301,14 +298,13 @@ def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisio
     If only others have judged it, the run's flags are theirs and are not used.
     """
     judged, rubric = run.state == RunState.JUDGED, run.tags.get("scores_rubric", "")
-    cell = BoardCell(run, run.metrics, rubric=rubric)
-    if cell.floored and (judged or provisional):
-        return cell
+    if run.tags.get("floored") == "true" and (judged or provisional):
+        return BoardCell(run, run.metrics, rubric=rubric)
     if judge is None:
         names = tuple(given.judge for given in scores.counted)
-        return replace(cell, judges=names) if judged else BoardCell(run, {})
+        return BoardCell(run, run.metrics, rubric=rubric, judges=names) if judged else BoardCell(run, {})
     given = None
-    if provisional and not cell.failed:
+    if provisional and run.state != RunState.FAILED:
         given = scores.provisional.get(judge)
     elif judged:
         given = next((each for each in scores.counted if each.judge == judge), None)

@@ -131,9 +131,7 @@ class JudgingRecord:
     """People's pace, and reservations about judges, from the applied sheets of an experiment."""
 
     minutes_per_answer: float | None = None  # from export to apply; None if no sheet is applied
-    concerns: Mapping[str, str] = field(
-        default_factory=dict
-    )  # judge → the rest of a sentence that starts with the name
+    concerns: Mapping[str, str] = field(default_factory=dict)  # judge → what follows the name in a sentence
     held: frozenset[str] = frozenset()  # judges whose scores are stored, but not counted
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,13 @@ EVALUATED = (WorldName.STANDARD, WorldName.NO_TASTE, WorldName.DRIFT, WorldName.
 _HELD_OUT_SEED = 1_000_000  # users from this seed on are not used to fit a prior
 
 
+class PriorValue(NamedTuple):
+    """Gains in reward per decision of a prior in one world."""
+
+    gain: Estimate | None  # over no prior
+    price: Estimate | None  # over the prior fitted in that world, usually negative; None if it is the same prior
+
+
 @dataclass(frozen=True)
 class FittedPrior:
     """A prior, the error that it saves, and its value in each simulated world."""
@@ -32,7 +39,7 @@ class FittedPrior:
     prior: Prior
     users: int
     explained: Estimate | None  # squared error per reward that the prior saves users it was not fitted on
-    worlds: Mapping[str, tuple[Estimate | None, Estimate | None]]  # gain over no prior; loss to that world's own prior
+    worlds: Mapping[str, PriorValue]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for `--json`."""
@@ -43,8 +50,8 @@ class FittedPrior:
             "users": self.users,
             "explained": estimate_json(self.explained),
             "worlds": [
-                {"world": world, "gain": estimate_json(gain), "price": estimate_json(price)}
-                for world, (gain, price) in self.worlds.items()
+                {"world": world, "gain": estimate_json(value.gain), "price": estimate_json(value.price)}
+                for world, value in self.worlds.items()
             ],
             "source": dict(self.prior.source),
         }
@@ -61,7 +68,7 @@ def fit_from_simulation(policy: str, world: WorldName, *, users: int, rounds: in
         arms = [Arm(POLICIES[policy], one) for one in (None, prior, own_prior)]
         without, fitted, with_own = rollout(World(other, _HELD_OUT_SEED + seed, users, rounds), arms)
         price = None if own_prior is prior else mean_estimate((fitted.reward - with_own.reward) / rounds)
-        worlds[other.value] = mean_estimate((fitted.reward - without.reward) / rounds), price
+        worlds[other.value] = PriorValue(mean_estimate((fitted.reward - without.reward) / rounds), price)
     return FittedPrior(prior, users, _explained(statistics), worlds)
 
 

@@ -72,9 +72,8 @@ def find_arm(name: str, prior: Prior | None = None) -> Arm:
     else:
         raise UsageError(f"There is no policy {base[:60]!r}. Choose from {', '.join([*POLICIES, CONTROL])}.")
     if left_out:
-        return Arm(
-            _with_features(policy, name, tuple(one for one in policy.features.names if not fnmatch(one, left_out)))
-        )
+        features = tuple(feature for feature in policy.features.names if not fnmatch(feature, left_out))
+        return Arm(_with_features(policy, name, features))
     return Arm(policy, prior if prior and prior.policy == name else None)
 
 
@@ -137,14 +136,7 @@ class _Sums:
         return ArmTotals(self.reward, self.regret, rounds[:, 0], rounds[:, 1], chosen, statistics)
 
 
-def rollout(
-    world: World,
-    arms: Sequence[Arm],
-    *,
-    draws: Draws | None = None,
-    record: bool = False,
-    on_round: Callable[[int], None] | None = None,
-) -> list[ArmTotals]:
+def rollout(world: World, arms: Sequence[Arm], *, draws: Draws | None = None, record: bool = False) -> list[ArmTotals]:
     """Run every arm in the world; with `record`, the results include choices and ridge statistics."""
     learners = [_Learner(world, arm) for arm in arms]
     sums = [_Sums(np.zeros(len(world)), np.zeros(len(world))) for _ in arms]
@@ -156,8 +148,6 @@ def rollout(
             outcome = world.outcome(batch.offered, chosen)
             learner.learn(batch, chosen, outcome)
             total.add(outcome, chosen, record=record)
-        if on_round is not None:
-            on_round(number)
     found = [learner.statistics(world.rounds) if record else None for learner in learners]
     return [total.totals(statistics) for total, statistics in zip(sums, found, strict=True)]
 

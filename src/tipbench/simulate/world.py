@@ -241,20 +241,24 @@ class World:
         else:
             tastes = self._later_tastes if number >= self.rounds // 2 else self._tastes
             place = category * len(self) + self._columns  # in an array of categories × users
-            utility = self._utility(clock, open_tasks, (overdue, priority, age), (effort, grade), slot)
+            if self.name is WorldName.NULL:
+                utility = np.full(slot.shape, float(self.personas.column("base").mean()))
+            else:
+                utility = self._slot_utility(clock, slot) + self._task_utility(overdue, priority, age)
+                utility += self._tip_utility(open_tasks, effort, grade)
             utility += tastes.utility.take(place)
             mean, action_cdf = self._response(utility, tastes.value.take(place))
             log_dwell = tastes.log_dwell.take(place)
         return Round(
-            number,
-            number // int(settings["decisions_per_day"]) % 7,
-            hour,
-            clock,
-            open_tasks,
-            category,
-            overdue,
-            age,
-            priority,
+            number=number,
+            weekday=number // int(settings["decisions_per_day"]) % 7,
+            hour=hour,
+            clock=clock,
+            open_tasks=open_tasks,
+            category=category,
+            is_overdue=overdue,
+            age_days=age,
+            priority=priority,
             composite=low + grade / 4,
             slot_hour=np.array(offer["slot_hours"]).take(slot),
             effort_min=np.array(offer["efforts_min"]).take(effort),
@@ -266,26 +270,25 @@ class World:
             arrives=uniform[0] >= (settings["lost_rewards"] if self.name is WorldName.LOSSY else 0.0),
         )
 
-    def _utility(
-        self, clock: Floats, open_tasks: Ints, task: tuple[Ints, Ints, Ints], tip: tuple[Ints, Ints], slot: Ints
-    ) -> Floats:
-        """Return the utility of each candidate without the user's taste; tables are indexed as flat arrays."""
-        if self.name is WorldName.NULL:
-            return np.full(slot.shape, float(self.personas.column("base").mean()))
-        task_table, tip_table = self._tables
-        persona = self.persona
+    def _slot_utility(self, clock: Floats, slot: Ints) -> Floats:
+        """Return the utility of the time of day and of each candidate's slot."""
         preferred = self._preferred[0] * clock[0] + self._preferred[1] * clock[1]
         common = self._base + self._per_user("hour") * np.exp(4 * (preferred - 1))
-        slots = self._slots.T @ clock
-        fit = common + self._per_user("slot") * np.maximum(slots, 0.0) ** 2  # slots × users
-        (overdue, priority, age), (effort, grade) = task, tip
+        by_slot = common + self._per_user("slot") * np.maximum(self._slots.T @ clock, 0.0) ** 2  # slots × users
+        return by_slot.take(slot * len(self) + self._columns)
+
+    # The tables are indexed as flat arrays, which is faster.
+
+    def _task_utility(self, overdue: Ints, priority: Ints, age: Ints) -> Floats:
+        table, _ = self._tables
+        _, flags, priorities, ages = table.shape
+        return table.take(((self.persona * flags + overdue) * priorities + priority - 1) * ages + age)
+
+    def _tip_utility(self, open_tasks: Ints, effort: Ints, grade: Ints) -> Floats:
+        _, table = self._tables
         busy = (open_tasks > 10).astype(np.int64)
-        _, flags, priorities, ages = task_table.shape
-        task_index = ((persona * flags + overdue) * priorities + priority - 1) * ages + age
-        _, loads, efforts, grades = tip_table.shape
-        tip_index = ((persona * loads + busy) * efforts + effort) * grades + grade
-        slot_fit = fit.take(slot * len(self) + self._columns)
-        return np.asarray(slot_fit + task_table.take(task_index) + tip_table.take(tip_index))
+        _, loads, efforts, grades = table.shape
+        return table.take(((self.persona * loads + busy) * efforts + effort) * grades + grade)
 
     def _response(self, utility: Floats, value: Floats) -> tuple[Floats, tuple[Floats, ...]]:
         """Return the mean reward and `action_cdf`; personas.toml has the formula."""

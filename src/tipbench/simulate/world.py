@@ -275,20 +275,20 @@ class World:
         preferred = self._preferred[0] * clock[0] + self._preferred[1] * clock[1]
         common = self._base + self._per_user("hour") * np.exp(4 * (preferred - 1))
         by_slot = common + self._per_user("slot") * np.maximum(self._slots.T @ clock, 0.0) ** 2  # slots × users
-        return by_slot.take(slot * len(self) + self._columns)
+        return np.asarray(by_slot.take(slot * len(self) + self._columns))
 
     # The tables are indexed as flat arrays, which is faster.
 
     def _task_utility(self, overdue: Ints, priority: Ints, age: Ints) -> Floats:
         table, _ = self._tables
         _, flags, priorities, ages = table.shape
-        return table.take(((self.persona * flags + overdue) * priorities + priority - 1) * ages + age)
+        return np.asarray(table.take(((self.persona * flags + overdue) * priorities + priority - 1) * ages + age))
 
     def _tip_utility(self, open_tasks: Ints, effort: Ints, grade: Ints) -> Floats:
         _, table = self._tables
         busy = (open_tasks > 10).astype(np.int64)
         _, loads, efforts, grades = table.shape
-        return table.take(((self.persona * loads + busy) * efforts + effort) * grades + grade)
+        return np.asarray(table.take(((self.persona * loads + busy) * efforts + effort) * grades + grade))
 
     def _response(self, utility: Floats, value: Floats) -> tuple[Floats, tuple[Floats, ...]]:
         """Return the mean reward and `action_cdf`; personas.toml has the formula."""

@@ -179,7 +179,8 @@ def duel_request(
     cells, board = _board(store, experiment)
     if board is None or board.ranking.leader is None:
         raise NotEnoughData(
-            f"{experiment.name[:200]} has too few scores, so no pairs are {TIED}. Judge a sheet of tips first."
+            f"{experiment.name[:200]} has no scores yet, or too few, so no pairs are {TIED}. "
+            "Judge a sheet of tips first."
         )
     if not board.ranking.tied_ranked:
         raise NotEnoughData(

@@ -16,6 +16,10 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u
 
 # Words
 
+# How rows without a significant difference are called: one word for tables, a phrase for sentences.
+TIED = "tied"
+UNCLEAR = "not clearly different"
+
 
 def plural(n: int, noun: str, many: str | None = None) -> str:
     """Format a count with its noun: 1 cell, 2,400 cells. `many` is an irregular plural."""

@@ -27,7 +27,7 @@ STATES = {
     "held": ("Not judged yet", ("Review the held scores",)),
     "accepted": ("Too close to call: 6 pairs share the lead", ("accepted although too far off",)),
     "decided": ("Use large:3b/v1", ("Decide",)),
-    "tied": ("Not decided: ", ("Among the tied, it is the fastest", "would decide")),
+    "tied": ("Not decided: ", ("Among the tied, it is the fastest", "chance to decide")),
     "close": ("Too close to call: ", ("more scenarios would hardly decide", "the smallest")),
     "reference-ahead": ("Use none of them: baseline:template is better", ("Does not beat baseline:template: −",)),
 }

@@ -132,6 +132,16 @@ def test_the_page_never_scrolls_sideways(look: Look, name: str) -> None:
         assert sight.run("document.documentElement.scrollWidth") <= width
 
 
+def test_at_1024_pixels_no_column_of_the_standings_is_cut_off(look: Look) -> None:
+    sight = look("gap", width=1024)
+    overflow = "(box => box.scrollWidth - box.clientWidth)(document.querySelector('.standings'))"
+    assert sight.run(overflow) == 0
+    extra = sight.page.locator(".standings th.extra")
+    assert (extra.count() > 0, extra.first.is_visible()) == (True, False)
+    sight.page.get_by_label("All columns").check()
+    assert extra.first.is_visible()
+
+
 def test_on_a_narrow_page_rows_are_cards_and_still_a_table(look: Look) -> None:
     sight = look(width=NARROW)
     assert sight.run("getComputedStyle(document.querySelector('.standings tbody tr')).display") == "grid"

@@ -88,7 +88,7 @@ PROMPT_V2 = NONE + np.array([0, 3, 0])
 def test_a_planted_model_effect_is_found_every_time_and_other_effects_only_by_chance() -> None:
     boards = [attributed(planted(MODEL_D, seed=seed)) for seed in range(60)]
     assert all(p_of(found.model) < 1e-6 for found in boards)
-    assert all(max(found.models, key=lambda marginal: marginal.estimate.mean).name == "d" for found in boards)
+    assert all(max(found.models, key=lambda name: found.models[name].mean) == "d" for found in boards)
     assert np.mean([p_of(found.prompt) <= 0.05 for found in boards]) <= 0.13
     assert np.mean([p_of(found.interaction) <= 0.05 for found in boards]) <= 0.13
 
@@ -96,7 +96,7 @@ def test_a_planted_model_effect_is_found_every_time_and_other_effects_only_by_ch
 def test_a_planted_prompt_effect_is_found_every_time_and_other_effects_only_by_chance() -> None:
     boards = [attributed(planted(PROMPT_V2, seed=seed)) for seed in range(60)]
     assert all(p_of(found.prompt) < 1e-6 for found in boards)
-    assert all(max(found.prompts, key=lambda marginal: marginal.estimate.mean).name == "v2" for found in boards)
+    assert all(max(found.prompts, key=lambda name: found.prompts[name].mean) == "v2" for found in boards)
     assert np.mean([p_of(found.model) <= 0.05 for found in boards]) <= 0.13
     assert np.mean([p_of(found.interaction) <= 0.05 for found in boards]) <= 0.13
 
@@ -135,14 +135,14 @@ def test_without_an_interaction_a_flag_is_raised_in_at_most_one_board_of_twenty(
 
 def test_below_six_scenarios_marginal_means_have_no_interval() -> None:
     found = attributed(planted(NONE, n=5))
-    assert {(each.estimate.ci_low, each.estimate.ci_high) for each in (*found.models, *found.prompts)} == {(None, None)}
+    assert {(each.ci_low, each.ci_high) for each in (*found.models.values(), *found.prompts.values())} == {(None, None)}
 
 
 def test_planted_effects_come_back_in_the_marginal_means_with_their_intervals() -> None:
     inside = 0
     for seed in range(100):
         found = attributed(planted(NONE + np.array([[0], [1], [2], [3]]), seed=seed, n=10, scenario=1.0))
-        estimate = found.models[3].estimate
+        estimate = list(found.models.values())[3]
         assert estimate.ci_low is not None
         assert estimate.ci_high is not None
         inside += estimate.ci_low <= 13 <= estimate.ci_high
@@ -200,7 +200,7 @@ def test_an_incomplete_row_is_named_as_the_reason() -> None:
 def test_a_model_without_a_complete_row_is_excluded() -> None:
     values = planted(NONE).values.copy()
     values[3, 9:] = np.nan
-    assert [marginal.name for marginal in attributed(board(values, PAIRS)).models] == ["a", "b", "c"]
+    assert list(attributed(board(values, PAIRS)).models) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from tipbench.compare.charts import (
     MEAN,
     NARROW,
     WIDE,
+    PlotArea,
     Point,
     forest,
     forest_rows,
@@ -30,7 +31,6 @@ from tipbench.compare.charts import (
     readable,
     shade,
 )
-from tipbench.compare.charts import _Frame as Frame
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import State, state_of
@@ -93,7 +93,7 @@ def test_the_state_of_a_row_is_visible_without_colour() -> None:
     svg = to_svg(forest(made))
     legend = [path.split()[0] for path in re.findall(r'd="([^"]+)"[^>]*stroke-width="2"', svg)]
     assert len(set(legend)) >= 3
-    for label in ("leader", "not clearly different from it", "clearly worse", "not ranked"):
+    for label in ("leader", "tied", "clearly worse", "not ranked"):
         assert f">{label}<" in svg
     hollow = re.findall(rf'fill="{LIGHT.background}"[^>]*stroke="{LIGHT.muted}"', svg)
     assert hollow
@@ -227,8 +227,8 @@ def test_the_front_has_the_rows_that_no_other_beats_in_both(given_points: list[P
 @settings(max_examples=30)
 @given(points)
 def test_labels_cover_neither_points_nor_each_other(given_points: list[Point]) -> None:
-    frame = Frame.around(given_points, 600, 340)
-    placed = place_labels(frame, given_points, [(point, "a-model/v1") for point in given_points])
+    area = PlotArea.for_points(given_points, 600, 340)
+    placed = place_labels(area, given_points, dict.fromkeys(given_points, "a-model/v1"))
     seen = [(label["x"], label["y"], label["align"]) for label in placed]
     assert len(set(seen)) == len(seen)
     assert all(0 <= float(label["y"]) <= 340 for label in placed)
@@ -236,7 +236,7 @@ def test_labels_cover_neither_points_nor_each_other(given_points: list[Point]) -
 
 def test_slow_and_very_fast_models_fit_on_one_chart() -> None:
     made = board(latency={"qwen2.5:0.5b": 0.001, "qwen2.5:1.5b": 0.02, "gemma3:1b": 2.0, "llama3.2:3b": 30.0})
-    assert Frame.around(points_of(made), 600, 340).log
+    assert PlotArea.for_points(points_of(made), 600, 340).log
     assert svg_of(pareto(made))
 
 
@@ -251,5 +251,7 @@ def test_equal_scores_are_drawn() -> None:
 
 
 def test_a_filtered_board_has_the_filter_below_its_title(plain: Leaderboard) -> None:
-    assert "only cells with suite=x; only anna" in svg_of(forest(board(where={"suite": "x"}, judge="anna")))
-    assert "only" not in svg_of(forest(plain))
+    assert "only cells with suite=x; only anna" in svg_of(
+        forest(board(where={"suite": "x"}, judge="anna"), titled=True)
+    )
+    assert "only" not in svg_of(forest(plain, titled=True))

@@ -10,6 +10,7 @@ import pytest
 
 from support.judged import scored
 from tipbench.compare.card import AnswerCard, answer_card
+from tipbench.compare.cells import Coverage
 from tipbench.compare.leaderboard import BoardOptions, JudgingRecord, ModelSize, make_board
 from tipbench.compare.matrix import Pair
 from tipbench.compare.ranking import Look, NextLook
@@ -54,7 +55,7 @@ def test_a_pair_with_too_few_scores_keeps_the_board_open_and_is_what_comes_next(
     assert (found.state, found.title) == ("tied", "Not decided: a:3b/v1 leads")
     assert "Not decided without c:1b/v1 (judged in 5 scenarios), which may still lead." in found.lines
     assert not any("Among the tied" in line for line in found.lines), "it is not known to be as good"
-    assert found.next == "Next: judge 3 more answers."
+    assert found.next == "Next: judge 3 more answers; the chance to decide is not known yet."
     cells = scored({A: GOOD, B: LOW, C: short}).cells
     there = tuple(cell for cell in cells if cell.values)
     uncollected = card({A: GOOD, B: LOW, C: short}, cells={"cells": there})
@@ -84,6 +85,28 @@ def test_minutes_and_chance_are_part_of_the_next_step() -> None:
     assert found.next == "Next: judge 8 more scenarios (16 answers), about 25 minutes, 62 % chance to decide."
 
 
+@pytest.mark.parametrize(
+    ("power", "ending"),
+    [(None, "; the chance to decide is not known yet."), (0.02, "; probably too close to call even then.")],
+)
+def test_an_unknown_or_small_chance_is_part_of_the_next_step(power: float | None, ending: str) -> None:
+    made = make_board("tip-bench-x", scored({A: GOOD, B: EVEN}), BoardOptions())
+    look = NextLook(Look(2, 4, 16), power=power, scenarios=8, answers=16)
+    found = answer_card(replace(made, ranking=replace(made.ranking, next_look=look)))
+    assert found.next == f"Next: judge 8 more scenarios (16 answers){ending}"
+
+
+def test_a_tie_without_a_planned_look_names_the_effort_that_would_decide_and_why_there_is_no_look() -> None:
+    made = make_board("tip-bench-x", scored({A: GOOD, B: EVEN}), BoardOptions(judging=JudgingRecord(1.5)))
+    found = answer_card(replace(made, ranking=replace(made.ranking, scenarios_needed=24)))
+    assert found.state == "tied"
+    assert found.next == (
+        "Next: collect and judge 16 more scenarios (32 answers), about 48 minutes, 80 % chance to decide."
+    )
+    (sure,) = [line for line in found.lines if line.startswith("How sure: ")]
+    assert sure.endswith(", but this is not a planned look: no looks were planned before the first score.")
+
+
 def test_a_reference_that_is_better_comes_first() -> None:
     found = card({A: LOW, B: LOW, TEMPLATE: GOOD})
     assert (found.state, found.title) == ("behind", "Use none of them: baseline:template is better")
@@ -100,11 +123,29 @@ def test_provisional_scores_are_never_called_sure() -> None:
     assert "tipbench judge export" in found.next
 
 
+@pytest.mark.parametrize(
+    ("people", "next_step"),
+    [
+        (0, "Next: judge 6 scenarios by hand, so that people's scores count: "),
+        (2, "Next: judge 4 scenarios by hand, so that people's scores count: "),
+        (8, "Next: compare by people's scores: they cover 8 of 8 scenarios."),
+    ],
+)
+def test_the_next_step_after_rules_is_what_people_have_not_judged(people: int, next_step: str) -> None:
+    cells = {"provisional": True, "judges": ("rules",), "covered": Coverage(people, 8, 8)}
+    assert card({A: GOOD, B: LOW}, cells=cells).next.startswith(next_step)
+
+
 def test_before_the_first_look_nothing_is_called_decided() -> None:
     few: list[float | None] = [*GOOD[:3], *[None] * 29]
     found = card({A: few, B: [value and value - 5 for value in few]})
     assert found.state in ("early", "unranked")
     assert "Use" not in found.title
+    some = card({A: [*GOOD[:6], *[None] * 26], B: [*LOW[:6], *[None] * 26]})
+    assert some.state == "early"
+    assert any(
+        line.startswith("How sure: nothing is tested before the first look, at 8 scenarios; ") for line in some.lines
+    )
 
 
 def test_nothing_judged_and_held_scores_name_what_waits() -> None:
@@ -124,7 +165,7 @@ def test_nothing_judged_and_held_scores_name_what_waits() -> None:
         ({"fragile": True}, "a few more unusable answers could change it"),
         ({"judging": JudgingRecord(concerns={"anna": "was accepted although too far off"})}, "anna was accepted"),
         ({"judging": JudgingRecord(held=frozenset({"ben"}))}, "scores of ben are held and not counted"),
-        ({"planned": False}, "no look was planned"),
+        ({"planned": False}, "this is not a planned look: no looks were planned before the first score"),
     ],
 )
 def test_what_speaks_against_a_lead_is_named(changes: dict[str, Any], part: str) -> None:

@@ -38,7 +38,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags[tag] += 1
         self.attributes += [(tag, name, value) for name, value in attrs]
-        if tag not in {"meta", "br", "hr"}:
+        if tag not in {"meta", "br", "hr", "input"}:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

@@ -33,13 +33,13 @@ def without(*holes: int) -> list[float | None]:
 
 def test_the_row_nearest_to_complete_is_named_with_what_it_lacks() -> None:
     text = made({A: without(0, 1, 2), B: without(3, 4, 5), C: without(0, 3, 6)}).verdict
-    lacks = "c:1b/v1 has most and lacks p2@s6."
-    assert text == f"No pair is judged in all of the 6 scenarios in which half of them are: {lacks}"
+    lacks = "the closest, c:1b/v1, lacks p2@s6."
+    assert text == f"No pair is judged in all of the 6 scenarios that half of the pairs are judged in; {lacks}"
 
 
 def test_more_than_five_missing_scenarios_are_counted() -> None:
     parts = {pair: [LOW[at % 8] if at % 3 == place else None for at in range(15)] for place, pair in enumerate((A, B))}
-    assert made(parts).verdict.endswith("a:1b/v1 has most and lacks p0@s4, p1@s1, p1@s13, p2@s10 and p3@s7.")
+    assert made(parts).verdict.endswith("the closest, a:1b/v1, lacks p0@s4, p1@s1, p1@s13, p2@s10 and p3@s7.")
 
 
 def test_where_no_scenario_counts_yet_the_nearest_one_is_named() -> None:
@@ -48,7 +48,7 @@ def test_where_no_scenario_counts_yet_the_nearest_one_is_named() -> None:
         for place, pair in enumerate((A, B, C))
     }
     text = made(thirds).verdict
-    assert text == "No scenario is judged for half of the 3 pairs: p0@s0 has most and lacks b:1b/v1 and c:1b/v1."
+    assert text == "No scenario is judged for half of the 3 pairs; the closest, p0@s0, lacks b:1b/v1 and c:1b/v1."
 
 
 def test_models_without_a_shared_prompt_are_reported() -> None:
@@ -60,12 +60,14 @@ def test_models_without_a_shared_prompt_are_reported() -> None:
 def test_a_board_by_model_names_what_its_rows_miss() -> None:
     columns: Columns = {A: without(0, 2), Pair("a:1b", "v2"): without(1, 3), B: without(2, 3, 5), ODD: LOW}
     text = made(columns, by="model").verdict
-    assert text.startswith("No model is judged in all of the 6 scenarios in which half of them are: b:1b/* ")
+    assert text.startswith(
+        "No model is judged in all of the 6 scenarios that half of the models are judged in; the closest, b:1b/*, "
+    )
 
 
 def test_per_persona_it_is_scenarios_that_are_missing() -> None:
     text = made({A: without(0, 1), B: without(2), C: without(3, 4)}, cluster="persona").verdict
-    assert text.endswith("b:1b/v1 has most and lacks p2@s2.")
+    assert text.endswith("the closest, b:1b/v1, lacks p2@s2.")
 
 
 def test_one_missing_scenario_is_singular() -> None:

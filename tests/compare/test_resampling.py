@@ -9,7 +9,7 @@ from worlds import world
 
 from tipbench.compare import resampling
 from tipbench.compare.matrix import Floats, Mask
-from tipbench.compare.resampling import ALPHA, better_than, critical_t, shrink, sign_flips, step_down
+from tipbench.compare.resampling import ALPHA, critical_t, empirical_bayes, sign_flips, significantly_better, step_down
 
 
 def column(*numbers: float) -> Floats:
@@ -17,7 +17,7 @@ def column(*numbers: float) -> Floats:
 
 
 def by_adjusted_p(values: Floats, flips: int) -> Mask:
-    """What `better_than` must give: one step-down over the written-out differences of all pairs."""
+    """What `significantly_better` must give: one step-down over the written-out differences of all pairs."""
     k = values.shape[1]
     pairs = list(combinations(range(k), 2))
     adjusted = step_down(np.stack([values[:, i] - values[:, j] for i, j in pairs], axis=1), flips=flips)
@@ -137,13 +137,13 @@ def test_all_pairs_by_critical_values_are_the_rejections_by_adjusted_p(
     n: int, missing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(n)
-    monkeypatch.setattr(resampling, "SMALL", 0)  # for the way of large boards
+    monkeypatch.setattr(resampling, "MAX_DIRECT_SUMS", 0)  # for the way of large boards
     for _ in range(8):
         values = world(rng, np.linspace(0, 8, 7), n)
         if missing:
             values[: n // 3, 4:] = np.nan
             values[-1, 2] = np.nan
-        np.testing.assert_array_equal(better_than(values, flips=999), by_adjusted_p(values, flips=999))
+        np.testing.assert_array_equal(significantly_better(values, flips=999), by_adjusted_p(values, flips=999))
 
 
 def test_fewer_rounds_only_reject_less() -> None:
@@ -151,7 +151,7 @@ def test_fewer_rounds_only_reject_less() -> None:
     gained = 0
     for _ in range(8):
         values = world(rng, np.linspace(0, 6, 10), 12)
-        one, all_rounds = better_than(values, rounds=1), better_than(values)
+        one, all_rounds = significantly_better(values, rounds=1), significantly_better(values)
         assert not (one & ~all_rounds).any()
         gained += int(all_rounds.sum() - one.sum())
     assert gained > 0
@@ -159,21 +159,21 @@ def test_fewer_rounds_only_reject_less() -> None:
 
 def test_identical_columns_are_never_separated() -> None:
     same = np.random.default_rng(1).normal(size=(20, 1))
-    assert not better_than(np.hstack([same, same, same + 0.1 + 0.2 - 0.3])).any()
+    assert not significantly_better(np.hstack([same, same, same + 0.1 + 0.2 - 0.3])).any()
 
 
 def test_one_scenario_or_one_column_separates_nothing() -> None:
-    assert not better_than(np.array([[1.0, 9.0]])).any()
-    assert not better_than(np.ones((9, 1))).any()
+    assert not significantly_better(np.array([[1.0, 9.0]])).any()
+    assert not significantly_better(np.ones((9, 1))).any()
 
 
 def test_many_patterns_of_missing_cells_use_fewer_flips(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resampling, "SMALL", 0)
-    monkeypatch.setattr(resampling, "MEMORY", 400_000)  # 1000 flips for 20 rows with 20 patterns
+    monkeypatch.setattr(resampling, "MAX_DIRECT_SUMS", 0)
+    monkeypatch.setattr(resampling, "MAX_SUMS_IN_MEMORY", 400_000)  # 1000 flips for 20 rows with 20 patterns
     rng = np.random.default_rng(2)
     values = world(rng, np.linspace(0, 30, 20), 14)
     values[rng.random(values.shape) < 0.1] = np.nan
-    better = better_than(values)
+    better = significantly_better(values)
     assert better[-1, 0]
     assert not (better & better.T).any()
 
@@ -193,26 +193,30 @@ def test_critical_t_is_unknown_if_the_flips_cannot_reach_the_level() -> None:
 
 def test_probabilities_of_being_best_sum_to_one_and_follow_the_means() -> None:
     values = world(np.random.default_rng(4), [0, 0.5, 1.0, 3.0], 16)
-    found = shrink(values)
-    assert found.best.sum() == pytest.approx(1, abs=1e-12)
-    assert found.best.argmax() == values.mean(axis=0).argmax()
-    assert 0 < found.kept < 1
+    found = empirical_bayes(values)
+    assert found.p_best.sum() == pytest.approx(1, abs=1e-12)
+    assert found.p_best.argmax() == values.mean(axis=0).argmax()
+    assert 0 < found.shrinkage < 1
 
 
 def test_identical_columns_split_the_probability_of_being_best() -> None:
     same = np.random.default_rng(6).normal(size=(9, 1))
-    np.testing.assert_allclose(shrink(np.hstack([same, same, same, same - 50])).best, [1 / 3, 1 / 3, 1 / 3, 0])
+    np.testing.assert_allclose(
+        empirical_bayes(np.hstack([same, same, same, same - 50])).p_best, [1 / 3, 1 / 3, 1 / 3, 0]
+    )
 
 
 @settings(max_examples=8)
 @given(st.permutations(range(5)))
 def test_order_of_columns_does_not_change_the_probabilities(order: list[int]) -> None:
     values = world(np.random.default_rng(7), [0, 0, 0, 1, 1], 10)
-    np.testing.assert_allclose(shrink(values[:, order]).best, shrink(values).best[order], atol=1e-12)
+    np.testing.assert_allclose(
+        empirical_bayes(values[:, order]).p_best, empirical_bayes(values).p_best[order], atol=1e-12
+    )
 
 
 def test_far_apart_columns_are_hardly_shrunk_and_equal_ones_nearly_fully() -> None:
     rng = np.random.default_rng(8)
-    assert shrink(world(rng, np.linspace(0, 40, 12), 8)).kept > 0.98
-    kept = [shrink(world(rng, [0.0] * 12, 8), resamples=10).kept for _ in range(40)]
+    assert empirical_bayes(world(rng, np.linspace(0, 40, 12), 8)).shrinkage > 0.98
+    kept = [empirical_bayes(world(rng, [0.0] * 12, 8), resamples=10).shrinkage for _ in range(40)]
     assert np.median(kept) < 0.35

@@ -7,8 +7,8 @@ from worlds import world
 from tipbench.compare.matrix import Floats
 from tipbench.compare.statistics import (
     additive_fit,
+    clopper_pearson,
     conditional_power,
-    exact_rate,
     is_fragile,
     mean_estimate,
     paired_difference,
@@ -126,7 +126,7 @@ def test_conditional_power_is_the_share_of_continued_benchmarks_that_decide() ->
     more = rng.normal(0.8, 2.0, size=(20_000, 8))
     means = (8 * 1.2 + more.sum(axis=1)) / 16
     expected = (means > 2.3 * 2.0 / 4).mean()
-    assert conditional_power(1.2, 2.0, 8, 16, drift=0.8, width=2.3) == pytest.approx(expected, abs=0.01)
+    assert conditional_power(1.2, 2.0, 8, 16, drift=0.8, critical=2.3) == pytest.approx(expected, abs=0.01)
 
 
 def test_rates_have_exact_bounds() -> None:
@@ -134,7 +134,7 @@ def test_rates_have_exact_bounds() -> None:
 
     for k in (0, 3, 8):
         theirs = binomtest(k, 8).proportion_ci(method="exact")
-        assert exact_rate(k, 8) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+        assert clopper_pearson(k, 8) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
 
 
 def test_lead_is_fragile_below_what_the_upper_bound_of_unusable_answers_would_cost() -> None:
@@ -175,7 +175,7 @@ def test_levels_are_those_of_a_least_squares_fit() -> None:
 def test_influences_predict_what_leaving_a_little_of_a_scenario_out_does() -> None:
     values = world(np.random.default_rng(7), [0, 1, 2], 10)
     values[7:, 2] = NAN
-    pseudo, little = additive_fit(values, np.ones(10, dtype=bool)).pseudo, 1e-6
+    pseudo, little = additive_fit(values, np.ones(10, dtype=bool)).pseudo_values, 1e-6
     rows, columns = np.nonzero(~np.isnan(values))
     design = np.hstack([np.eye(10)[rows], np.eye(3)[columns]])
     weights = np.where(rows == 4, np.sqrt(1 + little), 1.0)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 from worlds import board as matrix_of
 from worlds import named, world
 
+import tipbench
 from support.judged import scored
 from tipbench.compare.duels import Duel, duel_table
 from tipbench.compare.leaderboard import BoardOptions, JudgingRecord, Leaderboard, make_board, read_judging
@@ -24,6 +28,7 @@ from tipbench.plan.design import make_design
 from tipbench.plan.suite import load_suite
 from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import MemoryStore
+from tipbench.text import UNCLEAR
 
 A, B, C, D, E, F = (Pair(f"{letter}:1b", "v1") for letter in "abcdef")
 LOW = [9.0, 12.0, 10.5, 8.0, 13.0, 11.0, 9.5, 12.5]
@@ -89,7 +94,7 @@ def test_without_a_complete_row_the_verdict_names_what_is_missing() -> None:
     }
     text = verdict(holes)
     assert text.startswith("No pair is judged in 6 of the 8 scenarios")
-    assert text.endswith("a:1b/v1 has most and lacks p0@s0, p2@s6 and p3@s3.")
+    assert text.endswith("the closest, a:1b/v1, lacks p0@s0, p2@s6 and p3@s3.")
 
 
 DESIGN = make_design(f"p{at % 4}@s{at}" for at in range(32))
@@ -109,14 +114,14 @@ def planned(n: int, near: Sequence[float], *, minutes: float | None = None, **ov
 def test_verdict_names_the_look_and_what_the_next_one_takes() -> None:
     text = planned(8, [1.6, -0.4, 0.2, 0.9], minutes=1.5).verdict
     assert text.startswith("b:1b/v1 leads over 8 scenarios (look 1 of 4), but is not clearly different from a:1b/v1.")
-    assert "Next look (2 of 4) at 16 scenarios: 8 more scenarios, 16 answers to judge, about 24 minutes" in text
-    assert "the chance to decide there is about" in text
+    assert "Next look (2 of 4) at 16 scenarios: judge 8 more scenarios (16 answers), about 24 minutes, " in text
+    assert " chance to decide." in text
 
 
 def test_verdict_between_looks_is_that_of_the_latest_look() -> None:
     text = planned(12, [1.6, -0.4, 0.2, 0.9]).verdict
     assert text.startswith("b:1b/v1 leads over 12 scenarios (look 1 of 4 at 8)")
-    assert "Next look (2 of 4) at 16 scenarios: 4 more scenarios, 8 answers to judge" in text
+    assert "Next look (2 of 4) at 16 scenarios: judge 4 more scenarios (8 answers), " in text
     assert "minute" not in text
 
 
@@ -313,3 +318,22 @@ def test_a_large_planted_lead_is_described_as_clear(n: int) -> None:
     ranking = rank(matrix_of(values))
     assert ranking.decided
     assert verdict_text(ranking).startswith(f"{named(3)[2]} leads over {n} scenarios")
+
+
+def test_ties_are_worded_in_one_module() -> None:
+    """So another wording is a change of `tipbench/text.py`; documentation, including docstrings, follows by hand."""
+    package = Path(tipbench.__file__).parent
+    elsewhere = []
+    for path in sorted(package.rglob("*.py")):
+        source = path.read_text("utf-8")
+        if not re.search("tied|clearly different", source):
+            continue
+        tree = ast.parse(source)
+        prose = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+        strings = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node not in prose]
+        texts = [node.value for node in strings if isinstance(node.value, str)]
+        elsewhere += [(path.name, text) for text in texts if re.search(r"\btied\b.| tied\b|clearly different", text)]
+    for path in sorted(package.rglob("*.html")):
+        found = re.findall(r'[^"\n]{0,20}(?<!["-])\btied\b|clearly different', path.read_text("utf-8"))
+        elsewhere += [(path.name, text) for text in found]
+    assert elsewhere == [("text.py", UNCLEAR)]

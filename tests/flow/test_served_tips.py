@@ -10,7 +10,7 @@ import pytest
 
 from support.command import tipbench, tipbench_json
 from support.policy_site import ServerChooser, serve_process
-from tipbench.simulate.rollout import drive
+from support.simulated_requests import drive
 from tipbench.simulate.world import World
 
 pytestmark = pytest.mark.process

@@ -101,7 +101,9 @@ def test_doubly_robust_stays_right_with_a_wrong_reward_model_and_the_direct_meth
 
 def test_the_logging_policy_is_worth_its_sample_mean() -> None:
     log, _ = world(3)
-    same = LoggedDecisions(log.user, log.reward, log.logged, log.logged, log.model_chosen * 0, log.model_target * 0)
+    same = LoggedDecisions(
+        log.user, log.reward, log.logged_probability, log.logged_probability, log.q_chosen * 0, log.q_target * 0
+    )
     for name in ("IPS", "SNIPS", "DR"):
         assert ESTIMATORS[name](same).mean == pytest.approx(log.reward.mean(), abs=1e-12)
     assert gain(same).mean == pytest.approx(0, abs=1e-12)
@@ -112,7 +114,9 @@ def test_the_logging_policy_is_worth_its_sample_mean() -> None:
 
 def test_wrong_probabilities_are_seen_in_the_mean_weight() -> None:
     log, _ = world(3)
-    wrong = LoggedDecisions(log.user, log.reward, log.logged * 0.7, log.target, log.model_chosen, log.model_target)
+    wrong = LoggedDecisions(
+        log.user, log.reward, log.logged_probability * 0.7, log.target_probability, log.q_chosen, log.q_target
+    )
     assert weight_diagnostics(log).plausible
     assert not weight_diagnostics(wrong).plausible
 

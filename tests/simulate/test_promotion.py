@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.simulated_requests import drive
 from tipbench.errors import NotEnoughData, UsageError
 from tipbench.serve.event_log import Entry
 from tipbench.serve.keys import SECRET_FILE
@@ -19,7 +20,7 @@ from tipbench.serve.service import PolicyService
 from tipbench.serve.switches import Switches
 from tipbench.simulate.off_policy import judge_validity, logged_decisions, replay
 from tipbench.simulate.promotion_gate import Size
-from tipbench.simulate.rollout import drive, find_arm, rollout
+from tipbench.simulate.rollout import find_arm, rollout
 from tipbench.simulate.world import World
 from tipbench.workflows.promotion import (
     apply_promotion,
@@ -89,8 +90,8 @@ def test_the_policy_that_served_is_worth_its_mean_reward(served: Path) -> None:
 def test_the_target_learns_from_earlier_rewards_only(served: Path) -> None:
     replayed = replay_log(served, "egreedy/v3")
     first = replayed[: len(WORLD)]
-    assert all(np.ptp(one.probabilities) == 0 for one in first), "without rewards all candidates tie"
-    assert any(np.ptp(one.probabilities) > 0 for one in replayed[len(WORLD) :])
+    assert all(np.ptp(one.target_probabilities) == 0 for one in first), "without rewards all candidates tie"
+    assert any(np.ptp(one.target_probabilities) > 0 for one in replayed[len(WORLD) :])
 
 
 def test_a_log_without_probabilities_is_rejected() -> None:

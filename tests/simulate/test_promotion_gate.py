@@ -93,7 +93,7 @@ def logged(gain: float, decisions: int = 8000, users: int = 400, *, weight: floa
     reward = rng.normal(0.2, 0.1, decisions)
     zero = np.zeros(decisions)
     log = LoggedDecisions(np.arange(decisions) % users, reward, probability, probability * weight, zero, zero)
-    return replace(log, model_target=zero + gain + (1 - weight) * 0.2)
+    return replace(log, q_target=zero + gain + (1 - weight) * 0.2)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_the_clause_on_logs_passes_fails_or_lacks_data(log: LoggedDecisions | No
 
 def test_a_logged_gain_whose_interval_straddles_the_margin_is_not_enough_data() -> None:
     log = logged(-0.03)
-    noisy = replace(log, model_target=log.model_target + np.random.default_rng(2).normal(0, 1, len(log.reward)))
+    noisy = replace(log, q_target=log.q_target + np.random.default_rng(2).normal(0, 1, len(log.reward)))
     assert gate.log_clause(noisy).passed is None
 
 

@@ -8,13 +8,14 @@ from datetime import datetime
 import numpy as np
 import pytest
 
+from support.simulated_requests import reward_request, score_request, slow_rollout
 from tipbench.errors import UsageError
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.prior import Prior
 from tipbench.serve.request import REWARD, SCORE
 from tipbench.serve.tallies import Tallies
 from tipbench.simulate import rollout as module
-from tipbench.simulate.rollout import CONTROL, Arm, find_arm, reward_request, rollout, score_request, slow_rollout
+from tipbench.simulate.rollout import CONTROL, Arm, find_arm, rollout
 from tipbench.simulate.world import World
 
 
@@ -84,9 +85,9 @@ def test_statistics_are_the_sums_over_the_chosen_features() -> None:
         a += x[:, :, None] * x[:, None, :]
         b += outcome.reward[:, None] * x
         learner.learn(batch, chosen, outcome)
-    measured = learner.statistics()
-    assert np.allclose(measured[0], a, atol=1e-9)
-    assert np.allclose(measured[1], b, atol=1e-9)
+    measured = learner.statistics(15)
+    assert np.allclose(measured.gram, a, atol=1e-9)
+    assert np.allclose(measured.moment, b, atol=1e-9)
 
 
 def test_linucb_without_exploration_learns_the_linear_world() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from support.simulated_requests import reward_request
 from tipbench.serve.reward import reward_of
-from tipbench.simulate.rollout import CONTROL, find_arm, reward_request, rollout
+from tipbench.simulate.rollout import CONTROL, find_arm, rollout
 from tipbench.simulate.world import ACTIONS, COMPLETED, PROFILE_KEYS, World, WorldName, load_personas
 
 
@@ -41,7 +42,7 @@ def test_more_users_and_rounds_do_not_change_existing_ones(name: WorldName) -> N
     for number in (0, 9):
         one, other = small.round(number), large.round(number)
         assert np.array_equal(one.composite, other.composite[:, :20])
-        assert np.array_equal(one.action_luck, other.action_luck[:, :20])
+        assert np.array_equal(one.action_uniform, other.action_uniform[:, :20])
         assert np.allclose(one.mean, other.mean[:, :20], atol=1e-15)
     assert np.array_equal(small.profile, large.profile[:, :20])
 
@@ -90,7 +91,7 @@ def test_a_lossy_world_loses_its_share_of_rewards() -> None:
 def test_common_random_numbers_shrink_the_variance_of_a_difference() -> None:
     arms = [find_arm("egreedy/v1"), find_arm(CONTROL)]
     shared = rollout(World("standard", 4, 500, 60), arms)
-    other = rollout(World("standard", 4, 500, 60, luck_seed=99), arms[1:])
+    other = rollout(World("standard", 4, 500, 60, outcome_seed=99), arms[1:])
     together = np.var(shared[1].reward - shared[0].reward)
     apart = np.var(other[0].reward - shared[0].reward)
     assert together < 0.8 * apart

@@ -132,7 +132,7 @@ def serve_process(home: Path, *options: str) -> Iterator[tuple[httpx.Client, sub
 
 @dataclass(frozen=True)
 class ServerChooser:
-    """A policy server that decides for simulated users: a `Chooser` of `tipbench.simulate.rollout`.
+    """A policy server that decides for simulated users: a `Chooser` of `support.simulated_requests`.
 
     `path` is that of a policy, or empty for the active policy.
     """

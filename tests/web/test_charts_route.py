@@ -55,7 +55,7 @@ def test_every_chart_is_a_picture_in_its_colours(judged: Served) -> None:
 
 
 def real_size(made: Leaderboard, kind: ChartKind, *, narrow: bool) -> tuple[float, float]:
-    svg = to_svg(DRAWN[kind].draw(made, narrow=narrow, titled=False))
+    svg = to_svg(DRAWN[kind].draw(made, narrow=narrow))
     found = re.search(r'width="([\d.]+)" height="([\d.]+)"', svg)
     assert found
     return float(found[1]), float(found[2])

@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 
 from support.policy_site import DEADLINE_S, TIPS, PolicySite, ServerChooser, policy_site
+from support.simulated_requests import drive
 from tipbench.serve.catalogue import Catalogue, CatalogueTip
 from tipbench.serve.event_log import Entry, read_entries
 from tipbench.serve.policy import POLICIES, Policy
 from tipbench.serve.service import PolicyService
 from tipbench.serve.switches import SHADOWS
-from tipbench.simulate.rollout import drive, find_arm, rollout
+from tipbench.simulate.rollout import find_arm, rollout
 from tipbench.simulate.world import World
 from tipbench.web import serving
 from tipbench.web.auth import Role

@@ -165,7 +165,7 @@ def compare(
         if html is not None:
             _write_html(store, found[0], board, cells, html)
         if plot is not None:
-            save_chart(forest(board, LIGHT), plot)
+            save_chart(forest(board, LIGHT, titled=True), plot)
             print_message(f"chart: {plot}")
         _print(board, chosen)
         try:

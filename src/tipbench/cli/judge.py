@@ -17,6 +17,7 @@ from tipbench.cli.progress import progress_counter
 from tipbench.errors import SheetRefused, UsageError
 from tipbench.files import check_output, writable_home, write_output
 from tipbench.settings import load_settings
+from tipbench.text import TIED
 
 if TYPE_CHECKING:
     from tipbench.judge.apply import ApplyResult
@@ -79,7 +80,7 @@ SheetFormatOption = Annotated[
 ]
 FocusOption = Annotated[
     bool,
-    typer.Option("--focus", help="Only the leader and pairs tied with it, most informative scenarios first."),
+    typer.Option("--focus", help=f"Only the leader and pairs {TIED} with it, most informative scenarios first."),
 ]
 
 

@@ -10,12 +10,13 @@ from enum import StrEnum
 from tipbench.compare.leaderboard import Leaderboard, Standing
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import best_text, label_of
-from tipbench.compare.verdict import next_step, standing_sentence, unranked_sentence, unusable_text
+from tipbench.compare.statistics import POWER
+from tipbench.compare.verdict import judging_task, standing_sentence, unranked_sentence, unusable_text
 from tipbench.markup import duration
 from tipbench.plan.design import MIN_SCENARIOS
-from tipbench.text import file_size, interval, join_names, number, parameter_count, plural, short_name
+from tipbench.text import TIED, file_size, interval, join_names, number, parameter_count, plural, short_name
 
-_LONGEST = 60  # characters of a name
+_MAX_NAME = 60  # characters
 
 
 class CardState(StrEnum):
@@ -48,7 +49,7 @@ class AnswerCard:
 
 
 def answer_card(board: Leaderboard) -> AnswerCard:
-    """Return the card of a board; nothing decided is stated as plainly as something decided."""
+    """Return the card of a board."""
     state = card_state(board)
     return AnswerCard(state, _title(board, state), tuple(_lines(board, state)), _next(board, state))
 
@@ -66,7 +67,7 @@ def card_state(board: Leaderboard) -> CardState:
         return CardState.PROVISIONAL
     if ranking.planned and ranking.look is None:
         return CardState.EARLY
-    if (reference := ranking.to_reference) is not None and reference.separated and reference.mean < 0:
+    if ranking.to_reference is not None and ranking.to_reference.worse:
         return CardState.BEHIND
     if ranking.decided:
         return CardState.DECIDED
@@ -144,21 +145,21 @@ def _alternatives(board: Leaderboard) -> Iterator[str]:
     ranking = board.ranking
     if ranking.leader is None or not ranking.tied_ranked or board.by == "prompt":
         return
-    by_pair = {standing.pair: standing for standing in board.standings}
-    rows = [by_pair[pair] for pair in (ranking.leader, *ranking.tied_ranked)]
-    speeds = [(row.means["latency_s"], row) for row in rows if row.means.get("latency_s") is not None]
-    sizes = {row.pair.model: board.sizes.get(row.pair.model) for row in rows}
-    known = sorted({(size.params_b, model) for model, size in sizes.items() if size and size.params_b is not None})
+    rows = [_standing(board, pair) for pair in (ranking.leader, *ranking.tied_ranked)]
     leader, parts = rows[0], []
-    if speeds and len(board.hosts) < 2:
-        _, fastest = min(speeds, key=lambda each: each[0] or 0.0)
+    timed = [row for row in rows if row.means.get("latency_s") is not None]
+    if timed and len(board.hosts) < 2:
+        fastest = min(timed, key=lambda row: row.means["latency_s"] or 0.0)
         name = "it" if fastest is leader else _name(board, fastest.pair)
         parts.append(f"{name} is the fastest ({_seconds(fastest)})")
-    if known and known[0][0] < known[-1][0]:
-        name = "it" if known[0][1] == leader.pair.model else short_name(known[0][1], _LONGEST)
-        parts.append(f"{name} is the smallest ({parameter_count(known[0][0])})")
+    sizes = {row.pair.model: board.sizes.get(row.pair.model) for row in rows}
+    params_b = {model: size.params_b for model, size in sizes.items() if size and size.params_b is not None}
+    smallest = min(params_b, key=lambda model: (params_b[model], model), default="")
+    if smallest and params_b[smallest] < max(params_b.values()):
+        name = "it" if smallest == leader.pair.model else short_name(smallest, _MAX_NAME)
+        parts.append(f"{name} is the smallest ({parameter_count(params_b[smallest])})")
     if parts:
-        yield f"Among the tied, {' and '.join(parts).replace('and it is', 'and')}."
+        yield f"Among the {TIED}, {' and '.join(parts).replace('and it is', 'and')}."
 
 
 def _against_reference(board: Leaderboard) -> str:
@@ -191,13 +192,15 @@ def _how_sure(board: Leaderboard, state: CardState) -> str:
     if board.fragile:
         concerns.insert(0, "a few more unusable answers could change it")
     if board.unplanned and not ranking.too_few:
-        concerns.append("no look was planned")
+        concerns.append(f"this is not a planned look: {board.unplanned}")
     if board.judging.held:
         concerns.append(f"scores of {join_names(sorted(board.judging.held), 3)} are held and not counted")
     but = f", but {'; '.join(concerns)}" if concerns else ""
-    if ranking.decided:
-        return f"How sure: clearly ahead over {over}; {chance}{but}."
-    return f"How sure: not enough to decide over {over}; {chance}{but}."
+    sure = "clearly ahead" if ranking.decided else "not enough to decide"
+    if state is CardState.EARLY and ranking.next_look is not None:
+        first = plural(ranking.next_look.look.at, board.unit)
+        return f"How sure: nothing is tested before the first look, at {first}; {chance}{but}."
+    return f"How sure: {sure} over {over}; {chance}{but}."
 
 
 def _next(board: Leaderboard, state: CardState) -> str:
@@ -212,29 +215,38 @@ def _next(board: Leaderboard, state: CardState) -> str:
             f"Next: judge them, or score by rules first: `tipbench judge run --with rules --experiment {experiment}`."
         )
     if state is CardState.PROVISIONAL:
-        return f"Next: judge by hand, so that scores count: `tipbench judge export --experiment {experiment}`."
+        people, scenarios = (board.covered.people, board.covered.scenarios) if board.covered else (0, MIN_SCENARIOS)
+        missing = min(MIN_SCENARIOS, scenarios) - people
+        if missing <= 0:
+            return f"Next: compare by people's scores: they cover {people} of {plural(scenarios, 'scenario')}."
+        return (
+            f"Next: judge {plural(missing, 'scenario')} by hand, so that people's scores count: "
+            f"`tipbench judge export --experiment {experiment}`."
+        )
     if state is CardState.BEHIND:
         return "Next: use the reference, or try other prompts and models."
     if state is CardState.DECIDED and board.by:
         return "Next: choose one of its pairs on the board without `--by`."
     if state is CardState.DECIDED and ranking.leader is not None:
         return f"Next: record it: `tipbench decide --choose {shlex.quote(str(ranking.leader))} --because …`."
-    if ranking.next_look is not None:
-        return next_step(ranking.next_look)
+    if (coming := ranking.next_look) is not None and coming.answers:
+        return f"Next: {judging_task(coming.scenarios, coming.answers, coming.minutes, coming.power)}."
+    pace = board.judging.minutes_per_answer
     if pending and not ranking.decided:
-        return f"Next: judge {plural(pending, 'more answer')}."
+        return f"Next: {judging_task(0, pending, None if pace is None else pace * pending, None)}."
     if ranking.unranked:
         rows = join_names((row.pair for row in ranking.unranked), 3)
         return f"Next: collect and judge the missing answers of {rows}, or compare with `--exclude`."
     if ranking.scenarios_needed is not None:
-        return (
-            f"Next: collect more scenarios; about {plural(ranking.scenarios_needed, board.unit)} in all would decide."
-        )
+        more = max(ranking.scenarios_needed - ranking.n_scenarios, 1)
+        answers = 0 if board.by or board.cluster else more * len(ranking.ranked)  # several answers per mean: unknown
+        minutes = pace * answers if pace is not None and answers else None
+        return f"Next: collect and {judging_task(more, answers, minutes, POWER, board.unit)}."
     if len(ranking.ranked) < 2:
         return "Next: collect another model or prompt to compare it with."
     if ranking.too_few:
         return f"Next: collect more scenarios; at least {MIN_SCENARIOS} {board.unit}s are needed to decide."
-    return "Next: choose among the tied by speed, size or duels; more scenarios would hardly decide."
+    return f"Next: choose among the {TIED} by speed, size or duels; more scenarios would hardly decide."
 
 
 def _pending(board: Leaderboard) -> int:
@@ -246,4 +258,4 @@ def _standing(board: Leaderboard, pair: Pair) -> Standing:
 
 
 def _name(board: Leaderboard, pair: Pair) -> str:
-    return short_name(label_of(board, pair), _LONGEST)
+    return short_name(label_of(board, pair), _MAX_NAME)

@@ -76,6 +76,8 @@ class BoardCell:
     run: StoredRun
     values: Mapping[str, float]
     computed: Mapping[str, float] | None = None  # computed flags, if the run's flags come from judges that do not count
+    rubric: str = ""  # id@sha256, of the scores that count
+    judges: tuple[str, ...] = ()  # of the scores that count; none for a floored answer
 
     @property
     def measured(self) -> Mapping[str, float]:
@@ -86,11 +88,12 @@ class BoardCell:
 
     @property
     def floored(self) -> bool:
+        """Whether the answer has no usable tip and therefore the rubric's lowest scores."""
         return self.run.tags.get("floored") == "true"
 
     @cached_property
     def pair(self) -> Pair:
-        return as_row(_pair(self.run))
+        return as_row(_recorded_pair(self.run))
 
     @cached_property
     def reference(self) -> bool:
@@ -112,9 +115,6 @@ class BoardCell:
     def waiting(self) -> bool:
         """Whether the answer waits for a judge."""
         return not self.values and not self.failed
-
-
-_Scored = tuple[BoardCell, str, tuple[str, ...]]  # cell, rubric, judges
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,11 @@ class BoardCells:
     excluded: tuple[Pair, ...] = ()  # rows left out by the filter
 
     @property
+    def candidates(self) -> list[BoardCell]:
+        """The cells that are ranked: all except those of references."""
+        return [cell for cell in self.cells if not cell.reference]
+
+    @property
     def scored(self) -> bool:
         """Whether a person or an automatic judge has scored; floors are not given by a judge."""
         return any(cell.values and not cell.floored for cell in self.cells)
@@ -151,25 +156,26 @@ class BoardCells:
     @property
     def unusable(self) -> int:
         """The number of the candidates' answers if no judge has scored and none has a usable tip, otherwise 0."""
-        own = [cell for cell in self.cells if not cell.reference and not cell.failed]
-        return 0 if self.scored or not all(cell.floored for cell in own) else len(own)
+        answered = [cell for cell in self.candidates if not cell.failed]
+        return 0 if self.scored or not all(cell.floored for cell in answered) else len(answered)
 
     @property
-    def gone(self) -> frozenset[Pair]:
+    def only_stale(self) -> frozenset[Pair]:
         """Pairs whose runs are all stale."""
         return frozenset(self.stale) - {cell.pair for cell in self.cells}
 
     @cached_property
     def finished(self) -> frozenset[str]:
         """Scenarios in which no answer of a candidate waits for a judge."""
-        own = [cell for cell in self.cells if not cell.reference]
-        return frozenset({cell.scenario for cell in own} - {cell.scenario for cell in own if cell.waiting})
+        candidates = self.candidates
+        waiting = {cell.scenario for cell in candidates if cell.waiting}
+        return frozenset({cell.scenario for cell in candidates} - waiting)
 
     @cached_property
     def silent(self) -> frozenset[Pair]:
         """Candidates without a single answer."""
-        own = [cell for cell in self.cells if not cell.reference]
-        return frozenset({cell.pair for cell in own} - {cell.pair for cell in own if not cell.failed})
+        candidates = self.candidates
+        return frozenset({cell.pair for cell in candidates} - {cell.pair for cell in candidates if not cell.failed})
 
 
 def read_board(store: RunStore, experiment_id: str, question: CellFilter) -> BoardCells:
@@ -214,110 +220,105 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], question: CellFil
     others = [run for run, _ in runs if run.tags.get("conditions", "") != conditions]
     others.sort(key=lambda run: (-run.start_ms, run.run_id))
     old = stale_runs([run for run, _ in same])
-    every = [(run, scores) for run, scores in same if run.run_id not in old]
-    current = every
-    if question.exclude:
-        current = [(run, scores) for run, scores in every if not is_excluded(_pair(run), question.exclude)]
+    newest = [(run, scores) for run, scores in same if run.run_id not in old]
+    names = question.exclude
+    excluded = [run for run, _ in newest if is_excluded(_recorded_pair(run), names)] if names else []
+    left_out = {run.run_id for run in excluded}
+    current = [(run, scores) for run, scores in newest if run.run_id not in left_out]
     covered, judge = _coverage(current), question.judge
     by_rules = [given for _, scores in current for given in scores.provisional.values()]
     too_few_by_people = covered.people < min(MIN_SCENARIOS, covered.scenarios)
     provisional = question.provisional or (judge is None and bool(by_rules) and too_few_by_people)
     if provisional:  # of several automatic judges, the latest counts
         judge = max(by_rules, key=lambda given: given.at).judge if by_rules else ""
-    scored = _drop_older_references([_scored_cell(run, scores, judge, provisional) for run, scores in current])
-    judges = {name for _, _, names in scored for name in names}
+    cells = _drop_older_references([_scored_cell(run, scores, judge, provisional) for run, scores in current])
+    judges = {name for cell in cells for name in cell.judges}
     if question.judge is not None and not judges:
         counted = sorted({given.judge for _, scores in current for given in scores.counted})
         who = f"scores of {', '.join(counted)} count" if counted else "no scores count yet"
         raise NotEnoughData(f"No score of {question.judge} counts here; {who}. See `tipbench judge status`.")
     return BoardCells(
-        cells=tuple(cell for cell, _, _ in scored),
-        rubric=_rubric_of(scored, provisional=provisional),
+        cells=tuple(cells),
+        rubric=_rubric_of(cells, provisional=provisional),
         judges=tuple(sorted(judges)),
         provisional=provisional,
-        stale=Counter(as_row(_pair(run)) for run, _ in same if run.run_id in old),
+        stale=Counter(as_row(_recorded_pair(run)) for run, _ in same if run.run_id in old),
         other_conditions=len(others),
         conditions=conditions,
         other_ids=tuple(dict.fromkeys(run.tags.get("conditions", "") for run in others)),
         question=question,
         covered=covered,
-        excluded=tuple(sorted(_rows(every) - _rows(current))) if question.exclude else (),
+        excluded=tuple(sorted({as_row(_recorded_pair(run)) for run in excluded} - {cell.pair for cell in cells})),
     )
-
-
-def _rows(runs: Iterable[tuple[StoredRun, CellScores]]) -> set[Pair]:
-    return {as_row(_pair(run)) for run, _ in runs}
 
 
 def is_excluded(pair: Pair, names: Sequence[str]) -> bool:
     """Return whether one of the names is the pair, its model or */PROMPT; a reference matches with any prompt."""
     row = as_row(pair)
-    own = (str(pair), pair.model, str(Pair(ALL, row.prompt)))
-    given = [parse_pair(name) for name in names]
-    return any(name in own for name in names) or any(other and as_row(other) == row for other in given)
+    if any(name in (str(pair), pair.model, str(Pair(ALL, row.prompt))) for name in names):
+        return True
+    return any(other and as_row(other) == row for other in map(parse_pair, names))
 
 
 def _coverage(runs: Sequence[tuple[StoredRun, CellScores]]) -> Coverage:
-    every = [(run, scores, _pair(run)) for run, scores in runs]
-    own = [each for each in every if not is_reference(each[2])] or every  # references only
-    rows, scenarios = {pair for _, _, pair in own}, {run.params.get("scenario", "") for run, _, _ in own}
-    people: list[tuple[str, Pair]] = []
-    floored: list[tuple[str, Pair]] = []
-    rules: list[tuple[str, Pair]] = []
-    for run, scores, pair in own:
-        place = run.params.get("scenario", ""), pair
-        if run.state == RunState.JUDGED:
-            (floored if run.tags.get("floored") == "true" else people).append(place)
-        if scores.provisional:
-            rules.append(place)
+    pairs = [_recorded_pair(run) for run, _ in runs]
+    rows = {pair for pair in set(pairs) if not is_reference(pair)} or set(pairs)  # references only
+    scenarios: set[str] = set()
+    # Rows by scenario: judged by people, scored by an automatic judge, without a usable tip.
+    people: dict[str, set[Pair]] = defaultdict(set)
+    rules: dict[str, set[Pair]] = defaultdict(set)
+    floored: dict[str, set[Pair]] = defaultdict(set)
+    for (run, scores), pair in zip(runs, pairs, strict=True):
+        if pair in rows:
+            scenario = run.params.get("scenario", "")
+            scenarios.add(scenario)
+            if run.state == RunState.JUDGED:
+                (floored if run.tags.get("floored") == "true" else people)[scenario].add(pair)
+            if scores.provisional:
+                rules[scenario].add(pair)
 
-    def covered_by(judged: Sequence[tuple[str, Pair]]) -> int:
-        """Floored cells count for scenarios with scores of judges."""
-        pairs: dict[str, set[Pair]] = {scenario: set() for scenario, _ in judged}
-        for scenario, pair in (*judged, *floored):
-            pairs.get(scenario, set()).add(pair)
-        return sum(2 * len(found) >= len(rows) for found in pairs.values())
+    def covered(scored: Mapping[str, set[Pair]]) -> int:
+        """Return the number of scenarios with scores in which, with the floored ones, half of the rows are scored."""
+        return sum(2 * len(found | floored.get(scenario, set())) >= len(rows) for scenario, found in scored.items())
 
-    return Coverage(covered_by(people), covered_by(rules), len(scenarios))
+    return Coverage(covered(people), covered(rules), len(scenarios))
 
 
-def _drop_older_references(scored: Sequence[_Scored]) -> list[_Scored]:
+def _drop_older_references(cells: list[BoardCell]) -> list[BoardCell]:
     """Drop a reference's older runs, which have a prompt version, where a run without a prompt version is scored."""
-    references = [cell for cell, _, _ in scored if cell.reference]
-    own = {(cell.pair, cell.scenario) for cell in references if cell.values and _pair(cell.run) == cell.pair}
-    older = {
-        cell.run.run_id for cell in references if (cell.pair, cell.scenario) in own and _pair(cell.run) != cell.pair
-    }
-    return [each for each in scored if each[0].run.run_id not in older] if older else list(scored)
+    references = [cell for cell in cells if cell.reference]
+    older = {cell.run.run_id for cell in references if _recorded_pair(cell.run) != cell.pair}
+    scored = {(cell.pair, cell.scenario) for cell in references if cell.values and cell.run.run_id not in older}
+    return [cell for cell in cells if cell.run.run_id not in older or (cell.pair, cell.scenario) not in scored]
 
 
-def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisional: bool) -> _Scored:
+def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisional: bool) -> BoardCell:
     """Return the cell with the scores that count: of all people, or of one judge.
 
     If only others have judged it, the run's flags are theirs and are not used.
     """
-    cell, judged = BoardCell(run, run.metrics), run.state == RunState.JUDGED
-    if cell.floored and (judged or provisional):
-        return cell, run.tags.get("scores_rubric", ""), ()
+    judged, rubric = run.state == RunState.JUDGED, run.tags.get("scores_rubric", "")
+    if run.tags.get("floored") == "true" and (judged or provisional):
+        return BoardCell(run, run.metrics, rubric=rubric)
     if judge is None:
         names = tuple(given.judge for given in scores.counted)
-        return (cell, run.tags.get("scores_rubric", ""), names) if judged else (BoardCell(run, {}), "", ())
+        return BoardCell(run, run.metrics, rubric=rubric, judges=names) if judged else BoardCell(run, {})
     given = None
-    if provisional:
-        given = None if cell.failed else scores.provisional.get(judge)
+    if provisional and run.state != RunState.FAILED:
+        given = scores.provisional.get(judge)
     elif judged:
         given = next((each for each in scores.counted if each.judge == judge), None)
     if given is None:
-        return BoardCell(run, {}, {} if scores.judges else None), "", ()
-    return BoardCell(run, {**run.metrics, **given.means}), given.rubric, (given.judge,)
+        return BoardCell(run, {}, {} if scores.judges else None)
+    return BoardCell(run, {**run.metrics, **given.means}, rubric=given.rubric, judges=(given.judge,))
 
 
-def _rubric_of(scored: Sequence[_Scored], *, provisional: bool) -> str:
+def _rubric_of(cells: Sequence[BoardCell], *, provisional: bool) -> str:
     """Return the only rubric of the scores, or that of the newest floor if all scores are floors.
 
     Raises MixedRubrics if there are several. Floors are not given by a judge, so they do not count as mixed.
     """
-    rubrics = Counter(rubric for cell, rubric, _ in scored if rubric and not cell.floored)
+    rubrics = Counter(cell.rubric for cell in cells if cell.rubric and not cell.floored)
     if len(rubrics) > 1:
         counts = ", ".join(
             f"{rubric.split('@')[0]}@{rubric.split('@')[-1][:8]} ({plural(count, 'cell')})"
@@ -328,11 +329,11 @@ def _rubric_of(scored: Sequence[_Scored], *, provisional: bool) -> str:
             f"The scores were given under different rubrics: {counts}. They cannot be compared. "
             f"Score the older ones again with `{again}`."
         )
-    floors = [cell.run for cell, rubric, _ in scored if rubric and cell.floored]
+    floors = [cell.run for cell in cells if cell.rubric and cell.floored]
     return next(iter(rubrics), newest_run(floors).tags["scores_rubric"] if floors else "")
 
 
-def _pair(run: StoredRun) -> Pair:
+def _recorded_pair(run: StoredRun) -> Pair:
     return Pair(run.params.get("model", ""), run.params.get("prompt_version", ""))
 
 

@@ -7,27 +7,21 @@ from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from math import log
 from statistics import fmean
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from tipbench.charts import LIGHT, Theme, import_altair
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.matrix import Pair
-from tipbench.compare.report import NOTHING, State, best_text, label_of, rank_text, state_of
-from tipbench.compare.verdict import UNCLEAR, filter_text
-from tipbench.text import interval, join_names, number, one_line, plural, short_name
+from tipbench.compare.report import STATE_TEXTS, State, best_text, label_of, rank_text, state_of
+from tipbench.compare.verdict import filter_text
+from tipbench.markup import NOTHING
+from tipbench.text import TIED, UNCLEAR, interval, join_names, number, one_line, plural, short_name
 
 WIDE = 760  # total width in pixels
 NARROW = 320  # on a phone
 
 T = TypeVar("T")
 
-STATE_LABELS = {
-    State.LEADER: "leader",
-    State.TIED: f"{UNCLEAR} from it",
-    State.SEPARATED: "clearly worse",
-    State.INCOMPLETE: "not ranked",
-    State.REFERENCE: "reference",
-}
 SHAPES = {
     State.LEADER: "diamond",
     State.TIED: "circle",
@@ -37,18 +31,19 @@ SHAPES = {
 }
 
 
-def labels_of(board: Leaderboard, most: int) -> dict[Pair, str]:
+def labels_of(board: Leaderboard, max_length: int) -> dict[Pair, str]:
     """Return a unique short label for each row."""
     labels = {}
     for pair in (standing.pair for standing in board.standings):
-        prompt = short_name(pair.prompt, max(most // 2, most - 1 - len(one_line(pair.model))))
-        both = f"{short_name(pair.model, most - 1 - len(prompt))}/{prompt}"
-        labels[pair] = both if board.by is None else short_name(label_of(board, pair), most)
+        labels[pair] = short_name(label_of(board, pair), max_length)
+        if board.by is None:
+            prompt = short_name(pair.prompt, max(max_length // 2, max_length - 1 - len(one_line(pair.model))))
+            labels[pair] = f"{short_name(pair.model, max_length - 1 - len(prompt))}/{prompt}"
     return _unique(labels)
 
 
 def _unique(labels: Mapping[T, str], *reserved: str) -> dict[T, str]:
-    """Number labels that occur before or are reserved: "a (2)"."""
+    """Add numbers to labels that are repeated or reserved: "a (2)"."""
     taken, unique = set(reserved), {}
     for key, short in labels.items():
         candidates = (short if nth == 1 else f"{short} ({nth})" for nth in count(1))
@@ -73,17 +68,16 @@ def state_marks(alt: Any, board: Leaderboard, theme: Theme, *, narrow: bool) -> 
     present = {state_of(board, standing.pair) for standing in board.standings}
     states = [state for state in State if state in present]
     colours = state_colours(theme)
-    domain = [STATE_LABELS[state] for state in states]
+    domain = [STATE_TEXTS[state] for state in states]
     legend = alt.Legend(orient="top", title=None, columns=1 if narrow else len(states), symbolSize=110, labelLimit=300)
-    inside = [theme.background if state is State.INCOMPLETE else colours[state] for state in states]
+    ranges = {
+        alt.Shape: [SHAPES[state] for state in states],
+        alt.Stroke: [colours[state] for state in states],
+        alt.Fill: [theme.background if state is State.INCOMPLETE else colours[state] for state in states],
+    }
     return {
-        "shape": alt.Shape(
-            "status:N", legend=legend, scale=alt.Scale(domain=domain, range=[SHAPES[s] for s in states])
-        ),
-        "stroke": alt.Stroke(
-            "status:N", legend=legend, scale=alt.Scale(domain=domain, range=[colours[s] for s in states])
-        ),
-        "fill": alt.Fill("status:N", legend=legend, scale=alt.Scale(domain=domain, range=inside)),
+        channel.__name__.lower(): channel("status:N", legend=legend, scale=alt.Scale(domain=domain, range=values))
+        for channel, values in ranges.items()
     }
 
 
@@ -112,7 +106,7 @@ def heat_rows(board: Leaderboard) -> tuple[list[str], list[str], dict[tuple[str,
     return models, prompts, means
 
 
-def heat_map(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, titled: bool = True) -> Any | None:
+def heat_map(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False) -> Any | None:
     """Draw the mean of each pair as a coloured cell; None if the board ranks only models or only prompts."""
     if board.by is not None:
         return None
@@ -120,11 +114,23 @@ def heat_map(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, 
     models, prompts, means = heat_rows(board)
     rows_of = {**_unique({name: short_name(name, 18 if narrow else 34) for name in models}, "mean"), MEAN: "mean"}
     columns_of = {**_unique({name: short_name(name, 12 if narrow else 16) for name in prompts}, "mean"), MEAN: "mean"}
-    cells = [
-        {"row": row, "column": column, **_cell(board, theme, model, prompt, means)}
-        for model, row in rows_of.items()
-        for prompt, column in columns_of.items()
-    ]
+    pair_means = [mean for key, mean in means.items() if MEAN not in key and mean is not None]
+    cells = []
+    for model, row in rows_of.items():
+        for prompt, column in columns_of.items():
+            mean = means.get((model, prompt))
+            description = f"{short_name(model, 80)}/{short_name(prompt, 80)}: mean {number(mean) or 'unknown'}"
+            shown = "" if model == prompt == MEAN else number(mean) or NOTHING
+            cell = {"row": row, "column": column, "shown": shown, "text": description, "bold": False, "width": 0.0}
+            cell |= {"fill": theme.background, "ink": theme.ink, "edge": theme.background}
+            if mean is not None and MEAN not in (model, prompt):
+                state = state_of(board, Pair(model, prompt))
+                fill = shade(theme, mean, min(pair_means), max(pair_means))
+                cell |= {"fill": fill, "ink": readable(fill), "edge": theme.ink, "bold": state is State.LEADER}
+                cell |= {"width": {State.LEADER: 3.0, State.TIED: 1.2}.get(state, 0.0)}
+                cell |= {"shown": f"({shown})" if state is State.INCOMPLETE else shown}
+                cell |= {"text": f"{description}; {STATE_TEXTS[state]}"}
+            cells.append(cell)
     step = max(46, (NARROW - 130) // (len(prompts) + 1)) if narrow else max(64, min(110, 620 // (len(prompts) + 1)))
     crowded = max(len(name) for name in columns_of.values()) * 7 > step
     top = alt.Axis(
@@ -140,45 +146,12 @@ def heat_map(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, 
     )  # fmt: skip
     weight = {"fontWeight": {"expr": "datum.bold ? 'bold' : 'normal'"}}
     texts = base.mark_text(fontSize=13, **weight).encode(text="shown:N", color=alt.Color("ink:N", scale=None))
-    chart = alt.layer(boxes, texts).properties(width=alt.Step(step), height=alt.Step(34))
-    if narrow or not titled:
-        return chart
-    marks = ["thick frame: leader"]
-    marks += [f"thin frame: {UNCLEAR} from it"] if board.ranking.tied_ranked else []
-    marks += ["in brackets: not ranked"] if any(not row.ranked for row in board.ranking.rows) else []
-    subtitle = ["mean composite; margins: means of rows and columns whose pairs are all ranked", "; ".join(marks)]
-    return chart.properties(title=alt.Title("Model × prompt", subtitle=subtitle))
+    return alt.layer(boxes, texts).properties(width=alt.Step(step), height=alt.Step(34))
 
 
 def _composite_title(board: Leaderboard) -> str:
     span = f"{board.span[0]:g} to {board.span[1]:g}, " if board.span else ""
     return f"composite ({span}higher is better)"
-
-
-def _cell(
-    board: Leaderboard, theme: Theme, model: str, prompt: str, means: Mapping[tuple[str, str], float | None]
-) -> dict[str, Any]:
-    value = means.get((model, prompt))
-    margin = MEAN in (model, prompt)
-    place = {"value": value, "shown": number(value) or NOTHING}
-    plain = {"fill": theme.background, "ink": theme.ink, "edge": theme.background, "width": 0.0}
-    description = f"{short_name(model, 80)}/{short_name(prompt, 80)}: mean {number(value) or 'unknown'}"
-    if margin or value is None:
-        corner = model == prompt == MEAN
-        return {**place, **plain, "shown": "" if corner else place["shown"], "bold": False, "text": description}
-    state = state_of(board, Pair(model, prompt))
-    known = [mean for key, mean in means.items() if MEAN not in key and mean is not None]
-    fill = shade(theme, value, min(known), max(known))
-    return {
-        **place,
-        "fill": fill,
-        "ink": readable(fill),
-        "shown": f"({place['shown']})" if state is State.INCOMPLETE else place["shown"],
-        "edge": theme.ink,
-        "width": {State.LEADER: 3.0, State.TIED: 1.2}.get(state, 0.0),
-        "bold": state is State.LEADER,
-        "text": f"{description}; {STATE_LABELS[state]}",
-    }
 
 
 def shade(theme: Theme, value: float, low: float, high: float) -> str:
@@ -200,11 +173,11 @@ def _channels(colour: str) -> tuple[int, int, int]:
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
 
 
-WIDTH, HEIGHT = 600, 340
+WIDTH, HEIGHT = 600, 340  # of the chart of quality against latency
 LETTER = 6.3  # approximate character width of a label, in pixels
 LINE = 15  # height of a label, in pixels
-_NEAR = 20  # pixels from a point to its label; farther ones are connected by a line
-_WIDEST = 40  # ratio of the longest to the shortest latency that is drawn to scale
+_MAX_UNCONNECTED = 20  # pixels from a point to its label; a longer distance is bridged by a line
+_MAX_LATENCY_RATIO = 40  # of the longest latency to the shortest that is drawn to scale
 
 
 @dataclass(frozen=True)
@@ -215,7 +188,7 @@ class Point:
     latency: float
     composite: float
     complete: bool
-    drawn: float = 0.0  # the latency where it is drawn: not less than a small part of the longest
+    drawn: float = 0.0  # the latency at which it is drawn, which is not less than a small part of the longest
 
 
 def points_of(board: Leaderboard) -> list[Point]:
@@ -226,7 +199,7 @@ def points_of(board: Leaderboard) -> list[Point]:
         if estimate is not None and latency is not None:
             points.append(Point(standing.pair, latency, estimate.mean, standing.row.ranked))
     # A row that takes almost no time would squeeze all others into a corner.
-    least = max((point.latency for point in points), default=0.0) / _WIDEST
+    least = max((point.latency for point in points), default=0.0) / _MAX_LATENCY_RATIO
     return [replace(point, drawn=max(point.latency, least)) for point in points]
 
 
@@ -239,71 +212,60 @@ def front_of(points: Sequence[Point]) -> list[Point]:
     return front
 
 
-def pareto(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, titled: bool = True) -> Any | None:
+def pareto(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False) -> Any | None:
     """Draw composite against latency; None if no row has both."""
     points = points_of(board)
     if not points:
         return None
     alt = import_altair()
-    size = (NARROW - 60, 300) if narrow else (WIDTH, HEIGHT)
-    frame = _Frame.around(points, *size)
+    width, height = (NARROW - 60, 300) if narrow else (WIDTH, HEIGHT)
+    area = PlotArea.for_points(points, width, height)
     front = front_of(points)
-    labels = labels_of(board, 22 if narrow else 34)
-    wanted = []
-    for p in _labelled_points(board, points, front):
+    states = {point.pair: state_of(board, point.pair) for point in points}
+    # Labels that do not fit are dropped, so the most important are placed first.
+    labelled = [*(p for p in points if states[p.pair] is State.LEADER), *front]
+    labelled += [p for p in points if states[p.pair] is State.TIED]
+    labelled += points if len(points) <= 15 else []
+    labels, wanted = labels_of(board, 22 if narrow else 34), {}
+    for p in labelled:
         exact = "" if p.drawn == p.latency else f" ({p.latency * 1000:.2g} ms)"  # not drawn to scale
-        wanted.append((p, f"{labels[p.pair]}{exact}"))
-    named = place_labels(frame, points, wanted)
-    x_scale = alt.Scale(type="log" if frame.log else "linear", domain=list(frame.x), nice=False, zero=False)
+        wanted[p] = f"{labels[p.pair]}{exact}"
+    placed = place_labels(area, points, wanted)
+    x_scale = alt.Scale(type="log" if area.log else "linear", domain=list(area.x), nice=False, zero=False)
     x = alt.X("latency:Q", scale=x_scale, axis=alt.Axis(title="latency in seconds, without load (left is faster)",
               tickCount=5, format="~g"))  # fmt: skip
-    y = alt.Y("composite:Q", scale=alt.Scale(domain=list(frame.y), nice=False, zero=False),
+    y = alt.Y("composite:Q", scale=alt.Scale(domain=list(area.y), nice=False, zero=False),
               axis=alt.Axis(title=_composite_title(board), tickCount=6))  # fmt: skip
     line = alt.Chart(alt.Data(values=[{"latency": p.drawn, "composite": p.composite} for p in front])).mark_line(
         interpolate="step-after", color=theme.palette[2], strokeWidth=2, strokeDash=[6, 3]
     ).encode(x=x, y=y)  # fmt: skip
     rows = []
     for p in points:
-        state = STATE_LABELS[state_of(board, p.pair)]
+        state = STATE_TEXTS[states[p.pair]]
         numbers = f"composite {number(p.composite)}, latency {number(p.latency)} s"
-        where = "; no other pair beats it in both" if p in front else ""
-        text = f"{short_name(label_of(board, p.pair), 160)}: {numbers}; {state}{where}"
+        unbeaten = "; no other pair beats it in both" if p in front else ""
+        text = f"{short_name(label_of(board, p.pair), 160)}: {numbers}; {state}{unbeaten}"
         rows.append({"latency": p.drawn, "composite": p.composite, "status": state, "text": text})
     dots = alt.Chart(alt.Data(values=rows)).mark_point(size=100, opacity=1, strokeWidth=2).encode(
         x=x, y=y, description="text:N", **state_marks(alt, board, theme, narrow=narrow)
     )  # fmt: skip
+    pixels = {"scale": None, "axis": None}
     texts = [
-        alt.Chart(alt.Data(values=[each for each in named if each["align"] == align]))
+        alt.Chart(alt.Data(values=[label for label in placed if label["align"] == align]))
         .mark_text(align=align, baseline="middle", color=theme.ink, fontSize=12)
-        .encode(x=alt.X("x:Q", scale=None, axis=None), y=alt.Y("y:Q", scale=None, axis=None), text="label:N")
+        .encode(x=alt.X("x:Q", **pixels), y=alt.Y("y:Q", **pixels), text="label:N")
         for align in ("left", "right", "center")
     ]
-    flat = {"scale": None, "axis": None}
-    lines = alt.Chart(alt.Data(values=[each for each in named if each["far"]])).mark_rule(color=theme.muted).encode(
-        x=alt.X("from_x:Q", **flat), y=alt.Y("from_y:Q", **flat), x2="x:Q", y2="y:Q"
+    far = [label for label in placed if label["far"]]
+    connections = alt.Chart(alt.Data(values=far)).mark_rule(color=theme.muted).encode(
+        x=alt.X("from_x:Q", **pixels), y=alt.Y("from_y:Q", **pixels), x2="x:Q", y2="y:Q"
     )  # fmt: skip
-    chart = alt.layer(line, lines, dots, *texts).properties(width=size[0], height=size[1])
-    if narrow or not titled:
-        return chart
-    subtitle = ["dashed line: pairs that no other pair beats in both; their labels are placed first"]
-    if len(board.hosts) > 1:
-        subtitle.append(f"from {len(board.hosts)} hosts: latencies are not comparable across hosts")
-    return chart.properties(title=alt.Title("Quality against latency", subtitle=subtitle))
-
-
-def _labelled_points(board: Leaderboard, points: Sequence[Point], front: Sequence[Point]) -> list[Point]:
-    """Return the points to label, leader and front first, because later labels are dropped if they do not fit."""
-    states = {point.pair: state_of(board, point.pair) for point in points}
-    ranked = [*(p for p in points if states[p.pair] is State.LEADER), *front]
-    ranked += [p for p in points if states[p.pair] is State.TIED]
-    if len(points) <= 15:
-        ranked += points
-    return list(dict.fromkeys(ranked))
+    return alt.layer(line, connections, dots, *texts).properties(width=width, height=height)
 
 
 @dataclass(frozen=True)
-class _Frame:
-    """Map data values to pixel positions."""
+class PlotArea:
+    """The ranges of both axes, and the size in pixels."""
 
     x: tuple[float, float]
     y: tuple[float, float]
@@ -312,52 +274,60 @@ class _Frame:
     height: int
 
     @classmethod
-    def around(cls, points: Sequence[Point], width: int, height: int) -> _Frame:
+    def for_points(cls, points: Sequence[Point], width: int, height: int) -> PlotArea:
+        """Return an area with all points and some padding; latencies of different magnitude are on a log scale."""
         fast, slow = min(p.drawn for p in points), max(p.drawn for p in points)
         low, high = min(p.composite for p in points), max(p.composite for p in points)
         padding = max((high - low) * 0.1, 0.25)
+        y = low - padding, high + padding
         if fast > 0 and slow / fast > 30:
-            return cls((fast / 1.5, slow * 1.5), (low - padding, high + padding), True, width, height)
+            return cls((fast / 1.5, slow * 1.5), y, True, width, height)
         side = max((slow - fast) * 0.08, slow * 0.05, 0.01)
-        return cls((max(fast - side, 0.0), slow + side), (low - padding, high + padding), False, width, height)
+        return cls((max(fast - side, 0.0), slow + side), y, False, width, height)
 
-    def place(self, point: Point) -> tuple[float, float]:
-        (left, right), (low, high) = self.x, self.y
-        at = point.drawn
+    def pixels(self, point: Point) -> tuple[float, float]:
+        """Return the distances of a point from the left and from the top."""
+        (left, right), (low, high), at = self.x, self.y, point.drawn
         if self.log:
             left, right, at = log(left), log(right), log(at)
         across = (at - left) / (right - left)
         return across * self.width, (high - point.composite) / (high - low) * self.height
 
 
-_Box = tuple[float, float, float, float]  # left, top, right, bottom
+class _Box(NamedTuple):
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def overlaps(self, other: _Box) -> bool:
+        across = self.left < other.right and other.left < self.right
+        return across and self.top < other.bottom and other.top < self.bottom
 
 
-def place_labels(
-    frame: _Frame, points: Sequence[Point], wanted: Sequence[tuple[Point, str]]
-) -> list[dict[str, float | str]]:
+def place_labels(area: PlotArea, points: Sequence[Point], wanted: Mapping[Point, str]) -> list[dict[str, float | str]]:
     """Place labels next to their points without overlapping points, lines or labels; drop those that do not fit."""
-    taken: list[_Box] = [(x - 7, y - 7, x + 7, y + 7) for x, y in map(frame.place, points)]
-    for (x, y), (next_x, next_y) in pairwise(map(frame.place, front_of(points))):  # the front's line: right, then up
-        taken += [(x, y - 2, next_x, y + 2), (next_x - 2, next_y, next_x + 2, y)]
+    taken = [_Box(x - 7, y - 7, x + 7, y + 7) for x, y in map(area.pixels, points)]
+    for (x, y), (next_x, next_y) in pairwise(map(area.pixels, front_of(points))):  # the front's line: right, then up
+        taken += [_Box(x, y - 2, next_x, y + 2), _Box(next_x - 2, next_y, next_x + 2, y)]
     placed: list[dict[str, float | str]] = []
-    for point, label in wanted:
-        x, y = frame.place(point)
+    for point, label in wanted.items():
+        x, y = area.pixels(point)
         wide = LETTER * len(label)
-        for align, at, middle in _spots(x, y):
+        for align, at, middle in _label_positions(x, y):
             left = at - {"left": 0.0, "center": wide / 2, "right": wide}[align]
-            box = (left, middle - LINE / 2, left + wide, middle + LINE / 2)
-            inside = box[0] >= 0 and box[2] <= frame.width and box[1] >= 0 and box[3] <= frame.height
-            if inside and not any(_overlap(box, other) for other in taken):
+            box = _Box(left, middle - LINE / 2, left + wide, middle + LINE / 2)
+            inside = box.left >= 0 and box.right <= area.width and box.top >= 0 and box.bottom <= area.height
+            if inside and not any(map(box.overlaps, taken)):
                 taken.append(box)
-                line = {"from_x": x, "from_y": y, "far": abs(middle - y) > _NEAR}
+                line = {"from_x": x, "from_y": y, "far": abs(middle - y) > _MAX_UNCONNECTED}
                 placed.append({"x": at, "y": middle, "label": label, "align": align, **line})
                 break
     return placed
 
 
-def _spots(x: float, y: float) -> Iterator[tuple[str, float, float]]:
-    """Yield positions for a label: left and upper left first, because that side of the front is empty; then farther."""
+def _label_positions(x: float, y: float) -> Iterator[tuple[str, float, float]]:
+    """Yield alignment, x and y of a label: left and upper left first, where the front leaves space, then farther."""
     yield from (
         ("right", x - 11, y), ("right", x - 6, y - 13), ("left", x + 11, y), ("left", x + 8, y + 13),
         ("center", x, y - 16), ("center", x, y + 17), ("right", x - 8, y + 13), ("left", x + 8, y - 13),
@@ -368,16 +338,12 @@ def _spots(x: float, y: float) -> Iterator[tuple[str, float, float]]:
             yield align, x + shift, y + height
 
 
-def _overlap(one: _Box, other: _Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+NUMBERS_WIDTH = 190  # pixels, next to the intervals
 
 
-VALUES = 190  # width in pixels of the numbers next to the intervals
-
-
-def forest_rows(board: Leaderboard, most: int = 38) -> list[dict[str, Any]]:
+def forest_rows(board: Leaderboard, max_length: int = 38) -> list[dict[str, Any]]:
     """Return one record per row, in board order."""
-    labels = labels_of(board, most)
+    labels = labels_of(board, max_length)
     rows = []
     for standing in board.standings:
         estimate, state = standing.row.estimate, state_of(board, standing.pair)
@@ -386,7 +352,7 @@ def forest_rows(board: Leaderboard, most: int = 38) -> list[dict[str, Any]]:
         rank, best = rank_text(standing), best_text(board, standing)
         parts = [
             f"{short_name(label_of(board, standing.pair), 120)}: composite {value}",
-            STATE_LABELS[state],
+            STATE_TEXTS[state],
             f"rank {rank}" if rank else None,
             f"probability of being best {best}" if best else None,
             f"judged {standing.judged} of {standing.total}",
@@ -400,7 +366,7 @@ def forest_rows(board: Leaderboard, most: int = 38) -> list[dict[str, Any]]:
                 "value": value,
                 "rank": f"rank {rank}" if rank else NOTHING,
                 "state": str(state),
-                "status": STATE_LABELS[state],
+                "status": STATE_TEXTS[state],
                 "top": bool(board.ranking.tied_ranked) and state in (State.LEADER, State.TIED),
                 "text": "; ".join(part for part in parts if part),
             }
@@ -408,14 +374,17 @@ def forest_rows(board: Leaderboard, most: int = 38) -> list[dict[str, Any]]:
     return rows
 
 
-def forest(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, titled: bool = True) -> Any:
-    """Draw the mean and 95 % interval of each row; the leader and the rows tied with it are shaded."""
+def forest(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, titled: bool = False) -> Any:
+    """Draw the mean and 95 % interval of each row; the leader and the rows tied with it are shaded.
+
+    With `titled`, the chart can be read on its own.
+    """
     alt = import_altair()
     rows = forest_rows(board, 44 if narrow else 38)
     height = 46 if narrow else 26
     axis = None if narrow else alt.Axis(title=None, domain=False, ticks=False, labelPadding=8, labelLimit=270)
     y = alt.Y("label:N", sort=[row["label"] for row in rows], axis=axis, scale=alt.Scale(paddingInner=0))
-    room = {"expr": f"width - {0 if narrow else VALUES}"}
+    room = {"expr": f"width - {0 if narrow else NUMBERS_WIDTH}"}
     drawn = [row[key] for row in rows for key in ("low", "mean", "high") if row[key] is not None]
     low, high = (min(drawn), max(drawn)) if drawn else (0.0, 1.0)
     padding = max((high - low) * 0.04, 0.25) if drawn else 0.0
@@ -443,15 +412,15 @@ def forest(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, ti
     if narrow:
         text = base.mark_text(**ink, limit=NARROW - 16, dx=6, yOffset=-11).encode(y=y, x=alt.value(0), text="label:N")
     else:
-        at = alt.XValue({"expr": f"width - {VALUES}"})
+        at = alt.XValue({"expr": f"width - {NUMBERS_WIDTH}"})
         text = base.mark_text(**ink, dx=14).encode(y=y, x=at, text="value:N")
     chart = alt.layer(shade, line, dot, text).resolve_scale(color="independent").properties(
         width=NARROW if narrow else WIDE, height=alt.Step(height),
         autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
     )  # fmt: skip
-    if narrow or not titled:
+    if not titled:
         return chart
-    what = {"model": "models", "prompt": "prompts"}.get(board.by or "", "pairs of model and prompt")
+    rows_name = {"model": "models", "prompt": "prompts"}.get(board.by or "", "pairs of model and prompt")
     kind = " · provisional scores" if board.provisional else ""
     over = plural(board.ranking.n_scenarios, board.unit)
     lines = [f"{short_name(board.experiment, 60)} · over {over}{kind}"]
@@ -459,11 +428,11 @@ def forest(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, ti
         lines.append(short_name(filters, 110))
     if board.ranking.tied_ranked:
         lines.append(f"shaded: the leader and the rows {UNCLEAR} from it (by paired differences)")
-    return chart.properties(title=alt.Title(f"Scores of the {what}", subtitle=lines))
+    return chart.properties(title=alt.Title(f"Scores of the {rows_name}", subtitle=lines))
 
 
 ChartKind = Literal["forest", "heat", "pareto"]
-_LONGEST = 80  # characters of a name in a description
+_MAX_NAME = 80  # characters of a name in a description
 
 
 @dataclass(frozen=True)
@@ -493,7 +462,7 @@ def _describe_forest(board: Leaderboard) -> str:
     leader = board.ranking.leader
     lead = f"{_full_name(board, leader)} leads" if leader else "no row leads"
     tied = [_full_name(board, pair) for pair in board.ranking.tied_ranked]
-    rest = f"; tied with {join_names(tied, 4)}" if tied else ""
+    rest = f"; {TIED} with {join_names(tied, 4)}" if tied else ""
     span = f"composites from {number(min(means))} to {number(max(means))}"
     return f"Forest plot of {plural(len(known), 'row')}: {span}; {lead}{rest}. The table of standings has all numbers."
 
@@ -503,7 +472,7 @@ def _describe_heat(board: Leaderboard) -> str:
     known = {(m, p): means[m, p] for m in models for p in prompts if means[m, p] is not None}
     (model, prompt), value = max(known.items(), key=lambda item: item[1] or 0.0)
     grid = f"{plural(len(models), 'model')} by {plural(len(prompts), 'prompt')}"
-    best = f"{short_name(model, _LONGEST)} with {short_name(prompt, _LONGEST)}"
+    best = f"{short_name(model, _MAX_NAME)} with {short_name(prompt, _MAX_NAME)}"
     return f"Heat map of mean composites, {grid}; highest: {best}, {number(value)}. The table below has all numbers."
 
 
@@ -515,7 +484,7 @@ def _describe_pareto(board: Leaderboard) -> str:
 
 
 def _full_name(board: Leaderboard, pair: Pair) -> str:
-    return short_name(label_of(board, pair), _LONGEST)
+    return short_name(label_of(board, pair), _MAX_NAME)
 
 
 CHARTS: Mapping[ChartKind, BoardChart] = {
@@ -528,8 +497,8 @@ CHARTS: Mapping[ChartKind, BoardChart] = {
     ),
     "heat": BoardChart(
         "Model × prompt",
-        "Mean composite of each pair, with the means of models and prompts. Thick frame: the leader; thin frame: tied "
-        "with it; in brackets: incomplete.",
+        "Mean composite of each pair, with the means of models and prompts. Thick frame: the leader; thin frame: "
+        f"{TIED} with it; in brackets: not ranked.",
         heat_map,
         _describe_heat,
     ),

@@ -20,12 +20,12 @@ from tipbench.compare.gate import check_on_board
 from tipbench.compare.leaderboard import BOARD, Leaderboard, Standing, read_leaderboard
 from tipbench.compare.matrix import Pair, pair_json
 from tipbench.compare.report import State, difference_text, markdown_table, plain_markdown, state_of, to_markdown
-from tipbench.compare.verdict import UNCLEAR, standing_sentence, unranked_sentence
+from tipbench.compare.verdict import standing_sentence, unranked_sentence
 from tipbench.errors import UsageError
 from tipbench.judge.sheet_store import milliseconds
 from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import Experiment, RunStore
-from tipbench.text import interval, number
+from tipbench.text import TIED, UNCLEAR, interval, number
 
 MARKDOWN = "artifact:decision.md"
 MAX_REASON_LENGTH = 2000
@@ -88,7 +88,7 @@ class Decision:
         if leader is not None and board.ranking.unranked and state is not State.INCOMPLETE:
             found.append(unranked_sentence(board.ranking, board.verdict_facts))
         if isinstance(board.duels, DuelTable) and board.duels.winner is not None:
-            found.append(f"{board.duels.winner} wins the duels between the tied rows.")
+            found.append(f"{board.duels.winner} wins the duels between the {TIED} rows.")
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from tipbench.compare.gate import check_on_board
 from tipbench.compare.leaderboard import COMPOSITE, CONDITIONS
 from tipbench.compare.matrix import Pair, pair_json
 from tipbench.compare.report import markdown_table, plain_markdown
-from tipbench.compare.statistics import Difference, difference_json, simultaneous_differences
-from tipbench.compare.verdict import UNCLEAR, excluded_text, filter_text
+from tipbench.compare.statistics import Difference, estimate_json, simultaneous_differences
+from tipbench.compare.verdict import excluded_text, filter_text
 from tipbench.errors import MixedRubrics, NotEnoughData, UsageError
-from tipbench.text import csv_text, join_names
+from tipbench.text import UNCLEAR, csv_text, join_names
 
 COLUMNS = ("model", "prompt", "scenarios", "first", "second", "diff", "low", "high", "p")
 
@@ -42,7 +42,7 @@ class PairComparison:
             "n_scenarios": self.n_scenarios,
             "first": self.first,
             "second": self.second,
-            "diff": difference_json(self.difference),
+            "diff": estimate_json(self.difference),
         }
 
     def row(self) -> list[object]:

@@ -12,8 +12,8 @@ from xml.etree import ElementTree as ET
 from tipbench.compare.cells import BoardCell, BoardCells, as_row, floor_values
 from tipbench.compare.leaderboard import COMPOSITE
 from tipbench.compare.matrix import Pair, Score, pair_json, score_matrix
-from tipbench.compare.resampling import NOTHING, step_down
-from tipbench.compare.statistics import Difference, difference_json, paired_difference, scenarios_needed
+from tipbench.compare.resampling import TOLERANCE, step_down
+from tipbench.compare.statistics import Difference, estimate_json, paired_difference, scenarios_needed
 from tipbench.compare.verdict import unknown_pair_message
 from tipbench.errors import UsageError
 from tipbench.plan.design import MIN_SCENARIOS
@@ -83,7 +83,7 @@ class GateResult:
             "candidate": pair_json(self.candidate),
             "baseline": pair_json(self.baseline),
             "outcome": str(self.outcome),
-            "difference": difference_json(self.difference),
+            "difference": estimate_json(self.difference),
             "margin": self.margin,
             "n_scenarios": self.n_scenarios,
             "scenarios_needed": self.scenarios_needed,
@@ -180,7 +180,7 @@ def _outcome(difference: Difference, margin: float) -> tuple[Outcome, str]:
     low, high, limit = difference.ci_low, difference.ci_high, f"−{margin:.2f}"
     if low is None or high is None:
         same, distance = f"the same difference in all {difference.n} scenarios", difference.mean + margin
-        if abs(distance) < NOTHING:
+        if abs(distance) < TOLERANCE:
             return Outcome.UNDECIDED, f"{same} has no interval"
         return (Outcome.NOT_WORSE, same) if distance > 0 else (Outcome.WORSE, f"{same}, below {limit}")
     if low > -margin:

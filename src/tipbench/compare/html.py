@@ -1,4 +1,4 @@
-"""The board as HTML: what its templates show, for the panel's page, and the report, which is one file."""
+"""HTML of a board: the variables of its templates, for the panel and the report, and the report as a single file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from tipbench.compare.charts import CHARTS, MEAN, ChartKind, heat_rows, kinds_of
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.report import (
     FACTORS,
-    NOTHING,
     attribution_lines,
     detectable_lines,
     duel_result,
@@ -31,9 +30,10 @@ from tipbench.compare.report import (
 )
 from tipbench.compare.standings import LONGEST, standings
 from tipbench.compare.statistics import Unknown
-from tipbench.compare.verdict import UNCLEAR, filter_text
+from tipbench.compare.verdict import filter_text
 from tipbench.judge.drift import verdict_words
 from tipbench.judge.status import JudgingStatus
+from tipbench.markup import NOTHING
 from tipbench.text import interval, number, one_line, percent, plural, probability, short_name
 
 _NAMESPACE = re.compile(r' xmlns(?::xlink)?="[^"]*"')
@@ -68,7 +68,7 @@ Grid = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]  # header, then rows; t
 def board_context(
     board: Leaderboard, templates: Environment, *, links: Any = None, sort: str | None = None
 ) -> dict[str, Any]:
-    """Return what `board/body.html` shows, except charts and judging.
+    """Return the variables of `board/body.html`, except charts and judging.
 
     `links` has the URLs of the panel's pages (`BoardUrl`); a report has none.
     """
@@ -97,7 +97,6 @@ def board_context(
     return {
         "card": answer_card(board),
         "scored": scored,
-        "unclear": UNCLEAR,
         "standings": rendered(parts.standings, table, links),
         "sort": table.sort,
         "sort_fault": table.fault,
@@ -134,7 +133,7 @@ def _heat_grid(board: Leaderboard) -> Grid:
 
 
 def _causes(found: Attribution | Unknown) -> dict[str, Any]:
-    """Return what explains the differences; without `sources`, `lines` has the reason why that is unknown."""
+    """Return the variables of `board/causes.html`; if the causes are unknown, `lines` has the reason."""
     lines = attribution_lines(found)
     if isinstance(found, Unknown):
         return {"lines": lines, "sources": [], "marginals": []}
@@ -153,7 +152,7 @@ def _causes(found: Attribution | Unknown) -> dict[str, Any]:
     for title, side, means in sides:
         rows = [
             (_short(name), _dash(number(each.mean)), _dash(interval(each.ci_low, each.ci_high)))
-            for name, each in ((marginal.name, marginal.estimate) for marginal in means)
+            for name, each in means.items()
         ]
         if len(rows) > 1:
             marginals.append((title, ((side, "mean", "95 % interval"), rows)))
@@ -162,7 +161,7 @@ def _causes(found: Attribution | Unknown) -> dict[str, Any]:
 
 
 def _duels(board: Leaderboard) -> dict[str, Any] | None:
-    """Return the blind A/B comparisons among the tied rows, or None if there are none."""
+    """Return the variables of `board/duels.html`, or None if there are no duels."""
     found = board.duels
     if found is None:
         return None
@@ -184,9 +183,9 @@ def _duels(board: Leaderboard) -> dict[str, Any] | None:
 
 
 def judging_summary(board: Leaderboard | None, found: JudgingStatus) -> dict[str, Any]:
-    """Return the judges with their agreement and their drift from the reference scores, for `board/judging.html`.
+    """Return the variables of `board/judging.html`: agreement of the judges and their drift from reference scores.
 
-    It is that of the whole experiment, independent of the board's filters.
+    They are those of the whole experiment, regardless of the board's filters.
     """
     twice = f"{found.twice} of {found.judged}"
     if found.judged:
@@ -276,9 +275,9 @@ def _environment() -> Environment:
 
 
 def _inline_figure(kind: ChartKind, board: Leaderboard) -> Figure:
-    """Return a chart with all its variants inside the page; its style sheet shows one of them."""
+    """Return a chart with all its variants as inline SVG; the style sheet shows one of them."""
     chart = CHARTS[kind]
-    drawn = partial(chart.draw, board, titled=False)
+    drawn = partial(chart.draw, board)
     variants = {
         f"{width} {theme.name}": inline_svg(
             to_svg(drawn(theme, narrow=width == "narrow"), theme), f"{kind}-{width}-{theme.name}", f"{kind}-caption"

@@ -1,10 +1,11 @@
-"""Leaderboard: standings and JSON form; makes, reads and records boards."""
+"""The leaderboard of an experiment: how it is computed, read, written as JSON and recorded."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from statistics import fmean
@@ -37,7 +38,7 @@ from tipbench.compare.matrix import (
     shared_by_all,
 )
 from tipbench.compare.ranking import NextLook, Ranking, RankOptions, Row, gap_of, rank
-from tipbench.compare.statistics import Unknown, difference_json, exact_rate, is_fragile
+from tipbench.compare.statistics import Unknown, clopper_pearson, estimate_json, is_fragile
 from tipbench.compare.verdict import VerdictFacts, board_notes, unknown_pair_message, verdict_text
 from tipbench.errors import UsageError
 from tipbench.judge.drift import Verdict
@@ -60,7 +61,7 @@ _WINNERS: dict[Winner, Literal["first", "second", "tie"]] = {Winner.A: "first", 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What a model takes; None if unknown."""
+    """Parameters and memory of a model; None if unknown."""
 
     params_b: float | None
     memory_bytes: int | None  # weights and context, as estimated when it was collected
@@ -88,8 +89,8 @@ class Standing:
     total: int
     failed: int
     flags: tuple[str, ...]
-    n_scenarios: int  # behind its composite
-    n_clusters: int | None = None  # likewise, if scenarios are averaged per cluster first
+    n_scenarios: int  # that the composite is the mean of
+    n_clusters: int | None = None  # that it is the mean of, if scenarios are averaged per cluster first
 
     @property
     def pair(self) -> Pair:
@@ -113,8 +114,8 @@ class Standing:
             "usable_low": self.usable.low if self.usable else None,
             "usable_high": self.usable.high if self.usable else None,
             "p_best": row.p_best,
-            "diff_to_leader": difference_json(row.to_leader),
-            "diff_to_baseline": difference_json(row.to_baseline),
+            "diff_to_leader": estimate_json(row.to_leader),
+            "diff_to_baseline": estimate_json(row.to_baseline),
             **self.means,
             "n_scenarios": self.n_scenarios,
             "n_clusters": self.n_clusters,
@@ -127,16 +128,16 @@ class Standing:
 
 @dataclass(frozen=True)
 class JudgingRecord:
-    """What the applied sheets of an experiment show; concerns are by judge, in words that follow the name."""
+    """People's pace, and reservations about judges, from the applied sheets of an experiment."""
 
-    minutes_per_answer: float | None = None  # people's pace, from export to apply; None if no sheet is applied
-    concerns: Mapping[str, str] = field(default_factory=dict)
+    minutes_per_answer: float | None = None  # from export to apply; None if no sheet is applied
+    concerns: Mapping[str, str] = field(default_factory=dict)  # judge → what follows the name in a sentence
     held: frozenset[str] = frozenset()  # judges whose scores are stored, but not counted
 
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """A complete board: the only source of everything printed, drawn, recorded and served."""
+    """A computed board; everything that is printed, drawn, recorded or served comes from it."""
 
     experiment: str
     suite: str
@@ -154,7 +155,7 @@ class Leaderboard:
     scales: tuple[str, ...]
     matrix: ScoreMatrix
     references_matrix: ScoreMatrix  # over the same scenarios
-    notes: tuple[str, ...] = ()  # caveats for the reader
+    notes: tuple[str, ...] = ()  # caveats, as sentences
     hosts: tuple[str, ...] = ()
     duels: DuelTable | Unknown | None = None
     where: Mapping[str, str] = field(default_factory=dict)  # filter on cells
@@ -176,7 +177,6 @@ class Leaderboard:
 
     @property
     def verdict_facts(self) -> VerdictFacts:
-        """The names of rows and units, and the source of the scores, for the verdict."""
         return VerdictFacts(
             unit=self.unit,
             row=self.by or "pair",
@@ -225,7 +225,7 @@ class Leaderboard:
                 "look": vars(ranking.look) if ranking.look else None,
                 "next_look": ranking.next_look.to_json() if ranking.next_look else None,
                 "beats_reference": ranking.beats_reference,
-                "diff_to_reference": difference_json(ranking.to_reference),
+                "diff_to_reference": estimate_json(ranking.to_reference),
                 "scenarios_needed": None if self.cluster else ranking.scenarios_needed,
                 "clusters_needed": ranking.scenarios_needed if self.cluster else None,
                 "smallest_detectable": ranking.smallest_detectable,
@@ -264,32 +264,27 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     if options.baseline is not None and options.baseline not in (*matrix.pairs, *references.pairs):
         raise UsageError(unknown_pair_message(options.baseline, (*matrix.pairs, *references.pairs), cells))
     unplanned = _why_unplanned(cells, options)
-    silent = cells.silent
-    if by:
-        answering = {merged(cell.pair, by) for cell in cells.cells if not cell.failed}
-        silent = frozenset(merged(pair, by) for pair in silent) - answering
-    ranking = rank(
-        matrix,
-        RankOptions(
-            baseline=options.baseline,
-            design=None if unplanned else design,
-            finished=cells.finished,
-            silent=silent,
-        ),
-        references,
+    answering = {merged(cell.pair, by) for cell in cells.cells if not cell.failed}
+    silent = frozenset(merged(pair, by) for pair in cells.silent) - answering
+    tests = RankOptions(
+        baseline=options.baseline, design=None if unplanned else design, finished=cells.finished, silent=silent
     )
+    ranking = rank(matrix, tests, references)
     gap = gap_of(scenarios if scenarios.judged.any() else pairs, everywhere=options.cluster is not None)
-    stale = {merged(pair, by) for pair in cells.gone if not is_reference(pair)} - set(matrix.pairs)
+    stale = {merged(pair, by) for pair in cells.only_stale if not is_reference(pair)} - set(matrix.pairs)
     stale_rows = [Row(pair=pair, ranked=False, estimate=None, level=None, stale=True) for pair in sorted(stale)]
     ranking = replace(ranking, gap=gap, rows=(*ranking.rows, *stale_rows))
     if ranking.next_look is not None and design is not None:
         pace = options.judging.minutes_per_answer
         ranking = replace(ranking, next_look=_with_effort(ranking.next_look, design, cells, matrix, pace))
-    standings = tuple(_standings((*ranking.rows, *ranking.references), cells, options, scenarios, matrix))
-    ranked, beside = standings[: len(ranking.rows)], standings[len(ranking.rows) :]
+    all_rows = tuple(_standings((*ranking.rows, *ranking.references), cells, options, scenarios, matrix))
+    standings, reference_standings = all_rows[: len(ranking.rows)], all_rows[len(ranking.rows) :]
     runs = [cell.run for cell in cells.cells]
     hosts = tuple(sorted({run.params["host"] for run in runs if "host" in run.params}))
-    flags = {flag for standing in ranked for flag in standing.flags}
+    flags = {flag for standing in standings for flag in standing.flags}
+    obstacle = "no answer has a usable tip" if cells.unusable else None
+    if by and pairs.pairs and not shared_by_all(pairs.pairs, by):
+        obstacle = f"no {OTHER[by]} is shared by all {by}s"
     return Leaderboard(
         experiment=experiment,
         suite=", ".join(sorted({run.params.get("suite", "") for run in runs})),
@@ -305,7 +300,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         cluster=options.cluster,
         by=by,
         ranking=ranking,
-        standings=ranked,
+        standings=standings,
         attribution=attribute(pairs),
         scales=options.scales,
         matrix=matrix,
@@ -315,13 +310,9 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         where=dict(cells.question.where),
         judge=cells.question.judge,
         n_scenarios=int(scenarios.core.sum()),
-        obstacle=f"no {OTHER[by]} is shared by all {by}s"
-        if by and pairs.pairs and not shared_by_all(pairs.pairs, by)
-        else "no answer has a usable tip"
-        if cells.unusable
-        else None,
-        references=beside,
-        fragile=_is_fragile(ranking, ranked, cells),
+        obstacle=obstacle,
+        references=reference_standings,
+        fragile=_is_fragile(ranking, standings, cells),
         unplanned=unplanned,
         exclude=cells.question.exclude,
         judging=options.judging,
@@ -339,12 +330,11 @@ def _matrices(cells: BoardCells) -> tuple[ScoreMatrix, ScoreMatrix]:
     scored = [cell for cell in cells.cells if cell.values] if cells.scored else []
     scores = [Score(cell.pair, cell.scenario, cell.persona, cell.values[COMPOSITE]) for cell in scored]
     full = score_matrix(scores, {cell.pair for cell in cells.cells})
-    other = np.array([is_reference(pair) for pair in full.pairs], dtype=bool)
-    candidates = full.only(~other)
-    there = set(candidates.scenarios)
-    rows = np.array([name in there for name in full.scenarios], dtype=bool)
-    pairs = tuple(pair for pair in full.pairs if is_reference(pair))
-    return candidates, replace(candidates, pairs=pairs, values=full.values[np.ix_(rows, other)])
+    references = np.array([is_reference(pair) for pair in full.pairs], dtype=bool)
+    candidates = full.only(~references)
+    shared = np.isin(full.scenarios, candidates.scenarios)
+    names = tuple(pair for pair in full.pairs if is_reference(pair))
+    return candidates, replace(candidates, pairs=names, values=full.values[np.ix_(shared, references)])
 
 
 def _why_unplanned(cells: BoardCells, options: BoardOptions) -> str | None:
@@ -355,7 +345,7 @@ def _why_unplanned(cells: BoardCells, options: BoardOptions) -> str | None:
     if options.design is None:
         return "no looks were planned before the first score"
     planned = set(options.design.scenarios)
-    if any(cell.scenario not in planned for cell in cells.cells if not cell.reference):
+    if any(cell.scenario not in planned for cell in cells.candidates):
         return "scenarios were added after the first score"
     return None
 
@@ -364,14 +354,14 @@ def _with_effort(
     coming: NextLook, design: Design, cells: BoardCells, matrix: ScoreMatrix, pace: float | None
 ) -> NextLook:
     """Add what it takes to reach the next look: scenarios and answers to judge, and minutes at this pace."""
-    wanted = set(design.scenarios[: coming.look.at])
-    done = cells.finished.union(name for name, core in zip(matrix.scenarios, matrix.core, strict=True) if core)
-    there = [cell for cell in cells.cells if not cell.reference and cell.scenario in wanted]
+    planned = set(design.scenarios[: coming.look.at])
+    judged = cells.finished.union(name for name, core in zip(matrix.scenarios, matrix.core, strict=True) if core)
+    collected = [cell for cell in cells.candidates if cell.scenario in planned]
     rows = set(matrix.pairs) - cells.silent
-    uncollected = len(wanted) * len(rows) - len({(cell.pair, cell.scenario) for cell in there if cell.pair in rows})
-    answers = uncollected + sum(cell.waiting for cell in there)
+    n_collected = len({(cell.pair, cell.scenario) for cell in collected if cell.pair in rows})
+    answers = len(planned) * len(rows) - n_collected + sum(cell.waiting for cell in collected)
     minutes = None if pace is None else pace * answers
-    return replace(coming, scenarios=len(wanted - done), answers=answers, minutes=minutes)
+    return replace(coming, scenarios=len(planned - judged), answers=answers, minutes=minutes)
 
 
 def _standings(
@@ -382,32 +372,29 @@ def _standings(
     By model (or prompt), only prompts (or models) shared by all rows count, as in the matrix.
     """
     by = options.by
-    shared = shared_by_all((cell.pair for cell in cells.cells if not cell.reference), by) if by else set()
-    groups: dict[Pair, list[BoardCell]] = {}
+    shared = shared_by_all((cell.pair for cell in cells.candidates), by) if by else set()
+    groups: dict[Pair, list[BoardCell]] = defaultdict(list)
     for cell in cells.cells:
-        pair = cell.pair
         if by is None or cell.reference:
-            groups.setdefault(pair, []).append(cell)
-        elif getattr(pair, OTHER[by]) in shared:
-            groups.setdefault(merged(pair, by), []).append(cell)
+            groups[cell.pair].append(cell)
+        elif getattr(cell.pair, OTHER[by]) in shared:
+            groups[merged(cell.pair, by)].append(cell)
     stale = {merged(pair, by) for pair, count in cells.stale.items() if count}
     for row in rows:
-        own = groups.get(row.pair, [])
-        n_scenarios = units = row.estimate.n if row.estimate else 0
+        own = groups[row.pair]
+        n_scenarios = n_units = row.estimate.n if row.estimate else 0
         if options.cluster:
             column = ranked.column(row.pair)
-            judged = () if column is None else np.flatnonzero(ranked.judged[:, column])
-            known = {ranked.scenarios[at] for at in judged}
-            n_scenarios = sum(
-                who in known for who, core in zip(scenarios.personas, scenarios.core, strict=True) if core
-            )
+            judged = () if column is None else np.array(ranked.scenarios)[ranked.judged[:, column]]
+            n_scenarios = int((np.isin(scenarios.personas, judged) & scenarios.core).sum())
         scored = [(cell.scenario, cell.values) for cell in own if cell.values]
         measured = [(cell.scenario, cell.values or cell.measured) for cell in own]
         yield Standing(
             row=row,
             means={
-                **{name: _mean(scored, name) for name in options.scales},
-                **{name: _mean(measured, name) for name in MEANS},
+                name: _scenario_mean((scenario, found[name]) for scenario, found in numbers if name in found)
+                for names, numbers in ((options.scales, scored), (MEANS, measured))
+                for name in names
             },
             usable=_usable(own),
             judged=sum(bool(cell.values) for cell in own),
@@ -415,38 +402,29 @@ def _standings(
             failed=sum(cell.failed for cell in own),
             flags=tuple(_flags(row, own, stale=row.pair in stale)),
             n_scenarios=n_scenarios,
-            n_clusters=units if options.cluster else None,
+            n_clusters=n_units if options.cluster else None,
         )
 
 
-def _mean(cells: Iterable[tuple[str, Mapping[str, float]]], name: str) -> float | None:
-    """Return the mean over scenarios of the mean within each, like the composite; cells are scenario and values."""
-    by_scenario: dict[str, list[float]] = {}
-    for scenario, values in cells:
-        if name in values:
-            by_scenario.setdefault(scenario, []).append(values[name])
-    return _mean_of_means(by_scenario.values()) if by_scenario else None
-
-
-def _mean_of_means(groups: Collection[Sequence[float]]) -> float:
-    """Return the mean of the groups' means; most groups have one value."""
-    return fmean([group[0] if len(group) == 1 else fmean(group) for group in groups])
+def _scenario_mean(values: Iterable[tuple[str, float]]) -> float | None:
+    """Return the mean over scenarios of the mean within each, like the composite; `values` are (scenario, value)."""
+    by_scenario: dict[str, list[float]] = defaultdict(list)
+    for scenario, value in values:
+        by_scenario[scenario].append(value)
+    means = [group[0] if len(group) == 1 else fmean(group) for group in by_scenario.values()]
+    return fmean(means) if means else None
 
 
 def _usable(cells: Iterable[BoardCell]) -> Usable | None:
     """Return how often the answers have a usable tip; repeats of a scenario count as their mean."""
-    answered: dict[str, list[float]] = {}
-    scored: dict[str, list[float]] = {}
-    for cell in cells:
-        if not cell.failed:
-            answered.setdefault(cell.scenario, []).append(float(not cell.floored))
-            if cell.values and not cell.floored:
-                scored.setdefault(cell.scenario, []).append(cell.values[COMPOSITE])
-    if not answered:
+    answered = [cell for cell in cells if not cell.failed]
+    rate = _scenario_mean((cell.scenario, float(not cell.floored)) for cell in answered)
+    if rate is None:
         return None
-    n, successes = len(answered), sum(map(fmean, answered.values()))
-    low, high = exact_rate(successes, n)
-    return Usable(successes / n, low, high, n, _mean_of_means(scored.values()) if scored else None)
+    n = len({cell.scenario for cell in answered})
+    low, high = clopper_pearson(rate * n, n)
+    scored = [cell for cell in answered if cell.values and not cell.floored]
+    return Usable(rate, low, high, n, _scenario_mean((cell.scenario, cell.values[COMPOSITE]) for cell in scored))
 
 
 def _flags(row: Row, cells: Sequence[BoardCell], *, stale: bool) -> Iterator[str]:
@@ -464,12 +442,12 @@ def _flags(row: Row, cells: Sequence[BoardCell], *, stale: bool) -> Iterator[str
 
 
 def _is_fragile(ranking: Ranking, standings: Sequence[Standing], cells: BoardCells) -> bool:
-    leader = next((each.usable for each in standings if each.pair == ranking.leader), None)
-    if not ranking.decided or leader is None or cells.rubric_content is None:
+    usable = next((each.usable for each in standings if each.pair == ranking.leader), None)
+    if not ranking.decided or usable is None or cells.rubric_content is None:
         return False
     lead = min(-row.to_leader.mean for row in ranking.rows if row.ranked and row.to_leader is not None)
-    unusable, floor = (1 - leader.rate) * leader.scenarios, cells.rubric_content.floor_composite
-    return is_fragile(lead, leader.composite, floor, unusable, leader.scenarios)
+    n_unusable, floor = (1 - usable.rate) * usable.scenarios, cells.rubric_content.floor_composite
+    return is_fragile(lead, usable.composite, floor, n_unusable, usable.scenarios)
 
 
 def _size(run: StoredRun) -> ModelSize:
@@ -500,8 +478,7 @@ def read_leaderboard(
         design=read_design(experiment.tags),
         judging=read_judging(store, experiment.experiment_id),
     )
-    board = make_board(experiment.name, cells, options)
-    return with_duels(store, experiment, board, cells, judge=question.judge), cells
+    return with_duels(store, experiment, make_board(experiment.name, cells, options), cells), cells
 
 
 def scale_names(store: RunStore, cells: BoardCells) -> tuple[str, ...]:
@@ -513,7 +490,7 @@ def scale_names(store: RunStore, cells: BoardCells) -> tuple[str, ...]:
 
 
 def read_judging(store: RunStore, experiment_id: str) -> JudgingRecord:
-    """Read the judging record from the sheets' tags and metrics, without their texts."""
+    """Read the judging record from the tags and metrics of the sheets' runs."""
     applied: dict[str, list[StoredRun]] = {}
     held, minutes, answers = set(), 0.0, 0.0
     for run in store.search(experiment_id, where={"kind": str(RunKind.JUDGING)}):
@@ -540,7 +517,7 @@ def read_judging(store: RunStore, experiment_id: str) -> JudgingRecord:
 
 
 def _concern(sheets: Iterable[StoredRun]) -> str | None:
-    """Return what is known against a judge, from all applied sheets."""
+    """Return the reservation about a judge, from all applied sheets."""
     tags = [run.tags for run in sheets]
     verdicts = {each.get("drift") for each in tags}
     if any("drift_accepted" in each for each in tags):
@@ -552,9 +529,9 @@ def _concern(sheets: Iterable[StoredRun]) -> str | None:
     return "has scores that are not checked against reference scores yet" if None in verdicts else None
 
 
-def duels_of(store: RunStore, experiment: Experiment, cells: BoardCells, *, judge: str | None = None) -> list[Duel]:
-    """Return the judged duels between answers of a board, under its rubric."""
-    runs = {cell.run.run_id for cell in cells.cells}
+def duels_of(store: RunStore, experiment: Experiment, cells: BoardCells) -> list[Duel]:
+    """Return the judged duels between answers of a board, under its rubric and by its judge, if it is of one judge."""
+    runs, judge = {cell.run.run_id for cell in cells.cells}, cells.question.judge
     return [
         Duel(Pair(*duel.names[0]), Pair(*duel.names[1]), duel.scenario, _WINNERS[duel.winner])
         for duel in read_duels(store, experiment)
@@ -562,14 +539,12 @@ def duels_of(store: RunStore, experiment: Experiment, cells: BoardCells, *, judg
     ]
 
 
-def with_duels(
-    store: RunStore, experiment: Experiment, board: Leaderboard, cells: BoardCells, *, judge: str | None = None
-) -> Leaderboard:
+def with_duels(store: RunStore, experiment: Experiment, board: Leaderboard, cells: BoardCells) -> Leaderboard:
     """Add the duels of the leader and the ranked rows tied with it; ranks, leader and `decided` do not change."""
     if board.provisional or board.by is not None or not board.ranking.tied_ranked:
         return board
     among = {pair for pair in (board.ranking.leader, *board.ranking.tied_ranked) if pair is not None}
-    duels = [duel for duel in duels_of(store, experiment, cells, judge=judge) if {duel.first, duel.second} <= among]
+    duels = [duel for duel in duels_of(store, experiment, cells) if {duel.first, duel.second} <= among]
     return replace(board, duels=duel_table(duels, among)) if duels else board
 
 
@@ -577,9 +552,9 @@ def record_board(store: RunStore, experiment_id: str, board: Leaderboard) -> str
     """Record the board and return the run id; an identical board is recorded only once."""
     content = board.to_json()
     record_id = fingerprint(content, 32)
-    there = next(store.search(experiment_id, where={RECORD_TAG: record_id}, limit=1), None)
-    if there is not None:
-        return there.run_id
+    recorded = next(store.search(experiment_id, where={RECORD_TAG: record_id}, limit=1), None)
+    if recorded is not None:
+        return recorded.run_id
     now = int(time.time() * 1000)
     top = board.standings[0].row.estimate if board.ranking.leader and board.standings else None
     run = NewRun(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tipbench.compare.matrix import Floats, Mask, Pair, ScoreMatrix
-from tipbench.compare.resampling import ALPHA, FLIPS, NOTHING, RESAMPLES, SEED, better_than, shrink
+from tipbench.compare.resampling import ALPHA, FLIPS, RESAMPLES, SEED, TOLERANCE, empirical_bayes, significantly_better
 from tipbench.compare.statistics import (
     Difference,
     Estimate,
@@ -24,34 +24,35 @@ from tipbench.compare.statistics import (
     paired_difference,
     scenarios_needed,
     shown_estimate,
-    sidak_width,
+    sidak_critical_t,
     simultaneous_differences,
     smallest_detectable,
     untested,
 )
 from tipbench.plan.design import MIN_SCENARIOS, Design, least_scenarios
 
-FARTHEST = 10  # times the present scenarios; a row that needs more to be separated is too close to call
+MAX_GROWTH = 10  # a row that needs more than this multiple of the present scenarios is too close to call
 
 
 @dataclass(frozen=True)
 class Gap:
-    """What is missing for a ranking: scenarios of the most complete row.
+    """Why no row is ranked.
 
-    If no scenario is judged for half of the rows, rows of the most complete scenario.
+    Names the most complete row and the core scenarios that it lacks. Without core scenarios, names the most complete
+    scenario and the rows that it lacks.
     """
 
-    core: int  # number of scenarios in which at least half of the rows with a score are judged
-    needed: int  # of these, to be ranked
-    rows: int
+    core: int  # number of core scenarios: those in which at least half of the rows with a score are judged
+    needed: int  # number of core scenarios that a row needs to be ranked
+    rows: int  # number of rows
     nearest: str  # the most complete row or scenario
     lacks: tuple[str, ...]  # its missing scenarios or rows
 
 
 def gap_of(matrix: ScoreMatrix, *, everywhere: bool = False) -> Gap | None:
-    """Return what is missing for a ranking; None if a row can lead or nothing is judged.
+    """Return why no row is ranked; None if a row can lead or nothing is judged.
 
-    With `everywhere`, a row can lead only if it is judged in every core scenario, as means per persona need it.
+    With `everywhere`, a row needs every core scenario to lead, as for means per persona.
     """
     can_lead = matrix.complete if everywhere else _eligible(matrix)
     if can_lead.any() or not matrix.judged.any():
@@ -71,7 +72,7 @@ def gap_of(matrix: ScoreMatrix, *, everywhere: bool = False) -> Gap | None:
 
 @dataclass(frozen=True)
 class Look:
-    """A planned look at the first `at` scenarios of the design."""
+    """A planned interim analysis: look `number` of `of`, at the first `at` scenarios of the design."""
 
     number: int
     of: int
@@ -80,18 +81,18 @@ class Look:
 
 @dataclass(frozen=True)
 class NextLook:
-    """The next planned look: what it takes to get there, and the chance to decide there."""
+    """The next planned look, the judging that it needs, and its conditional power."""
 
     look: Look
-    power: float | None  # None if too little is judged to estimate it
-    scenarios: int = 0  # still to be judged
-    answers: int = 0  # likewise
-    minutes: float | None = None  # at the measured pace of judging; None if no pace is measured
+    power: float | None  # chance to decide at this look; None if too little is judged to estimate it
+    scenarios: int = 0  # to be judged before
+    answers: int = 0  # to be judged before
+    minutes: float | None = None  # of judging, at the measured pace; None if no pace is measured
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form specified in PRODUCT.md, with the look's number."""
-        own = {name: getattr(self, name) for name in ("scenarios", "answers", "minutes", "power")}
-        return {**vars(self.look), **own}
+        names = ("scenarios", "answers", "minutes", "power")
+        return {**vars(self.look), **{name: getattr(self, name) for name in names}}
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Row:
     ranked: bool
     estimate: Estimate | None  # over its own scenarios; None if nothing is judged
     level: float | None  # mean adjusted for missing scenarios; None if it cannot be estimated
-    adjusted: bool = False  # judged in other scenarios than the core
+    adjusted: bool = False  # its scenarios are not exactly the core scenarios
     rank: int | None = None
     rank_low: int | None = None
     rank_high: int | None = None
@@ -118,58 +119,53 @@ class Ranking:
 
     rows: tuple[Row, ...]
     leader: Pair | None
-    tied: tuple[Pair, ...]  # rows with a score that are not separated from the leader; those that are not ranked last
+    tied: tuple[Pair, ...]  # not significantly different from the leader; then rows with too few scores to be ranked
     decided: bool  # at least two ranked rows, all others significantly worse than the leader, none left unranked
-    scenarios_needed: int | None  # in total, to separate every tied row; None if decided, unknown or out of reach
-    smallest_detectable: float | None  # difference detected with 80 % power
+    scenarios_needed: int | None  # in total, to decide with 80 % power; None if decided, unknown or out of reach
+    smallest_detectable: float | None  # true difference to the leader that is detected with 80 % power
     n_scenarios: int  # core scenarios
-    too_few: bool  # below MIN_SCENARIOS, nothing can be decided
-    level: float = ALPHA  # of the tests
-    planned: bool = False  # follows a design
-    look: Look | None = None  # the latest one reached
+    too_few: bool  # fewer than MIN_SCENARIOS: nothing can be decided
+    level: float = ALPHA  # significance level of the tests
+    planned: bool = False  # the tests are planned looks
+    look: Look | None = None  # the latest look reached
     next_look: NextLook | None = None
     n_tested: int = 0  # core scenarios that the tests are based on; 0 before the first look
     references: tuple[Row, ...] = ()  # best first
     to_reference: Difference | None = None  # leader − the best reference, tested on its own
-    silent: tuple[Pair, ...] = ()  # rows without a single answer, which do not forbid a decision
-    gap: Gap | None = None  # what is missing, if no row is ranked
+    silent: tuple[Pair, ...] = ()  # rows without a single answer, which do not prevent a decision
+    gap: Gap | None = None  # why no row is ranked
 
     @cached_property
     def ranked(self) -> frozenset[Pair]:
-        """The ranked pairs, cached for lookups per row."""
+        """The ranked pairs."""
         return frozenset(row.pair for row in self.rows if row.ranked)
 
     @cached_property
-    def tied_set(self) -> frozenset[Pair]:
-        """`tied` as a set, cached for lookups per row."""
-        return frozenset(self.tied)
-
-    @cached_property
     def tied_ranked(self) -> tuple[Pair, ...]:
-        """The tied rows that are ranked: tested, and not clearly different from the leader."""
+        """The tied rows that are ranked, and therefore tested."""
         return tuple(pair for pair in self.tied if pair in self.ranked)
 
     @cached_property
     def unranked(self) -> tuple[Row, ...]:
-        """The rows that forbid a decision because they are not ranked; stale and silent rows do not."""
+        """The rows that prevent a decision because they are not ranked; stale and silent rows do not."""
         return tuple(row for row in self.rows if not (row.ranked or row.stale or row.pair in self.silent))
 
     @cached_property
     def ahead(self) -> tuple[Pair, ...]:
         """Ranked rows that are clearly better than the leader in the tested scenarios, although their mean is lower."""
-        return tuple(row.pair for row in self.rows if row.ranked and _clearly_better(row.to_leader))
+        return tuple(row.pair for row in self.rows if row.ranked and row.to_leader and row.to_leader.better)
 
     @property
     def beats_reference(self) -> bool | None:
         """Whether the leader is clearly better than the best reference; None if unknown."""
         if self.to_reference is None or self.to_reference.separated is None:
             return None
-        return _clearly_better(self.to_reference)
+        return self.to_reference.better
 
 
 @dataclass(frozen=True)
 class RankOptions:
-    """Options of a ranking that do not come from the scores."""
+    """Everything that a ranking depends on besides the scores."""
 
     baseline: Pair | None = None
     design: Design | None = None  # None if the tests are not planned looks
@@ -181,15 +177,12 @@ class RankOptions:
 
     @property
     def level(self) -> float:
-        """The level of each test."""
+        """The significance level of each test."""
         return self.design.level if self.design else ALPHA
 
 
 def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: ScoreMatrix | None = None) -> Ranking:
-    """Rank all rows, with rank ranges, probability of being best, and tests against leader and baseline.
-
-    `references` has the same scenarios as `matrix`; its rows are compared with the leader and never ranked.
-    """
+    """Rank the pairs of `matrix`. Those of `references`, over the same scenarios, are only compared with the leader."""
     options = options or RankOptions()
     if references is None:
         references = replace(matrix, pairs=(), values=np.empty((len(matrix.scenarios), 0)))
@@ -198,24 +191,23 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
     look, look_scenarios = _latest_look(matrix, ranked, options)
     to_leader: Mapping[Pair, Difference | None] = {}
     to_baseline: Mapping[Pair, Difference | None] = {}
-    leader_pair, leader_values, shrunken = None, None, None
-    better = np.zeros((0, 0), dtype=bool)  # [i, j]: ranked row i is clearly better than ranked row j
-    position = {int(column): i for i, column in enumerate(np.flatnonzero(ranked))}  # of a ranked row in `better`
+    leader_pair, leader_values, posterior = None, None, None
+    better = np.zeros((0, 0), dtype=bool)  # [i, j]: the i-th ranked row is significantly better than the j-th
+    position = {int(column): i for i, column in enumerate(np.flatnonzero(ranked))}  # column of the matrix → i
     if leader is not None:
         leader_pair, leader_values = matrix.pairs[leader], values[:, leader]
         to_leader = _differences(matrix, ranked, leader_pair, leader_values, look_scenarios, options)
         tested = np.where(look_scenarios[:, None], values[:, ranked], np.nan)
-        better = better_than(tested, seed=options.seed, flips=options.flips, alpha=options.level)
-        # The tests against the leader separate more rows than those of all pairs; the rank ranges follow them.
+        better = significantly_better(tested, seed=options.seed, flips=options.flips, alpha=options.level)
+        # Tests against the leader find more differences than tests of all pairs; the rank ranges agree with them.
         first = position[leader]
         for column, i in position.items():
-            if _clearly_worse(to_leader.get(matrix.pairs[column])):
-                better[first, i] = True
-                better[i, first] = False
+            if (diff := to_leader.get(matrix.pairs[column])) and diff.worse:
+                better[first, i], better[i, first] = True, False
         board = matrix.only(ranked)
         if len(board.scenarios) > 1 or len(board.pairs) == 1:
-            pseudo = additive_fit(board.values, np.ones(len(board.scenarios), dtype=bool)).pseudo
-            shrunken = shrink(pseudo, seed=options.seed, resamples=options.resamples)
+            fit = additive_fit(board.values, np.ones(len(board.scenarios), dtype=bool))
+            posterior = empirical_bayes(fit.pseudo_values, seed=options.seed, resamples=options.resamples)
     if options.baseline is not None:
         source = references if options.baseline in references.pairs else matrix
         baseline_values = source.values[:, source.pairs.index(options.baseline)]
@@ -236,20 +228,20 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
             i = position[column]
             row = replace(
                 row,
-                rank=1 + int((levels[ranked] > levels[column] + NOTHING).sum()),
+                rank=1 + int((levels[ranked] > levels[column] + TOLERANCE).sum()),
                 rank_low=1 + int(better[:, i].sum()),
                 rank_high=len(position) - int(better[i].sum()),
-                p_best=float(shrunken.best[i]) if shrunken else None,
+                p_best=float(posterior.p_best[i]) if posterior else None,
             )
         rows.append(row)
     rows.sort(key=_row_order)
     rivals = {row.pair: row.to_leader for row in rows if row.ranked and row.pair != leader_pair}
     tied = {pair: diff for pair, diff in rivals.items() if diff is None or not diff.separated}
     unranked = {row.pair: row for row in rows if not row.ranked and row.pair not in options.silent}
-    # Nothing separates a row that is judged in too few scenarios to be ranked: it may still be the best.
+    # A row that is judged in too few scenarios to be ranked is not tested: it may still be the best.
     too_few_judged = [pair for pair, row in unranked.items() if row.estimate and leader is not None]
-    decided = bool(rivals) and not unranked and all(_clearly_worse(diff) for diff in rivals.values())
-    kept = shrunken.kept if shrunken else 1.0
+    decided = bool(rivals) and not unranked and all(diff is not None and diff.worse for diff in rivals.values())
+    shrinkage = posterior.shrinkage if posterior else 1.0
     n_tested = int((look_scenarios & core).sum())
     spreads = [diff.sd for diff in rivals.values() if diff and diff.sd]
     median_spread = float(np.median(spreads)) if spreads else None
@@ -259,7 +251,7 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         leader=leader_pair,
         tied=(*tied, *too_few_judged),
         decided=decided,
-        scenarios_needed=None if decided else _needed(tied, kept, options.level, n_core),
+        scenarios_needed=None if decided else _scenarios_needed(tied, shrinkage, options.level, n_core),
         smallest_detectable=smallest_detectable(
             median_spread, n_tested or n_core, comparisons=len(rivals), level=options.level
         ),
@@ -268,21 +260,13 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         level=options.level,
         planned=design is not None,
         look=look,
-        next_look=None if decided else _next_look(design, look, matrix, rivals, unranked, leader, kept),
+        next_look=None if decided else _next_look(design, look, matrix, rivals, unranked, leader, shrinkage),
         n_tested=n_tested,
         references=reference_rows,
         to_reference=_negated(reference_rows[0].to_leader) if reference_rows else None,
         silent=tuple(sorted(options.silent)),
         gap=gap_of(matrix),
     )
-
-
-def _clearly_better(difference: Difference | None) -> bool:
-    return difference is not None and bool(difference.separated) and difference.mean > 0
-
-
-def _clearly_worse(difference: Difference | None) -> bool:
-    return difference is not None and bool(difference.separated) and difference.mean < 0
 
 
 def _eligible(matrix: ScoreMatrix) -> Mask:
@@ -294,20 +278,21 @@ def _eligible(matrix: ScoreMatrix) -> Mask:
 
 
 def _leader_and_ranked(matrix: ScoreMatrix) -> tuple[Floats, int | None, Mask]:
-    """Return every row's adjusted mean, the leader, which has the highest, and which rows are ranked.
+    """Return every row's adjusted mean, the column with the highest, which leads, and which rows are ranked.
 
-    The adjusted mean is the mean of score − the scenario's effect over the row's scenarios. A row is ranked if it
-    shares six scenarios with the leader, or all core scenarios if there are fewer.
+    The adjusted mean is the mean of (score − scenario effect) over the row's scenarios. A row is ranked if it shares
+    six scenarios with the leader, or all core scenarios if there are fewer.
     """
     eligible = _eligible(matrix)
     if not eligible.any():
         return np.full(len(matrix.pairs), np.nan), None, eligible
-    effects = additive_fit(matrix.values[:, eligible], matrix.core).effects[:, None]
+    effects = additive_fit(matrix.values[:, eligible], matrix.core).scenario_effects[:, None]
     usable = matrix.judged & ~np.isnan(effects)
     counts = usable.sum(axis=0)
     sums = np.where(usable, matrix.values - effects, 0.0).sum(axis=0)
     levels = sums / np.where(counts > 0, counts, np.nan)
-    highest = np.max(levels[eligible]) - NOTHING  # the first of several equal rows leads, whatever the rounding errors
+    # Of several equal rows the first leads, regardless of rounding errors.
+    highest = np.max(levels[eligible]) - TOLERANCE
     leader = next(int(row) for row in np.flatnonzero(eligible) if levels[row] >= highest)
     shared = (matrix.judged & matrix.judged[:, [leader]]).sum(axis=0)
     enough = min(MIN_SCENARIOS, int(matrix.core.sum()))
@@ -317,8 +302,8 @@ def _leader_and_ranked(matrix: ScoreMatrix) -> tuple[Floats, int | None, Mask]:
 def _latest_look(matrix: ScoreMatrix, ranked: Mask, options: RankOptions) -> tuple[Look | None, Mask]:
     """Return the latest look reached and its scenarios; without a design, no look and all scenarios.
 
-    A look is reached when every ranked row is judged in enough of its scenarios to be separated, and none of its
-    scenarios waits for a judge. So its data are tested once, and not again with each further scenario.
+    A look is reached when none of its scenarios waits for a judge, and every ranked row is judged in enough of them to
+    be tested at the design's level. Its data are then tested once, and not again with each further scenario.
     """
     design = options.design
     if design is None:
@@ -339,10 +324,7 @@ def _latest_look(matrix: ScoreMatrix, ranked: Mask, options: RankOptions) -> tup
 def _differences(
     matrix: ScoreMatrix, ranked: Mask, other: Pair, other_values: Floats, scenarios: Mask, options: RankOptions
 ) -> dict[Pair, Difference | None]:
-    """Return each row's difference to another row.
-
-    Ranked rows are tested as one family over `scenarios`; the differences of the rest are not tested.
-    """
+    """Return each row − the row `other`. Ranked rows are tested as one family over `scenarios`, the rest are not."""
     family = [column for column, pair in enumerate(matrix.pairs) if ranked[column] and pair != other]
     masked = np.where(scenarios[:, None], np.column_stack([other_values, matrix.values[:, family]]), np.nan)
     found = simultaneous_differences(masked[:, 1:], masked[:, 0], options.level, seed=options.seed, flips=options.flips)
@@ -375,12 +357,10 @@ def _reference_rows(
 
 
 def _negated(difference: Difference | None) -> Difference | None:
-    """Return second − first for first − second; `0.0 - x` never returns −0.0."""
     if difference is None:
         return None
-    low = high = None
-    if difference.ci_low is not None and difference.ci_high is not None:
-        low, high = 0.0 - difference.ci_high, 0.0 - difference.ci_low
+    # `0.0 - x` never returns −0.0.
+    low, high = (None if end is None else 0.0 - end for end in (difference.ci_high, difference.ci_low))
     return replace(difference, mean=0.0 - difference.mean, ci_low=low, ci_high=high)
 
 
@@ -392,18 +372,20 @@ def _row_order(row: Row) -> tuple[bool, int, bool, float, Pair]:
     return True, 0, row.estimate is None, -mean, row.pair
 
 
-def _needed(tied: Mapping[Pair, Difference | None], kept: float, level: float, n_core: int) -> int | None:
+def _scenarios_needed(
+    tied: Mapping[Pair, Difference | None], shrinkage: float, level: float, n_core: int
+) -> int | None:
     """Return the largest number needed by any tied row; None if it is unknown or out of reach for one of them."""
-    most, largest = FARTHEST * max(n_core, MIN_SCENARIOS), None
+    largest = 0
     for diff in tied.values():
         if diff is None:
             return None
         least = max(MIN_SCENARIOS, diff.n + 1)
-        need = scenarios_needed(kept * diff.mean, diff.sd, comparisons=len(tied), at_least=least, level=level)
-        if need is None or need > most:
+        needed = scenarios_needed(shrinkage * diff.mean, diff.sd, comparisons=len(tied), at_least=least, level=level)
+        if needed is None or needed > MAX_GROWTH * max(n_core, MIN_SCENARIOS):
             return None
-        largest = max(need, largest or 0)
-    return largest
+        largest = max(needed, largest)
+    return largest or None
 
 
 def _next_look(
@@ -413,9 +395,9 @@ def _next_look(
     rivals: Mapping[Pair, Difference | None],
     unranked: Iterable[Pair],
     leader: int | None,
-    kept: float,
+    shrinkage: float,
 ) -> NextLook | None:
-    """Return the next look and its power to decide: that against the rival hardest to separate, ranked or not."""
+    """Return the next look with its conditional power against the closest rival, ranked or not."""
     reached = look.number if look else 0
     if design is None or reached >= len(design.looks) or design.looks[-1] < least_scenarios(design.level):
         return None
@@ -428,7 +410,7 @@ def _next_look(
         diff = paired_difference(matrix.values[:, matrix.pairs.index(pair)], matrix.values[:, leader])
         if diff is None or not diff.sd or coming.at < least_scenarios(design.level):
             return NextLook(coming, None)
-        width = sidak_width(coming.at, open_rivals, design.level)
-        now = min(diff.n, coming.at)
-        powers.append(conditional_power(diff.mean, diff.sd, now, coming.at, drift=kept * diff.mean, width=width))
+        critical = sidak_critical_t(coming.at, open_rivals, design.level)
+        n_now, drift = min(diff.n, coming.at), shrinkage * diff.mean
+        powers.append(conditional_power(diff.mean, diff.sd, n_now, coming.at, drift=drift, critical=critical))
     return NextLook(coming, min(powers))

@@ -12,10 +12,10 @@ from tipbench.compare.duels import DuelTable
 from tipbench.compare.leaderboard import Leaderboard, Standing
 from tipbench.compare.matrix import Pair
 from tipbench.compare.statistics import Difference, Unknown
-from tipbench.text import csv_text, interval, join_names, number, one_line, percent, plural, probability
+from tipbench.markup import NOTHING
+from tipbench.text import TIED, csv_text, interval, join_names, number, one_line, percent, plural, probability
 
 TEXT_COLUMNS = ("model", "prompt", "standing", "flags")
-NOTHING = "–"
 FACTORS = {
     "model": "model",
     "prompt": "prompt",
@@ -33,15 +33,15 @@ class State(StrEnum):
     """The state of a row relative to the leader."""
 
     LEADER = "leader"
-    TIED = "tied"  # not clearly different from the leader
-    SEPARATED = "separated"  # clearly worse than the leader
+    TIED = "tied"  # not significantly different from the leader
+    SEPARATED = "separated"  # significantly worse than the leader
     INCOMPLETE = "incomplete"  # not ranked
     REFERENCE = "reference"  # next to the ranking
 
 
 STATE_TEXTS = {
     State.LEADER: "leader",
-    State.TIED: "tied",
+    State.TIED: TIED,
     State.SEPARATED: "clearly worse",
     State.INCOMPLETE: "not ranked",
     State.REFERENCE: "reference",
@@ -57,7 +57,7 @@ def state_of(board: Leaderboard, pair: Pair) -> State:
         return State.REFERENCE
     if pair not in ranking.ranked:
         return State.INCOMPLETE
-    return State.TIED if pair in ranking.tied_set or pair in ranking.ahead else State.SEPARATED
+    return State.TIED if pair in ranking.tied or pair in ranking.ahead else State.SEPARATED
 
 
 def table_rows(board: Leaderboard) -> tuple[list[str], list[list[str | None]]]:
@@ -154,7 +154,7 @@ def footer_lines(board: Leaderboard) -> list[str]:
     elif duels is not None:
         points = [f"{each.pair} {each.points:g} of {each.duels}" for each in duels.standings]
         over = plural(duels.n_scenarios, "scenario")
-        lines.append(f"Duels between the tied rows over {over} (points): {', '.join(points)}. {duel_result(duels)}")
+        lines.append(f"Duels between the {TIED} rows over {over} (points): {', '.join(points)}. {duel_result(duels)}")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Seeded sign flips and bootstrap over whole scenarios, the same for all rows.
+"""Sign-flip tests, empirical Bayes and bootstrap over whole scenarios: seeded, and the same resamples for all rows.
 
 If two rows are equally good, a scenario's paired difference is as likely to be d as −d. Flipping the signs of whole
 scenarios gives the null distribution and preserves the dependence between rows. The statistic is the paired t. It
@@ -26,42 +26,74 @@ from tipbench.compare.matrix import Floats, Mask
 ALPHA = 0.05
 FLIPS = 10_000
 RESAMPLES = 10_000
-EXACT_UP_TO = 12  # scenarios; up to this number, every flip is computed
 SEED = 42
+TOLERANCE = 1e-9  # smaller differences are rounding errors
 
-NOTHING = 1e-9  # smaller differences are rounding errors
+MAX_EXACT_SCENARIOS = 12  # up to this number, every flip is computed
+MAX_CACHED_SCENARIOS = 64  # flips of longer boards are not kept in memory
 MAX_R_SQUARED = 1 - 1e-9  # a larger r² is a rounding error
 MAX_R_SQUARED_SINGLE = 1 - 1e-3  # likewise in single precision, for the logarithm
-LARGE = 60  # rows; from this number on, all pairs are tested in single precision, with fewer flips and rounds
-LARGE_ROUNDS = 3
-LARGE_FLIPS = 4000
-SMALL = 2_000_000  # flipped sums of all pairs; up to this number, they are computed at once
-GRID = 200  # values of τ
-CACHED = 64  # scenarios; flips of longer boards are not kept in memory
-MEMORY = 30_000_000  # maximum number of flipped sums in memory
-BLOCK = 1 << 17  # numbers per block, to fit in the CPU cache
+TAU_GRID = 200  # values of τ
+
+# Tests of all pairs of rows.
+MAX_DIRECT_SUMS = 2_000_000  # up to this number of flipped sums, they are computed at once
+MANY_ROWS = 60  # from this number on, single precision, fewer flips and fewer rounds
+MANY_ROWS_ROUNDS = 3
+MANY_ROWS_FLIPS = 4000
+MAX_SUMS_IN_MEMORY = 30_000_000
+BLOCK = 1 << 17  # numbers computed together, to fit in the CPU cache
 
 
 def sign_flips(n: int, *, seed: int = SEED, flips: int = FLIPS) -> Floats:
     """Return ±1 signs with flips as rows and scenarios as columns; the first row is all +1, the observed data."""
-    return _cached_flips(n, seed, flips) if n <= CACHED else _signs(n, seed, flips)
+    return (_cached_signs if n <= MAX_CACHED_SCENARIOS else _draw_signs)(n, seed, flips)
 
 
-@lru_cache(maxsize=32)
-def _cached_flips(n: int, seed: int, flips: int) -> Floats:
-    signs = _signs(n, seed, flips)
-    signs.setflags(write=False)
-    return signs
-
-
-def _signs(n: int, seed: int, flips: int) -> Floats:
+def _draw_signs(n: int, seed: int, flips: int) -> Floats:
     half = 1 << max(n - 1, 0)
-    if n <= EXACT_UP_TO and half <= flips + 1:
+    if n <= MAX_EXACT_SCENARIOS and half <= flips + 1:
         bits = (np.arange(half)[:, None] >> np.arange(n)) & 1
     else:
         bits = np.random.default_rng([seed, 1]).integers(0, 2, size=(flips + 1, n), dtype=np.int8)
         bits[0] = 0
-    return np.where(bits, -1.0, 1.0)
+    signs = np.where(bits, -1.0, 1.0)
+    signs.setflags(write=False)
+    return signs
+
+
+_cached_signs = lru_cache(maxsize=32)(_draw_signs)
+
+
+@dataclass(frozen=True, eq=False)
+class _Testable:
+    """The columns of paired differences that have at least two shared scenarios."""
+
+    columns: NDArray[Any]  # their positions
+    shared: Mask  # testable columns, over the scenarios that at least one of them has
+    values: Floats  # likewise; 0 if not shared
+
+    @classmethod
+    def of(cls, differences: Floats) -> _Testable:
+        shared = ~np.isnan(differences)
+        columns = np.flatnonzero(shared.sum(axis=0) >= 2)
+        used = np.ix_(shared[:, columns].any(axis=1), columns)
+        return cls(columns, shared[used], _without_rounding_errors(np.where(shared, differences, 0.0)[used]))
+
+    @property
+    def counts(self) -> NDArray[Any]:
+        """The number of shared scenarios of each column."""
+        return np.asarray(self.shared.sum(axis=0))
+
+    def z_squared(self, values: Floats, *, seed: int, flips: int) -> Floats:
+        """Return the statistic of each flip (rows; the first is the observed data) and column of `values`."""
+        sums = sign_flips(len(values), seed=seed, flips=flips) @ values
+        squares = (values * values).sum(axis=0)
+        r_squared = np.square(sums) / np.where(squares > 0, self.counts * squares, np.inf)
+        return _wallace_z_squared(r_squared, self.counts, MAX_R_SQUARED)
+
+
+def _without_rounding_errors(values: Floats) -> Floats:
+    return np.where(np.abs(values) < TOLERANCE, 0.0, values)
 
 
 def step_down(differences: Floats, *, seed: int = SEED, flips: int = FLIPS) -> tuple[float | None, ...]:
@@ -70,18 +102,17 @@ def step_down(differences: Floats, *, seed: int = SEED, flips: int = FLIPS) -> t
     Step-down max-t (Westfall and Young 1993; Romano and Wolf 2005): the probability that any column without a true
     difference gets p ≤ α is at most α. None for fewer than two shared scenarios.
     """
-    found: list[float | None] = [None] * differences.shape[1]
-    known, counts, block = _testable(differences)
-    if known.size:
-        sums = sign_flips(len(block), seed=seed, flips=flips) @ block
-        evidence = _evidence(sums, (block * block).sum(axis=0), counts)
-        order = np.argsort(-evidence[0], kind="stable")
-        ordered = evidence[:, order]
+    adjusted: list[float | None] = [None] * differences.shape[1]
+    tested = _Testable.of(differences)
+    if tested.columns.size:
+        statistic = tested.z_squared(tested.values, seed=seed, flips=flips)
+        order = np.argsort(-statistic[0], kind="stable")
+        ordered = statistic[:, order]
         largest_of_rest = np.maximum.accumulate(ordered[:, ::-1], axis=1)[:, ::-1]
         reached = largest_of_rest >= ordered[0] * (1 - 1e-7) - 1e-12
-        for column, p in zip(known[order], np.maximum.accumulate(reached.mean(axis=0)), strict=True):
-            found[column] = float(p)
-    return tuple(found)
+        for column, p in zip(tested.columns[order], np.maximum.accumulate(reached.mean(axis=0)), strict=True):
+            adjusted[column] = float(p)
+    return tuple(adjusted)
 
 
 def critical_t(
@@ -92,39 +123,26 @@ def critical_t(
     The (1 − level) quantile over flips of the largest statistic of the centred differences. None for fewer than two
     shared scenarios, or if there are too few flips for the level, because the interval would be unbounded.
     """
-    found: list[float | None] = [None] * differences.shape[1]
-    known, counts, block = _testable(differences)
-    if not known.size:
-        return tuple(found)
-    shared = ~np.isnan(differences)
-    means = np.where(shared, differences, 0.0).sum(axis=0)[known] / counts
-    used = shared[:, known].any(axis=1)
-    centred = np.where(shared[np.ix_(used, known)], block - means, 0.0)
-    centred[np.abs(centred) < NOTHING] = 0.0
-    sums = sign_flips(len(centred), seed=seed, flips=flips) @ centred
-    largest = np.sort(_evidence(sums, (centred * centred).sum(axis=0), counts).max(axis=1))
-    may_exceed = int(level * len(largest) + 1e-9)
-    if not may_exceed:
-        return tuple(found)
-    r_squared = -np.expm1(-largest[-1 - may_exceed] / _weights(counts))
+    critical: list[float | None] = [None] * differences.shape[1]
+    tested = _Testable.of(differences)
+    if not tested.columns.size:
+        return tuple(critical)
+    counts = tested.counts
+    means = np.where(np.isnan(differences), 0.0, differences).sum(axis=0)[tested.columns] / counts
+    centred = _without_rounding_errors(np.where(tested.shared, tested.values - means, 0.0))
+    largest = np.sort(tested.z_squared(centred, seed=seed, flips=flips).max(axis=1))
+    n_above = int(level * len(largest) + 1e-9)
+    if not n_above:
+        return tuple(critical)
+    r_squared = -np.expm1(-largest[-1 - n_above] / _wallace_factor(counts))
     bounded = r_squared < MAX_R_SQUARED
     widths = np.sqrt((counts - 1.0) * r_squared / np.where(bounded, 1 - r_squared, 1.0))
-    for column, width, finite in zip(known, widths, bounded, strict=True):
-        found[column] = float(width) if finite else None
-    return tuple(found)
+    for column, width, finite in zip(tested.columns, widths, bounded, strict=True):
+        critical[column] = float(width) if finite else None
+    return tuple(critical)
 
 
-def _testable(differences: Floats) -> tuple[NDArray[Any], NDArray[Any], Floats]:
-    """Return the columns with at least two shared scenarios, their counts, and their values with 0 if not shared."""
-    shared = ~np.isnan(differences)
-    known = np.flatnonzero(shared.sum(axis=0) >= 2)
-    used = shared[:, known].any(axis=1)
-    block = np.where(shared, differences, 0.0)[np.ix_(used, known)]
-    block[np.abs(block) < NOTHING] = 0.0
-    return known, shared.sum(axis=0)[known], block
-
-
-def better_than(
+def significantly_better(
     values: Floats, *, seed: int = SEED, flips: int = FLIPS, alpha: float = ALPHA, rounds: int | None = None
 ) -> Mask:
     """Return a mask: [i, j] if column i is significantly better than column j, by step-down max-t over all pairs.
@@ -136,7 +154,7 @@ def better_than(
     n, k = values.shape
     if n < 2 or k < 2:
         return np.zeros((k, k), dtype=bool)
-    if k * (k - 1) // 2 * min(flips, 2 ** min(n, 60)) <= SMALL and rounds is None:
+    if k * (k - 1) // 2 * min(flips, 2 ** min(n, 60)) <= MAX_DIRECT_SUMS and rounds is None:
         first, second = np.triu_indices(k, 1)
         differences = values[:, first] - values[:, second]
         adjusted = np.array([1.0 if p is None else p for p in step_down(differences, seed=seed, flips=flips)])
@@ -145,27 +163,27 @@ def better_than(
         better[first, second] = (adjusted <= alpha) & (totals > 0)
         better[second, first] = (adjusted <= alpha) & (totals < 0)
         return better
-    family = _Family(values, seed=seed, flips=min(flips, LARGE_FLIPS) if k >= LARGE else flips)
+    many = k >= MANY_ROWS
+    family = _AllPairs(values, seed=seed, flips=min(flips, MANY_ROWS_FLIPS) if many else flips)
     rejected = np.zeros((k, k), dtype=bool)
-    for _ in range(rounds or (LARGE_ROUNDS if k >= LARGE else k * k)):
-        limit = family.critical(~rejected, alpha)
-        more = (family.observed > limit) & ~rejected
-        if not more.any():
+    for _ in range(rounds or (MANY_ROWS_ROUNDS if many else k * k)):
+        newly_rejected = (family.observed > family.critical_value(~rejected, alpha)) & ~rejected
+        if not newly_rejected.any():
             break
-        rejected |= more
+        rejected |= newly_rejected
     return np.asarray(rejected & (family.sums > 0))
 
 
 @dataclass(frozen=True)
-class Shrunken:
-    """Probabilities of being best, and how much of the observed differences between columns remains after shrinking."""
+class EmpiricalBayes:
+    """Probabilities of being best, and the shrinkage factor of the differences between columns."""
 
-    best: Floats  # sums to 1
-    kept: float  # 0 to 1
+    p_best: Floats  # sums to 1
+    shrinkage: float  # part of an observed difference that remains, 0 to 1: the posterior mean of B
 
 
-def shrink(values: Floats, *, seed: int = SEED, resamples: int = RESAMPLES) -> Shrunken:
-    """Return how probable it is that each column has the highest true mean, by empirical Bayes.
+def empirical_bayes(values: Floats, *, seed: int = SEED, resamples: int = RESAMPLES) -> EmpiricalBayes:
+    """Return how probable it is that each column has the highest true mean (Efron and Morris 1975; Gelman 2006).
 
     The true means are taken as normal around a common mean, with a standard deviation τ that is unknown; its posterior
     is computed on a grid, under a half-Cauchy prior whose scale is the standard error. Given τ, an observed difference
@@ -175,47 +193,46 @@ def shrink(values: Floats, *, seed: int = SEED, resamples: int = RESAMPLES) -> S
     """
     n, k = values.shape
     if k == 1:
-        return Shrunken(np.ones(1), 1.0)
+        return EmpiricalBayes(np.ones(1), 1.0)
     rng = np.random.default_rng([seed, 2])
     levels = values.mean(axis=0)
-    residuals = values - values.mean(axis=1, keepdims=True) - (levels - levels.mean())
-    se2 = float(np.square(residuals).sum()) / ((n - 1) * (k - 1)) / n
     spread = levels - levels.mean()
-    if se2 < NOTHING**2:
-        best = (spread >= spread.max() - NOTHING).astype(np.float64)
-        return Shrunken(best / best.sum(), 1.0)
-    ratio = np.tan(np.linspace(0, np.pi / 2, GRID + 2)[1:-1])  # τ / se, at equal steps of the prior
-    log_weight = -0.5 * (k - 1) * np.log1p(ratio**2) - 0.5 * float(spread @ spread) / se2 / (1 + ratio**2)
+    residuals = values - values.mean(axis=1, keepdims=True) - spread
+    se_squared = float(np.square(residuals).sum()) / ((n - 1) * (k - 1)) / n
+    if se_squared < TOLERANCE**2:
+        best = (spread >= spread.max() - TOLERANCE).astype(np.float64)
+        return EmpiricalBayes(best / best.sum(), 1.0)
+    ratio = np.tan(np.linspace(0, np.pi / 2, TAU_GRID + 2)[1:-1])  # τ / se, at equal steps of the prior
+    log_weight = -0.5 * (k - 1) * np.log1p(ratio**2) - 0.5 * float(spread @ spread) / se_squared / (1 + ratio**2)
     weight = np.exp(log_weight - log_weight.max())
     weight /= weight.sum()
-    kept = ratio**2 / (1 + ratio**2)
-    chosen = kept[np.searchsorted(np.cumsum(weight)[:-1], (np.arange(resamples) + 0.5) / resamples)]
+    factors = ratio**2 / (1 + ratio**2)  # B for each τ of the grid
+    drawn_factors = factors[np.searchsorted(np.cumsum(weight)[:-1], (np.arange(resamples) + 0.5) / resamples)]
     # Count how often each scenario is drawn in each resample; adding n per resample lets one bincount do it.
     drawn = rng.integers(0, n, size=(resamples, n), dtype=np.int32)
     drawn += (np.arange(resamples, dtype=np.int32) * n)[:, None]
     times = np.bincount(drawn.ravel(), minlength=resamples * n).reshape(resamples, n).astype(np.float64)
     errors = times @ residuals / n * np.sqrt(n / (n - 1))
     errors *= np.sqrt((n - 1) / rng.chisquare(n - 1, size=(resamples, 1)))  # the standard error is estimated too
-    means = chosen[:, None] * spread + np.sqrt(chosen)[:, None] * errors
-    best = means >= means.max(axis=1, keepdims=True) - NOTHING
+    means = drawn_factors[:, None] * spread + np.sqrt(drawn_factors)[:, None] * errors
+    best = means >= means.max(axis=1, keepdims=True) - TOLERANCE
     shares = np.asarray((best / best.sum(axis=1, keepdims=True)).sum(axis=0) / resamples).reshape(k)
-    return Shrunken(shares, float(weight @ kept))
+    return EmpiricalBayes(shares, float(weight @ factors))
 
 
-def _evidence(sums: Floats, squares: Floats, counts: NDArray[Any]) -> Floats:
-    """Return the statistic z² of each flip (rows) and column, from the sums and the sum of squares of a column."""
-    r_squared = np.square(sums) / np.where(squares > 0, counts * squares, np.inf)
-    return np.asarray(_weights(counts) * -np.log1p(-np.minimum(r_squared, MAX_R_SQUARED)))
+def _wallace_z_squared(r_squared: NDArray[Any], counts: NDArray[Any], highest: float) -> NDArray[Any]:
+    """Return z² from r², which is cut off at `highest`, and the numbers of scenarios."""
+    return np.asarray(_wallace_factor(counts) * -np.log1p(-np.minimum(r_squared, highest)))
 
 
-def _weights(counts: NDArray[Any]) -> Floats:
+def _wallace_factor(counts: NDArray[Any]) -> Floats:
     """Return the factor of the logarithm in Wallace's z², by the number of scenarios."""
     freedom = np.maximum(counts - 1.0, 0.0)
     return np.asarray(freedom * np.square((8 * freedom + 1) / (8 * freedom + 3)))
 
 
-class _Family:
-    """The test family of all pairs of columns.
+class _AllPairs:
+    """The differences of all pairs of columns, as one family of tests.
 
     The flipped sum of a difference is the difference of two columns' flipped sums over their shared scenarios, so only
     (columns × patterns of missing cells) sums are needed, not one per pair.
@@ -230,31 +247,31 @@ class _Family:
         self._counts = present.T @ present
         cross = (centred**2).T @ present
         squares = cross + cross.T - 2 * centred.T @ centred
-        real = (squares > 1e-12 * (cross + cross.T)) & (self._counts >= 2)
-        np.fill_diagonal(real, val=False)
-        scale = np.divide(1.0, self._counts * squares, out=np.zeros_like(squares), where=real)
+        testable = (squares > 1e-12 * (cross + cross.T)) & (self._counts >= 2)
+        np.fill_diagonal(testable, val=False)
+        scale = np.divide(1.0, self._counts * squares, out=np.zeros_like(squares), where=testable)
         self.sums = centred.T @ present - present.T @ centred
-        self._alike = bool(np.ptp(self._counts) == 0)
-        self._coarse = values.shape[1] >= LARGE
-        precision = np.float32 if self._coarse else np.float64
+        self._equal_counts = bool(np.ptp(self._counts) == 0)
+        self._single_precision = values.shape[1] >= MANY_ROWS
+        precision = np.float32 if self._single_precision else np.float64
         self._scale = scale.astype(precision)
-        flips = max(min(flips, MEMORY // (patterns.shape[1] * values.shape[1])), 100)
+        flips = max(min(flips, MAX_SUMS_IN_MEMORY // (patterns.shape[1] * values.shape[1])), 100)
         signs = np.ascontiguousarray(sign_flips(len(values), seed=seed, flips=flips).T, dtype=precision)
         centred = centred.astype(precision)
-        every = centred.T @ signs
-        # Less work than the sum over what a pattern has: it usually has most scenarios.
-        parts = [every - centred[~pattern].T @ signs[~pattern] for pattern in patterns.T]
+        complete = centred.T @ signs
+        # A pattern usually has most scenarios, so subtracting those that it lacks is less work than adding up its own.
+        parts = [complete - centred[~pattern].T @ signs[~pattern] for pattern in patterns.T]
         self._flipped: NDArray[Any] = np.stack(parts)  # pattern × column × flip
-        self.observed = self._on_scale(np.square(self.sums) * scale, self._counts)
+        self.observed = self._statistic(np.square(self.sums) * scale, self._counts)
 
-    def critical(self, open_pairs: Mask, alpha: float) -> float:
+    def critical_value(self, open_pairs: Mask, alpha: float) -> float:
         """Return the critical value: the (1 − α) quantile over flips of the largest statistic among the open pairs."""
         scale = self._scale * open_pairs
         flips = self._flipped.shape[2]
         step = max(BLOCK // self._flipped.shape[1], 64)
         largest = np.concatenate([self._largest(scale, slice(at, at + step)) for at in range(0, flips, step)])
-        may_exceed = int(alpha * flips + 1e-9)
-        return float(np.sort(largest)[flips - 1 - may_exceed]) * (1 + (2e-4 if self._coarse else 1e-7)) + 1e-12
+        n_above = int(alpha * flips + 1e-9)
+        return float(np.sort(largest)[flips - 1 - n_above]) * (1 + (2e-4 if self._single_precision else 1e-7)) + 1e-12
 
     def _largest(self, scale: NDArray[Any], flips: slice) -> Floats:
         """Return the largest statistic of each flip over all pairs of columns with a scale above 0."""
@@ -266,12 +283,12 @@ class _Family:
             r_squared = own - sums[self._pattern[i], i + 1 :]  # computed in place, to save memory
             np.square(r_squared, out=r_squared)
             r_squared *= scale[i, i + 1 :, None]
-            found = self._on_scale(r_squared, self._counts[i, i + 1 :, None]).max(axis=0)
+            found = self._statistic(r_squared, self._counts[i, i + 1 :, None]).max(axis=0)
             np.maximum(largest, found, out=largest)
         return largest
 
-    def _on_scale(self, r_squared: NDArray[Any], counts: Floats) -> NDArray[Any]:
-        if self._alike:
+    def _statistic(self, r_squared: NDArray[Any], counts: Floats) -> NDArray[Any]:
+        if self._equal_counts:  # r² orders them like z²
             return r_squared
-        highest = MAX_R_SQUARED_SINGLE if self._coarse else MAX_R_SQUARED
-        return np.asarray(_weights(counts) * -np.log1p(-np.minimum(r_squared, highest)))
+        highest = MAX_R_SQUARED_SINGLE if self._single_precision else MAX_R_SQUARED
+        return _wallace_z_squared(r_squared, counts, highest)

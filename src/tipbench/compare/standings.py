@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from tipbench.compare.leaderboard import Leaderboard, Standing
 from tipbench.compare.matrix import Pair
-from tipbench.compare.report import NOTHING, STATE_TEXTS, State, best_text, label_of, p_text, rank_text, state_of
+from tipbench.compare.report import STATE_TEXTS, State, best_text, label_of, p_text, rank_text, state_of
 from tipbench.compare.statistics import Difference
-from tipbench.compare.verdict import UNCLEAR
-from tipbench.markup import duration
-from tipbench.text import interval, number, percent, short_name
+from tipbench.markup import NOTHING, duration
+from tipbench.text import UNCLEAR, interval, number, percent, short_name
 
 LONGEST = 90  # characters of a name; JSON and CSV have the full name
 FLAGS = {
@@ -100,7 +99,7 @@ def standings(board: Leaderboard, sort: str | None = None) -> Table:
 
 
 def _columns(board: Leaderboard) -> Iterator[Column]:
-    """Yield the columns; `_cells` has their contents in the same order."""
+    """Yield the columns; `_cells` yields the cells of a row in the same order."""
     span = f", {board.span[0]:g} to {board.span[1]:g}" if board.span else ""
     tested = f"with its {board.confidence} interval; p is adjusted for all rows"
     yield Column("rank", "rank", "Rank and rank range")
@@ -130,39 +129,40 @@ def _columns(board: Leaderboard) -> Iterator[Column]:
 
 
 def _cells(board: Leaderboard, standing: Standing, state: State) -> Iterator[TableCell]:
+    """Yield the cells of a row, in the order of `_columns`."""
     row, means, estimate = standing.row, standing.means, standing.row.estimate
-
-    def cell(value: float | None, text: str | None, *sub: str | None) -> TableCell:
-        return TableCell(text or NOTHING, tuple(line for line in sub if line), value)
-
-    wide = f"{row.rank_low}–{row.rank_high}" if row.rank is not None and row.rank_low != row.rank_high else None
-    yield cell(row.rank, str(row.rank) if row.rank else None, wide)
+    rank_range = f"{row.rank_low}–{row.rank_high}" if row.rank is not None and row.rank_low != row.rank_high else None
+    yield _cell(row.rank, str(row.rank) if row.rank else None, rank_range)
     mean, ends = (estimate.mean, interval(estimate.ci_low, estimate.ci_high)) if estimate else (None, None)
-    yield cell(mean, number(mean), ends, f"{number(row.level)} adjusted" if row.adjusted else None)
-    yield cell(row.p_best, best_text(board, standing))
+    yield _cell(mean, number(mean), ends, f"{number(row.level)} adjusted" if row.adjusted else None)
+    yield _cell(row.p_best, best_text(board, standing))
     if board.baseline is not None:
         yield _difference(row.to_baseline, baseline_words(row.to_baseline))
     yield _difference(row.to_leader)
     yield TableCell(STATE_TEXTS[state], value=list(State).index(state), state=str(state))
-    yield cell(means.get("latency_s"), duration(means.get("latency_s")))
+    yield _cell(means.get("latency_s"), duration(means.get("latency_s")))
     failed = f"{standing.failed} failed" if standing.failed else None
-    yield cell(standing.judged, f"{standing.judged}/{standing.total}", failed)
+    yield _cell(standing.judged, f"{standing.judged}/{standing.total}", failed)
     if (usable := standing.usable) is None:
-        yield cell(None, None)
+        yield _cell(None, None)
     else:
         quality = number(usable.composite) if usable.rate < 1 else None
-        yield cell(
+        yield _cell(
             usable.rate,
             f"{usable.rate * usable.scenarios:g} of {usable.scenarios}",
             f"{percent(usable.low)} to {percent(usable.high)}",
             f"{quality} if usable" if quality else None,
         )
     for scale in board.scales:
-        yield cell(means.get(scale), number(means.get(scale)))
-    yield cell(means.get("format_ok"), percent(means.get("format_ok")))
-    yield cell(means.get("overlong"), percent(means.get("overlong")))
-    yield cell(means.get("diversity"), number(means.get("diversity")))
-    yield cell(means.get("tokens_per_s"), number(means.get("tokens_per_s"), ".1f"))
+        yield _cell(means.get(scale), number(means.get(scale)))
+    yield _cell(means.get("format_ok"), percent(means.get("format_ok")))
+    yield _cell(means.get("overlong"), percent(means.get("overlong")))
+    yield _cell(means.get("diversity"), number(means.get("diversity")))
+    yield _cell(means.get("tokens_per_s"), number(means.get("tokens_per_s"), ".1f"))
+
+
+def _cell(value: float | None, text: str | None, *sub: str | None) -> TableCell:
+    return TableCell(text or NOTHING, tuple(line for line in sub if line), value)
 
 
 def _difference(found: Difference | None, words: str | None = None) -> TableCell:
@@ -170,15 +170,14 @@ def _difference(found: Difference | None, words: str | None = None) -> TableCell
         return TableCell(NOTHING)
     p = p_text(found)
     p_words = f"p {p if p.startswith('<') else f'= {p}'}" if p else None
-    parts = (interval(found.ci_low, found.ci_high, "+.2f"), p_words, words)
-    return TableCell(number(found.mean, "+.2f") or NOTHING, tuple(part for part in parts if part), found.mean)
+    return _cell(found.mean, number(found.mean, "+.2f"), interval(found.ci_low, found.ci_high, "+.2f"), p_words, words)
 
 
 def baseline_words(found: Difference | None) -> str | None:
     """Describe a difference; None if it cannot be decided."""
     if found is None or found.separated is None:
         return None
-    return UNCLEAR if not found.separated else "better" if found.mean > 0 else "worse"
+    return UNCLEAR if not found.separated else "better" if found.better else "worse"
 
 
 def _row(board: Leaderboard, standing: Standing) -> TableRow:

@@ -1,12 +1,12 @@
 """Statistics of the leaderboard: intervals, paired differences, levels and sample sizes.
 
 All comparisons are paired by scenario. Unknown values are None, never 0: a single scenario has a mean but no interval,
-and so do equal scores in all scenarios, because an interval of zero width would imply certainty. A row's own interval
-is wide if scenarios differ in difficulty, and is not used in any comparison. The leader's is biased upwards, because
-the leader is selected for its high score.
+and equal scores in all scenarios also have none, because an interval of zero width would imply certainty. A row's own
+interval is wide if scenarios differ in difficulty, and is not used in any comparison. The leader's interval is biased
+upwards, because the leader is selected for its high score.
 
-Rows are ordered by adjusted mean: the fit score ~ scenario + pair, which equals the mean if all rows have the same
-scenarios. It allows for the scenarios a row lacks, and uses additional scenarios judged for the top rows only.
+Rows are ordered by their adjusted mean, from the least-squares fit score ~ scenario + pair. It equals the mean if all
+rows have the same scenarios. Otherwise it allows for the difficulty of the scenarios that a row lacks.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from math import sqrt
 import numpy as np
 
 from tipbench.compare.matrix import Floats, Mask
-from tipbench.compare.resampling import ALPHA, FLIPS, NOTHING, SEED, critical_t, step_down
+from tipbench.compare.resampling import ALPHA, FLIPS, SEED, TOLERANCE, critical_t, step_down
 from tipbench.plan.design import MIN_SCENARIOS
 
 POWER = 0.8
-OUT_OF_REACH = 1_000_000  # scenarios
+MAX_SCENARIOS_NEEDED = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -35,38 +35,57 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over scenarios with its 95 % Student-t interval, None for fewer than two scenarios or zero spread."""
+    """A mean over independent units, scenarios or users, with its 95 % Student-t interval.
+
+    The interval is None for fewer than two units or zero spread.
+    """
 
     mean: float
     ci_low: float | None
     ci_high: float | None
-    sd: float | None  # over scenarios; None for fewer than two
-    n: int  # scenarios
+    sd: float | None  # over units; None for fewer than two
+    n: int  # units
+
+    @property
+    def se(self) -> float | None:
+        """The standard error of the mean."""
+        return None if self.sd is None else self.sd / sqrt(self.n)
+
+    def to_json(self) -> dict[str, float | None]:
+        """Return the JSON form; unknown ends are null."""
+        return {"mean": self.mean, "ci_low": self.ci_low, "ci_high": self.ci_high}
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Row − other over their shared scenarios, with interval and p; those of a board are simultaneous."""
+class Difference(Estimate):
+    """Row − other row over their shared scenarios; on a board, intervals and p are adjusted for all its rows."""
 
-    mean: float
-    ci_low: float | None
-    ci_high: float | None
-    sd: float | None
-    n: int
     p: float | None  # None for fewer than two shared scenarios, and for rows that are not tested
-    level: float = ALPHA  # at which p is significant
+    level: float = ALPHA  # significance level
 
     @property
     def separated(self) -> bool | None:
         """Whether the two rows differ significantly; None if p is unknown."""
         return None if self.p is None else self.p <= self.level
 
+    @property
+    def better(self) -> bool:
+        """Whether the row is significantly better than the other."""
+        return bool(self.separated) and self.mean > 0
 
-def difference_json(found: Difference | None) -> dict[str, float | None] | None:
-    """Return the JSON form of a difference."""
-    if found is None:
-        return None
-    return {"mean": found.mean, "ci_low": found.ci_low, "ci_high": found.ci_high, "p": found.p}
+    @property
+    def worse(self) -> bool:
+        """Whether the row is significantly worse than the other."""
+        return bool(self.separated) and self.mean < 0
+
+    def to_json(self) -> dict[str, float | None]:
+        """Return the JSON form; unknown values are null."""
+        return {**super().to_json(), "p": self.p}
+
+
+def estimate_json(estimate: Estimate | None) -> dict[str, float | None] | None:
+    """Return the JSON form of an estimate or difference, if there is one."""
+    return estimate.to_json() if estimate else None
 
 
 def mean_estimate(values: Floats) -> Estimate | None:
@@ -79,7 +98,7 @@ def mean_estimate(values: Floats) -> Estimate | None:
     mean = float(known.mean())
     if n == 1:
         return Estimate(mean, None, None, None, 1)
-    if np.ptp(known) < NOTHING:
+    if np.ptp(known) < TOLERANCE:
         return Estimate(mean, None, None, 0.0, n)
     sd = float(known.std(ddof=1))
     half = t_quantile(1 - ALPHA / 2, n - 1) * sd / sqrt(n)
@@ -87,18 +106,18 @@ def mean_estimate(values: Floats) -> Estimate | None:
 
 
 def shown_estimate(values: Floats) -> Estimate | None:
-    """Return `mean_estimate` without the interval below MIN_SCENARIOS, where it would suggest too much."""
-    found = mean_estimate(values)
-    return found if found is None or found.n >= MIN_SCENARIOS else replace(found, ci_low=None, ci_high=None)
+    """Return `mean_estimate`, without the interval if there are fewer than MIN_SCENARIOS scores."""
+    estimate = mean_estimate(values)
+    return estimate if estimate is None or estimate.n >= MIN_SCENARIOS else replace(estimate, ci_low=None, ci_high=None)
 
 
 def paired_difference(first: Floats, second: Floats, p: float | None = None) -> Difference | None:
     """Return second − first over their shared scenarios; None if there are none, without interval below six."""
-    found = shown_estimate(np.asarray(second) - np.asarray(first))
-    if found is None:
+    estimate = shown_estimate(np.asarray(second) - np.asarray(first))
+    if estimate is None:
         return None
-    mean = 0.0 if abs(found.mean) < NOTHING else found.mean
-    return Difference(mean, found.ci_low, found.ci_high, found.sd, found.n, p if found.n >= 2 else None)
+    known = vars(estimate) | ({"mean": 0.0} if abs(estimate.mean) < TOLERANCE else {})
+    return Difference(**known, p=p if estimate.n >= 2 else None)
 
 
 def simultaneous_differences(
@@ -106,51 +125,52 @@ def simultaneous_differences(
 ) -> list[Difference | None]:
     """Return each column − `against` as one family: step-down p, and simultaneous intervals that agree with it.
 
-    The single-step interval of a separated row is clipped at 0, that of a tied row widened to contain 0: step-down
-    separates more than single-step intervals do, and both are on one page.
+    Step-down tests reject more than single-step intervals do. To agree with the test, the interval of a significant
+    difference is cut off at 0, and any other is widened to contain 0.
     """
     differences = values - against[:, None]
     adjusted = step_down(differences, seed=seed, flips=flips)
-    widths = critical_t(differences, level, seed=seed, flips=flips)
+    critical = critical_t(differences, level, seed=seed, flips=flips)
     family: list[Difference | None] = []
-    for column, p, width in zip(values.T, adjusted, widths, strict=True):
-        found = paired_difference(against, column, p)
-        if found is not None:
-            found = replace(found, level=level, ci_low=None, ci_high=None)
-            if width is not None and found.sd and found.n >= MIN_SCENARIOS and found.p is not None:
-                half = width * found.sd / sqrt(found.n)
-                low, high = found.mean - half, found.mean + half
-                if not found.separated:
+    for column, p, t in zip(values.T, adjusted, critical, strict=True):
+        difference = paired_difference(against, column, p)
+        if difference is not None:
+            low = high = None
+            difference = replace(difference, level=level)
+            if t is not None and difference.sd and difference.n >= MIN_SCENARIOS and difference.p is not None:
+                half = t * difference.sd / sqrt(difference.n)
+                low, high = difference.mean - half, difference.mean + half
+                if not difference.separated:
                     low, high = min(low, 0.0), max(high, 0.0)
-                elif found.mean > 0:
+                elif difference.mean > 0:
                     low = max(low, 0.0)
                 else:
                     high = min(high, 0.0)
-                found = replace(found, ci_low=low, ci_high=high)
-        family.append(found)
+            difference = replace(difference, ci_low=low, ci_high=high)
+        family.append(difference)
     return family
 
 
-def untested(found: Difference | None) -> Difference | None:
-    """Return the difference without p and interval, for a row or a time at which nothing is tested."""
-    return None if found is None else replace(found, ci_low=None, ci_high=None, p=None)
+def untested(difference: Difference | None) -> Difference | None:
+    """Return the difference without p and interval."""
+    return None if difference is None else replace(difference, ci_low=None, ci_high=None, p=None)
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
-    """The fit score ~ scenario + column, and each scenario's contribution to each column's level."""
+class AdditiveFit:
+    """The least-squares fit score ~ scenario + column."""
 
     levels: Floats  # adjusted means of the columns, as if each were judged in all core scenarios
-    effects: Floats  # how much higher the scores of each scenario are than the levels; NaN if not judged
-    pseudo: Floats  # rows are scenarios; their means are the levels, and resampling them bootstraps the levels
+    scenario_effects: Floats  # how much higher the scores of a scenario are than the levels; NaN if not judged
+    pseudo_values: Floats  # scenarios × columns; their means are the levels, and resampling them bootstraps the levels
 
 
-def additive_fit(values: Floats, core: Mask) -> Fit:
-    """Fit the columns by least squares. Pseudo-values are level + n × influence (infinitesimal jackknife)."""
+def additive_fit(values: Floats, core: Mask) -> AdditiveFit:
+    """Fit the columns. Pseudo-values are level + n × influence (infinitesimal jackknife: Efron 1982)."""
     judged = ~np.isnan(values)
     n, k = values.shape
     if judged.all() and core.all():
-        return Fit(values.mean(axis=0), values.mean(axis=1) - values.mean(), values)
+        return AdditiveFit(values.mean(axis=0), values.mean(axis=1) - values.mean(), values)
     present = judged.astype(np.float64)
     counts = present.sum(axis=1)
     per_row = np.maximum(counts, 1.0)[:, None]
@@ -167,41 +187,41 @@ def additive_fit(values: Floats, core: Mask) -> Fit:
     effects = np.where(judged, values - level, 0.0).sum(axis=1) / np.where(counts > 0, counts, np.nan)
     anchored = core & (counts > 0)
     anchor = float(effects[anchored].mean()) if anchored.any() else float(np.nanmean(effects))
-    return Fit(level + anchor, effects - anchor, np.asarray(level + anchor + n * influence).reshape(n, k))
+    return AdditiveFit(level + anchor, effects - anchor, np.asarray(level + anchor + n * influence).reshape(n, k))
 
 
-def conditional_power(lead: float, sd: float, now: int, then: int, *, drift: float, width: float) -> float:
-    """Return the chance that a mean over `then` scenarios exceeds `width` standard errors, given the first `now`.
+def conditional_power(mean: float, sd: float, n_now: int, n_then: int, *, drift: float, critical: float) -> float:
+    """Return the chance that the mean of `n_then` differences exceeds `critical` standard errors (Lachin 2005).
 
-    Normal approximation: `lead` is the mean over the first `now`; the rest are expected to have the mean `drift`.
+    `mean` is that of the first `n_now` differences, `drift` the expected mean of the others. Normal approximation.
     """
     from scipy.special import ndtr
 
-    more = then - now
+    more = n_then - n_now
     if more <= 0:
-        return float(lead > width * sd / sqrt(now))
-    return float(ndtr((now * lead + more * drift - width * sd * sqrt(then)) / (sd * sqrt(more))))
+        return float(mean > critical * sd / sqrt(n_now))
+    return float(ndtr((n_now * mean + more * drift - critical * sd * sqrt(n_then)) / (sd * sqrt(more))))
 
 
 def scenarios_needed(
     distance: float, sd: float | None, *, comparisons: int = 1, at_least: int = 2, level: float = ALPHA
 ) -> int | None:
-    """Return the total number of scenarios that detect a true `distance` from 0 with 80 % power.
+    """Return the total number of scenarios that detect a true mean difference of `distance` with 80 % power.
 
-    None if `distance` is 0, `sd` is unknown, or the number exceeds OUT_OF_REACH.
-    Assumes a two-sided t test at the Šidák level for `comparisons`. The observed lead of a leader is biased upwards by
-    selection: pass the shrunken one.
+    None if `distance` is 0, `sd` is unknown, or the number exceeds MAX_SCENARIOS_NEEDED.
+    Assumes a two-sided t test at the Šidák level for `comparisons`. The observed lead of a leader is biased upwards,
+    because the leader is selected for it: pass the shrunken lead.
     """
-    if sd is None or abs(distance) < NOTHING:
+    if sd is None or abs(distance) < TOLERANCE:
         return None
-    effect = sd / abs(distance)
+    sd_per_distance = sd / abs(distance)
 
     def enough(n: int) -> bool:
-        return (_margin(n, comparisons, level) * effect) ** 2 <= n
+        return (_detectable_se(n, comparisons, level) * sd_per_distance) ** 2 <= n
 
     low = high = max(at_least, 2)
     while not enough(high):
-        if high > OUT_OF_REACH:
+        if high > MAX_SCENARIOS_NEEDED:
             return None
         low, high = high + 1, 2 * high
     return bisect_left(range(high), x=True, lo=low, key=enough)
@@ -209,43 +229,42 @@ def scenarios_needed(
 
 def smallest_detectable(sd: float | None, n: int, *, comparisons: int = 1, level: float = ALPHA) -> float | None:
     """Return the difference that n scenarios detect with 80 % power; None if n is too small or sd unknown or 0."""
-    if n < MIN_SCENARIOS or sd is None or sd < NOTHING:
+    if n < MIN_SCENARIOS or sd is None or sd < TOLERANCE:
         return None
-    return _margin(n, comparisons, level) * sd / sqrt(n)
+    return _detectable_se(n, comparisons, level) * sd / sqrt(n)
 
 
-def _margin(n: int, comparisons: int, level: float) -> float:
-    return sidak_width(n, comparisons, level) + t_quantile(POWER, n - 1)
+def _detectable_se(n: int, comparisons: int, level: float) -> float:
+    """Return the true difference, in standard errors, that n scenarios detect with 80 % power."""
+    return sidak_critical_t(n, comparisons, level) + t_quantile(POWER, n - 1)
 
 
-def sidak_width(n: int, comparisons: int, level: float) -> float:
+def sidak_critical_t(n: int, comparisons: int, level: float) -> float:
     """Return the two-sided critical t over n scenarios at the Šidák level for this number of comparisons."""
     each = 1 - (1 - level) ** (1 / max(comparisons, 1))
     return t_quantile(1 - each / 2, n - 1)
 
 
-def exact_rate(successes: float, n: int) -> tuple[float, float]:
-    """Return the 95 % Clopper–Pearson interval of a rate; `successes` may be a fraction (means over repeats)."""
+def clopper_pearson(successes: float, n: int, alpha: float = ALPHA) -> tuple[float, float]:
+    """Return the exact 1 − α bounds of a rate, low and high; `successes` may be a fraction (means over repeats)."""
     from scipy.special import betaincinv
 
-    low = float(betaincinv(successes, n - successes + 1, ALPHA / 2)) if successes > 0 else 0.0
-    high = float(betaincinv(successes + 1, n - successes, 1 - ALPHA / 2)) if successes < n else 1.0
+    low = float(betaincinv(successes, n - successes + 1, alpha / 2)) if successes > 0 else 0.0
+    high = float(betaincinv(successes + 1, n - successes, 1 - alpha / 2)) if successes < n else 1.0
     return low, high
 
 
-def is_fragile(lead: float, quality: float | None, floor: float, unusable: float, n: int) -> bool:
-    """Return whether a lead could be undone by unusable answers that the leader may give more often than seen.
+def is_fragile(lead: float, usable_mean: float | None, floor: float, n_unusable: float, n: int) -> bool:
+    """Return whether the lead would be lost if the leader gave unusable answers more often than observed.
 
-    Sign flips assume symmetric differences, which rare unusable answers are not; no test repairs that with few
-    scenarios. So the lead is compared with what the upper 95 % Clopper–Pearson bound of the leader's unusable rate
-    would cost it. `unusable` of n answers were; `quality` is the mean of the others, None if there are none.
+    Sign flips assume symmetric differences, and rare unusable answers are not symmetric; with few scenarios no test
+    corrects that. So the lead is compared with the loss at the one-sided 95 % Clopper–Pearson bound of the leader's
+    rate of unusable answers. `usable_mean` is the leader's mean over its usable answers, None if there are none.
     """
-    from scipy.special import betaincinv
-
-    if quality is None:
+    if usable_mean is None:
         return True
-    upper = float(betaincinv(unusable + 1, n - unusable, 1 - ALPHA)) if unusable < n else 1.0
-    return lead < (upper - unusable / n) * (quality - floor)
+    _, highest_rate = clopper_pearson(n_unusable, n, alpha=2 * ALPHA)
+    return lead < (highest_rate - n_unusable / n) * (usable_mean - floor)
 
 
 @lru_cache(maxsize=4096)

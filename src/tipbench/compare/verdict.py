@@ -1,4 +1,4 @@
-"""The verdict as text (leader, ties, reference, look and what comes next), and the notes on a board."""
+"""Sentences about a board: the verdict (leader, ties, reference, next look), the next judging task, and notes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 from tipbench.compare.cells import BoardCells
 from tipbench.compare.duels import DuelTable
 from tipbench.compare.matrix import OTHER, Pair, Side, shared_by_all
-from tipbench.compare.ranking import NextLook, Ranking
+from tipbench.compare.ranking import Ranking
 from tipbench.compare.statistics import Unknown
 from tipbench.plan.design import MIN_SCENARIOS
-from tipbench.text import join_names, percent, plural
+from tipbench.text import TIED, UNCLEAR, join_names, percent, plural
 
-UNCLEAR = "not clearly different"  # how a tie is worded
-_NAMED = 3  # names in a sentence
-_LACKING = 5  # missing scenarios in a sentence
-_LISTED = 12  # names in a list
-_TOO_CLOSE = 0.05  # a smaller chance to decide at the next look is not shown as a number
+_MAX_NAMES = 3  # names in a sentence
+_MAX_MISSING = 5  # missing scenarios in a sentence
+_MAX_LISTED = 12  # names in a list
+_MIN_CHANCE = 0.05  # a smaller chance to decide is not shown as a number
 
 
 @dataclass(frozen=True)
@@ -38,27 +37,30 @@ PLAIN = VerdictFacts()
 
 
 def verdict_text(ranking: Ranking, duels: DuelTable | Unknown | None = None, facts: VerdictFacts = PLAIN) -> str:
-    """Return some sentences. The leader is selected from the same data, so no tied row is called worse than it."""
+    """Return the verdict: who leads, then what qualifies it.
+
+    No tied row is called worse than the leader, because the leader is selected from the same data.
+    """
     sentences = [standing_sentence(ranking, facts)]
     if ranking.leader is not None:
         sentences += _qualifications(ranking, facts)
     if isinstance(duels, DuelTable) and duels.winner is not None:
-        sentences.append(f"{duels.winner} wins the duels between the tied rows; duels do not change ranks.")
+        sentences.append(f"{duels.winner} wins the duels between the {TIED} rows; duels do not change ranks.")
     elif isinstance(duels, DuelTable) and duels.absent:
-        absent = join_names(duels.absent, _NAMED)
-        sentences.append(f"The duels between the tied rows have no winner yet: no duels of {absent}.")
+        absent = join_names(duels.absent, _MAX_NAMES)
+        sentences.append(f"The duels between the {TIED} rows have no winner yet: no duels of {absent}.")
     text = " ".join(sentences)
     return f"Provisional ({facts.provisional}): {text}" if facts.provisional else text
 
 
 def _qualifications(ranking: Ranking, facts: VerdictFacts) -> Iterator[str]:
-    """Yield what qualifies the lead; rows with answers that are not ranked forbid a decision, and are named."""
+    """Yield sentences that qualify the lead."""
     if facts.fragile:
         yield "This is fragile: it could change if the leader gave unusable answers more often than seen so far."
-    beaten, reference = ranking.beats_reference, ranking.to_reference
-    if beaten is not None and reference is not None:
-        worse = reference.separated and reference.mean < 0
-        state = "clearly better than" if beaten else "clearly worse than" if worse else f"{UNCLEAR} from"
+    if (reference := ranking.to_reference) is not None and reference.separated is not None:
+        state = f"{UNCLEAR} from"
+        if reference.separated:
+            state = "clearly better than" if reference.better else "clearly worse than"
         yield f"The leader is {state} the reference {ranking.references[0].pair.model}."
     if ranking.tied_ranked and not ranking.decided:
         yield _outlook(ranking, facts)
@@ -66,18 +68,18 @@ def _qualifications(ranking: Ranking, facts: VerdictFacts) -> Iterator[str]:
         yield f"Not a planned look: {facts.unplanned}."
     if ranking.ahead:
         where = f"the {ranking.look.at} scenarios of the look" if ranking.look else "the scenarios that both have"
-        yield f"Clearly better than the leader in {where}: {join_names(ranking.ahead, _NAMED)}."
+        yield f"Clearly better than the leader in {where}: {join_names(ranking.ahead, _MAX_NAMES)}."
     if ranking.unranked:
         yield unranked_sentence(ranking, facts)
     if ahead := [row.pair for row in ranking.unranked if row.to_leader is not None and row.to_leader.mean > 0]:
-        yield f"Ahead of the leader where judged: {join_names(ahead, _NAMED)}."
+        yield f"Ahead of the leader where judged: {join_names(ahead, _MAX_NAMES)}."
     if ranking.silent and not ranking.decided:
-        yield f"{plural(len(ranking.silent), facts.row)} gave no answer: {join_names(ranking.silent, _NAMED)}."
+        yield f"{plural(len(ranking.silent), facts.row)} gave no answer: {join_names(ranking.silent, _MAX_NAMES)}."
     if facts.judges and not facts.provisional:
-        yield f"Judged by {join_names(facts.judges, _NAMED)}."
+        yield f"Judged by {join_names(facts.judges, _MAX_NAMES)}."
     only = ", the only judge," if len(facts.judges) == 1 else ""
     if concerns := [f"{judge}{only} {facts.concerns[judge]}" for judge in facts.judges if judge in facts.concerns]:
-        yield f"{'; '.join(concerns[:_NAMED])}."
+        yield f"{'; '.join(concerns[:_MAX_NAMES])}."
 
 
 def standing_sentence(ranking: Ranking, facts: VerdictFacts = PLAIN) -> str:
@@ -99,12 +101,14 @@ def standing_sentence(ranking: Ranking, facts: VerdictFacts = PLAIN) -> str:
     first = [row.pair for row in ranking.rows if row.rank == 1]
     if len(first) > 1:
         others = [pair for pair in ranking.tied_ranked if pair not in first]
-        rest = f" and are {UNCLEAR} from {join_names(others, _NAMED)}" if others else ": their mean scores are equal"
-        return f"{join_names(first, _NAMED)} share the lead {over}{rest}."
+        rest = (
+            f" and are {UNCLEAR} from {join_names(others, _MAX_NAMES)}" if others else ": their mean scores are equal"
+        )
+        return f"{join_names(first, _MAX_NAMES)} share the lead {over}{rest}."
     if not ranking.tied_ranked:
         rest = "" if ranking.ahead else f"; every other ranked {facts.row} is clearly worse"
         return f"{leader} leads {over}{rest}."
-    return f"{leader} leads {over}, but is {UNCLEAR} from {join_names(ranking.tied_ranked, _NAMED)}."
+    return f"{leader} leads {over}, but is {UNCLEAR} from {join_names(ranking.tied_ranked, _MAX_NAMES)}."
 
 
 def unranked_sentence(ranking: Ranking, facts: VerdictFacts = PLAIN) -> str:
@@ -112,7 +116,7 @@ def unranked_sentence(ranking: Ranking, facts: VerdictFacts = PLAIN) -> str:
     counts = [row.estimate.n if row.estimate else 0 for row in ranking.unranked]
     fewest, most = min(counts), plural(max(counts), facts.unit)
     judged = most if fewest == max(counts) else f"{fewest} to {most}"
-    names = join_names((row.pair for row in ranking.unranked), _NAMED)
+    names = join_names((row.pair for row in ranking.unranked), _MAX_NAMES)
     return f"Not decided without {names} (judged in {judged}), which may still lead."
 
 
@@ -126,30 +130,23 @@ def _no_leader(ranking: Ranking, facts: VerdictFacts) -> str:
         return "Nothing is recorded yet."
     if gap is None:
         return f"Not judged yet: {plural(len(ranking.rows), row)} without scores."
-    missing = f"{gap.nearest} has most and lacks {join_names(gap.lacks, _LACKING)}"
+    missing = f"the closest, {gap.nearest}, lacks {join_names(gap.lacks, _MAX_MISSING)}"
     if gap.core:
-        counting = plural(gap.core, "scenario")
-        some = "all" if gap.needed == gap.core else str(gap.needed)
-        return f"No {row} is judged in {some} of the {counting} in which half of them are: {missing}."
-    return f"No scenario is judged for half of the {plural(gap.rows, row)}: {missing}."
+        needed = "all" if gap.needed == gap.core else str(gap.needed)
+        core = f"{plural(gap.core, 'scenario')} that half of the {row}s are judged in"
+        return f"No {row} is judged in {needed} of the {core}; {missing}."
+    return f"No scenario is judged for half of the {plural(gap.rows, row)}; {missing}."
 
 
 def _outlook(ranking: Ranking, facts: VerdictFacts) -> str:
-    """Return the next look with what it takes to get there and the chance to decide there, or why there is none."""
+    """Return the sentence on the next look, or on why there is none."""
     coming = ranking.next_look
     if coming is not None:
         look = coming.look
-        effort = [f"{plural(coming.scenarios, 'more scenario')}"] if coming.scenarios else []
-        effort += [f"{plural(coming.answers, 'answer')} to judge"] if coming.answers else []
-        effort += [f"about {plural(max(1, round(coming.minutes)), 'minute')}"] if coming.minutes is not None else []
         name = f"Next look ({look.number} of {look.of}) at {plural(look.at, 'scenario')}"
-        sentence = f"{name}: {', '.join(effort)}" if effort else name
-        if coming.power is None:
-            return f"{sentence}."
-        if coming.power < _TOO_CLOSE:
-            return f"{sentence}; probably too close to call even then."
-        chance = ">99 %" if coming.power > 0.99 else percent(coming.power)
-        return f"{sentence}; the chance to decide there is about {chance}."
+        if not coming.answers:
+            return f"{name}."
+        return f"{name}: {judging_task(coming.scenarios, coming.answers, coming.minutes, coming.power)}."
     if ranking.too_few:
         return f"Too few {facts.unit}s: {ranking.n_scenarios}; at least {MIN_SCENARIOS} needed (7 with several looks)."
     if ranking.look is not None and ranking.look.of > 1:
@@ -159,14 +156,23 @@ def _outlook(ranking: Ranking, facts: VerdictFacts) -> str:
     return "Too close to call."
 
 
-def next_step(coming: NextLook) -> str:
-    """Return the next look as a task: "Next: judge 8 more scenarios (72 answers), about 25 minutes, …"."""
-    what = f"judge {plural(coming.scenarios, 'more scenario')} ({plural(coming.answers, 'answer')})"
-    if not coming.scenarios:
-        what = f"judge {plural(coming.answers, 'more answer')}"
-    effort = f", about {plural(max(1, round(coming.minutes)), 'minute')}" if coming.minutes is not None else ""
-    chance = f", {percent(min(coming.power, 0.99))} chance to decide" if coming.power is not None else ""
-    return f"Next: {what}{effort}{chance}."
+def judging_task(
+    scenarios: int, answers: int, minutes: float | None, power: float | None, unit: str = "scenario"
+) -> str:
+    """Return a task as text: "judge 8 more scenarios (72 answers), about 25 minutes, 62 % chance to decide".
+
+    `power` is the chance to decide after it; None if unknown, as is `minutes`.
+    """
+    task = f"judge {plural(answers, 'more answer')}"
+    if scenarios:
+        task = f"judge {plural(scenarios, f'more {unit}')}" + (f" ({plural(answers, 'answer')})" if answers else "")
+    if minutes is not None:
+        task += f", about {plural(max(1, round(minutes)), 'minute')}"
+    if power is None:
+        return f"{task}; the chance to decide is not known yet"
+    if power < _MIN_CHANCE:
+        return f"{task}; probably too close to call even then"
+    return f"{task}, {percent(min(power, 0.999))} chance to decide"
 
 
 def board_notes(
@@ -186,7 +192,7 @@ def board_notes(
     if filters := filter_text(cells.question.where, cells.question.judge):
         yield f"{filters[:1].upper()}{filters[1:]}."
     if cells.other_conditions:
-        ids = " or ".join(f"--where conditions={each}" for each in cells.other_ids[:_NAMED])
+        ids = " or ".join(f"--where conditions={each}" for each in cells.other_ids[:_MAX_NAMES])
         yield f"{excluded_text(cells.other_conditions, 'under other conditions')}; {ids or '--where'} to show them."
     if stale := sum(cells.stale.values()):
         yield f"{excluded_text(stale, 'of older model builds, prompts or scenarios')} (flag: stale)."
@@ -199,7 +205,7 @@ def board_notes(
         elif left:
             yield f"Not every {by} has {', '.join(left)}: excluded from the means by {by}."
     if cells.excluded:
-        yield f"Left out with --exclude: {join_names(cells.excluded, _LISTED)}."
+        yield f"Left out with --exclude: {join_names(cells.excluded, _MAX_LISTED)}."
     if "incomplete" in flags and ranking.leader:
         least = min(MIN_SCENARIOS, ranking.n_scenarios)
         yield f"Rows that share fewer than {plural(least, unit)} with the leader are not ranked (flag: incomplete)."
@@ -218,7 +224,7 @@ def unusable_text(answers: int) -> str:
 
 def filter_text(where: Mapping[str, str], judge: str | None) -> str:
     """Return the filters as text; empty if there are none."""
-    filters = join_names((f"{key}={value}" for key, value in where.items()), _LISTED)
+    filters = join_names((f"{key}={value}" for key, value in where.items()), _MAX_LISTED)
     parts = [f"only cells with {filters}" if filters else "", f"only {judge}'s scores" if judge else ""]
     return "; ".join(part for part in parts if part)
 
@@ -234,4 +240,4 @@ def unknown_pair_message(pair: Pair, there: Sequence[Pair], cells: BoardCells) -
         runs = f"all {stale} runs of it are" if stale > 1 else "its only run is"
         return f"The pair {pair} is not on this board: {runs} of an older build or prompt. Collect it again."
     others = f" {excluded_text(cells.other_conditions, 'under other conditions')}." if cells.other_conditions else ""
-    return f"The pair {pair} is not on this board. Available: {join_names(there, _LISTED)}.{others}"
+    return f"The pair {pair} is not on this board. Available: {join_names(there, _MAX_LISTED)}.{others}"

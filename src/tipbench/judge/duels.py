@@ -37,7 +37,7 @@ from tipbench.judge.sheet_store import (
 from tipbench.plan.rubric import Rubric, parse_rubric
 from tipbench.record.run import RunChange, StoredRun
 from tipbench.record.store import Experiment, RunStore
-from tipbench.text import fingerprint
+from tipbench.text import TIED, fingerprint
 
 PairName = tuple[str, str]  # model and prompt version of a pair
 
@@ -511,10 +511,10 @@ def _nothing_to_compare_message(name: str, request: DuelRequest, done: Collectio
     if done:
         who = request.judge or "a judge"
         more = "" if request.judge else " --judge NAME gives them to another judge."
-        return f"Every match-up of the tied pairs in {name} has been judged by {who}, in both orders.{more}"
+        return f"Every match-up of the {TIED} pairs in {name} has been judged by {who}, in both orders.{more}"
     if unknown:
         return (
             f"{unknown} answers of {name} do not belong to a scenario of the current suite. "
             "Pass the suite they were collected with (--suite)."
         )
-    return f"The tied pairs in {name} share no scenario in which both have a tip: there is nothing to compare."
+    return f"The {TIED} pairs in {name} share no scenario in which both have a tip: there is nothing to compare."

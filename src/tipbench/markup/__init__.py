@@ -146,7 +146,7 @@ def environment(
     )
     shown = (visible, number, signed, percent, duration, when, clock, lines, plural)
     made.filters |= {**{each.__name__: each for each in shown}, **(filters or {})}
-    made.globals |= {"NOTHING": NOTHING, **(known or {})}
+    made.globals |= {"NOTHING": NOTHING, "TIED": words.TIED, "UNCLEAR": words.UNCLEAR, **(known or {})}
     made.globals["ui"] = made.get_template("macros/ui.html").module
     return made
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tipbench.compare.statistics import t_quantile
+from tipbench.compare.statistics import Estimate, t_quantile
 from tipbench.errors import NotEnoughData, UsageError
 from tipbench.serve.event_log import Entry
 from tipbench.serve.features import hour_of
@@ -38,43 +38,28 @@ MIN_TIPS = 30  # for a rank correlation
 
 @dataclass(frozen=True)
 class LoggedDecisions:
-    """Decisions with rewards, in log order; `logged` and `target` are probabilities of the chosen candidate."""
+    """Decisions with rewards, in log order, with both policies' probabilities of the chosen candidate."""
 
     user: Ints
     reward: Floats
-    logged: Floats
-    target: Floats
-    model_chosen: Floats  # q̂ of the chosen candidate
-    model_target: Floats  # Σₐ π(a)·q̂(a)
+    logged_probability: Floats
+    target_probability: Floats
+    q_chosen: Floats  # q̂ of the chosen candidate
+    q_target: Floats  # Σₐ π(a)·q̂(a)
 
     @property
     def weights(self) -> Floats:
         """Importance weights."""
-        return np.asarray(self.target / self.logged)
+        return np.asarray(self.target_probability / self.logged_probability)
 
     @property
-    def robust(self) -> Floats:
+    def doubly_robust(self) -> Floats:
         """Doubly robust value of each decision."""
-        return np.asarray(self.model_target + self.weights * (self.reward - self.model_chosen))
+        return np.asarray(self.q_target + self.weights * (self.reward - self.q_chosen))
 
 
-@dataclass(frozen=True)
-class Clustered:
-    """A mean with its 95 % interval over users; the interval is None for fewer than two users."""
-
-    mean: float
-    ci_low: float | None
-    ci_high: float | None
-    se: float | None
-    users: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values for `--json`."""
-        return {"mean": self.mean, "ci_low": self.ci_low, "ci_high": self.ci_high}
-
-
-def clustered_mean(values: Floats, user: Ints, weights: Floats | None = None) -> Clustered:
-    """Return the (weighted) mean of `values` with an interval clustered by `user`. Raises NotEnoughData if empty."""
+def clustered_mean(values: Floats, user: Ints, weights: Floats | None = None) -> Estimate:
+    """Return the (weighted) mean of `values` with an interval over users. Raises NotEnoughData if empty."""
     if not len(values):
         raise NotEnoughData("There is no decision with a reward to evaluate. Serve tips and send rewards first.")
     scale = np.ones_like(values) if weights is None else weights
@@ -85,43 +70,23 @@ def clustered_mean(values: Floats, user: Ints, weights: Floats | None = None) ->
     _, cluster = np.unique(user, return_inverse=True)
     users = int(cluster.max()) + 1
     if users < 2:
-        return Clustered(mean, None, None, None, users)
+        return Estimate(mean, None, None, None, users)
     influence = np.bincount(cluster, scale * (values - mean)) / total
     se = sqrt(users / (users - 1) * float((influence**2).sum()))
     half = t_quantile(0.975, users - 1) * se
-    return Clustered(mean, mean - half, mean + half, se, users)
+    return Estimate(mean, mean - half, mean + half, se * sqrt(users), users)
 
 
-def ips(log: LoggedDecisions) -> Clustered:
-    """Inverse propensity score."""
-    return clustered_mean(log.weights * log.reward, log.user)
-
-
-def snips(log: LoggedDecisions) -> Clustered:
-    """Self-normalised inverse propensity score."""
-    return clustered_mean(log.reward, log.user, log.weights)
-
-
-def direct(log: LoggedDecisions) -> Clustered:
-    """Direct method: the reward model alone."""
-    return clustered_mean(log.model_target, log.user)
-
-
-def doubly_robust(log: LoggedDecisions) -> Clustered:
-    """Doubly robust: right if the probabilities are, whatever the reward model."""
-    return clustered_mean(log.robust, log.user)
-
-
-def gain(log: LoggedDecisions) -> Clustered:
+def gain(log: LoggedDecisions) -> Estimate:
     """Doubly robust value of the target − mean reward of the logging policy, on the same decisions."""
-    return clustered_mean(log.robust - log.reward, log.user)
+    return clustered_mean(log.doubly_robust - log.reward, log.user)
 
 
-ESTIMATORS: dict[str, Callable[[LoggedDecisions], Clustered]] = {
-    "IPS": ips,
-    "SNIPS": snips,
-    "DM": direct,
-    "DR": doubly_robust,
+ESTIMATORS: dict[str, Callable[[LoggedDecisions], Estimate]] = {
+    "IPS": lambda log: clustered_mean(log.weights * log.reward, log.user),
+    "SNIPS": lambda log: clustered_mean(log.reward, log.user, log.weights),
+    "DM": lambda log: clustered_mean(log.q_target, log.user),
+    "DR": lambda log: clustered_mean(log.doubly_robust, log.user),
 }
 
 
@@ -129,7 +94,7 @@ ESTIMATORS: dict[str, Callable[[LoggedDecisions], Clustered]] = {
 class WeightDiagnostics:
     """Whether the weights can be trusted: their mean must be near 1, the effective sample large."""
 
-    mean: Clustered
+    mean: Estimate
     largest: float
     effective: float  # (Σw)²/Σw²: decisions of the target policy that would carry as much information
     decisions: int
@@ -157,13 +122,13 @@ class ReplayedDecision:
     """A logged decision with the features and probabilities that the target policy would have had."""
 
     user: int
-    policy: str
-    chosen: int
-    logged: float
-    probabilities: list[float]
-    rows: Floats
+    policy: str  # that made the decision
+    chosen: int  # index of the candidate
+    logged_probability: float  # of the chosen candidate
+    target_probabilities: list[float]  # of all candidates
+    features: Floats  # candidates × features
     hour: float
-    candidate: Mapping[str, Any]
+    candidate: Mapping[str, Any]  # the chosen one
     reward: float | None = None
     action: str | None = None
 
@@ -195,21 +160,21 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
                 )
             chosen = [candidate["tip_id"] for candidate in candidates].index(body["chosen"])
             moment = local_time(body["at"])
-            rows = target.features.matrix(body["request"], candidates, moment, tallies.setdefault(key, Tallies()))
+            features = target.features.matrix(body["request"], candidates, moment, tallies.setdefault(key, Tallies()))
             waiting[key, entry.event or ""] = ReplayedDecision(
                 users.setdefault(key, len(users)),
                 entry.policy or "",
                 chosen,
                 logged[chosen],
-                target.probabilities(target.scores(rows, ridges.setdefault(key, target.ridge(prior)))),
-                rows,
+                target.probabilities(target.scores(features, ridges.setdefault(key, target.ridge(prior)))),
+                features,
                 hour_of(moment),
                 candidates[chosen],
             )
         elif entry.kind == "reward" and (key, entry.event or "") in waiting:
             decision = waiting.pop((key, entry.event or ""))
             decision.reward, decision.action = float(entry.reward or 0.0), entry.body.get("action")
-            ridges[key].update(decision.rows[decision.chosen], decision.reward)
+            ridges[key].update(decision.features[decision.chosen], decision.reward)
             category = decision.candidate.get("category")
             tallies[key].add(category, decision.action, entry.body.get("dwell_ms"), decision.hour)
             rewarded.append(decision)
@@ -221,33 +186,29 @@ def logged_decisions(replayed: Iterable[ReplayedDecision], logging: str) -> Logg
 
     The model is a ridge regression on the target's features. Raises NotEnoughData if there is no such decision.
     """
-    decisions = [one for one in replayed if one.policy == logging]
+    decisions = [decision for decision in replayed if decision.policy == logging]
     if not decisions:
         raise NotEnoughData(f"The log has no decision of {logging} with a reward. Serve tips and send rewards first.")
-    user = np.array([one.user for one in decisions])
-    reward = np.array([one.reward for one in decisions], dtype=np.float64)
-    chosen = np.array([np.append(one.rows[one.chosen], 1.0) for one in decisions])
+    user = np.array([decision.user for decision in decisions])
+    reward = np.array([decision.reward for decision in decisions], dtype=np.float64)
+    chosen = np.array([np.append(decision.features[decision.chosen], 1.0) for decision in decisions])
     fold = user % FOLDS
-    model_chosen, model_target = np.zeros(len(decisions)), np.zeros(len(decisions))
+    q_chosen, q_target = np.zeros(len(decisions)), np.zeros(len(decisions))
     for number in range(FOLDS):
         other = chosen[fold != number]
         gram = other.T @ other + np.eye(chosen.shape[1])
         theta = np.linalg.solve(gram, other.T @ reward[fold != number])
         for at in np.flatnonzero(fold == number):
-            estimates = decisions[at].rows @ theta[:-1] + theta[-1]
-            model_chosen[at] = estimates[decisions[at].chosen]
-            model_target[at] = np.dot(decisions[at].probabilities, estimates)
-    return LoggedDecisions(
-        user,
-        reward,
-        np.array([one.logged for one in decisions]),
-        np.array([one.probabilities[one.chosen] for one in decisions]),
-        model_chosen,
-        model_target,
-    )
+            decision = decisions[at]
+            q = decision.features @ theta[:-1] + theta[-1]
+            q_chosen[at] = q[decision.chosen]
+            q_target[at] = np.dot(decision.target_probabilities, q)
+    logged = np.array([decision.logged_probability for decision in decisions])
+    target = np.array([decision.target_probabilities[decision.chosen] for decision in decisions])
+    return LoggedDecisions(user, reward, logged, target, q_chosen, q_target)
 
 
-# Does judged quality predict completion?
+# Validity of the judges: does judged quality predict completion?
 
 
 @dataclass(frozen=True)
@@ -285,20 +246,18 @@ def judge_validity(replayed: Iterable[ReplayedDecision], scales: Mapping[str, Ma
 
     The composite also comes from the candidates themselves.
     """
-    counts: dict[str, list[int]] = {}
+    completed: dict[str, list[bool]] = {}  # by tip, one for each time it was served
     judged: dict[str, dict[str, float]] = {"composite": {}, **{scale: dict(by_tip) for scale, by_tip in scales.items()}}
-    for one in replayed:
-        if one.action is None:
+    for decision in replayed:
+        if decision.action is None:
             continue
-        tip = str(one.candidate["tip_id"])
-        count = counts.setdefault(tip, [0, 0])
-        count[0] += 1
-        count[1] += one.action == "completed"
-        if one.candidate.get("composite") is not None:
-            judged["composite"].setdefault(tip, float(one.candidate["composite"]))
+        tip = str(decision.candidate["tip_id"])
+        completed.setdefault(tip, []).append(decision.action == "completed")
+        if decision.candidate.get("composite") is not None:
+            judged["composite"].setdefault(tip, float(decision.candidate["composite"]))
     found = []
     for scale, by_tip in judged.items():
-        tips = sorted(set(by_tip) & set(counts))
-        rates = np.array([counts[tip][1] / counts[tip][0] for tip in tips])
+        tips = sorted(set(by_tip) & set(completed))
+        rates = np.array([sum(completed[tip]) / len(completed[tip]) for tip in tips])
         found.append(rank_correlation(scale, np.array([by_tip[tip] for tip in tips]), rates))
     return found

@@ -22,16 +22,16 @@ import tipbench
 from tipbench.compare.statistics import Estimate
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.prior import Prior
-from tipbench.simulate.off_policy import Clustered, LoggedDecisions, gain, weight_diagnostics
+from tipbench.simulate.off_policy import LoggedDecisions, gain, weight_diagnostics
 from tipbench.simulate.simulation import Simulation, SimulationConfig, simulate
 from tipbench.simulate.world import WorldName, load_personas
 from tipbench.text import join_names, number, plural
 
-SMALLEST_GAIN = 0.01  # reward per decision
-TOLERATED_LOSS = -0.01
-TOLERATED_LOSS_LOGGED = -0.03
-SMALLEST_SAMPLE = 2000
-MOST_MISSING = 0.001  # share of shadow calls
+MIN_GAIN = 0.01  # reward per decision
+MIN_LOWER_BOUND = -0.01  # of a gain: how much may be lost
+MIN_LOWER_BOUND_LOGGED = -0.03  # likewise, estimated from logs
+MIN_EFFECTIVE_SAMPLE = 2000  # decisions
+MAX_MISSING_SHARE = 0.001  # of the shadow calls
 WORLDS = (WorldName.STANDARD, WorldName.DRIFT, WorldName.LOSSY, WorldName.NO_TASTE)
 
 
@@ -169,9 +169,9 @@ def simulation_clauses(
 def win_clause(standard: Simulation, candidate: str) -> Clause:
     """Return clause a."""
     found = standard.gain(candidate)
-    passed = found is not None and found.ci_low is not None and found.mean >= SMALLEST_GAIN and found.ci_low > 0
-    why = f"{standard.config.world} world: gain per decision {_span(found)}; needs at least {SMALLEST_GAIN:g}, above 0"
-    return Clause("a simulation win", passed, found.mean if found else None, SMALLEST_GAIN, why)
+    passed = found is not None and found.ci_low is not None and found.mean >= MIN_GAIN and found.ci_low > 0
+    why = f"{standard.config.world} world: gain per decision {_span(found)}; needs at least {MIN_GAIN:g}, above 0"
+    return Clause("a simulation win", passed, found.mean if found else None, MIN_GAIN, why)
 
 
 def persona_clause(standard: Simulation, candidate: str) -> Clause:
@@ -180,27 +180,27 @@ def persona_clause(standard: Simulation, candidate: str) -> Clause:
     return _all_above("b no persona loses", {name: standard.gain(candidate, persona=at) for at, name in personas})
 
 
-def _span(found: Estimate | Clustered | None) -> str:
+def _span(found: Estimate | None) -> str:
     if found is None or found.ci_low is None or found.ci_high is None:
         return f"{number(found.mean, '+.4f')}, no interval" if found else "unknown"
     return f"{number(found.mean, '+.4f')} ({number(found.ci_low, '+.4f')} to {number(found.ci_high, '+.4f')})"
 
 
 def _all_above(name: str, gains: Mapping[str, Estimate | None]) -> Clause:
-    """Return a clause that passes if every lower bound is above the tolerated loss; equal policies do not lose."""
+    """Return a clause that passes if every lower bound is above MIN_LOWER_BOUND; equal policies do not lose."""
     lows = [found.mean if found.sd == 0 else found.ci_low for found in gains.values() if found is not None]
     known = [low for low in lows if low is not None]
     worst = min(known, default=None)
-    passed = len(known) == len(gains) and worst is not None and worst > TOLERATED_LOSS
+    passed = len(known) == len(gains) and worst is not None and worst > MIN_LOWER_BOUND
     why = "; ".join(f"{key} {_span(found)}" for key, found in gains.items())
     return Clause(
-        name, passed, worst, TOLERATED_LOSS, f"{why}; every lower bound must be above {number(TOLERATED_LOSS)}"
+        name, passed, worst, MIN_LOWER_BOUND, f"{why}; every lower bound must be above {number(MIN_LOWER_BOUND)}"
     )
 
 
 def log_clause(log: LoggedDecisions | None, problem: str = "") -> Clause:
     """Return clause d; `problem` is why there are no logged decisions."""
-    name, bound = "d logs agree", TOLERATED_LOSS_LOGGED
+    name, bound = "d logs agree", MIN_LOWER_BOUND_LOGGED
     if log is None:
         return Clause(name, None, None, bound, problem)
     weights, found = weight_diagnostics(log), gain(log)
@@ -208,13 +208,13 @@ def log_clause(log: LoggedDecisions | None, problem: str = "") -> Clause:
         return Clause(name, None, None, bound, "The log has decisions of one user only; intervals need at least two.")
     why = (
         f"doubly robust gain {_span(found)} from {plural(weights.decisions, 'decision')} of "
-        f"{plural(found.users, 'user')}; effective sample {weights.effective:,.0f}, "
+        f"{plural(found.n, 'user')}; effective sample {weights.effective:,.0f}, "
         f"mean weight {weights.mean.mean:.3f}, largest {weights.largest:.1f}"
     )
     if not weights.plausible:
         return Clause(name, False, found.ci_low, bound, f"{why}. The mean weight is not 1: the probabilities are wrong")
-    if weights.effective < SMALLEST_SAMPLE:
-        return Clause(name, None, found.ci_low, bound, f"{why}; needs an effective sample of {SMALLEST_SAMPLE:,}")
+    if weights.effective < MIN_EFFECTIVE_SAMPLE:
+        return Clause(name, None, found.ci_low, bound, f"{why}; needs an effective sample of {MIN_EFFECTIVE_SAMPLE:,}")
     if found.ci_low > bound:
         return Clause(name, True, found.ci_low, bound, why)
     passed = False if found.ci_high < bound else None
@@ -223,10 +223,10 @@ def log_clause(log: LoggedDecisions | None, problem: str = "") -> Clause:
 
 @dataclass(frozen=True)
 class ShadowRecord:
-    """What the log has of the candidate's shadow calls."""
+    """The candidate's shadow calls in the log."""
 
     expected: int  # decisions served while the shadow was on
-    signals: int  # of them with a signal of the shadow
+    signals: int  # shadow calls logged for these decisions
     errors: int
     same_schema: bool
 
@@ -236,11 +236,11 @@ def operations_clause(record: ShadowRecord | None, shadow: str) -> Clause:
     name = "e operations"
     if record is None or not record.expected:
         return Clause(
-            name, None, None, MOST_MISSING, f"{shadow} has no calls in the log. Enable it and serve for a while."
+            name, None, None, MAX_MISSING_SHARE, f"{shadow} has no calls in the log. Enable it and serve for a while."
         )
     missing = 1 - record.signals / record.expected
     schema = "same feature schema" if record.same_schema else "another feature schema"
     calls = f"{record.signals:,} of {plural(record.expected, 'shadow call')} logged"
     why = f"{calls}, {plural(record.errors, 'error')}, {schema}"
-    passed = missing < MOST_MISSING and record.errors == 0 and record.same_schema
-    return Clause(name, passed, missing, MOST_MISSING, why)
+    passed = missing < MAX_MISSING_SHARE and record.errors == 0 and record.same_schema
+    return Clause(name, passed, missing, MAX_MISSING_SHARE, why)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from tipbench.compare.statistics import Estimate, mean_estimate
+from tipbench.compare.statistics import Estimate, estimate_json, mean_estimate
 from tipbench.errors import UsageError
 from tipbench.plan.config import split_names
 from tipbench.serve.policy import DEFAULT_POLICY, POLICIES
@@ -98,10 +98,7 @@ def make_simulation_config(options: Mapping[str, Any]) -> SimulationConfig:
 class ArmResult:
     """Results of an arm over all seeds: reward and regret per decision of every user, and means per round."""
 
-    name: str
-    version: str
-    dim: int
-    prior: str | None
+    arm: Arm
     reward: Floats
     regret: Floats
     reward_by_round: Floats
@@ -141,38 +138,33 @@ class Simulation:
             ],
         }
 
-    def _arm_json(self, arm: ArmResult) -> dict[str, Any]:
-        is_baseline = arm.name == self.config.baseline
-        points = np.unique(np.linspace(1, len(arm.reward_by_round), CURVE_POINTS).round().astype(int))
-        rounds = np.arange(1, len(arm.reward_by_round) + 1)
+    def _arm_json(self, result: ArmResult) -> dict[str, Any]:
+        arm, name = result.arm, result.arm.name
+
+        def means(persona: int | None = None) -> dict[str, Any]:
+            users = slice(None) if persona is None else self.persona == persona
+            gain = None if name == self.config.baseline else self.gain(name, persona=persona)
+            return {
+                "reward": estimate_json(mean_estimate(result.reward[users])),
+                "regret": estimate_json(mean_estimate(result.regret[users])),
+                "gain": estimate_json(gain),
+            }
+
+        rounds = np.arange(1, len(result.reward_by_round) + 1)
+        points = np.unique(np.linspace(1, len(rounds), CURVE_POINTS).round().astype(int))
         return {
-            "name": arm.name,
-            "version": arm.version,
-            "dim": arm.dim,
-            "prior": arm.prior,
-            "reward": estimate_json(mean_estimate(arm.reward)),
-            "regret": estimate_json(mean_estimate(arm.regret)),
-            "gain": None if is_baseline else estimate_json(self.gain(arm.name)),
-            "personas": [
-                {
-                    "persona": name,
-                    "reward": estimate_json(mean_estimate(arm.reward[self.persona == at])),
-                    "regret": estimate_json(mean_estimate(arm.regret[self.persona == at])),
-                    "gain": None if is_baseline else estimate_json(self.gain(arm.name, persona=at)),
-                }
-                for at, name in enumerate(load_personas().names)
-            ],
+            "name": name,
+            "version": arm.policy.version,
+            "dim": arm.policy.features.dim,
+            "prior": arm.prior.hash if arm.prior else None,
+            **means(),
+            "personas": [{"persona": persona, **means(at)} for at, persona in enumerate(load_personas().names)],
             "curve": {
                 "round": points.tolist(),
-                "reward": (np.cumsum(arm.reward_by_round) / rounds)[points - 1].tolist(),
-                "regret": np.cumsum(arm.regret_by_round)[points - 1].tolist(),
+                "reward": (np.cumsum(result.reward_by_round) / rounds)[points - 1].tolist(),
+                "regret": np.cumsum(result.regret_by_round)[points - 1].tolist(),
             },
         }
-
-
-def estimate_json(found: Estimate | None) -> dict[str, Any] | None:
-    """Return a mean with its interval; the ends are null where they are unknown."""
-    return None if found is None else {"mean": found.mean, "ci_low": found.ci_low, "ci_high": found.ci_high}
 
 
 def simulate(
@@ -218,10 +210,7 @@ def simulate(
 
 def _pool_seeds(arm: Arm, totals: list[ArmTotals], rounds: int) -> ArmResult:
     return ArmResult(
-        arm.name,
-        arm.policy.version,
-        arm.policy.features.dim,
-        arm.prior.hash if arm.prior else None,
+        arm,
         np.concatenate([one.reward for one in totals]) / rounds,
         np.concatenate([one.regret for one in totals]) / rounds,
         np.mean([one.reward_by_round for one in totals], axis=0),

@@ -1,7 +1,7 @@
 """Simulated users, the tips they are offered and how they respond; all numbers come from personas.toml.
 
 Everything random is drawn per (seed, round, user, candidate) before a policy chooses, so that every policy meets the
-same users, candidates and luck (common random numbers), and adding users or rounds changes nothing that was there.
+same users, candidates and outcomes (common random numbers), and more users or rounds do not change the existing ones.
 
 The last axis of every array is the user: operations then run over users in memory order, which is what makes a
 simulation fast.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
 from importlib import resources
@@ -33,13 +32,14 @@ ACTIONS = ("completed", "snoozed", "dismissed", "ignored")
 COMPLETED = ACTIONS.index("completed")
 _ACTION_REWARDS = np.array([BY_ACTION.get(name, 0.0) for name in ACTIONS])
 _DWELL_LIMITS, _DWELL_REWARDS = np.array(BY_DWELL).T
-_USER_STREAM, _DRIFT_STREAM, _OFFER_STREAM, _LUCK_STREAM, _DRAW_STREAM = range(5)
+_USER_STREAM, _DRIFT_STREAM, _OFFER_STREAM, _OUTCOME_STREAM, _DRAW_STREAM = range(5)
 _DWELL_SCALE = 0.6  # of the log-logistic distribution of the dwell
 _DWELL_TASTE = 0.4  # standard deviation of the log median between a user's categories
-_LEVELS = 2**16  # of the random numbers that offers are made of
-_QUANTILES = 1024  # of the age of a task
+_RAW_LEVELS = 2**16  # of the random integers that offers are drawn from
+_AGE_QUANTILES = 1024
 _LINEAR_NOISE = 0.5  # range of the uniform noise in the linear world
-_LINEAR_SIZES = (0.05, 0.05, 0.3, 0.3, 0.2)  # of hour_sin, hour_cos, is_overdue, task_age_norm, priority_norm
+# Scales of the linear world's coefficients of hour_sin, hour_cos, is_overdue, task_age_norm and priority_norm.
+_LINEAR_SCALES = (0.05, 0.05, 0.3, 0.3, 0.2)
 
 
 class WorldName(StrEnum):
@@ -127,10 +127,10 @@ class Round:
     slot_hour: Ints
     effort_min: Ints
     mean: Floats
-    odds: tuple[Floats, ...]  # cumulated chances of completed, snoozed, dismissed; empty in the linear world
+    action_cdf: tuple[Floats, ...]  # cumulative probabilities of completed, snoozed, dismissed; empty if linear
     log_dwell: Floats
-    action_luck: Floats  # the random numbers that decide the action
-    dwell_luck: Floats
+    action_uniform: Floats  # uniform random numbers that decide the action
+    dwell_uniform: Floats
     arrives: NDArray[np.bool_]  # whether the reward reaches the policy
 
 
@@ -145,10 +145,10 @@ class Outcome:
 
 
 class World:
-    """Users and rounds of one seed; with `luck_seed`, the same users and offers with other random outcomes."""
+    """Users and rounds of one seed; with `outcome_seed`, the same users and offers with other random outcomes."""
 
     def __init__(
-        self, name: WorldName | str, seed: int, users: int, rounds: int, *, luck_seed: int | None = None
+        self, name: WorldName | str, seed: int, users: int, rounds: int, *, outcome_seed: int | None = None
     ) -> None:
         self.name = WorldName(name)
         self.seed = seed
@@ -157,7 +157,7 @@ class World:
         self.candidates = int(self.personas.settings["candidates"])
         self.persona: Ints = np.arange(users) % len(self.personas.personas)
         self._numbers: dict[str, Floats] = {}
-        self._luck_seed = seed if luck_seed is None else luck_seed
+        self._outcome_seed = seed if outcome_seed is None else outcome_seed
         self._columns = np.arange(users)
         categories = len(self.personas.categories)
         normal = np.random.default_rng((seed, _USER_STREAM)).standard_normal((users, 4 + 2 * categories)).T
@@ -167,7 +167,7 @@ class World:
         self._tastes = self._draw_tastes(normal[4:])
         later = np.random.default_rng((seed, _DRIFT_STREAM)).standard_normal((users, 2 * categories)).T
         self._later_tastes = self._draw_tastes(later) if self.name is WorldName.DRIFT else self._tastes
-        self._theta = np.array(_LINEAR_SIZES)[:, None] * np.tanh(later[:5])
+        self._theta = np.array(_LINEAR_SCALES)[:, None] * np.tanh(later[:5])
         self._tables = _response_tables(self.personas)
         self._preferred = _clock(self._per_user("preferred_hour"))
         self._slots = _clock(np.array(self.personas.candidate["slot_hours"]))
@@ -180,12 +180,6 @@ class World:
         """Return a number in [0, 1) for each user, with which its policy draws from its probabilities."""
         return np.random.default_rng((self.seed, _DRAW_STREAM, number)).random(len(self))
 
-    def time(self, offered: Round, user: int) -> datetime:
-        """Return the local time of a user's decision, without an offset."""
-        days = offered.number // int(self.personas.settings["decisions_per_day"])
-        start = datetime.combine(date.fromisoformat(self.personas.settings["first_day"]), datetime.min.time())
-        return start + timedelta(days=days, minutes=round(float(offered.hour[user]) * 60))
-
     def _per_user(self, key: str) -> Floats:
         """Return a persona's number for every user."""
         if key not in self._numbers:
@@ -193,7 +187,7 @@ class World:
         return self._numbers[key]
 
     def _make_profile(self, offset: Floats, normal: Floats) -> Floats:
-        """Return each user's `profile_features`: the persona's, moved as the user's own behaviour is."""
+        """Return each user's `profile_features`: the persona's, shifted by the user's offset."""
         table = [[persona.profile[key] for key in PROFILE_KEYS] for persona in self.personas.personas]
         completed, dismissed, dwell, hour, volume = np.array(table, dtype=np.float64)[self.persona].T
         return np.stack(
@@ -222,78 +216,82 @@ class World:
         """Return the decision that every user faces in this round."""
         offer, settings, k = self.personas.candidate, self.personas.settings, self.candidates
         rng = np.random.default_rng((self.seed, _OFFER_STREAM, number))
-        raw = np.ascontiguousarray(rng.integers(0, _LEVELS, (len(self), 2 + 7 * k), dtype=np.uint16).T).astype(np.int64)
-        luck = np.random.default_rng((self._luck_seed, _LUCK_STREAM, number)).random((len(self), 1 + 2 * k)).T
+        raw = rng.integers(0, _RAW_LEVELS, (len(self), 2 + 7 * k), dtype=np.uint16)
+        raw = np.ascontiguousarray(raw.T).astype(np.int64)
+        uniform = np.random.default_rng((self._outcome_seed, _OUTCOME_STREAM, number)).random((len(self), 1 + 2 * k)).T
         parts = raw[2:].reshape(7, k, len(self))  # properties × candidates × users
         first, last = settings["first_hour"], settings["last_hour"]
-        hour = np.floor((first + (last - first) * raw[0] / _LEVELS) * 60) / 60
+        hour = np.floor((first + (last - first) * raw[0] / _RAW_LEVELS) * 60) / 60
         clock = _clock(hour)
         open_tasks = 1 + _pick(raw[1], offer["most_open_tasks"])
         category = _pick(parts[0], len(self.personas.categories))
-        overdue = (parts[1] < offer["overdue"] * _LEVELS).astype(np.int64)
-        age = _age_quantiles(offer["mean_age_days"], offer["longest_age_days"]).take(_pick(parts[2], _QUANTILES))
+        overdue = (parts[1] < offer["overdue"] * _RAW_LEVELS).astype(np.int64)
+        age = _age_quantiles(offer["mean_age_days"], offer["longest_age_days"]).take(_pick(parts[2], _AGE_QUANTILES))
         priority = np.ones_like(category)
         for share in np.cumsum(offer["priorities"])[:-1]:
-            priority += parts[3] >= share * _LEVELS
+            priority += parts[3] >= share * _RAW_LEVELS
         low, high = offer["lowest_composite"], offer["highest_composite"]
         grade = _pick(parts[4], int(4 * (high - low)) + 1)  # the composite in quarter points above the lowest
         slot = _pick(parts[5], len(offer["slot_hours"]))
         effort = _pick(parts[6], len(offer["efforts_min"]))
-        odds: tuple[Floats, ...] = ()
+        action_cdf: tuple[Floats, ...] = ()
         log_dwell = np.empty(0)
         if self.name is WorldName.LINEAR:
             mean = self._linear_mean(clock, overdue, age, priority)
         else:
             tastes = self._later_tastes if number >= self.rounds // 2 else self._tastes
             place = category * len(self) + self._columns  # in an array of categories × users
-            utility = self._utility(clock, open_tasks, (overdue, priority, age), (effort, grade), slot)
+            if self.name is WorldName.NULL:
+                utility = np.full(slot.shape, float(self.personas.column("base").mean()))
+            else:
+                utility = self._slot_utility(clock, slot) + self._task_utility(overdue, priority, age)
+                utility += self._tip_utility(open_tasks, effort, grade)
             utility += tastes.utility.take(place)
-            mean, odds = self._response(utility, tastes.value.take(place))
+            mean, action_cdf = self._response(utility, tastes.value.take(place))
             log_dwell = tastes.log_dwell.take(place)
         return Round(
-            number,
-            number // int(settings["decisions_per_day"]) % 7,
-            hour,
-            clock,
-            open_tasks,
-            category,
-            overdue,
-            age,
-            priority,
+            number=number,
+            weekday=number // int(settings["decisions_per_day"]) % 7,
+            hour=hour,
+            clock=clock,
+            open_tasks=open_tasks,
+            category=category,
+            is_overdue=overdue,
+            age_days=age,
+            priority=priority,
             composite=low + grade / 4,
             slot_hour=np.array(offer["slot_hours"]).take(slot),
             effort_min=np.array(offer["efforts_min"]).take(effort),
             mean=mean,
-            odds=odds,
+            action_cdf=action_cdf,
             log_dwell=log_dwell,
-            action_luck=luck[1 : 1 + k],
-            dwell_luck=luck[1 + k :],
-            arrives=luck[0] >= (settings["lost_rewards"] if self.name is WorldName.LOSSY else 0.0),
+            action_uniform=uniform[1 : 1 + k],
+            dwell_uniform=uniform[1 + k :],
+            arrives=uniform[0] >= (settings["lost_rewards"] if self.name is WorldName.LOSSY else 0.0),
         )
 
-    def _utility(
-        self, clock: Floats, open_tasks: Ints, task: tuple[Ints, Ints, Ints], tip: tuple[Ints, Ints], slot: Ints
-    ) -> Floats:
-        """Return the utility of each candidate without the user's taste; tables are indexed as flat arrays."""
-        if self.name is WorldName.NULL:
-            return np.full(slot.shape, float(self.personas.column("base").mean()))
-        task_table, tip_table = self._tables
-        persona = self.persona
+    def _slot_utility(self, clock: Floats, slot: Ints) -> Floats:
+        """Return the utility of the time of day and of each candidate's slot."""
         preferred = self._preferred[0] * clock[0] + self._preferred[1] * clock[1]
         common = self._base + self._per_user("hour") * np.exp(4 * (preferred - 1))
-        slots = self._slots.T @ clock
-        fit = common + self._per_user("slot") * np.maximum(slots, 0.0) ** 2  # slots × users
-        (overdue, priority, age), (effort, grade) = task, tip
+        by_slot = common + self._per_user("slot") * np.maximum(self._slots.T @ clock, 0.0) ** 2  # slots × users
+        return np.asarray(by_slot.take(slot * len(self) + self._columns))
+
+    # The tables are indexed as flat arrays, which is faster.
+
+    def _task_utility(self, overdue: Ints, priority: Ints, age: Ints) -> Floats:
+        table, _ = self._tables
+        _, flags, priorities, ages = table.shape
+        return np.asarray(table.take(((self.persona * flags + overdue) * priorities + priority - 1) * ages + age))
+
+    def _tip_utility(self, open_tasks: Ints, effort: Ints, grade: Ints) -> Floats:
+        _, table = self._tables
         busy = (open_tasks > 10).astype(np.int64)
-        _, flags, priorities, ages = task_table.shape
-        task_index = ((persona * flags + overdue) * priorities + priority - 1) * ages + age
-        _, loads, efforts, grades = tip_table.shape
-        tip_index = ((persona * loads + busy) * efforts + effort) * grades + grade
-        slot_fit = fit.take(slot * len(self) + self._columns)
-        return np.asarray(slot_fit + task_table.take(task_index) + tip_table.take(tip_index))
+        _, loads, efforts, grades = table.shape
+        return np.asarray(table.take(((self.persona * loads + busy) * efforts + effort) * grades + grade))
 
     def _response(self, utility: Floats, value: Floats) -> tuple[Floats, tuple[Floats, ...]]:
-        """Return the mean reward and the cumulated chances of the actions; personas.toml has the formula."""
+        """Return the mean reward and `action_cdf`; personas.toml has the formula."""
         snooze, dismiss = self._per_user("snooze"), self._per_user("dismiss")
         if self.name is WorldName.NULL:
             snooze, dismiss = snooze.mean() + 0 * snooze, dismiss.mean() + 0 * dismiss
@@ -314,15 +312,15 @@ class World:
     def outcome(self, offered: Round, chosen: Ints) -> Outcome:
         """Return what each user does with the chosen candidate."""
         place = chosen * len(self) + self._columns
-        mean, luck = offered.mean.take(place), offered.action_luck.take(place)
+        mean, uniform = offered.mean.take(place), offered.action_uniform.take(place)
         regret = offered.mean.max(axis=0) - mean
-        if not offered.odds:
-            reward = mean + _LINEAR_NOISE * (luck - 0.5)
+        if not offered.action_cdf:
+            reward = mean + _LINEAR_NOISE * (uniform - 0.5)
             return Outcome(None, np.full(len(self), np.nan), reward, regret)
         action = np.zeros(len(self), dtype=np.int64)
-        for odds in offered.odds:
-            action += luck >= odds.take(place)
-        spread = _DWELL_SCALE * _logit(offered.dwell_luck.take(place))
+        for cumulative in offered.action_cdf:
+            action += uniform >= cumulative.take(place)
+        spread = _DWELL_SCALE * _logit(offered.dwell_uniform.take(place))
         dwell = np.round(1000 * np.exp(offered.log_dwell.take(place) + spread))
         dwell[action != COMPLETED] = np.nan
         return Outcome(action, dwell, rewards(action, dwell), regret)
@@ -366,7 +364,7 @@ def _response_tables(known: Personas) -> tuple[Floats, Floats]:
 @lru_cache(maxsize=8)
 def _age_quantiles(mean_age: float, longest: int) -> Ints:
     """Return quantiles of an exponential age in whole days."""
-    shares = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    shares = (np.arange(_AGE_QUANTILES) + 0.5) / _AGE_QUANTILES
     return np.minimum(-mean_age * np.log1p(-shares), longest).astype(np.int64)
 
 

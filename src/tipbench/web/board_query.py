@@ -130,7 +130,7 @@ def chart(
 ) -> str | None:
     """Return a chart of the board as SVG, cached per revision; None if the board has no chart of this kind."""
     board = queries.board(store, experiment, query)
-    draw = partial(CHARTS[picture.kind].draw, board, THEMES[picture.theme], narrow=picture.narrow, titled=False)
+    draw = partial(CHARTS[picture.kind].draw, board, THEMES[picture.theme], narrow=picture.narrow)
 
     def make() -> str | None:
         with one_drawing:

@@ -24,6 +24,7 @@ from tipbench.judge.sheet_file import sheet_csv
 from tipbench.judge.sheet_store import ItemKind, StoredSheet, find_sheet, receive, stored_sheets
 from tipbench.plan.design import read_design
 from tipbench.record.store import Experiment, RunStore
+from tipbench.text import TIED
 
 _POLL_S = 0.2
 _REASON = 1000  # characters of a reason for accepting drift
@@ -161,7 +162,7 @@ def focused(store: RunStore, experiment: Experiment, request: ExportRequest) -> 
     found = None if board is None else focus(cells, board.ranking)
     if found is None:
         raise NotEnoughData(
-            "focus needs judged cells, a leader with tied pairs, and unjudged cells of these. "
+            f"focus needs judged cells, a leader with {TIED} pairs, and unjudged cells of these. "
             "See the leaderboard, or leave focus out to judge all pending cells."
         )
     return replace(request, only=found.run_ids, first=found.scenarios, overlap=0.0), found
@@ -178,11 +179,12 @@ def duel_request(
     cells, board = _board(store, experiment)
     if board is None or board.ranking.leader is None:
         raise NotEnoughData(
-            f"{experiment.name[:200]} has no scores yet, or too few, so no pairs are tied. Judge a sheet of tips first."
+            f"{experiment.name[:200]} has no scores yet, or too few, so no pairs are {TIED}. "
+            "Judge a sheet of tips first."
         )
     if not board.ranking.tied_ranked:
         raise NotEnoughData(
-            f"There are no duels in {experiment.name[:200]}: no pairs are tied. Judge a sheet of tips instead."
+            f"There are no duels in {experiment.name[:200]}: no pairs are {TIED}. Judge a sheet of tips instead."
         )
     pairs = {board.ranking.leader, *board.ranking.tied_ranked}
     runs = {

@@ -144,7 +144,7 @@ def evaluate_log(
         "policy": target,
         "logged_by": logging,
         "decisions": weights.decisions,
-        "users": weights.mean.users,
+        "users": weights.mean.n,
         "logged_reward": clustered_mean(log.reward, log.user).to_json(),
         "estimates": {name: estimator(log).to_json() for name, estimator in ESTIMATORS.items()},
         "gain": gain(log).to_json(),

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tipbench.jobs.job import Job, JobKind
 from tipbench.judge.automatic import WITH_PATTERN
 from tipbench.record.events import strip_logins
-from tipbench.text import iso
+from tipbench.text import TIED, iso
 
 NextCursor = Annotated[
     str | None,
@@ -163,7 +163,7 @@ class VerdictShape(Shape):
     decided: bool
     fragile: bool = Field(description="Decided, but unusable answers of the leader could undo it.")
     level: float = Field(
-        description="Significance level: a row whose p is above it, or unknown, is tied with the leader.",
+        description=f"Significance level: a row whose p is above it, or unknown, is {TIED} with the leader.",
         examples=[0.0182],
     )
     look: LookShape | None
@@ -242,7 +242,7 @@ class SheetOptions(RequestBody):
     seed: Seed = None
     sheet: str | None = Field(None, min_length=1, max_length=64, description="Export this sheet again, byte for byte.")
     filled: bool = Field(False, description="With `sheet`: include the scores applied so far.")
-    focus: bool = Field(False, description="Only the leader and the rows tied with it.")
+    focus: bool = Field(False, description=f"Only the leader and the rows {TIED} with it.")
     suite: Suite = None
     format: Literal["json", "csv"] = Field("json", description="csv is for spreadsheets.")
 

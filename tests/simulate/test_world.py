@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tipbench.serve.reward import reward_of
+from tipbench.serve.policy import reward_of
 from tipbench.simulate.rollout import CONTROL, find_arm, reward_request, rollout
 from tipbench.simulate.world import ACTIONS, COMPLETED, PROFILE_KEYS, World, WorldName, load_personas
 

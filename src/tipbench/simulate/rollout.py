@@ -19,10 +19,9 @@ from tipbench.errors import UsageError
 from tipbench.serve import features as f
 from tipbench.serve import tallies as t
 from tipbench.serve.features import FeatureSet
-from tipbench.serve.policy import DECIMALS, POLICIES, Policy
+from tipbench.serve.policy import DECIMALS, POLICIES, Policy, reward_of
 from tipbench.serve.prior import Prior
 from tipbench.serve.request import Candidate, Occasion, ProfileFeatures, RewardRequest, ScoreRequest
-from tipbench.serve.reward import reward_of
 from tipbench.serve.tallies import Tallies
 from tipbench.simulate.world import ACTIONS, COMPLETED, PROFILE_KEYS, Floats, Ints, Outcome, Round, World
 

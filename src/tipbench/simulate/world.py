@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tipbench.serve.features import COMPOSITE_HALF, COMPOSITE_MIDDLE
-from tipbench.serve.reward import BY_ACTION, BY_DWELL
+from tipbench.serve.policy import BY_ACTION, BY_DWELL
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -23,7 +23,6 @@ from starlette.types import Receive, Scope, Send
 
 import tipbench
 from tipbench.errors import EventNotFound, TipbenchError, UsageError
-from tipbench.serve.fast_validation import fast_validation
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.recommender import Recommender
 from tipbench.serve.request import RECOMMEND, RESET, REWARD, SCORE, check_occasion, check_user_id
@@ -42,7 +41,7 @@ from tipbench.web.errors import (
 )
 from tipbench.web.metrics import CONTENT_TYPE, Metrics
 from tipbench.web.security import client_key
-from tipbench.web.serving_schema import openapi_document
+from tipbench.web.serving_schema import fast_validation, openapi_document
 
 MAX_BODY = 256 * 1024
 TOKEN_CACHE_S = 5.0  # a revoked token is rejected after at most this time

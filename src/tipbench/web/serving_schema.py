@@ -1,10 +1,11 @@
-"""Responses of the policy server, and its OpenAPI document."""
+"""Schemas of the policy server: validation of requests, types of responses, and the OpenAPI document."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NotRequired
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, NotRequired, Union
 
+import msgspec
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
@@ -12,10 +13,72 @@ import tipbench
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.request import RECOMMEND, RESET, REWARD, SCORE
 
+_LIMITS = {
+    "minimum": "ge",
+    "maximum": "le",
+    "minLength": "min_length",
+    "maxLength": "max_length",
+    "minItems": "min_length",
+    "maxItems": "max_length",
+    "pattern": "pattern",
+}
+_SIMPLE = {"string": str, "number": float, "integer": int, "boolean": bool, "null": None}
+_KEYWORDS = {*_LIMITS, "type", "items", "properties", "required", "additionalProperties", "$defs"}
+_ANNOTATIONS = {"title", "description", "examples"}  # keywords that do not affect validation
+_MAX_EXACT = 2**53  # every integer up to this one is a float
+_NOTHING = Annotated[int, msgspec.Meta(ge=1, le=0)]  # accepts no value
 _ABOUT = """Policies that pick a tip for a user and learn from what the user does with it.
 
 Send `Authorization: Bearer TOKEN` with a token of the role *app* or *admin*. Every error is
 `{"error": {"code", "message", "path"}}`. The same `event_id` with the same body gives the same answer."""
+
+
+def fast_validation(adapter: TypeAdapter[Any], check: Callable[[Any], object]) -> Callable[[bytes], Any]:
+    """Return a function that parses and validates a request; it raises pydantic's ValidationError.
+
+    Usual requests are validated by msgspec, which is faster, and all others by pydantic. msgspec's types are made from
+    pydantic's JSON Schema. They accept nothing that pydantic rejects, and less than it accepts: not 7.0 for a count,
+    and no tallies by category. `check` raises ValueError for requests that pydantic rejects or changes for a reason
+    that JSON Schema cannot express.
+    """
+    schema = adapter.json_schema()
+    accept = msgspec.json.Decoder(_type_of(schema, schema.get("$defs", {}))).decode
+    decode = msgspec.json.Decoder().decode
+    validate = adapter.validator.validate_json
+
+    def validated(body: bytes) -> Any:
+        try:
+            accept(body)
+            request = decode(body)
+            check(request)
+        except (msgspec.MsgspecError, ValueError):
+            return validate(body)
+        return request
+
+    return validated
+
+
+def _type_of(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Any:
+    keywords = schema.keys() - _ANNOTATIONS
+    if keywords == {"$ref"}:
+        return _type_of(defs[schema["$ref"].rpartition("/")[2]], defs)
+    if keywords == {"anyOf"}:
+        return Union[tuple(_type_of(each, defs) for each in schema["anyOf"])]  # noqa: UP007
+    if keywords - _KEYWORDS or schema.get("additionalProperties"):
+        return _NOTHING
+    if schema["type"] == "object":
+        fields = [
+            (name, _type_of(each, defs), *(() if name in schema.get("required", ()) else (None,)))
+            for name, each in schema["properties"].items()
+        ]
+        return msgspec.defstruct(schema["title"], fields, kw_only=True, forbid_unknown_fields=True, gc=False)
+    limits = {_LIMITS[keyword]: value for keyword, value in schema.items() if keyword in _LIMITS}
+    if schema["type"] == "number":  # a larger integer may differ from pydantic's float
+        limits = {"ge": -_MAX_EXACT, "le": _MAX_EXACT, **limits}
+    if "pattern" in limits:
+        limits["pattern"] = limits["pattern"].removesuffix("$") + r"\Z"  # `$` accepts a newline at the end
+    kind = list[_type_of(schema["items"], defs)] if schema["type"] == "array" else _SIMPLE[schema["type"]]  # type: ignore[misc]
+    return Annotated[kind, msgspec.Meta(**limits)] if limits else kind
 
 
 class RankedTip(TypedDict):

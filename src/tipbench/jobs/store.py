@@ -16,8 +16,8 @@ from tipbench.errors import JobConflict, JobNotFound, UsageError
 from tipbench.jobs.job import ENDED, Job, JobKind, JobRequest, JobState, check_transition
 from tipbench.sqlite import Database, Row
 
-MOST_ITEMS = 500  # per page
-MOST_KEY = 200  # characters of an idempotency key
+MAX_PAGE = 500  # per page
+MAX_KEY = 200  # characters of an idempotency key
 _MAX_REASON = 2000  # characters
 _BUSY_S = 15.0  # SQLite busy timeout
 _MIGRATIONS = (
@@ -151,8 +151,8 @@ class JobStore:
 
     def page(self, which: JobFilter | None = None, *, limit: int = 50, after: str | None = None) -> Page:
         """Return a page of jobs, newest first; `after` is the `next` of the previous page."""
-        if not 1 <= limit <= MOST_ITEMS:
-            raise UsageError(f"limit is from 1 to {MOST_ITEMS} (got {limit}).")
+        if not 1 <= limit <= MAX_PAGE:
+            raise UsageError(f"limit is from 1 to {MAX_PAGE} (got {limit}).")
         if after is not None and not (after.isascii() and after.isdigit() and len(after) <= 18):
             raise UsageError(f"after takes the value of `next` of an earlier page (got {after[:40]!r}).")
         wanted = {key: value for key, value in vars(which or JobFilter()).items() if value is not None}
@@ -261,8 +261,8 @@ class JobStore:
 
 def check_key(key: str | None) -> None:
     """Raise UsageError unless the idempotency key is None or valid."""
-    if key is not None and (not key.strip() or len(key) > MOST_KEY or not key.isprintable()):
-        raise UsageError(f"An idempotency key has 1 to {MOST_KEY} printable characters (got {len(key)}).")
+    if key is not None and (not key.strip() or len(key) > MAX_KEY or not key.isprintable()):
+        raise UsageError(f"An idempotency key has 1 to {MAX_KEY} printable characters (got {len(key)}).")
 
 
 def _job(row: Row) -> Job:

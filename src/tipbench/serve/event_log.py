@@ -113,6 +113,11 @@ def open_store(home: Path) -> Database:
     return database
 
 
+def store_exists(home: Path) -> bool:
+    """Return whether a policy server has run with this home folder."""
+    return (home / FOLDER / FILE).exists()
+
+
 def store_lock(home: Path, purpose: str) -> ResourceLock:
     """Acquire the lock on the store; raises LockHeld if another process has it."""
     lock = ResourceLock(

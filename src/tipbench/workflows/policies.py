@@ -13,7 +13,7 @@ import numpy as np
 from pydantic_core import from_json
 from typing_extensions import TypedDict
 
-from tipbench.serve.event_log import FILE, FOLDER, load_keys, open_store
+from tipbench.serve.event_log import load_keys, open_store, store_exists
 from tipbench.serve.policy import POLICIES, Ridge
 from tipbench.serve.request import check_user_id
 from tipbench.serve.service import policy_totals, user_stats
@@ -85,7 +85,7 @@ def read_policies(home: Path, user_id: str | None = None, *, now: float | None =
     """Return the report of the last DAYS, and one user's state if an id is given; raises UsageError for a wrong id."""
     if user_id is not None:
         check_user_id(user_id)
-    if not (home / FOLDER / FILE).exists():
+    if not store_exists(home):
         return {"active": None, "policies": [], "shadows": [], "user": None}
     with closing(open_store(home)) as database:
         today = (time.time() if now is None else now) // _DAY_S * _DAY_S

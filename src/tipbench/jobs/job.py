@@ -53,17 +53,11 @@ def check_transition(old: JobState, new: JobState) -> None:
 
 
 def transitions_between(old: JobState, new: JobState) -> tuple[JobState, ...]:
-    """Return the shortest sequence of transitions that ends in `new`; empty if there is none."""
-    paths: list[tuple[JobState, ...]] = [()]
-    seen = {old}
-    for path in paths:  # grows during iteration: breadth-first search
-        here = path[-1] if path else old
-        if here is new:
-            return path
-        for target in sorted(MOVES[here] - seen):
-            seen.add(target)
-            paths.append((*path, target))
-    return ()
+    """Return the states to move to, one after the other, to end in `new`; empty if that is not legal."""
+    if new in MOVES[old]:
+        return (new,)
+    via = JobState.RUNNING
+    return (via, new) if via in MOVES[old] and new in MOVES[via] and new is not old else ()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -121,26 +121,13 @@ class Progress:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for the API and the panel."""
-        return {
-            "models": [{**vars(model), "phase": model.phase.value} for model in self.models],
-            "refused": [vars(each) for each in self.refused],
-            "waiting_for": list(self.waiting_for),
-            "recording_left": self.recording_left,
-            "judging": _plain(self.judging),
-            "simulating": _plain(self.simulating),
-            "messages": [{"text": message.text, "warning": message.warning} for message in self.messages],
-            "failure": self.failure,
-            "memory": _plain(self.memory),
-            "collected": _plain(self.collected),
-            "judged": _plain(self.judged),
-            "exit_code": self.exit_code,
-        }
+        return {name: _plain(value) for name, value in vars(self).items()}
 
 
-def _plain(event: events.Event | None) -> dict[str, Any] | None:
-    if event is None:
-        return None
-    return {key: value for key, value in events.event_json(event).items() if key != "event"}
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return {name: _plain(each) for name, each in vars(value).items()} if is_dataclass(value) else value
 
 
 _MAX_CACHED = 200  # jobs

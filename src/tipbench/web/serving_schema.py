@@ -249,28 +249,17 @@ def openapi_document() -> dict[str, Any]:
 
 
 def _paths() -> Iterator[tuple[str, dict[str, Any]]]:
-    routes = {"egreedy": "egreedy/v1", **{name: name for name in POLICIES}}
-    for path, policy in routes.items():
-        yield (
-            f"/score/{path}",
-            {"post": _operation(f"Pick a tip with {policy}", "ScoreAnswer", "ScoreRequest", _SCORE_EXAMPLE)},
-        )
-        yield (
-            f"/reward/{path}",
-            {"post": _operation(f"Send a reward to {policy}", "RewardAnswer", "RewardRequest", _REWARD_EXAMPLE)},
-        )
+    score = ("ScoreAnswer", "ScoreRequest", _SCORE_EXAMPLE)
+    recommend = ("ScoreAnswer", "RecommendRequest", _SCORE_EXAMPLE)
+    reward = ("RewardAnswer", "RewardRequest", _REWARD_EXAMPLE)
+    reset = ("ResetAnswer", "ResetRequest", {"user_id": "u1", "erase": False})
+    for path, policy in {"egreedy": "egreedy/v1", **{name: name for name in POLICIES}}.items():
+        yield f"/score/{path}", {"post": _operation(f"Pick a tip with {policy}", *score)}
+        yield f"/reward/{path}", {"post": _operation(f"Send a reward to {policy}", *reward)}
         yield f"/stats/{path}", {"get": _operation(f"Get what {policy} learned", "StatsAnswer", user=True)}
-    recommended = _operation(
-        "Pick a tip with the active policy, and let shadows score it too", "ScoreAnswer", "RecommendRequest",
-        _SCORE_EXAMPLE,
-    )  # fmt: skip
-    yield "/recommend", {"post": recommended}
-    rewarded = _operation(
-        "Send a reward to the policy that served the event", "RewardAnswer", "RewardRequest", _REWARD_EXAMPLE
-    )
-    yield "/reward", {"post": rewarded}
-    reset = _operation("Clear a user's state", "ResetAnswer", "ResetRequest", {"user_id": "u1", "erase": False})
-    yield "/reset", {"post": reset}
+    yield "/recommend", {"post": _operation("Pick a tip with the active policy; shadows score it too", *recommend)}
+    yield "/reward", {"post": _operation("Send a reward to the policy that served the event", *reward)}
+    yield "/reset", {"post": _operation("Clear a user's state", *reset)}
     yield "/policies", {"get": _operation("List policies and shadows", "PoliciesAnswer")}
     text = {"text/plain": {"schema": {"type": "string"}}}
     yield "/metrics", {"get": _operation("Get metrics for Prometheus", content=text)}

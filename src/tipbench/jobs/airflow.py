@@ -137,12 +137,12 @@ class AirflowRunner:
         if old.state is not JobState.FAILED or not old.run_id:
             return False
         run = self._dag.get_run(old.run_id)
-        if run is None or (not run.ended and stored.run_id != old.run_id):
+        if run is None:
             return False
         failed = [task for task in run.tasks if task.state in TASK_FAILED]
-        if not failed and stored.run_id != old.run_id:
-            return False
-        if stored.run_id != old.run_id:
+        if stored.run_id != old.run_id:  # otherwise an earlier call was interrupted after this
+            if not run.ended or not failed:
+                return False
             stored.run_id, stored.base = old.run_id, {task.key: task.try_number for task in run.tasks}
             write_progress(folder, stored)
         if failed and run.ended:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from hashlib import blake2b
 from pathlib import Path
@@ -196,19 +196,19 @@ class EventLog:
         kind: str,
         user: str,
         received: float,
-        body: Mapping[str, Any],
+        body: dict[str, Any],
         *,
         event: str | None = None,
         policy: str | None = None,
         reward: float | None = None,
-    ) -> tuple[int, Future[None]]:
-        """Queue an entry and return its number and the future of its commit; raises QueueFull."""
+    ) -> tuple[Entry, Future[None]]:
+        """Queue an entry and return it with the future of its commit; raises QueueFull."""
         encoded = to_json(body)
         with self.lock:
             seq = self._seq + 1
             future = self._writer.insert((seq, kind, user, event, policy, received, reward, encoded))
             self._seq = seq
-            return seq, future
+            return Entry(seq, kind, user, event, policy, received, reward, body), future
 
     def erase(self, user: str, before: int) -> Future[None]:
         """Queue the deletion of a user's state in this file, and of the user's entries before `before`."""

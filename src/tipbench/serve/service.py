@@ -188,8 +188,7 @@ class PolicyService:
             "signal": signal,
             "latency_ms": round((time.perf_counter() - started) * 1000, 3),
         }
-        seq, committed = self.log.append("score", user.key, received, body, event=event_id, policy=policy.name)
-        entry = Entry(seq, "score", user.key, event_id, policy.name, received, None, body)
+        entry, committed = self.log.append("score", user.key, received, body, event=event_id, policy=policy.name)
         self._remember((user.key, event_id), _event_of(entry, chosen, at))
         return Answer(_score_answer(event_id, policy.name, body), committed, entry)
 
@@ -218,7 +217,10 @@ class PolicyService:
     # Rewards
 
     def reward(self, policy: str | None, request: RewardRequest) -> Answer:
-        """Learn the reward of an event with the features of its score; `policy` must have served it, None is any."""
+        """Learn the reward of an event, with the features of its score.
+
+        The policy that served the event learns; raises EventConflict if `policy` is another one.
+        """
         value = reward_of(request)
         key, event_id = self.keys.user(request["user_id"]), request["event_id"]
         if policy is not None:
@@ -264,14 +266,14 @@ class PolicyService:
                     "prior": prior.hash if prior else None,
                 }
             kind = "duplicate" if repeated else "late" if late else "reward"
-            seq, committed = self.log.append(
+            entry, committed = self.log.append(
                 kind, key, received, body, event=event_id, policy=event.policy, reward=value
             )
             if not repeated:
                 event.reward, event.late = value, late
                 self._remember((key, event_id), event)
             if applied:
-                user.apply(Entry(seq, kind, key, event_id, event.policy, received, value, body))
+                user.apply(entry)
                 self._dirty.add(key)
             n = user.ridge(event.policy).n
         return Answer({"applied": applied, "reward": value, "late": late, "n": n}, committed)
@@ -295,12 +297,11 @@ class PolicyService:
         with self._lock:
             user = self._user(key)
             cleared = {name: user.has_state(name) for name in POLICIES}
-            received = self.clock()
-            seq, committed = self.log.append("reset", key, received, {"erase": erase})
-            user.apply(Entry(seq, "reset", key, None, None, received, None, {"erase": erase}))
+            entry, committed = self.log.append("reset", key, self.clock(), {"erase": erase})
+            user.apply(entry)
             self._dirty.add(key)
             if erase:
-                committed = self.log.erase(key, seq)
+                committed = self.log.erase(key, entry.seq)
                 for event in [each for each in self._events if each[0] == key]:
                     del self._events[event]
         committed.result()
@@ -324,7 +325,7 @@ class PolicyService:
             user = self._user(key)
             return user.ridge(policy).snapshot(), user.tallies.copy()
 
-    def publish(self, score: Entry, policy: str, body: Mapping[str, Any]) -> bool:
+    def publish(self, score: Entry, policy: str, body: dict[str, Any]) -> bool:
         """Log the signal of a shadow; returns False if the user's events were erased since the score."""
         with self._lock:
             if score.seq < self._user(score.user).erased:

@@ -123,8 +123,11 @@ class Switches:
             "SELECT * FROM promotions WHERE ? IS NULL OR kind = ? ORDER BY id DESC LIMIT ?", (kind, kind, limit)
         )
         return [
-            Promotion(*columns, None if passed is None else bool(passed), json.loads(body))
-            for *columns, passed, body in rows
+            Promotion(
+                **dict(row)
+                | {"passed": None if row["passed"] is None else bool(row["passed"]), "body": json.loads(row["body"])}
+            )
+            for row in rows
         ]
 
     def shadow_counts(self, name: str) -> ShadowCounts:

@@ -88,7 +88,7 @@ class AirflowRunner:
     # Start and cancel
 
     def start(self, job: Job) -> None:
-        """Trigger the DAG, once; a retry of a failed job clears the failed tasks of its DAG run instead."""
+        """Trigger a DAG run, once; a retry of a failed job clears the failed tasks of its DAG run instead."""
         if job.kind is not JobKind.COLLECT:
             raise JobStartError(f"Airflow runs collects; a {job.kind} runs on the panel's own machine.")
         folder = self._folder(job)
@@ -114,8 +114,8 @@ class AirflowRunner:
             progress.log("airflow", f"run {stored.run_id} for {job.experiment}: {self._dag.page_of(stored.run_id)}")
             if job.private:
                 progress.warn_once(
-                    "A login in an address is not sent to Airflow, which shows what it is sent; its workers use their "
-                    "own (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)."
+                    "A login in an address is not sent to Airflow, which would show it; Airflow's workers use the one "
+                    "in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
                 )
             progress.save()
 
@@ -130,7 +130,7 @@ class AirflowRunner:
             raise
 
     def _resume(self, job: Job, folder: JobFolder, stored: StoredProgress) -> bool:
-        """Continue in the DAG run of the retried job if some of its tasks failed; returns whether it did."""
+        """Continue the DAG run of the retried job if some of its tasks failed; returns whether it is continued."""
         if job.retry_of is None or stored.run_id == run_id_of(job):
             return False
         old = read_progress(JobFolder(self._jobs, job.retry_of))

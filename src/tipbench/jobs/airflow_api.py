@@ -204,10 +204,23 @@ class AirflowApi:
         return response.status_code, bytes(content)
 
     def _error_message(self, content: bytes) -> str:
-        """Return the message of an error response without our credentials, as some servers echo the request."""
+        """Return the message of an error response, whose `detail` is a string, an object or a list of objects.
+
+        Our credentials are removed, as some servers echo the request.
+        """
         for secret in filter(None, (self.access.password, self._token)):
             content = content.replace(secret.encode(), b"***")
-        return _error_message(content)
+        detail = _object(content[:100_000]).get("detail")
+        found = []
+        for part in detail if isinstance(detail, list) else [detail]:
+            if isinstance(part, dict):
+                message = part.get("msg") or part.get("message") or part.get("reason") or json.dumps(part)
+                place = part.get("loc")
+                found.append(f"{'.'.join(map(str, place))}: {message}" if isinstance(place, list) else str(message))
+            elif part:
+                found.append(str(part))
+        text = "; ".join(found) or content[:_MAX_MESSAGE].decode("utf-8", "replace")
+        return " ".join(text.split())[:_MAX_MESSAGE] or "no message"
 
     def _unavailable(self, message: str, backoff_s: float | None = None) -> AirflowUnavailable:
         """Return the exception to raise; until the back-off ends, further requests fail with the same message."""
@@ -231,22 +244,7 @@ def _object(content: bytes) -> Json:
 
 def _token_refused(status: int, content: bytes) -> bool:
     """Whether the token was rejected: 401 if expired, 403 if signed with another key (or for missing permissions)."""
-    return status == 401 or (status == 403 and "Invalid JWT token" in _error_message(content))
-
-
-def _error_message(content: bytes) -> str:
-    """Return the message of an error response, whose `detail` is a string, an object or a list of objects."""
-    detail = _object(content[:100_000]).get("detail")
-    found = []
-    for part in detail if isinstance(detail, list) else [detail]:
-        if isinstance(part, dict):
-            message = part.get("msg") or part.get("message") or part.get("reason") or json.dumps(part)
-            place = part.get("loc")
-            found.append(f"{'.'.join(map(str, place))}: {message}" if isinstance(place, list) else str(message))
-        elif part:
-            found.append(str(part))
-    text = "; ".join(found) or content[:_MAX_MESSAGE].decode("utf-8", "replace")
-    return " ".join(text.split())[:_MAX_MESSAGE] or "no message"
+    return status == 401 or (status == 403 and b"Invalid JWT token" in content)
 
 
 COLLECT, WAIT, COMPARE = "collect", "wait_for_judge", "compare"  # task ids

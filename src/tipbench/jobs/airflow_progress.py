@@ -120,23 +120,24 @@ class RunProgress:
     def _read_task(self, dag: AirflowDag, task: TaskInstance) -> None:
         """Read a task's log. If it is unreadable, progress is lost; the job's outcome is not affected."""
         position = self.stored.places.setdefault(task.key, LogPosition(attempt=self.stored.base.get(task.key, 0) + 1))
-        while position.attempt <= task.try_number and not (position.over and position.attempt == task.try_number):
+        last = task.try_number
+        if position.attempt > last or (position.attempt == last and position.over):
+            return
+        while True:
             try:
                 part = dag.log(self.stored.run_id, task, position.attempt, position.token, position.lines)
             except (AirflowUnavailable, AirflowError) as exc:
                 self.warn_once(f"The log of {task.title} cannot be read: {exc} The run continues.")
                 if isinstance(exc, AirflowUnavailable) or exc.status != TOO_LONG:
                     return
-                if position.attempt == task.try_number:
-                    position.over = True
-                    return
-                self._next_attempt(task, position)
-                continue
-            self._read_lines(task, part.lines)
-            position.lines += len(part.lines)
-            position.token = part.token
-            if position.attempt == task.try_number:
-                position.over = part.token is None and task.state in TASK_ENDED
+                over = True
+            else:
+                self._read_lines(task, part.lines)
+                position.lines += len(part.lines)
+                position.token = part.token
+                over = part.token is None and task.state in TASK_ENDED
+            if position.attempt == last:
+                position.over = over
                 return
             self._next_attempt(task, position)
 
@@ -164,7 +165,7 @@ class RunProgress:
                 self._events.append(json.dumps({"at": at, **event_json(event)}).encode("ascii") + b"\n")
 
     def _update_totals(self, totals: TaskTotals, event: events.Event, task: TaskInstance) -> bool:
-        """Update the task's totals; returns False for events that are merged into the job's own."""
+        """Update the task's totals; returns False for an event that the job emits merged with those of other tasks."""
         if isinstance(event, events.Collected):
             totals.collected = event
         elif isinstance(event, events.Evidence):

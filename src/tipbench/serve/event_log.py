@@ -55,9 +55,9 @@ _COLUMNS = "seq, kind, user, event, policy, received, reward, body"
 
 
 class Keys:
-    """Keyed hashes under the secret of a home folder: users without their ids, and random numbers that can be repeated.
+    """Keyed hashes: of user ids, so that none is stored, and of events, as random numbers that can be repeated.
 
-    Without the secret, the stored state of a user cannot be found again.
+    Their secret is in the home folder. Without it, the stored state of a user cannot be found again.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -65,7 +65,7 @@ class Keys:
         self._draw = blake2b(key=secret, digest_size=8, person=b"tipbench-draw")
 
     def user(self, user_id: str) -> str:
-        """Return the 32 hex digits that stand for a user; raises UsageError if the id is invalid."""
+        """Return the hash of a user id, 32 hex digits; raises UsageError if the id is invalid."""
         hashed = self._user.copy()
         hashed.update(check_user_id(user_id).encode())
         return hashed.hexdigest()
@@ -155,13 +155,9 @@ def read_entry(database: Database, seq: int) -> Entry | None:
     return _entry(rows[0]) if rows else None
 
 
-def read_users(database: Database, table: str = "log") -> Iterator[str]:
-    """Yield the users with rows in `log` or `state`, in order."""
-    after: str | None = ""
-    while after is not None:
-        after = database.rows(f"SELECT min(user) FROM {table} WHERE user > ?", (after,))[0][0]  # noqa: S608
-        if after is not None:
-            yield after
+def read_users(database: Database, table: str = "log") -> list[str]:
+    """Return the users with rows in `log` or `state`, in order."""
+    return [user for (user,) in database.rows(f"SELECT DISTINCT user FROM {table} ORDER BY user")]  # noqa: S608
 
 
 def read_resets(database: Database, user: str) -> tuple[int, int]:
@@ -217,7 +213,7 @@ class EventLog:
         return self._writer.execute("DELETE FROM log WHERE user = ? AND seq < ?", (user, before))
 
     def truncate_wal(self) -> None:
-        """Move the content of the write-ahead log into the file; other readers may delay that."""
+        """Move the write-ahead log into the file and empty it; other readers may delay that."""
         self.writing.rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def wait(self) -> None:
@@ -231,14 +227,12 @@ class EventLog:
 
     def event(self, user: str, event: str) -> list[Entry]:
         """Return the committed score and reward entries of an event, in order."""
-        return [
-            _entry(row)
-            for row in self.database.rows(
-                f"SELECT {_COLUMNS} FROM log WHERE user = ? AND event = ? "  # noqa: S608
-                "AND kind IN ('score', 'reward', 'late') ORDER BY seq",
-                (user, event),
-            )
-        ]
+        rows = self.database.rows(
+            f"SELECT {_COLUMNS} FROM log WHERE user = ? AND event = ? "  # noqa: S608
+            "AND kind IN ('score', 'reward', 'late') ORDER BY seq",
+            (user, event),
+        )
+        return [_entry(row) for row in rows]
 
     def close(self) -> None:
         """Commit what is queued and close the file."""

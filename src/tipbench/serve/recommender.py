@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 from tipbench.errors import QueueFull, UsageError
@@ -75,12 +76,12 @@ class Recommender:
         return self.service.serve(self.switches.active(), request, candidates, signal=SERVE_SIGNAL)
 
     def has_shadows(self) -> bool:
-        """True if a shadow is enabled."""
+        """Whether a shadow is enabled."""
         return True in self.switches.shadows().values()
 
     def run_shadows(self, answer: Answer) -> None:
         """Queue a sent answer for the enabled shadows. Never blocks: if a queue is full, the answer is dropped."""
-        if answer.entry is not None and answer.entry.kind == "score":
+        if answer.entry is not None:
             for name, enabled in self.switches.shadows().items():
                 if enabled and SHADOWS[name] != answer.entry.policy:
                     self._shadows[name].put(answer.entry)
@@ -173,12 +174,8 @@ class _Shadow:
     def _run(self) -> None:
         saved = time.monotonic()
         while not self._closing.is_set():
-            try:
-                entry = self.queue.get(timeout=0.2)
-            except queue.Empty:
-                entry = None
-            if entry is not None:
-                self._score(entry)
+            with suppress(queue.Empty):
+                self._score(self.queue.get(timeout=0.2))
                 self.queue.task_done()
             if time.monotonic() - saved > REREAD_S:
                 self._save()

@@ -27,9 +27,9 @@ from typing_extensions import TypedDict
 from tipbench.errors import UsageError
 
 MAX_CANDIDATES = 200
-_USER_ID = r"^[A-Za-z0-9_.@:-]{1,128}$"
+USER_ID_PATTERN = r"^[A-Za-z0-9_.@:-]{1,128}$"
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-_matches_user_id = re.compile(_USER_ID[1:-1]).fullmatch
+_matches_user_id = re.compile(USER_ID_PATTERN[1:-1]).fullmatch
 
 Action = Literal["completed", "snoozed", "dismissed", "ignored"]
 
@@ -81,8 +81,8 @@ class _Whole:
         return core_schema.int_schema(strict=False, ge=self.lowest, le=self.highest)
 
 
-UserId = Annotated[str, Field(pattern=_USER_ID, examples=["u1"])]
-EventId = Annotated[str, Field(pattern=_USER_ID)]
+UserId = Annotated[str, Field(pattern=USER_ID_PATTERN, examples=["u1"])]
+EventId = Annotated[str, Field(pattern=USER_ID_PATTERN)]
 Time = Annotated[str, Field(max_length=64, examples=["2026-04-27T08:30:00+02:00"]), AfterValidator(_check_time)]
 Category = Annotated[str, Field(min_length=1, max_length=64)]
 Count = Annotated[int, _Whole(0, 10**9)]

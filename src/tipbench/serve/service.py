@@ -217,10 +217,7 @@ class PolicyService:
     # Rewards
 
     def reward(self, policy: str | None, request: RewardRequest) -> Answer:
-        """Learn the reward of an event, with the features of its score.
-
-        The policy that served the event learns; raises EventConflict if `policy` is another one.
-        """
+        """Let the policy that served an event learn its reward; raises EventConflict if `policy` is another one."""
         value = reward_of(request)
         key, event_id = self.keys.user(request["user_id"]), request["event_id"]
         if policy is not None:

@@ -105,7 +105,7 @@ def _symmetric(triangle: list[float], dim: int) -> Matrix:
 
 
 @cache
-def _unlearned(policy: str, prior: Prior | None) -> Ridge:
+def _without_rewards(policy: str, prior: Prior | None) -> Ridge:
     return POLICIES[policy].ridge(prior)
 
 
@@ -128,7 +128,7 @@ class UserState:
     def ridge(self, policy: str) -> Ridge:
         """Return the regression of a policy; without rewards it is shared by all users and must not be updated."""
         found = self.ridges.get(policy)
-        return _unlearned(policy, self._priors.get(policy)) if found is None else found
+        return _without_rewards(policy, self._priors.get(policy)) if found is None else found
 
     def apply(self, entry: Entry) -> None:
         """Apply an entry to the documents that do not contain it yet."""
@@ -155,11 +155,11 @@ class UserState:
                 self._changed(TALLIES, seq)
 
     def documents(self, *, all_names: bool = False) -> dict[tuple[str, str], bytes | None]:
-        """Return the documents that differ from the store, or all; None is a document to delete."""
+        """Return the documents that differ from the store, or all of them; None for one without content."""
         return {(self.key, name): self._document(name) for name in NAMES if all_names or name in self.dirty}
 
     def has_state(self, name: str) -> bool:
-        """True if there is a document of this name."""
+        """Whether the document of this name has content."""
         return bool(self.tallies.by_category) if name == TALLIES else name in self.ridges
 
     def _document(self, name: str) -> bytes | None:
@@ -183,9 +183,9 @@ class UserState:
         )
 
     def restore(self, name: str, content: dict[str, Any]) -> None:
-        """Replace what a document contains; `content` is that of `decode`."""
+        """Set the state of one document to the content that `decode` returned."""
         if name == TALLIES:
-            self.tallies = Tallies({category: Tally(**tally) for category, tally in content["by_category"].items()})
+            self.tallies = Tallies.from_profile(content["by_category"])
             return
         ridge = POLICIES[name].ridge(self._priors.get(name))
         b = np.array(content["b"])
@@ -194,7 +194,7 @@ class UserState:
         self.learned_with[name] = content["prior"]
 
     def clear(self, name: str, seq: int) -> None:
-        """Remove what a document contains, because of the reset `seq`."""
+        """Clear the state of one document, because of the reset with the number `seq`."""
         if name == TALLIES:
             self.tallies = Tallies()
         else:

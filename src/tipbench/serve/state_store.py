@@ -47,8 +47,8 @@ class StateStore(Protocol):
         """Move a corrupt document out of the way and return its new place."""
         ...
 
-    def users(self) -> Iterator[str]:
-        """Yield the users that have documents, in order."""
+    def users(self) -> list[str]:
+        """Return the users that have documents, in order."""
         ...
 
 
@@ -80,7 +80,7 @@ class SqliteStore:
             db.execute("DELETE FROM state WHERE user = ? AND name = ?", (user, name))
         return f"row {place} of corrupt_state"
 
-    def users(self) -> Iterator[str]:
+    def users(self) -> list[str]:
         return read_users(self._reads, "state")
 
 
@@ -129,10 +129,9 @@ class FileStore:
             for path in self.folder.glob(".*.new"):
                 path.unlink(missing_ok=True)
 
-    def users(self) -> Iterator[str]:
+    def users(self) -> list[str]:
         with home_errors(self.folder, "cannot be read"):
-            names = sorted({match[1] for entry in os.scandir(self.folder) if (match := _FILE.fullmatch(entry.name))})
-        yield from names
+            return sorted({match[1] for entry in os.scandir(self.folder) if (match := _FILE.fullmatch(entry.name))})
 
     def _path(self, user: str, name: str) -> Path:
         return self.folder / f"{user}_{SUFFIXES[name]}.json"

@@ -122,12 +122,9 @@ class Switches:
         rows = self._database.rows(
             "SELECT * FROM promotions WHERE ? IS NULL OR kind = ? ORDER BY id DESC LIMIT ?", (kind, kind, limit)
         )
+        passed = {None: None, 0: False, 1: True}
         return [
-            Promotion(
-                **dict(row)
-                | {"passed": None if row["passed"] is None else bool(row["passed"]), "body": json.loads(row["body"])}
-            )
-            for row in rows
+            Promotion(**dict(row) | {"passed": passed[row["passed"]], "body": json.loads(row["body"])}) for row in rows
         ]
 
     def shadow_counts(self, name: str) -> ShadowCounts:

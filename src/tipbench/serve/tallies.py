@@ -46,7 +46,7 @@ class Tallies:
 
     @classmethod
     def from_profile(cls, by_category: Mapping[str, CategoryTally]) -> Tallies:
-        """Return the tallies that a request sends in `profile_features.by_category`."""
+        """Return tallies from plain values, as in `profile_features.by_category` of a request."""
         return cls({category: Tally(**tally) for category, tally in by_category.items()})
 
     def copy(self) -> Tallies:

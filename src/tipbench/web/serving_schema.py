@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 import tipbench
 from tipbench.serve.policy import POLICIES
-from tipbench.serve.request import RECOMMEND, RESET, REWARD, SCORE
+from tipbench.serve.request import RECOMMEND, RESET, REWARD, SCORE, USER_ID_PATTERN
 
 _LIMITS = {
     "minimum": "ge",
@@ -290,8 +290,8 @@ def _operation(
         media = {"schema": _reference(body), "example": example}
         operation["requestBody"] = {"required": True, "content": {"application/json": media}}
     if user:
-        pattern = {"type": "string", "pattern": "^[A-Za-z0-9_.@:-]{1,128}$"}
-        operation["parameters"] = [{"name": "user_id", "in": "query", "schema": pattern, "example": "u1"}]
+        schema = {"type": "string", "pattern": USER_ID_PATTERN}
+        operation["parameters"] = [{"name": "user_id", "in": "query", "schema": schema, "example": "u1"}]
     return operation
 
 

@@ -58,7 +58,7 @@ class MlflowLookup(Protocol):
 
 
 class AirflowRunner:
-    """Runs collect jobs as DAG runs; all state is on disk, so any process that shares the home can use it."""
+    """Runs collect jobs as DAG runs; all state is on disk, so any process that shares the home folder can use it."""
 
     name = "airflow"
 

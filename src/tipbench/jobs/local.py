@@ -21,7 +21,7 @@ from tipbench.jobs.folder import EVENTS_VARIABLE, JobFolder, Process, read_event
 from tipbench.jobs.job import Job, JobState, JobStatus, LogTail, RecordedEvent
 from tipbench.jobs.progress import refused_reason
 
-GRACE_S = 90.0  # to abort requests, unload the model and record finished cells
+GRACE_S = 90.0  # between SIGTERM and SIGKILL: to abort requests, unload the model and record finished cells
 _START_TIMEOUT_S = 60.0  # of the launcher
 _INTERRUPTED = 130  # exit code of an interrupted command
 _PROC = Path("/proc")
@@ -29,7 +29,7 @@ _PANEL_ONLY = ("_TOKEN", "_SECRET", "_PASSWORD", "_KEY")  # suffixes of TIPBENCH
 
 
 class LocalRunner:
-    """Runs jobs on this machine; all state is on disk, so any process that shares the home can use it."""
+    """Runs jobs on this machine; all state is on disk, so any process that shares the home folder can use it."""
 
     name = "local"
 

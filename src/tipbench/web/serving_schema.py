@@ -13,7 +13,7 @@ import tipbench
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.request import RECOMMEND, RESET, REWARD, SCORE, USER_ID_PATTERN
 
-_LIMITS = {
+_LIMITS = {  # by keyword of JSON Schema: the argument of msgspec.Meta
     "minimum": "ge",
     "maximum": "le",
     "minLength": "min_length",
@@ -23,7 +23,7 @@ _LIMITS = {
     "pattern": "pattern",
 }
 _SIMPLE = {"string": str, "number": float, "integer": int, "boolean": bool, "null": None}
-_KEYWORDS = {*_LIMITS, "type", "items", "properties", "required", "additionalProperties", "$defs"}
+_SUPPORTED = {*_LIMITS, "type", "items", "properties", "required", "additionalProperties", "$defs"}
 _ANNOTATIONS = {"title", "description", "examples"}  # keywords that do not affect validation
 _MAX_EXACT = 2**53  # every integer up to this one is a float
 _NOTHING = Annotated[int, msgspec.Meta(ge=1, le=0)]  # accepts no value
@@ -59,12 +59,13 @@ def fast_validation(adapter: TypeAdapter[Any], check: Callable[[Any], object]) -
 
 
 def _type_of(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Any:
+    """Return msgspec's type for a JSON Schema; with an unsupported keyword it accepts no value."""
     keywords = schema.keys() - _ANNOTATIONS
     if keywords == {"$ref"}:
         return _type_of(defs[schema["$ref"].rpartition("/")[2]], defs)
     if keywords == {"anyOf"}:
         return Union[tuple(_type_of(each, defs) for each in schema["anyOf"])]  # noqa: UP007
-    if keywords - _KEYWORDS or schema.get("additionalProperties"):
+    if keywords - _SUPPORTED or schema.get("additionalProperties"):
         return _NOTHING
     if schema["type"] == "object":
         fields = [
@@ -82,7 +83,7 @@ def _type_of(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Any:
 
 
 class RankedTip(TypedDict):
-    """A candidate with its score and the probability with which it was picked."""
+    """A candidate with its score and its probability of being chosen."""
 
     tip_id: str
     score: float
@@ -90,7 +91,7 @@ class RankedTip(TypedDict):
 
 
 class ScoreAnswer(TypedDict):
-    """The pick, and all candidates with the best score first. `tip` is its text, if it comes from the catalogue."""
+    """The chosen tip, and all candidates, best score first. `tip` is the text of a tip from the catalogue."""
 
     event_id: str
     policy: str
@@ -114,7 +115,7 @@ class RewardAnswer(TypedDict):
 
 
 class StatsAnswer(TypedDict):
-    """What a policy learned about a user, or without `user_id` its totals."""
+    """What a policy learned about a user; without `user_id`, its totals over all users."""
 
     policy: str
     dim: int
@@ -130,7 +131,7 @@ class StatsAnswer(TypedDict):
 
 
 class ResetAnswer(TypedDict):
-    """Which policies had state of this user."""
+    """Whether each policy had state of this user."""
 
     cleared: dict[str, bool]
 
@@ -211,7 +212,7 @@ _PROBLEMS = {
     404: "The event is unknown.",
     409: "The event exists with another body, policy or reward, or is from before the user's reset.",
     413: "The body is over 256 KiB.",
-    422: "A value is invalid; `path` has its place.",
+    422: "A value is invalid; `path` is the field.",
     429: "Too many wrong tokens; see Retry-After.",
     503: "The store is busy or cannot be written; see Retry-After.",
 }

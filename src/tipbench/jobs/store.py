@@ -1,4 +1,4 @@
-"""Job store: one SQLite file shared by several panel processes; every state transition is a compare-and-set."""
+"""Job store: one SQLite file that several panel processes share; each state transition is a compare-and-set."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tipbench.errors import JobConflict, JobNotFound, UsageError
 from tipbench.jobs.job import ENDED, Job, JobKind, JobRequest, JobState, check_transition
 from tipbench.sqlite import Database, Row
 
-MAX_PAGE = 500  # per page
+MAX_PAGE = 500  # jobs
 MAX_KEY = 200  # characters of an idempotency key
 _MAX_REASON = 2000  # characters
-_BUSY_S = 15.0  # SQLite busy timeout
+_BUSY_TIMEOUT_S = 15.0  # of SQLite
 _MIGRATIONS = (
     """
 CREATE TABLE jobs (
@@ -84,7 +84,7 @@ class JobStore:
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self.path = path
         self._clock = clock
-        self._db = Database(path, _MIGRATIONS, "The list of jobs", busy_s=_BUSY_S, wal=True)
+        self._db = Database(path, _MIGRATIONS, "The list of jobs", busy_s=_BUSY_TIMEOUT_S, wal=True)
 
     def close(self) -> None:
         self._db.close()
@@ -104,7 +104,7 @@ class JobStore:
         retry that has not ended: retrying again returns that one.
         """
         parts = [request.kind.value, request.experiment, dict(request.arguments), dict(request.private)]
-        # What requests with one key have in common; the caller and the runner may differ.
+        # Requests with the same key must be equal in these values; the caller and the runner may differ.
         body = hashlib.sha256(_dump([*parts, request.retry_of]).encode()).hexdigest()
         check_key(key)
         with self._db.transaction() as db:
@@ -174,7 +174,7 @@ class JobStore:
         return _job(rows[0]) if rows else None
 
     def expired(self, keep_s: float, *, limit: int = 100) -> list[Job]:
-        """Return jobs that ended more than `keep_s` seconds ago, oldest first, except those that another job retries.
+        """Return jobs that ended more than `keep_s` seconds ago, oldest first, except jobs that have a retry.
 
         A lost job has no end time, so its start time is used.
         """
@@ -198,7 +198,7 @@ class JobStore:
     # Changes
 
     def claim(self, job_id: str) -> Job | None:
-        """Mark the job as being started, so that cancels go through its runner; None if it was cancelled or started."""
+        """Mark the job as being started, so that its runner handles cancels; None if it was cancelled or started."""
         with self._db.transaction() as db:
             done = db.execute(
                 "UPDATE jobs SET claimed = coalesce(claimed, ?) "
@@ -254,7 +254,7 @@ class JobStore:
             return self.get(job_id)
 
     def remove(self, job_id: str) -> bool:
-        """Delete a job; returns False if it is still in progress, or if another job retries it."""
+        """Delete a job; returns False if it is still in progress or has a retry."""
         with self._db.transaction() as db:
             return bool(db.execute(f"DELETE FROM jobs WHERE id = ? AND {_REMOVABLE}", (job_id,)).rowcount)  # noqa: S608
 

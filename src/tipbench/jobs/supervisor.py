@@ -167,7 +167,7 @@ class Supervisor:
             self._wake.wait(self._tick_s)
 
     def _sweep(self) -> None:
-        """Delete expired jobs: first the runner's data, so that none of it is orphaned."""
+        """Delete expired jobs, each after the data of its runner, so that no data is orphaned."""
         removed = 0
         if self._keep_s is not None and self._clock_is_plausible():
             for job in self._store.expired(self._keep_s, limit=_MAX_SWEPT):
@@ -180,9 +180,9 @@ class Supervisor:
         self._next_sweep = time.monotonic() + (0 if removed == _MAX_SWEPT else _SWEEP_S)
 
     def _clock_is_plausible(self) -> bool:
-        """Whether the clock has not jumped ahead since the last sweep, which would make all jobs look expired.
+        """Return False after the clock has jumped ahead since the last sweep, as all jobs would look expired.
 
-        After a longer pause of the panel, or a correction of the clock, sweeping continues after a day.
+        The jump may also be a longer pause of the panel or a corrected clock, so sweeping continues after a day.
         """
         path, now = self._lock_path.with_name("last_sweep"), self._store.now()
         try:
@@ -213,7 +213,7 @@ class Supervisor:
         return False
 
     def _safely(self, act: Callable[[Job], None], job: Job) -> None:
-        """Call `act`, and record an error on the job so that other jobs are not affected."""
+        """Call `act` and save its error as the job's reason, so that other jobs are not affected."""
         try:
             act(job)
         except TipbenchError as exc:

@@ -68,7 +68,7 @@ class Catalogue:
         self._by_hour = dict(by_hour)
 
     def candidates(self, hour: float, limit: int = MAX_CANDIDATES) -> list[Candidate]:
-        """Return the tips nearest to this hour; within a slot in the order of composite, then of tip id."""
+        """Return the tips nearest to this hour; within a slot, ordered by composite and then by tip id."""
 
         def distance(slot: float | None) -> float:
             hours = 0.0 if slot is None else abs(slot - hour) % 24

@@ -21,8 +21,7 @@ from uuid import uuid4
 from pydantic_core import from_json, to_json
 
 from decisions import request_body
-from tipbench.serve.event_log import EventLog
-from tipbench.serve.keys import Keys, load_keys
+from tipbench.serve.event_log import EventLog, Keys, load_keys
 from tipbench.serve.recommender import Recommender
 from tipbench.serve.service import PolicyService
 from tipbench.web.auth import POLICY_SERVER_REFUSES, Role, TokenGuard, TokenStore, panel_database

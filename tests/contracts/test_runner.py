@@ -310,7 +310,7 @@ def _forget(bench: Bench, job: Job) -> None:
 def _check_log_tail(bench: Bench, job: Job) -> None:
     whole = bench.runner.log(job)
     assert (whole.cut, job.experiment in whole.text) == (False, True)
-    tail = bench.runner.log(job, most_bytes=200)
+    tail = bench.runner.log(job, max_bytes=200)
     assert tail.cut
     assert len(tail.text.encode()) <= 200
     assert whole.text.endswith(tail.text)

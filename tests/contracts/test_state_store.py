@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tipbench.serve.event_log import FOLDER, open_store
+from tipbench.serve.event_log import open_store
 from tipbench.serve.state import TALLIES
-from tipbench.serve.state_store import STATE_FOLDER, STATES, StateStore, open_state
+from tipbench.serve.state_store import STATES, FileStore, StateStore, open_state
 
 A, B = "a" * 32, "b" * 32
 
@@ -30,11 +30,18 @@ def test_a_saved_document_is_loaded_and_none_deletes_it(store: StateStore) -> No
     assert list(store.users()) == [A]
 
 
-def test_a_document_set_aside_is_gone_from_the_store_and_kept_until_an_erase(store: StateStore, tmp_path: Path) -> None:
+def test_a_document_set_aside_is_gone_from_the_store(store: StateStore) -> None:
     store.save({(A, "egreedy/v1"): b"half a docum", (B, "egreedy/v1"): b"whole"})
     place = store.set_aside(A, "egreedy/v1")
     assert store.load(A) == {}
     assert "corrupt" in place
-    store.erase(A)
     assert store.load(B) == {"egreedy/v1": b"whole"}
-    assert not list((tmp_path / FOLDER / STATE_FOLDER).glob(f"{A}*"))
+
+
+def test_an_erase_deletes_the_users_files_also_those_set_aside(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.save({(A, "egreedy/v1"): b"half a docum", (A, TALLIES): b"whole", (B, "egreedy/v1"): b"whole"})
+    store.set_aside(A, "egreedy/v1")
+    store.erase(A)
+    assert not list(tmp_path.glob(f"{A}*"))
+    assert store.load(B) == {"egreedy/v1": b"whole"}

@@ -156,7 +156,7 @@ def test_an_unreadable_log_loses_progress_but_not_the_job(site: Site, status: in
 
 
 def test_task_output_is_kept_up_to_a_limit_and_the_job_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(airflow_progress, "MOST_KEPT", 20_000)
+    monkeypatch.setattr(airflow_progress, "MAX_OUTPUT_BYTES", 20_000)
 
     job = site.job(models="alpha:1b")
     file = site.home / "jobs" / job.id / "log.txt"

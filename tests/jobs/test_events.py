@@ -194,8 +194,8 @@ def test_the_result_is_the_exit_code_and_the_failure(
         assert found is None
     else:
         assert found is not None
-        assert (found.code, found.url) == (ending[0], ending[2])
-        assert found.failure.startswith(ending[1])
+        assert (found.exit_code, found.collected and found.collected.url) == (ending[0], ending[2])
+        assert found.failure_reason.startswith(ending[1])
 
 
 def test_a_file_that_is_not_there_holds_no_events(tmp_path: Path) -> None:

@@ -79,14 +79,8 @@ def test_a_judge_request_becomes_its_command() -> None:
 
 def test_an_invalid_judge_request_is_refused() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"bogus": 1}, "not an option"),
         ({"with": ""}, "with takes"),
         ({"with": None}, "with takes"),
-        ({"experiment": "mine"}, "starts with tip-bench-"),
-        ({"judge": ["a"]}, "judge takes"),
-        ({"with": "command:" + "x" * 5000}, "at most 4000"),
-        ({"with": "ollama:a:1b", "ollama_url": "nowhere"}, "ollama_url takes a web address"),
-        ({"mlflow_url": "file:///x"}, "mlflow_url takes a web address"),
         ({"with": "judge"}, "with takes"),
         ({"batch": 3}, "batch applies only to command:"),
         ({"evict": True}, "evict applies only to ollama:"),

@@ -45,8 +45,8 @@ class Telling:
     def cancel(self, _job: Job) -> None:
         """Nothing."""
 
-    def log(self, _job: Job, most_bytes: int = 65_536) -> LogTail:
-        return LogTail("", most_bytes, cut=False)
+    def log(self, _job: Job, max_bytes: int = 65_536) -> LogTail:
+        return LogTail("", max_bytes, cut=False)
 
     def forget(self, _job: Job) -> None:
         """Nothing."""

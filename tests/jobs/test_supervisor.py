@@ -50,7 +50,7 @@ class ScriptedRunner:
     def events(self, job: Job, after: int = 0, limit: int = 500) -> Sequence[RecordedEvent]:  # noqa: ARG002
         return []
 
-    def log(self, job: Job, most_bytes: int = 65_536) -> LogTail:  # noqa: ARG002
+    def log(self, job: Job, max_bytes: int = 65_536) -> LogTail:  # noqa: ARG002
         return LogTail("", 0, cut=False)
 
     def forget(self, job: Job) -> None:

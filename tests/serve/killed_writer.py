@@ -27,7 +27,7 @@ from tipbench import files, sqlite
 from tipbench.errors import EventConflict, EventNotFound
 from tipbench.serve import state_store
 from tipbench.serve.event_log import open_store, read_entries
-from tipbench.serve.maintenance import export_state, import_state, rebuild_state
+from tipbench.serve.state_store import export_state, import_state, rebuild_state
 
 WRITES = {
     files.__file__: {"write_atomic", "_synced_copy", "sync_folder"},

@@ -17,13 +17,11 @@ from scipy import stats
 
 from support.serving import score_request
 from tipbench.errors import UsageError
+from tipbench.serve.event_log import SECRET_FILE, Keys, load_keys
 from tipbench.serve.features import FEATURES
-from tipbench.serve.keys import SECRET_FILE, Keys, load_keys
-from tipbench.serve.policy import LAMBDA_WITH_PRIOR, POLICIES, choose
+from tipbench.serve.policy import LAMBDA_WITH_PRIOR, POLICIES, REBUILD_EVERY, Ridge, choose, reward_of
 from tipbench.serve.prior import Prior, load_prior
 from tipbench.serve.request import RewardRequest, local_time
-from tipbench.serve.reward import reward_of
-from tipbench.serve.ridge import REBUILD_EVERY, Ridge
 from tipbench.serve.tallies import Tallies
 
 Array = NDArray[Any]
@@ -172,8 +170,8 @@ def test_linucb_prefers_what_it_has_seen_less() -> None:
     decision = policy.decide(np.stack([seen, unseen]), ridge, 0.99)
     assert decision.scores == pytest.approx([1 / np.sqrt(31), 1.0])
     assert decision.probabilities == pytest.approx([0.025, 0.975])
-    assert policy.decide(np.stack([seen, unseen]), ridge, 0.0).explored
-    assert not decision.explored
+    assert decision.chosen == 1
+    assert policy.decide(np.stack([seen, unseen]), ridge, 0.0).chosen == 0
 
 
 def test_each_policy_has_its_own_features_epsilon_and_version() -> None:

@@ -20,10 +20,8 @@ from support.serving import PROFILE, Clock, learn, reward_request, score_request
 from tipbench.errors import EventConflict, EventNotFound, LockHeld, QueueFull, TipbenchError, UsageError
 from tipbench.serve.event_log import FILE, FOLDER, open_store, read_entries
 from tipbench.serve.features import FEATURES
-from tipbench.serve.policy import POLICIES
-from tipbench.serve.policy_stats import over_time
+from tipbench.serve.policy import POLICIES, Ridge
 from tipbench.serve.prior import Prior
-from tipbench.serve.ridge import Ridge
 from tipbench.serve.service import LATE_AFTER_S, PolicyService
 from tipbench.sqlite import Database
 
@@ -198,20 +196,6 @@ def test_stats_of_an_unknown_user_are_empty(service: PolicyService) -> None:
     assert set(stats["sd"].values()) == {1.0}
     with pytest.raises(UsageError, match="There is no policy"):
         service.stats("egreedy/v9")
-
-
-def test_rewards_over_time_are_means_with_standard_errors(service: PolicyService, clock: Clock) -> None:
-    start = clock.now
-    for number, value in enumerate((1.0, 0.0, -1.0, 0.5)):
-        event = service.score("linucb", score_request()).body["event_id"]
-        clock.now = start + HOUR * (number // 3)
-        service.reward("linucb", {"user_id": "u1", "event_id": event, "reward": value})
-    service.log.wait()
-    assert over_time(service.log.database, "linucb", "reward", since=start, step_s=HOUR) == [
-        {"at": start, "n": 3, "mean": 0.0, "se": pytest.approx(1 / 3**0.5)},
-        {"at": start + HOUR, "n": 1, "mean": 0.5, "se": None},
-    ]
-    assert service.stats("linucb")["mean_reward"] == 0.125
 
 
 @pytest.mark.parametrize(("query", "user"), [("policy_totals", None), ("user_stats", "u1")])

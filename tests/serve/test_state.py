@@ -19,10 +19,16 @@ import pytest
 from support.serving import learn, reward_request, score_request, serving
 from tipbench.errors import EventConflict, EventNotFound, LockHeld, StateError, TipbenchError, UsageError
 from tipbench.serve.event_log import FOLDER, open_store, read_entries
-from tipbench.serve.maintenance import export_state, import_state, rebuild_state
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.state import NAMES, SCHEMA, TALLIES
-from tipbench.serve.state_store import STATE_FOLDER, STATES, open_state
+from tipbench.serve.state_store import (
+    STATE_FOLDER,
+    STATES,
+    export_state,
+    import_state,
+    open_state,
+    rebuild_state,
+)
 
 A, B = "a" * 32, "b" * 32
 

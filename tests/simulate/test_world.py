@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from support.simulated_requests import reward_request
-from tipbench.serve.reward import reward_of
+from tipbench.serve.policy import reward_of
 from tipbench.simulate.rollout import CONTROL, find_arm, rollout
 from tipbench.simulate.world import ACTIONS, COMPLETED, PROFILE_KEYS, World, WorldName, load_personas
 

@@ -47,10 +47,10 @@ class ScriptedRunner:
         events = [RecordedEvent(cursor, at, event) for cursor, event in enumerate(self.emitted(job), start=1)]
         return events[after : after + limit]
 
-    def log(self, job: Job, most_bytes: int = 65_536) -> LogTail:  # noqa: ARG002 - all have printed the same
+    def log(self, job: Job, max_bytes: int = 65_536) -> LogTail:  # noqa: ARG002 - all have printed the same
         """Return the tail of the scripted output."""
         whole = self.printed.encode("utf-8", "backslashreplace")
-        return LogTail(whole[-most_bytes:].decode("utf-8", "replace"), len(whole), len(whole) > most_bytes)
+        return LogTail(whole[-max_bytes:].decode("utf-8", "replace"), len(whole), len(whole) > max_bytes)
 
     def forget(self, job: Job) -> None:
         """There is nothing to forget."""

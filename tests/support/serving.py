@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tipbench.serve.keys import SECRET_FILE
+from tipbench.serve.event_log import SECRET_FILE
 from tipbench.serve.request import SCORE, Candidate, RewardRequest, ScoreRequest
 from tipbench.serve.service import PolicyService
 

@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from tipbench.serve.features import hour_of
+from tipbench.serve.policy import reward_of
 from tipbench.serve.request import Candidate, ProfileFeatures, RewardRequest, ScoreRequest
-from tipbench.serve.reward import reward_of
 from tipbench.serve.tallies import Tallies
 from tipbench.simulate.rollout import Arm, ArmTotals, Draws
 from tipbench.simulate.world import ACTIONS, COMPLETED, PROFILE_KEYS, Floats, Outcome, Round, World

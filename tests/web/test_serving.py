@@ -344,7 +344,7 @@ def test_a_token_in_use_is_checked_again_before_it_has_to_be(site: PolicySite) -
 def test_one_token_written_in_many_ways_does_not_fill_the_memory(
     site: PolicySite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "_TOKENS_CACHED", 3)
+    monkeypatch.setattr(serving, "_MAX_CACHED_TOKENS", 3)
     for spaces in range(1, 9):
         headers = {"Authorization": f"Bearer{' ' * spaces}{site.secrets['app']}"}
         assert site.client.get("/policies", headers=headers).status_code == 200

@@ -33,7 +33,7 @@ def export(folder: FolderOption, state: KindOption = StateKind.SQLITE, json_: Js
 
       tipbench state export --dir backup/
     """
-    from tipbench.serve.maintenance import export_state
+    from tipbench.serve.state_store import export_state
 
     files = export_state(writable_home(load_settings().home), folder, state=state.value)
     print_json({"files": files}) if json_ else print(f"{plural(files, 'file')} written to {folder}")
@@ -50,7 +50,7 @@ def import_(folder: FolderOption, state: KindOption = StateKind.SQLITE, json_: J
 
       tipbench state import --dir backup/
     """
-    from tipbench.serve.maintenance import import_state
+    from tipbench.serve.state_store import import_state
 
     files = import_state(writable_home(load_settings().home), folder, state=state.value)
     print_json({"files": files}) if json_ else print(f"{plural(files, 'file')} imported from {folder}")
@@ -66,7 +66,7 @@ def rebuild(state: KindOption = StateKind.SQLITE, json_: JsonOption = False) -> 
 
       tipbench state rebuild
     """
-    from tipbench.serve.maintenance import rebuild_state
+    from tipbench.serve.state_store import rebuild_state
 
     users = rebuild_state(writable_home(load_settings().home), state=state.value)
     print_json({"users": users}) if json_ else print(f"state of {plural(users, 'user')} rebuilt from the event log")

@@ -1,7 +1,7 @@
 """Airflow runner: each job is a DAG run, and its status is stored in the job's folder, as for a local job.
 
-Airflow is polled by one process at a time; all others read the stored status. Page views therefore send no request to
-Airflow, Airflow may be unavailable for a while, and a restarted panel continues from the stored status.
+One process at a time polls Airflow; all others read the stored status. So a page view sends no request to Airflow, an
+outage of Airflow does no harm, and a restarted panel continues from the stored status.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ from tipbench.jobs.airflow_api import (
 )
 from tipbench.jobs.airflow_progress import RunProgress, StoredProgress, merged_collected, read_progress, write_progress
 from tipbench.jobs.folder import JobFolder, read_events
-from tipbench.jobs.job import ENDED, Job, JobKind, JobState, JobStatus, LogTail, RecordedEvent, refused_reason
+from tipbench.jobs.job import ENDED, Job, JobKind, JobState, JobStatus, LogTail, RecordedEvent
+from tipbench.jobs.progress import refused_reason
 from tipbench.record import events
 from tipbench.text import plural
 
 POLL_S = 2.0
-PARKED_POLLS = 5  # poll interval multiplier for parked runs
+_PARKED_FACTOR = 5  # multiplies the poll interval of runs that wait for a judge, and of lost ones
 CHECK_S = 15.0  # between checks for a missing pool, a paused DAG or cells pending judgement
-GRACE_S = 120.0  # before a cancel request is sent again
-SETTLE_S = 15.0  # for the last log lines to arrive after a task ends
+RESEND_CANCEL_S = 120.0  # after which a cancel request is sent again
+SETTLE_S = 15.0  # how long to wait for the last log lines after a task ends
 _CANCELLED_CODE = 130  # exit code of an interrupted command
 _FORBIDDEN = 403
-_NAMED_FAILURES = 3  # failed tasks named in a reason
+_MAX_NAMED = 3  # failed tasks in a reason
 _ANSWERED = "Every cell is judged; Airflow continues with the comparison."
 
 
 class MlflowLookup(Protocol):
-    """MLflow lookups that the runner needs."""
+    """The questions about MLflow that the runner has."""
 
     def address(self, job: Job) -> str:
         """Return the URL of the server that the job's workers use. Raises NotEnoughData if there is none."""
@@ -57,15 +58,15 @@ class MlflowLookup(Protocol):
 
 
 class AirflowRunner:
-    """Runs collect jobs as DAG runs; all state is on disk, so any process that shares the home can use it."""
+    """Runs collect jobs as DAG runs; all state is on disk, so any process that shares the home folder can use it."""
 
     name = "airflow"
 
     def __init__(
         self,
         home: Path,
-        rest: AirflowApi,
-        records: MlflowLookup,
+        api: AirflowApi,
+        mlflow: MlflowLookup,
         *,
         poll_s: float = POLL_S,
         check_s: float = CHECK_S,
@@ -73,21 +74,21 @@ class AirflowRunner:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._jobs = home / "jobs"
-        self._dag = AirflowDag(rest)
-        self._rest = rest
-        self._records = records
+        self._dag = AirflowDag(api)
+        self._api = api
+        self._mlflow = mlflow
         self._poll_s, self._check_s, self._settle_s = poll_s, check_s, settle_s
         self._clock = clock
         self._paused, self._paused_until = "", 0.0
 
     def close(self) -> None:
         """Close the connections to Airflow; DAG runs continue."""
-        self._rest.close()
+        self._api.close()
 
     # Start and cancel
 
     def start(self, job: Job) -> None:
-        """Trigger the DAG, once; a retry of a failed job clears the failed tasks of its DAG run instead."""
+        """Trigger a DAG run, once; a retry of a failed job clears the failed tasks of its DAG run instead."""
         if job.kind is not JobKind.COLLECT:
             raise JobStartError(f"Airflow runs collects; a {job.kind} runs on the panel's own machine.")
         folder = self._folder(job)
@@ -97,7 +98,7 @@ class AirflowRunner:
                 return
             if not self._resume(job, folder, stored):
                 try:
-                    conf = conf_of(job, self._records.address(job))
+                    conf = conf_of(job, self._mlflow.address(job))
                 except NotEnoughData as exc:
                     raise JobStartError(
                         "A run in Airflow needs an MLflow that its workers and the panel reach, and there is none yet. "
@@ -113,8 +114,8 @@ class AirflowRunner:
             progress.log("airflow", f"run {stored.run_id} for {job.experiment}: {self._dag.page_of(stored.run_id)}")
             if job.private:
                 progress.warn_once(
-                    "A login in an address is not sent to Airflow, which shows what it is sent; its workers use their "
-                    "own (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)."
+                    "A login in an address is not sent to Airflow, which would show it; Airflow's workers use the one "
+                    "in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
                 )
             progress.save()
 
@@ -129,19 +130,19 @@ class AirflowRunner:
             raise
 
     def _resume(self, job: Job, folder: JobFolder, stored: StoredProgress) -> bool:
-        """Continue in the DAG run of the retried job if some of its tasks failed; returns whether it did."""
+        """Continue the DAG run of the retried job if some of its tasks failed; returns whether it is continued."""
         if job.retry_of is None or stored.run_id == run_id_of(job):
             return False
         old = read_progress(JobFolder(self._jobs, job.retry_of))
         if old.state is not JobState.FAILED or not old.run_id:
             return False
         run = self._dag.get_run(old.run_id)
-        if run is None or (not run.ended and stored.run_id != old.run_id):
+        if run is None:
             return False
         failed = [task for task in run.tasks if task.state in TASK_FAILED]
-        if not failed and stored.run_id != old.run_id:
-            return False
-        if stored.run_id != old.run_id:
+        if stored.run_id != old.run_id:  # otherwise an earlier call was interrupted after this
+            if not run.ended or not failed:
+                return False
             stored.run_id, stored.base = old.run_id, {task.key: task.try_number for task in run.tasks}
             write_progress(folder, stored)
         if failed and run.ended:
@@ -149,7 +150,7 @@ class AirflowRunner:
         return True
 
     def cancel(self, job: Job) -> None:
-        """Mark the DAG run as failed: tasks get SIGTERM, teardown tasks still run. Sent again after GRACE_S."""
+        """Mark the DAG run as failed: tasks get SIGTERM, teardown tasks still run. Sent again after RESEND_CANCEL_S."""
         folder = self._folder(job)
         with folder.locked():
             stored = read_progress(folder)
@@ -159,7 +160,7 @@ class AirflowRunner:
         if stored.state in ENDED:
             return
         cancel_sent, now = folder.cancel_sent_at, self._clock()
-        if cancel_sent is not None and now - cancel_sent < GRACE_S:
+        if cancel_sent is not None and now - cancel_sent < RESEND_CANCEL_S:
             return
         run = self._dag.get_run(stored.run_id)
         if run is None and not stored.triggered:
@@ -209,24 +210,24 @@ class AirflowRunner:
         self._refresh(job)
         return read_events(self._folder(job).events, after, limit)
 
-    def log(self, job: Job, most_bytes: int = 65_536) -> LogTail:
+    def log(self, job: Job, max_bytes: int = 65_536) -> LogTail:
         """Return the end of the tasks' log output."""
         self._refresh(job)
-        return self._folder(job).tail(most_bytes)
+        return self._folder(job).tail(max_bytes)
 
     def _refresh(self, job: Job) -> None:
-        """Poll if the supervisor has not done so recently; ignores errors, which the supervisor reports."""
+        """Poll Airflow if the supervisor has not done so recently; ignores errors, which the supervisor reports."""
         folder = self._folder(job)
         stored = read_progress(folder)
-        due = self._clock() - stored.looked >= 2 * self._max_age(job, stored) and not self._rest.failing
-        if stored.triggered and stored.state not in ENDED and due:
+        overdue = self._clock() - stored.looked >= 2 * self._max_age(job, stored)
+        if stored.triggered and stored.state not in ENDED and overdue and not self._api.failing:
             with suppress(TipbenchError):
                 self._poll(job, folder)
 
     def _max_age(self, job: Job, stored: StoredProgress) -> float:
-        """Return how long a stored status stays valid; longer for parked and lost runs, which may stay so for weeks."""
+        """Return how long a stored status is valid, in seconds; longer for runs that may wait or be lost for weeks."""
         parked = stored.state in (JobState.WAITING, JobState.LOST) and job.cancel_requested is None
-        return self._poll_s * (PARKED_POLLS if parked else 1)
+        return self._poll_s * (_PARKED_FACTOR if parked else 1)
 
     def _poll(self, job: Job, folder: JobFolder) -> JobStatus:
         with file_lock(folder.path / "turn", wait=False) as locked:  # one process at a time polls Airflow
@@ -252,7 +253,7 @@ class AirflowRunner:
     def _status_of(self, job: Job, folder: JobFolder, progress: RunProgress, run: DagRun) -> JobStatus:
         stored = progress.stored
         progress.read_logs(self._dag, run)
-        urls = [tally.collected.url for tally in stored.tallies.values() if tally.collected is not None]
+        urls = (totals.collected.url for totals in stored.tallies.values() if totals.collected is not None)
         mlflow = next((url for url in urls if url and is_http_url(url)), stored.links.get("mlflow"))
         links = {"airflow": self._dag.page_of(stored.run_id), **({"mlflow": mlflow} if mlflow else {})}
         if run.ended and self._settled(stored, run):
@@ -270,10 +271,10 @@ class AirflowRunner:
         return JobStatus(JobState.RUNNING, reason=self._blocked_reason(progress, run), links=links)
 
     def _settled(self, stored: StoredProgress, run: DagRun) -> bool:
-        """Whether all collect tasks have reported an exit code; True after `settle_s`, as logs may never arrive."""
+        """Whether the logs of all collect tasks have an exit code; True after `settle_s`, as logs may never arrive."""
         collects = [task for task in run.tasks if task.collects and task.state in ("success", "failed")]
-        totals = [stored.tallies.get(task.key) for task in collects if task.try_number > stored.base.get(task.key, 0)]
-        if all(tally is not None and tally.exit_code is not None for tally in totals):
+        own = [stored.tallies.get(task.key) for task in collects if task.try_number > stored.base.get(task.key, 0)]
+        if all(totals is not None and totals.exit_code is not None for totals in own):
             return True
         stored.ended_since = stored.ended_since or self._clock()
         return self._clock() - stored.ended_since >= self._settle_s
@@ -283,7 +284,7 @@ class AirflowRunner:
         if not self._check_due(progress.stored):
             return progress.stored.reason
         try:
-            number = self._records.pending(job)
+            number = self._mlflow.pending(job)
         except TipbenchError as exc:  # MLflow being unavailable does not make the job lost
             return f"The state of its cells cannot be read: {exc}"
         if number:
@@ -292,7 +293,7 @@ class AirflowRunner:
             self._dag.answer(progress.stored.run_id, waiting)
         except AirflowError as exc:
             return f"Every cell is judged, but Airflow rejects the answer: {exc} Answer it in Airflow."
-        if progress.stored.reason != _ANSWERED:  # otherwise Airflow is still processing the answer
+        if progress.stored.reason != _ANSWERED:  # emitted once, although Airflow may take several polls to continue
             progress.emit(events.Message(_ANSWERED))
         return _ANSWERED
 
@@ -326,7 +327,7 @@ class AirflowRunner:
 
 
 def run_id_of(job: Job) -> str:
-    """Return the id of a job's DAG run, which is stable across triggers."""
+    """Return the id of a job's DAG run; triggering it twice starts one run."""
     return f"tipbench__{job.id}"
 
 
@@ -341,22 +342,22 @@ def _end_status(run: DagRun, stored: StoredProgress, links: dict[str, str], *, c
         return JobStatus(JobState.CANCELLED, _CANCELLED_CODE, "Cancelled; finished cells are kept.", links)
     failed = [task for task in run.tasks if task.state == "failed"]
     if run.state == "success" and not any(task.collects for task in failed):
-        collected = merged_collected(list(stored.tallies.values()))
-        return JobStatus(JobState.SUCCEEDED, 0, refused_reason(collected.refused if collected else ()), links)
-    codes = [tally.exit_code for tally in stored.tallies.values() if tally.exit_code]
-    return JobStatus(JobState.FAILED, codes[0] if codes else 1, _failure_reason(failed, stored), links)
+        reason = refused_reason(merged_collected(list(stored.tallies.values())))
+        return JobStatus(JobState.SUCCEEDED, 0, reason, links)
+    code = next((totals.exit_code for totals in stored.tallies.values() if totals.exit_code), 1)
+    return JobStatus(JobState.FAILED, code, _failure_reason(failed, stored), links)
 
 
 def _failure_reason(failed: Sequence[TaskInstance], stored: StoredProgress) -> str:
-    """Return the root causes: all failed collect tasks, otherwise the first failed task."""
+    """Return why collect tasks failed; without failed collect tasks, why the first other task failed."""
     failures = [(task, stored.tallies[task.key].failure) for task in failed if task.key in stored.tallies]
     causes = [(task, why) for task, why in failures if why and task.collects]
     causes = causes or [(task, why) for task, why in failures if why][:1]
     if not causes:
-        names = ", ".join(task.title for task in failed[:_NAMED_FAILURES]) or "A task"
+        names = ", ".join(task.title for task in failed[:_MAX_NAMED]) or "A task"
         return f"{names} failed in Airflow; see the log."
     if len(causes) == 1:
         return causes[0][1]
-    shown = "; ".join(f"{task.rendered_map_index or task.title}: {why}" for task, why in causes[:_NAMED_FAILURES])
-    more = len(causes) - _NAMED_FAILURES
+    shown = "; ".join(f"{task.rendered_map_index or task.title}: {why}" for task, why in causes[:_MAX_NAMED])
+    more = len(causes) - _MAX_NAMED
     return f"{shown}; and {more} more" if more > 0 else shown

@@ -1,4 +1,4 @@
-"""Client for Airflow's REST API, and the DAG and DAG-run requests that the runner needs."""
+"""Client for Airflow's REST API, and the requests about a DAG and its runs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tipbench.http import TOO_MANY_FILES, http_client, is_http_url, read_body, t
 
 MAX_BYTES = 32 * 1024 * 1024
 TIMEOUT_S = 10.0
-BACKOFF_S = 5.0  # back-off after a failure: requests fail immediately, so that one server does not block all jobs
-LOGIN_BACKOFF_S = 30.0  # longer after a failed login, to avoid locking the account
-_TIMEOUT_BACKOFF = 6  # multiplier after a timeout, because each further timeout delays all other jobs
-_MAX_TIMEOUTS = 3  # total limit for a slow response, in timeouts
+BACKOFF_S = 5.0  # after a failure; requests then fail immediately, so that a slow server does not block all jobs
+LOGIN_BACKOFF_S = 30.0  # after a failed login, to avoid locking the account
+_TIMEOUT_FACTOR = 6  # multiplies the back-off after a timeout, because each timeout delays all other jobs
+_MAX_TIMEOUTS = 3  # a slow response may take this many timeouts in total
 _UNAVAILABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MAX_MESSAGE = 600  # characters of an error message
 TOO_LONG = 413  # status of a response longer than MAX_BYTES
@@ -41,7 +41,7 @@ class AirflowAccess:
     public_url: str | None = None  # of its web UI, if browsers use a different address
 
     def check(self) -> None:
-        """Raise UsageError naming the invalid or missing setting."""
+        """Raise UsageError if a setting is invalid or missing."""
         _check_address("airflow_url", self.url)
         if self.public_url:
             _check_address("airflow_public_url", self.public_url)
@@ -84,7 +84,7 @@ class AirflowApi:
         self._clock = clock
         self._lock = threading.Lock()
         self._token = access.token
-        self._closed_until = 0.0  # until then, requests fail with `_error` instead of being sent
+        self._backoff_until = 0.0  # until then, requests fail with `_error` instead of being sent
         self._error = ""
         self._client = http_client(
             self.url, timeout=timeout_s, limits=httpx.Limits(max_connections=8, keepalive_expiry=4.0)
@@ -119,7 +119,7 @@ class AirflowApi:
         params: Mapping[str, str | int] | None = None,
     ) -> Json:
         error = self._error
-        if error and self._clock() < self._closed_until:
+        if error and self._clock() < self._backoff_until:
             raise AirflowUnavailable(error)
         url, bearer = f"{self.url}/api/v2/{path}", self._bearer()
         status, content = self._send(method, url, body, params, bearer)
@@ -191,7 +191,7 @@ class AirflowApi:
                 content = read_body(response, limit=MAX_BYTES, deadline=deadline)
         except httpx.TimeoutException as exc:
             message = f"Airflow at {self.url} did not answer within {self._timeout_s:g} s. Trying again."
-            raise self._unavailable(message, _TIMEOUT_BACKOFF * self._backoff_s) from exc
+            raise self._unavailable(message, _TIMEOUT_FACTOR * self._backoff_s) from exc
         except (httpx.RequestError, httpx.DecodingError) as exc:
             if too_many_files(exc):
                 raise self._unavailable(f"Airflow at {self.url} could not be reached: {TOO_MANY_FILES}.") from exc
@@ -204,19 +204,33 @@ class AirflowApi:
         return response.status_code, bytes(content)
 
     def _error_message(self, content: bytes) -> str:
-        """Return an error message with our credentials redacted, as some servers echo the request."""
+        """Return the message of an error response, whose `detail` is a string, an object or a list of objects.
+
+        Our credentials are removed, as some servers echo the request.
+        """
         for secret in filter(None, (self.access.password, self._token)):
             content = content.replace(secret.encode(), b"***")
-        return _error_message(content)
+        detail = _object(content[:100_000]).get("detail")
+        found = []
+        for part in detail if isinstance(detail, list) else [detail]:
+            if isinstance(part, dict):
+                message = part.get("msg") or part.get("message") or part.get("reason") or json.dumps(part)
+                place = part.get("loc")
+                found.append(f"{'.'.join(map(str, place))}: {message}" if isinstance(place, list) else str(message))
+            elif part:
+                found.append(str(part))
+        text = "; ".join(found) or content[:_MAX_MESSAGE].decode("utf-8", "replace")
+        return " ".join(text.split())[:_MAX_MESSAGE] or "no message"
 
     def _unavailable(self, message: str, backoff_s: float | None = None) -> AirflowUnavailable:
-        """Return the exception to raise, and fail further requests with it until the back-off ends."""
-        self._error, self._closed_until = message, self._clock() + (self._backoff_s if backoff_s is None else backoff_s)
+        """Return the exception to raise; until the back-off ends, further requests fail with the same message."""
+        self._error = message
+        self._backoff_until = self._clock() + (self._backoff_s if backoff_s is None else backoff_s)
         return AirflowUnavailable(message)
 
 
 def path_of(*parts: str | int) -> str:
-    """Return a path of quoted parts, as run and task ids may contain any character."""
+    """Join parts to a URL path; quotes them, as run and task ids may contain any character."""
     return "/".join(quote(str(part), safe="") for part in parts)
 
 
@@ -230,22 +244,7 @@ def _object(content: bytes) -> Json:
 
 def _token_refused(status: int, content: bytes) -> bool:
     """Whether the token was rejected: 401 if expired, 403 if signed with another key (or for missing permissions)."""
-    return status == 401 or (status == 403 and "Invalid JWT token" in _error_message(content))
-
-
-def _error_message(content: bytes) -> str:
-    """Return the message of an error response, whose `detail` is a string, an object or a list of objects."""
-    detail = _object(content[:100_000]).get("detail")
-    found = []
-    for part in detail if isinstance(detail, list) else [detail]:
-        if isinstance(part, dict):
-            message = part.get("msg") or part.get("message") or part.get("reason") or json.dumps(part)
-            place = part.get("loc")
-            found.append(f"{'.'.join(map(str, place))}: {message}" if isinstance(place, list) else str(message))
-        elif part:
-            found.append(str(part))
-    text = "; ".join(found) or content[:_MAX_MESSAGE].decode("utf-8", "replace")
-    return " ".join(text.split())[:_MAX_MESSAGE] or "no message"
+    return status == 401 or (status == 403 and b"Invalid JWT token" in content)
 
 
 COLLECT, WAIT, COMPARE = "collect", "wait_for_judge", "compare"  # task ids
@@ -266,7 +265,7 @@ class _Response(BaseModel):
 
 
 class TaskInstance(_Response):
-    """One task instance of a DAG run; `map_index` is -1 for unmapped tasks and before expansion."""
+    """A task instance of a DAG run; `map_index` is -1 for unmapped tasks and before expansion."""
 
     task_id: str
     map_index: int = -1
@@ -289,7 +288,7 @@ class TaskInstance(_Response):
 
     @property
     def collects(self) -> bool:
-        """Whether it is a collect task; with several hosts, each has one."""
+        """Whether it is a collect task; with several Ollama hosts, their task ids differ."""
         return self.task_id.startswith(COLLECT)
 
 
@@ -348,20 +347,20 @@ class LogPart:
 class AirflowDag:
     """The configured DAG; raises the same exceptions as AirflowApi."""
 
-    def __init__(self, rest: AirflowApi) -> None:
-        self._rest = rest
-        self.dag_id = rest.access.dag_id
+    def __init__(self, api: AirflowApi) -> None:
+        self._api = api
+        self.dag_id = api.access.dag_id
         self._path = path_of("dags", self.dag_id)
 
     def page_of(self, run_id: str) -> str:
         """Return the URL of the run's page in the web UI."""
-        return f"{self._rest.public_url}/{path_of('dags', self.dag_id, 'runs', run_id)}"
+        return f"{self._api.public_url}/{path_of('dags', self.dag_id, 'runs', run_id)}"
 
     def trigger(self, run_id: str, conf: Mapping[str, Any], note: str) -> None:
         """Trigger a run with this id, once. Raises JobStartError, or AirflowUnavailable for temporary errors."""
         body = {"dag_run_id": run_id, "logical_date": None, "conf": dict(conf), "note": note}
         try:
-            self._rest.post(f"{self._path}/dagRuns", body)
+            self._api.post(f"{self._path}/dagRuns", body)
         except AirflowError as exc:
             if exc.status == 409:  # it exists: our earlier request, whose response was lost
                 return
@@ -382,7 +381,7 @@ class AirflowDag:
     def _not_started(self, exc: AirflowError) -> JobStartError:
         if exc.status == 404:
             return JobStartError(
-                f"The DAG {self.dag_id} is missing in Airflow at {self._rest.url}. Put dags/bench_dag.py into its DAG "
+                f"The DAG {self.dag_id} is missing in Airflow at {self._api.url}. Put dags/bench_dag.py into its DAG "
                 "folder, run `airflow dags reserialize`, and retry."
             )
         if exc.status == 403:
@@ -392,14 +391,14 @@ class AirflowDag:
     def get_run(self, run_id: str) -> DagRun | None:
         """Return the current run with its tasks; None if it does not exist."""
         try:
-            run = _validate(DagRun, self._rest.get(self._run_path(run_id)))
+            run = _validate(DagRun, self._api.get(self._run_path(run_id)))
         except AirflowError as exc:
             if exc.status == 404:
                 return None
             raise
         tasks: list[TaskInstance] = []
         while len(tasks) % _PAGE == 0 and len(tasks) < _MAX_TASKS:
-            answer = self._rest.get(f"{self._run_path(run_id)}/taskInstances", limit=_PAGE, offset=len(tasks))
+            answer = self._api.get(f"{self._run_path(run_id)}/taskInstances", limit=_PAGE, offset=len(tasks))
             found = _validate(_Tasks, answer).task_instances
             tasks += found
             if not found:
@@ -409,14 +408,14 @@ class AirflowDag:
 
     def is_paused(self) -> bool:
         """Return whether the DAG is paused."""
-        return _validate(_Dag, self._rest.get(self._path)).is_paused
+        return _validate(_Dag, self._api.get(self._path)).is_paused
 
     def missing_pools(self, names: Collection[str]) -> list[str]:
         """Return the pools that do not exist; tasks assigned to them never start."""
         missing = []
         for name in sorted(names):
             try:
-                self._rest.get(path_of("pools", name))
+                self._api.get(path_of("pools", name))
             except AirflowError as exc:
                 if exc.status == 404:  # without read permission, assume that it exists
                     missing.append(name)
@@ -427,12 +426,12 @@ class AirflowDag:
         path = f"{self._run_path(run_id)}/{path_of('taskInstances', task.task_id, 'logs', attempt)}"
         if token is not None:
             try:
-                return _log_part(_validate(_Log, self._rest.get(path, map_index=task.map_index, token=token)), 0)
+                return _log_part(_validate(_Log, self._api.get(path, map_index=task.map_index, token=token)), 0)
             except AirflowError as exc:
                 if exc.status != 400:  # the token is invalid after Airflow's key changes
                     raise
         try:
-            return _log_part(_validate(_Log, self._rest.get(path, map_index=task.map_index)), skip)
+            return _log_part(_validate(_Log, self._api.get(path, map_index=task.map_index)), skip)
         except AirflowError as exc:
             if exc.status == 404:
                 return LogPart((), None)
@@ -440,7 +439,7 @@ class AirflowDag:
 
     def cancel(self, run_id: str) -> None:
         """Mark the run as failed: running tasks are stopped, teardown tasks still run."""
-        self._rest.patch(self._run_path(run_id), {"state": "failed"})
+        self._api.patch(self._run_path(run_id), {"state": "failed"})
 
     def clear(self, run_id: str, tasks: Sequence[TaskInstance]) -> None:
         """Clear these tasks and their downstream tasks so that they run again."""
@@ -453,16 +452,16 @@ class AirflowDag:
             "include_downstream": True,
             "reset_dag_runs": True,
         }
-        self._rest.post(f"{self._path}/clearTaskInstances", body)
+        self._api.post(f"{self._path}/clearTaskInstances", body)
 
     def answer(self, run_id: str, task: TaskInstance) -> None:
         """Resume the task that waits for the judge; does nothing if it was already answered."""
         path = f"{self._run_path(run_id)}/{path_of('taskInstances', task.task_id, task.map_index, 'hitlDetails')}"
-        question = _validate(_Hitl, self._rest.get(path))
+        question = _validate(_Hitl, self._api.get(path))
         if question.response_received:
             return
         try:
-            self._rest.patch(path, {"chosen_options": question.options[:1], "params_input": {}})
+            self._api.patch(path, {"chosen_options": question.options[:1], "params_input": {}})
         except AirflowError as exc:
             if exc.status != 409:
                 raise

@@ -1,7 +1,7 @@
 """Converts the task logs of a DAG run into the events and the log of one job.
 
-A task's log contains the events of its command as JSON lines, mixed with other output. Each task emits its own start,
-exit and totals; the job has one start, one exit, and one merged total of memory and cells.
+A task's log contains the events of its command as JSON lines, mixed with other output. Each task has its own start,
+exit and totals; they are merged, so that the job has one of each.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tipbench.jobs.job import JobState, JobStatus
 from tipbench.record import events
 from tipbench.record.events import event_json, event_line, parse_line
 
-MOST_KEPT = 64 * 1024 * 1024  # bytes of task output per job; a collect of 10 000 cells prints 3 MB
+MAX_OUTPUT_BYTES = 64 * 1024 * 1024  # of all tasks of a job; a collect of 10 000 cells prints 3 MB
 _FILE = "airflow.json"
-_MAX_SERVERS = 10  # that a task waits for
+_MAX_WAITS = 10  # servers that a task waits for
 
 
 class _StoredModel(BaseModel):
@@ -31,12 +31,12 @@ class _StoredModel(BaseModel):
 
 
 class LogPosition(_StoredModel):
-    """Read position in a task's log."""
+    """How far a task's log has been read."""
 
     attempt: int = 1
-    lines: int = 0
-    token: str | None = None  # for the next page
-    over: bool = False  # the log is read to its end
+    lines: int = 0  # of this attempt
+    token: str | None = None  # requests the next page
+    over: bool = False  # read to its end
 
 
 class TaskTotals(_StoredModel):
@@ -44,8 +44,8 @@ class TaskTotals(_StoredModel):
 
     collected: events.Collected | None = None
     memory: events.Evidence | None = None
-    answered: int = 0  # cells in this attempt
-    answered_before: int = 0  # cells in earlier attempts
+    answered: int = 0  # cells of this attempt
+    answered_before: int = 0  # cells of earlier attempts
     failure: str = ""
     exit_code: int | None = None
     waiting: list[str] = Field(default_factory=list)  # servers it waits for
@@ -53,14 +53,14 @@ class TaskTotals(_StoredModel):
 
 
 class StoredProgress(_StoredModel):
-    """Runner state of a job, on disk so that any process that shares the home can continue."""
+    """The runner's state of a job, on disk so that any process that shares the home folder can continue."""
 
     run_id: str = ""  # set before the trigger request is sent
     triggered: bool = False  # the DAG run exists in Airflow
     base: dict[str, int] = Field(default_factory=dict)  # attempts by earlier jobs in the same DAG run, by task
     places: dict[str, LogPosition] = Field(default_factory=dict)
     tallies: dict[str, TaskTotals] = Field(default_factory=dict)
-    states: dict[str, str | None] = Field(default_factory=dict)
+    states: dict[str, str | None] = Field(default_factory=dict)  # of tasks, as last logged
     told: list[str] = Field(default_factory=list)  # warnings already emitted
     events_size: int = 0  # bytes of the event file
     log_size: int = 0
@@ -99,7 +99,7 @@ def write_progress(folder: JobFolder, stored: StoredProgress) -> None:
 
 
 class RunProgress:
-    """Buffers events and log lines, and appends them on `save`; unsaved output of a crashed process is overwritten."""
+    """Events and log lines of a job, buffered until `save`; incomplete output of a crashed process is overwritten."""
 
     def __init__(self, folder: JobFolder, stored: StoredProgress, clock: Callable[[], float]) -> None:
         self.stored = stored
@@ -118,39 +118,40 @@ class RunProgress:
                 self._read_task(dag, task)
 
     def _read_task(self, dag: AirflowDag, task: TaskInstance) -> None:
-        """Read a task's log; an unreadable log loses progress but does not affect the job's outcome."""
+        """Read a task's log. If it is unreadable, progress is lost; the job's outcome is not affected."""
         position = self.stored.places.setdefault(task.key, LogPosition(attempt=self.stored.base.get(task.key, 0) + 1))
-        while position.attempt <= task.try_number and not (position.over and position.attempt == task.try_number):
+        last = task.try_number
+        if position.attempt > last or (position.attempt == last and position.over):
+            return
+        while True:
             try:
                 part = dag.log(self.stored.run_id, task, position.attempt, position.token, position.lines)
             except (AirflowUnavailable, AirflowError) as exc:
                 self.warn_once(f"The log of {task.title} cannot be read: {exc} The run continues.")
                 if isinstance(exc, AirflowUnavailable) or exc.status != TOO_LONG:
                     return
-                if position.attempt == task.try_number:
-                    position.over = True
-                    return
-                self._next_attempt(task, position)
-                continue
-            self._read_lines(task, part.lines)
-            position.lines += len(part.lines)
-            position.token = part.token
-            if position.attempt == task.try_number:
-                position.over = part.token is None and task.state in TASK_ENDED
+                over = True
+            else:
+                self._read_lines(task, part.lines)
+                position.lines += len(part.lines)
+                position.token = part.token
+                over = part.token is None and task.state in TASK_ENDED
+            if position.attempt == last:
+                position.over = over
                 return
             self._next_attempt(task, position)
 
     def _next_attempt(self, task: TaskInstance, position: LogPosition) -> None:
         position.attempt, position.lines, position.token, position.over = position.attempt + 1, 0, None, False
-        tally = self.stored.tallies.get(task.key)
-        if tally is not None:
-            self._close_waits(tally)
-            tally.answered_before, tally.answered = tally.answered_before + tally.answered, 0
-            tally.collected, tally.failure, tally.exit_code = None, "", None
+        totals = self.stored.tallies.get(task.key)
+        if totals is not None:
+            self._close_waits(totals)
+            totals.answered_before, totals.answered = totals.answered_before + totals.answered, 0
+            totals.collected, totals.failure, totals.exit_code = None, "", None
         self.emit(events.Message(f"{task.title}: attempt {position.attempt}; recorded cells are not generated again."))
 
     def _read_lines(self, task: TaskInstance, lines: Iterable[LogLine]) -> None:
-        tally = self.stored.tallies.setdefault(task.key, TaskTotals())
+        totals = self.stored.tallies.setdefault(task.key, TaskTotals())
         for line in lines:
             raw = line.text.strip().encode("utf-8", "backslashreplace")
             parsed = parse_line(raw) if raw.startswith(b'{"at"') else None
@@ -158,40 +159,40 @@ class RunProgress:
                 self._log_task(task, line.text)
                 if line.error:
                     self._log_task(task, line.error)
-                    tally.failure = tally.failure or line.error
-            elif self._update_totals(tally, parsed[1], task) and not self._full:
+                    totals.failure = totals.failure or line.error
+            elif self._update_totals(totals, parsed[1], task) and not self._full:
                 at, event = parsed
                 self._events.append(json.dumps({"at": at, **event_json(event)}).encode("ascii") + b"\n")
 
-    def _update_totals(self, tally: TaskTotals, event: events.Event, task: TaskInstance) -> bool:
-        """Update the task's totals; returns False for events that are merged into the job's own."""
+    def _update_totals(self, totals: TaskTotals, event: events.Event, task: TaskInstance) -> bool:
+        """Update the task's totals; returns False for an event that the job emits merged with those of other tasks."""
         if isinstance(event, events.Collected):
-            tally.collected = event
+            totals.collected = event
         elif isinstance(event, events.Evidence):
-            tally.memory = merged_memory([*filter(None, [tally.memory]), event])
+            totals.memory = merged_memory([*filter(None, [totals.memory]), event])
         elif isinstance(event, events.Failure):
-            tally.failure = event_json(event)["text"]
-            self._log_task(task, tally.failure)
+            totals.failure = event_json(event)["text"]
+            self._log_task(task, totals.failure)
         elif isinstance(event, events.Exit):
-            tally.exit_code = event.code
-            self._close_waits(tally)
+            totals.exit_code = event.code
+            self._close_waits(totals)
         elif isinstance(event, events.Waiting):
-            tally.waiting = list(dict.fromkeys([*tally.waiting, event.what]))[:_MAX_SERVERS]
+            totals.waiting = list(dict.fromkeys([*totals.waiting, event.what]))[:_MAX_WAITS]
         elif isinstance(event, events.Resumed):
-            tally.waiting = [what for what in tally.waiting if what != event.what]
+            totals.waiting = [what for what in totals.waiting if what != event.what]
         elif isinstance(event, events.Recording):
-            tally.recording = event.left > 0
+            totals.recording = event.left > 0
         elif isinstance(event, events.CellFinished):
-            tally.answered += event.failure is None
+            totals.answered += event.failure is None
         return not isinstance(event, events.Collected | events.Evidence | events.Failure | events.Exit | events.Started)
 
-    def _close_waits(self, tally: TaskTotals) -> None:
+    def _close_waits(self, totals: TaskTotals) -> None:
         """Emit the events that close an ended attempt's waits and pending recordings."""
-        for what in tally.waiting:
+        for what in totals.waiting:
             self.emit(events.Resumed(what))
-        if tally.recording:
+        if totals.recording:
             self.emit(events.Recording(0))
-        tally.waiting, tally.recording = [], False
+        totals.waiting, totals.recording = [], False
 
     def emit(self, event: events.Event) -> None:
         """Buffer an event of the job."""
@@ -204,9 +205,9 @@ class RunProgress:
             self.emit(events.Message(text, warning=True))
             self.log("airflow", text)
 
-    def log(self, who: str, text: str) -> None:
+    def log(self, source: str, text: str) -> None:
         """Buffer text for the log, each line prefixed with its source."""
-        self._log += [f"[{who}] {line}" for line in text.splitlines()]
+        self._log += [f"[{source}] {line}" for line in text.splitlines()]
 
     def _log_task(self, task: TaskInstance, text: str) -> None:
         if not self._full:
@@ -214,20 +215,19 @@ class RunProgress:
 
     @property
     def _full(self) -> bool:
-        """Whether task output exceeds MOST_KEPT; emits a warning if so."""
-        if self.stored.events_size + self.stored.log_size <= MOST_KEPT:
+        """Whether task output exceeds MAX_OUTPUT_BYTES; emits a warning if so."""
+        if self.stored.events_size + self.stored.log_size <= MAX_OUTPUT_BYTES:
             return False
-        self.warn_once(f"Its tasks have printed more than {MOST_KEPT >> 20} MB; see Airflow for the rest.")
+        self.warn_once(f"Its tasks have printed more than {MAX_OUTPUT_BYTES >> 20} MB; see Airflow for the rest.")
         return True
 
     def close(self, status: JobStatus) -> None:
         """Buffer the merged totals, the failure if any, and the exit event."""
-        tallies = list(self.stored.tallies.values())
-        memory = merged_memory([tally.memory for tally in tallies if tally.memory is not None])
-        collected = merged_collected(tallies)
-        for event in (memory, collected):
-            if event is not None:
-                self.emit(event)
+        tasks = list(self.stored.tallies.values())
+        if memory := merged_memory([task.memory for task in tasks if task.memory is not None]):
+            self.emit(memory)
+        if collected := merged_collected(tasks):
+            self.emit(collected)
         if status.state is JobState.FAILED:
             self.emit(events.Failure(status.reason))
         self.emit(events.Exit(status.exit_code if status.exit_code is not None else 1))
@@ -255,9 +255,9 @@ def merged_memory(seen: list[events.Evidence]) -> events.Evidence | None:
     )
 
 
-def merged_collected(tallies: list[TaskTotals]) -> events.Collected | None:
-    """Merge collect totals; cells from earlier attempts of this job count as generated, not as recorded before."""
-    found = [(tally.collected, tally.answered_before) for tally in tallies if tally.collected is not None]
+def merged_collected(tasks: list[TaskTotals]) -> events.Collected | None:
+    """Merge the totals of collect tasks; cells of this job's earlier attempts count as generated."""
+    found = [(task.collected, task.answered_before) for task in tasks if task.collected is not None]
     if not found:
         return None
     seconds = [each.seconds for each, _ in found if each.seconds is not None]

@@ -1,4 +1,4 @@
-"""Builds job requests from configurations, and command lines from jobs; secrets are passed separately in `private`."""
+"""Builds job requests from options, and command lines from jobs; secrets are in environment variables."""
 
 from __future__ import annotations
 
@@ -6,67 +6,43 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from tipbench.errors import UsageError
 from tipbench.generate.engine import engine_resources
-from tipbench.http import is_http_url, strip_login
+from tipbench.http import strip_login
 from tipbench.jobs.job import JobKind, JobRequest
 from tipbench.judge.automatic import JudgeChoice, JudgeKind
-from tipbench.plan.config import ADDRESSES, CollectConfig, check_experiment_name, make_config
+from tipbench.plan.config import ADDRESSES, CollectConfig, make_config
 from tipbench.simulate.simulation import EXPERIMENT as SIMULATIONS
 from tipbench.simulate.simulation import SimulationConfig
-from tipbench.workflows.judging import JUDGE_OPTIONS, check_judge_options
+from tipbench.workflows.judging import check_judge_options
 
 COMMANDS = {JobKind.COLLECT: ("collect",), JobKind.JUDGE: ("judge", "run"), JobKind.SIMULATE: ("simulate",)}
-_MAX_TEXT = 4000  # characters of an option
 PROGRAM_VARIABLE = "TIPBENCH_JUDGE_COMMAND"  # read by `--with command`; a command line may contain secrets
 _VARIABLES = {key: f"TIPBENCH_{key.upper()}" for key in ADDRESSES}  # for addresses with a login
 
 
 def collect_request(config: CollectConfig, *, started_by: str = "", runner: str = "local") -> JobRequest:
-    """Return the request for `tipbench collect` with exactly this configuration."""
+    """Return the request for `tipbench collect` with this configuration."""
     arguments, private = _split_secrets(config.model_dump(mode="json"))
-    return JobRequest(
-        JobKind.COLLECT,
-        config.experiment,
-        arguments,
-        private,
-        resources=tuple(
-            sorted({*(f"{model} for {config.experiment}" for model in config.model_names), *engine_resources(config)})
-        ),  # the locks that the collect will acquire, and memory, so that queued jobs do not conflict on them
-        started_by=started_by,
-        runner=runner,
-    )
+    # The locks that the collect will acquire, and memory, so that jobs that need the same ones run one after the other.
+    needed = {*(f"{model} for {config.experiment}" for model in config.model_names), *engine_resources(config)}
+    resources = tuple(sorted(needed))
+    return JobRequest(JobKind.COLLECT, config.experiment, arguments, private, resources, started_by, runner)
 
 
 def judge_request(
-    options: Mapping[str, Any],
-    *,
-    ollama_url: str,
-    program: str | None = None,
-    started_by: str = "",
+    options: Mapping[str, Any], *, ollama_url: str, program: str | None = None, started_by: str = ""
 ) -> JobRequest:
-    """Return the request for `tipbench judge run`; `options` are its options by key, `ollama_url` the default server.
+    """Return the request for `tipbench judge run` with these valid options, by key.
 
-    `program` is the command that `with: command` runs; it is never shown.
+    `ollama_url` is the default server. `program` is the command that `with: command` runs; it is never shown. Raises
+    InvalidOption if an option does not apply to the judge.
     """
-    if unknown := sorted(set(options) - set(JUDGE_OPTIONS)):
-        raise UsageError(f"{unknown[0][:80]!r} is not an option of `tipbench judge run`; see its --help.")
-    judge = JudgeChoice.parse(options.get("with"))
+    judge, experiment = JudgeChoice.parse(options.get("with")), str(options["experiment"])
     judge.with_program(program)
-    for key, value in options.items():
-        if not isinstance(value, str | int | float | bool | None) or len(str(value)) > _MAX_TEXT:
-            raise UsageError(f"{key} takes a text, a number or a boolean, of at most {_MAX_TEXT} characters.")
     check_judge_options(judge, options)
-    try:
-        experiment = check_experiment_name(str(options.get("experiment", "")))
-    except ValueError as exc:
-        raise UsageError(f"experiment: {exc}") from exc
-    for key in _VARIABLES:
-        if options.get(key) is not None and not is_http_url(str(options[key])):
-            raise UsageError(f"{key} takes a web address such as http://host:port (got {str(options[key])[:80]!r}).")
-    server = str(options.get("ollama_url") or ollama_url)
     needed = {f"judge {options.get('judge') or judge} in {experiment}"}  # a judge runs once at a time per experiment
     if judge.kind is JudgeKind.MODEL:
+        server = options.get("ollama_url") or ollama_url
         needed |= engine_resources(make_config({"models": judge.target, "ollama_url": server}))
     arguments, private = _split_secrets(options)
     if program and judge == JudgeChoice(JudgeKind.COMMAND):
@@ -75,7 +51,7 @@ def judge_request(
 
 
 def simulate_request(config: SimulationConfig, *, mlflow_url: str | None = None, started_by: str = "") -> JobRequest:
-    """Return the request for `tipbench simulate`: a local subprocess, one at a time, parallel to other jobs."""
+    """Return the request for `tipbench simulate`; one simulation runs at a time, besides other jobs."""
     options = {**config.model_dump(mode="json", exclude_defaults=True), "world": config.world.value}
     arguments, private = _split_secrets({**options, "mlflow_url": mlflow_url})
     return JobRequest(JobKind.SIMULATE, SIMULATIONS, arguments, private, ("simulations on this machine",), started_by)
@@ -98,7 +74,7 @@ def command_arguments(job: JobRequest) -> tuple[str, ...]:
 
 
 def _split_secrets(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Split options into public arguments and environment variables for URLs with credentials."""
+    """Split options into arguments without credentials, and environment variables with the URLs that have some."""
     arguments, private = dict(options), {}
     for key, variable in _VARIABLES.items():
         url = options.get(key)

@@ -1,6 +1,6 @@
-"""Job folder: process identity, events and log; all that is needed to find a job again after a restart.
+"""Job folder: the files of a job, from which any process can continue to observe it after a restart.
 
-The command appends to the event file, which readers follow with a cursor.
+The job's command appends events to a file; readers use its byte offsets as cursors.
 """
 
 from __future__ import annotations
@@ -20,21 +20,12 @@ from typing import BinaryIO
 from tipbench.errors import UsageError
 from tipbench.files import file_lock, home_errors, make_folder, open_private, write_atomic
 from tipbench.jobs.job import LogTail, RecordedEvent
-from tipbench.record.events import (
-    MOST_LINE,
-    Collected,
-    Event,
-    Exit,
-    Failure,
-    Judged,
-    event_line,
-    parse_line,
-    strip_logins,
-)
+from tipbench.jobs.progress import Progress
+from tipbench.record.events import MOST_LINE, Event, event_line, parse_line, strip_logins
 from tipbench.text import printable
 
-EVENTS_VARIABLE = "TIPBENCH_EVENTS"  # names the event file for a command
-MOST_LOG = 1_000_000  # bytes of a log that are returned
+EVENTS_VARIABLE = "TIPBENCH_EVENTS"  # the path of a command's event file
+MAX_LOG = 1_000_000  # bytes of a log that are returned
 _TAIL_BYTES = 65_536  # of the event file: enough for the last events of a command
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
 
@@ -58,9 +49,8 @@ class JobFolder:
         self.events = self.path / "events.jsonl"
         self.log = self.path / "log.txt"
         self._process = self.path / "process.json"
-        self._cancel = self.path / "cancel"
-        self._never = self.path / "never"
-        self._lock = self.path / "lock"
+        self._cancel_sent = self.path / "cancel"
+        self._start_forbidden = self.path / "never"
 
     def make(self) -> None:
         """Create the folder, accessible to its owner only."""
@@ -75,7 +65,7 @@ class JobFolder:
     def locked(self) -> Iterator[None]:
         """Lock the job, so that no other process starts it or marks it as never to be started."""
         self.make()
-        with file_lock(self._lock, wait=True):  # held briefly, and released when its holder exits
+        with file_lock(self.path / "lock", wait=True):  # held briefly, and released when its holder exits
             yield
 
     @property
@@ -95,52 +85,42 @@ class JobFolder:
     def cancel_sent_at(self) -> float | None:
         """When a stop was requested (Unix time); None if it was not."""
         try:
-            return float(self._cancel.read_text("ascii"))
+            return float(self._cancel_sent.read_text("ascii"))
         except (OSError, ValueError):
             return None
 
     def note_cancel_sent(self, now: float) -> None:
         """Save when a stop was requested."""
-        with home_errors(self._cancel, "cannot be written"):
-            write_atomic(self._cancel, str(now).encode())
+        with home_errors(self._cancel_sent, "cannot be written"):
+            write_atomic(self._cancel_sent, str(now).encode())
 
     @property
     def start_forbidden(self) -> bool:
         """Whether the job must not be started."""
-        return self._never.exists()
+        return self._start_forbidden.exists()
 
     def forbid_start(self) -> None:
         """Mark the job as never to be started."""
-        with home_errors(self._never, "cannot be written"):
-            write_atomic(self._never, b"")
+        with home_errors(self._start_forbidden, "cannot be written"):
+            write_atomic(self._start_forbidden, b"")
 
-    def tail(self, most_bytes: int) -> LogTail:
+    def tail(self, max_bytes: int) -> LogTail:
         """Return the end of the log, from the start of a line, without control characters and credentials."""
         try:
             with self.log.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                start = max(0, size - min(max(1, most_bytes), MOST_LOG))
+                start = max(0, size - min(max(1, max_bytes), MAX_LOG))
                 file.seek(start)
                 content = file.read(size - start)
         except OSError:
             return LogTail("", 0, cut=False)
-        if start:  # drop the first partial line, or else word: a login in a cut URL would not be recognised
+        if start:  # drop the partial first line, or else word: a login in a partial URL would not be removed
             content = content.partition(b"\n")[2] or b"".join(re.split(rb"\s", content, maxsplit=1)[1:])
         text = printable(content.decode(errors="replace"), keep="\n\t")
         return LogTail(strip_logins(text), size, cut=start > 0)
 
 
 # Event file
-
-
-@dataclass(frozen=True)
-class CommandResult:
-    """Exit code of a command, with its failure message, MLflow URL and refused models if any."""
-
-    code: int
-    failure: str = ""
-    url: str | None = None
-    refused: tuple[str, ...] = ()
 
 
 class EventWriter:
@@ -187,29 +167,16 @@ def read_events(path: Path, after: int = 0, limit: int = 500) -> list[RecordedEv
     return found
 
 
-def read_result(path: Path) -> CommandResult | None:
-    """Return the last exit code and why the command failed; None if there is no exit event."""
+def read_result(path: Path) -> Progress | None:
+    """Return the progress of a finished command, from its last events; None if there is no exit event."""
     try:
         start = max(0, path.stat().st_size - _TAIL_BYTES)
     except FileNotFoundError:
         return None
-    code, failure, url = None, "", None
-    refused: tuple[str, ...] = ()
-    for each in read_events(path, start, limit=10_000):
-        if isinstance(each.event, Exit):
-            code = each.event.code
-        elif isinstance(each.event, Collected):
-            event = each.event
-            failure = f"{event.failed} of {event.cells} cells failed; a retry tries them again." if event.failed else ""
-            url, refused = event.url, event.refused
-        elif isinstance(each.event, Judged):
-            if each.event.held:
-                failure = f"The scores of {each.event.judge} are held: their drift is over the limit."
-            else:
-                failure = f"{each.event.unscored} items have no score." if each.event.unscored else ""
-        elif isinstance(each.event, Failure):
-            failure = each.event.text
-    return None if code is None else CommandResult(code, failure, url, refused)
+    progress = Progress()
+    for recorded in read_events(path, start, limit=10_000):
+        progress = progress.after(recorded.event)
+    return None if progress.exit_code is None else progress
 
 
 def _lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:

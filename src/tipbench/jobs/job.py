@@ -53,28 +53,22 @@ def check_transition(old: JobState, new: JobState) -> None:
 
 
 def transitions_between(old: JobState, new: JobState) -> tuple[JobState, ...]:
-    """Return the shortest sequence of transitions that ends in `new`; empty if there is none."""
-    paths: list[tuple[JobState, ...]] = [()]
-    seen = {old}
-    for path in paths:  # grows during iteration: breadth-first search
-        here = path[-1] if path else old
-        if here is new:
-            return path
-        for target in sorted(MOVES[here] - seen):
-            seen.add(target)
-            paths.append((*path, target))
-    return ()
+    """Return the states to move to, one after the other, to end in `new`; empty if that is not legal."""
+    if new in MOVES[old]:
+        return (new,)
+    via = JobState.RUNNING
+    return (via, new) if via in MOVES[old] and new in MOVES[via] and new is not old else ()
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """A request to run a job; `jobs.command` builds one from a configuration."""
+    """A request to run a job; `jobs/command.py` builds it from a configuration."""
 
     kind: JobKind
     experiment: str
     arguments: Mapping[str, Any]  # the command's options by key, without secrets; also an Airflow run's conf
     private: Mapping[str, str] = field(default_factory=dict, repr=False)  # variables with secrets; never shown
-    resources: tuple[str, ...] = ()  # used by one job at a time, such as an Ollama server
+    resources: tuple[str, ...] = ()  # such as an Ollama server; one job at a time may use a resource
     started_by: str = ""
     runner: str = "local"
     retry_of: str | None = None
@@ -82,7 +76,7 @@ class JobRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Job(JobRequest):
-    """An accepted request. Times are Unix timestamps."""
+    """A request that is in the store. Times are Unix timestamps."""
 
     id: str
     state: JobState
@@ -99,7 +93,7 @@ class Job(JobRequest):
 
 @dataclass(frozen=True)
 class JobStatus:
-    """Status of a started job as its runner observes it; never queued."""
+    """Status of a started job as its runner observes it; its state is never QUEUED."""
 
     state: JobState
     exit_code: int | None = None
@@ -107,14 +101,9 @@ class JobStatus:
     links: Mapping[str, str] = field(default_factory=dict)
 
 
-def refused_reason(reasons: Sequence[str]) -> str:
-    """Return the reason of a job that succeeded without its refused models; empty if none was refused."""
-    return f"Refused models were left out: {' '.join(reasons)}" if reasons else ""
-
-
 @dataclass(frozen=True)
 class RecordedEvent:
-    """An event with its time (ISO 8601, UTC); `cursor` is the position after it, for reading further."""
+    """An event with its time (ISO 8601, UTC); pass `cursor` to read the events after it."""
 
     cursor: int
     at: str
@@ -123,7 +112,7 @@ class RecordedEvent:
 
 @dataclass(frozen=True)
 class LogTail:
-    """The end of a job's log; `cut` if earlier output is omitted. `size` is the size of the whole log in bytes."""
+    """The end of a job's log: `cut` if earlier output is omitted, `size` of the whole log in bytes."""
 
     text: str
     size: int
@@ -133,13 +122,14 @@ class LogTail:
 class Runner(Protocol):
     """Runs jobs outside this process, so that they continue when the panel stops.
 
-    Raises ServerUnavailable if it is unavailable; the job is then lost, or stays queued, until it responds.
+    All methods raise ServerUnavailable if the scheduler is unavailable. Until it responds, started jobs are lost and
+    others stay queued.
     """
 
     name: str
 
     def start(self, job: Job) -> None:
-        """Start the job, once; does nothing if it was already started. Raises JobStartError if it cannot be."""
+        """Start the job; does nothing if it was already started. Raises JobStartError if it cannot be started."""
         ...
 
     def observe(self, job: Job) -> JobStatus:
@@ -147,9 +137,9 @@ class Runner(Protocol):
         ...
 
     def cancel(self, job: Job) -> None:
-        """Request that the job stops, gracefully at first; called repeatedly until it has ended.
+        """Stop the job, gracefully at first; called repeatedly until it has ended.
 
-        A job that was not started yet never starts, and is observed as CANCELLED.
+        A job that was not started yet never starts, and its status is CANCELLED.
         """
         ...
 
@@ -157,7 +147,7 @@ class Runner(Protocol):
         """Return its events, oldest first; `after` is the `cursor` of the last event already read."""
         ...
 
-    def log(self, job: Job, most_bytes: int = 65_536) -> LogTail:
+    def log(self, job: Job, max_bytes: int = 65_536) -> LogTail:
         """Return the end of its log."""
         ...
 

@@ -18,17 +18,18 @@ from pathlib import Path
 
 from tipbench.errors import JobStartError, TipbenchError
 from tipbench.jobs.folder import EVENTS_VARIABLE, JobFolder, Process, read_events, read_result
-from tipbench.jobs.job import Job, JobState, JobStatus, LogTail, RecordedEvent, refused_reason
+from tipbench.jobs.job import Job, JobState, JobStatus, LogTail, RecordedEvent
+from tipbench.jobs.progress import refused_reason
 
-GRACE_S = 90.0  # to abort requests, unload the model and record finished cells
-_START_S = 60.0  # for the launcher to start the command
+GRACE_S = 90.0  # between SIGTERM and SIGKILL: to abort requests, unload the model and record finished cells
+_START_TIMEOUT_S = 60.0  # of the launcher
 _INTERRUPTED = 130  # exit code of an interrupted command
 _PROC = Path("/proc")
 _PANEL_ONLY = ("_TOKEN", "_SECRET", "_PASSWORD", "_KEY")  # suffixes of TIPBENCH_ variables that jobs must not inherit
 
 
 class LocalRunner:
-    """Runs jobs on this machine; all state is on disk, so any process that shares the home can use it."""
+    """Runs jobs on this machine; all state is on disk, so any process that shares the home folder can use it."""
 
     name = "local"
 
@@ -80,7 +81,7 @@ class LocalRunner:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    timeout=_START_S,
+                    timeout=_START_TIMEOUT_S,
                     check=False,
                 ).returncode
         except (OSError, ValueError, subprocess.SubprocessError) as exc:
@@ -96,15 +97,16 @@ class LocalRunner:
         if process is None:
             return JobStatus(JobState.LOST, reason=f"No process recorded in {folder.path}.")
         alive = is_alive(process)  # checked first: the exit event is written before the process ends
-        ending = read_result(folder.events)
-        if ending is not None:
-            links = {"mlflow": ending.url} if ending.url else {}
-            if ending.code == 0:
-                return JobStatus(JobState.SUCCEEDED, 0, refused_reason(ending.refused), links)
+        result = read_result(folder.events)
+        if result is not None:
+            code, collected = result.exit_code, result.collected
+            links = {"mlflow": collected.url} if collected and collected.url else {}
+            if code == 0:
+                return JobStatus(JobState.SUCCEEDED, code, refused_reason(collected), links)
             if job.cancel_requested is not None:
-                return JobStatus(JobState.CANCELLED, ending.code, "Cancelled; finished cells are kept.", links)
-            default = "Interrupted; a retry continues." if ending.code == _INTERRUPTED else "See the log."
-            return JobStatus(JobState.FAILED, ending.code, ending.failure or default, links)
+                return JobStatus(JobState.CANCELLED, code, "Cancelled; finished cells are kept.", links)
+            default = "Interrupted; a retry continues." if code == _INTERRUPTED else "See the log."
+            return JobStatus(JobState.FAILED, code, result.failure_reason or default, links)
         if alive:
             return JobStatus(JobState.RUNNING)
         if process.host != os.uname().nodename:
@@ -132,7 +134,7 @@ class LocalRunner:
         cancel_sent, now = folder.cancel_sent_at, self._clock()
         if cancel_sent is None:
             _signal_group(process.pid, signal.SIGTERM)
-            # After the signal: a second SIGTERM only speeds up the exit, a missing one is worse.
+            # Saved after the signal: after a crash in between, a second SIGTERM is harmless, a missing one is not.
             folder.note_cancel_sent(now)
         elif now - cancel_sent > self._grace_s:
             pids = descendants(process.pid)
@@ -145,9 +147,9 @@ class LocalRunner:
         """Return the command's events after a cursor."""
         return read_events(self._folder(job).events, after, limit)
 
-    def log(self, job: Job, most_bytes: int = 65_536) -> LogTail:
+    def log(self, job: Job, max_bytes: int = 65_536) -> LogTail:
         """Return the end of the command's output."""
-        return self._folder(job).tail(most_bytes)
+        return self._folder(job).tail(max_bytes)
 
     def forget(self, job: Job) -> None:
         """Remove the job's folder. Raises TipbenchError while its process is alive."""

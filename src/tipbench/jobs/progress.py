@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -13,7 +13,7 @@ from tipbench.errors import ServerUnavailable
 from tipbench.jobs.job import Job, RecordedEvent, Runner
 from tipbench.record import events
 
-_MESSAGES = 20  # kept of a job
+_MAX_MESSAGES = 20
 
 
 class Phase(StrEnum):
@@ -37,7 +37,7 @@ class ModelProgress:
     failed: int = 0
     output_tokens: int = 0
     tokens_per_s: float | None = None  # of the last response
-    recorded: int = 0  # of `done`, recorded before this run
+    recorded: int = 0  # cells of `done` that were recorded before this run
 
     def after(self, event: events.BlockStarted | events.CellFinished | events.BlockFinished) -> ModelProgress:
         """Return the progress after an event."""
@@ -86,7 +86,7 @@ class Progress:
             case events.Resumed():
                 return replace(self, waiting_for=tuple(what for what in self.waiting_for if what != event.what))
             case events.Message():
-                return replace(self, messages=(*self.messages, event)[-_MESSAGES:])
+                return replace(self, messages=(*self.messages, event)[-_MAX_MESSAGES:])
             case events.Refused():
                 return replace(self, refused=(*(each for each in self.refused if each.model != event.model), event))
             case events.Recording():
@@ -108,32 +108,30 @@ class Progress:
                 return replace(self, models=tuple(stopped), waiting_for=(), exit_code=event.code)
         return self
 
+    @property
+    def failure_reason(self) -> str:
+        """Why the command failed: its message, failed cells, held scores or items without a score; else empty."""
+        if self.failure:
+            return self.failure
+        if self.collected is not None and self.collected.failed:
+            return f"{self.collected.failed} of {self.collected.cells} cells failed; a retry tries them again."
+        if self.judged is not None and self.judged.held:
+            return f"The scores of {self.judged.judge} are held: their drift is over the limit."
+        return f"{self.judged.unscored} items have no score." if self.judged and self.judged.unscored else ""
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values for the API and the panel."""
-        return {
-            "models": [{**vars(model), "phase": model.phase.value} for model in self.models],
-            "refused": [vars(each) for each in self.refused],
-            "waiting_for": list(self.waiting_for),
-            "recording_left": self.recording_left,
-            "judging": _plain(self.judging),
-            "simulating": _plain(self.simulating),
-            "messages": [{"text": message.text, "warning": message.warning} for message in self.messages],
-            "failure": self.failure,
-            "memory": _plain(self.memory),
-            "collected": _plain(self.collected),
-            "judged": _plain(self.judged),
-            "exit_code": self.exit_code,
-        }
+        return {name: _plain(value) for name, value in vars(self).items()}
 
 
-def _plain(event: events.Event | None) -> dict[str, Any] | None:
-    if event is None:
-        return None
-    return {key: value for key, value in events.event_json(event).items() if key != "event"}
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return {name: _plain(each) for name, each in vars(value).items()} if is_dataclass(value) else value
 
 
-KEPT = 200  # jobs in the cache
-_AT_ONCE = 500  # events read at a time
+_MAX_CACHED = 200  # jobs
+_PAGE = 500  # events read at a time
 
 
 @dataclass(frozen=True)
@@ -149,9 +147,9 @@ class ProgressSnapshot:
 
 
 class ProgressCache:
-    """LRU cache of progress by job. Thread-safe."""
+    """Progress by job; the least recently used is dropped first. Thread-safe."""
 
-    def __init__(self, runner_of: Callable[[Job], Runner], size: int = KEPT) -> None:
+    def __init__(self, runner_of: Callable[[Job], Runner], size: int = _MAX_CACHED) -> None:
         self._runner_of = runner_of
         self._size = size
         self._lock = threading.Lock()
@@ -187,11 +185,16 @@ class ProgressCache:
         return snapshot
 
 
+def refused_reason(collected: events.Collected | None) -> str:
+    """Return the reason of a job that succeeded without its refused models; empty if none was refused."""
+    return f"Refused models were left out: {' '.join(collected.refused)}" if collected and collected.refused else ""
+
+
 def events_after(runner: Runner, job: Job, cursor: int) -> Iterator[RecordedEvent]:
     """Yield all events after `cursor`, oldest first."""
     while True:
-        found = runner.events(job, cursor, _AT_ONCE)
+        found = runner.events(job, cursor, _PAGE)
         yield from found
-        if len(found) < _AT_ONCE:
+        if len(found) < _PAGE:
             return
         cursor = found[-1].cursor

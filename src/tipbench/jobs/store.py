@@ -1,4 +1,4 @@
-"""Job store: one SQLite file shared by several panel processes; every state transition is a compare-and-set."""
+"""Job store: one SQLite file that several panel processes share; each state transition is a compare-and-set."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tipbench.errors import JobConflict, JobNotFound, UsageError
 from tipbench.jobs.job import ENDED, Job, JobKind, JobRequest, JobState, check_transition
 from tipbench.sqlite import Database, Row
 
-MOST_ITEMS = 500  # per page
-MOST_KEY = 200  # characters of an idempotency key
+MAX_PAGE = 500  # jobs
+MAX_KEY = 200  # characters of an idempotency key
 _MAX_REASON = 2000  # characters
-_BUSY_S = 15.0  # SQLite busy timeout
+_BUSY_TIMEOUT_S = 15.0  # of SQLite
 _MIGRATIONS = (
     """
 CREATE TABLE jobs (
@@ -84,7 +84,7 @@ class JobStore:
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self.path = path
         self._clock = clock
-        self._db = Database(path, _MIGRATIONS, "The list of jobs", busy_s=_BUSY_S, wal=True)
+        self._db = Database(path, _MIGRATIONS, "The list of jobs", busy_s=_BUSY_TIMEOUT_S, wal=True)
 
     def close(self) -> None:
         self._db.close()
@@ -104,7 +104,7 @@ class JobStore:
         retry that has not ended: retrying again returns that one.
         """
         parts = [request.kind.value, request.experiment, dict(request.arguments), dict(request.private)]
-        # What requests with one key have in common; the caller and the runner may differ.
+        # Requests with the same key must be equal in these values; the caller and the runner may differ.
         body = hashlib.sha256(_dump([*parts, request.retry_of]).encode()).hexdigest()
         check_key(key)
         with self._db.transaction() as db:
@@ -151,8 +151,8 @@ class JobStore:
 
     def page(self, which: JobFilter | None = None, *, limit: int = 50, after: str | None = None) -> Page:
         """Return a page of jobs, newest first; `after` is the `next` of the previous page."""
-        if not 1 <= limit <= MOST_ITEMS:
-            raise UsageError(f"limit is from 1 to {MOST_ITEMS} (got {limit}).")
+        if not 1 <= limit <= MAX_PAGE:
+            raise UsageError(f"limit is from 1 to {MAX_PAGE} (got {limit}).")
         if after is not None and not (after.isascii() and after.isdigit() and len(after) <= 18):
             raise UsageError(f"after takes the value of `next` of an earlier page (got {after[:40]!r}).")
         wanted = {key: value for key, value in vars(which or JobFilter()).items() if value is not None}
@@ -174,7 +174,7 @@ class JobStore:
         return _job(rows[0]) if rows else None
 
     def expired(self, keep_s: float, *, limit: int = 100) -> list[Job]:
-        """Return jobs that ended more than `keep_s` seconds ago, oldest first, except those that another job retries.
+        """Return jobs that ended more than `keep_s` seconds ago, oldest first, except jobs that have a retry.
 
         A lost job has no end time, so its start time is used.
         """
@@ -198,7 +198,7 @@ class JobStore:
     # Changes
 
     def claim(self, job_id: str) -> Job | None:
-        """Mark the job as being started, so that cancels go through its runner; None if it was cancelled or started."""
+        """Mark the job as being started, so that its runner handles cancels; None if it was cancelled or started."""
         with self._db.transaction() as db:
             done = db.execute(
                 "UPDATE jobs SET claimed = coalesce(claimed, ?) "
@@ -254,15 +254,15 @@ class JobStore:
             return self.get(job_id)
 
     def remove(self, job_id: str) -> bool:
-        """Delete a job; returns False if it is still in progress, or if another job retries it."""
+        """Delete a job; returns False if it is still in progress or has a retry."""
         with self._db.transaction() as db:
             return bool(db.execute(f"DELETE FROM jobs WHERE id = ? AND {_REMOVABLE}", (job_id,)).rowcount)  # noqa: S608
 
 
 def check_key(key: str | None) -> None:
     """Raise UsageError unless the idempotency key is None or valid."""
-    if key is not None and (not key.strip() or len(key) > MOST_KEY or not key.isprintable()):
-        raise UsageError(f"An idempotency key has 1 to {MOST_KEY} printable characters (got {len(key)}).")
+    if key is not None and (not key.strip() or len(key) > MAX_KEY or not key.isprintable()):
+        raise UsageError(f"An idempotency key has 1 to {MAX_KEY} printable characters (got {len(key)}).")
 
 
 def _job(row: Row) -> Job:

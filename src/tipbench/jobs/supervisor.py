@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,12 +17,12 @@ from tipbench.jobs.job import ACTIVE, ENDED, Job, JobRequest, JobState, JobStatu
 from tipbench.jobs.store import JobStore, Submitted, check_key
 
 TICK_S = 0.5
-MOST_RUNNING = 4  # jobs at the same time
+MAX_RUNNING = 4  # jobs at the same time
 _MAX_LOST = 100  # lost jobs checked per tick
 _SWEEP_S = 3600.0  # between two deletions of expired jobs
 _MAX_SWEPT = 50  # per tick, to keep ticks short
-_MAX_JUMP_S = 2 * 86_400.0  # between two sweeps; a larger step of the clock may be a mistake
-_CONFIRM_JUMP_S = 86_400.0  # after a panel has run this long, such a step counts as right
+_MAX_JUMP_S = 2 * 86_400.0  # of the clock between two sweeps; a larger one may be a wrong clock
+_CONFIRM_JUMP_S = 86_400.0  # how long the panel must run before it accepts a larger jump
 _log = logging.getLogger(__name__)
 
 
@@ -39,31 +39,29 @@ def retry(
     `changes` overrides fields of the original request.
     """
     check_key(key)
-    known = None if key is None else store.by_key(key)
-    if known is not None and known.retry_of == job_id:  # regardless of the old job's current state
-        return Submitted(known, new=False)
+    existing = None if key is None else store.by_key(key)
+    if existing is not None and existing.retry_of == job_id:  # regardless of the old job's current state
+        return Submitted(existing, new=False)
     old = store.get(job_id)
     if old.state not in (JobState.FAILED, JobState.CANCELLED, JobState.LOST):
         still = "has succeeded" if old.state in ENDED else f"is still {old.state}"
         raise JobConflict(f"A job that failed, was cancelled or is lost can be retried; {job_id} {still}.")
-    request = JobRequest(**{field.name: getattr(old, field.name) for field in fields(JobRequest)})
-    copy = replace(request, **{**(changes or {}), "retry_of": old.id, "started_by": started_by})
-    return store.add(copy, key)
+    request = {field.name: getattr(old, field.name) for field in fields(JobRequest)} | dict(changes or {})
+    return store.add(JobRequest(**request | {"retry_of": old.id, "started_by": started_by}), key)
 
 
 def queue_positions(queued: Sequence[Job]) -> dict[str, int]:
-    """Return each job's queue position, starting at 1, counting earlier jobs that share a resource."""
-    found: dict[str, int] = {}
-    for index, job in enumerate(queued):
-        ahead = [other for other in queued[:index] if not set(other.resources).isdisjoint(job.resources)]
-        found[job.id] = len(ahead) + 1
-    return found
+    """Return each job's queue position: 1 plus the number of earlier jobs that share a resource."""
+    return {
+        job.id: 1 + sum(not set(earlier.resources).isdisjoint(job.resources) for earlier in queued[:index])
+        for index, job in enumerate(queued)
+    }
 
 
-def startable(queued: Sequence[Job], running: Sequence[Job], most_running: int = MOST_RUNNING) -> list[Job]:
+def startable(queued: Sequence[Job], running: Sequence[Job], max_running: int = MAX_RUNNING) -> list[Job]:
     """Return the jobs that can start now, FIFO for each resource."""
     taken = {resource for job in running for resource in job.resources}
-    free = most_running - len(running)
+    free = max_running - len(running)
     chosen = []
     for job in queued:
         if free > 0 and taken.isdisjoint(job.resources):
@@ -83,7 +81,7 @@ class Supervisor:
         lock: Path,
         *,
         tick_s: float = TICK_S,
-        most_running: int = MOST_RUNNING,
+        max_running: int = MAX_RUNNING,
         keep_s: float | None = None,
     ) -> None:
         """`keep_s` is how long ended jobs are kept; None keeps all."""
@@ -91,7 +89,7 @@ class Supervisor:
         self._runners = runners
         self._lock_path = lock
         self._tick_s = tick_s
-        self._most_running = most_running
+        self._max_running = max_running
         self._keep_s = keep_s
         self._next_sweep = 0.0
         self._jumped_at: float | None = None  # monotonic
@@ -152,7 +150,7 @@ class Supervisor:
             self._safely(self._follow, job)  # a supervisor crashed between claiming and starting it
         queued = [job for job in queued if job.cancel_requested is None]
         running = self._store.in_states({JobState.RUNNING})
-        for job in startable(queued, running, self._most_running):
+        for job in startable(queued, running, self._max_running):
             self._safely(self._begin, job)
         if time.monotonic() >= self._next_sweep:
             self._sweep()
@@ -169,7 +167,7 @@ class Supervisor:
             self._wake.wait(self._tick_s)
 
     def _sweep(self) -> None:
-        """Delete expired jobs: first the runner's data, so that none of it is orphaned."""
+        """Delete expired jobs, each after the data of its runner, so that no data is orphaned."""
         removed = 0
         if self._keep_s is not None and self._clock_is_plausible():
             for job in self._store.expired(self._keep_s, limit=_MAX_SWEPT):
@@ -182,9 +180,9 @@ class Supervisor:
         self._next_sweep = time.monotonic() + (0 if removed == _MAX_SWEPT else _SWEEP_S)
 
     def _clock_is_plausible(self) -> bool:
-        """Whether the clock has not jumped ahead since the last sweep, which would make all jobs look expired.
+        """Return False after the clock has jumped ahead since the last sweep, as all jobs would look expired.
 
-        After a longer pause of the panel, or a correction of the clock, sweeping continues after a day.
+        The jump may also be a longer pause of the panel or a corrected clock, so sweeping continues after a day.
         """
         path, now = self._lock_path.with_name("last_sweep"), self._store.now()
         try:
@@ -215,7 +213,7 @@ class Supervisor:
         return False
 
     def _safely(self, act: Callable[[Job], None], job: Job) -> None:
-        """Call `act`, and record an error on the job so that other jobs are not affected."""
+        """Call `act` and save its error as the job's reason, so that other jobs are not affected."""
         try:
             act(job)
         except TipbenchError as exc:

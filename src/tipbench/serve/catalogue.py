@@ -1,4 +1,4 @@
-"""The tip catalogue: candidates for requests that name none, in a TOML file that people may edit."""
+"""The tip catalogue: candidates for requests without any, in a TOML file that people may edit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HEAD = """\
 
 
 class CatalogueTip(Schema):
-    """One tip with the values that policies score; a tip without `slot_hour` fits any hour."""
+    """A tip with the values that policies use; a tip without `slot_hour` suits any hour."""
 
     tip_id: Annotated[str, Field(min_length=1, max_length=128)]
     tip: Line
@@ -53,7 +53,7 @@ class CatalogueFile(Schema):
 
 
 class Catalogue:
-    """Candidates by time of day."""
+    """The tips of a file as candidates, by time of day."""
 
     def __init__(self, tips: Sequence[CatalogueTip]) -> None:
         self.texts = {tip.tip_id: tip.tip for tip in tips}
@@ -68,8 +68,13 @@ class Catalogue:
         self._by_hour = dict(by_hour)
 
     def candidates(self, hour: float, limit: int = MAX_CANDIDATES) -> list[Candidate]:
-        """Return the tips nearest to this hour, the best judged first within a slot; ties by tip id."""
-        slots = sorted(self._by_hour, key=lambda slot: (_distance(slot, hour), slot or 0.0))
+        """Return the tips nearest to this hour; within a slot, ordered by composite and then by tip id."""
+
+        def distance(slot: float | None) -> float:
+            hours = 0.0 if slot is None else abs(slot - hour) % 24
+            return min(hours, 24 - hours)
+
+        slots = sorted(self._by_hour, key=lambda slot: (distance(slot), slot or 0.0))
         return list(islice((candidate for slot in slots for candidate in self._by_hour[slot]), limit))
 
 
@@ -80,25 +85,17 @@ def load_catalogue(path: Path) -> Catalogue:
     text = TomlText.read(path)
     tips = text.validated(CatalogueFile).tips
     seen: set[str] = set()
-    for place, tip in enumerate(tips):
+    for index, tip in enumerate(tips):
         if tip.tip_id in seen:
-            raise text.error(("tips", place, "tip_id"), f"'tip_id' must be unique; {tip.tip_id!r} is there twice.")
+            raise text.error(("tips", index, "tip_id"), f"'tip_id' must be unique; {tip.tip_id!r} is there twice.")
         seen.add(tip.tip_id)
     return Catalogue(tips)
 
 
-def _distance(slot: float | None, hour: float) -> float:
-    """Return the hours between two times of day, at most 12; 0 for a tip of any hour."""
-    if slot is None:
-        return 0.0
-    apart = abs(slot - hour) % 24
-    return min(apart, 24 - apart)
-
-
-def _assignments(values: dict[str, Any], above: str = "") -> Iterator[str]:
-    # TOML's basic strings, numbers and booleans are written as in JSON, except that TOML also escapes DEL.
+def _assignments(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    # Strings, numbers and booleans are written as in JSON, except that TOML also escapes DEL.
     for name, value in values.items():
-        key = above + (name if re.fullmatch("[A-Za-z0-9_-]+", name) else json.dumps(name))
+        key = prefix + (name if re.fullmatch("[A-Za-z0-9_-]+", name) else json.dumps(name))
         if isinstance(value, dict):
             yield from _assignments(value, f"{key}.")
         elif value is not None:

@@ -4,7 +4,7 @@
 |---|---|
 | jsonl | decision (`"signal": "serve"` for recommendations), shadow signal and reward, as logged |
 | dsjson | rewarded decision, for `vw --dsjson --cb_explore_adf` |
-| obp | nothing: one JSON object with the arrays of obp's bandit feedback; the arms are the tips |
+| obp | export: a single JSON object with the arrays of obp's bandit feedback; the arms are the tips |
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def export_events(database: Database, form: str, *, policy: str | None = None) -
 
 
 def rewarded(database: Database, policy: str | None = None) -> Iterator[tuple[Entry, Entry]]:
-    """Yield scores with the reward that was learned, in the order of the rewards."""
+    """Yield each score with its learned reward, in the order of the rewards."""
     for reward in read_entries(database, kinds=("reward",)):
         if policy in (None, reward.policy):
             score = read_entry(database, reward.body["score"])
@@ -65,7 +65,7 @@ def json_line(entry: Entry) -> dict[str, Any]:
 
 
 def _dsjson_line(score: Entry, reward: Entry) -> dict[str, Any]:
-    """Return a line of VowpalWabbit's decision service format; the chosen action comes first, and a cost is −reward."""
+    """Return a line of VowpalWabbit's dsjson format: the chosen action comes first, and the cost is −reward."""
     body = score.body
     candidates = body["request"]["candidates"]
     chosen = next(i for i, candidate in enumerate(candidates) if candidate["tip_id"] == body["chosen"])
@@ -88,12 +88,12 @@ def _dsjson_line(score: Entry, reward: Entry) -> dict[str, Any]:
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a namespace of numbers and names; VowpalWabbit knows neither null nor booleans."""
+    """Return the values without null, and booleans as 0 or 1: VowpalWabbit supports neither."""
     return {name: int(each) if isinstance(each, bool) else each for name, each in values.items() if each is not None}
 
 
 def _obp_feedback(database: Database, policy: str | None) -> dict[str, Any]:
-    """Return bandit feedback for the Open Bandit Pipeline; an arm that was not a candidate has probability 0.
+    """Return bandit feedback for the Open Bandit Pipeline; a tip that was not a candidate has probability 0.
 
     The context is hour_sin, hour_cos, dow_sin and dow_cos.
     """

@@ -1,34 +1,40 @@
 """The event log: every decision, reward, reset, import and signal of serving, in one SQLite file.
 
-State is a cache of this log. Entries are numbered in the order in which they take effect (`seq`), by the one process
-that holds the store's lock; other processes may read, and use the tables of `switches.py`. A user is always the keyed
-hash of the user id.
+State is a cache of this log. Entries are numbered in the order in which they take effect (`seq`). The process that
+holds `store_lock` writes them; other processes may read them, and write to the tables of `switches.py`. A user is
+always the keyed hash of the user id, see `Keys`.
 
 | kind | policy | reward | body |
 |---|---|---|---|
-| score | that served | | request without user and event id, at, chosen, probabilities, scores, x, n, prior, … |
-| reward, late, duplicate | that served | the reward | action, dwell_ms, score (seq); a reward also x, features, … |
+| score | chose the tip | | request without user and event id, at, chosen, probabilities, scores, x, n, prior, … |
+| reward, late, duplicate | chose the tip | the reward | action, dwell_ms, score (seq); a reward also x, features, … |
 | reset | | | erase |
-| import | of the state | | name, document |
-| signal | of the shadow | 1 if it agrees | signal, chosen, probabilities, scores, agrees, latency_ms, at |
+| import | learned the state | | name, document |
+| signal | the shadow's | 1 if it agrees | signal, chosen, probabilities, scores, agrees, latency_ms, at |
 """
 
 from __future__ import annotations
 
+import re
+import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-from tipbench.files import make_folder
+from tipbench.errors import UsageError
+from tipbench.files import ResourceLock, create_private, home_errors, make_folder
+from tipbench.serve.request import check_user_id
 from tipbench.sqlite import Database, GroupCommit, Row
 
 FOLDER = "serve"
 FILE = "serve.sqlite"
-_PURPOSE = "The store of the policy server"
+SECRET_FILE = "serve.secret"  # noqa: S105
+MAX_QUEUED = 8192  # entries that wait for the disk
 _MIGRATIONS = (
     """
     CREATE TABLE log (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, user TEXT NOT NULL, event TEXT, policy TEXT,
@@ -48,6 +54,44 @@ _MIGRATIONS = (
 _COLUMNS = "seq, kind, user, event, policy, received, reward, body"
 
 
+class Keys:
+    """Keyed hashes: of user ids, so that none is stored, and of events, as random numbers that can be repeated.
+
+    Their secret is in the home folder. Without it, the stored state of a user cannot be found again.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._user = blake2b(key=secret, digest_size=16, person=b"tipbench-user")
+        self._draw = blake2b(key=secret, digest_size=8, person=b"tipbench-draw")
+
+    def user(self, user_id: str) -> str:
+        """Return the hash of a user id, 32 hex digits; raises UsageError if the id is invalid."""
+        hashed = self._user.copy()
+        hashed.update(check_user_id(user_id).encode())
+        return hashed.hexdigest()
+
+    def uniform(self, policy: str, user: str, event: str) -> float:
+        """Return the random number in [0, 1) of an event under a policy; a retry or a replay gets the same one."""
+        hashed = self._draw.copy()
+        hashed.update(f"{policy}\0{user}\0{event}".encode())
+        return (int.from_bytes(hashed.digest()) >> 11) * 2.0**-53
+
+
+def load_keys(home: Path) -> Keys:
+    """Return the keys of a home folder; creates its secret if it is missing."""
+    path = make_folder(home) / SECRET_FILE
+    with home_errors(path, "cannot be read"):
+        if not path.exists():
+            create_private(path, secrets.token_hex(32).encode() + b"\n")
+        text = path.read_text("ascii", "replace").strip()
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        raise UsageError(
+            f"{path} must have 64 hex digits; it has {len(text)} other characters. Restore it from a backup: without "
+            "it the stored state belongs to unknown users."
+        )
+    return Keys(bytes.fromhex(text))
+
+
 class Entry(NamedTuple):
     """One entry of the log; `received` is the server's clock, a Unix timestamp."""
 
@@ -62,16 +106,31 @@ class Entry(NamedTuple):
 
 
 def open_store(home: Path) -> Database:
-    """Open the SQLite file of serving, created if it is missing; many processes may read it."""
-    database = Database(make_folder(home / FOLDER, private=True) / FILE, _MIGRATIONS, _PURPOSE, wal=True)
+    """Open the SQLite file of serving, created if it is missing. Any number of processes may read it."""
+    path = make_folder(home / FOLDER, private=True) / FILE
+    database = Database(path, _MIGRATIONS, "The store of the policy server", wal=True)
     database.rows("PRAGMA secure_delete = ON")  # an erased user's events must not remain in free pages
     return database
+
+
+def store_exists(home: Path) -> bool:
+    """Return whether a policy server has run with this home folder."""
+    return (home / FOLDER / FILE).exists()
+
+
+def store_lock(home: Path, purpose: str) -> ResourceLock:
+    """Acquire the lock on the store; raises LockHeld if another process has it."""
+    lock = ResourceLock(
+        home, f"the store {home / FOLDER}", purpose, advice="Stop it first, or use another TIPBENCH_HOME."
+    )
+    lock.acquire(wait=False, report=lambda _: None)
+    return lock
 
 
 def read_entries(
     database: Database, *, after: int = 0, user: str | None = None, kinds: tuple[str, ...] = (), page: int = 1000
 ) -> Iterator[Entry]:
-    """Yield entries in order, from those committed when each page is read."""
+    """Yield the entries after a number, in order; includes entries that are committed during the iteration."""
     conditions = ["seq > ?"]
     values: list[object] = []
     if user is not None:
@@ -96,17 +155,13 @@ def read_entry(database: Database, seq: int) -> Entry | None:
     return _entry(rows[0]) if rows else None
 
 
-def read_users(database: Database, table: str = "log") -> Iterator[str]:
-    """Yield the users that have entries, in order; `table` may also be `state`."""
-    after: str | None = ""
-    while after is not None:
-        after = database.rows(f"SELECT min(user) FROM {table} WHERE user > ?", (after,))[0][0]  # noqa: S608
-        if after is not None:
-            yield after
+def read_users(database: Database, table: str = "log") -> list[str]:
+    """Return the users with rows in `log` or `state`, in order."""
+    return [user for (user,) in database.rows(f"SELECT DISTINCT user FROM {table} ORDER BY user")]  # noqa: S608
 
 
 def read_resets(database: Database, user: str) -> tuple[int, int]:
-    """Return the numbers of the user's last reset and of the last one that erased; 0 if there is none."""
+    """Return the numbers of the user's last reset and last reset with `erase`; 0 if there is none."""
     reset = erased = 0
     for seq, body in database.rows(
         "SELECT seq, body FROM log WHERE user = ? AND event IS NULL AND kind = 'reset' ORDER BY seq", (user,)
@@ -116,16 +171,20 @@ def read_resets(database: Database, user: str) -> tuple[int, int]:
 
 
 class EventLog:
-    """Appends to the log, for the process that holds the store's lock; reads see what is committed.
+    """Appends to the log, for the process that holds `store_lock`. Reads return committed entries only.
 
-    `lock` guards the numbering and the queue: entries appended while it is held are consecutive, and one transaction.
+    `lock` guards the numbering and the queue: entries appended under it are consecutive and in one transaction.
     """
 
-    def __init__(self, home: Path, *, lock: threading.RLock, on_failure: Callable[[], None], capacity: int) -> None:
+    def __init__(
+        self, home: Path, *, lock: threading.RLock, on_failure: Callable[[], None], capacity: int = MAX_QUEUED
+    ) -> None:
         self.lock = lock
         self.database = open_store(home)  # for reads; a commit does not block them
         self.writing = open_store(home)
-        self._writer = GroupCommit(self.writing, "log", 8, capacity=capacity, lock=lock, on_failure=on_failure)
+        self._writer = GroupCommit(
+            self.writing, "log", 8, capacity=min(capacity, MAX_QUEUED), lock=lock, on_failure=on_failure
+        )
         self._seq: int = self.database.rows("SELECT coalesce(max(seq), 0) FROM log")[0][0]
 
     def append(
@@ -133,32 +192,32 @@ class EventLog:
         kind: str,
         user: str,
         received: float,
-        body: Mapping[str, Any],
+        body: dict[str, Any],
         *,
         event: str | None = None,
         policy: str | None = None,
         reward: float | None = None,
-    ) -> tuple[int, Future[None]]:
-        """Queue an entry and return its number and the future of its commit; raises QueueFull."""
+    ) -> tuple[Entry, Future[None]]:
+        """Queue an entry and return it with the future of its commit; raises QueueFull."""
         encoded = to_json(body)
         with self.lock:
             seq = self._seq + 1
             future = self._writer.insert((seq, kind, user, event, policy, received, reward, encoded))
             self._seq = seq
-            return seq, future
+            return Entry(seq, kind, user, event, policy, received, reward, body), future
 
     def erase(self, user: str, before: int) -> Future[None]:
-        """Queue the deletion of a user's entries before an entry, and of the state in this file."""
+        """Queue the deletion of a user's state in this file, and of the user's entries before `before`."""
         self._writer.execute("DELETE FROM state WHERE user = ?", (user,))
         self._writer.execute("DELETE FROM corrupt_state WHERE user = ?", (user,))
         return self._writer.execute("DELETE FROM log WHERE user = ? AND seq < ?", (user, before))
 
     def truncate_wal(self) -> None:
-        """Write the write-ahead log back into the file and empty it; other readers may delay that."""
+        """Move the write-ahead log into the file and empty it; other readers may delay that."""
         self.writing.rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def wait(self) -> None:
-        """Wait until all entries appended so far are committed; raises if they cannot be. Not with the lock held."""
+        """Wait until all appended entries are committed; raises if that fails. The caller must not hold the lock."""
         if (committed := self.pending()) is not None:
             committed.result()
 
@@ -168,14 +227,12 @@ class EventLog:
 
     def event(self, user: str, event: str) -> list[Entry]:
         """Return the committed score and reward entries of an event, in order."""
-        return [
-            _entry(row)
-            for row in self.database.rows(
-                f"SELECT {_COLUMNS} FROM log WHERE user = ? AND event = ? "  # noqa: S608
-                "AND kind IN ('score', 'reward', 'late') ORDER BY seq",
-                (user, event),
-            )
-        ]
+        rows = self.database.rows(
+            f"SELECT {_COLUMNS} FROM log WHERE user = ? AND event = ? "  # noqa: S608
+            "AND kind IN ('score', 'reward', 'late') ORDER BY seq",
+            (user, event),
+        )
+        return [_entry(row) for row in rows]
 
     def close(self) -> None:
         """Commit what is queued and close the file."""
@@ -185,5 +242,4 @@ class EventLog:
 
 
 def _entry(row: Row) -> Entry:
-    seq, kind, user, event, policy, received, reward, body = row
-    return Entry(seq, kind, user, event, policy, received, reward, from_json(body))
+    return Entry._make((*row[:-1], from_json(row[-1])))

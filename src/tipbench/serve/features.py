@@ -1,12 +1,12 @@
-"""Features: what a policy sees of a candidate, a moment and a user, as numbers in [−1, 1].
+"""Features: a candidate, the time and the user as numbers in [−1, 1], from which policies learn.
 
-Normalisation uses fixed constants, never running statistics, which would change the meaning of stored state. A change
-of a formula needs a new version of its feature set. Missing values are 0.
+Values are normalised by fixed constants; running statistics would change the meaning of stored state. A changed formula
+needs a new version of its feature set. The feature of a missing value is 0.
 
 | set | dimensions |
 |---|---|
 | v1 | hour_sin, hour_cos, is_overdue, task_age_norm, priority_norm, dow_sin, dow_cos |
-| v2 | those of v1, then completion_rate, dismiss_rate, mean_dwell_norm, preferred_hour_alignment, tip_volume_norm |
+| v2 | all of v1, then completion_rate, dismiss_rate, mean_dwell_norm, preferred_hour_alignment, tip_volume_norm |
 | v3 | bias, is_overdue, task_age_norm, priority_norm, quality, slot_match, load_fit, five from the user's tallies |
 """
 
@@ -29,7 +29,7 @@ MAX_AGE_DAYS = 30.0
 MAX_DWELL_MS = 600_000.0  # 10 minutes
 MAX_OPEN_TASKS = 20.0
 MAX_EFFORT_MIN = 30.0
-COMPOSITE_MIDDLE, COMPOSITE_HALF = 9.5, 7.5  # the rubric's composite goes from 2 to 17
+COMPOSITE_MIDDLE, COMPOSITE_HALF = 9.5, 7.5  # of the rubric's range from 2 to 17
 _LOG_101 = math.log(101)
 
 _V1 = ("hour_sin", "hour_cos", "is_overdue", "task_age_norm", "priority_norm", "dow_sin", "dow_cos")
@@ -48,7 +48,7 @@ class FeatureSet:
 
     version: str
     names: tuple[str, ...]
-    compute: Compute  # the rows of all candidates, one after the other
+    compute: Compute  # returns the rows of all candidates in one list
 
     @property
     def dim(self) -> int:
@@ -56,13 +56,13 @@ class FeatureSet:
         return len(self.names)
 
     def matrix(self, request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> Matrix:
-        """Return one row per candidate. `at` is local time; `profile_features.by_category` wins over `tallies`."""
+        """Return one row per candidate. `at` is local time; the request's `by_category` replaces `tallies`."""
         values = self.compute(request, candidates, at, tallies)
         return np.fromiter(values, np.float64, len(values)).reshape(len(candidates), len(self.names))
 
 
 def hour_of(at: datetime) -> float:
-    """Return the fractional hour: 8:30 is 8.5."""
+    """Return the time of day in hours: 8:30 is 8.5."""
     return at.hour + at.minute / 60 + (at.second + at.microsecond / 1e6) / 3600
 
 
@@ -86,7 +86,7 @@ def task_features(candidate: Candidate) -> tuple[float, float, float]:
 
 
 def profile_vector(profile: ProfileFeatures | None, hour: float) -> tuple[float, float, float, float, float]:
-    """Return the five features of v2 that describe the user; 0 for what is missing."""
+    """Return the five features of v2 that describe the user."""
     if not profile:
         return 0.0, 0.0, 0.0, 0.0, 0.0
     preferred = profile.get("preferred_hour")
@@ -113,7 +113,7 @@ def _v2(request: Occasion, candidates: list[Candidate], at: datetime, tallies: T
     user = (dow_sin, dow_cos, *profile_vector(request.get("profile_features"), hour_of(at)))
     values: list[float] = []
     for candidate in candidates:
-        overdue, age, priority = task_features(candidate)  # not unpacked with `*`, which takes twice as long
+        overdue, age, priority = task_features(candidate)  # unpacking with `*` below would take twice as long
         values += (hour_sin, hour_cos, overdue, age, priority)
         values += user
     return values

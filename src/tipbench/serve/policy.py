@@ -1,42 +1,126 @@
-"""Policies: from features and what was learned to a probability for every candidate, and a choice.
+"""Policies: which reward an action gives, what is learned from rewards, and how a candidate is chosen.
 
     egreedy/v1, v2, v3    the candidate with the best estimate, mixed with ε = 0.10 uniform
     linucb                estimate + α·√(xᵀVx), mixed with ε = 0.05 uniform so that its log can value another policy
 
 The probability of a candidate is ε/K + (1 − ε)/#best if it is among the best, else ε/K. Scores are rounded to 1e-9
-before they are compared: equal candidates tie whatever the rounding errors of their sums.
+before they are compared, so that equal candidates tie in spite of rounding errors.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tipbench.errors import UsageError
 from tipbench.serve.features import FEATURES, FeatureSet, Matrix
 from tipbench.serve.prior import Prior
-from tipbench.serve.reward import REWARD_VERSION
-from tipbench.serve.ridge import Ridge
+from tipbench.serve.request import RewardRequest
 from tipbench.text import fingerprint
 
+REWARD_VERSION = "reward-1"  # of the rewards below
+BY_ACTION = {"dismissed": -1.0, "snoozed": 0.1, "ignored": 0.0}
+BY_DWELL = (  # the reward of a completed tip whose dwell is below this many ms
+    (15_000.0, -0.3),  # too fast to have been read
+    (120_000.0, 1.0),
+    (math.nextafter(600_000.0, math.inf), 0.6),  # 10 minutes are included
+    (math.inf, 0.3),
+)
+WITHOUT_DWELL = 0.6  # the reward of a completed tip of unknown dwell
+
 LAMBDA, LAMBDA_WITH_PRIOR = 1.0, 100.0
-DECIMALS = 9
+REBUILD_EVERY = 1024  # updates between two computations of V from A, which limit the rounding error
+DECIMALS = 9  # of a score
+
+Vector = NDArray[np.float64]
+
+
+def reward_of(request: RewardRequest) -> float:
+    """Return the reward in [−1, 1]: the one in the request, otherwise computed from action and dwell."""
+    reward = request.get("reward")
+    if reward is not None:
+        return float(reward)
+    action = request.get("action")
+    if action != "completed":
+        return BY_ACTION[action or "ignored"]
+    dwell_ms = request.get("dwell_ms")
+    if dwell_ms is None:
+        return WITHOUT_DWELL
+    return next(reward for limit_ms, reward in BY_DWELL if dwell_ms < limit_ms)
+
+
+class Ridge:
+    """Ridge regression of one user's rewards under one policy, updated one reward at a time; θ = V(b + λθ₀).
+
+    A = Σxxᵀ and b = Σrx are stored, without the prior θ₀: both are sums, so they can be merged and replayed, and a new
+    prior or another λ needs no relearning. V = (λI + A)⁻¹ is in memory only.
+    """
+
+    __slots__ = ("_prior_term", "_theta", "_v", "a", "b", "lam", "n", "reward_sum")
+
+    def __init__(self, dim: int, *, lam: float = 1.0, prior: Vector | None = None) -> None:
+        self.a = np.zeros((dim, dim))
+        self.b = np.zeros(dim)
+        self.n = 0
+        self.reward_sum = 0.0
+        self.lam = lam
+        self._prior_term = np.zeros(dim) if prior is None else lam * prior
+        self._v: Vector | None = np.eye(dim) / lam
+        self._theta: Vector | None = None
+
+    def restore(self, a: Vector, b: Vector, n: int, reward_sum: float) -> None:
+        """Replace the statistics."""
+        self.a, self.b, self.n, self.reward_sum = a, b, n, reward_sum
+        self._v = self._theta = None
+
+    def update(self, x: Vector, reward: float) -> None:
+        """Learn one reward."""
+        self.a += x[:, None] * x
+        self.b += reward * x
+        self.n += 1
+        self.reward_sum += reward
+        self._theta = None
+        if self.n % REBUILD_EVERY == 0:
+            self._v = None
+        elif self._v is not None:  # Sherman–Morrison
+            vx = self._v @ x
+            self._v = self._v - vx[:, None] * (vx / (1.0 + x @ vx))
+
+    @property
+    def v(self) -> Vector:
+        """(λI + A)⁻¹; a new array after each update, so a caller may keep it."""
+        if self._v is None:
+            lower = np.linalg.cholesky(self.a + self.lam * np.eye(len(self.b)))
+            inverse = np.linalg.solve(lower, np.eye(len(self.b)))
+            self._v = inverse.T @ inverse
+        return self._v
+
+    @property
+    def theta(self) -> Vector:
+        """The estimated weights; a new array after each update, so a caller may keep it."""
+        if self._theta is None:
+            self._theta = self.v @ (self.b + self._prior_term)
+        return self._theta
+
+    def snapshot(self) -> Ridge:
+        """Return a copy for reading; it shares its arrays with the original and must not be updated."""
+        copy = object.__new__(Ridge)
+        copy.a, copy.b, copy.n, copy.reward_sum, copy.lam = self.a, self.b, self.n, self.reward_sum, self.lam
+        copy._prior_term, copy._v, copy._theta = self._prior_term, self.v, self.theta
+        return copy
 
 
 class Decision(NamedTuple):
-    """A choice among candidates, in their order, with the probability that each had."""
+    """The index of the chosen candidate, with the scores and probabilities of all candidates."""
 
     chosen: int
     scores: list[float]
     probabilities: list[float]
-
-    @property
-    def explored(self) -> bool:
-        """True if the choice is not among the best scores."""
-        return self.scores[self.chosen] < max(self.scores)
 
 
 @dataclass(frozen=True)
@@ -50,10 +134,9 @@ class Policy:
 
     @cached_property
     def version(self) -> str:
-        """Hash of all that changes the meaning of its state and decisions."""
-        return fingerprint(
-            [self.name, self.features.version, self.features.names, self.epsilon, self.alpha, REWARD_VERSION], 12
-        )
+        """Hash of everything that changes the meaning of stored state and logged decisions."""
+        features = self.features
+        return fingerprint([self.name, features.version, features.names, self.epsilon, self.alpha, REWARD_VERSION], 12)
 
     def check_prior(self, prior: Prior) -> None:
         """Raise UsageError if the prior was fitted for another policy or other features."""
@@ -64,15 +147,15 @@ class Policy:
             )
 
     def ridge(self, prior: Prior | None = None) -> Ridge:
-        """Return the state of a user without rewards."""
+        """Return the regression of a user without rewards."""
         if prior is None:
             return Ridge(self.features.dim, lam=LAMBDA)
         return Ridge(self.features.dim, lam=LAMBDA_WITH_PRIOR, prior=np.array(prior.theta))
 
     def scores(self, x: Matrix, ridge: Ridge) -> list[float]:
         """Return the score of each row of features, rounded to 1e-9."""
-        # Not `x.dot`, which releases the interpreter's lock: the thread that commits may wake up, find the service's
-        # lock held by this one and sleep again.
+        # `x.dot` would release the interpreter's lock: the committing thread might wake up, find that this thread holds
+        # the service's lock, and sleep again.
         estimate = x @ ridge.theta
         if self.alpha:
             estimate = estimate + self.alpha * np.sqrt(((x @ ridge.v) * x).sum(axis=1))
@@ -87,14 +170,14 @@ class Policy:
         return [exploit if score == best else explore for score in scores]
 
     def decide(self, x: Matrix, ridge: Ridge, uniform: float) -> Decision:
-        """Choose a row of features; `uniform` in [0, 1) selects it by the cumulated probabilities."""
+        """Choose a row of features; `uniform` is a random number in [0, 1)."""
         scores = self.scores(x, ridge)
         probabilities = self.probabilities(scores)
         return Decision(choose(probabilities, uniform), scores, probabilities)
 
 
 def choose(probabilities: list[float], uniform: float) -> int:
-    """Return the index at which the cumulated probabilities exceed `uniform`."""
+    """Return the first index at which the cumulative probability exceeds `uniform`."""
     total = 0.0
     for index, probability in enumerate(probabilities):
         total += probability
@@ -116,7 +199,7 @@ DEFAULT_POLICY = "egreedy/v1"
 
 
 def known_policy(name: str) -> Policy:
-    """Return a policy by name; raises UsageError."""
+    """Return a policy by name; raises UsageError if there is none."""
     if name not in POLICIES:
         raise UsageError(f"There is no policy {name!r}. Choose one of {', '.join(POLICIES)}.")
     return POLICIES[name]

@@ -1,16 +1,16 @@
-"""Priors: a pooled θ₀ that new users start from, in a file that is identified by its hash.
+"""Priors: weights θ₀ that new users start from, fitted over many users and stored in a file.
 
     {"format": "tipbench-prior/1", "policy": "egreedy/v3", "features": "features-v3/1", "names": […], "theta": […],
      "source": {…}}
 
-The hash covers everything but `source`, which describes how the prior was fitted.
+A prior is identified by a hash of everything but `source`, which describes how it was fitted.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -36,26 +36,18 @@ class Prior:
 
     @cached_property
     def hash(self) -> str:
-        """Identifies the prior: 16 hex digits, stored with state and events."""
-        return fingerprint(
-            [_FORMAT, self.policy, self.features, self.names, [float(value) for value in self.theta]], 16
-        )
+        """16 hex digits that identify the prior, stored with state and events."""
+        theta = [float(value) for value in self.theta]
+        return fingerprint([_FORMAT, self.policy, self.features, self.names, theta], 16)
 
     def save(self, path: Path) -> None:
         """Write the file; raises UsageError if it cannot be written."""
-        content = {
-            "format": _FORMAT,
-            "policy": self.policy,
-            "features": self.features,
-            "names": self.names,
-            "theta": self.theta,
-            "source": dict(self.source),
-        }
-        write_output(path, json.dumps(content, indent=1, allow_nan=False) + "\n", "--out")
+        text = json.dumps({"format": _FORMAT, **asdict(self)}, indent=1, allow_nan=False)
+        write_output(path, f"{text}\n", "--out")
 
 
 def load_prior(path: Path) -> Prior:
-    """Read a prior file; raises UsageError if it is not valid. `Policy.check_prior` checks that a policy can use it."""
+    """Read a prior file; raises UsageError if it is not valid. `Policy.check_prior` checks whether it fits a policy."""
     try:
         content = json.loads(path.read_bytes())
         found = content.pop("format", None) if isinstance(content, dict) else None

@@ -1,7 +1,7 @@
-"""The recommender: answers with the active policy, then lets shadows score the same request.
+"""The recommender: the active policy picks a tip, then shadows score the same request for comparison.
 
-A shadow runs in a thread of its own behind a bounded queue, after the answer has been sent. It reads a snapshot, logs
-the signal `shadow:<name>` and gets no reward, so it can neither change nor delay an answer.
+A shadow scores in its own thread, from a bounded queue, after the answer has been sent. It reads a snapshot of the
+state, logs a signal `shadow:<name>` and gets no reward, so it can neither change nor delay an answer.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 from tipbench.errors import QueueFull, UsageError
@@ -30,7 +31,7 @@ ShadowScorer = Callable[[PolicyService, str, Entry], dict[str, Any]]
 
 
 def score_shadow(service: PolicyService, policy: str, entry: Entry) -> dict[str, Any]:
-    """Return what a policy would have chosen for a logged request, without changing anything."""
+    """Return the choice of a policy for a logged request; changes no state."""
     request = cast("ScoreRequest", entry.body["request"])
     tips = [candidate["tip_id"] for candidate in request["candidates"]]
     ridge, tallies = service.snapshot(policy, entry.user)
@@ -47,7 +48,7 @@ def score_shadow(service: PolicyService, policy: str, entry: Entry) -> dict[str,
 
 
 class Recommender:
-    """The active policy with its shadows."""
+    """Picks tips with the active policy, and runs its shadows."""
 
     def __init__(
         self,
@@ -75,12 +76,12 @@ class Recommender:
         return self.service.serve(self.switches.active(), request, candidates, signal=SERVE_SIGNAL)
 
     def has_shadows(self) -> bool:
-        """True if a shadow is enabled."""
+        """Whether a shadow is enabled."""
         return True in self.switches.shadows().values()
 
     def run_shadows(self, answer: Answer) -> None:
-        """Queue an answer that has been sent for the enabled shadows; never blocks: a full queue drops it."""
-        if answer.entry is not None and answer.entry.kind == "score":
+        """Queue a sent answer for the enabled shadows. Never blocks: if a queue is full, the answer is dropped."""
+        if answer.entry is not None:
             for name, enabled in self.switches.shadows().items():
                 if enabled and SHADOWS[name] != answer.entry.policy:
                     self._shadows[name].put(answer.entry)
@@ -173,12 +174,8 @@ class _Shadow:
     def _run(self) -> None:
         saved = time.monotonic()
         while not self._closing.is_set():
-            try:
-                entry = self.queue.get(timeout=0.2)
-            except queue.Empty:
-                entry = None
-            if entry is not None:
-                self._score(entry)
+            with suppress(queue.Empty):
+                self._score(self.queue.get(timeout=0.2))
                 self.queue.task_done()
             if time.monotonic() - saved > REREAD_S:
                 self._save()
@@ -187,11 +184,11 @@ class _Shadow:
     def _score(self, entry: Entry) -> None:
         started = time.perf_counter()
         try:
-            found = self._scorer(self._service, self._policy, entry)
+            choice = self._scorer(self._service, self._policy, entry)
             latency_ms = round((time.perf_counter() - started) * 1000, 3)
-            body = {"signal": SHADOW_SIGNAL + self._name, **found, "latency_ms": latency_ms, "at": entry.body["at"]}
+            body = {"signal": SHADOW_SIGNAL + self._name, **choice, "latency_ms": latency_ms, "at": entry.body["at"]}
             self._service.publish(entry, self._policy, body)
-        except QueueFull:  # the log is behind with writing, and answers have priority
+        except QueueFull:  # the log cannot keep up, and answers have priority
             self._count(dropped=1)
         except Exception:
             if not self._closing.is_set():

@@ -1,8 +1,8 @@
 """Requests of the policy server: typed dictionaries that pydantic validates straight from JSON.
 
-Validated requests stay plain dictionaries, because a request is scored and logged in microseconds, and the log stores
-it as received. `SCORE.validate_json(body)` returns a `ScoreRequest` or raises pydantic's `ValidationError`; the server
-validates with `fast_validation.py`, to the same result.
+Validated requests are plain dictionaries, because a request is scored and logged in microseconds, and the log stores it
+as received. `SCORE.validate_json(body)` returns a `ScoreRequest` or raises pydantic's `ValidationError`. The server
+validates the same requests faster, with `fast_validation` of `web/serving_schema.py`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from typing_extensions import TypedDict
 from tipbench.errors import UsageError
 
 MAX_CANDIDATES = 200
-_USER_ID = r"^[A-Za-z0-9_.@:-]{1,128}$"
+USER_ID_PATTERN = r"^[A-Za-z0-9_.@:-]{1,128}$"
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-_matches_user_id = re.compile(_USER_ID[1:-1]).fullmatch
+_matches_user_id = re.compile(USER_ID_PATTERN[1:-1]).fullmatch
 
 Action = Literal["completed", "snoozed", "dismissed", "ignored"]
 
@@ -45,7 +45,7 @@ def check_user_id(user_id: str) -> str:
 
 
 def local_time(at: str) -> datetime:
-    """Parse `at`, ISO 8601 with an offset; raises ValueError."""
+    """Parse a time in ISO 8601 with an offset; raises ValueError."""
     moment = datetime.fromisoformat(at)
     if moment.tzinfo is None:
         raise ValueError("the time needs an offset, as in 2026-04-27T08:30:00+02:00")
@@ -53,9 +53,9 @@ def local_time(at: str) -> datetime:
 
 
 def _check_time(at: str) -> str:
-    written = f"{at[:-1]}Z" if at.endswith("z") else at  # RFC 3339 allows both
-    local_time(written)
-    return written
+    normalized = f"{at[:-1]}Z" if at.endswith("z") else at  # RFC 3339 allows both
+    local_time(normalized)
+    return normalized
 
 
 def _check_tip_ids(candidates: list[Candidate]) -> list[Candidate]:
@@ -66,7 +66,7 @@ def _check_tip_ids(candidates: list[Candidate]) -> list[Candidate]:
 
 @dataclass(frozen=True)
 class _Whole:
-    """A whole number between two limits; 7.0 is 7, because JSON has one type of number. Strings are invalid."""
+    """A whole number between two limits, both included; 7.0 is accepted as 7, and strings are not."""
 
     lowest: int
     highest: int
@@ -81,8 +81,8 @@ class _Whole:
         return core_schema.int_schema(strict=False, ge=self.lowest, le=self.highest)
 
 
-UserId = Annotated[str, Field(pattern=_USER_ID, examples=["u1"])]
-EventId = Annotated[str, Field(pattern=_USER_ID)]
+UserId = Annotated[str, Field(pattern=USER_ID_PATTERN, examples=["u1"])]
+EventId = Annotated[str, Field(pattern=USER_ID_PATTERN)]
 Time = Annotated[str, Field(max_length=64, examples=["2026-04-27T08:30:00+02:00"]), AfterValidator(_check_time)]
 Category = Annotated[str, Field(min_length=1, max_length=64)]
 Count = Annotated[int, _Whole(0, 10**9)]
@@ -127,7 +127,7 @@ class CategoryTally(TypedDict, total=False):
 
 @with_config(_STRICT)
 class ProfileFeatures(TypedDict, total=False):
-    """The user's last 30 days, counted by the application; `by_category` replaces the server's own tallies."""
+    """The user's last 30 days, counted by the application; `by_category` replaces the tallies of the server."""
 
     completion_rate_30d: Share | None
     dismiss_rate_30d: Share | None
@@ -149,7 +149,7 @@ Candidates = Annotated[list[Candidate], Field(min_length=1, max_length=MAX_CANDI
 
 @with_config(_STRICT)
 class Occasion(TypedDict, total=False):
-    """What all requests for a tip have in common: the user, the moment and the situation."""
+    """The fields that all requests for a tip have: the user, the time and the situation."""
 
     user_id: Required[UserId]
     event_id: EventId | None
@@ -185,10 +185,10 @@ class RewardRequest(TypedDict, total=False):
 
 
 def check_occasion(request: ScoreRequest | RecommendRequest) -> None:
-    """Raise ValueError for what the functions above refuse or change in a request whose types and limits are right."""
+    """Raise ValueError if a validator above rejects or changes this request; its types and limits must be valid."""
     at, candidates = request.get("at"), request.get("candidates")
     if at is not None and _check_time(at) != at:
-        raise ValueError("the time has to be written in another way")
+        raise ValueError("the time is changed by validation")
     if candidates is not None:
         _check_tip_ids(candidates)
 

@@ -1,8 +1,8 @@
-"""The policy service: scores, learns from rewards, resets and reports, for one process that holds the store.
+"""The policy service: scores requests, learns from rewards, resets users and returns statistics.
 
-An event is (user, event id), served by one policy. Everything that changes state is an entry of the event log; it is
-applied in memory when it is queued, and state documents are written behind, once a second. A failed commit therefore
-drops what is in memory, and the next request loads what is on disk.
+One process at a time serves from a store. An event is identified by user and event id, and is served by one policy.
+Every change of state is an entry of the event log. It is applied in memory as soon as it is queued for the disk; state
+documents are written once a second. If a commit fails, the state in memory is dropped and loaded from disk again.
 """
 
 from __future__ import annotations
@@ -21,32 +21,39 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tipbench.errors import EventConflict, EventNotFound, TipbenchError
-from tipbench.files import ResourceLock
-from tipbench.serve.event_log import FOLDER, Entry, EventLog, open_store, read_entry
+from tipbench.serve.event_log import (
+    FOLDER,
+    MAX_QUEUED,
+    Entry,
+    EventLog,
+    load_keys,
+    open_store,
+    read_entry,
+    store_lock,
+)
 from tipbench.serve.features import hour_of
-from tipbench.serve.keys import load_keys
-from tipbench.serve.policy import POLICIES, Policy, known_policy
-from tipbench.serve.policy_stats import policy_totals, user_stats
+from tipbench.serve.policy import POLICIES, Policy, Ridge, known_policy, reward_of
 from tipbench.serve.prior import Prior
 from tipbench.serve.request import Candidate, Occasion, RewardRequest, ScoreRequest, local_time
-from tipbench.serve.reward import reward_of
-from tipbench.serve.ridge import Ridge
 from tipbench.serve.state import NAMES, UserState
 from tipbench.serve.state_store import STATE_FOLDER, FileStore, load_user, open_state
 from tipbench.serve.tallies import Tallies
+from tipbench.sqlite import Database
 
 LATE_AFTER_S = 24 * 3600.0
 _FLUSH_EVERY_S = 1.0
-_FLUSH_USERS = 64  # at once: the lock is held while their state is encoded, which takes 1 to 2 ms
+_FLUSH_USERS = 64  # users per batch: the lock is held while their state is encoded, which takes 1 to 2 ms
 _MAX_USERS = 20_000  # in memory
-_MAX_EVENTS = 32_768  # in memory; more than the queue holds, so that an uncommitted event is always among them
+_MAX_EVENTS = 32_768  # in memory; more than MAX_QUEUED, so that events are in memory until they are committed
 
 _logger = logging.getLogger(__name__)
 
 
 class Answer(NamedTuple):
-    """A response, the future of its commit, and the log entry; both are None if nothing was written."""
+    """A response with the future of its commit and its log entry, which are None if nothing was written."""
 
     body: dict[str, Any]
     committed: Future[None] | None = None
@@ -55,7 +62,7 @@ class Answer(NamedTuple):
 
 @dataclass(slots=True)
 class _Event:
-    """What a reward needs of a score."""
+    """The values of a score that its reward needs, and the reward once there is one."""
 
     seq: int
     policy: str
@@ -68,15 +75,6 @@ class _Event:
     late: bool = False
 
 
-def store_lock(home: Path, purpose: str) -> ResourceLock:
-    """Acquire the lock on the store; raises LockHeld if another process has it."""
-    lock = ResourceLock(
-        home, f"the store {home / FOLDER}", purpose, advice="Stop it first, or use another TIPBENCH_HOME."
-    )
-    lock.acquire(wait=False, report=lambda _: None)
-    return lock
-
-
 class PolicyService:
     """Scores and learns; safe to use from several threads."""
 
@@ -87,11 +85,11 @@ class PolicyService:
         state: str = "sqlite",
         priors: Iterable[Prior] = (),
         clock: Callable[[], float] = time.time,
-        queue: int = 8192,
+        queue: int = MAX_QUEUED,
     ) -> None:
         """Open the store of a home folder; raises LockHeld if another process serves from it.
 
-        `state` is "sqlite" or "files". `queue` is the most entries that may wait for the disk, at most 8192.
+        `state` is "sqlite" or "files". `queue` is how many log entries may wait for the disk, at most MAX_QUEUED.
         """
         self.priors: dict[str, Prior] = {}
         for prior in priors:
@@ -99,7 +97,7 @@ class PolicyService:
             self.priors[prior.policy] = prior
         self.home = home
         self.clock = clock
-        self.flush_error: str | None = None  # why state could not be written; the log has everything, so it is retried
+        self.flush_error: str | None = None  # why state could not be written; nothing is lost, and it is retried
         self._random = random.Random()  # noqa: S311 - event ids are unique, not secret
         self._lock = threading.RLock()
         self._flushing = threading.Lock()
@@ -109,9 +107,9 @@ class PolicyService:
         with ExitStack() as opened:
             opened.callback(store_lock(home, "tipbench serve").release)
             self.keys = load_keys(home)
-            self.log = EventLog(home, lock=self._lock, on_failure=self._forget, capacity=min(queue, 8192))
+            self.log = EventLog(home, lock=self._lock, on_failure=self._forget, capacity=queue)
             opened.callback(self.log.close)
-            self._statistics = open_store(home)  # a long query holds up neither scores nor commits
+            self._statistics = open_store(home)  # another connection: long queries must not block scores and commits
             opened.callback(self._statistics.close)
             self._store = open_state(home, state, self.log.database, self.log.writing)
             if isinstance(self._store, FileStore):
@@ -137,9 +135,9 @@ class PolicyService:
     def serve(
         self, policy: str, request: Occasion, candidates: list[Candidate], *, signal: str | None = None
     ) -> Answer:
-        """Pick one of the candidates and log the decision; the same request again returns the same answer.
+        """Pick one of the candidates and log the decision; a repeated request returns the first answer.
 
-        `signal` marks decisions of the recommender; for them the policy of a repeated request may have changed since.
+        `signal` marks decisions of the recommender, whose repeated requests may meet another active policy.
         """
         chooser = known_policy(policy)
         key = self.keys.user(request["user_id"])
@@ -190,13 +188,12 @@ class PolicyService:
             "signal": signal,
             "latency_ms": round((time.perf_counter() - started) * 1000, 3),
         }
-        seq, committed = self.log.append("score", user.key, received, body, event=event_id, policy=policy.name)
-        entry = Entry(seq, "score", user.key, event_id, policy.name, received, None, body)
+        entry, committed = self.log.append("score", user.key, received, body, event=event_id, policy=policy.name)
         self._remember((user.key, event_id), _event_of(entry, chosen, at))
         return Answer(_score_answer(event_id, policy.name, body), committed, entry)
 
     def _repeat(self, policy: str, seq: int, request: Occasion, signal: str | None) -> Answer:
-        """Return the answer of an earlier request with this event id, or raise EventConflict if it was another."""
+        """Return the answer to the first request with this event id; raises EventConflict if that one was different."""
         event_id = request.get("event_id") or ""
         entry = read_entry(self.log.database, seq)
         if entry is None:  # not committed yet
@@ -220,7 +217,7 @@ class PolicyService:
     # Rewards
 
     def reward(self, policy: str | None, request: RewardRequest) -> Answer:
-        """Learn the reward of an event, with the features of its score; without a policy by the one that served it."""
+        """Let the policy that served an event learn its reward; raises EventConflict if `policy` is another one."""
         value = reward_of(request)
         key, event_id = self.keys.user(request["user_id"]), request["event_id"]
         if policy is not None:
@@ -266,14 +263,14 @@ class PolicyService:
                     "prior": prior.hash if prior else None,
                 }
             kind = "duplicate" if repeated else "late" if late else "reward"
-            seq, committed = self.log.append(
+            entry, committed = self.log.append(
                 kind, key, received, body, event=event_id, policy=event.policy, reward=value
             )
             if not repeated:
                 event.reward, event.late = value, late
                 self._remember((key, event_id), event)
             if applied:
-                user.apply(Entry(seq, kind, key, event_id, event.policy, received, value, body))
+                user.apply(entry)
                 self._dirty.add(key)
             n = user.ridge(event.policy).n
         return Answer({"applied": applied, "reward": value, "late": late, "n": n}, committed)
@@ -281,7 +278,7 @@ class PolicyService:
     # Users
 
     def stats(self, policy: str, user_id: str | None = None) -> dict[str, Any]:
-        """Return what a policy learned about a user, or its totals over all users. Waits for the disk."""
+        """Return what a policy learned about a user, or its totals over all users; waits for queued commits."""
         self.log.wait()
         prior = self.priors.get(known_policy(policy).name)
         if user_id is None:
@@ -292,25 +289,24 @@ class PolicyService:
         return user_stats(self._statistics, user.key, policy, ridge, prior, since=reset)
 
     def reset(self, user_id: str, *, erase: bool = False) -> dict[str, Any]:
-        """Clear what all policies learned about a user, on disk when it returns; `erase` also deletes the events."""
+        """Clear what all policies learned about a user; `erase` also deletes the user's events. Waits for the disk."""
         key = self.keys.user(user_id)
         with self._lock:
             user = self._user(key)
             cleared = {name: user.has_state(name) for name in POLICIES}
-            received = self.clock()
-            seq, committed = self.log.append("reset", key, received, {"erase": erase})
-            user.apply(Entry(seq, "reset", key, None, None, received, None, {"erase": erase}))
+            entry, committed = self.log.append("reset", key, self.clock(), {"erase": erase})
+            user.apply(entry)
             self._dirty.add(key)
             if erase:
-                committed = self.log.erase(key, seq)
+                committed = self.log.erase(key, entry.seq)
                 for event in [each for each in self._events if each[0] == key]:
                     del self._events[event]
         committed.result()
         folder = self.home / FOLDER / STATE_FOLDER
-        if erase and folder.exists():  # also where SQLite has the state: it may have been in files before
+        if erase and folder.exists():  # also if state is in SQLite now: it may have been in files before
             with self._flushing:
                 FileStore(folder).erase(key)
-                with self._lock:  # files of rewards since the reset are written again
+                with self._lock:  # write the state of rewards since the reset again
                     self._user(key).dirty.update(NAMES)
                     self._dirty.add(key)
         self.flush()
@@ -326,8 +322,8 @@ class PolicyService:
             user = self._user(key)
             return user.ridge(policy).snapshot(), user.tallies.copy()
 
-    def publish(self, score: Entry, policy: str, body: Mapping[str, Any]) -> bool:
-        """Log the signal of a shadow, unless the user's events were erased since the score; returns whether it did."""
+    def publish(self, score: Entry, policy: str, body: dict[str, Any]) -> bool:
+        """Log the signal of a shadow; returns False if the user's events were erased since the score."""
         with self._lock:
             if score.seq < self._user(score.user).erased:
                 return False
@@ -338,7 +334,7 @@ class PolicyService:
     # Memory and disk
 
     def flush(self) -> None:
-        """Write the state of all users that changed, a few at a time, so that requests are not held up."""
+        """Write the state of all changed users, in batches, so that requests do not wait for long."""
         with self._flushing:
             with self._lock:
                 changed = list(self._dirty)
@@ -356,7 +352,7 @@ class PolicyService:
                 documents |= self._users[key].documents()
                 self._users[key].dirty.clear()
                 self._dirty.remove(key)
-            # The commit of what the documents contain; read after the lock is released, a failed one would be missed.
+            # The commit of the entries in these documents. Without the lock, a failed commit might be missed.
             committed = self.log.pending()
         try:
             if committed is not None:
@@ -448,4 +444,44 @@ def _score_answer(event_id: str, policy: str, body: Mapping[str, Any]) -> dict[s
         "ranking": ranking,
         "n": body["n"],
         "prior": body["prior"],
+    }
+
+
+def user_stats(
+    database: Database, user: str, policy: str, ridge: Ridge, prior: Prior | None, *, since: int
+) -> dict[str, Any]:
+    """Return what a policy learned about a user: counts after the entry `since`, and θ with its deviation √Vᵢᵢ."""
+    rows = database.rows(
+        "SELECT kind, count(*) FROM log WHERE user = ? AND policy = ? AND seq > ? GROUP BY kind",
+        (user, policy, since),
+    )
+    counts = {kind: count for kind, count in rows}  # noqa: C416
+    names = POLICIES[policy].features.names
+    return {
+        **_stats(policy, prior, ridge.n, ridge.reward_sum, counts),
+        "theta": dict(zip(names, ridge.theta.tolist(), strict=True)),
+        "sd": dict(zip(names, np.sqrt(np.diag(ridge.v)).tolist(), strict=True)),
+    }
+
+
+def policy_totals(database: Database, policy: str, prior: Prior | None) -> dict[str, Any]:
+    """Return the totals of a policy over all users and the whole log."""
+    rows = database.rows("SELECT kind, count(*), total(reward) FROM log WHERE policy = ? GROUP BY kind", (policy,))
+    counts = {kind: count for kind, count, _ in rows}
+    reward_sum = sum(total for kind, _, total in rows if kind == "reward")
+    return _stats(policy, prior, counts.get("reward", 0), reward_sum, counts)
+
+
+def _stats(policy: str, prior: Prior | None, n: int, reward_sum: float, counts: Mapping[str, int]) -> dict[str, Any]:
+    score, reward, late = (counts.get(kind, 0) for kind in ("score", "reward", "late"))
+    return {
+        "policy": policy,
+        "dim": POLICIES[policy].features.dim,
+        "n": n,
+        "mean_reward": reward_sum / n if n else None,
+        "epsilon": POLICIES[policy].epsilon,
+        "pending": score - reward - late,
+        "late": late,
+        "duplicates": counts.get("duplicate", 0),
+        "prior": prior and prior.hash,
     }

@@ -1,13 +1,12 @@
-"""State of a user: what each policy learned, and the tallies; stored as one JSON document each.
+"""State of a user: what each policy learned, and the tallies; each is stored as one JSON document.
 
-State is a cache of the event log. A document's `seq` is the last log entry applied to it; newer entries are replayed on
-load, by the same code that applies them when they arrive.
+State is a cache of the event log. A document's `seq` is the number of the last log entry applied to it. On load, newer
+entries are replayed by the code that also applies new entries.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any
 
@@ -18,19 +17,17 @@ from typing_extensions import TypedDict
 
 from tipbench.errors import StateError
 from tipbench.serve.event_log import Entry
-from tipbench.serve.policy import POLICIES
+from tipbench.serve.features import Matrix
+from tipbench.serve.policy import POLICIES, Ridge
 from tipbench.serve.prior import Prior
-from tipbench.serve.ridge import Ridge, Vector
 from tipbench.serve.tallies import Tallies, Tally
 
 SCHEMA = 1
 TALLIES = "tallies"
-NAMES = (*POLICIES, TALLIES)  # tallies last: documents are written in this order, see `UserState.load`
+NAMES = (*POLICIES, TALLIES)  # in the order of writing; tallies are last, because `load_user` depends on it
 LEARNED = ("reward", "reset", "import")  # the kinds of entries that change state
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-_logger = logging.getLogger(__name__)
-
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -66,11 +63,11 @@ _POLICY, _TALLIES = TypeAdapter(PolicyDocument), TypeAdapter(TalliesDocument)
 
 
 class CorruptDocument(Exception):
-    """A document cannot be read; it is rebuilt from the log."""
+    """A document is invalid; it is rebuilt from the log."""
 
 
 def decode(document: bytes, user: str, name: str) -> dict[str, Any]:
-    """Return a document's content; raises StateError for an unknown schema, and CorruptDocument."""
+    """Return the content of a document; raises StateError for an unknown schema, CorruptDocument if it is invalid."""
     try:
         content = from_json(document, allow_inf_nan=False)
         schema = content["schema"]
@@ -100,7 +97,7 @@ def decode(document: bytes, user: str, name: str) -> dict[str, Any]:
     return content  # type: ignore[no-any-return]
 
 
-def _symmetric(triangle: list[float], dim: int) -> Vector:
+def _symmetric(triangle: list[float], dim: int) -> Matrix:
     """Return the symmetric matrix with this upper triangle, row by row."""
     a = np.zeros((dim, dim))
     a[np.triu_indices(dim)] = triangle
@@ -108,14 +105,14 @@ def _symmetric(triangle: list[float], dim: int) -> Vector:
 
 
 @cache
-def _unlearned(policy: str, prior: Prior | None) -> Ridge:
+def _without_rewards(policy: str, prior: Prior | None) -> Ridge:
     return POLICIES[policy].ridge(prior)
 
 
 class UserState:
-    """What is known of one user: a ridge regression for each policy that has learned, and the tallies."""
+    """The state of one user: a ridge regression for each policy with rewards, and the tallies."""
 
-    __slots__ = ("_priors", "_seqs", "dirty", "erased", "key", "learned_with", "reset", "ridges", "tallies")
+    __slots__ = ("_priors", "dirty", "erased", "key", "learned_with", "reset", "ridges", "seqs", "tallies")
 
     def __init__(self, key: str, priors: Mapping[str, Prior]) -> None:
         self.key = key
@@ -123,88 +120,52 @@ class UserState:
         self.tallies = Tallies()
         self.learned_with: dict[str, str | None] = {}  # by policy: the prior's hash at the last reward
         self.reset = 0  # number of the last reset
-        self.erased = 0
+        self.erased = 0  # number of the last reset with `erase`
         self.dirty: set[str] = set()  # names of documents that differ from the store
-        self._seqs = dict.fromkeys(NAMES, 0)
+        self.seqs = dict.fromkeys(NAMES, 0)  # by document: number of the last entry applied
         self._priors = priors
 
-    @property
-    def seq(self) -> int:
-        """The last entry applied."""
-        return max(self.reset, *self._seqs.values())
-
     def ridge(self, policy: str) -> Ridge:
-        """Return what a policy learned; without rewards a shared one that must not be updated."""
+        """Return the regression of a policy; without rewards it is shared by all users and must not be updated."""
         found = self.ridges.get(policy)
-        return _unlearned(policy, self._priors.get(policy)) if found is None else found
+        return _without_rewards(policy, self._priors.get(policy)) if found is None else found
 
     def apply(self, entry: Entry) -> None:
-        """Apply an entry, unless a document already has it."""
+        """Apply an entry to the documents that do not contain it yet."""
         seq, body = entry.seq, entry.body
         if entry.kind == "reset":
             self.reset, self.erased = seq, seq if body["erase"] else self.erased
             for name in NAMES:
-                if seq > self._seqs[name]:
-                    self._clear(name, seq)
+                if seq > self.seqs[name]:
+                    self.clear(name, seq)
         elif entry.kind == "import":
-            if seq > self._seqs[body["name"]]:
-                self._restore(body["name"], body["document"])
+            if seq > self.seqs[body["name"]]:
+                self.restore(body["name"], body["document"])
                 self._changed(body["name"], seq)
         elif entry.kind == "reward" and entry.policy is not None and entry.reward is not None:
-            if seq > self._seqs[entry.policy] and body["features"] == POLICIES[entry.policy].features.version:
+            if seq > self.seqs[entry.policy] and body["features"] == POLICIES[entry.policy].features.version:
                 ridge = self.ridges.get(entry.policy)
                 if ridge is None:
                     ridge = self.ridges[entry.policy] = POLICIES[entry.policy].ridge(self._priors.get(entry.policy))
                 ridge.update(np.array(body["x"]), entry.reward)
                 self.learned_with[entry.policy] = body["prior"]
                 self._changed(entry.policy, seq)
-            if seq > self._seqs[TALLIES]:
+            if seq > self.seqs[TALLIES]:
                 self.tallies.add(body["category"], body["action"], body["dwell_ms"], body["hour"])
                 self._changed(TALLIES, seq)
 
-    def load(
-        self,
-        documents: Mapping[str, bytes],
-        resets: tuple[int, int],
-        newer: Callable[[int], Iterable[Entry]],
-        set_aside: Callable[[str, str], str] | None,
-    ) -> None:
-        """Restore the documents and replay what is newer; a corrupt document is set aside and rebuilt.
-
-        `resets` are the numbers of the last reset and the last erase; `newer(seq)` yields the user's entries after an
-        entry. Raises StateError for an unknown schema.
-        """
-        self.reset, self.erased = resets
-        corrupt = False
-        for name, document in documents.items():
-            try:
-                content = decode(document, self.key, name)
-                self._restore(name, content)
-                self._seqs[name] = content["seq"]
-            except CorruptDocument as exc:
-                corrupt = True
-                place = set_aside(self.key, name) if set_aside else "nowhere"
-                _logger.warning("The state %s was corrupt (%s): moved to %s, rebuilt from the log", name, exc, place)
-        # Tallies are written after all else and by every reward, so a missing document has no reward up to their entry.
-        after = 0 if corrupt else self._seqs[TALLIES]
-        for name in documents:
-            if self._seqs[name] < self.reset:
-                self._clear(name, self.reset)
-        for entry in newer(max(after, self.reset)):
-            self.apply(entry)
-
-    def documents(self) -> dict[tuple[str, str], bytes | None]:
-        """Return the documents that differ from the store, None for one to delete."""
-        return {(self.key, name): self._document(name) for name in NAMES if name in self.dirty}
+    def documents(self, *, all_names: bool = False) -> dict[tuple[str, str], bytes | None]:
+        """Return the documents that differ from the store, or all of them; None for one without content."""
+        return {(self.key, name): self._document(name) for name in NAMES if all_names or name in self.dirty}
 
     def has_state(self, name: str) -> bool:
-        """True if there is a document of this name."""
+        """Whether the document of this name has content."""
         return bool(self.tallies.by_category) if name == TALLIES else name in self.ridges
 
     def _document(self, name: str) -> bytes | None:
         if not self.has_state(name):
             return None
-        head = {"schema": SCHEMA, "user": self.key, "name": name, "seq": self._seqs[name]}
+        head = {"schema": SCHEMA, "user": self.key, "name": name, "seq": self.seqs[name]}
         if name == TALLIES:
             by_category = sorted(self.tallies.by_category.items())
             return to_json({**head, "by_category": {category: tally._asdict() for category, tally in by_category}})
@@ -221,9 +182,10 @@ class UserState:
             }
         )
 
-    def _restore(self, name: str, content: dict[str, Any]) -> None:
+    def restore(self, name: str, content: dict[str, Any]) -> None:
+        """Set the state of one document to the content that `decode` returned."""
         if name == TALLIES:
-            self.tallies = Tallies({category: Tally(**tally) for category, tally in content["by_category"].items()})
+            self.tallies = Tallies.from_profile(content["by_category"])
             return
         ridge = POLICIES[name].ridge(self._priors.get(name))
         b = np.array(content["b"])
@@ -231,7 +193,8 @@ class UserState:
         self.ridges[name] = ridge
         self.learned_with[name] = content["prior"]
 
-    def _clear(self, name: str, seq: int) -> None:
+    def clear(self, name: str, seq: int) -> None:
+        """Clear the state of one document, because of the reset with the number `seq`."""
         if name == TALLIES:
             self.tallies = Tallies()
         else:
@@ -240,5 +203,5 @@ class UserState:
         self._changed(name, seq)
 
     def _changed(self, name: str, seq: int) -> None:
-        self._seqs[name] = seq
+        self.seqs[name] = seq
         self.dirty.add(name)

@@ -1,56 +1,59 @@
-"""Where state is stored: in the SQLite file of the event log, or in one file per user and policy.
+"""Stores of state: the SQLite file of the event log, or one file per user and policy; export, import and rebuild.
 
-Both keep the same bytes under (user, name), where the name is a policy's or `tallies`.
+Both stores keep the same bytes under (user, name); the name is that of a policy, or `tallies`. An export is a folder in
+the format of `FileStore`. Import and rebuild change the store, so the server must be stopped.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import threading
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from tipbench.errors import UsageError
+from tipbench.errors import StateError, UsageError
 from tipbench.files import home_errors, make_folder, sync_folder, write_atomic
-from tipbench.serve.event_log import FOLDER, read_entries, read_resets, read_users
+from tipbench.serve.event_log import FOLDER, EventLog, open_store, read_entries, read_resets, read_users, store_lock
+from tipbench.serve.policy import POLICIES
 from tipbench.serve.prior import Prior
-from tipbench.serve.state import LEARNED, NAMES, UserState
+from tipbench.serve.state import LEARNED, NAMES, TALLIES, CorruptDocument, UserState, decode
 from tipbench.sqlite import Database
 
 SUFFIXES = {name: name.removesuffix("/v1").replace("/", "_") for name in NAMES}  # egreedy, egreedy_v2, …, tallies
 STATES = ("sqlite", "files")
 STATE_FOLDER = "state"
 _FILE = re.compile(rf"([0-9a-f]{{32}})_({'|'.join(SUFFIXES.values())})\.json")
+_USERS_PER_TRANSACTION = 500
+_logger = logging.getLogger(__name__)
 
 
 class StateStore(Protocol):
-    """Stores documents by (user, name); each is replaced atomically, and is on disk when the call returns."""
+    """Stores documents by (user, name). Each is replaced atomically, and is on disk when the call returns."""
 
     def load(self, user: str) -> dict[str, bytes]:
         """Return the user's documents by name."""
         ...
 
     def save(self, documents: Mapping[tuple[str, str], bytes | None]) -> None:
-        """Write documents in the order given, by (user, name); None deletes."""
+        """Write documents in the order of the mapping; None deletes a document."""
         ...
 
     def set_aside(self, user: str, name: str) -> str:
-        """Move a corrupt document away and return where it is now."""
+        """Move a corrupt document out of the way and return its new place."""
         ...
 
-    def erase(self, user: str) -> None:
-        """Delete all documents of a user, also those that were set aside."""
-        ...
-
-    def users(self) -> Iterator[str]:
-        """Yield the users that have documents, in order."""
+    def users(self) -> list[str]:
+        """Return the users that have documents, in order."""
         ...
 
 
 class SqliteStore:
-    """Documents as rows of a table; `reads` may be another connection, which a commit does not block."""
+    """Documents as rows of a table; `reads` may be a second connection, so that commits do not block reads."""
 
     def __init__(self, reads: Database, writes: Database) -> None:
         self._reads = reads
@@ -77,12 +80,7 @@ class SqliteStore:
             db.execute("DELETE FROM state WHERE user = ? AND name = ?", (user, name))
         return f"row {place} of corrupt_state"
 
-    def erase(self, user: str) -> None:
-        with self._database.transaction() as db:
-            db.execute("DELETE FROM state WHERE user = ?", (user,))
-            db.execute("DELETE FROM corrupt_state WHERE user = ?", (user,))
-
-    def users(self) -> Iterator[str]:
+    def users(self) -> list[str]:
         return read_users(self._reads, "state")
 
 
@@ -119,6 +117,7 @@ class FileStore:
         return str(aside)
 
     def erase(self, user: str) -> None:
+        """Delete all documents of a user, also those that were set aside."""
         with home_errors(self.folder, "cannot be cleaned"):
             for path in (*self.folder.glob(f"{user}_*"), *self.folder.glob(f".{user}_*")):
                 path.unlink(missing_ok=True)
@@ -130,10 +129,9 @@ class FileStore:
             for path in self.folder.glob(".*.new"):
                 path.unlink(missing_ok=True)
 
-    def users(self) -> Iterator[str]:
+    def users(self) -> list[str]:
         with home_errors(self.folder, "cannot be read"):
-            names = sorted({match[1] for entry in os.scandir(self.folder) if (match := _FILE.fullmatch(entry.name))})
-        yield from names
+            return sorted({match[1] for entry in os.scandir(self.folder) if (match := _FILE.fullmatch(entry.name))})
 
     def _path(self, user: str, name: str) -> Path:
         return self.folder / f"{user}_{SUFFIXES[name]}.json"
@@ -149,16 +147,110 @@ def open_state(home: Path, kind: str, reads: Database, writes: Database) -> Stat
 def load_user(
     key: str, priors: Mapping[str, Prior], database: Database, store: StateStore | None, *, set_aside: bool = True
 ) -> UserState:
-    """Return a user's state: the documents, with newer entries of the log applied; without a store from the log alone.
+    """Return a user's state: the stored documents with newer log entries applied; without a store, from the log alone.
 
-    A corrupt document is rebuilt from the log and, with `set_aside`, moved away. An unknown schema raises StateError.
+    A corrupt document is rebuilt from the log and, with `set_aside`, moved out of the way. Raises StateError for an
+    unknown schema.
     """
     user = UserState(key, priors)
+    user.reset, user.erased = read_resets(database, key)
     documents = store.load(key) if store else {}
-    user.load(
-        documents,
-        read_resets(database, key),
-        lambda after: read_entries(database, after=after, user=key, kinds=LEARNED),
-        store.set_aside if store and set_aside else None,
-    )
+    corrupt = False
+    for name, document in documents.items():
+        try:
+            content = decode(document, key, name)
+            user.restore(name, content)
+            user.seqs[name] = content["seq"]
+        except CorruptDocument as exc:
+            corrupt = True
+            place = store.set_aside(key, name) if store and set_aside else "nowhere"
+            _logger.warning("The state %s was corrupt (%s): moved to %s, rebuilt from the log", name, exc, place)
+    # Every reward changes the tallies, and they are written last: a missing document has no reward up to their entry.
+    after = 0 if corrupt else user.seqs[TALLIES]
+    for name in documents:
+        if user.seqs[name] < user.reset:
+            user.clear(name, user.reset)
+    for entry in read_entries(database, after=max(after, user.reset), user=key, kinds=LEARNED):
+        user.apply(entry)
     return user
+
+
+def export_state(home: Path, folder: Path, *, state: str = "sqlite") -> int:
+    """Write the state of all users to a new or empty folder and return the number of files; the server may run."""
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError(f"State is exported to a new or empty folder; {folder} has files. Choose another one.")
+    target = FileStore(folder)
+    files = 0
+    with closing(open_store(home)) as database:
+        store = open_state(home, state, database, database)
+        for user in read_users(database):
+            exported = load_user(user, {}, database, store, set_aside=False).documents(all_names=True)
+            documents = {key: document for key, document in exported.items() if document is not None}
+            target.save(documents)
+            files += len(documents)
+    return files
+
+
+def import_state(home: Path, folder: Path, *, state: str = "sqlite") -> int:
+    """Replace state by the files of an export and return their number; all files are checked before any is imported.
+
+    Each file becomes a log entry, so that a rebuild keeps it.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"State is imported from a folder; {folder} is not one. `tipbench state export` writes one.")
+    source = FileStore(folder)
+    with _exclusive(home, state) as (log, store):
+        for user in source.users():
+            for name, document in source.load(user).items():
+                try:
+                    decode(document, user, name)
+                except CorruptDocument as exc:
+                    raise StateError(
+                        f"The state {name} of user {user} in {folder} is not valid: {exc}. Nothing was imported."
+                    ) from exc
+        files = 0
+        for user in source.users():
+            with log.lock:  # one transaction per user
+                for name, document in source.load(user).items():
+                    body = {"name": name, "document": decode(document, user, name)}
+                    policy = name if name in POLICIES else None
+                    _, committed = log.append("import", user, time.time(), body, policy=policy)
+                    files += 1
+            committed.result()
+            store.save(load_user(user, {}, log.database, store).documents())
+    return files
+
+
+def rebuild_state(home: Path, *, state: str = "sqlite") -> int:
+    """Compute all state again from the log alone and return the number of users who have state.
+
+    Raises StateError before anything is changed if a document has an unknown schema.
+    """
+    with _exclusive(home, state) as (log, store):
+        for user in store.users():
+            for name, document in store.load(user).items():
+                with suppress(CorruptDocument):  # replaced by this rebuild
+                    decode(document, user, name)  # raises StateError for an unknown schema
+        count = 0
+        documents: dict[tuple[str, str], bytes | None] = {}
+        for number, user in enumerate(sorted({*store.users(), *read_users(log.database)}), 1):
+            rebuilt = load_user(user, {}, log.database, None).documents(all_names=True)
+            documents |= rebuilt
+            count += any(document is not None for document in rebuilt.values())
+            if number % _USERS_PER_TRANSACTION == 0:
+                store.save(documents)
+                documents = {}
+        store.save(documents)
+    return count
+
+
+@contextmanager
+def _exclusive(home: Path, state: str) -> Iterator[tuple[EventLog, StateStore]]:
+    """Open the log and the store under the lock of the server. Raises LockHeld if a server is running."""
+    lock = store_lock(home, "tipbench state")
+    try:
+        log = EventLog(home, lock=threading.RLock(), on_failure=lambda: None)
+        with closing(log):
+            yield log, open_state(home, state, log.database, log.writing)
+    finally:
+        lock.release()

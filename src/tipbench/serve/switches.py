@@ -1,7 +1,6 @@
-"""Switches of the serve store: the active policy, the shadows, and the record of checks and promotions.
+"""Switches of the policy server: the active policy, the enabled shadows, and the record of checks and promotions.
 
-Other processes may use them while the server runs: `tipbench promote` and the panel. The server reads them again every
-few seconds.
+`tipbench promote` and the panel may change them while the server runs. The server reads them again every few seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _SWITCHES = ("apply", "unchecked", "undo")  # kinds of promotions that change th
 
 @dataclass(frozen=True)
 class ShadowCounts:
-    """Calls of one shadow since the store was created: all, dropped because its queue was full, and failed."""
+    """All calls of one shadow since the store was created, those dropped by a full queue, and those that failed."""
 
     calls: int = 0
     dropped: int = 0
@@ -37,11 +36,10 @@ class ShadowCounts:
 
 @dataclass(frozen=True)
 class Promotion:
-    """One row of the record: a check, or a change of the active policy from `baseline` to `candidate`.
+    """A row of the record: a check, or a change of the active policy from `baseline` to `candidate`.
 
-    `kind` is check, apply, unchecked (a switch without a check, with the reason in `body`) or undo. `passed` is the
-    result of a check; None for other kinds, and for a check without enough data. `user` is who checked or switched,
-    never a user of the policies.
+    `kind` is check, apply, unchecked (a switch without a check; `body` has the reason) or undo. `passed` is the result
+    of a check; None for other kinds, and for a check without enough data. `user` is the operator, not a user of tips.
     """
 
     id: int
@@ -55,14 +53,14 @@ class Promotion:
 
 
 class Switches:
-    """Reads and sets the switches; `database` is that of `event_log.open_store`."""
+    """Reads and changes the switches; `event_log.open_store` opens their database."""
 
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.time) -> None:
         self._database = database
         self._clock = clock
         self._values: dict[str, str] = {}
         self._shadows: dict[str, bool] = {}
-        self._read_at: float | None = None  # monotonic time; None to read again at the next use
+        self._read_at: float | None = None  # monotonic time; with None they are read again at the next use
 
     def active(self) -> str:
         """Return the active policy."""
@@ -81,7 +79,7 @@ class Switches:
         self._set(name, "on" if enabled else "off")
 
     def add_check(self, verdict: Mapping[str, Any], *, user: str) -> Promotion:
-        """Record the verdict of a promotion check: JSON with at least candidate, baseline and passed."""
+        """Record the verdict of a check: plain values, with at least `candidate`, `baseline` and `passed`."""
         return self._record(
             "check", user, verdict["candidate"], verdict["baseline"], dict(verdict), passed=verdict["passed"]
         )
@@ -89,7 +87,7 @@ class Switches:
     def passed_check(
         self, candidate: str, baseline: str, versions: Mapping[str, Any], *, max_age_s: float
     ) -> Promotion | None:
-        """Return the newest check of these policies and versions, if it passed and is not too old."""
+        """Return the newest check of these policies and versions; None if it failed or is older than `max_age_s`."""
         for check in self.promotions(kind="check"):
             same_policies = (check.candidate, check.baseline) == (candidate, baseline)
             if same_policies and check.body.get("versions") == versions:
@@ -124,27 +122,18 @@ class Switches:
         rows = self._database.rows(
             "SELECT * FROM promotions WHERE ? IS NULL OR kind = ? ORDER BY id DESC LIMIT ?", (kind, kind, limit)
         )
+        passed = {None: None, 0: False, 1: True}
         return [
-            Promotion(
-                id=row["id"],
-                kind=row["kind"],
-                at=row["at"],
-                user=row["user"],
-                candidate=row["candidate"],
-                baseline=row["baseline"],
-                passed=None if row["passed"] is None else bool(row["passed"]),
-                body=json.loads(row["body"]),
-            )
-            for row in rows
+            Promotion(**dict(row) | {"passed": passed[row["passed"]], "body": json.loads(row["body"])}) for row in rows
         ]
 
     def shadow_counts(self, name: str) -> ShadowCounts:
-        """Return the counts of a shadow that its server has saved."""
+        """Return the saved counts of a shadow."""
         rows = self._database.rows("SELECT value FROM switches WHERE name = ?", (f"counts:{name}",))
         return ShadowCounts(**json.loads(rows[0]["value"])) if rows else ShadowCounts()
 
     def add_shadow_counts(self, name: str, more: ShadowCounts) -> None:
-        """Add to the counts of a shadow."""
+        """Add to the saved counts of a shadow."""
         self._set(f"counts:{name}", json.dumps(vars(self.shadow_counts(name) + more)))
 
     def _switch(self, kind: str, policy: str, user: str, body: Mapping[str, Any]) -> Promotion:
@@ -180,12 +169,11 @@ class Switches:
         self._read_at = None
 
     def _refresh(self) -> None:
-        """Read the switches again if they were changed here, or REREAD_S after the last time."""
-        now, read_at = time.monotonic(), self._read_at  # another thread may set it to None at any time
+        """Read the switches if this process changed them, or if they were last read REREAD_S ago."""
+        now, read_at = time.monotonic(), self._read_at  # read once: another thread may set it to None
         if read_at is not None and now - read_at < REREAD_S:
             return
-        rows = self._database.rows("SELECT name, value FROM switches")
-        values = {row["name"]: row["value"] for row in rows}
+        values = {row["name"]: row["value"] for row in self._database.rows("SELECT name, value FROM switches")}
         self._values = values
         self._shadows = {name: values.get(name) == "on" for name in SHADOWS}
         self._read_at = now

@@ -1,7 +1,6 @@
-"""What a user did with tips, by category: counts and sums that the features of `egreedy/v3` are made of.
+"""Tallies: what a user did with the tips of each category, from which features of `egreedy/v3` are computed.
 
-Tallies belong to the user, not to a policy. A tally is an immutable tuple in the order of `FIELDS`, so a copy of the
-dictionary is a snapshot.
+All policies of a user share the tallies. A tally is immutable, so a copy of the dictionary is a snapshot.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from tipbench.serve.request import CategoryTally
 
 MAX_DWELL_S = 600.0
 NO_CATEGORY = ""
-OVERALL_WEIGHT, CATEGORY_WEIGHT = 2.0, 4.0  # how many tips the usual rate, or the user's overall rate, counts for
 COMPLETION, DISMISSAL, DWELL = 0.25, 0.25, 0.2  # the rates of a user without any tally
+OVERALL_WEIGHT = 2.0  # in a user's rates, these rates count as much as this many tips
+CATEGORY_WEIGHT = 4.0  # in the rates of a category, the user's rates count as much as this many tips
 _LOG_101 = math.log(101)
 
 
@@ -46,7 +46,7 @@ class Tallies:
 
     @classmethod
     def from_profile(cls, by_category: Mapping[str, CategoryTally]) -> Tallies:
-        """Return the tallies that a request sends in `profile_features.by_category`."""
+        """Return tallies from plain values, as in `profile_features.by_category` of a request."""
         return cls({category: Tally(**tally) for category, tally in by_category.items()})
 
     def copy(self) -> Tallies:
@@ -54,7 +54,7 @@ class Tallies:
         return Tallies(self.by_category)
 
     def add(self, category: str | None, action: str | None, dwell_ms: float | None, hour: float) -> None:
-        """Count one learned reward; `hour` is that of the score."""
+        """Count one learned reward; `hour` is the time of day of its score."""
         name = category or NO_CATEGORY
         tally = self.by_category.get(name, _EMPTY)
         completed = action == "completed"
@@ -71,9 +71,9 @@ class Tallies:
         self._overall = None
 
     def features(self, category: str | None, hour: float) -> tuple[float, float, float, float, float]:
-        """Return completion, dismissal, dwell, hour alignment and volume in the category, shrunk to the user's rates.
+        """Return completion, dismissal and dwell in the category, shrunk to the user's rates; hour alignment; volume.
 
-        Without a category: the user's rates, alignment 0 and volume 0.
+        Without a category they are the user's rates, 0 and 0.
         """
         completion, dismissal, dwell = self._rates()
         if not category:
@@ -89,25 +89,18 @@ class Tallies:
         )
 
     def _rates(self) -> tuple[float, float, float]:
-        """Return the user's completion, dismissal and dwell over all categories, shrunk to those of a new user."""
+        """Return the user's completion, dismissal and dwell over all categories, shrunk to the rates of a new user."""
         if self._overall is None:
-            # Summed in a fixed order, so that tallies that are loaded again give the same bits.
+            # Summed in a fixed order, so that loaded tallies give the same bits.
             tallies = [self.by_category[name] for name in sorted(self.by_category)]
             seen = sum(tally.seen for tally in tallies)
+            completed = sum(tally.completed for tally in tallies)
+            dismissed = sum(tally.dismissed for tally in tallies)
+            dwell = sum(tally.dwell_s_sum for tally in tallies) / MAX_DWELL_S
+            dwell_n = sum(tally.dwell_n for tally in tallies)
             self._overall = (
-                min(_shrink(sum(tally.completed for tally in tallies), seen, COMPLETION), 1.0),
-                min(_shrink(sum(tally.dismissed for tally in tallies), seen, DISMISSAL), 1.0),
-                min(
-                    _shrink(
-                        sum(tally.dwell_s_sum for tally in tallies) / MAX_DWELL_S,
-                        sum(tally.dwell_n for tally in tallies),
-                        DWELL,
-                    ),
-                    1.0,
-                ),
+                min((completed + OVERALL_WEIGHT * COMPLETION) / (seen + OVERALL_WEIGHT), 1.0),
+                min((dismissed + OVERALL_WEIGHT * DISMISSAL) / (seen + OVERALL_WEIGHT), 1.0),
+                min((dwell + OVERALL_WEIGHT * DWELL) / (dwell_n + OVERALL_WEIGHT), 1.0),
             )
         return self._overall
-
-
-def _shrink(total: float, count: float, prior: float) -> float:
-    return (total + OVERALL_WEIGHT * prior) / (count + OVERALL_WEIGHT)

@@ -24,10 +24,9 @@ from tipbench.compare.statistics import Estimate, t_quantile
 from tipbench.errors import NotEnoughData, UsageError
 from tipbench.serve.event_log import Entry
 from tipbench.serve.features import hour_of
-from tipbench.serve.policy import Policy
+from tipbench.serve.policy import Policy, Ridge
 from tipbench.serve.prior import Prior
 from tipbench.serve.request import local_time
-from tipbench.serve.ridge import Ridge
 from tipbench.serve.tallies import Tallies
 
 Floats = NDArray[np.float64]

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tipbench.serve.features import COMPOSITE_HALF, COMPOSITE_MIDDLE
-from tipbench.serve.reward import BY_ACTION, BY_DWELL
+from tipbench.serve.policy import BY_ACTION, BY_DWELL
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -327,7 +327,7 @@ class World:
 
 
 def rewards(action: Ints, dwell_ms: Floats) -> Floats:
-    """Return the reward of each outcome by the table of `serve.reward`; completed ones have a dwell."""
+    """Return the reward of each outcome by the table of `serve.policy`; completed ones have a dwell."""
     of_dwell = _DWELL_REWARDS.take(np.searchsorted(_DWELL_LIMITS[:-1], dwell_ms, side="right"))
     return np.where(action == COMPLETED, of_dwell, _ACTION_REWARDS.take(action))
 

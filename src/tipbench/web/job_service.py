@@ -17,7 +17,7 @@ from tipbench.jobs.command import PROGRAM_VARIABLE, collect_request, judge_reque
 from tipbench.jobs.job import Job, JobRequest, JobState, LogTail, Runner
 from tipbench.jobs.local import LocalRunner
 from tipbench.jobs.progress import ProgressCache
-from tipbench.jobs.store import MOST_KEY, JobFilter, JobStore, Page, Submitted
+from tipbench.jobs.store import MAX_KEY, JobFilter, JobStore, Page, Submitted
 from tipbench.jobs.supervisor import Supervisor, queue_positions
 from tipbench.judge.automatic import JudgeChoice, JudgeKind
 from tipbench.judge.command import default_name
@@ -206,7 +206,7 @@ Key = Annotated[
     Header(
         alias="Idempotency-Key",
         min_length=1,
-        max_length=MOST_KEY,
+        max_length=MAX_KEY,
         pattern=r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$",
         description="Chosen by the client per request: a repeated key returns the same job and starts nothing.",
         examples=["9c1d5d6e-8f0a-4f3e-a4c5-6b1f0a7d2e10"],

@@ -1,7 +1,7 @@
 """The policy server: an ASGI application over `serve.PolicyService`, without a framework.
 
-All paths are fixed, so a route is a dictionary entry, and requests are validated straight from their bytes.
-Scoring runs on the event loop: it takes microseconds. What waits for the disk for longer runs in a thread.
+All paths are fixed, so a route is a dictionary entry, and requests are validated straight from their bytes. Scoring
+takes microseconds and runs on the event loop. Operations that read or write the disk run in a thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from starlette.types import Receive, Scope, Send
 
 import tipbench
 from tipbench.errors import EventNotFound, TipbenchError, UsageError
-from tipbench.serve.fast_validation import fast_validation
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.recommender import Recommender
 from tipbench.serve.request import RECOMMEND, RESET, REWARD, SCORE, check_occasion, check_user_id
@@ -42,16 +41,16 @@ from tipbench.web.errors import (
 )
 from tipbench.web.metrics import CONTENT_TYPE, Metrics
 from tipbench.web.security import client_key
-from tipbench.web.serving_schema import openapi_document
+from tipbench.web.serving_schema import fast_validation, openapi_document
 
-MAX_BODY = 256 * 1024
-TOKEN_CACHE_S = 5.0  # a revoked token is rejected after at most this time
-_RENEW_S = 1.0  # before that, one request checks the token again, and the others do not have to
-_TOKENS_CACHED = 1000
+MAX_BODY = 256 * 1024  # bytes
+TOKEN_CACHE_S = 5.0  # how long a token is accepted without another check
+_RENEW_S = 1.0  # in the last second, one request checks the token again, so that the others never wait for a check
+_MAX_CACHED_TOKENS = 1000
 _JSON = b"application/json"
-_NOT_STORED = (b"cache-control", b"no-store")
-_RETRY = ((b"retry-after", b"1"),)
-_COLLECT_EVERY = 50_000  # allocations
+_NO_STORE = (b"cache-control", b"no-store")
+_RETRY_AFTER = ((b"retry-after", b"1"),)
+_GC_THRESHOLD = 50_000  # allocations
 _recommend_request = fast_validation(RECOMMEND, check_occasion)
 _score_request = fast_validation(SCORE, check_occasion)
 _reward_request = REWARD.validator.validate_json
@@ -62,23 +61,23 @@ log = logging.getLogger("tipbench.serving")
 
 
 def tune_garbage_collector() -> None:
-    """Collect less often: requests allocate many dictionaries and no cycles. For a process that only serves."""
+    """Collect garbage less often, in a process that only serves: requests allocate many objects without cycles."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_COLLECT_EVERY, 20, 100)
+    gc.set_threshold(_GC_THRESHOLD, 20, 100)
 
 
 class Route(NamedTuple):
-    """One operation: `handle` gets what `validate` returns for the body, or without it the query parameters."""
+    """One operation. `handle` gets the result of `validate` for the body; without `validate`, the query parameters."""
 
     handle: Callable[[Any], Answer | dict[str, Any]]
     validate: Callable[[bytes], Any] | None = None
-    place: str | None = None  # the part of the request that a UsageError is about
-    waits: bool = False  # for the disk: runs in a thread
+    error_path: str | None = None  # the part of the request that a UsageError is about
+    in_thread: bool = False  # because it reads or writes the disk
 
 
 class Reply(NamedTuple):
-    """A response; `served` is the recommender's answer, for its shadows."""
+    """A response; `served` is the recommender's answer if shadows have to score it."""
 
     status: int
     body: bytes
@@ -104,16 +103,15 @@ class PolicyServer:
         self._guard = guard
         self._tips = texts or {}  # the catalogue's, by tip id
         self._clock = clock
-        self._authorised: dict[bytes, float] = {}  # Authorization header → how long it is valid without another check
+        self._authorised: dict[bytes, float] = {}  # by Authorization header: when it must be checked again
         self._checking: set[bytes] = set()  # headers that are being checked
         self._committing: Future[None] | None = None
-        self._waiting: list[asyncio.Future[None]] = []  # requests whose entries are part of that commit
+        self._waiting: list[asyncio.Future[None]] = []  # requests whose entries are part of `_committing`
         self._metrics = Metrics()
         self._metrics.show("tipbench_info", "gauge", "Always 1.", lambda: {(("version", tipbench.__version__),): 1.0})
         for name, about in (("calls", "Calls"), ("dropped", "Dropped calls"), ("errors", "Failed calls")):
             reading = partial(self._shadow_counts, name)
             self._metrics.show(f"tipbench_shadow_{name}_total", "counter", f"{about} of a shadow.", reading)
-        self._document = to_json(openapi_document())
         self._routes: dict[str, dict[str, Route]] = {
             "/recommend": {"POST": Route(self._recommend, _recommend_request, "body.candidates")},
             "/reward": {"POST": Route(partial(service.reward, None), _reward_request)},
@@ -121,28 +119,31 @@ class PolicyServer:
                 "POST": Route(
                     lambda sent: service.reset(sent["user_id"], erase=sent.get("erase", False)),
                     _reset_request,
-                    waits=True,
+                    in_thread=True,
                 )
             },
-            "/policies": {"GET": Route(lambda _: recommender.policies(), waits=True)},
+            "/policies": {"GET": Route(lambda _: recommender.policies(), in_thread=True)},
         }
         for policy in POLICIES:
             self._routes[f"/score/{policy}"] = {"POST": Route(partial(service.score, policy), _score_request)}
             self._routes[f"/reward/{policy}"] = {"POST": Route(partial(service.reward, policy), _reward_request)}
             self._routes[f"/stats/{policy}"] = {
-                "GET": Route(partial(self._stats, policy), None, "query.user_id", waits=True)
+                "GET": Route(partial(self._stats, policy), None, "query.user_id", in_thread=True)
             }
         for verb in ("score", "reward", "stats"):
             self._routes[f"/{verb}/egreedy"] = self._routes[f"/{verb}/egreedy/v1"]
-        self._texts: dict[str, Callable[[], tuple[bytes, bytes]]] = {
-            "/metrics": lambda: (self._metrics.text().encode(), CONTENT_TYPE.encode()),
-            "/openapi.json": lambda: (self._document, _JSON),
+        document = to_json(openapi_document())
+        self._documents: dict[str, Callable[[], Reply]] = {
+            "/metrics": lambda: Reply(200, self._metrics.text().encode(), content_type=CONTENT_TYPE.encode()),
+            "/openapi.json": lambda: Reply(200, document),
         }
 
     @property
     def paths(self) -> dict[str, tuple[str, ...]]:
         """The methods of every path that needs a token."""
-        return {path: tuple(methods) for path, methods in self._routes.items()} | dict.fromkeys(self._texts, ("GET",))
+        return {path: tuple(methods) for path, methods in self._routes.items()} | dict.fromkeys(
+            self._documents, ("GET",)
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request; shadows run after the response has been sent."""
@@ -159,11 +160,11 @@ class PolicyServer:
         try:
             reply = await self._reply(method, path, scope, receive)
         except Exception as exc:
-            reply = _refusal(exc)
+            reply = _error_reply(exc)
             if reply.status == 500:
                 log.exception("%s %r failed", method, path[:200])
         status, body, more_headers, content_type, served = reply
-        headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), _NOT_STORED, *more_headers]
+        headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), _NO_STORE, *more_headers]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if method == "HEAD" else body})
         if served is not None:
@@ -178,36 +179,36 @@ class PolicyServer:
         route = methods.get(method) if methods else None
         if route is None:
             return await self._other(method, path, scope)
-        handle, validate, place, waits = route
+        handle, validate, error_path, in_thread = route
         headers = dict(scope["headers"])
         authorization = headers.get(b"authorization", b"")
         left_s = self._authorised.get(authorization, 0.0) - self._clock()
         if left_s <= 0.0 or (left_s < _RENEW_S and authorization not in self._checking):
             await self._authorise(scope)
         if validate is not None:
-            given = _validated(validate, await _read_body(int(headers.get(b"content-length", 0)), receive))
+            sent = _validated(validate, await _read_body(int(headers.get(b"content-length", 0)), receive))
         else:
-            given = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+            sent = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         try:
-            answer = await asyncio.to_thread(handle, given) if waits else handle(given)
+            answer = await asyncio.to_thread(handle, sent) if in_thread else handle(sent)
         except UsageError as exc:
-            if place is None or isinstance(exc, EventNotFound):
+            if error_path is None or isinstance(exc, EventNotFound):
                 raise
-            raise Invalid(str(exc), path=place) from exc
+            raise Invalid(str(exc), path=error_path) from exc
         if not isinstance(answer, Answer):
             return Reply(200, to_json(answer))
         served = answer if validate is _recommend_request and self._recommender.has_shadows() else None
         reply = Reply(200, _encode(answer.body), (), _JSON, served)
         committed = answer.committed
-        # Requests that wait for the commit keep nothing but their replies: with the dictionaries of all of them in
-        # memory, each takes more CPU time, probably for want of cache.
-        del given, answer, served
+        # Keep only the reply while waiting for the commit. With the dictionaries of all waiting requests in memory,
+        # each request takes more CPU time, probably because they do not fit in the CPU's cache.
+        del sent, answer, served
         if committed is not None:
-            committed.result() if committed.done() else await self._commit(committed)
+            committed.result() if committed.done() else await self._wait_for(committed)
         return reply
 
     async def _other(self, method: str, path: str, scope: Scope) -> Reply:
-        """Reply to requests that are not operations of policies: health, metrics, the OpenAPI document, errors."""
+        """Reply to requests without a route: health, metrics, the OpenAPI document, unknown paths and methods."""
         allowed = self.paths.get(path, ("GET", "HEAD") if path == "/healthz" else ())
         if not allowed:
             raise NotFound(f"There is nothing at {path[:200]}. GET /openapi.json lists the routes.")
@@ -219,8 +220,7 @@ class PolicyServer:
         if path == "/healthz":
             return Reply(200, to_json({"status": "ok", "version": tipbench.__version__}))
         await self._authorise(scope)
-        body, content_type = self._texts[path]()
-        return Reply(200, body, content_type=content_type)
+        return self._documents[path]()
 
     async def _authorise(self, scope: Scope) -> None:
         """Check the token; raises Unauthorised, Forbidden or TooManyAttempts."""
@@ -238,12 +238,12 @@ class PolicyServer:
             raise
         finally:
             self._checking.discard(header)
-        if len(self._authorised) >= _TOKENS_CACHED:  # one token may be written with any number of spaces
+        if len(self._authorised) >= _MAX_CACHED_TOKENS:  # headers of one token may differ in spaces
             self._authorised.clear()
         self._authorised[header] = until
 
-    def _commit(self, committed: Future[None]) -> asyncio.Future[None]:
-        """Return a future of the event loop for a commit. The entries of a commit share one, so it wakes up once."""
+    def _wait_for(self, committed: Future[None]) -> asyncio.Future[None]:
+        """Return a future of the event loop for a commit; one callback wakes all requests that wait for it."""
         loop = asyncio.get_running_loop()
         if self._committing is not committed:
             self._committing, self._waiting = committed, []
@@ -293,7 +293,7 @@ def _validated(validate: Callable[[bytes], Any], body: bytes) -> Any:
 
 
 async def _read_body(announced: int, receive: Receive) -> bytes:
-    """Return the body; raises TooLarge, at once if the request announces it."""
+    """Return the body; raises TooLarge, before reading it if its announced size is too large."""
     body, more = b"", announced <= MAX_BODY
     while more and len(body) <= MAX_BODY:
         message = await receive()
@@ -309,8 +309,7 @@ async def _read_body(announced: int, receive: Receive) -> bytes:
     return body
 
 
-def _refusal(exc: Exception) -> Reply:
-    """Return the response to an error."""
+def _error_reply(exc: Exception) -> Reply:
     if isinstance(exc, WebError):
         headers = tuple((name.lower().encode(), value.encode("latin-1")) for name, value in exc.headers.items())
         return Reply(exc.status, to_json(error_json(exc.code, str(exc), exc.path)), headers)
@@ -320,7 +319,7 @@ def _refusal(exc: Exception) -> Reply:
     if status == 500:
         log.error("the store cannot be used: %s", exc)
         message = "The store cannot be used, and nothing was learned. The server's log has the reason; retry later."
-        return Reply(503, to_json(error_json("store_unavailable", message)), _RETRY)
+        return Reply(503, to_json(error_json("store_unavailable", message)), _RETRY_AFTER)
     if status == 400:  # a UsageError: the request is JSON, and a value in it is invalid
         status, code = 422, "invalid"
-    return Reply(status, to_json(error_json(code, str(exc))), _RETRY if status == 503 else ())
+    return Reply(status, to_json(error_json(code, str(exc))), _RETRY_AFTER if status == 503 else ())

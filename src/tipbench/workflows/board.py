@@ -1,4 +1,4 @@
-"""The question a board answers: baseline, filters, judge and grouping, from flags and from the URL alike."""
+"""The options of a leaderboard: baseline, filters, judge and grouping, from flags or from a URL."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def board_query(
     provisional: bool = False,
     exclude: Sequence[str] = (),
 ) -> BoardQuery:
-    """Parse the options of a board. Raises InvalidOption with the wrong one."""
+    """Parse the options of a board. Raises InvalidOption for an invalid one."""
     if judge is not None and provisional:
         raise InvalidOption(
             "judge",
@@ -69,7 +69,7 @@ def board_query(
 
 
 def parse_filters(texts: Sequence[str], named: Mapping[str, str] | None = None) -> Where:
-    """Parse KEY=VALUE texts, in order, after the `named` ones. Raises InvalidOption if a key has two values."""
+    """Parse KEY=VALUE texts and add them to `named`. Raises InvalidOption if a key has two values."""
     filters = dict(named or {})
     for key, value in map(parse_filter, texts):
         if filters.setdefault(key, value) != value:
@@ -78,7 +78,7 @@ def parse_filters(texts: Sequence[str], named: Mapping[str, str] | None = None) 
 
 
 def parse_pair_option(text: str, key: str) -> Pair:
-    """Parse MODEL/PROMPT; a reference has no prompt, so any prompt is accepted. Raises InvalidOption."""
+    """Parse MODEL/PROMPT; the prompt of a reference is ignored, as it has none. Raises InvalidOption."""
     pair = parse_pair(text.strip())
     if pair is None:
         raise InvalidOption(key, f"takes MODEL/PROMPT (got {text[:120]!r}), for example qwen2.5:0.5b/v1.")
@@ -86,16 +86,16 @@ def parse_pair_option(text: str, key: str) -> Pair:
 
 
 def judge_name(text: str | None, key: str = "judge") -> str | None:
-    """Return the normalized name of a judge; None without one. Raises InvalidOption."""
+    """Return the normalized name of a judge, or None without a name. Raises InvalidOption."""
     if text is None:
         return None
-    if fault := name_problem(text):
-        raise InvalidOption(key, f"takes {fault} (got {text[:80]!r}).")
+    if problem := name_problem(text):
+        raise InvalidOption(key, f"takes {problem} (got {text[:80]!r}).")
     return normalize_name(text)
 
 
 def _baseline(text: str | None, by: Side | None) -> Pair | None:
-    """Parse a baseline; the name of a model or prompt is enough when ranking by one of them."""
+    """Parse a baseline: MODEL/PROMPT, or the name of a model or prompt if the board ranks by it."""
     if text is None:
         return None
     if by == "model":

@@ -1,4 +1,4 @@
-"""From a judged experiment to the tip catalogue of the policy server."""
+"""Builds the tip catalogue of the policy server from a judged experiment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tipbench.record.store import Experiment, RunStore
 from tipbench.serve.catalogue import MAX_TIP, CatalogueFile, CatalogueTip
 from tipbench.text import one_line
 
-# A tip's category is the one with the most words in it, the first on a tie; without any it is `general`.
+# A tip gets the category that has the most words in the tip; the first one on a tie, GENERAL without any.
 CATEGORIES: Mapping[str, tuple[str, ...]] = {
     "break": ("break", "breath", "breathe", "drink", "pause", "rest", "stretch", "tea", "walk", "water"),
     "contact": ("answer", "ask", "call", "email", "mail", "message", "phone", "reply", "send", "text"),
@@ -35,13 +35,13 @@ _WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"
 _NUMBERS = {word: count for count, word in enumerate(_WORDS, 1)} | {"a": 1, "an": 1, "fifteen": 15, "twenty": 20}
 _DURATION = re.compile(rf"(?<!half )(?<!of )\b(\d{{1,3}}|{'|'.join(_NUMBERS)})[ -](second|minute|min|hour)s?\b")
 _UNIT_MIN = {"second": 1 / 60, "minute": 1, "min": 1, "hour": 60}
-_LOW, _HIGH = 2.0, 17.0  # the range of `tip-v1`, in which policies read a composite
+_MIN_COMPOSITE, _MAX_COMPOSITE = 2.0, 17.0  # the range that policies expect, that of the rubric `tip-v1`
 
 
 def build_catalogue(store: RunStore, experiment: Experiment, pair: Pair) -> CatalogueFile:
-    """Return the pair's scored tips with a valid format that are not overlong, best first.
+    """Return the pair's scored tips, best first, without overlong tips and answers with an invalid format.
 
-    The scores are those of the leaderboard. The same text in several answers is one tip with the mean composite.
+    The scores are those of the leaderboard. A text that occurs in several answers is one tip with its mean composite.
     """
     board, cells = read_leaderboard(store, experiment, CellFilter())
     check_on_board(cells, pair)
@@ -63,7 +63,7 @@ def build_catalogue(store: RunStore, experiment: Experiment, pair: Pair) -> Cata
 
 
 def category_of(tip: str) -> str:
-    """Return the category of `CATEGORIES` with the most words in the tip; plural and -ing forms count too."""
+    """Return the category with the most words in the tip; plural and -ing forms count too."""
     words = re.findall(r"[a-z]+", tip.lower())
     counts = {
         name: sum(any(word in (stem, f"{stem}s", f"{stem}es", f"{stem}ing") for stem in stems) for word in words)
@@ -96,7 +96,8 @@ def _tips(answers: tuple[ScenarioAnswers, ...], pair: Pair, rubric: Rubric) -> l
                 if not 0 < len(text) <= MAX_TIP or not tip.scores or tip.overlong:
                     continue
                 composite = rubric.composite(tip.scores, format_ok=True, overlong=False)
-                composites[text].append(_LOW + (_HIGH - _LOW) * (composite - low) / (high - low))
+                share = (composite - low) / (high - low)
+                composites[text].append(_MIN_COMPOSITE + (_MAX_COMPOSITE - _MIN_COMPOSITE) * share)
                 hours[text].add(_hour(scenario.card))
                 for scale, score in tip.scores.items():
                     by_scale[text][scale].append(score)

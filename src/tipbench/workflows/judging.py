@@ -1,4 +1,4 @@
-"""Judging for commands, panel and DAG tasks: its lock, which judge has which options, and what to judge next."""
+"""Judging, for commands, panel and DAG tasks: options of judges, lock, export and apply of sheets, focus, duels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tipbench.record.store import Experiment, RunStore
 from tipbench.text import TIED
 
 _POLL_S = 0.2
-_REASON = 1000  # characters of a reason for accepting drift
+_MAX_REASON = 1000  # characters
 MODEL_OPTIONS = ("ollama_url", "max_model_b", "num_ctx", "evict", "allow_unknown_size")  # settings of a collect
 _ANY_JUDGE = tuple(JudgeKind)
 JUDGE_OPTIONS: Mapping[str, tuple[JudgeKind, ...]] = {  # option of `judge run` → judges it applies to
@@ -40,18 +40,18 @@ JUDGE_OPTIONS: Mapping[str, tuple[JudgeKind, ...]] = {  # option of `judge run` 
 
 
 def check_judge_options(judge: JudgeChoice, options: Mapping[str, object]) -> None:
-    """Raise InvalidOption for an option that does not apply to the judge; None and False are not set."""
+    """Raise InvalidOption for a set option that does not apply to the judge; None and False are unset."""
     for key, value in options.items():
         if value is not None and value is not False and judge.kind not in JUDGE_OPTIONS[key]:
-            whose = " and ".join(f"{name}:…" for name in JUDGE_OPTIONS[key])
-            raise InvalidOption(key, f"applies only to {whose}, not to {str(judge)[:80]}. Leave it out.")
+            judges = " and ".join(f"{kind}:…" for kind in JUDGE_OPTIONS[key])
+            raise InvalidOption(key, f"applies only to {judges}, not to {str(judge)[:80]}. Leave it out.")
 
 
 @contextmanager
 def judging_lock(
     home: Path, url: str, *, report: Callable[[str], None] = lambda _text: None, wait_s: float | None = None
 ) -> Iterator[None]:
-    """Lock the writing of scores to the MLflow at `url` on this machine; waits, at most `wait_s`, else LockHeld."""
+    """Hold this machine's lock on writing scores to the MLflow at `url`; raises LockHeld after waiting `wait_s`."""
     lock = ResourceLock(home, f"judging at {canonical_url(url)}", "another judge command")
     try:
         lock.acquire(wait=True, report=report, poll_s=_POLL_S, timeout_s=wait_s)
@@ -64,21 +64,21 @@ def judging_lock(
 
 
 def drift_reason(text: str, key: str = "accept_drift") -> str:
-    """Return the reason for accepting drift; raises InvalidOption for `key` unless it is one line of text."""
+    """Return the reason for accepting drift, stripped; raises InvalidOption for `key` unless it is one line of text."""
     reason = text.strip()
-    if not (0 < len(reason) <= _REASON and reason.isprintable()):
-        raise InvalidOption(key, f"takes a reason on one line, 1 to {_REASON} characters (got {len(reason)}).")
+    if not (0 < len(reason) <= _MAX_REASON and reason.isprintable()):
+        raise InvalidOption(key, f"takes a reason on one line, 1 to {_MAX_REASON} characters (got {len(reason)}).")
     return reason
 
 
 @dataclass(frozen=True)
 class SheetRequest:
-    """A sheet to write as a file: a new export, or the stored `sheet` again. Raises InvalidOption if invalid."""
+    """A request for a sheet file: of a new export, or of the stored sheet with the id `sheet`."""
 
     request: ExportRequest
     sheet: str | None = None
     filled: bool = False  # with the scores applied so far
-    focus: bool = False
+    focus: bool = False  # only cells that can separate the leader from tied rows
     format: Literal["json", "csv"] = "json"
     own: bool = False  # requested by a judge
 
@@ -113,9 +113,9 @@ def requested_sheet(
         for each in mine:  # an open sheet is returned again while more than half of it has no scores
             if each.is_open and 2 * len(each.unanswered) > len(each.entries):
                 return ExportResult(each)
-        # If these cells came again, the items that do not come again would be known as controls.
-        left = (entry for each in mine for entry in each.unanswered)
-        cells = frozenset(entry.run_id for entry in left if entry.kind is ItemKind.CELL and entry.run_id)
+        # If unanswered cells appeared on a second sheet, judges could recognise the items that do not as controls.
+        unanswered = (entry for each in mine for entry in each.unanswered)
+        cells = frozenset(entry.run_id for entry in unanswered if entry.kind is ItemKind.CELL and entry.run_id)
         request = replace(request, without=cells)
     return export_sheet(store, experiment, request)
 
@@ -154,9 +154,9 @@ def apply_file(
 
 
 def focused(store: RunStore, experiment: Experiment, request: ExportRequest) -> tuple[ExportRequest, Focus]:
-    """Restrict a request to the cells that can separate the leader from the rows tied with it, and return these.
+    """Restrict a request to the cells that can separate the leader from the rows tied with it; return both.
 
-    Raises NotEnoughData if there are none.
+    Raises NotEnoughData if there are no such cells.
     """
     cells, board = _board(store, experiment)
     found = None if board is None else focus(cells, board.ranking)
@@ -171,10 +171,9 @@ def focused(store: RunStore, experiment: Experiment, request: ExportRequest) -> 
 def duel_request(
     store: RunStore, experiment: Experiment, *, judge: str | None, limit: int | None = None, **options: Any
 ) -> DuelRequest:
-    """Return the request for duels of the leader and the pairs tied with it; `options` are seed and suite.
+    """Return a request for duels between the leader and the ranked pairs tied with it; `options` are seed and suite.
 
-    Rows that are not ranked are judged on sheets first. Raises NotEnoughData if nothing is tied; the message names no
-    pair, because judges read it.
+    Raises NotEnoughData if no pairs are tied; the message contains no pair, because judges read it.
     """
     cells, board = _board(store, experiment)
     if board is None or board.ranking.leader is None:
@@ -196,7 +195,7 @@ def duel_request(
 
 
 def _board(store: RunStore, experiment: Experiment) -> tuple[BoardCells, Leaderboard | None]:
-    """Return the cells and their board; None while people have not scored any."""
+    """Return the cells and their board; the board is None until people have scored cells."""
     cells = read_board(store, experiment.experiment_id, CellFilter())
     return cells, None if cells.provisional else make_board(
         experiment.name, cells, BoardOptions(design=read_design(experiment.tags))

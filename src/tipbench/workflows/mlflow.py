@@ -1,4 +1,4 @@
-"""Opens MLflow for commands, panel and DAG tasks: the configured server, one that is found, or the local one."""
+"""Opens MLflow for commands, panel and DAG tasks: the configured server, a running one, or a local one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MlflowLogin(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class MlflowAccess:
-    """The configured MLflow with its login and its address for browsers, and the home folder of the local one."""
+    """The configured MLflow server with its login and its address for browsers; the home folder of the local one."""
 
     home: Path
     url: str | None = None
@@ -60,11 +60,10 @@ class MlflowAccess:
         return TrackingStore(store, tracking.identity, tracking.how.removeprefix("MLflow at "), store.url, store.close)
 
     def login(self, url: str) -> MlflowLogin:
-        """Return the credentials for the MLflow at `url`: empty unless it is the configured server.
+        """Return the credentials and Host header for the MLflow at `url`: empty unless it is the configured server.
 
-        A run may name another server, as over HTTP or in Airflow, which must not receive them. A user name and password
-        inside `url` are sent to that server in any case. The Host header is sent to the configured server too, or to
-        any if none is configured.
+        Requests over HTTP and Airflow runs may name another server, which must not receive the credentials. A user name
+        and password inside `url` are always sent. Without a configured server, the Host header is sent to any server.
         """
         host = self.host_header
         if host and not (is_http_url(f"http://{host}") and urlsplit(f"http://{host}").netloc == host):
@@ -78,7 +77,7 @@ class MlflowAccess:
         return {"username": self.username, "password": self.password, "token": self.token, "host_header": host}
 
     def pages_of(self, url: str) -> str | None:
-        """Return the address of a server for links; None if browsers use the same one. Raises UsageError."""
+        """Return the address of a server for browsers; None if it is the same. Raises UsageError if it is invalid."""
         public = self.public_url
         if not public or not self._is_configured(url):
             return None
@@ -90,15 +89,15 @@ class MlflowAccess:
         return public
 
     def _is_configured(self, url: str) -> bool:
-        known = self.url or ""
-        return is_http_url(known) and is_http_url(url) and canonical_url(known) == canonical_url(url)
+        own = self.url or ""
+        return is_http_url(own) and is_http_url(url) and canonical_url(own) == canonical_url(url)
 
     def open(self, url: str | None = None, *, report: Callable[[str], None]) -> TrackingStore:
         """Open the server to read from; see `find`."""
         return self.connect(self.find(url, report=report))
 
     def open_or_start(self, url: str | None = None, *, report: Callable[[str], None]) -> TrackingStore:
-        """Open the server to record to, exactly `url` if given; starts the local one if there is no other."""
+        """Open the server to record to, `url` if given; starts the local one if no server is found."""
         return self.connect(find_tracking(url, self.home, start=True, report=report))
 
 

@@ -1,4 +1,4 @@
-"""The plan of a collect against what is recorded, what it can decide, and how long judging takes."""
+"""The plan of a collect: cells still to generate, the differences it can detect, and the time to judge it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tipbench.record.plan_check import Plan, Recorded, read_recorded
 from tipbench.record.run import RunState
 from tipbench.text import duration, plural
 
-PAIRED_SD = 2.0  # of composite differences over scenarios, as seen among small models
+PAIRED_SD = 2.0  # standard deviation of composite differences over scenarios, as measured with small models
 SECONDS_PER_TIP = 10.0  # to read a tip and score it on three scales
 
 
 def plan_run(
     config: CollectConfig, home: Path, opened: Callable[[], AbstractContextManager[TrackingStore]]
 ) -> tuple[Plan, list[str]]:
-    """Return the plan and its warnings; nothing is generated or written.
+    """Return the plan of a collect and its warnings; nothing is generated or written.
 
-    `opened` opens MLflow for reading. If it is unavailable the plan counts nothing as recorded, with a warning.
+    `opened` opens MLflow for reading. If MLflow is unavailable, the plan counts nothing as recorded and warns.
     """
     warnings: list[str] = []
 
@@ -88,7 +88,7 @@ class Outlook:
 
 
 def plan_outlook(plan: Plan) -> Outlook:
-    """Estimate from usual values: the spread of scores and a judge's pace are measured only once people judge."""
+    """Estimate the outlook from typical values, because scores and the pace of judges are not known yet."""
     cells = [each.cell for each in plan.cells]
     pairs = {(cell.model, cell.prompt) for cell in cells if engine_of(cell.model).kind == "model"}
     design = make_design((cell.scenario for cell in cells), plan.config.looks)

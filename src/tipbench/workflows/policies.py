@@ -1,10 +1,10 @@
-"""What the policy server has done, read from its store: for the panel and its API. The server may run or not."""
+"""Report of the policy server for the panel and its API, read from its store; the server may run or not."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,25 +13,24 @@ import numpy as np
 from pydantic_core import from_json
 from typing_extensions import TypedDict
 
-from tipbench.serve.event_log import FILE, FOLDER, open_store
-from tipbench.serve.keys import load_keys
-from tipbench.serve.policy import POLICIES
-from tipbench.serve.policy_stats import over_time, policy_totals, user_stats
+from tipbench.serve.event_log import load_keys, open_store, store_exists
+from tipbench.serve.policy import POLICIES, Ridge
 from tipbench.serve.request import check_user_id
+from tipbench.serve.service import policy_totals, user_stats
 from tipbench.serve.state_store import load_user
 from tipbench.serve.switches import SHADOWS, Switches
 from tipbench.sqlite import Database
 
-DAYS = 14
-POOLED = 10_000  # rewards, for the weights over all users
+DAYS = 14  # in the report
+POOLED = 10_000  # newest rewards, for the weights over all users
 _DAY_S = 86_400.0
 _Z = 1.96  # of a two-sided 95 % interval
 
 
 class Mean(TypedDict):
-    """A mean with its 95 % interval; None if there are too few values for one."""
+    """A mean with its 95 % interval; `low` and `high` are None if there is only one value."""
 
-    day: str | None  # of UTC, as 2026-04-27; None over all days
+    day: str | None  # in UTC, as 2026-04-27; None over all days
     n: int
     mean: float
     low: float | None
@@ -47,7 +46,7 @@ class Weight(TypedDict):
 
 
 class PolicySummary(TypedDict):
-    """What one policy has done: for all users, or for one."""
+    """Counts, rewards and weights of one policy, for all users or for one."""
 
     name: str
     version: str
@@ -62,7 +61,7 @@ class PolicySummary(TypedDict):
 
 
 class ShadowSummary(TypedDict):
-    """A shadow with its switch, its counts, and how often it chose what was served."""
+    """A shadow: whether it is enabled, its counts, and the share of requests in which it chose the served tip."""
 
     name: str
     policy: str
@@ -74,7 +73,7 @@ class ShadowSummary(TypedDict):
 
 
 class PoliciesReport(TypedDict):
-    """The policy server's store; `user` is one user's state by policy, if an id was given."""
+    """The report; `user` has one user's state by policy if an id was given."""
 
     active: str | None  # None: no policy server has run here
     policies: list[PolicySummary]
@@ -83,12 +82,12 @@ class PoliciesReport(TypedDict):
 
 
 def read_policies(home: Path, user_id: str | None = None, *, now: float | None = None) -> PoliciesReport:
-    """Return what policies and shadows did in the last days, and one user's state; raises UsageError for a wrong id."""
+    """Return the report of the last DAYS, and one user's state if an id is given; raises UsageError for a wrong id."""
     if user_id is not None:
         check_user_id(user_id)
-    with _store(home) as database:
-        if database is None:
-            return {"active": None, "policies": [], "shadows": [], "user": None}
+    if not store_exists(home):
+        return {"active": None, "policies": [], "shadows": [], "user": None}
+    with closing(open_store(home)) as database:
         today = (time.time() if now is None else now) // _DAY_S * _DAY_S
         since = today - (DAYS - 1) * _DAY_S
         switches = Switches(database)
@@ -106,17 +105,8 @@ def set_shadow(home: Path, name: str, *, enabled: bool) -> None:
         Switches(database).set_shadow(name, enabled)
 
 
-@contextmanager
-def _store(home: Path) -> Iterator[Database | None]:
-    if not (home / FOLDER / FILE).exists():
-        yield None
-        return
-    with closing(open_store(home)) as database:
-        yield database
-
-
 def _summary(database: Database, policy: str, since: float) -> PolicySummary:
-    days = [_mean(each) for each in over_time(database, policy, "reward", since=since, step_s=_DAY_S)]
+    days = means_over_time(database, policy, "reward", since=since, step_s=_DAY_S)
     return _policy(policy, policy_totals(database, policy, None), days, _pooled_weights(database, policy))
 
 
@@ -124,11 +114,9 @@ def _user(database: Database, key: str) -> list[PolicySummary]:
     user = load_user(key, {}, database, None)
     found = []
     for policy in POLICIES:
-        stats = user_stats(database, user.key, policy, user.ridge(policy), None, since=user.reset)
-        weights: list[Weight] = [
-            {"feature": name, "theta": value, "sd": stats["sd"][name]} for name, value in stats["theta"].items()
-        ]
-        found.append(_policy(policy, stats, [], weights if stats["n"] else []))
+        ridge = user.ridge(policy)
+        stats = user_stats(database, user.key, policy, ridge, None, since=user.reset)
+        found.append(_policy(policy, stats, [], _weights(policy, ridge) if ridge.n else []))
     return found
 
 
@@ -158,16 +146,20 @@ def _pooled_weights(database: Database, policy: str) -> list[Weight]:
     rewards = np.array([reward for _, reward in rows])
     ridge = POLICIES[policy].ridge()
     ridge.restore(x.T @ x, x.T @ rewards, len(rows), float(rewards.sum()))
-    spread = np.sqrt(np.diag(ridge.v)).tolist()
+    return _weights(policy, ridge)
+
+
+def _weights(policy: str, ridge: Ridge) -> list[Weight]:
+    deviations = np.sqrt(np.diag(ridge.v)).tolist()
     names = POLICIES[policy].features.names
     return [
         {"feature": name, "theta": theta, "sd": sd}
-        for name, theta, sd in zip(names, ridge.theta.tolist(), spread, strict=True)
+        for name, theta, sd in zip(names, ridge.theta.tolist(), deviations, strict=True)
     ]
 
 
 def _shadow(database: Database, switches: Switches, name: str, since: float) -> ShadowSummary:
-    days = over_time(database, SHADOWS[name], "signal", since=since, step_s=DAYS * _DAY_S)
+    agreement = means_over_time(database, SHADOWS[name], "signal", since=since, step_s=DAYS * _DAY_S)
     counts = switches.shadow_counts(name)
     return {
         "name": name,
@@ -176,16 +168,28 @@ def _shadow(database: Database, switches: Switches, name: str, since: float) -> 
         "calls": counts.calls,
         "dropped": counts.dropped,
         "errors": counts.errors,
-        "agreement": {**_mean(days[0]), "day": None} if days else None,
+        "agreement": {**agreement[0], "day": None} if agreement else None,
     }
 
 
-def _mean(step: dict[str, Any]) -> Mean:
-    half = None if step["se"] is None else _Z * step["se"]
-    return {
-        "day": datetime.fromtimestamp(step["at"], UTC).date().isoformat(),
-        "n": step["n"],
-        "mean": step["mean"],
-        "low": None if half is None else step["mean"] - half,
-        "high": None if half is None else step["mean"] + half,
-    }
+def means_over_time(database: Database, policy: str, kind: str, *, since: float, step_s: float) -> list[Mean]:
+    """Return the mean of each period of `step_s` seconds after `since`: of rewards, or of the agreement of signals."""
+    rows = database.rows(
+        "SELECT CAST((received - ?1) / ?2 AS INTEGER) AS step, count(*), total(reward), total(reward * reward) "
+        "FROM log WHERE policy = ?3 AND kind = ?4 AND received >= ?1 GROUP BY step ORDER BY step",
+        (since, step_s, policy, kind),
+    )
+    means: list[Mean] = []
+    for step, n, total, squares in rows:
+        mean = total / n
+        half = _Z * math.sqrt(max(squares - total * total / n, 0.0) / (n - 1) / n) if n > 1 else None
+        means.append(
+            {
+                "day": datetime.fromtimestamp(since + step * step_s, UTC).date().isoformat(),
+                "n": n,
+                "mean": mean,
+                "low": None if half is None else mean - half,
+                "high": None if half is None else mean + half,
+            }
+        )
+    return means

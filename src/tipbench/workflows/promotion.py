@@ -1,4 +1,4 @@
-"""Promotions: check a candidate, make it the active policy, and go back."""
+"""Promotions: check a candidate policy, make it the active one, undo that, and evaluate policies on the event log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tipbench.errors import NotEnoughData, UsageError
-from tipbench.serve.event_log import FILE, FOLDER, open_store, read_entries
+from tipbench.serve.event_log import open_store, read_entries, store_exists
 from tipbench.serve.policy import known_policy
 from tipbench.serve.prior import Prior
 from tipbench.serve.switches import SHADOWS, Promotion, Switches
@@ -40,7 +40,7 @@ from tipbench.simulate.simulation import Simulation
 from tipbench.sqlite import Database
 from tipbench.text import iso
 
-FRESH_S = 7 * 86_400.0
+MAX_CHECK_AGE_S = 7 * 86_400.0
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def check_promotion(
     user: str = "",
     on_progress: Callable[[Simulation, float], None] | None = None,
 ) -> Verdict:
-    """Check all clauses and record the verdict, unless it is `quick`. The baseline is the active policy by default."""
+    """Check all clauses and record the verdict, except with `quick`. The baseline is the active policy by default."""
     known_policy(candidate)
     with switches_of(home) as switches:
         against = known_policy(baseline or switches.active()).name
@@ -99,7 +99,7 @@ def _log_clauses(
 
 
 def _same_schema(home: Path, policy: str) -> bool:
-    """Return whether the newest logged decision of the policy was made by its present version."""
+    """Return whether the newest logged decision of the policy was made by its current version."""
     with closing(open_store(home)) as database:
         query = "SELECT json_extract(body, '$.version') FROM log WHERE policy = ? AND kind = 'score' ORDER BY seq DESC"
         for (version,) in database.rows(f"{query} LIMIT 1", (policy,)):
@@ -108,7 +108,7 @@ def _same_schema(home: Path, policy: str) -> bool:
 
 
 def replay_log(home: Path, target: str, prior: Prior | None = None) -> list[ReplayedDecision]:
-    """Return the rewarded decisions of the event log as `target` would have seen them; raises NotEnoughData."""
+    """Return the rewarded decisions of the log with the choices of `target`; raises NotEnoughData without a log."""
     with existing_log(home) as database:
         return replay(read_entries(database, kinds=("score", "reward", "reset")), known_policy(target), prior)
 
@@ -116,7 +116,7 @@ def replay_log(home: Path, target: str, prior: Prior | None = None) -> list[Repl
 @contextmanager
 def existing_log(home: Path) -> Iterator[Database]:
     """Open the event log; the server may run. Raises NotEnoughData if there is none."""
-    if not (home / FOLDER / FILE).exists():
+    if not store_exists(home):
         raise NotEnoughData(f"There is no event log in {home}. `tipbench serve` creates it.")
     with closing(open_store(home)) as database:
         yield database
@@ -130,10 +130,10 @@ def evaluate_log(
     prior: Prior | None = None,
     scores: Mapping[str, Mapping[str, float]] | None = None,
 ) -> dict[str, Any]:
-    """Return what the event log shows about a policy that did not make its decisions, and about the judges.
+    """Estimate a policy's value from the logged decisions of another, and how well judged scores predict completion.
 
-    All estimates of the target's value come from the decisions of `logged_by`, the active policy by default, with the
-    diagnostics of their weights. `scores` are judged scales by tip id. Raises NotEnoughData.
+    The decisions are those of `logged_by`, by default the active policy. `scores` are by scale and tip id. Raises
+    NotEnoughData.
     """
     replayed = replay_log(home, target, prior)
     with switches_of(home) as switches:
@@ -164,14 +164,14 @@ def fit_prior_from_log(home: Path, policy: str) -> FittedPrior:
 
 
 def apply_promotion(home: Path, candidate: str, *, priors: Sequence[Prior] = (), user: str) -> Promotion:
-    """Make the candidate active; raises UsageError without a passed, fresh check of the same versions."""
+    """Make the candidate active; raises UsageError without a passed check of the same versions in the last 7 days."""
     known_policy(candidate)
     with switches_of(home) as switches:
         active = switches.active()
         if active == candidate:
             raise UsageError(f"{candidate} is active already; there is nothing to apply.")
         wanted = versions(candidate, active, priors)
-        check = switches.passed_check(candidate, active, wanted, max_age_s=FRESH_S)
+        check = switches.passed_check(candidate, active, wanted, max_age_s=MAX_CHECK_AGE_S)
         if check is None:
             raise UsageError(
                 f"{candidate} has no passed check against {active}, the active policy, of the present versions and the "
@@ -188,13 +188,4 @@ def undo_promotion(home: Path, *, user: str) -> Promotion:
 
 def promotion_json(row: Promotion) -> dict[str, Any]:
     """Return a row of the record for the API and `--json`."""
-    return {
-        "id": row.id,
-        "kind": row.kind,
-        "at": iso(row.at),
-        "user": row.user or None,
-        "candidate": row.candidate,
-        "baseline": row.baseline,
-        "passed": row.passed,
-        "body": dict(row.body),
-    }
+    return {**vars(row), "at": iso(row.at), "user": row.user or None}

@@ -1,4 +1,4 @@
-"""Simulations in MLflow: recorded in the experiment `tip-sim` and read back, without any other data of the bench."""
+"""Simulations in MLflow: recorded in the experiment `tip-sim`, and read back."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ TEXT = "artifact:simulation.json"
 
 def record_simulation(store: RunStore, result: Mapping[str, Any]) -> str:
     """Record the JSON of a simulation and return the id of its run."""
-    config, end = result["config"], int(time.time() * 1000)
+    config, end_ms = result["config"], int(time.time() * 1000)
+    policies = {policy["name"].replace("+", "-"): policy for policy in result["policies"]}
     metrics = {
-        f"{kind}/{policy['name'].replace('+', '-')}/{part}": policy[kind][part]
-        for policy in result["policies"]
+        f"{kind}/{name}/{part}": policy[kind][part]
+        for name, policy in policies.items()
         for kind in ("reward", "regret", "gain")
         for part in ("mean", "ci_low", "ci_high")
         if policy[kind] is not None and policy[kind][part] is not None
@@ -29,13 +30,13 @@ def record_simulation(store: RunStore, result: Mapping[str, Any]) -> str:
         RunKind.SIMULATION,
         uuid.uuid4().hex,
         f"{config['world']}: {config['policies']}"[:200],
-        end - int(result["seconds"] * 1000),
-        end,
+        end_ms - int(result["seconds"] * 1000),
+        end_ms,
         params={
             **{key: str(value) for key, value in config.items()},
             "personas": result["personas"],
-            **{f"version/{p['name'].replace('+', '-')}": p["version"] for p in result["policies"]},
-            **{f"prior/{p['name'].replace('+', '-')}": p["prior"] for p in result["policies"] if p["prior"]},
+            **{f"version/{name}": policy["version"] for name, policy in policies.items()},
+            **{f"prior/{name}": policy["prior"] for name, policy in policies.items() if policy["prior"]},
         },
         metrics={**metrics, "decisions": float(result["decisions"])},
         texts={TEXT: json.dumps(result)},

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from tipbench.errors import JobNotFound, ServerUnavailable, TipbenchError
-from tipbench.jobs.folder import MOST_LOG
+from tipbench.jobs.folder import MAX_LOG
 from tipbench.jobs.job import ENDED, JobKind, JobState, RecordedEvent
 from tipbench.jobs.progress import ProgressSnapshot
 from tipbench.jobs.store import JobFilter, Submitted
@@ -253,7 +253,7 @@ def retry(job_id: JobPath, who: Admin, panel: PanelState, response: Response, ke
 def log(
     job_id: JobPath,
     panel: PanelState,
-    most: Annotated[int, Query(alias="bytes", ge=1, le=MOST_LOG, description="Maximum number of bytes.")] = LOG_BYTES,
+    most: Annotated[int, Query(alias="bytes", ge=1, le=MAX_LOG, description="Maximum number of bytes.")] = LOG_BYTES,
 ) -> Response:
     """Return the end of the job's log, starting at the beginning of a line. Credentials in URLs are removed."""
     tail = panel.jobs.log(job_id, most)

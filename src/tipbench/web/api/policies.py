@@ -10,7 +10,7 @@ from starlette.responses import Response
 from tipbench.errors import UsageError
 from tipbench.jobs.command import simulate_request
 from tipbench.jobs.store import Submitted
-from tipbench.serve.event_log import FILE, FOLDER
+from tipbench.serve.event_log import store_exists
 from tipbench.serve.policy import DEFAULT_POLICY
 from tipbench.simulate.simulation import SimulationConfig
 from tipbench.web.api.jobs import STARTED, started
@@ -95,7 +95,7 @@ def promotions(panel: PanelState, limit: Most = 100) -> PromotionList:
 
 def promotion_list(panel: Panel, limit: int = 100) -> PromotionList:
     """Return the record of promotions, for the API and the page."""
-    if not (panel.settings.home / FOLDER / FILE).exists():
+    if not store_exists(panel.settings.home):
         return PromotionList(active=DEFAULT_POLICY, items=[], next=None)
     with switches_of(panel.settings.home) as switches:
         rows = [PromotionShape.model_validate(promotion_json(row)) for row in switches.promotions(limit=limit)]

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from tipbench.serve.fast_validation import fast_validation
 from tipbench.serve.request import RECOMMEND, SCORE, check_occasion
+from tipbench.web.serving_schema import fast_validation
 
 USUAL: dict[str, Any] = {
     "user_id": "u1",

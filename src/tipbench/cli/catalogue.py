@@ -21,9 +21,9 @@ app = command_group("Build tips for the policy server from a judged experiment."
 @app.command("build")
 def build(
     pair: Annotated[
-        str, typer.Option("--pair", metavar="MODEL/PROMPT", help="The pair whose tips are used, as `compare` shows it.")
+        str, typer.Option(metavar="MODEL/PROMPT", help="The pair whose tips are used, as `compare` shows it.")
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE.toml", help="The file to write; it must not exist yet.")],
+    out: Annotated[Path, typer.Option(metavar="FILE.toml", help="The file to write; it must not exist yet.")],
     experiment: ExperimentOption = None,
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,

@@ -30,8 +30,7 @@ DEMO = {
 
 def demo(
     mlflow_url: Annotated[
-        str | None,
-        typer.Option("--mlflow-url", metavar="URL", help="The MLflow server. [default: the demo's local one]"),
+        str | None, typer.Option(metavar="URL", help="The MLflow server. [default: the demo's local one]")
     ] = None,
     json_: JsonOption = False,
 ) -> None:

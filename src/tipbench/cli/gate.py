@@ -8,17 +8,23 @@ from typing import Annotated
 
 import typer
 
-from tipbench.cli.compare import OneJudgeOption, WhereOption
+from tipbench.cli.compare import OneJudgeOption
 from tipbench.cli.console import print_json, print_message
-from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment, open_experiment
+from tipbench.cli.options import (
+    ExperimentOption,
+    JsonOption,
+    MlflowOption,
+    WhereOption,
+    chosen_experiment,
+    open_experiment,
+)
 from tipbench.errors import NotEnoughData, TipbenchError, UsageError
 from tipbench.files import check_output, write_output
 from tipbench.settings import load_settings
 from tipbench.text import printable_lines
 
 MarginOption = Annotated[
-    float,
-    typer.Option("--margin", metavar="POINTS", help="Largest acceptable loss, in points.", show_default=True),
+    float, typer.Option("--margin", metavar="POINTS", help="Largest acceptable loss, in points.", show_default=True)
 ]
 JunitOption = Annotated[
     Path | None, typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML.")
@@ -30,8 +36,8 @@ AnnotationsOption = Annotated[bool, typer.Option("--annotations", help="Also pri
 
 
 def gate(
-    candidate: Annotated[str, typer.Option("--candidate", metavar="MODEL/PROMPT", help="The pair to check.")],
-    baseline: Annotated[str, typer.Option("--baseline", metavar="MODEL/PROMPT", help="The pair to compare with.")],
+    candidate: Annotated[str, typer.Option(metavar="MODEL/PROMPT", help="The pair to check.")],
+    baseline: Annotated[str, typer.Option(metavar="MODEL/PROMPT", help="The pair to compare with.")],
     experiment: ExperimentOption = None,
     margin: MarginOption = 1.0,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if undecided.")] = False,

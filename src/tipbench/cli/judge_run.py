@@ -19,10 +19,17 @@ from tipbench.cli.judge import (
     OverlapOption,
     RejudgeOption,
     SeedOption,
-    SuiteOption,
     show_verdict,
 )
-from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, OllamaOption, default_text, open_experiment
+from tipbench.cli.options import (
+    ExperimentOption,
+    JsonOption,
+    MlflowOption,
+    OllamaOption,
+    SuiteOption,
+    default_text,
+    open_experiment,
+)
 from tipbench.cli.progress import emit, progress_counter, report_message
 from tipbench.files import ResourceLock, writable_home, write_atomic
 from tipbench.http import canonical_url
@@ -34,7 +41,7 @@ if TYPE_CHECKING:
     from tipbench.judge.run import AutomaticJudge, JudgeResult
     from tipbench.plan.config import CollectConfig
 
-_REASONS_SHOWN = 5
+_MAX_REASONS_SHOWN = 5
 _COMMAND_TIMEOUT_S = 900.0
 WithOption = Annotated[
     str,
@@ -55,10 +62,9 @@ TimeoutOption = Annotated[
     ),
 ]
 BatchOption = Annotated[
-    int | None,
-    typer.Option("--batch", min=1, metavar="NUMBER", help="Items per program call. [default: all]"),
+    int | None, typer.Option("--batch", min=1, metavar="NUMBER", help="Items per program call. [default: all]")
 ]
-LargestOption = Annotated[
+MaxSizeOption = Annotated[
     str | None,
     typer.Option(
         "--max-model-b",
@@ -89,7 +95,7 @@ def run(
     batch: BatchOption = None,
     accept_drift: AcceptOption = None,
     ollama_url: OllamaOption = None,
-    max_model_b: LargestOption = None,
+    max_model_b: MaxSizeOption = None,
     num_ctx: ContextOption = None,
     evict: EvictOption = False,
     allow_unknown_size: UnknownSizeOption = False,
@@ -99,10 +105,10 @@ def run(
 ) -> None:
     """Run an automatic judge: rules, a program or a local model.
 
-    Hidden controls measure its drift, which is shown.
-    `rules` and `ollama:MODEL` are provisional: their scores are stored separately, and cells stay pending.
-    `command:` pipes the sheet through a program (stdin to stdout; {sheet} and {out} in the command are file paths)
-    and counts as the judge --judge NAME (default: the program's name), subject to the drift limit.
+    Hidden controls measure its drift, which is shown. `rules` and `ollama:MODEL` are provisional: their scores are
+    stored separately, and cells stay pending. `command:` pipes the sheet through a program: stdin to stdout, or by
+    files, whose paths replace {sheet} and {out} in the command. Its scores count as those of --judge NAME (default: the
+    program's name), unless they drift beyond the limit.
 
     Examples:
 
@@ -120,8 +126,7 @@ def run(
 
     settings = load_settings()
     request = ExportRequest(limit=limit, overlap=overlap, everything=all_, rejudge=rejudge, seed=seed, suite=suite)
-    # None means that an option was not given.
-    model_options: dict[str, object] = {
+    model_options: dict[str, object] = {  # None: not given
         "ollama_url": ollama_url,
         "max_model_b": max_model_b,
         "num_ctx": num_ctx,
@@ -177,7 +182,7 @@ def run(
     if json_:
         print_json(result.to_json())
     else:
-        show_result(result, provisional=provisional)
+        _show_result(result, provisional=provisional)
     if applied.held or result.unscored:
         raise typer.Exit(1)
 
@@ -192,7 +197,6 @@ def _open_judge(
     timeout_s: float | None,
     batch: int | None,
 ) -> Iterator[AutomaticJudge]:
-    """Open the judge selected by `--with`."""
     from tipbench.judge.automatic import JudgeKind
     from tipbench.workflows.judging import MODEL_OPTIONS
 
@@ -200,9 +204,8 @@ def _open_judge(
         from tipbench.judge.command import CommandJudge, default_name
         from tipbench.workflows.board import judge_name
 
-        limit_s = _COMMAND_TIMEOUT_S if timeout_s is None else timeout_s
-        own_name = name or judge_name(default_name(choice.target)) or ""
-        yield CommandJudge(choice.target, own_name, timeout_s=limit_s, batch=batch)
+        name = name or judge_name(default_name(choice.target)) or ""
+        yield CommandJudge(choice.target, name, timeout_s=timeout_s or _COMMAND_TIMEOUT_S, batch=batch)
     elif choice.kind is JudgeKind.MODEL:
         from tipbench.judge.model import open_model_judge
 
@@ -217,8 +220,7 @@ def _open_judge(
         yield RulesJudge()
 
 
-def show_result(result: JudgeResult, *, provisional: bool) -> None:
-    """Print the result of an automatic judge."""
+def _show_result(result: JudgeResult, *, provisional: bool) -> None:
     applied = result.applied
     state = "held" if applied.held else "applied"
     if provisional:
@@ -227,8 +229,8 @@ def show_result(result: JudgeResult, *, provisional: bool) -> None:
     unscored = result.unscored
     if unscored:
         print(f"no score for {len(unscored)} of {applied.finished + applied.unfinished} items:")
-        for each in unscored[:_REASONS_SHOWN]:
+        for each in unscored[:_MAX_REASONS_SHOWN]:
             print(f"  {each.item}: {each.reason}")
-        if len(unscored) > _REASONS_SHOWN:
-            print(f"  and {len(unscored) - _REASONS_SHOWN} more; --json lists all")
+        if len(unscored) > _MAX_REASONS_SHOWN:
+            print(f"  and {len(unscored) - _MAX_REASONS_SHOWN} more; --json lists all")
     show_verdict(applied)

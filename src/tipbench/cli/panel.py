@@ -24,14 +24,11 @@ if TYPE_CHECKING:
 
 def panel(
     host: Annotated[
-        str | None,
-        typer.Option("--host", metavar="ADDRESS", help="Address to listen on. [default: 127.0.0.1]"),
+        str | None, typer.Option(metavar="ADDRESS", help="Address to listen on. [default: 127.0.0.1]")
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(
-            "--port", min=0, max=65535, metavar="NUMBER", help="Port to listen on; 0 for any free one. [default: 5180]"
-        ),
+        typer.Option(min=0, max=65535, metavar="NUMBER", help="Port to listen on; 0 for any free one. [default: 5180]"),
     ] = None,
     mlflow_url: MlflowOption = None,
 ) -> None:

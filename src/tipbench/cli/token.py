@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -23,16 +22,9 @@ app = command_group("Manage access tokens for the panel and the policy server.")
 _COLUMNS = ("id", "role", "name", "state", "created", "expires", "last used")
 
 
-class RoleName(StrEnum):
-    """Role of a token."""
-
-    ADMIN = "admin"
-    JUDGE = "judge"
-    APP = "app"
-
-
+Role = Literal["admin", "judge", "app"]
 RoleOption = Annotated[
-    RoleName,
+    Role,
     typer.Option(
         "--role",
         metavar="admin|judge|app",
@@ -45,10 +37,10 @@ RoleOption = Annotated[
 def create(
     role: RoleOption,
     name: Annotated[
-        str, typer.Option("--name", metavar="NAME", help="Name of the holder; a judge's scores are stored under it.")
+        str, typer.Option(metavar="NAME", help="Name of the holder; a judge's scores are stored under it.")
     ],
     expires: Annotated[
-        str, typer.Option("--expires", metavar="12h|30d|8w|never", help="Lifetime of the token.", show_default=True)
+        str, typer.Option(metavar="12h|30d|8w|never", help="Lifetime of the token.", show_default=True)
     ] = DEFAULT_LIFE,
     json_: JsonOption = False,
 ) -> None:
@@ -65,7 +57,7 @@ def create(
     from tipbench.web.auth import create_token
 
     with _tokens() as tokens:
-        made = create_token(tokens, role.value, name, expires)
+        made = create_token(tokens, role, name, expires)
     if json_:
         print_json(made)
         return
@@ -108,10 +100,9 @@ def list_tokens(json_: JsonOption = False) -> None:
 @app.command("revoke")
 def revoke(
     token_id: Annotated[str | None, typer.Argument(metavar="ID", help="Token id, as in `token list`.")] = None,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Revoke all tokens of this name.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Revoke all tokens of this name.")] = None,
     role: Annotated[
-        RoleName | None,
-        typer.Option("--role", metavar="admin|judge|app", help="With --name: only tokens of this role."),
+        Role | None, typer.Option(metavar="admin|judge|app", help="With --name: only tokens of this role.")
     ] = None,
     json_: JsonOption = False,
 ) -> None:
@@ -130,7 +121,7 @@ def revoke(
             wanted = [token for token in tokens.all() if token.id == token_id]
         else:
             named = [token for token in tokens.all() if token.name == (name or "").strip()]
-            wanted = [token for token in named if role is None or token.role == role.value]
+            wanted = [token for token in named if role is None or token.role == role]
         if not wanted:
             raise UsageError(f"There is no token {(token_id or name or '')[:80]!r}; `tipbench token list` shows them.")
         ended = [token.id for token in wanted if tokens.revoke(token.id)]

@@ -29,53 +29,48 @@ if TYPE_CHECKING:
     from tipbench.record.store import Experiment
 
 BoardFormat = Literal["table", "json", "csv", "md"]
-ExperimentsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="EXPERIMENT", help="One experiment to rank, or two to compare.")
-]
-BoardFormatOption = Annotated[
-    BoardFormat,
-    typer.Option("--format", metavar="table|json|csv|md", help="Output format. [default: table]", show_default=False),
-]
-HtmlOption = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML report: one file, no network needed.")
-]
-BaselineOption = Annotated[
-    str | None, typer.Option("--baseline", metavar="MODEL/PROMPT", help="Also show differences to this pair.")
-]
 OneJudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Use only this judge's scores.")]
-ByOption = Annotated[
-    Literal["model", "prompt"] | None,
-    typer.Option("--by", metavar="model|prompt", help="Rank models or prompts instead of pairs."),
-]
-ClusterOption = Annotated[
-    Literal["persona"] | None,
-    typer.Option("--cluster", metavar="persona", help="Average by persona first; generalises to new personas."),
-]
-ProvisionalOption = Annotated[bool, typer.Option("--provisional", help="Use provisional scores instead of human ones.")]
-ExcludeOption = Annotated[
-    list[str] | None,
-    typer.Option("--exclude", metavar="PAIR|MODEL", help="Leave this pair or model out; repeatable, and recorded."),
-]
-MapOption = Annotated[
-    list[str] | None,
-    typer.Option("--map", metavar="PAIR1=PAIR2", help="With two experiments: compare these two pairs; repeatable."),
-]
 
 
 def compare(
-    experiments: ExperimentsArgument = None,
+    experiments: Annotated[
+        list[str] | None, typer.Argument(metavar="EXPERIMENT", help="One experiment to rank, or two to compare.")
+    ] = None,
     experiment: ExperimentOption = None,
-    format_: BoardFormatOption = "table",
-    html: HtmlOption = None,
+    format_: Annotated[
+        BoardFormat,
+        typer.Option(
+            "--format", metavar="table|json|csv|md", help="Output format. [default: table]", show_default=False
+        ),
+    ] = "table",
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write an HTML report: one file, no network needed.")
+    ] = None,
     plot: PlotOption = None,
-    baseline: BaselineOption = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="MODEL/PROMPT", help="Also show differences to this pair.")
+    ] = None,
     judge: OneJudgeOption = None,
-    by: ByOption = None,
-    cluster: ClusterOption = None,
-    provisional: ProvisionalOption = False,
+    by: Annotated[
+        Literal["model", "prompt"] | None,
+        typer.Option(metavar="model|prompt", help="Rank models or prompts instead of pairs."),
+    ] = None,
+    cluster: Annotated[
+        Literal["persona"] | None,
+        typer.Option(metavar="persona", help="Average by persona first; generalises to new personas."),
+    ] = None,
+    provisional: Annotated[
+        bool, typer.Option("--provisional", help="Use provisional scores instead of human ones.")
+    ] = False,
     where: WhereOption = None,
-    exclude: ExcludeOption = None,
-    map_: MapOption = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PAIR|MODEL", help="Leave this pair or model out; repeatable, and recorded."),
+    ] = None,
+    map_: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="PAIR1=PAIR2", help="With two experiments: compare these two pairs; repeatable."),
+    ] = None,
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:

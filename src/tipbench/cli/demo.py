@@ -39,6 +39,10 @@ def demo(
     A real 135M-parameter model and a baseline without a model answer three prompts for eight scenarios. The answers are
     recorded in a local MLflow, the rules judge scores them provisionally, and the leaderboard is printed. Running the
     demo again continues it. Settings other than TIPBENCH_HOME are ignored.
+
+    Examples:
+
+      tipbench demo
     """
     from tipbench.compare.cells import CellFilter
     from tipbench.compare.leaderboard import read_leaderboard, record_board
@@ -66,9 +70,9 @@ def demo(
         print()
         show_board(board)
         sys.stdout.flush()
-        url = config.mlflow_url  # named in the next steps unless other commands read from it anyway
-        where = f" --mlflow-url {strip_login(url)}" if url and not is_default_server(settings, url) else ""
-        print_message(_NEXT.format(where=where))
+        url = config.mlflow_url
+        mlflow_option = f" --mlflow-url {strip_login(url)}" if url and not is_default_server(settings, url) else ""
+        print_message(_NEXT_STEPS.format(mlflow_option=mlflow_option))
     if summary.failed:
         raise typer.Exit(1)
 
@@ -79,7 +83,7 @@ def demo_config(mlflow_url: str | None) -> CollectConfig:
 
 
 def local_mlflow(settings: Settings) -> str:
-    """Return the URL of the local MLflow, starting it if needed; ignores other servers."""
+    """Return the URL of the local MLflow, which is started if needed; ignores other servers."""
     from tipbench.record.mlflow import find_tracking
 
     return find_tracking(None, writable_home(settings.home), start=True, report=print_message, local_only=True).url
@@ -90,21 +94,21 @@ def is_default_server(settings: Settings, url: str) -> bool:
     from tipbench.record.mlflow import find_tracking
 
     try:
-        usual = find_tracking(settings.get("mlflow_url"), settings.home, start=False, report=print_message)
-        return usual.identity == find_tracking(url, settings.home, start=False, report=print_message).identity
+        default = find_tracking(settings.get("mlflow_url"), settings.home, start=False, report=print_message)
+        return default.identity == find_tracking(url, settings.home, start=False, report=print_message).identity
     except TipbenchError:
         return False
 
 
-_NEXT = f"""
+_NEXT_STEPS = f"""
 What next
 - judge by hand: a blind sheet; fill it in, then `tipbench judge apply`:
-  tipbench judge export --experiment {EXPERIMENT} --judge YOU --out sheet.json{{where}}
+  tipbench judge export --experiment {EXPERIMENT} --judge YOU --out sheet.json{{mlflow_option}}
 - the leaderboard with charts and all answers:
-  tipbench compare {EXPERIMENT} --html report.html{{where}}
+  tipbench compare {EXPERIMENT} --html report.html{{mlflow_option}}
 - the web panel: start, watch, judge, decide:
-  tipbench panel{{where}}
+  tipbench panel{{mlflow_option}}
 - all answers; `tipbench runs show ID` prints one with its prompt:
-  tipbench runs list --experiment {EXPERIMENT}{{where}}
+  tipbench runs list --experiment {EXPERIMENT}{{mlflow_option}}
 - a real benchmark, with Ollama running: `tipbench plan`, then `tipbench collect`
 - stop the local MLflow; its data is kept: `tipbench mlflow down`"""

@@ -23,27 +23,22 @@ from tipbench.files import check_output, write_output
 from tipbench.settings import load_settings
 from tipbench.text import printable_lines
 
-MarginOption = Annotated[
-    float, typer.Option("--margin", metavar="POINTS", help="Largest acceptable loss, in points.", show_default=True)
-]
-JunitOption = Annotated[
-    Path | None, typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML.")
-]
-FloorOption = Annotated[
-    bool, typer.Option("--failed-as-floor", help="Count the candidate's failed cells at the rubric's floor.")
-]
-AnnotationsOption = Annotated[bool, typer.Option("--annotations", help="Also print a GitHub workflow annotation.")]
-
 
 def gate(
     candidate: Annotated[str, typer.Option(metavar="MODEL/PROMPT", help="The pair to check.")],
     baseline: Annotated[str, typer.Option(metavar="MODEL/PROMPT", help="The pair to compare with.")],
     experiment: ExperimentOption = None,
-    margin: MarginOption = 1.0,
+    margin: Annotated[
+        float, typer.Option(metavar="POINTS", help="Largest acceptable loss, in points.", show_default=True)
+    ] = 1.0,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if undecided.")] = False,
-    failed_as_floor: FloorOption = False,
-    junit: JunitOption = None,
-    annotations: AnnotationsOption = False,
+    failed_as_floor: Annotated[
+        bool, typer.Option("--failed-as-floor", help="Count the candidate's failed cells at the rubric's floor.")
+    ] = False,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the result as JUnit XML.")] = None,
+    annotations: Annotated[
+        bool, typer.Option("--annotations", help="Also print a GitHub workflow annotation.")
+    ] = False,
     where: WhereOption = None,
     judge: OneJudgeOption = None,
     mlflow_url: MlflowOption = None,

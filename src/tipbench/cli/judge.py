@@ -60,16 +60,6 @@ OutOption = Annotated[Path, typer.Option("--out", metavar="FILE", help="Output f
 SheetOption = Annotated[
     str | None, typer.Option("--sheet", metavar="ID", help="Write an existing file again, byte for byte.")
 ]
-FilledOption = Annotated[bool, typer.Option("--filled", help="With --sheet: include the scores applied so far.")]
-SheetFormatOption = Annotated[
-    Literal["json", "csv"] | None,
-    typer.Option(
-        "--format", metavar="json|csv", help="File format; csv for spreadsheets. [default: csv for *.csv, else json]"
-    ),
-]
-FocusOption = Annotated[
-    bool, typer.Option("--focus", help="Only the leader and pairs tied with it, most informative scenarios first.")
-]
 
 
 @app.command("export")
@@ -83,9 +73,18 @@ def export(
     rejudge: RejudgeOption = False,
     seed: SeedOption = None,
     sheet: SheetOption = None,
-    filled: FilledOption = False,
-    format_: SheetFormatOption = None,
-    focus: FocusOption = False,
+    filled: Annotated[bool, typer.Option("--filled", help="With --sheet: include the scores applied so far.")] = False,
+    format_: Annotated[
+        Literal["json", "csv"] | None,
+        typer.Option(
+            "--format",
+            metavar="json|csv",
+            help="File format; csv for spreadsheets. [default: csv for *.csv, else json]",
+        ),
+    ] = None,
+    focus: Annotated[
+        bool, typer.Option("--focus", help="Only the leader and pairs tied with it, most informative scenarios first.")
+    ] = False,
     suite: SuiteOption = None,
     mlflow_url: MlflowOption = None,
 ) -> None:

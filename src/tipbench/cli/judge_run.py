@@ -43,46 +43,18 @@ if TYPE_CHECKING:
 
 _MAX_REASONS_SHOWN = 5
 _COMMAND_TIMEOUT_S = 900.0
-WithOption = Annotated[
-    str,
-    typer.Option(
-        "--with",
-        metavar="rules|command:…|ollama:MODEL",
-        help='The judge: transparent rules, any program (command:"agent --judge"; command alone: the one that '
-        "TIPBENCH_JUDGE_COMMAND names), or a local model.",
-    ),
-]
-TimeoutOption = Annotated[
-    float | None,
-    typer.Option(
-        "--timeout-s",
-        min=1.0,
-        metavar="SECONDS",
-        help="Time limit per program call or model answer. [default: 900 for a program, 300 for a model]",
-    ),
-]
-BatchOption = Annotated[
-    int | None, typer.Option("--batch", min=1, metavar="NUMBER", help="Items per program call. [default: all]")
-]
-MaxSizeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--max-model-b",
-        metavar="NUMBER",
-        help=f"Largest model, in billions of parameters.{default_text('max_model_b')}",
-    ),
-]
-ContextOption = Annotated[
-    str | None,
-    typer.Option("--num-ctx", metavar="NUMBER", help=f"The model's context, in tokens.{default_text('num_ctx')}"),
-]
-EvictOption = Annotated[bool, typer.Option("--evict", help="Unload what Ollama has in memory first.")]
-UnknownSizeOption = Annotated[bool, typer.Option("--allow-unknown-size", help="Allow a model of unknown size.")]
-WaitOption = Annotated[bool, typer.Option("--wait", help="Queue behind a collect or another run of this judge.")]
 
 
 def run(
-    with_: WithOption,
+    with_: Annotated[
+        str,
+        typer.Option(
+            "--with",
+            metavar="rules|command:…|ollama:MODEL",
+            help='The judge: transparent rules, any program (command:"agent --judge"; command alone: the one that '
+            "TIPBENCH_JUDGE_COMMAND names), or a local model.",
+        ),
+    ],
     experiment: ExperimentOption = None,
     judge: JudgeOption = None,
     limit: LimitOption = None,
@@ -91,15 +63,31 @@ def run(
     rejudge: RejudgeOption = False,
     seed: SeedOption = None,
     suite: SuiteOption = None,
-    timeout_s: TimeoutOption = None,
-    batch: BatchOption = None,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0,
+            metavar="SECONDS",
+            help="Time limit per program call or model answer. [default: 900 for a program, 300 for a model]",
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, metavar="NUMBER", help="Items per program call. [default: all]")
+    ] = None,
     accept_drift: AcceptOption = None,
     ollama_url: OllamaOption = None,
-    max_model_b: MaxSizeOption = None,
-    num_ctx: ContextOption = None,
-    evict: EvictOption = False,
-    allow_unknown_size: UnknownSizeOption = False,
-    wait: WaitOption = False,
+    max_model_b: Annotated[
+        str | None,
+        typer.Option(metavar="NUMBER", help=f"Largest model, in billions of parameters.{default_text('max_model_b')}"),
+    ] = None,
+    num_ctx: Annotated[
+        str | None, typer.Option(metavar="NUMBER", help=f"The model's context, in tokens.{default_text('num_ctx')}")
+    ] = None,
+    evict: Annotated[bool, typer.Option("--evict", help="Unload what Ollama has in memory first.")] = False,
+    allow_unknown_size: Annotated[
+        bool, typer.Option("--allow-unknown-size", help="Allow a model of unknown size.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Queue behind a collect or another run of this judge.")] = False,
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:

@@ -23,19 +23,17 @@ _COLUMNS = ("id", "role", "name", "state", "created", "expires", "last used")
 
 
 Role = Literal["admin", "judge", "app"]
-RoleOption = Annotated[
-    Role,
-    typer.Option(
-        "--role",
-        metavar="admin|judge|app",
-        help="admin: everything; judge: its own sheets only; app: the policy server only.",
-    ),
-]
 
 
 @app.command("create")
 def create(
-    role: RoleOption,
+    role: Annotated[
+        Role,
+        typer.Option(
+            metavar="admin|judge|app",
+            help="admin: everything; judge: its own sheets only; app: the policy server only.",
+        ),
+    ],
     name: Annotated[
         str, typer.Option(metavar="NAME", help="Name of the holder; a judge's scores are stored under it.")
     ],

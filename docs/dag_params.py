@@ -1,9 +1,9 @@
-"""Writes dags/bench_params.json: what the Airflow DAG may be triggered with, made from CollectConfig.
+"""Generates dags/bench_params.json, the parameters of the Airflow DAG, from CollectConfig.
 
 python docs/dag_params.py            write it (`make docs`)
 python docs/dag_params.py --check    exit 1 if it is not up to date
 
-The DAG reads that file, so that its form is complete and it imports nothing of tipbench when it is parsed.
+The DAG reads that file for its trigger form, so that it imports nothing of tipbench when Airflow parses it.
 """  # noqa: INP001 - a script, not a package
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig
+from tipbench.plan.config import ADDRESSES, WAIT_FOR_JUDGE, CollectConfig
 
 FILE = Path(__file__).parents[1] / "dags" / "bench_params.json"
-ADDRESSES = ("ollama_url", "mlflow_url")
 LISTS = ("models", "prompts")
-_ELSEWHERE = {
+_ADDED_DESCRIPTIONS = {
     "ollama_url": " Empty: that of the worker, or all listed hosts.",
     "mlflow_url": " Empty: that of the worker.",
     "skip_refused": " In a scheduled run the usual way.",
@@ -27,7 +26,7 @@ _ELSEWHERE = {
 
 
 def params() -> dict[str, dict[str, Any]]:
-    """Default, description and JSON schema by key, in the order of the form."""
+    """Return default, description and JSON schema by key, in the order of the form."""
     properties = CollectConfig.model_json_schema()["properties"]
     made = {key: _param(key, dict(schema)) for key, schema in properties.items()}
     made["skip_refused"]["default"] = True
@@ -41,7 +40,7 @@ def params() -> dict[str, dict[str, Any]]:
 
 def _param(key: str, schema: dict[str, Any]) -> dict[str, Any]:
     default = schema.pop("default")
-    description = f"{schema.pop('description')}{_ELSEWHERE.get(key, '')}"
+    description = f"{schema.pop('description')}{_ADDED_DESCRIPTIONS.get(key, '')}"
     schema.pop("title", None)
     if key in ADDRESSES:
         default, schema = None, {"type": ["null", "string"], "maxLength": 2000}

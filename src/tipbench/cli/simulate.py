@@ -108,9 +108,9 @@ def _emit_progress(result: dict[str, Any]) -> None:
 
 
 def _print_simulation(result: dict[str, Any]) -> None:
-    policies = result["policies"]
+    policies, gain = result["policies"], f"gain over {result['config']['baseline']}"
     print_table(
-        ("policy", "reward", "regret", f"gain over {result['config']['baseline']}"),
+        ("policy", "reward", "regret", gain),
         [
             (policy["name"], *(estimate_text(policy[key]) for key in ("reward", "regret", "gain")))
             for policy in policies
@@ -118,15 +118,13 @@ def _print_simulation(result: dict[str, Any]) -> None:
         text=("policy",),
     )
     print()
-    others = [policy for policy in policies if policy["gain"] is not None]
-    print_table(
-        ("gain by persona", *(policy["name"] for policy in others)),
-        [
-            (row["persona"], *(estimate_text(policy["personas"][at]["gain"]) for policy in others))
-            for at, row in enumerate(policies[0]["personas"])
-        ],
-        text=("gain by persona",),
-    )
+    rows = [
+        (row["persona"], policy["name"], estimate_text(row["gain"]))
+        for policy in policies
+        for row in policy["personas"]
+        if row["gain"] is not None
+    ]
+    print_table(("persona", "policy", gain), sorted(rows), text=("persona", "policy"))
     if result["ablation"]:
         print()
         title = f"left out of {result['config']['ablation']}"

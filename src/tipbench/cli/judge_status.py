@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tipbench.cli.console import out, print_json, print_message, print_table
 from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, PlotOption, open_experiment
 from tipbench.settings import load_settings
-from tipbench.text import percent
+from tipbench.text import interval, number, percent
 
 if TYPE_CHECKING:
     from tipbench.judge.drift import Slope
@@ -71,8 +71,8 @@ def _show(state: JudgingStatus, rules: dict[str, dict[str, dict[str, float | Non
     from tipbench.judge.drift import verdict_words
 
     print(
-        f"{state.experiment}: {state.cells} answers, {state.judged} judged ({state.floored} with no usable answer), "
-        f"{state.pending} pending ({state.held} of them held)"
+        f"{state.experiment}: {state.cells} answers, {state.judged} judged ({state.floored} unusable), "
+        f"{state.pending} pending ({state.held} held)"
     )
     if state.judges:
         print()
@@ -117,7 +117,7 @@ def _show(state: JudgingStatus, rules: dict[str, dict[str, dict[str, float | Non
             print(line)
     print("\nthe rules judge against the reference scores (bias, mean absolute error):")
     for title, errors in rules.items():
-        parts = (f"{scale} {_number(e['bias'], '+.2f')}, {_number(e['error'], '.2f')}" for scale, e in errors.items())
+        parts = (f"{scale} {_number(e['bias'], '+.2f')}, {_number(e['error'])}" for scale, e in errors.items())
         print(f"  {title:<10}" + "; ".join(parts))
 
 
@@ -131,12 +131,12 @@ def _show_trends(judges: Sequence[JudgeStatus]) -> None:
         name = judge.judge
         slopes = [_slope_text(judge.trends.fatigue), _slope_text(judge.trends.compression)]
         for each in judge.trends.sums:
-            sums = [f"{each.bias:+.2f}", f"+{each.high:.1f} / -{each.low:.1f}", "beyond" if each.beyond else ""]
+            sums = [_number(each.bias, "+.2f"), f"+{each.high:.1f} / −{each.low:.1f}", "beyond" if each.beyond else ""]
             rows.append([name, each.scale, each.sheets, *sums, *slopes])
             name, slopes = "", ["", ""]  # shown in the judge's first row only
     if rows:
-        print(f"\nover all sheets (sums of the bias in standard errors, limit {CUSUM_LIMIT}; fatigue and compression")
-        print("in points with a 99 % interval, * if not due to chance):")
+        print(f"\nover all sheets: sums of the bias in standard errors (limit {CUSUM_LIMIT}); fatigue and")
+        print("compression in points with a 99 % interval (* if not due to chance)")
         heads = ("judge", "scale", "sheets", "mean bias", "sums", "", "fatigue", "compression")
         print_table(heads, rows, text=("judge", "scale", "sums", "", "fatigue", "compression"))
     for judge in judges:
@@ -147,11 +147,12 @@ def _show_trends(judges: Sequence[JudgeStatus]) -> None:
 def _slope_text(slope: Slope | None) -> str:
     if slope is None:
         return "unknown"
-    return f"{slope.value:+.2f} ({slope.ci_low:+.2f} to {slope.ci_high:+.2f}){'*' if slope.beyond else ''}"
+    ends = interval(slope.ci_low, slope.ci_high, "+.2f")
+    return f"{number(slope.value, '+.2f')} ({ends}){'*' if slope.beyond else ''}"
 
 
-def _number(value: float | None, form: str) -> str:
-    return "unknown" if value is None else format(value, form)
+def _number(value: float | None, form: str = ".2f") -> str:
+    return number(value, form) or "unknown"
 
 
 def history_lines(history: tuple[SheetHistory, ...]) -> list[str]:
@@ -176,7 +177,7 @@ def _strip(scale: dict[str, Any]) -> str:
         low, high = (_position(end) for end in scale["interval"])
         strip[low : high + 1] = ["─"] * (high + 1 - low)
     strip[_position(scale["bias"])] = "●"
-    return f"{''.join(strip)}  {scale['bias']:+.2f}" + ("  too far off" if scale["beyond"] else "")
+    return f"{''.join(strip)}  {number(scale['bias'], '+.2f')}" + ("  too far off" if scale["beyond"] else "")
 
 
 def _position(points: float) -> int:

@@ -173,7 +173,7 @@ class BarProgress:
 
     def _show_recording(self, left: int) -> None:
         if self._recording is None:
-            self._recording = self._progress.add_task("recording in MLflow", speed="")
+            self._recording = self._progress.add_task("recording in MLflow", total=left, speed="")
         self._recording_total = total = max(self._recording_total, left)
         self._progress.update(self._recording, total=total, completed=total - left)
 

@@ -145,7 +145,7 @@ def _expand_id(store: MlflowStore, experiment: str, run_id: str) -> str:
         count = f"{len(ids)} runs begin" if ids else "No run begins"
         raise UsageError(
             f"{count} with {run_id!r} in {found.name}. Give {'more of the id' if ids else 'its --experiment'}; "
-            "`tipbench runs list` shows them."
+            "`tipbench runs list` shows the runs."
         )
     return ids[0]
 

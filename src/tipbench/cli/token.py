@@ -113,7 +113,7 @@ def revoke(
       tipbench token revoke --name reviewer-1
     """
     if (token_id is None) == (name is None):
-        raise UsageError("Give either the token's ID or --name; `tipbench token list` shows them.")
+        raise UsageError("Give either the token's ID or --name; `tipbench token list` shows both.")
     with _tokens() as tokens:
         if token_id is not None:
             wanted = [token for token in tokens.all() if token.id == token_id]
@@ -121,7 +121,9 @@ def revoke(
             named = [token for token in tokens.all() if token.name == (name or "").strip()]
             wanted = [token for token in named if role is None or token.role == role]
         if not wanted:
-            raise UsageError(f"There is no token {(token_id or name or '')[:80]!r}; `tipbench token list` shows them.")
+            raise UsageError(
+                f"There is no token {(token_id or name or '')[:80]!r}; `tipbench token list` shows the tokens."
+            )
         ended = [token.id for token in wanted if tokens.revoke(token.id)]
     if json_:
         print_json({"revoked": ended})

@@ -436,9 +436,7 @@ class ChildProcess:
                 )
             finally:
                 os.close(writing)
-            assert process.stdin is not None  # noqa: S101 - PIPE is passed to Popen
-            assert process.stdout is not None  # noqa: S101
-            assert process.stderr is not None  # noqa: S101
+            assert process.stdin and process.stdout and process.stderr  # noqa: PT018, S101 - they are pipes
             with process, _closed_on_exit(process.stdin):
                 readers = [
                     threading.Thread(target=_read_lines, args=(stream, handle), daemon=True)

@@ -38,7 +38,7 @@ def collect(config: CollectConfig, settings: Settings, json_: JsonOption = False
 
       tipbench collect --models embedded:smollm2:135m,baseline:template --n-tips 3 --num-predict 384
     """
-    summary = run(config, settings)
+    summary = collect_with_progress(config, settings)
     if json_:
         print_json(summary.to_json())
     else:
@@ -47,8 +47,8 @@ def collect(config: CollectConfig, settings: Settings, json_: JsonOption = False
         raise typer.Exit(1)
 
 
-def run(config: CollectConfig, settings: Settings) -> Summary:
-    """Run a collect with progress on stderr."""
+def collect_with_progress(config: CollectConfig, settings: Settings) -> Summary:
+    """Run a collect that shows its progress on stderr."""
     from tipbench.generate.engine import free_memory
     from tipbench.record.collect import CollectEnvironment, run_collect
 

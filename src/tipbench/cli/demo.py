@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tipbench.cli.collect import run, show_summary
+from tipbench.cli.collect import collect_with_progress, show_summary
 from tipbench.cli.compare import show_board
 from tipbench.cli.console import print_json, print_message
 from tipbench.cli.models import fetch_with_progress
@@ -20,12 +20,7 @@ from tipbench.plan.config import CollectConfig, make_config
 from tipbench.settings import Settings, load_settings
 
 EXPERIMENT = "tip-bench-demo"
-DEMO = {
-    "models": "baseline:template,embedded:smollm2:135m",
-    "n_tips": 3,
-    "num_predict": 384,
-    "experiment": EXPERIMENT,
-}
+DEMO = {"models": "baseline:template,embedded:smollm2:135m", "n_tips": 3, "num_predict": 384, "experiment": EXPERIMENT}
 
 
 def demo(
@@ -57,7 +52,7 @@ def demo(
     with open_store(settings, config.mlflow_url) as store:
         store.experiment(EXPERIMENT)  # fails before the download if MLflow is unavailable
     fetch_with_progress(settings)
-    summary = run(config, settings)
+    summary = collect_with_progress(config, settings)
     with open_experiment(settings, config.mlflow_url, config.experiment) as (store, found):
         with contextlib.suppress(NotEnoughData):  # everything was judged by an earlier demo
             run_judge(store, found, RulesJudge(), ExportRequest(), report=print_message)

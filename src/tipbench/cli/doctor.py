@@ -45,11 +45,7 @@ class Finding:
     advice: str | None = None
 
 
-def doctor(
-    ollama_url: OllamaOption = None,
-    mlflow_url: MlflowOption = None,
-    json_: JsonOption = False,
-) -> None:
+def doctor(ollama_url: OllamaOption = None, mlflow_url: MlflowOption = None, json_: JsonOption = False) -> None:
     """Check Ollama, MLflow, memory, disk, versions and settings.
 
     Shows what is wrong and what to do. Exits with 1 if a check failed; warnings do not count.

@@ -46,10 +46,10 @@ def gate(
 ) -> None:
     """Check whether a candidate is worse than a baseline.
 
-    For CI. Uses the 95 % confidence interval of the paired difference over the scenarios judged for both. Not worse:
-    the interval is above −margin; exit 0. Worse: it is below; exit 1.
-    Otherwise undecided: exit 0 with a warning, 1 with --strict. The candidate must be judged wherever the baseline is,
-    in at least six scenarios; otherwise, or with only provisional scores, exit 3 with what is missing.
+    For CI. Computes the 95 % confidence interval of the paired difference over the scenarios judged for both. If it is
+    above −margin, the candidate is not worse: exit 0. If it is below, it is worse: exit 1. Otherwise the result is
+    undecided: exit 0 with a warning, 1 with --strict. The candidate must be judged wherever the baseline is, in at
+    least six scenarios; otherwise, or with only provisional scores, exit 3 with what is missing.
 
     Examples:
 

@@ -105,13 +105,7 @@ def export(
     from tipbench.workflows.judging import SheetRequest, requested_sheet, sheet_file
 
     request = ExportRequest(
-        judge=judge_name(judge),
-        limit=limit,
-        overlap=overlap,
-        everything=all_,
-        rejudge=rejudge,
-        seed=seed,
-        suite=suite,
+        judge=judge_name(judge), limit=limit, overlap=overlap, everything=all_, rejudge=rejudge, seed=seed, suite=suite
     )
     file_format = format_ or ("csv" if out.suffix.lower() == ".csv" else "json")
     query = SheetRequest(request, sheet, filled, focus, file_format)

@@ -122,15 +122,15 @@ def run(
         "allow_unknown_size": allow_unknown_size or None,
     }
     judge_options = {"judge": judge, "batch": batch, "accept_drift": accept_drift, "timeout_s": timeout_s}
-    selected = JudgeChoice.parse(with_)
-    choice = selected.with_program(settings.get("judge_command"))
-    check_judge_options(selected, {**judge_options, **model_options})
+    choice = JudgeChoice.parse(with_)
+    check_judge_options(choice, {**judge_options, **model_options})
+    choice = choice.with_program(settings.get("judge_command"))
     name = judge_name(judge)
     reason = drift_reason(accept_drift) if accept_drift is not None else None
     config = settings.collect_config({**model_options, "wait": wait or None})
 
     def rescue(sheet: str, text: str) -> Path:
-        """Save a filled sheet in the home folder, because MLflow could not store it."""
+        """Save a filled sheet in the home folder if MLflow cannot store it."""
         folder = writable_home(settings.home) / "sheets"
         folder.mkdir(exist_ok=True)
         path = folder / f"{sheet}.json"
@@ -148,7 +148,7 @@ def run(
             emit(Judging(automatic.name, scored, unscored, total))
 
         home = writable_home(settings.home)
-        same_mlflow = f" --mlflow-url {shlex.quote(mlflow_url)}" if mlflow_url else ""
+        mlflow_option = f" --mlflow-url {shlex.quote(mlflow_url)}" if mlflow_url else ""
         environment = JudgeEnvironment(
             report=report_message,
             progress=progress,
@@ -156,7 +156,7 @@ def run(
             wait_s=config.server_wait_s,
             rescue=rescue,
             how_to_accept=f"tipbench judge run --experiment {recorded.name} --with {shlex.quote(with_)} "
-            f"--judge {shlex.quote(automatic.name)}{same_mlflow} --accept-drift REASON",
+            f"--judge {shlex.quote(automatic.name)}{mlflow_option} --accept-drift REASON",
         )
         lock = ResourceLock(
             home,

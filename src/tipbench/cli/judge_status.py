@@ -52,10 +52,7 @@ def status(
         state = judging_status(store, found)
     suite = load_suite("tips")
     cards = {scenario.id: scenario.to_card() for scenario in suite.scenarios}
-    rules = {
-        "anchors": rules_error(suite.rubric.anchors, cards),
-        "controls": rules_error(suite.controls, cards),
-    }
+    rules = {"anchors": rules_error(suite.rubric.anchors, cards), "controls": rules_error(suite.controls, cards)}
     if json_:
         print_json({**state.to_json(), "rules_judge": rules})
     else:

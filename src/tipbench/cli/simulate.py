@@ -128,8 +128,8 @@ def _print_simulation(result: dict[str, Any]) -> None:
     if result["ablation"]:
         print()
         title = f"left out of {result['config']['ablation']}"
-        rows = [(row["feature"], estimate_text(row["loss"])) for row in result["ablation"]]
-        print_table((title, "loss"), rows, text=(title,))
+        losses = [(row["feature"], estimate_text(row["loss"])) for row in result["ablation"]]
+        print_table((title, "loss"), losses, text=(title,))
     decisions = plural(result["decisions"], "decision")
     print_message(f"{decisions} in {duration(result['seconds'])}; per decision, 95 % intervals over users")
 

@@ -55,21 +55,21 @@ def create(
     from tipbench.web.auth import create_token
 
     with _tokens() as tokens:
-        made = create_token(tokens, role, name, expires)
+        created = create_token(tokens, role, name, expires)
     if json_:
-        print_json(made)
+        print_json(created)
         return
-    if others := made["same_judge"]:
+    if others := created["same_judge"]:
         print_message(
-            f"warning: {made['name']} has another active judge's token ({', '.join(others)}). Scores are stored by "
+            f"warning: {created['name']} has another active judge's token ({', '.join(others)}). Scores are stored by "
             "name, so both judge as one person. For another person use another name; otherwise revoke the old one: "
             f"`tipbench token revoke {others[0]}`."
         )
-    until = f"until {made['expires']}" if made["expires"] else "without limit"
+    until = f"until {created['expires']}" if created["expires"] else "without limit"
     print_message(
-        f"token {made['id']} for {made['name']} ({made['role']}), valid {until}. Store it; it is not shown again:"
+        f"token {created['id']} for {created['name']} ({role}), valid {until}. Store it; it is not shown again:"
     )
-    print(made["token"])
+    print(created["token"])
 
 
 @app.command("list")

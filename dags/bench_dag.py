@@ -216,7 +216,7 @@ def judge_gate() -> HITLOperator:
     catchup=False,
     is_paused_upon_creation=False,
     max_active_runs=500,  # runs waiting for a judge count as active; pools limit each server to one collect
-    params={key: Param(**given) for key, given in PARAMS.items()},
+    params={key: Param(**fields) for key, fields in PARAMS.items()},
     doc_md=__doc__,
     tags=["tipbench"],
 )

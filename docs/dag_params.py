@@ -19,23 +19,23 @@ from tipbench.plan.config import ADDRESSES, WAIT_FOR_JUDGE, CollectConfig
 FILE = Path(__file__).parents[1] / "dags" / "bench_params.json"
 LISTS = ("models", "prompts")
 _ADDED_DESCRIPTIONS = {
-    "ollama_url": " Empty: that of the worker, or all listed hosts.",
-    "mlflow_url": " Empty: that of the worker.",
-    "skip_refused": " In a scheduled run the usual way.",
+    "ollama_url": " If empty, the worker's server, or all listed hosts.",
+    "mlflow_url": " If empty, the worker's server.",
+    "skip_refused": " On by default in Airflow.",
 }
 
 
 def params() -> dict[str, dict[str, Any]]:
     """Return default, description and JSON schema by key, in the order of the form."""
     properties = CollectConfig.model_json_schema()["properties"]
-    made = {key: _param(key, dict(schema)) for key, schema in properties.items()}
-    made["skip_refused"]["default"] = True
-    made[WAIT_FOR_JUDGE] = {
+    found = {key: _param(key, dict(schema)) for key, schema in properties.items()}
+    found["skip_refused"]["default"] = True
+    found[WAIT_FOR_JUDGE] = {
         "default": False,
-        "description": "Wait until a judge has scored what was collected, then compare; else compare at once.",
+        "description": "Wait until all answers are judged, then compare; otherwise compare immediately.",
         "type": "boolean",
     }
-    return made
+    return found
 
 
 def _param(key: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -51,13 +51,13 @@ def _param(key: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
     """Write the file, or with --check only compare."""
-    wanted = json.dumps(params(), indent=1, ensure_ascii=False) + "\n"
-    fresh = FILE.exists() and FILE.read_text("utf-8") == wanted
+    text = json.dumps(params(), indent=1, ensure_ascii=False) + "\n"
+    fresh = FILE.exists() and FILE.read_text("utf-8") == text
     if "--check" in arguments:
         print(f"{FILE.name} is {'up to date' if fresh else 'out of date; run `make docs`'}", file=sys.stderr)
         return 0 if fresh else 1
     if not fresh:
-        FILE.write_text(wanted, "utf-8")
+        FILE.write_text(text, "utf-8")
     return 0
 
 

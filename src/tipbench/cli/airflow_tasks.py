@@ -69,16 +69,15 @@ def read_conf(conf: Conf, settings: Settings, *, uses_ollama: bool = False) -> C
     for key in ADDRESSES:
         if "@" in urlsplit(str(conf.get(key) or "")).netloc:
             raise UsageError(
-                f"conf {key} holds a login, and Airflow shows the conf of every run. Leave it out, "
+                f"conf {key} has a login, but Airflow shows the conf of every run. Leave the login out, "
                 "and set it in the worker's environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
             )
     values = {key: value for key, value in values.items() if value is not None and (key not in ADDRESSES or value)}
     configured = {key: settings.values[key] for key in ADDRESSES if key in settings.values}
     config = make_config({**configured, **values}, {**settings.sources, **{key: f"conf {key}" for key in values}})
-    if "mlflow_url" in values:
-        _check_server(config.mlflow_url or "", "mlflow_url", settings)
-    if "ollama_url" in values and uses_ollama:
-        _check_server(config.ollama_url, "ollama_url", settings)
+    for key in ADDRESSES:
+        if key in values and (uses_ollama or key != "ollama_url"):
+            _check_server(getattr(config, key) or "", key, settings)
     return config
 
 
@@ -140,7 +139,7 @@ def _opened(conf: Conf) -> Iterator[tuple[CollectConfig, MlflowStore, Experiment
 
 
 def pending_cells(conf: Conf) -> int:
-    """Return how many cells of the run wait for a judge."""
+    """Return the number of pending cells of the run."""
     from tipbench.record.plan_check import configured_cells
     from tipbench.record.reader import count_states
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 app = command_group("Manage access tokens for the panel and the policy server.")
 
 _COLUMNS = ("id", "role", "name", "state", "created", "expires", "last used")
-
-
 Role = Literal["admin", "judge", "app"]
 
 
@@ -116,19 +114,19 @@ def revoke(
         raise UsageError("Give either the token's ID or --name; `tipbench token list` shows both.")
     with _tokens() as tokens:
         if token_id is not None:
-            wanted = [token for token in tokens.all() if token.id == token_id]
+            matching = [token for token in tokens.all() if token.id == token_id]
         else:
-            named = [token for token in tokens.all() if token.name == (name or "").strip()]
-            wanted = [token for token in named if role is None or token.role == role]
-        if not wanted:
+            matching = [token for token in tokens.all() if token.name == (name or "").strip()]
+            matching = [token for token in matching if role is None or token.role == role]
+        if not matching:
             raise UsageError(
                 f"There is no token {(token_id or name or '')[:80]!r}; `tipbench token list` shows the tokens."
             )
-        ended = [token.id for token in wanted if tokens.revoke(token.id)]
+        revoked = [token.id for token in matching if tokens.revoke(token.id)]
     if json_:
-        print_json({"revoked": ended})
+        print_json({"revoked": revoked})
     else:
-        print(f"revoked: {', '.join(ended)}" if ended else "already revoked")
+        print(f"revoked: {', '.join(revoked)}" if revoked else "already revoked")
 
 
 @contextmanager

@@ -30,9 +30,9 @@ def build(
 ) -> None:
     """Write a tip catalogue from a judged experiment.
 
-    The catalogue has the pair's scored tips with a valid format that are within the word limit, each with its composite
-    score, its time slot, its duration and a category found by keywords. It is a TOML file to read and edit; `tipbench
-    serve --catalogue FILE` validates it and picks from it when a request has no candidates.
+    The catalogue has the pair's scored tips that have a valid format and keep to the word limit, each with its
+    composite score, time slot, duration, and a category found by keywords. It is a TOML file to read and edit;
+    `tipbench serve --catalogue FILE` validates it and picks from it when a request has no candidates.
 
     Examples:
 

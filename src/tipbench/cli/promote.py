@@ -52,9 +52,9 @@ def check(
 ) -> None:
     """Check whether a policy may replace the active one.
 
-    It passes if all clauses hold: (a) it wins in simulation; (b) no persona loses; (c) it wins in the drift, lossy and
-    no-taste worlds too; (d) the event log agrees; (e) its shadow ran without drops and errors. Exit 0 passed, 1 failed,
-    3 not enough data. The check is recorded for `promote apply`, except with --quick.
+    It passes if all clauses hold: (a) it wins in simulation; (b) no persona loses; (c) it does not lose in the drift,
+    lossy and no-taste worlds; (d) the event log agrees; (e) its shadow ran without drops and errors. Exit 0 passed, 1
+    failed, 3 not enough data. The check is recorded for `promote apply`, except with --quick.
 
     Examples:
 
@@ -62,15 +62,16 @@ def check(
 
       tipbench promote check --candidate egreedy/v3 --baseline egreedy/v1 --json
     """
-    from tipbench.simulate.promotion_gate import FULL, QUICK, Size
+    from tipbench.simulate.promotion_gate import FULL, QUICK, WORLDS, Size
     from tipbench.workflows.promotion import check_promotion
 
     default = QUICK if quick else FULL
     size = Size(seeds or default.seeds, users or default.users, rounds or default.rounds)
+    total_seeds = len(WORLDS) * size.seeds
     with progress_counter("simulating") as count:
 
         def report(_so_far: Simulation, share: float) -> None:
-            count(round(share * 4 * size.seeds), 4 * size.seeds)
+            count(round(share * total_seeds), total_seeds)
 
         verdict = check_promotion(
             load_settings().home,

@@ -12,6 +12,7 @@ from tipbench.cli.options import (
     ExperimentOption,
     JsonOption,
     MlflowOption,
+    OneJudgeOption,
     PlotOption,
     WhereOption,
     chosen_experiment,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from tipbench.record.store import Experiment
 
 BoardFormat = Literal["table", "json", "csv", "md"]
-OneJudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Use only this judge's scores.")]
 
 
 def compare(

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Annotated, Literal
-
-import typer
 
 from tipbench.cli.console import print_json, print_message, print_table
-from tipbench.cli.options import JsonOption, MlflowOption, open_store
+from tipbench.cli.options import JsonOption, ListFormat, ListFormatOption, MlflowOption, open_store
 from tipbench.settings import load_settings
 from tipbench.text import csv_text
 
-ListFormat = Literal["table", "json", "csv"]
-ListFormatOption = Annotated[
-    ListFormat,
-    typer.Option("--format", metavar="table|json|csv", help="Output format. [default: table]", show_default=False),
-]
 COLUMNS = ("experiment", "cells", "pending", "judged", "failed", "url")
 
 

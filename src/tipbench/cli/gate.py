@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from tipbench.cli.compare import OneJudgeOption
 from tipbench.cli.console import print_json, print_message
 from tipbench.cli.options import (
     ExperimentOption,
     JsonOption,
     MlflowOption,
+    OneJudgeOption,
     WhereOption,
     chosen_experiment,
     open_experiment,

@@ -12,9 +12,16 @@ import typer
 
 from tipbench.cli.console import print_json, print_message
 from tipbench.cli.options import (
+    AcceptOption,
+    AllOption,
     ExperimentOption,
     JsonOption,
+    JudgeOption,
+    LimitOption,
     MlflowOption,
+    OverlapOption,
+    RejudgeOption,
+    SeedOption,
     SuiteOption,
     command_group,
     open_experiment,
@@ -37,25 +44,6 @@ _MAX_ANCHORS_SHOWN = 5
 
 app = command_group("Score answers blind against the pinned rubric.")
 
-JudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Name of the judge.")]
-LimitOption = Annotated[
-    int | None,
-    typer.Option("--limit", min=1, metavar="NUMBER", help="Maximum number of answers; whole scenarios first."),
-]
-OverlapOption = Annotated[
-    float,
-    typer.Option("--overlap", min=0.0, max=1.0, metavar="SHARE", help="Share of other judges' answers to include."),
-]
-AcceptOption = Annotated[
-    str | None,
-    typer.Option("--accept-drift", metavar="REASON", help="Count the scores despite the drift, with this reason."),
-]
-AllOption = Annotated[bool, typer.Option("--all", help="All answers this judge has not scored.")]
-RejudgeOption = Annotated[bool, typer.Option("--rejudge", help="Include answers scored under another rubric.")]
-SeedOption = Annotated[
-    int | None,
-    typer.Option("--seed", min=0, metavar="NUMBER", help="Seed for the order and the hidden items. [default: random]"),
-]
 OutOption = Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file; - is stdout.")]
 SheetOption = Annotated[
     str | None, typer.Option("--sheet", metavar="ID", help="Write an existing file again, byte for byte.")

@@ -11,21 +11,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tipbench.cli.console import print_json, print_message
-from tipbench.cli.judge import (
+from tipbench.cli.judge import show_verdict
+from tipbench.cli.options import (
     AcceptOption,
     AllOption,
+    ExperimentOption,
+    JsonOption,
     JudgeOption,
     LimitOption,
+    MlflowOption,
+    OllamaOption,
     OverlapOption,
     RejudgeOption,
     SeedOption,
-    show_verdict,
-)
-from tipbench.cli.options import (
-    ExperimentOption,
-    JsonOption,
-    MlflowOption,
-    OllamaOption,
     SuiteOption,
     default_text,
     open_experiment,

@@ -40,6 +40,11 @@ OllamaOption = Annotated[
 ExperimentOption = Annotated[
     str | None, typer.Option("--experiment", metavar="NAME", help=f"MLflow experiment. [default: {DEFAULT_EXPERIMENT}]")
 ]
+ListFormat = Literal["table", "json", "csv"]
+ListFormatOption = Annotated[
+    ListFormat,
+    typer.Option("--format", metavar="table|json|csv", help="Output format. [default: table]", show_default=False),
+]
 WhereOption = Annotated[
     list[str] | None,
     typer.Option("--where", metavar="KEY=VALUE", help="Use only matching cells: any tag, or params.NAME; repeatable."),
@@ -50,6 +55,26 @@ SuiteOption = Annotated[
     typer.Option(
         "--suite", metavar="NAME|FOLDER", help="Suite with the cards, rubric and controls. [default: as collected]"
     ),
+]
+OneJudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Use only this judge's scores.")]
+JudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Name of the judge.")]
+LimitOption = Annotated[
+    int | None,
+    typer.Option("--limit", min=1, metavar="NUMBER", help="Maximum number of answers; whole scenarios first."),
+]
+OverlapOption = Annotated[
+    float,
+    typer.Option("--overlap", min=0.0, max=1.0, metavar="SHARE", help="Share of other judges' answers to include."),
+]
+AcceptOption = Annotated[
+    str | None,
+    typer.Option("--accept-drift", metavar="REASON", help="Count the scores despite the drift, with this reason."),
+]
+AllOption = Annotated[bool, typer.Option("--all", help="All answers this judge has not scored.")]
+RejudgeOption = Annotated[bool, typer.Option("--rejudge", help="Include answers scored under another rubric.")]
+SeedOption = Annotated[
+    int | None,
+    typer.Option("--seed", min=0, metavar="NUMBER", help="Seed for the order and the hidden items. [default: random]"),
 ]
 PriorOption = Annotated[
     list[Path] | None,

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tipbench.cli.console import out, print_json, print_message
-from tipbench.cli.experiments import ListFormat, ListFormatOption, print_rows
+from tipbench.cli.experiments import print_rows
 from tipbench.cli.options import (
     ExperimentOption,
     JsonOption,
+    ListFormat,
+    ListFormatOption,
     MlflowOption,
     WhereOption,
     chosen_experiment,

@@ -688,7 +688,7 @@ def test_status_shows_judges_agreement_history_and_draws_it(large: Table) -> Non
     assert "agreement on 24 answers with two or more judges" in ended.stdout
     assert "●" in ended.stdout
     assert "hidden controls" in plot.read_text()
-    got = large.on("status", "--json").json
+    got = large.on("status", "--json", "--plot", str(plot)).json  # the file's name is on stderr
     assert {
         "experiment",
         "cells",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tipbench.cli.console import out, print_json, print_message, print_table
+from tipbench.cli.console import print_json, print_message, print_table
 from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, PlotOption, open_experiment
 from tipbench.settings import load_settings
 from tipbench.text import interval, number, percent
@@ -61,7 +61,7 @@ def status(
         print_message("nothing to plot yet: no sheet has been applied")
     elif plot is not None:
         save_chart(history_chart(state.history), plot)
-        out().print(f"chart: {plot}")
+        print_message(f"chart: {plot}")
 
 
 def _show(state: JudgingStatus, rules: dict[str, dict[str, dict[str, float | None]]]) -> None:

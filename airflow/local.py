@@ -34,8 +34,8 @@ DAG = "bench_collect"
 PARTS = (("scheduler", "--skip-serve-logs"), ("dag-processor",), ("api-server",))
 HEALTH = ("metadatabase", "scheduler", "dag_processor")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-START_S = 300.0
-STOP_S = 20.0  # per component; a terminated collect needs some seconds to unload its model
+START_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 20.0  # per component; a terminated collect needs some seconds to unload its model
 
 
 def main() -> int:
@@ -54,8 +54,8 @@ def main() -> int:
         port = _check(home, options.environment.resolve(), options.port, lock)
         environment = settings(home, options.environment.resolve(), options.dags.resolve(), port)
         file = home / "passwords.json"
-        known: dict[str, str] = json.loads(file.read_text("utf-8")) if file.exists() else {}
-        passwords = {name: known.get(name) or secrets.token_urlsafe(18) for name in USERS}
+        stored: dict[str, str] = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        passwords = {name: stored.get(name) or secrets.token_urlsafe(18) for name in USERS}
         _write_privately(file, json.dumps(passwords))
         try:
             _set_up(environment)
@@ -71,7 +71,7 @@ def _check(home: Path, environment: Path, port: int, lock: IO[str]) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise SystemExit(f"An Airflow runs in {home} already. End it with Ctrl-C, or give another --home.") from None
+        raise SystemExit(f"An Airflow already runs in {home}. Stop it with Ctrl-C, or give another --home.") from None
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: reuse a port just closed
         try:
@@ -84,15 +84,15 @@ def _check(home: Path, environment: Path, port: int, lock: IO[str]) -> int:
 
 
 def settings(home: Path, environment: Path, dags: Path, port: int) -> dict[str, str]:
-    """Return Airflow's environment variables: ours, without inherited AIRFLOW_ settings."""
-    ours = {key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW_") or "_VAR_" in key}
+    """Return the environment for Airflow: this process's without its AIRFLOW_ settings, and those needed here."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW_") or "_VAR_" in key}
     url = f"http://127.0.0.1:{port}"
     source = str(REPOSITORY / "src")
     secret = home / "jwt.secret"
     if not secret.exists():
         _write_privately(secret, secrets.token_urlsafe(64))
-    direct = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""  # Airflow's parts communicate over HTTP
-    return ours | {
+    no_proxy = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""  # Airflow's parts communicate over HTTP
+    return inherited | {
         "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONPATH": os.pathsep.join(part for part in (source, os.environ.get("PYTHONPATH", "")) if part),
         "PYTHONUNBUFFERED": "1",
@@ -114,7 +114,7 @@ def settings(home: Path, environment: Path, dags: Path, port: int) -> dict[str, 
         "AIRFLOW__CORE__MIN_SERIALIZED_DAG_UPDATE_INTERVAL": "0",
         "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
         "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
-        **dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(filter(None, ("127.0.0.1", "localhost", direct)))),
+        **dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(filter(None, ("127.0.0.1", "localhost", no_proxy)))),
     }
 
 
@@ -127,7 +127,7 @@ def _set_up(environment: Mapping[str, str]) -> None:
         )
         if done.returncode != 0:
             _print(f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-            raise SystemExit(f"`airflow {' '.join(words)}` ended with {done.returncode}; its last words are above.")
+            raise SystemExit(f"`airflow {' '.join(words)}` ended with {done.returncode}; its last output is above.")
 
 
 def _serve(home: Path, environment: Mapping[str, str], passwords: Mapping[str, str]) -> NoReturn:
@@ -153,17 +153,17 @@ def _serve(home: Path, environment: Mapping[str, str], passwords: Mapping[str, s
             api = Api(url, "admin", passwords["admin"])
             _await_dag(api, since)
             # One slot per pool of the DAG, so that each Ollama host runs one model at a time.
-            wanted = {task["pool"] for task in api(f"/api/v2/dags/{DAG}/tasks")["tasks"]}
-            for pool in sorted(wanted - {pool["name"] for pool in api("/api/v2/pools?limit=100")["pools"]}):
-                about = "One model at a time on this Ollama host"
-                api("/api/v2/pools", {"name": pool, "slots": 1, "description": about})
+            needed = {task["pool"] for task in api(f"/api/v2/dags/{DAG}/tasks")["tasks"]}
+            for pool in sorted(needed - {pool["name"] for pool in api("/api/v2/pools?limit=100")["pools"]}):
+                description = "One model at a time on this Ollama host"
+                api("/api/v2/pools", {"name": pool, "slots": 1, "description": description})
             _print_next_steps(home, environment, passwords)
             while _running(parts):
                 time.sleep(0.2)
         ended = [words[0] for words, part in zip(PARTS, parts, strict=True) if part.poll() is not None]
-        what = f"Airflow's {ended[0]} ended by itself" if ended else f"Airflow did not come up within {START_S:g} s"
+        problem = f"Airflow's {ended[0]} has exited" if ended else f"Airflow is not healthy after {START_TIMEOUT_S:g} s"
         _print(log.read_text("utf-8", "replace")[-4000:])
-        raise SystemExit(f"{what}; the end of {log} is above.")
+        raise SystemExit(f"{problem}; the end of {log} is above.")
     finally:
         _end(parts)
 
@@ -173,8 +173,8 @@ def _running(parts: Sequence[subprocess.Popen[bytes]]) -> bool:
 
 
 def _healthy(url: str, parts: Sequence[subprocess.Popen[bytes]]) -> bool:
-    """Whether database, scheduler and DAG processor become healthy before the timeout."""
-    deadline = time.monotonic() + START_S
+    """Wait until database, scheduler and DAG processor are healthy; False after the timeout or if a part exits."""
+    deadline = time.monotonic() + START_TIMEOUT_S
     while _running(parts) and time.monotonic() < deadline:
         try:
             health = _json(urllib.request.Request(url))  # noqa: S310 - our own address
@@ -208,28 +208,28 @@ def _json(request: urllib.request.Request) -> Any:
 
 def _await_dag(api: Api, since: datetime) -> None:
     """Wait until the DAG processor has parsed the file; unlike `dags reserialize`, it reads Airflow variables."""
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         errors = api("/api/v2/importErrors")["import_errors"]
         if errors:
             _print(errors[0]["stack_trace"])
-            raise SystemExit(f"Airflow cannot read {errors[0]['filename']}, as above. Put it right, and start again.")
+            raise SystemExit(f"Airflow cannot read {errors[0]['filename']}; see above. Correct it and start again.")
         if datetime.fromisoformat(api(f"/api/v2/dags/{DAG}")["last_parsed_time"]) > since:
             return
         time.sleep(0.5)
-    raise SystemExit(f"Airflow's DAG processor did not read {DAG} within {START_S:g} s; see its words in airflow.log.")
+    raise SystemExit(f"Airflow's DAG processor did not parse {DAG} within {START_TIMEOUT_S:g} s; see airflow.log.")
 
 
 def _print_next_steps(home: Path, environment: Mapping[str, str], passwords: Mapping[str, str]) -> None:
     """Print the next steps to stderr, and the URL and users as JSON to stdout."""
     url, panel, commands = environment["AIRFLOW__API__BASE_URL"], home / "panel.env", home / "airflow.env"
-    needed = {key: value for key, value in environment.items() if key.startswith("AIRFLOW_")}
-    needed |= {key: environment[key] for key in ("PATH", "PYTHONPATH")}
-    _write_privately(commands, "".join(f"export {key}={shlex.quote(value)}\n" for key, value in needed.items()))
+    exported = {key: value for key, value in environment.items() if key.startswith("AIRFLOW_")}
+    exported |= {key: environment[key] for key in ("PATH", "PYTHONPATH")}
+    _write_privately(commands, "".join(f"export {key}={shlex.quote(value)}\n" for key, value in exported.items()))
     variables = {"URL": url, "USERNAME": "bench", "PASSWORD": passwords["bench"]}
     _write_privately(panel, "".join(f"export TIPBENCH_AIRFLOW_{key}={value}\n" for key, value in variables.items()))
     _print(
-        f"Airflow: {url} (Ctrl-C ends it); user admin, password in {_shown(home / 'passwords.json')}\n"
+        f"Airflow: {url} (press Ctrl-C to stop); user admin, password in {_shown(home / 'passwords.json')}\n"
         f"A panel that uses it, in another terminal: . {_shown(panel)} && make panel\n"
         f"A run from the command line: . {_shown(commands)} && airflow dags trigger {DAG}"
     )
@@ -240,9 +240,8 @@ def _end(parts: Sequence[subprocess.Popen[bytes]]) -> None:
     """Stop components one by one with SIGTERM, then SIGKILL; terminated collects unload their models."""
     _ignore_signals()
     for part in parts:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if _group_ends(part, number):
-                break
+        if not _group_ends(part, signal.SIGTERM):
+            _group_ends(part, signal.SIGKILL)
 
 
 def _interrupted(*_: object) -> NoReturn:
@@ -257,7 +256,7 @@ def _ignore_signals() -> None:
 
 
 def _group_ends(part: subprocess.Popen[bytes], number: int) -> bool:
-    deadline = time.monotonic() + STOP_S
+    deadline = time.monotonic() + STOP_TIMEOUT_S
     try:
         os.killpg(part.pid, number)
         while time.monotonic() < deadline:

@@ -27,28 +27,29 @@ HOSTS_VARIABLE = "tipbench_ollama_hosts"
 HOSTS_SETTING = "ollama_hosts"
 ANSWER = "Compare now"
 PARAMS = json.loads(Path(__file__).with_name("bench_params.json").read_text("utf-8"))
-AGAIN = {"retries": 3, "retry_delay": timedelta(seconds=10)}
-CONTINUED = {
+RETRY = {"retries": 3, "retry_delay": timedelta(seconds=10)}
+RETRY_COLLECT = {
     "retries": 3,
     "retry_delay": timedelta(seconds=30),
     "retry_exponential_backoff": True,
     "max_retry_delay": timedelta(minutes=10),
     "weight_rule": "absolute",
 }
-FIRST = {**AGAIN, "priority_weight": 2, "weight_rule": "absolute"}  # before other runs' collect tasks in the same pool
+# An unload runs before the collect tasks of other runs in the same pool.
+RETRY_UNLOAD = {**RETRY, "priority_weight": 2, "weight_rule": "absolute"}
 
 
 def listed_hosts() -> dict[str, str]:
     """Return the Ollama hosts by name, from comma-separated NAME=URL; empty if runs use the server of their conf."""
-    place, text = _hosts_text()
+    source, text = _hosts_text()
     hosts: dict[str, str] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, _, url = entry.partition("=")
-        seen = re.sub("//.*@", "//…@", entry)[:80]
+        shown = re.sub("//.*@", "//…@", entry)[:80]
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name) or not re.fullmatch(r"https?://[^@\s]+", url):
-            raise ValueError(f"{place} takes NAME=URL without a login, as gpu-a=http://gpu-a:11434 (got {seen!r})")
+            raise ValueError(f"{source} takes NAME=URL without a login, as gpu-a=http://gpu-a:11434 (got {shown!r})")
         if name in hosts:
-            raise ValueError(f"{place} has {name!r} twice; give each host a name of its own (got {seen!r})")
+            raise ValueError(f"{source} has {name!r} twice; give each host a name of its own (got {shown!r})")
         hosts[name] = url
     return hosts
 
@@ -64,13 +65,13 @@ def _hosts_text() -> tuple[str, str]:
     for folder in (Path.cwd(), Path(home).expanduser()):
         file = folder / "tipbench.toml"
         try:
-            given = tomllib.loads(file.read_text("utf-8")).get(HOSTS_SETTING)
+            value = tomllib.loads(file.read_text("utf-8")).get(HOSTS_SETTING)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError) as exc:
             raise ValueError(f"{file} cannot be read: {exc}. Correct it, or remove it.") from exc
-        if given:
-            return f"{HOSTS_SETTING} in {file}", ",".join(map(str, given)) if isinstance(given, list) else str(given)
+        if value:
+            return f"{HOSTS_SETTING} in {file}", ",".join(map(str, value)) if isinstance(value, list) else str(value)
     return "", ""
 
 
@@ -95,8 +96,8 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
     except TipbenchError as exc:
         if function.__name__ != "collect_model":  # its command has already emitted the failure
             print_event(Failure(str(exc)))
-        final = isinstance(exc, UsageError | NotEnoughData | MlflowError | MixedRubrics)
-        raise (AirflowFailException if final else AirflowException)(str(exc)) from exc
+        permanent = isinstance(exc, UsageError | NotEnoughData | MlflowError | MixedRubrics)
+        raise (AirflowFailException if permanent else AirflowException)(str(exc)) from exc
 
 
 def pulled(task_id: str, map_index: int = -1) -> Any:
@@ -104,7 +105,7 @@ def pulled(task_id: str, map_index: int = -1) -> Any:
     return get_current_context()["ti"].xcom_pull(task_ids=task_id, map_indexes=map_index)
 
 
-@task(**AGAIN)
+@task(**RETRY)
 def plan(hosts: dict[str, str | None]) -> dict[str, Any]:
     """Validate the conf, refuse models that may not run, and assign the others to hosts."""
     from tipbench.cli.airflow_tasks import plan_models
@@ -112,21 +113,21 @@ def plan(hosts: dict[str, str | None]) -> dict[str, Any]:
     return call(plan_models, hosts)
 
 
-@task(**AGAIN)
+@task(**RETRY)
 def share(planned: dict[str, Any], task_id: str) -> list[str]:
-    """Return the models of one host; a separate task, because Airflow maps over a whole result, not a part of it."""
+    """Return the models of one collect task; a separate task, because Airflow maps over whole results only."""
     return list(planned[task_id])
 
 
-@task(map_index_template="{{ task.op_kwargs['model'] }}", **CONTINUED)
+@task(map_index_template="{{ task.op_kwargs['model'] }}", **RETRY_COLLECT)
 def collect(model: str, ollama_url: str | None) -> dict[str, Any]:
-    """Generate and record the missing cells of one model; a retry continues."""
+    """Generate and record the missing cells of one model; a retry continues where it stopped."""
     from tipbench.cli.airflow_tasks import collect_model
 
     return call(collect_model, model, ollama_url)
 
 
-@task(**FIRST)
+@task(**RETRY_UNLOAD)
 def unload(ollama_url: str | None) -> dict[str, Any]:
     """Unload the model that a killed collect left in the server's memory."""
     from tipbench.cli.airflow_tasks import unload_left_behind
@@ -134,7 +135,7 @@ def unload(ollama_url: str | None) -> dict[str, Any]:
     return call(unload_left_behind, ollama_url)
 
 
-@task(trigger_rule=TriggerRule.ALL_DONE, **AGAIN)
+@task(trigger_rule=TriggerRule.ALL_DONE, **RETRY)
 def export_for_judge() -> dict[str, Any]:
     """Export a sheet of pending cells to MLflow, even if some models failed."""
     from tipbench.cli.airflow_tasks import export_for_judge as export
@@ -144,7 +145,7 @@ def export_for_judge() -> dict[str, Any]:
     return call(export)
 
 
-@task(trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS, **AGAIN)
+@task(trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS, **RETRY)
 def compare() -> dict[str, Any]:
     """Compute the leaderboard of judged cells, and count pending ones."""
     from tipbench.cli.airflow_tasks import compare as rank
@@ -152,11 +153,11 @@ def compare() -> dict[str, Any]:
     return call(rank)
 
 
-@task(**AGAIN)
+@task(**RETRY)
 def outcome(collecting: list[str]) -> str:
-    """Fail if any task failed, after all others have ended, so that an incomplete run is not marked as a success.
+    """Fail if any task failed, so that an incomplete run does not end as a success; runs after all other tasks.
 
-    A teardown task, because a cancelled run skips all other unstarted tasks and would end as a success.
+    A teardown task, because Airflow skips the other unstarted tasks of a cancelled run, which would end as a success.
     """
     planned = pulled("plan")
     if planned is None:
@@ -183,7 +184,7 @@ def skip_unless_requested(context: Any) -> None:
     if not context["ti"].xcom_pull(task_ids="export_for_judge")["pending"]:
         raise AirflowSkipException("Nothing waits for a judge.")
     if context["ti"].try_number > 1:
-        # Airflow fails a gate that is answered within seconds of opening, before its process has ended, and retries it.
+        # Airflow fails, and retries, a gate that is answered before its process has ended, within seconds of opening.
         from tipbench.cli.airflow_tasks import pending_cells
 
         if not pending_cells(conf(context)):
@@ -191,7 +192,7 @@ def skip_unless_requested(context: Any) -> None:
 
 
 def judge_gate() -> HITLOperator:
-    """Return the operator that defers the run, without a slot, until answered; the panel answers for its own runs."""
+    """Return the operator that waits for an answer without using a slot; the panel answers for its own runs."""
     exported = "ti.xcom_pull(task_ids='export_for_judge')"
     return HITLOperator(
         task_id="wait_for_judge",
@@ -204,7 +205,7 @@ def judge_gate() -> HITLOperator:
         ),
         options=[ANSWER],
         pre_execute=skip_unless_requested,
-        **AGAIN,
+        **RETRY,
     )
 
 
@@ -215,7 +216,7 @@ def judge_gate() -> HITLOperator:
     catchup=False,
     is_paused_upon_creation=False,
     max_active_runs=500,  # runs waiting for a judge count as active; pools limit each server to one collect
-    params={key: Param(**given) for key, given in PARAMS.items()},
+    params={key: Param(**fields) for key, fields in PARAMS.items()},
     doc_md=__doc__,
     tags=["tipbench"],
 )
@@ -226,11 +227,11 @@ def bench_collect() -> None:
     planned = plan(addresses)
     collected = []
     for host, url in hosts.items():
-        place = {"pool": f"ollama_{host}", "queue": host} if host else {"pool": "ollama"}
+        slot = {"pool": f"ollama_{host}", "queue": host} if host else {"pool": "ollama"}
         task_id = name_of("collect", host)
         models = share.override(task_id=name_of("share", host))(planned, task_id)
-        collecting = collect.override(task_id=task_id, **place).partial(ollama_url=url).expand(model=models)
-        collecting >> unload.override(task_id=name_of("unload", host), **place)(url).as_teardown()
+        collecting = collect.override(task_id=task_id, **slot).partial(ollama_url=url).expand(model=models)
+        collecting >> unload.override(task_id=name_of("unload", host), **slot)(url).as_teardown()
         collected.append(collecting)
     exported = export_for_judge()
     compared = compare()

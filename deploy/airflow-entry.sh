@@ -1,12 +1,12 @@
 #!/bin/sh
-# Turns the secrets of compose.yaml into what Airflow reads, then becomes the command that was asked for.
-# Secrets stay out of the compose file, the image and the list of variables that `docker inspect` shows.
+# Passes the secrets of compose.yaml to Airflow, then runs the airflow command given as arguments.
+# So secrets are neither in the compose file nor in the image, nor among the variables that `docker inspect` shows.
 set -eu
 
 secret() {
     value="$(cat "/run/secrets/$1" 2>/dev/null || true)"
     if [ "${#value}" -lt 20 ]; then
-        echo "The secret $1 has ${#value} characters, and needs 20 or more. Set it in deploy/.env; see .env.example." >&2
+        echo "The secret $1 needs 20 characters or more (got ${#value}). Set it in deploy/.env; see .env.example." >&2
         exit 2
     fi
     printf '%s' "$value"
@@ -18,7 +18,7 @@ admin_password="$(secret airflow_admin_password)"
 bench_password="$(secret airflow_bench_password)"
 case "$database_password$admin_password$bench_password" in
 *[!A-Za-z0-9_-]*)
-    echo "Airflow's passwords may hold letters, digits, - and _ only; make them with: openssl rand -hex 32" >&2
+    echo "Airflow's passwords may contain only letters, digits, - and _; create them with: openssl rand -hex 32" >&2
     exit 2
     ;;
 esac
@@ -27,7 +27,7 @@ export AIRFLOW__API_AUTH__JWT_SECRET AIRFLOW__DATABASE__SQL_ALCHEMY_CONN
 
 umask 077
 mkdir -p "$AIRFLOW_HOME" "$TIPBENCH_HOME"
-# In one piece: the health checks come by here too, while somebody logs in.
+# Replaced atomically, because health checks run this script too, while Airflow may be reading the file.
 printf '{"admin": "%s", "bench": "%s"}' "$admin_password" "$bench_password" > "$AIRFLOW_HOME/passwords.$$"
 mv "$AIRFLOW_HOME/passwords.$$" "$AIRFLOW_HOME/passwords.json"
 

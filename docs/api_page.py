@@ -1,4 +1,4 @@
-"""docs/api.md, from the application's own OpenAPI document. Part of docs/generate.py."""  # noqa: INP001 - as there
+"""Generates docs/api.md from the application's OpenAPI document, for docs/generate.py."""  # noqa: INP001 - as there
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tipbench.web.auth import CSRF_FIELD, identify, require_admin
 from tipbench.web.security import ADMINS_AT_ONCE, JUDGES_BYTES
 
 EXAMPLES = Path(__file__).with_name("api_examples.json")
-SECTIONS = {  # tag → heading, in the order of reading
+SECTIONS = {  # tag → heading, in the order of the page; other tags follow
     "experiments": "Experiments",
     "runs": "Runs",
     "leaderboard": "Leaderboard",
@@ -33,9 +33,9 @@ SECTIONS = {  # tag → heading, in the order of reading
     "login": "Logging in",
 }
 JSON = "application/json"
-_DEEPEST = 2  # levels of an answer that its table shows
-_FEW = 4  # lines of a table that is repeated rather than linked
-_EVERYWHERE = ("400", "401", "403", "413", "422", "429", "500")  # listed once, at the top
+_MAX_DEPTH = 2  # levels of a response that its table shows
+_MAX_REPEATED_LINES = 4  # longer tables are linked, not repeated
+_COMMON_ERRORS = ("400", "401", "403", "413", "422", "429", "500")  # listed once, at the top
 
 HEAD = """\
 <!-- Written by docs/generate.py from the code; do not edit. `make docs` writes it again; a test compares. -->
@@ -108,13 +108,13 @@ class Operation:
 
     @property
     def anchor(self) -> str:
-        """The anchor that GitHub gives the heading."""
+        """The anchor of the heading on GitHub."""
         kept = [char for char in self.name.lower() if char.isalnum() or char in " -_"]
         return "".join(kept).replace(" ", "-")
 
 
 def api_page(_present: str) -> str:
-    """Return the page; what it contains at present does not matter."""
+    """Return the page; its present text is not needed."""
     document, operations = read_api()
     writer = _Writer(document, json.loads(EXAMPLES.read_text("utf-8")))
     unused = set(writer.examples) - {each.name for each in operations}
@@ -124,34 +124,34 @@ def api_page(_present: str) -> str:
 
 
 def read_api() -> tuple[Json, list[Operation]]:
-    """The OpenAPI document, and its operations in the order of the page."""
+    """Return the OpenAPI document, and its operations in the order of the page."""
     with tempfile.TemporaryDirectory() as folder:
         app = create_app(load_settings({"TIPBENCH_HOME": folder}, Path(folder)))
         document = app.openapi()
         roles = _roles(app)
-    found = [
+    operations = [
         Operation(method.upper(), path, raw, roles[method.upper(), path])
         for path, methods in document["paths"].items()
         for method, raw in methods.items()
     ]
-    places = {tag: place for place, tag in enumerate(SECTIONS)}
-    return document, sorted(
-        found, key=lambda each: (places.get(each.tag, len(places)), each.tag, each.path, each.method)
-    )
+    order = {tag: place for place, tag in enumerate(SECTIONS)}
+    operations.sort(key=lambda each: (order.get(each.tag, len(order)), each.tag, each.path, each.method))
+    return document, operations
 
 
 def _roles(app: Any) -> dict[tuple[str, str], str]:
-    """Return the role that each route needs, read from its dependencies."""
-    walk = getattr(fastapi.routing, "iter_route_contexts", lambda routes: routes)  # older versions have a flat list
-    found: dict[tuple[str, str], str] = {}
-    for route in walk(app.routes):
+    """Return the role that each route needs, from its dependencies."""
+    # Older versions of FastAPI have a flat list of routes.
+    iter_routes = getattr(fastapi.routing, "iter_route_contexts", lambda routes: routes)
+    roles: dict[tuple[str, str], str] = {}
+    for route in iter_routes(app.routes):
         original = getattr(route, "original_route", route)
         if not hasattr(original, "dependant"):
             continue
         calls = set(_calls(getattr(route, "dependant", None) or original.dependant))
         role = "admin" if require_admin in calls else "admin, judge" if identify in calls else "public"
-        found |= {(method, str(route.path_format)): role for method in route.methods}
-    return found
+        roles |= {(method, str(route.path_format)): role for method in route.methods}
+    return roles
 
 
 def _calls(dependant: Any) -> Iterator[Any]:
@@ -161,7 +161,7 @@ def _calls(dependant: Any) -> Iterator[Any]:
 
 
 class _Writer:
-    """Writes the document as Markdown."""
+    """Formats the OpenAPI document as Markdown."""
 
     def __init__(self, document: Json, examples: Mapping[str, Json]) -> None:
         self._schemas = Schemas(document)
@@ -169,7 +169,7 @@ class _Writer:
         self._tables: dict[str, Operation] = {}  # a table → the operation that shows it
 
     def page(self, operations: Sequence[Operation]) -> str:
-        """Head, then a section for each tag."""
+        """Return the head and a section for each tag."""
         parts = [self._head(operations)]
         section = ""
         for each in operations:
@@ -180,27 +180,25 @@ class _Writer:
         return "\n\n".join(part.strip() for part in parts) + "\n"
 
     def _head(self, operations: Sequence[Operation]) -> str:
-        refusals: dict[str, Json] = {}
+        errors: dict[str, Json] = {}
         for each in operations:
             for status, response in each.raw["responses"].items():
                 if int(status) >= 400 and each.tag != "health":
-                    refusals.setdefault(status, response)
-        rows = [(status, response["description"], self._where(status)) for status, response in sorted(refusals.items())]
+                    errors.setdefault(status, response)
+        rows = [
+            (status, response["description"], "everywhere" if status in _COMMON_ERRORS else "where named")
+            for status, response in sorted(errors.items())
+        ]
         routes = [(f"[`{each.name}`](#{each.anchor})", each.role, each.raw["summary"]) for each in operations]
-        error = refusals["404"]["content"][JSON]["example"]
         return HEAD.format(
             csrf=CSRF_FIELD,
             sheet_mb=SHEET_BYTES // 1_000_000,
             judges_mb=JUDGES_BYTES // 1_000_000,
             admins=ADMINS_AT_ONCE,
-            error=pretty(error),
+            error=pretty(errors["404"]["content"][JSON]["example"]),
             statuses=table(("status", "meaning", "where"), rows),
             routes=table(("route", "role", "what it does"), routes),
         )
-
-    @staticmethod
-    def _where(status: str) -> str:
-        return "everywhere" if status in _EVERYWHERE else "where named"
 
     def _operation(self, operation: Operation) -> str:
         raw = operation.raw
@@ -220,8 +218,8 @@ class _Writer:
         rows = [
             (
                 _parameter(each),
-                self._schemas.type_of(self._schemas.present(each["schema"])),
-                self._schemas.meaning(each["schema"], each),
+                self._schemas.type_of(self._schemas.without_null(each["schema"])),
+                self._schemas.meaning(each["schema"], each.get("description", "")),
             )
             for each in operation.raw.get("parameters", ())
             if each["in"] != "path"
@@ -230,11 +228,12 @@ class _Writer:
             return ""
         return self._once(table(("parameter", "values", "meaning"), rows), operation, "Its parameters")
 
-    def _once(self, made: str, operation: Operation, what: str) -> str:
-        """Return a table, or a link to the operation that shows the same."""
-        first = self._tables.setdefault(made, operation)
-        again = first is operation or made.count("\n") <= _FEW
-        return made if again else f"{what} are those of [`{first.name}`](#{first.anchor})."
+    def _once(self, text: str, operation: Operation, what: str) -> str:
+        """Return a table, or a link to the operation that shows the same table."""
+        first = self._tables.setdefault(text, operation)
+        if first is operation or text.count("\n") <= _MAX_REPEATED_LINES:
+            return text
+        return f"{what} are those of [`{first.name}`](#{first.anchor})."
 
     def _body(self, operation: Operation) -> str:
         body = operation.raw.get("requestBody")
@@ -244,7 +243,7 @@ class _Writer:
         first = next(iter(body["content"].values()))["schema"]
         optional = not body.get("required") and "left out" not in body.get("description", "")
         described = f"Body ({kinds}{', optional' if optional else ''}). {body.get('description', '')}".strip()
-        rows = list(self._schemas.fields(first, "", _DEEPEST))
+        rows = list(self._schemas.fields(first, _MAX_DEPTH))
         if not rows:
             return described
         return f"{described}\n\n{self._once(table(('field', 'type', 'meaning'), rows), operation, 'Its fields')}"
@@ -255,30 +254,28 @@ class _Writer:
                 continue
             kinds = list(response.get("content", {}))
             described = "" if response["description"] == "Successful Response" else f" {response['description']}"
-            of = f" ({' or '.join(f'`{kind}`' for kind in kinds)})" if kinds and kinds != [JSON] else ""
-            yield f"**{status}**{of}{described or ' Done.'}"
+            types = f" ({' or '.join(f'`{kind}`' for kind in kinds)})" if kinds and kinds != [JSON] else ""
+            yield f"**{status}**{types}{described or ' Done.'}"
             schema = response.get("content", {}).get(JSON, {}).get("schema")
-            known = self.examples.get(operation.name, {})
+            example = self.examples.get(operation.name, {})
             if schema is None:
-                yield fenced("", "\n".join(known["text"])) if "text" in known else ""
+                yield fenced("", "\n".join(example["text"])) if "text" in example else ""
                 continue
-            if rows := [
-                row for row in self._schemas.fields(schema, "", _DEEPEST) if row[-1]
-            ]:  # the example shows the rest
+            rows = [row for row in self._schemas.fields(schema, _MAX_DEPTH) if row[-1]]  # those with a meaning
+            if rows:
                 yield table(("field", "type", "meaning"), rows)
-            yield fenced("json", pretty(known["answer"] if "answer" in known else self._schemas.sample(schema)))
+            yield fenced("json", pretty(example["answer"] if "answer" in example else self._schemas.sample(schema)))
 
     def _errors(self, responses: Json) -> str:
-        own = [status for status in sorted(responses) if int(status) >= 400 and status not in _EVERYWHERE]
-        if len([status for status in responses if int(status) >= 400]) < len(_EVERYWHERE):
-            own = [status for status in sorted(responses) if int(status) >= 400]
-            return f"Errors: {_listed(own)} only." if own else ""
-        return f"Other errors: {_listed(own)}." if own else ""
+        errors = [status for status in sorted(responses) if int(status) >= 400]
+        if len(errors) < len(_COMMON_ERRORS):
+            return f"Errors: {_listed(errors)} only." if errors else ""
+        others = [status for status in errors if status not in _COMMON_ERRORS]
+        return f"Other errors: {_listed(others)}." if others else ""
 
     def _curl(self, operation: Operation) -> str:
-        known = self.examples.get(operation.name, {})
-        if "curl" in known:
-            return "\n".join(known["curl"])
+        if command := self.examples.get(operation.name, {}).get("curl"):
+            return "\n".join(command)
         words = ["curl -sS"]
         if operation.method != "GET":
             words.append(f"-X {operation.method}")

@@ -1,4 +1,4 @@
-"""An OpenAPI document's schemas in words, and examples of them. Part of docs/generate.py."""  # noqa: INP001 - as there
+"""Descriptions and examples of the schemas of an OpenAPI document, for docs/generate.py."""  # noqa: INP001 - as there
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ class Schemas:
     def __init__(self, document: Json) -> None:
         self._schemas: Json = document["components"]["schemas"]
 
-    def fields(self, schema: Json, before: str, deep: int) -> Iterator[tuple[str, str, str]]:
-        """The properties of an object, those of what it holds below them: `items[].run_id`."""
+    def fields(self, schema: Json, depth: int, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+        """Yield path, type and meaning of an object's properties, down to `depth` levels: `items[].run_id`."""
         for name, raw in self._resolved(schema).get("properties", {}).items():
-            field = self.present(raw)
-            there = f"{before}{name}"
-            yield f"`{there}`", self.type_of(raw), self.meaning(raw)
-            inner = self._resolved(field)
-            if deep > 1 and inner.get("type") == "array":
-                yield from self.fields(self.present(inner["items"]), f"{there}[].", deep - 1)
-            elif deep > 1:
-                yield from self.fields(inner, f"{there}.", deep - 1)
+            path = f"{prefix}{name}"
+            yield f"`{path}`", self.type_of(raw), self.meaning(raw)
+            inner = self._resolved(self.without_null(raw))
+            if depth > 1 and inner.get("type") == "array":
+                yield from self.fields(self.without_null(inner["items"]), depth - 1, f"{path}[].")
+            elif depth > 1:
+                yield from self.fields(inner, depth - 1, f"{path}.")
 
     def _resolved(self, schema: Json) -> Json:
         reference = schema.get("$ref", "")
@@ -36,13 +35,13 @@ class Schemas:
             raise SystemExit(f"The OpenAPI document refers to {reference}, which is not in it")
         return dict(found)
 
-    def present(self, schema: Json) -> Json:
-        """Without the null that may stand beside it."""
+    def without_null(self, schema: Json) -> Json:
+        """Return the schema of the values other than null."""
         choices = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
         return choices[0] if choices else schema
 
     def type_of(self, schema: Json) -> str:
-        """What values it takes, in words."""
+        """Return the type of a schema in words."""
         kinds = schema.get("anyOf") or schema.get("oneOf") or [schema]
         return " or ".join(dict.fromkeys(self._one_type(self._resolved(each)) for each in kinds))
 
@@ -56,21 +55,19 @@ class Schemas:
         kind = str(schema.get("type", "anything"))
         return {"string": "text", "boolean": "true, false"}.get(kind, kind)
 
-    def meaning(self, schema: Json, over: Json | None = None) -> str:
-        """Its description, bounds and default."""
-        said = (over or {}).get("description") or schema.get("description") or ""
-        if "$ref" in schema:
-            said = ""
-        bounds = {**schema, **self.present(schema)}
+    def meaning(self, schema: Json, description: str = "") -> str:
+        """Return the description, bounds and default of a schema; `description` replaces its own."""
+        text = "" if "$ref" in schema else description or schema.get("description") or ""
+        bounds = {**schema, **self.without_null(schema)}
         low, high = bounds.get("minimum"), bounds.get("maximum")
         if low is not None and high is not None:
-            said = f"{said} {low:.12g} to {high:.12g}.".strip()
+            text = f"{text} {low:.12g} to {high:.12g}."
         if (default := schema.get("default")) not in (None, [], ""):
-            said = f"{said} Default `{json.dumps(default, ensure_ascii=False)}`.".strip()
-        return " ".join(said.split())
+            text = f"{text} Default `{json.dumps(default, ensure_ascii=False)}`."
+        return " ".join(text.split())
 
     def sample(self, schema: Json) -> Any:
-        """An example: the one given, or one made of those of its parts."""
+        """Return an example value: that of the schema, or one made from its parts."""
         for key in ("examples", "example"):
             if key in schema:
                 return schema[key][0] if key == "examples" else schema[key]

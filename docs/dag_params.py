@@ -1,9 +1,9 @@
-"""Writes dags/bench_params.json: what the Airflow DAG may be triggered with, made from CollectConfig.
+"""Generates dags/bench_params.json, the parameters of the Airflow DAG, from CollectConfig.
 
 python docs/dag_params.py            write it (`make docs`)
 python docs/dag_params.py --check    exit 1 if it is not up to date
 
-The DAG reads that file, so that its form is complete and it imports nothing of tipbench when it is parsed.
+The DAG reads that file for its trigger form, so that it imports nothing of tipbench when Airflow parses it.
 """  # noqa: INP001 - a script, not a package
 
 from __future__ import annotations
@@ -14,34 +14,33 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig
+from tipbench.plan.config import ADDRESSES, WAIT_FOR_JUDGE, CollectConfig
 
 FILE = Path(__file__).parents[1] / "dags" / "bench_params.json"
-ADDRESSES = ("ollama_url", "mlflow_url")
 LISTS = ("models", "prompts")
-_ELSEWHERE = {
-    "ollama_url": " Empty: that of the worker, or all listed hosts.",
-    "mlflow_url": " Empty: that of the worker.",
-    "skip_refused": " In a scheduled run the usual way.",
+_ADDED_DESCRIPTIONS = {
+    "ollama_url": " If empty, the worker's server, or all listed hosts.",
+    "mlflow_url": " If empty, the worker's server.",
+    "skip_refused": " On by default in Airflow.",
 }
 
 
 def params() -> dict[str, dict[str, Any]]:
-    """Default, description and JSON schema by key, in the order of the form."""
+    """Return default, description and JSON schema by key, in the order of the form."""
     properties = CollectConfig.model_json_schema()["properties"]
-    made = {key: _param(key, dict(schema)) for key, schema in properties.items()}
-    made["skip_refused"]["default"] = True
-    made[WAIT_FOR_JUDGE] = {
+    found = {key: _param(key, dict(schema)) for key, schema in properties.items()}
+    found["skip_refused"]["default"] = True
+    found[WAIT_FOR_JUDGE] = {
         "default": False,
-        "description": "Wait until a judge has scored what was collected, then compare; else compare at once.",
+        "description": "Wait until all answers are judged, then compare; otherwise compare immediately.",
         "type": "boolean",
     }
-    return made
+    return found
 
 
 def _param(key: str, schema: dict[str, Any]) -> dict[str, Any]:
     default = schema.pop("default")
-    description = f"{schema.pop('description')}{_ELSEWHERE.get(key, '')}"
+    description = f"{schema.pop('description')}{_ADDED_DESCRIPTIONS.get(key, '')}"
     schema.pop("title", None)
     if key in ADDRESSES:
         default, schema = None, {"type": ["null", "string"], "maxLength": 2000}
@@ -52,13 +51,13 @@ def _param(key: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
     """Write the file, or with --check only compare."""
-    wanted = json.dumps(params(), indent=1, ensure_ascii=False) + "\n"
-    fresh = FILE.exists() and FILE.read_text("utf-8") == wanted
+    text = json.dumps(params(), indent=1, ensure_ascii=False) + "\n"
+    fresh = FILE.exists() and FILE.read_text("utf-8") == text
     if "--check" in arguments:
         print(f"{FILE.name} is {'up to date' if fresh else 'out of date; run `make docs`'}", file=sys.stderr)
         return 0 if fresh else 1
     if not fresh:
-        FILE.write_text(wanted, "utf-8")
+        FILE.write_text(text, "utf-8")
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Writes what the code knows better than we do: docs/cli.md, docs/api.md, the measured table of docs/rules-judge.md.
+"""Generates pages from the code: docs/cli.md, docs/api.md and the measured table of docs/rules-judge.md.
 
-python docs/generate.py            write them (`make docs`)
-python docs/generate.py --check    exit 1 if one is not up to date
+python docs/generate.py            write the pages (`make docs`)
+python docs/generate.py --check    exit 1 if a page is not up to date
 """  # noqa: INP001 - a script, not a package
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tipbench.errors import TipbenchError
 from tipbench.judge.rules import rules_error
 from tipbench.plan.config import CollectConfig
 from tipbench.plan.suite import load_suite
-from tipbench.settings import CONFIG_FILE, SETTINGS, Setting
+from tipbench.settings import CONFIG_FILE, SETTINGS
 from tipbench.text import percent
 
 DOCS = Path(__file__).parent
-SAME_OPTIONS = {"tipbench plan": "tipbench collect"}  # printed once
+SAME_OPTIONS = {"tipbench plan": "tipbench collect"}  # their options are printed once
 
 HEAD = f"""\
 <!-- Written by docs/generate.py from the code; do not edit. `make docs` writes it again; a test compares. -->
@@ -54,19 +54,16 @@ the top level (`n_tips = 3`); an unknown key is rejected. Secrets are read from 
 
 
 def cli_page(_present: str) -> str:
-    """Return the page; what it contains at present does not matter."""
-    return HEAD.format(codes=_codes(), settings=_settings(), commands="\n\n".join(_commands()))
-
-
-def _codes() -> str:
-    return table(("code", "meaning"), [(str(code), meaning) for code, meaning in EXIT_CODES.items()])
+    """Return the page; its present text is not needed."""
+    codes = table(("code", "meaning"), [(str(code), meaning) for code, meaning in EXIT_CODES.items()])
+    return HEAD.format(codes=codes, settings=_settings(), commands="\n\n".join(_commands()))
 
 
 def _settings() -> str:
     rows = [
         (
             _code(setting.key) if setting.in_file else "",
-            _code(_flag(setting)),
+            _code(f"--{setting.key.replace('_', '-')}") if setting.key in CollectConfig.model_fields else "",
             " ".join(_code(variable) for variable in setting.variables),
             _code(setting.default) if setting.key in CollectConfig.model_fields else setting.default,
             setting.meaning,
@@ -76,34 +73,27 @@ def _settings() -> str:
     return table((f"key in {CONFIG_FILE}", "flag", "variables", "default", "meaning"), rows)
 
 
-def _flag(setting: Setting) -> str:
-    return f"--{setting.key.replace('_', '-')}" if setting.key in CollectConfig.model_fields else ""
-
-
 def _commands() -> Iterator[str]:
-    found = dict(_walk(typer.main.get_command(app), "tipbench"))
-    for name, command in found.items():
-        parts = [f"### `{name}`", _prose(command)]
-        same = SAME_OPTIONS.get(name)
-        if same is not None:
-            if _options(command) != _options(found[same]):
-                raise SystemExit(f"{name} no longer takes the same options as {same}; see SAME_OPTIONS")
-            parts.append(f"Its options are those of `{same}`.")
+    commands = dict(_subcommands(typer.main.get_command(app), "tipbench"))
+    for name, command in commands.items():
+        options = _options(command)
+        if other := SAME_OPTIONS.get(name):
+            if options != _options(commands[other]):
+                raise SystemExit(f"{name} no longer takes the same options as {other}; see SAME_OPTIONS")
+            options = f"Its options are those of `{other}`."
+        yield "\n\n".join(filter(None, (f"### `{name}`", _help_text(command), options)))
+
+
+def _subcommands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _subcommands(command, f"{path} {name}")
         else:
-            parts += [_options(command)]
-        yield "\n\n".join(part for part in parts if part)
+            yield f"{path} {name}", command
 
 
-def _walk(command: Any, name: str) -> Iterator[tuple[str, Any]]:
-    for sub_name, sub in command.commands.items():
-        if hasattr(sub, "commands"):
-            yield from _walk(sub, f"{name} {sub_name}")
-        else:
-            yield f"{name} {sub_name}", sub
-
-
-def _prose(command: Any) -> str:
-    """The help text; its examples as code."""
+def _help_text(command: Any) -> str:
+    """Return the help text, with its examples as code."""
     text, _, examples = inspect.cleandoc(command.help or "").partition("\nExample")
     lines = [line.strip() for line in examples.splitlines()[1:] if line.strip()]
     code = "\n".join(["```sh", *lines, "```"]) if lines else ""
@@ -116,7 +106,7 @@ def _options(command: Any) -> str:
 
 
 def _meaning(parameter: Any) -> str:
-    """The help text with the default, where --help shows it."""
+    """Return the help text of an option, with the default if --help shows it."""
     text, default = parameter.help or "", parameter.default
     if not getattr(parameter, "show_default", False) or default is None or "[default:" in text:
         return str(text)
@@ -161,8 +151,7 @@ def rules_page(present: str) -> str:
     return f"{before}{start}{table(head, rows)}{end}{after}"
 
 
-# present text → wanted
-PAGES: dict[str, Callable[[str], str]] = {
+PAGES: dict[str, Callable[[str], str]] = {  # page → function from its present text to the new one
     "cli.md": cli_page,
     "api.md": api_page,
     "rules-judge.md": rules_page,
@@ -170,27 +159,22 @@ PAGES: dict[str, Callable[[str], str]] = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the pages, or with --check only compare; every stale page is named."""
-    stale = [name for name, wanted in PAGES.items() if not _is_fresh(DOCS / name, wanted)]
-    if "--check" in arguments:
-        for name in PAGES:
-            state = "out of date; run `make docs`" if name in stale else "up to date"
+    """Write the pages, or with --check only report which are out of date."""
+    stale = False
+    for name, generate in PAGES.items():
+        path = DOCS / name
+        present = path.read_text("utf-8") if path.exists() else ""
+        try:
+            text = generate(present)
+        except TipbenchError as exc:
+            raise SystemExit(f"{name}: {exc}") from exc
+        stale |= text != present
+        if "--check" in arguments:
+            state = "up to date" if text == present else "out of date; run `make docs`"
             print(f"{name} is {state}", file=sys.stderr)
-        return 1 if stale else 0
-    for name in stale:
-        (DOCS / name).write_text(_made(DOCS / name, PAGES[name]), "utf-8")
-    return 0
-
-
-def _is_fresh(path: Path, wanted: Callable[[str], str]) -> bool:
-    return path.exists() and path.read_text("utf-8") == _made(path, wanted)
-
-
-def _made(path: Path, wanted: Callable[[str], str]) -> str:
-    try:
-        return wanted(path.read_text("utf-8") if path.exists() else "")
-    except TipbenchError as exc:
-        raise SystemExit(f"{path.name}: {exc}") from exc
+        elif text != present:
+            path.write_text(text, "utf-8")
+    return int(stale and "--check" in arguments)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tables and blocks of the generated pages. Part of docs/generate.py."""  # noqa: INP001 - as there
+"""Markdown tables, code blocks and readable JSON for docs/generate.py."""  # noqa: INP001 - as there
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
 
 def fenced(language: str, text: str) -> str:
-    """A block of code."""
+    """Return a Markdown code block."""
     return f"```{language}\n{text}\n```"
 
 
 def pretty(value: Any) -> str:
-    """JSON as a person would break it: what fits on a line stays on it."""
+    """Return indented JSON in which values that fit on one line stay on it."""
     return "\n".join(_lines(value, "", ""))
 
 

@@ -108,9 +108,9 @@ def test_examples_of_responses_match_the_openapi_document(document: dict[str, An
 def test_the_pages_that_the_panels_guide_names_exist(served_app: FastAPI) -> None:
     guide = (ROOT / "docs" / "panel.md").read_text("utf-8").partition("## Pages")[2].partition("\n## ")[0]
     named = re.findall(r"\*\* `(/[^`]*)`", guide)
-    there = {re.sub(r"\{[^}]*\}", "NAME", path) for method, path in route_list(served_app) if method == "GET"}
+    routes = {re.sub(r"\{[^}]*\}", "NAME", path) for method, path in route_list(served_app) if method == "GET"}
     assert len(named) >= 9
-    assert set(named) <= there
+    assert set(named) <= routes
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

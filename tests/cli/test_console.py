@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tipbench.cli.console import cell_text, print_message, print_table
-from tipbench.cli.experiments import Format, print_rows
+from tipbench.cli.experiments import print_rows
 from tipbench.text import escape_formula, replace_controls
 
 
@@ -27,7 +27,7 @@ def test_unknown_is_a_dash_and_zero_is_not() -> None:
 
 def test_a_table_without_a_terminal_is_whole_and_has_no_trailing_blanks(capsys: pytest.CaptureFixture[str]) -> None:
     long = "x" * 400
-    assert print_table(["name", "n"], [[long, 1], ["[red]y", None]], text=["name"], keep=1) == []
+    print_table(["name", "n"], [[long, 1], ["[red]y", None]], text=["name"], keep=1)
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == f"{long}  1"
     assert lines[3] == f"[red]y{' ' * (400 - 6)}  –"
@@ -40,7 +40,7 @@ def test_a_narrow_terminal_drops_columns_from_the_right_and_reports_it(
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     rows: list[dict[str, object]] = [{"run": "abcdefgh", "model": "alpha:135m", "tips": 3, "speed": 1.5, "more": 2.5}]
-    print_rows(["run", "model", "tips", "speed", "more"], rows, Format.TABLE, text=["run", "model"], keep=2)
+    print_rows(["run", "model", "tips", "speed", "more"], rows, "table", text=["run", "model"], keep=2)
     printed = capsys.readouterr()
     assert "tips" in printed.out
     assert "speed" not in printed.out
@@ -57,11 +57,11 @@ def test_a_csv_cell_is_never_a_formula() -> None:
 def test_csv_values_round_trip_with_control_characters_made_visible(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdout", out := io.StringIO())
-        print_rows(["a", "b"], [{"a": text, "b": None}], Format.CSV)
+        print_rows(["a", "b"], [{"a": text, "b": None}], "csv")
     out.seek(0)
     assert list(csv.DictReader(out)) == [{"a": replace_controls(text), "b": ""}]
 
 
 def test_an_empty_csv_still_has_its_header(capsys: pytest.CaptureFixture[str]) -> None:
-    print_rows(["a", "b"], [], Format.CSV)
+    print_rows(["a", "b"], [], "csv")
     assert capsys.readouterr().out == "a,b\n"

@@ -657,9 +657,7 @@ def test_invalid_options_of_run_are_exit_2(shared: tuple[Desk, StoredSheet, Any]
 def test_status_before_any_judging_shows_the_first_step(table: Table) -> None:
     ended = table.on("status")
     assert ended.code == 0
-    assert ended.stdout.startswith(
-        f"{table.name}: 8 answers, 0 judged (0 with no usable answer), 8 pending (0 of them held)"
-    )
+    assert ended.stdout.startswith(f"{table.name}: 8 answers, 0 judged (0 unusable), 8 pending (0 held)")
     assert "no scores yet: `tipbench judge export" in ended.stderr
     assert "the rules judge against the reference scores" in ended.stdout
 
@@ -690,7 +688,7 @@ def test_status_shows_judges_agreement_history_and_draws_it(large: Table) -> Non
     assert "agreement on 24 answers with two or more judges" in ended.stdout
     assert "●" in ended.stdout
     assert "hidden controls" in plot.read_text()
-    got = large.on("status", "--json").json
+    got = large.on("status", "--json", "--plot", str(plot)).json  # the file's name is on stderr
     assert {
         "experiment",
         "cells",

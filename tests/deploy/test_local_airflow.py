@@ -89,7 +89,7 @@ def test_a_port_that_is_taken_is_reported_before_anything_is_set_up(local: Local
 def test_a_second_airflow_in_the_same_home_is_refused(local: LocalAirflow) -> None:
     local.up()
     second = local.start()
-    assert f"An Airflow runs in {local.home} already" in second.communicate(timeout=30)[1]
+    assert f"An Airflow already runs in {local.home}" in second.communicate(timeout=30)[1]
     assert local.noted().count("db migrate") == 1
 
 
@@ -121,7 +121,7 @@ def test_a_part_that_ends_unexpectedly_is_named(local: LocalAirflow) -> None:
     process = local.start(STAND_IN_ENDS="dag-processor")
     output = process.communicate(timeout=60)[1]
     assert process.returncode == 1
-    assert "dag-processor ended by itself" in output
+    assert "dag-processor has exited" in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -21,18 +21,18 @@ app = command_group("Build tips for the policy server from a judged experiment."
 @app.command("build")
 def build(
     pair: Annotated[
-        str, typer.Option("--pair", metavar="MODEL/PROMPT", help="The pair whose tips are used, as `compare` shows it.")
+        str, typer.Option(metavar="MODEL/PROMPT", help="The pair whose tips are used, as `compare` shows it.")
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE.toml", help="The file to write; it must not exist yet.")],
+    out: Annotated[Path, typer.Option(metavar="FILE.toml", help="The file to write; it must not exist yet.")],
     experiment: ExperimentOption = None,
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Write a tip catalogue from a judged experiment.
 
-    The catalogue has the pair's scored tips with a valid format that are within the word limit, each with its composite
-    score, its time slot, its duration and a category found by keywords. It is a TOML file to read and edit; `tipbench
-    serve --catalogue FILE` validates it and picks from it when a request has no candidates.
+    The catalogue has the pair's scored tips that have a valid format and keep to the word limit, each with its
+    composite score, time slot, duration, and a category found by keywords. It is a TOML file to read and edit;
+    `tipbench serve --catalogue FILE` validates it and picks from it when a request has no candidates.
 
     Examples:
 

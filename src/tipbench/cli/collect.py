@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tipbench.cli.console import print_dropped_columns, print_json, print_message, print_table
+from tipbench.cli.console import print_json, print_message, print_table
 from tipbench.cli.models import installed_hint
 from tipbench.cli.options import JsonOption, open_tracking_store, with_collect_options
 from tipbench.cli.progress import emit, progress_view
@@ -14,13 +14,13 @@ from tipbench.errors import ModelRefused
 from tipbench.files import writable_home
 from tipbench.plan.config import CollectConfig
 from tipbench.settings import Settings
-from tipbench.text import duration, percent
+from tipbench.text import duration, number, percent
 
 if TYPE_CHECKING:
     from tipbench.record.events import Event
     from tipbench.record.summary import Summary
 
-_SHOWN_FAILURES = 10
+_MAX_FAILURES_SHOWN = 10
 
 
 @with_collect_options
@@ -38,7 +38,7 @@ def collect(config: CollectConfig, settings: Settings, json_: JsonOption = False
 
       tipbench collect --models embedded:smollm2:135m,baseline:template --n-tips 3 --num-predict 384
     """
-    summary = run(config, settings)
+    summary = collect_with_progress(config, settings)
     if json_:
         print_json(summary.to_json())
     else:
@@ -47,8 +47,8 @@ def collect(config: CollectConfig, settings: Settings, json_: JsonOption = False
         raise typer.Exit(1)
 
 
-def run(config: CollectConfig, settings: Settings) -> Summary:
-    """Run a collect with progress on stderr."""
+def collect_with_progress(config: CollectConfig, settings: Settings) -> Summary:
+    """Run a collect that shows its progress on stderr."""
     from tipbench.generate.engine import free_memory
     from tipbench.record.collect import CollectEnvironment, run_collect
 
@@ -78,43 +78,31 @@ def show_summary(summary: Summary) -> None:
         f"{summary.experiment}: {summary.cells} cells, {summary.generated} generated now, "
         f"{summary.recorded_before} recorded before, {summary.failed} failed; {duration(summary.seconds)}\n"
     )
-    gone = print_table(
-        ["model", "prompt", "cells", "failed", "no tip", "format", "overlong", "latency", "tok/s", "diversity"],
-        [
+    columns = ("model", "prompt", "cells", "failed", "no tip", "format", "overlong", "latency", "tok/s", "diversity")
+    rows = []
+    for (model, prompt), pair in summary.tally.pairs.items():
+        latency = number(pair.mean("latency_s"))
+        rows.append(
             [
-                model,
-                prompt,
-                pair.answered + pair.failed,
-                pair.failed,
-                pair.floored,
+                *(model, prompt, pair.answered + pair.failed, pair.failed, pair.floored),
                 percent(pair.mean("format_ok")),
                 percent(pair.mean("overlong")),
-                _with_unit(pair.mean("latency_s"), ".2f", " s"),
-                _with_unit(pair.mean("tokens_per_s"), ".1f"),
+                latency and f"{latency} s",
+                number(pair.mean("tokens_per_s"), ".1f"),
                 pair.mean("diversity"),
             ]
-            for (model, prompt), pair in summary.tally.pairs.items()
-        ],
-        text=["model", "prompt"],
-        keep=6,
-    )
+        )
+    print_table(columns, rows, text=("model", "prompt"), keep=6)
     print(flush=True)
-    print_dropped_columns(gone, "--json")
     if summary.evidence is not None and summary.evidence.samples:
         print_message(f"memory: {summary.evidence.sentence()}")
     for reason in summary.refused.values():
         print_message(f"refused: {reason}")
-    for failure in summary.failures[:_SHOWN_FAILURES]:
+    for failure in summary.failures[:_MAX_FAILURES_SHOWN]:
         print_message(f"failed: {failure}")
-    if len(summary.failures) > _SHOWN_FAILURES:
-        print_message(
-            f"… and {len(summary.failures) - _SHOWN_FAILURES} more; `tipbench runs list --state failed` lists them"
-        )
+    if more := summary.failures[_MAX_FAILURES_SHOWN:]:
+        print_message(f"… and {len(more)} more; `tipbench runs list --state failed` lists them")
     if summary.failures:
         print_message("run the same command again to retry the failed cells")
     if summary.experiment_url:
         print_message(f"MLflow: {summary.experiment_url}")
-
-
-def _with_unit(value: float | None, form: str, unit: str = "") -> str | None:
-    return None if value is None else f"{value:{form}}{unit}"

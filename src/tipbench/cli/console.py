@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_PIPE_WIDTH = 10_000  # do not wrap tables when stdout is a pipe
+_PIPE_WIDTH = 10_000  # so that tables are not wrapped when stdout is a pipe
 
 
 class _TolerantFile(io.FileIO):
@@ -44,8 +44,8 @@ def wrap_streams() -> None:
 
 def _tolerant_stream(stream: TextIO | None, descriptor: int, ignored: type[OSError]) -> TextIO:
     if stream is not None and not isinstance(stream, io.TextIOWrapper):
-        return stream  # already replaced, as by a test
-    if stream is None:  # closed at the start: without this, the next file to be opened would get its descriptor
+        return stream  # a test has replaced it
+    if stream is None:  # closed at startup: without this, the next opened file would get its descriptor
         null = os.open(os.devnull, os.O_WRONLY)
         if null != descriptor:
             os.dup2(null, descriptor)
@@ -95,19 +95,20 @@ def print_table(
     *,
     text: Collection[str] = (),
     keep: int | None = None,
-) -> list[str]:
+    complete: str = "--json",
+) -> None:
     """Print a table to stdout: columns in `text` left-aligned, others right-aligned; markup is not interpreted.
 
-    On a narrow terminal, columns after the first `keep` are dropped from the right; returns the dropped columns.
+    On a narrow terminal, columns after the first `keep` are dropped from the right. A message then lists them with the
+    option that prints the complete table.
     """
     from rich.measure import Measurement
 
     rows, console = list(rows), out()
     unbounded = console.options.update(max_width=_PIPE_WIDTH)
     shown = len(columns)
-    fewest = keep or len(columns)
     table = _table(columns, rows, text)
-    while shown > fewest and Measurement.get(console, unbounded, table).maximum > console.width:
+    while shown > (keep or len(columns)) and Measurement.get(console, unbounded, table).maximum > console.width:
         shown -= 1
         table = _table(columns[:shown], rows, text)
     if console.is_terminal:
@@ -116,13 +117,9 @@ def print_table(
         with console.capture() as captured:
             console.print(table)
         print("\n".join(line.rstrip() for line in captured.get().splitlines()))
-    return list(columns[shown:])
-
-
-def print_dropped_columns(columns: Sequence[str], where: str) -> None:
-    """Print which columns were dropped, and which option shows them."""
-    if columns:
-        print_message(f"the terminal is too narrow for {', '.join(columns)}; {where} has all columns")
+    sys.stdout.flush()
+    if dropped := columns[shown:]:
+        print_message(f"the terminal is too narrow for {', '.join(dropped)}; {complete} has all columns")
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], text: Collection[str]) -> Table:

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from tipbench.cli.console import print_json, print_message
-from tipbench.cli.judge import SuiteOption
-from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, command_group, open_experiment
+from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, SuiteOption, command_group, open_experiment
 from tipbench.errors import NotEnoughData
 from tipbench.files import check_output, write_output
 from tipbench.settings import load_settings
@@ -21,22 +20,20 @@ app = command_group("Make private controls that measure judges.")
 
 @app.command("make")
 def make(
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The controls.toml of your own suite.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The controls.toml of your own suite.")],
     experiment: ExperimentOption = None,
-    judges: Annotated[int, typer.Option("--judges", min=2, metavar="NUMBER", help="Judges that must agree.")] = 2,
-    per_scenario: Annotated[
-        int, typer.Option("--per-scenario", min=1, metavar="NUMBER", help="Maximum number of controls per scenario.")
-    ] = 10,
+    judges: Annotated[int, typer.Option(min=2, metavar="NUMBER", help="Judges that must agree.")] = 2,
+    per_scenario: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Maximum controls per scenario.")] = 10,
     suite: SuiteOption = None,
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Make private controls from tips that judges agree on.
 
-    They are tips that several judges scored at most one step apart on every scale. The built-in controls are public, so
-    a judge may have read them. Use private ones for decisions that matter: put the file into your own suite (`extends =
-    "tips"`), keep it from judges, and use it for later experiments only, because the judges of this one have seen its
-    tips. Exit 3 if no tip qualifies.
+    A tip qualifies if several judges scored it at most one step apart on every scale. The built-in controls are public,
+    so a judge may have read them. For decisions that matter use private controls: put the file into your own suite
+    (`extends = "tips"`), keep it from judges, and use it for later experiments only, because the judges of this
+    experiment have seen its tips. Exit 3 if no tip qualifies.
 
     Examples:
 

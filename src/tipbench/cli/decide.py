@@ -16,15 +16,13 @@ from tipbench.text import printable_lines
 
 
 def decide(
-    choose: Annotated[str, typer.Option("--choose", metavar="MODEL/PROMPT", help="The chosen pair.")],
-    because: Annotated[str, typer.Option("--because", metavar="TEXT", help="The reason, 1 to 2000 characters.")],
+    choose: Annotated[str, typer.Option(metavar="MODEL/PROMPT", help="The chosen pair.")],
+    because: Annotated[str, typer.Option(metavar="TEXT", help="The reason, 1 to 2000 characters.")],
     experiment: ExperimentOption = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out",
-            metavar="FILE.md",
-            help="New file for the record; - for stdout. [default: decision-EXPERIMENT-TIME.md]",
+            metavar="FILE.md", help="New file for the record; - for stdout. [default: decision-EXPERIMENT-TIME.md]"
         ),
     ] = None,
     mlflow_url: MlflowOption = None,

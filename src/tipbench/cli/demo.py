@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tipbench.cli.collect import run, show_summary
+from tipbench.cli.collect import collect_with_progress, show_summary
 from tipbench.cli.compare import show_board
 from tipbench.cli.console import print_json, print_message
 from tipbench.cli.models import fetch_with_progress
@@ -20,18 +20,12 @@ from tipbench.plan.config import CollectConfig, make_config
 from tipbench.settings import Settings, load_settings
 
 EXPERIMENT = "tip-bench-demo"
-DEMO = {
-    "models": "baseline:template,embedded:smollm2:135m",
-    "n_tips": 3,
-    "num_predict": 384,
-    "experiment": EXPERIMENT,
-}
+DEMO = {"models": "baseline:template,embedded:smollm2:135m", "n_tips": 3, "num_predict": 384, "experiment": EXPERIMENT}
 
 
 def demo(
     mlflow_url: Annotated[
-        str | None,
-        typer.Option("--mlflow-url", metavar="URL", help="The MLflow server. [default: the demo's local one]"),
+        str | None, typer.Option(metavar="URL", help="The MLflow server. [default: the demo's local one]")
     ] = None,
     json_: JsonOption = False,
 ) -> None:
@@ -40,6 +34,10 @@ def demo(
     A real 135M-parameter model and a baseline without a model answer three prompts for eight scenarios. The answers are
     recorded in a local MLflow, the rules judge scores them provisionally, and the leaderboard is printed. Running the
     demo again continues it. Settings other than TIPBENCH_HOME are ignored.
+
+    Examples:
+
+      tipbench demo
     """
     from tipbench.compare.cells import CellFilter
     from tipbench.compare.leaderboard import read_leaderboard, record_board
@@ -54,7 +52,7 @@ def demo(
     with open_store(settings, config.mlflow_url) as store:
         store.experiment(EXPERIMENT)  # fails before the download if MLflow is unavailable
     fetch_with_progress(settings)
-    summary = run(config, settings)
+    summary = collect_with_progress(config, settings)
     with open_experiment(settings, config.mlflow_url, config.experiment) as (store, found):
         with contextlib.suppress(NotEnoughData):  # everything was judged by an earlier demo
             run_judge(store, found, RulesJudge(), ExportRequest(), report=print_message)
@@ -67,9 +65,9 @@ def demo(
         print()
         show_board(board)
         sys.stdout.flush()
-        url = config.mlflow_url  # named in the next steps unless other commands read from it anyway
-        where = f" --mlflow-url {strip_login(url)}" if url and not is_default_server(settings, url) else ""
-        print_message(_NEXT.format(where=where))
+        url = config.mlflow_url
+        mlflow_option = f" --mlflow-url {strip_login(url)}" if url and not is_default_server(settings, url) else ""
+        print_message(_NEXT_STEPS.format(mlflow_option=mlflow_option))
     if summary.failed:
         raise typer.Exit(1)
 
@@ -80,7 +78,7 @@ def demo_config(mlflow_url: str | None) -> CollectConfig:
 
 
 def local_mlflow(settings: Settings) -> str:
-    """Return the URL of the local MLflow, starting it if needed; ignores other servers."""
+    """Return the URL of the local MLflow, which is started if needed; ignores other servers."""
     from tipbench.record.mlflow import find_tracking
 
     return find_tracking(None, writable_home(settings.home), start=True, report=print_message, local_only=True).url
@@ -91,21 +89,21 @@ def is_default_server(settings: Settings, url: str) -> bool:
     from tipbench.record.mlflow import find_tracking
 
     try:
-        usual = find_tracking(settings.get("mlflow_url"), settings.home, start=False, report=print_message)
-        return usual.identity == find_tracking(url, settings.home, start=False, report=print_message).identity
+        default = find_tracking(settings.get("mlflow_url"), settings.home, start=False, report=print_message)
+        return default.identity == find_tracking(url, settings.home, start=False, report=print_message).identity
     except TipbenchError:
         return False
 
 
-_NEXT = f"""
+_NEXT_STEPS = f"""
 What next
 - judge by hand: a blind sheet; fill it in, then `tipbench judge apply`:
-  tipbench judge export --experiment {EXPERIMENT} --judge YOU --out sheet.json{{where}}
+  tipbench judge export --experiment {EXPERIMENT} --judge YOU --out sheet.json{{mlflow_option}}
 - the leaderboard with charts and all answers:
-  tipbench compare {EXPERIMENT} --html report.html{{where}}
+  tipbench compare {EXPERIMENT} --html report.html{{mlflow_option}}
 - the web panel: start, watch, judge, decide:
-  tipbench panel{{where}}
+  tipbench panel{{mlflow_option}}
 - all answers; `tipbench runs show ID` prints one with its prompt:
-  tipbench runs list --experiment {EXPERIMENT}{{where}}
+  tipbench runs list --experiment {EXPERIMENT}{{mlflow_option}}
 - a real benchmark, with Ollama running: `tipbench plan`, then `tipbench collect`
 - stop the local MLflow; its data is kept: `tipbench mlflow down`"""

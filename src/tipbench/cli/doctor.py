@@ -25,9 +25,9 @@ from tipbench.text import file_size, join_names, plural, printable
 Status = Literal["ok", "warning", "failed"]
 
 _MARKS = {"ok": "✓", "warning": "!", "failed": "✕"}
-_LITTLE_DISK = 2 * 2**30
-_LITTLE_MEMORY = 2 * 2**30
-_EXTRAS = {  # package: the extra that installs it, and what it is for
+_MIN_DISK_BYTES = 2 * 2**30
+_MIN_MEMORY_BYTES = 2 * 2**30
+_EXTRAS = {  # package → the extra that installs it, and what it is for
     "mlflow": ("local", "the local MLflow and the demo"),
     "xllamacpp": ("local", "the embedded model and the demo"),
     "altair": ("charts", "charts"),
@@ -37,7 +37,7 @@ _EXTRAS = {  # package: the extra that installs it, and what it is for
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check, with what to do unless it is ok."""
+    """The result of one check, with advice unless it is ok."""
 
     check: str
     status: Status
@@ -45,17 +45,20 @@ class Finding:
     advice: str | None = None
 
 
-def doctor(
-    ollama_url: OllamaOption = None,
-    mlflow_url: MlflowOption = None,
-    json_: JsonOption = False,
-) -> None:
+def doctor(ollama_url: OllamaOption = None, mlflow_url: MlflowOption = None, json_: JsonOption = False) -> None:
     """Check Ollama, MLflow, memory, disk, versions and settings.
 
     Shows what is wrong and what to do. Exits with 1 if a check failed; warnings do not count.
     Nothing is started or written.
+
+    Examples:
+
+      tipbench doctor
+
+      tipbench doctor --ollama-url http://gpu.example:11434 --json
     """
     findings = list(_findings({"ollama_url": ollama_url, "mlflow_url": mlflow_url}))
+    failed = sum(each.status == "failed" for each in findings)
     if json_:
         print_json([vars(each) for each in findings])
     else:
@@ -63,10 +66,9 @@ def doctor(
             print(printable(f"{_MARKS[each.status]} {each.check}: {each.found}"))
             if each.advice:
                 print(printable(f"    {each.advice}"))
-        failed = sum(each.status == "failed" for each in findings)
         warnings = sum(each.status == "warning" for each in findings)
         print(f"\n{plural(len(findings), 'check')}: {failed} failed, {plural(warnings, 'warning')}")
-    if any(each.status == "failed" for each in findings):
+    if failed:
         raise typer.Exit(1)
 
 
@@ -113,9 +115,8 @@ def _settings(settings: Settings) -> Iterator[Finding]:
     yield Finding("settings", "ok", f"{origin}; home {settings.home}")
     for key, source in settings.sources.items():
         if key not in settings.values:
-            yield Finding(
-                "settings", "warning", f"{key} is {source.partition(';')[0]}", source.partition("; ")[2] + "."
-            )
+            found, _, advice = source.partition("; ")
+            yield Finding("settings", "warning", f"{key} is {found}", f"{advice}.")
 
 
 def _disk(home: Path) -> Iterator[Finding]:
@@ -124,11 +125,12 @@ def _disk(home: Path) -> Iterator[Finding]:
         yield Finding("disk", "failed", f"{home} is not writable", "Set TIPBENCH_HOME to a folder of your own.")
         return
     free = shutil.disk_usage(folder).free
-    little = free < _LITTLE_DISK
-    advice = "Weights, the local MLflow and journals need room. Free some, or set TIPBENCH_HOME to another disk."
-    yield Finding(
-        "disk", "warning" if little else "ok", f"{file_size(free)} free in {folder}", advice if little else None
-    )
+    found = f"{file_size(free)} free in {folder}"
+    if free < _MIN_DISK_BYTES:
+        advice = "Weights, the local MLflow and journals need space. Free some, or set TIPBENCH_HOME to another disk."
+        yield Finding("disk", "warning", found, advice)
+    else:
+        yield Finding("disk", "ok", found)
 
 
 def _memory(config: CollectConfig) -> Finding:
@@ -137,12 +139,12 @@ def _memory(config: CollectConfig) -> Finding:
     free = free_memory(config.model_names[0], config)
     parts = [(size, kind) for size, kind in ((free.ram, "RAM"), (free.vram, "VRAM")) if size is not None]
     if not parts:
-        why = "unknown: the models run on another machine, or this system does not report it"
-        return Finding("memory", "warning", why, "`plan` cannot warn of models that do not fit.")
-    little = max(size for size, _ in parts) < _LITTLE_MEMORY
-    advice = "Close other programs, or use models below 1B parameters." if little else None
-    shown = " and ".join(f"{file_size(size)} of {kind}" for size, kind in parts)
-    return Finding("memory", "warning" if little else "ok", f"{shown} free", advice)
+        found = "unknown: the models run on another machine, or this system does not report it"
+        return Finding("memory", "warning", found, "`plan` cannot warn of models that do not fit.")
+    found = " and ".join(f"{file_size(size)} of {kind}" for size, kind in parts) + " free"
+    if max(size for size, _ in parts) < _MIN_MEMORY_BYTES:
+        return Finding("memory", "warning", found, "Close other programs, or use models below 1B parameters.")
+    return Finding("memory", "ok", found)
 
 
 def _ollama(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
@@ -162,23 +164,20 @@ def _ollama(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
     yield Finding("ollama", "ok", f"version {version} at {url}")
     found = available_models(config, settings.home, [each for each in ENGINES.values() if each.server])
     refused = [each.model for each in found.models if each.refusal is not None]
+    refusals = f"refused: {join_names(refused, 5)}" if refused else ""
     if found.accepted:
-        beyond = f"; refused: {join_names(refused, 5)}" if refused else ""
-        yield Finding("models", "ok", f"{join_names(found.accepted, 8)}{beyond}")
+        yield Finding("models", "ok", "; ".join(filter(None, [join_names(found.accepted, 8), refusals])))
     else:
-        few = f"refused: {join_names(refused, 5)}" if refused else "none installed"
-        yield Finding(
-            "models", "failed", few, f"Get a model up to {config.max_model_b:g}B, as with `ollama pull gemma3:1b`."
-        )
+        advice = f"Get a model up to {config.max_model_b:g}B, as with `ollama pull gemma3:1b`."
+        yield Finding("models", "failed", refusals or "none installed", advice)
     missing = [name for name in config.model_names if name not in found.accepted and name not in refused]
     if found.accepted and missing:
         advice = f"`tipbench collect --models {','.join(found.accepted)}`, or `ollama pull {missing[0]}`."
         yield Finding("models", "warning", f"of the configured models not installed: {join_names(missing, 5)}", advice)
     if resident:
         names = join_names([each.name for each in resident], 3)
-        yield Finding(
-            "models", "warning", f"in memory now: {names}", "A collect starts with empty memory: `--evict` unloads it."
-        )
+        advice = "A collect starts with empty memory: `--evict` unloads it."
+        yield Finding("models", "warning", f"in memory now: {names}", advice)
 
 
 def _mlflow(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
@@ -199,8 +198,7 @@ def _mlflow(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
         else:
             advice = "Install tipbench with the extra [local], or set MLFLOW_TRACKING_URI to a server."
             yield Finding("mlflow", "failed", "no server, and no local one can be started", advice)
-    folders = journal_folder(settings.home, "", "").parent.glob("*")  # of every server and experiment
-    waiting = count_orphaned(folders)
-    if waiting:
+    journals = journal_folder(settings.home, "", "").parent.glob("*")  # of every server and experiment
+    if waiting := count_orphaned(journals):
         advice = "The next collect into the same experiment records them."
         yield Finding("journal", "warning", f"{plural(waiting, 'finished result')} not yet in MLflow", advice)

@@ -8,36 +8,37 @@ from typing import Annotated
 
 import typer
 
-from tipbench.cli.compare import OneJudgeOption, WhereOption
 from tipbench.cli.console import print_json, print_message
-from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment, open_experiment
+from tipbench.cli.options import (
+    ExperimentOption,
+    JsonOption,
+    MlflowOption,
+    OneJudgeOption,
+    WhereOption,
+    chosen_experiment,
+    open_experiment,
+)
 from tipbench.errors import NotEnoughData, TipbenchError, UsageError
 from tipbench.files import check_output, write_output
 from tipbench.settings import load_settings
 from tipbench.text import printable_lines
 
-MarginOption = Annotated[
-    float,
-    typer.Option("--margin", metavar="POINTS", help="Largest acceptable loss, in points.", show_default=True),
-]
-JunitOption = Annotated[
-    Path | None, typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML.")
-]
-FloorOption = Annotated[
-    bool, typer.Option("--failed-as-floor", help="Count the candidate's failed cells at the rubric's floor.")
-]
-AnnotationsOption = Annotated[bool, typer.Option("--annotations", help="Also print a GitHub workflow annotation.")]
-
 
 def gate(
-    candidate: Annotated[str, typer.Option("--candidate", metavar="MODEL/PROMPT", help="The pair to check.")],
-    baseline: Annotated[str, typer.Option("--baseline", metavar="MODEL/PROMPT", help="The pair to compare with.")],
+    candidate: Annotated[str, typer.Option(metavar="MODEL/PROMPT", help="The pair to check.")],
+    baseline: Annotated[str, typer.Option(metavar="MODEL/PROMPT", help="The pair to compare with.")],
     experiment: ExperimentOption = None,
-    margin: MarginOption = 1.0,
+    margin: Annotated[
+        float, typer.Option(metavar="POINTS", help="Largest acceptable loss, in points.", show_default=True)
+    ] = 1.0,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if undecided.")] = False,
-    failed_as_floor: FloorOption = False,
-    junit: JunitOption = None,
-    annotations: AnnotationsOption = False,
+    failed_as_floor: Annotated[
+        bool, typer.Option("--failed-as-floor", help="Count the candidate's failed cells at the rubric's floor.")
+    ] = False,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the result as JUnit XML.")] = None,
+    annotations: Annotated[
+        bool, typer.Option("--annotations", help="Also print a GitHub workflow annotation.")
+    ] = False,
     where: WhereOption = None,
     judge: OneJudgeOption = None,
     mlflow_url: MlflowOption = None,
@@ -45,10 +46,10 @@ def gate(
 ) -> None:
     """Check whether a candidate is worse than a baseline.
 
-    For CI. Uses the 95 % confidence interval of the paired difference over the scenarios judged for both. Not worse:
-    the interval is above −margin; exit 0. Worse: it is below; exit 1.
-    Otherwise undecided: exit 0 with a warning, 1 with --strict. The candidate must be judged wherever the baseline is,
-    in at least six scenarios; otherwise, or with only provisional scores, exit 3 with what is missing.
+    For CI. Computes the 95 % confidence interval of the paired difference over the scenarios judged for both. If it is
+    above −margin, the candidate is not worse: exit 0. If it is below, it is worse: exit 1. Otherwise the result is
+    undecided: exit 0 with a warning, 1 with --strict. The candidate must be judged wherever the baseline is, in at
+    least six scenarios; otherwise, or with only provisional scores, exit 3 with what is missing.
 
     Examples:
 

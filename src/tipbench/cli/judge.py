@@ -5,14 +5,28 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from tipbench.cli.console import print_json, print_message
-from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, command_group, open_experiment, open_store
+from tipbench.cli.options import (
+    AcceptOption,
+    AllOption,
+    ExperimentOption,
+    JsonOption,
+    JudgeOption,
+    LimitOption,
+    MlflowOption,
+    OverlapOption,
+    RejudgeOption,
+    SeedOption,
+    SuiteOption,
+    command_group,
+    open_experiment,
+    open_store,
+)
 from tipbench.cli.progress import progress_counter
 from tipbench.errors import SheetRefused, UsageError
 from tipbench.files import check_output, writable_home, write_output
@@ -20,73 +34,26 @@ from tipbench.settings import load_settings
 from tipbench.text import TIED
 
 if TYPE_CHECKING:
+    from tipbench.compare.cells import Focus
     from tipbench.judge.apply import ApplyResult
     from tipbench.judge.duels import DuelApplyResult, StoredDuelSheet
-    from tipbench.judge.export import ExportRequest, ExportResult
-    from tipbench.judge.sheet_store import StoredSheet
-    from tipbench.workflows.judging import SheetRequest
+    from tipbench.judge.export import ExportResult
 
-_MOST_KEPT = 1000
+_MAX_OLD_FILES = 999
 _MANY_DUELS = 200  # above which a hint is printed
-_ANCHORS_SHOWN = 5
+_MAX_ANCHORS_SHOWN = 5
 
 app = command_group("Score answers blind against the pinned rubric.")
 
-JudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Name of the judge.")]
-SuiteOption = Annotated[
-    str | None,
-    typer.Option(
-        "--suite", metavar="NAME|FOLDER", help="Suite with the cards, rubric and controls. [default: as collected]"
-    ),
-]
-LimitOption = Annotated[
-    int | None,
-    typer.Option("--limit", min=1, metavar="NUMBER", help="Maximum number of answers; whole scenarios first."),
-]
-OverlapOption = Annotated[
-    float,
-    typer.Option("--overlap", min=0.0, max=1.0, metavar="SHARE", help="Share of other judges' answers to include."),
-]
-AcceptOption = Annotated[
-    str | None,
-    typer.Option("--accept-drift", metavar="REASON", help="Count the scores despite the drift, with this reason."),
-]
-AllOption = Annotated[bool, typer.Option("--all", help="All answers this judge has not scored.")]
-RejudgeOption = Annotated[bool, typer.Option("--rejudge", help="Include answers scored under another rubric.")]
-SeedOption = Annotated[
-    int | None,
-    typer.Option("--seed", min=0, metavar="NUMBER", help="Seed for the order and the hidden items. [default: random]"),
-]
-
-
-class SheetFormat(StrEnum):
-    """File format of a sheet."""
-
-    JSON = "json"
-    CSV = "csv"
-
-
+OutOption = Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file; - is stdout.")]
 SheetOption = Annotated[
-    str | None, typer.Option("--sheet", metavar="ID", help="Write an existing sheet again, byte for byte.")
-]
-FilledOption = Annotated[bool, typer.Option("--filled", help="With --sheet: include the scores applied so far.")]
-SheetFormatOption = Annotated[
-    SheetFormat | None,
-    typer.Option(
-        "--format",
-        metavar="json|csv",
-        help="File format; csv is for spreadsheets. Default: csv for FILE.csv, else json.",
-    ),
-]
-FocusOption = Annotated[
-    bool,
-    typer.Option("--focus", help=f"Only the leader and pairs {TIED} with it, most informative scenarios first."),
+    str | None, typer.Option("--sheet", metavar="ID", help="Write an existing file again, byte for byte.")
 ]
 
 
 @app.command("export")
 def export(
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file; - is stdout.")],
+    out: OutOption,
     experiment: ExperimentOption = None,
     judge: JudgeOption = None,
     limit: LimitOption = None,
@@ -95,17 +62,27 @@ def export(
     rejudge: RejudgeOption = False,
     seed: SeedOption = None,
     sheet: SheetOption = None,
-    filled: FilledOption = False,
-    format_: SheetFormatOption = None,
-    focus: FocusOption = False,
+    filled: Annotated[bool, typer.Option("--filled", help="With --sheet: include the scores applied so far.")] = False,
+    format_: Annotated[
+        Literal["json", "csv"] | None,
+        typer.Option(
+            "--format",
+            metavar="json|csv",
+            help="File format; csv for spreadsheets. [default: csv for *.csv, else json]",
+        ),
+    ] = None,
+    focus: Annotated[
+        bool,
+        typer.Option("--focus", help=f"Only the leader and pairs {TIED} with it, most informative scenarios first."),
+    ] = False,
     suite: SuiteOption = None,
     mlflow_url: MlflowOption = None,
 ) -> None:
     """Export a blind sheet for a judge.
 
-    It has answers without model or prompt names, in random order, with the rubric, and hidden control items that
-    measure the judge. The key is stored in MLflow, so the sheet can be applied from any machine. Fill in the scores,
-    then run `tipbench judge apply FILE`.
+    A sheet has answers without model or prompt names, in random order, with the rubric and with hidden control items
+    that measure the judge. Which item is which is stored in MLflow only, so the sheet can be applied from any machine.
+    Fill in the scores, then run `tipbench judge apply FILE`.
 
     Examples:
 
@@ -115,44 +92,34 @@ def export(
     """
     from tipbench.judge.export import ExportRequest
     from tipbench.workflows.board import judge_name
-    from tipbench.workflows.judging import SheetRequest, requested_sheet
+    from tipbench.workflows.judging import SheetRequest, requested_sheet, sheet_file
 
     request = ExportRequest(
-        judge=judge_name(judge),
-        limit=limit,
-        overlap=overlap,
-        everything=all_,
-        rejudge=rejudge,
-        seed=seed,
-        suite=suite,
+        judge=judge_name(judge), limit=limit, overlap=overlap, everything=all_, rejudge=rejudge, seed=seed, suite=suite
     )
-    by_name = SheetFormat.CSV if out.suffix.lower() == ".csv" else SheetFormat.JSON
-    query = SheetRequest(request, sheet, filled, focus, (format_ or by_name).value)
+    file_format = format_ or ("csv" if out.suffix.lower() == ".csv" else "json")
+    query = SheetRequest(request, sheet, filled, focus, file_format)
     _check_target(out)
+
+    def report_focus(focus: Focus) -> None:  # without names, as judging is blind
+        print_message(f"in focus: {len(focus.pairs)} pairs in {len(focus.scenarios)} scenarios")
+
     with open_experiment(load_settings(), mlflow_url, experiment) as (store, found):
-        # no names, as judging is blind
-        done = requested_sheet(
-            store,
-            found,
-            query,
-            report_focus=lambda focus: print_message(
-                f"in focus: {len(focus.pairs)} pairs in {len(focus.scenarios)} scenarios"
-            ),
-        )
+        done = requested_sheet(store, found, query, report_focus=report_focus)
     if done is None:
         raise UsageError(f"{found.name} has no sheet {sheet!r}. `tipbench judge status` lists the sheets.")
-    _write_sheet(out, done.stored, query)
+    again = f"tipbench judge export --experiment {found.name} --sheet {done.stored.sheet.id} --out FILE"
+    _write_text(out, sheet_file(done.stored, query), f"The sheet is stored in MLflow: {again} writes it again.")
     if sheet is None:
-        _print_exported(done, request, out)
+        _print_exported(done, request.judge, out)
     else:
         scored = f", {done.stored.finished} with the scores applied so far" if filled else ""
         print_message(f"sheet {sheet} again: {len(done.stored.entries)} items {_place(out)}{scored}")
 
 
-def _print_exported(done: ExportResult, request: ExportRequest, out: Path) -> None:
-    items = len(done.stored.entries)
-    who = f" for {request.judge}" if request.judge else ""
-    print_message(f"sheet {done.stored.sheet.id}{who}: {items} items {_place(out)}")
+def _print_exported(done: ExportResult, judge: str | None, out: Path) -> None:
+    who = f" for {judge}" if judge else ""
+    print_message(f"sheet {done.stored.sheet.id}{who}: {len(done.stored.entries)} items {_place(out)}")
     if done.unknown_scenarios:
         print_message(
             f"left out: {done.unknown_scenarios} cells whose scenario is not in the current suite; see --suite"
@@ -172,18 +139,16 @@ def _print_exported(done: ExportResult, request: ExportRequest, out: Path) -> No
     print_message(f"next: fill in the scores, then {_how_to_apply(out)}")
 
 
+@app.command("duel")
 def duel(
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file; - is stdout.")],
+    out: OutOption,
     experiment: ExperimentOption = None,
     judge: JudgeOption = None,
     limit: Annotated[
-        int | None,
-        typer.Option("--limit", min=2, metavar="NUMBER", help="Maximum number of comparisons; whole scenarios first."),
+        int | None, typer.Option(min=2, metavar="NUMBER", help="Maximum number of comparisons; whole scenarios first.")
     ] = None,
     seed: SeedOption = None,
-    sheet: Annotated[
-        str | None, typer.Option("--sheet", metavar="ID", help="Write an existing duel file again, byte for byte.")
-    ] = None,
+    sheet: SheetOption = None,
     suite: SuiteOption = None,
     mlflow_url: MlflowOption = None,
 ) -> None:
@@ -280,19 +245,19 @@ def apply(
     settings = load_settings()
     reason = drift_reason(accept_drift) if accept_drift is not None else None
     name = judge_name(judge)
-    raw: dict[str, Any] = {}
+    sheet: dict[str, Any] = {}
     try:
-        raw = parse_sheet(sys.stdin.buffer.read(MAX_BYTES + 1)) if _is_stream(file) else read_sheet_file(file)
+        sheet = parse_sheet(sys.stdin.buffer.read(MAX_BYTES + 1)) if _is_stream(file) else read_sheet_file(file)
         with (
             open_store(settings, mlflow_url) as store,
             judging_lock(writable_home(settings.home), store.url, report=print_message),
             progress_counter("applying") as count,
         ):
-            applied = apply_file(store, raw, judge=name, accept=reason, final=final, dry_run=dry_run, progress=count)
+            applied = apply_file(store, sheet, judge=name, accept=reason, final=final, dry_run=dry_run, progress=count)
     except SheetRefused as exc:
         if not json_:
             raise
-        print_json(refused_json(exc, raw.get("sheet")))
+        print_json(refused_json(exc, sheet.get("sheet")))
         raise typer.Exit(1) from exc
     if json_:
         print_json(applied.to_json())
@@ -324,7 +289,7 @@ def show_verdict(applied: ApplyResult) -> None:
     for sentence in applied.sentences():
         print(sentence)
     if applied.held:
-        show_held(applied)
+        _show_held(applied)
     elif applied.accepted:
         print(f"The drift is accepted: {applied.accepted}")
 
@@ -333,7 +298,7 @@ def _numbers(values: Mapping[str, float] | None) -> str:
     return ", ".join(f"{name} {value:.2f}" for name, value in values.items()) if values else "not judged"
 
 
-def show_held(applied: ApplyResult) -> None:
+def _show_held(applied: ApplyResult) -> None:
     """Print the anchors of drifted scales and the two options; never reveals which items were controls."""
     scales = applied.drift.scales if applied.drift is not None and not applied.verdict_only else ()
     drifted = {scale.scale for scale in scales if scale.beyond}
@@ -341,7 +306,7 @@ def show_held(applied: ApplyResult) -> None:
         if scales and (name in drifted or not drifted):
             print(f"\nAnchors for {name}:")
             by_step = {anchor.scores[name]: anchor for anchor in reversed(applied.rubric.anchors)}
-            for step in sorted(by_step)[:_ANCHORS_SHOWN]:
+            for step in sorted(by_step)[:_MAX_ANCHORS_SHOWN]:
                 print(f"  {step}  “{by_step[step].tip}” ({by_step[step].why})")
     print(
         "\nThe scores are stored but not counted; an honest judge is held in about 1 of 20 sheets. Compare them "
@@ -363,7 +328,7 @@ def _show_duels(applied: DuelApplyResult) -> None:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether a path means stdout or stdin."""
+    """Return whether a path means stdin or stdout."""
     return str(path) == "-"
 
 
@@ -384,23 +349,16 @@ def _check_target(path: Path) -> None:
         raise UsageError(f"--out {path} is not a regular file; choose another file.")
 
 
-def _write_sheet(path: Path, stored: StoredSheet, query: SheetRequest) -> None:
-    from tipbench.workflows.judging import sheet_file
-
-    again = f"tipbench judge export --experiment {stored.sheet.experiment} --sheet {stored.sheet.id} --out FILE"
-    _write_text(path, sheet_file(stored, query), f"The sheet is stored in MLflow: {again} writes it again.")
-
-
-def _write_duels(path: Path, judging: StoredDuelSheet) -> None:
+def _write_duels(path: Path, stored: StoredDuelSheet) -> None:
     from tipbench.judge.duels import duel_text
 
-    sheet = judging.sheet
+    sheet = stored.sheet
     again = f"tipbench judge duel --experiment {sheet.experiment} --sheet {sheet.id} --out FILE"
     _write_text(path, duel_text(sheet), f"The duels are stored in MLflow: {again} writes them again.")
 
 
-def _write_text(path: Path, text: str, otherwise: str) -> None:
-    """Write a sheet to a file, atomically, or to stdout; `otherwise` is appended to the error message.
+def _write_text(path: Path, text: str, hint: str) -> None:
+    """Write a sheet to a file, atomically, or to stdout; `hint` is appended to the error message.
 
     An existing file is renamed unless it is empty or an unfilled sheet, so that an export never loses scores.
     """
@@ -409,17 +367,17 @@ def _write_text(path: Path, text: str, otherwise: str) -> None:
         sys.stdout.buffer.flush()
         return
     if path.exists() and path.stat().st_size and not _is_unfilled(path):
-        names = (path.with_name(f"{path.name}.{number}.old") for number in range(1, _MOST_KEPT))
-        free = next((name for name in names if not name.exists()), None)
-        if free is None:
-            raise UsageError(f"{path} and {_MOST_KEPT - 1} older versions exist; choose another file or delete some.")
-        path.rename(free)
-        print_message(f"{path} already existed; it was renamed to {free}")
-    write_output(path, text, "--out", otherwise)
+        names = (path.with_name(f"{path.name}.{number}.old") for number in range(1, _MAX_OLD_FILES + 1))
+        unused = next((name for name in names if not name.exists()), None)
+        if unused is None:
+            raise UsageError(f"{path} and {_MAX_OLD_FILES} older versions exist; choose another file or delete some.")
+        path.rename(unused)
+        print_message(f"{path} already existed; it was renamed to {unused}")
+    write_output(path, text, "--out", hint)
 
 
 def _is_unfilled(path: Path) -> bool:
-    """Whether a file is a sheet or a duel file without any entry."""
+    """Return whether a file is a sheet or a duel file in which nothing is filled in."""
     from tipbench.judge.duels import FORMAT as DUELS
     from tipbench.judge.sheet import FORMAT
     from tipbench.judge.sheet_file import read_sheet_file

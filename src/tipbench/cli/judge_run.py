@@ -11,18 +11,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tipbench.cli.console import print_json, print_message
-from tipbench.cli.judge import (
+from tipbench.cli.judge import show_verdict
+from tipbench.cli.options import (
     AcceptOption,
     AllOption,
+    ExperimentOption,
+    JsonOption,
     JudgeOption,
     LimitOption,
+    MlflowOption,
+    OllamaOption,
     OverlapOption,
     RejudgeOption,
     SeedOption,
     SuiteOption,
-    show_verdict,
+    default_text,
+    open_experiment,
 )
-from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, OllamaOption, default_text, open_experiment
 from tipbench.cli.progress import emit, progress_counter, report_message
 from tipbench.files import ResourceLock, writable_home, write_atomic
 from tipbench.http import canonical_url
@@ -34,49 +39,20 @@ if TYPE_CHECKING:
     from tipbench.judge.run import AutomaticJudge, JudgeResult
     from tipbench.plan.config import CollectConfig
 
-_REASONS_SHOWN = 5
+_MAX_REASONS_SHOWN = 5
 _COMMAND_TIMEOUT_S = 900.0
-WithOption = Annotated[
-    str,
-    typer.Option(
-        "--with",
-        metavar="rules|command:…|ollama:MODEL",
-        help='The judge: transparent rules, any program (command:"agent --judge"; command alone: the one that '
-        "TIPBENCH_JUDGE_COMMAND names), or a local model.",
-    ),
-]
-TimeoutOption = Annotated[
-    float | None,
-    typer.Option(
-        "--timeout-s",
-        min=1.0,
-        metavar="SECONDS",
-        help="Time limit per program call or model answer. [default: 900 for a program, 300 for a model]",
-    ),
-]
-BatchOption = Annotated[
-    int | None,
-    typer.Option("--batch", min=1, metavar="NUMBER", help="Items per program call. [default: all]"),
-]
-LargestOption = Annotated[
-    str | None,
-    typer.Option(
-        "--max-model-b",
-        metavar="NUMBER",
-        help=f"Largest model, in billions of parameters.{default_text('max_model_b')}",
-    ),
-]
-ContextOption = Annotated[
-    str | None,
-    typer.Option("--num-ctx", metavar="NUMBER", help=f"The model's context, in tokens.{default_text('num_ctx')}"),
-]
-EvictOption = Annotated[bool, typer.Option("--evict", help="Unload what Ollama has in memory first.")]
-UnknownSizeOption = Annotated[bool, typer.Option("--allow-unknown-size", help="Allow a model of unknown size.")]
-WaitOption = Annotated[bool, typer.Option("--wait", help="Queue behind a collect or another run of this judge.")]
 
 
 def run(
-    with_: WithOption,
+    with_: Annotated[
+        str,
+        typer.Option(
+            "--with",
+            metavar="rules|command:…|ollama:MODEL",
+            help='The judge: transparent rules, any program (command:"agent --judge"; command alone: the one that '
+            "TIPBENCH_JUDGE_COMMAND names), or a local model.",
+        ),
+    ],
     experiment: ExperimentOption = None,
     judge: JudgeOption = None,
     limit: LimitOption = None,
@@ -85,24 +61,40 @@ def run(
     rejudge: RejudgeOption = False,
     seed: SeedOption = None,
     suite: SuiteOption = None,
-    timeout_s: TimeoutOption = None,
-    batch: BatchOption = None,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0,
+            metavar="SECONDS",
+            help="Time limit per program call or model answer. [default: 900 for a program, 300 for a model]",
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, metavar="NUMBER", help="Items per program call. [default: all]")
+    ] = None,
     accept_drift: AcceptOption = None,
     ollama_url: OllamaOption = None,
-    max_model_b: LargestOption = None,
-    num_ctx: ContextOption = None,
-    evict: EvictOption = False,
-    allow_unknown_size: UnknownSizeOption = False,
-    wait: WaitOption = False,
+    max_model_b: Annotated[
+        str | None,
+        typer.Option(metavar="NUMBER", help=f"Largest model, in billions of parameters.{default_text('max_model_b')}"),
+    ] = None,
+    num_ctx: Annotated[
+        str | None, typer.Option(metavar="NUMBER", help=f"The model's context, in tokens.{default_text('num_ctx')}")
+    ] = None,
+    evict: Annotated[bool, typer.Option("--evict", help="Unload what Ollama has in memory first.")] = False,
+    allow_unknown_size: Annotated[
+        bool, typer.Option("--allow-unknown-size", help="Allow a model of unknown size.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Queue behind a collect or another run of this judge.")] = False,
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Run an automatic judge: rules, a program or a local model.
 
-    Hidden controls measure its drift, which is shown.
-    `rules` and `ollama:MODEL` are provisional: their scores are stored separately, and cells stay pending.
-    `command:` pipes the sheet through a program (stdin to stdout; {sheet} and {out} in the command are file paths)
-    and counts as the judge --judge NAME (default: the program's name), subject to the drift limit.
+    Hidden controls measure its drift, which is shown. `rules` and `ollama:MODEL` are provisional: their scores are
+    stored separately, and cells stay pending. `command:` pipes the sheet through a program: stdin to stdout, or by
+    files, whose paths replace {sheet} and {out} in the command. Its scores count as those of --judge NAME (default: the
+    program's name), unless they drift beyond the limit.
 
     Examples:
 
@@ -120,8 +112,7 @@ def run(
 
     settings = load_settings()
     request = ExportRequest(limit=limit, overlap=overlap, everything=all_, rejudge=rejudge, seed=seed, suite=suite)
-    # None means that an option was not given.
-    model_options: dict[str, object] = {
+    model_options: dict[str, object] = {  # None: not given
         "ollama_url": ollama_url,
         "max_model_b": max_model_b,
         "num_ctx": num_ctx,
@@ -129,15 +120,15 @@ def run(
         "allow_unknown_size": allow_unknown_size or None,
     }
     judge_options = {"judge": judge, "batch": batch, "accept_drift": accept_drift, "timeout_s": timeout_s}
-    selected = JudgeChoice.parse(with_)
-    choice = selected.with_program(settings.get("judge_command"))
-    check_judge_options(selected, {**judge_options, **model_options})
+    choice = JudgeChoice.parse(with_)
+    check_judge_options(choice, {**judge_options, **model_options})
+    choice = choice.with_program(settings.get("judge_command"))
     name = judge_name(judge)
     reason = drift_reason(accept_drift) if accept_drift is not None else None
     config = settings.collect_config({**model_options, "wait": wait or None})
 
     def rescue(sheet: str, text: str) -> Path:
-        """Save a filled sheet in the home folder, because MLflow could not store it."""
+        """Save a filled sheet in the home folder if MLflow cannot store it."""
         folder = writable_home(settings.home) / "sheets"
         folder.mkdir(exist_ok=True)
         path = folder / f"{sheet}.json"
@@ -155,7 +146,7 @@ def run(
             emit(Judging(automatic.name, scored, unscored, total))
 
         home = writable_home(settings.home)
-        same_mlflow = f" --mlflow-url {shlex.quote(mlflow_url)}" if mlflow_url else ""
+        mlflow_option = f" --mlflow-url {shlex.quote(mlflow_url)}" if mlflow_url else ""
         environment = JudgeEnvironment(
             report=report_message,
             progress=progress,
@@ -163,7 +154,7 @@ def run(
             wait_s=config.server_wait_s,
             rescue=rescue,
             how_to_accept=f"tipbench judge run --experiment {recorded.name} --with {shlex.quote(with_)} "
-            f"--judge {shlex.quote(automatic.name)}{same_mlflow} --accept-drift REASON",
+            f"--judge {shlex.quote(automatic.name)}{mlflow_option} --accept-drift REASON",
         )
         lock = ResourceLock(
             home,
@@ -177,7 +168,7 @@ def run(
     if json_:
         print_json(result.to_json())
     else:
-        show_result(result, provisional=provisional)
+        _show_result(result, provisional=provisional)
     if applied.held or result.unscored:
         raise typer.Exit(1)
 
@@ -192,7 +183,6 @@ def _open_judge(
     timeout_s: float | None,
     batch: int | None,
 ) -> Iterator[AutomaticJudge]:
-    """Open the judge selected by `--with`."""
     from tipbench.judge.automatic import JudgeKind
     from tipbench.workflows.judging import MODEL_OPTIONS
 
@@ -200,9 +190,8 @@ def _open_judge(
         from tipbench.judge.command import CommandJudge, default_name
         from tipbench.workflows.board import judge_name
 
-        limit_s = _COMMAND_TIMEOUT_S if timeout_s is None else timeout_s
-        own_name = name or judge_name(default_name(choice.target)) or ""
-        yield CommandJudge(choice.target, own_name, timeout_s=limit_s, batch=batch)
+        name = name or judge_name(default_name(choice.target)) or ""
+        yield CommandJudge(choice.target, name, timeout_s=timeout_s or _COMMAND_TIMEOUT_S, batch=batch)
     elif choice.kind is JudgeKind.MODEL:
         from tipbench.judge.model import open_model_judge
 
@@ -217,8 +206,7 @@ def _open_judge(
         yield RulesJudge()
 
 
-def show_result(result: JudgeResult, *, provisional: bool) -> None:
-    """Print the result of an automatic judge."""
+def _show_result(result: JudgeResult, *, provisional: bool) -> None:
     applied = result.applied
     state = "held" if applied.held else "applied"
     if provisional:
@@ -227,8 +215,8 @@ def show_result(result: JudgeResult, *, provisional: bool) -> None:
     unscored = result.unscored
     if unscored:
         print(f"no score for {len(unscored)} of {applied.finished + applied.unfinished} items:")
-        for each in unscored[:_REASONS_SHOWN]:
+        for each in unscored[:_MAX_REASONS_SHOWN]:
             print(f"  {each.item}: {each.reason}")
-        if len(unscored) > _REASONS_SHOWN:
-            print(f"  and {len(unscored) - _REASONS_SHOWN} more; --json lists all")
+        if len(unscored) > _MAX_REASONS_SHOWN:
+            print(f"  and {len(unscored) - _MAX_REASONS_SHOWN} more; --json lists all")
     show_verdict(applied)

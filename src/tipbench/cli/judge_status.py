@@ -3,40 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from tipbench.cli.console import out, print_json, print_message, print_table
-from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, open_experiment
+from tipbench.cli.console import print_json, print_message, print_table
+from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, PlotOption, open_experiment
 from tipbench.settings import load_settings
-from tipbench.text import percent
+from tipbench.text import interval, number, percent
 
 if TYPE_CHECKING:
     from tipbench.judge.drift import Slope
     from tipbench.judge.status import JudgeStatus, JudgingStatus, SheetSummary
 
-_COLUMNS = (
-    "judge", "scores", "cells", "held", "sheets", "open items", "drift", "error", "repeat consistency", "min/item",
-)  # fmt: skip
-_OPEN = ("sheet", "judge", "items", "finished", "exported")
-_WIDTH = 25  # characters in a strip, from -2 to +2 points
-_REACH = 2.0
+_JUDGE_COLUMNS = (
+    *("judge", "scores", "cells", "held", "sheets", "open items", "drift"),
+    *("error", "repeat consistency", "min/item"),
+)
+_OPEN_SHEET_COLUMNS = ("sheet", "judge", "items", "finished", "exported")
+_STRIP_CHARS = 25
+_STRIP_POINTS = 2.0  # a strip shows biases from -2 to +2 points
 
 
 def status(
     experiment: ExperimentOption = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE.png|.svg", help="Also plot the judges' bias by sheet."),
-    ] = None,
+    plot: PlotOption = None,
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Show the progress of judging, drift and agreement.
 
-    Shows pending, held and judged cells, each judge's drift and agreement, and the rules judge's error.
+    Shows pending, held and judged cells, each judge's drift and agreement, and the rules judge's error. The chart of
+    --plot shows each judge's bias by sheet.
 
     Examples:
 
@@ -46,13 +42,17 @@ def status(
     """
     from tipbench.charts import check_chart_file, save_chart
     from tipbench.judge.charts import history_chart
+    from tipbench.judge.rules import rules_error
     from tipbench.judge.status import judging_status
+    from tipbench.plan.suite import load_suite
 
     if plot is not None:
         check_chart_file(plot)
     with open_experiment(load_settings(), mlflow_url, experiment) as (store, found):
         state = judging_status(store, found)
-    rules = rules_errors()
+    suite = load_suite("tips")
+    cards = {scenario.id: scenario.to_card() for scenario in suite.scenarios}
+    rules = {"anchors": rules_error(suite.rubric.anchors, cards), "controls": rules_error(suite.controls, cards)}
     if json_:
         print_json({**state.to_json(), "rules_judge": rules})
     else:
@@ -61,31 +61,34 @@ def status(
         print_message("nothing to plot yet: no sheet has been applied")
     elif plot is not None:
         save_chart(history_chart(state.history), plot)
-        out().print(f"chart: {plot}")
-
-
-def rules_errors() -> dict[str, dict[str, dict[str, float | None]]]:
-    """Return the rules judge's error against the reference scores of the built-in suite's anchors and controls."""
-    from tipbench.judge.rules import rules_error
-    from tipbench.plan.suite import load_suite
-
-    suite = load_suite("tips")
-    cards = {scenario.id: scenario.to_card() for scenario in suite.scenarios}
-    return {
-        "anchors": rules_error(suite.rubric.anchors, cards),
-        "controls": rules_error(suite.controls, cards),
-    }
+        print_message(f"chart: {plot}")
 
 
 def _show(state: JudgingStatus, rules: dict[str, dict[str, dict[str, float | None]]]) -> None:
+    from tipbench.judge.drift import verdict_words
+
     print(
-        f"{state.experiment}: {state.cells} answers, {state.judged} judged ({state.floored} with no usable answer), "
-        f"{state.pending} pending ({state.held} of them held)"
+        f"{state.experiment}: {state.cells} answers, {state.judged} judged ({state.floored} unusable), "
+        f"{state.pending} pending ({state.held} held)"
     )
     if state.judges:
         print()
-        text = ("judge", "scores", "drift")
-        print_table(_COLUMNS, [_row(judge, state.use_of(judge)) for judge in state.judges], text=text, keep=7)
+        rows = [
+            [
+                judge.judge,
+                state.use_of(judge),
+                judge.cells,
+                judge.held,
+                judge.sheets,
+                judge.open_items,
+                judge.drift and verdict_words(judge.drift),
+                judge.error,
+                percent(judge.self_exact),
+                judge.minutes_per_item,
+            ]
+            for judge in state.judges
+        ]
+        print_table(_JUDGE_COLUMNS, rows, text=("judge", "scores", "drift"), keep=7)
     else:
         print_message("no scores yet: `tipbench judge export --judge NAME --out FILE`, or `judge run --with rules`")
     for judge in state.judges:
@@ -104,17 +107,14 @@ def _show(state: JudgingStatus, rules: dict[str, dict[str, dict[str, float | Non
             [each.sheet, each.judge or "unsigned", each.items, each.finished, each.exported[:16].replace("T", " ")]
             for each in state.open_sheets
         ]
-        print_table(_OPEN, rows, text=_OPEN[:2])
+        print_table(_OPEN_SHEET_COLUMNS, rows, text=("sheet", "judge"))
     if state.history:
         print("\nbias on the hidden controls, by sheet (the line is the interval; | marks zero)")
         for line in history_lines(state.history):
             print(line)
     print("\nthe rules judge against the reference scores (bias, mean absolute error):")
-    for title, found in rules.items():
-        parts = [
-            f"{name} {_number(values['bias'], '+.2f')}, {_number(values['error'], '.2f')}"
-            for name, values in found.items()
-        ]
+    for title, errors in rules.items():
+        parts = (f"{scale} {_number(e['bias'], '+.2f')}, {_number(e['error'])}" for scale, e in errors.items())
         print(f"  {title:<10}" + "; ".join(parts))
 
 
@@ -125,14 +125,15 @@ def _show_trends(judges: Sequence[JudgeStatus]) -> None:
     for judge in judges:
         if judge.trends is None:
             continue
-        for at, each in enumerate(judge.trends.sums):
-            slopes = [_slope_text(judge.trends.fatigue), _slope_text(judge.trends.compression)] if not at else ["", ""]
-            mark = "beyond" if each.beyond else ""
-            sums = [f"{each.bias:+.2f}", f"+{each.high:.1f} / -{each.low:.1f}", mark]
-            rows.append([judge.judge if not at else "", each.scale, each.sheets, *sums, *slopes])
+        name = judge.judge
+        slopes = [_slope_text(judge.trends.fatigue), _slope_text(judge.trends.compression)]
+        for each in judge.trends.sums:
+            sums = [_number(each.bias, "+.2f"), f"+{each.high:.1f} / −{each.low:.1f}", "beyond" if each.beyond else ""]
+            rows.append([name, each.scale, each.sheets, *sums, *slopes])
+            name, slopes = "", ["", ""]  # shown in the judge's first row only
     if rows:
-        print(f"\nover all sheets (sums of the bias in standard errors, limit {CUSUM_LIMIT}; fatigue and compression")
-        print("in points with a 99 % interval, * if not due to chance):")
+        print(f"\nover all sheets: sums of the bias in standard errors (limit {CUSUM_LIMIT}); fatigue and")
+        print("compression in points with a 99 % interval (* if not due to chance)")
         heads = ("judge", "scale", "sheets", "mean bias", "sums", "", "fatigue", "compression")
         print_table(heads, rows, text=("judge", "scale", "sums", "", "fatigue", "compression"))
     for judge in judges:
@@ -143,32 +144,16 @@ def _show_trends(judges: Sequence[JudgeStatus]) -> None:
 def _slope_text(slope: Slope | None) -> str:
     if slope is None:
         return "unknown"
-    return f"{slope.value:+.2f} ({slope.ci_low:+.2f} to {slope.ci_high:+.2f}){'*' if slope.beyond else ''}"
+    ends = interval(slope.ci_low, slope.ci_high, "+.2f")
+    return f"{number(slope.value, '+.2f')} ({ends}){'*' if slope.beyond else ''}"
 
 
-def _number(value: float | None, form: str) -> str:
-    return "unknown" if value is None else format(value, form)
-
-
-def _row(judge: JudgeStatus, scores: str) -> list[object]:
-    from tipbench.judge.drift import verdict_words
-
-    return [
-        judge.judge,
-        scores,
-        judge.cells,
-        judge.held,
-        judge.sheets,
-        judge.open_items,
-        judge.drift and verdict_words(judge.drift),
-        judge.error,
-        percent(judge.self_exact),
-        judge.minutes_per_item,
-    ]
+def _number(value: float | None, form: str = ".2f") -> str:
+    return number(value, form) or "unknown"
 
 
 def history_lines(history: tuple[SheetSummary, ...]) -> list[str]:
-    """Render the drift history as text, one line per sheet and scale."""
+    """Return the drift history as text: a line per sheet, and below it one per scale."""
     from tipbench.judge.drift import verdict_words
 
     lines = []
@@ -183,15 +168,15 @@ def history_lines(history: tuple[SheetSummary, ...]) -> list[str]:
 def _strip(scale: dict[str, Any]) -> str:
     if scale["bias"] is None:
         return "unknown"
-    strip = ["·"] * _WIDTH
-    strip[_WIDTH // 2] = "|"
+    strip = ["·"] * _STRIP_CHARS
+    strip[_STRIP_CHARS // 2] = "|"
     if scale["interval"] is not None:
         low, high = (_position(end) for end in scale["interval"])
         strip[low : high + 1] = ["─"] * (high + 1 - low)
     strip[_position(scale["bias"])] = "●"
-    return f"{''.join(strip)}  {scale['bias']:+.2f}" + ("  too far off" if scale["beyond"] else "")
+    return f"{''.join(strip)}  {number(scale['bias'], '+.2f')}" + ("  too far off" if scale["beyond"] else "")
 
 
 def _position(points: float) -> int:
-    share = (min(max(points, -_REACH), _REACH) + _REACH) / (2 * _REACH)
-    return round(share * (_WIDTH - 1))
+    shown = min(max(points, -_STRIP_POINTS), _STRIP_POINTS)
+    return round((shown + _STRIP_POINTS) / (2 * _STRIP_POINTS) * (_STRIP_CHARS - 1))

@@ -6,6 +6,7 @@ import inspect
 import re
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
@@ -51,13 +52,32 @@ EXIT_CODES = {
     3: "not enough data for a result",
     INTERRUPTED: "interrupted by Ctrl-C or SIGTERM: weights unloaded, finished cells kept",
 }
-
-
-_FLOW = (
-    *("demo", "plan", "collect", "judge", "compare", "gate", "decide", "experiments", "runs", "controls"),
-    *("models", "mlflow", "doctor", "panel", "token"),
-    *("serve", "catalogue", "events", "state", "simulate", "prior", "promote"),
-)
+judge.app.command("status")(judge_status.status)
+judge.app.command("run")(judge_run.run)
+COMMANDS: dict[str, Callable[..., None] | typer.Typer] = {  # in the order of the flow, as the help lists them
+    "demo": demo.demo,
+    "plan": plan.plan,
+    "collect": collect.collect,
+    "judge": judge.app,
+    "compare": compare.compare,
+    "gate": gate.gate,
+    "decide": decide.decide,
+    "experiments": experiments.experiments,
+    "runs": runs.app,
+    "controls": controls.app,
+    "models": models.app,
+    "mlflow": mlflow.app,
+    "doctor": doctor.doctor,
+    "panel": panel.panel,
+    "token": token.app,
+    "serve": serve.serve,
+    "catalogue": catalogue.app,
+    "events": events.app,
+    "state": state.app,
+    "simulate": simulate.simulate,
+    "prior": prior.app,
+    "promote": promote.app,
+}
 
 
 class Command(TyperCommand):
@@ -73,8 +93,8 @@ class Commands(TyperGroup):
     """Command group that maps exceptions to `EXIT_CODES`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the commands in the order of the flow; Typer lists groups last."""
-        return sorted(super().list_commands(ctx), key=_FLOW.index)
+        """Return the commands in the order of `COMMANDS`; Typer lists groups last."""
+        return sorted(super().list_commands(ctx), key=list(COMMANDS).index)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; expected errors are printed without a traceback."""
@@ -100,38 +120,17 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-judge.app.command("status")(judge_status.status)
-judge.app.command("run")(judge_run.run)
-judge.app.command("duel")(judge.duel)
-app.command("demo")(demo.demo)
-app.command("plan")(plan.plan)
-app.command("collect")(collect.collect)
-app.add_typer(judge.app, name="judge")
-app.command("compare")(compare.compare)
-app.command("gate")(gate.gate)
-app.command("decide")(decide.decide)
-app.command("experiments")(experiments.experiments)
-app.add_typer(runs.app, name="runs")
-app.command("panel")(panel.panel)
-app.add_typer(token.app, name="token")
-app.command("serve")(serve.serve)
-app.add_typer(catalogue.app, name="catalogue")
-app.add_typer(events.app, name="events")
-app.add_typer(state.app, name="state")
-app.command("simulate")(simulate.simulate)
-app.add_typer(prior.app, name="prior")
-app.add_typer(promote.app, name="promote")
-app.add_typer(controls.app, name="controls")
-app.add_typer(models.app, name="models")
-app.add_typer(mlflow.app, name="mlflow")
-app.command("doctor")(doctor.doctor)
-for group in (app, *(each.typer_instance for each in app.registered_groups)):
-    for info in group.registered_commands if group else ():
-        info.cls = Command
+for name, command in COMMANDS.items():
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name)
+        for subcommand in command.registered_commands:
+            subcommand.cls = Command
+    else:
+        app.command(name, cls=Command)(command)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"tipbench {tipbench.__version__}")
         raise typer.Exit
 
@@ -139,7 +138,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Find the small local model and prompt that write the best short productivity tips.
@@ -154,12 +153,12 @@ def main() -> NoReturn:
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, interrupt)  # a cancelled job, a shutdown: ends like Ctrl-C
+    signal.signal(signal.SIGTERM, interrupt)  # sent by a cancelled job and at shutdown
     wrap_streams()
     try:
         with command_events():
             app()
-    except UsageError as exc:  # the event file cannot be written; errors of commands are handled by `Commands`
+    except UsageError as exc:  # from command_events; `Commands` handles those of commands
         print_message(f"error: {exc}")
         sys.exit(exc.exit_code)
     sys.exit(0)

@@ -16,6 +16,10 @@ def up() -> None:
 
     Prints its URL. The database is stored under TIPBENCH_HOME.
     Commands start it automatically if no other MLflow is available.
+
+    Examples:
+
+      tipbench mlflow up
     """
     from tipbench.record.local_mlflow import LocalMlflow
 
@@ -24,7 +28,12 @@ def up() -> None:
 
 @app.command()
 def down() -> None:
-    """Stop the local MLflow server; recorded data is kept."""
+    """Stop the local MLflow server; recorded data is kept.
+
+    Examples:
+
+      tipbench mlflow down
+    """
     from tipbench.record.local_mlflow import LocalMlflow
 
     local = LocalMlflow(load_settings().home)
@@ -37,7 +46,12 @@ def down() -> None:
 
 @app.command()
 def status(json_: JsonOption = False) -> None:
-    """Show whether the local MLflow server is running, and its URL."""
+    """Show whether the local MLflow server is running, and its URL.
+
+    Examples:
+
+      tipbench mlflow status --json
+    """
     from tipbench.record.local_mlflow import LocalMlflow
 
     home = load_settings().home

@@ -24,6 +24,10 @@ def fetch() -> None:
 
     Verifies their hash, stores them under TIPBENCH_HOME and prints the path.
     Safe to interrupt and to run again.
+
+    Examples:
+
+      tipbench models fetch
     """
     print(fetch_with_progress(load_settings()))
 
@@ -42,14 +46,13 @@ def fetch_with_progress(settings: Settings) -> str:
             return str(
                 fetch_weights(home, report=lambda done, total: progress.update(task, completed=done, total=total))
             )
-    shown = -1
+    printed_quarter = -1
 
     def report(done: int, total: int | None) -> None:
-        """Print a line for each quarter of the download."""
-        nonlocal shown
+        nonlocal printed_quarter
         quarter = done * 4 // total if total else 0
-        if quarter != shown:
-            shown = quarter
+        if quarter != printed_quarter:
+            printed_quarter = quarter
             of = f" of {total / 1e6:.0f}" if total else ""
             print_message(f"weights: {done / 1e6:.0f}{of} MB")
 
@@ -69,7 +72,7 @@ def list_models(
 
     Includes the built-in models, which do not need Ollama.
 
-    Example:
+    Examples:
 
       tipbench models list --max-model-b 2
     """
@@ -102,7 +105,7 @@ def list_models(
 
 
 def installed_hint(command: str, config: CollectConfig, settings: Settings) -> str | None:
-    """Return what Ollama has and the command that uses it, if it has none of the requested models; else None."""
+    """Return the installed models and a command that uses them; None if a requested model is installed."""
     from tipbench.generate.engine import available_models, engine_types
 
     servers = [each for each in engine_types(config.model_names) if each.server]
@@ -114,13 +117,15 @@ def installed_hint(command: str, config: CollectConfig, settings: Settings) -> s
             f"The Ollama server has no model of at most {config.max_model_b:g}B parameters. "
             "Get one, as with `ollama pull gemma3:1b`."
         )
-    usual = settings.collect_config({}).model_dump()
-    changed = {key: value for key, value in config.model_dump().items() if value != usual[key]}
-    words = ["tipbench", command]
-    for key, value in {**changed, "models": ",".join(found.accepted)}.items():
-        flag = "--" + key.replace("_", "-")
+    defaults = settings.collect_config({}).model_dump()
+    options = {key: value for key, value in config.model_dump().items() if value != defaults[key]}
+    options["models"] = ",".join(found.accepted)
+    arguments = []
+    for key, value in options.items():
+        name = key.replace("_", "-")
         if isinstance(value, bool):
-            words.append(flag if value else f"--no-{flag[2:]}")
+            arguments.append(f"--{name}" if value else f"--no-{name}")
         else:
-            words += [flag, str(value)]
-    return f"Installed and within the limit: {', '.join(found.accepted)}. To use them:\n  {shlex.join(words)}"
+            arguments += [f"--{name}", str(value)]
+    use_them = shlex.join(["tipbench", command, *arguments])
+    return f"Installed and within the limit: {', '.join(found.accepted)}. To use them:\n  {use_them}"

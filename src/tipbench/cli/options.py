@@ -1,4 +1,4 @@
-"""Options shared by several commands, and the MLflow and experiment that they select.
+"""Options that several commands share, and the MLflow and experiment that they select.
 
 The options of `collect` are generated from CollectConfig.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import typer
 
@@ -39,27 +40,74 @@ OllamaOption = Annotated[
 ExperimentOption = Annotated[
     str | None, typer.Option("--experiment", metavar="NAME", help=f"MLflow experiment. [default: {DEFAULT_EXPERIMENT}]")
 ]
+ListFormat = Literal["table", "json", "csv"]
+ListFormatOption = Annotated[
+    ListFormat,
+    typer.Option("--format", metavar="table|json|csv", help="Output format. [default: table]", show_default=False),
+]
+WhereOption = Annotated[
+    list[str] | None,
+    typer.Option("--where", metavar="KEY=VALUE", help="Use only matching cells: any tag, or params.NAME; repeatable."),
+]
+PlotOption = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png|.svg", help="Also save a chart.")]
+SuiteOption = Annotated[
+    str | None,
+    typer.Option(
+        "--suite", metavar="NAME|FOLDER", help="Suite with the cards, rubric and controls. [default: as collected]"
+    ),
+]
+OneJudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Use only this judge's scores.")]
+JudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Name of the judge.")]
+LimitOption = Annotated[
+    int | None,
+    typer.Option("--limit", min=1, metavar="NUMBER", help="Maximum number of answers; whole scenarios first."),
+]
+OverlapOption = Annotated[
+    float,
+    typer.Option("--overlap", min=0.0, max=1.0, metavar="SHARE", help="Share of other judges' answers to include."),
+]
+AcceptOption = Annotated[
+    str | None,
+    typer.Option("--accept-drift", metavar="REASON", help="Count the scores despite the drift, with this reason."),
+]
+AllOption = Annotated[bool, typer.Option("--all", help="All answers this judge has not scored.")]
+RejudgeOption = Annotated[bool, typer.Option("--rejudge", help="Include answers scored under another rubric.")]
+SeedOption = Annotated[
+    int | None,
+    typer.Option("--seed", min=0, metavar="NUMBER", help="Seed for the order and the hidden items. [default: random]"),
+]
+PriorOption = Annotated[
+    list[Path] | None,
+    typer.Option("--prior", metavar="FILE", help="A prior of `tipbench prior fit`; repeatable, one per policy."),
+]
+StateOption = Annotated[
+    Literal["sqlite", "files"],
+    typer.Option("--state", metavar="sqlite|files", help="Where state is stored: the database, or a file per user."),
+]
 
 
-def command_group(about: str) -> typer.Typer:
+def command_group(help_text: str) -> typer.Typer:
     """Return a group of commands with a help text."""
-    return typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None)
+    return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None)
 
 
 def with_collect_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Wrap `command(config, settings, **own)` as a command with an option for each field of CollectConfig."""
-    own = [
+    """Return a command with an option for each field of CollectConfig.
+
+    It calls `command` with the resulting `config`, the `settings`, and the options that `command` itself declares.
+    """
+    declared = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
         if name not in ("config", "settings")
     ]
 
-    def run(**given: Any) -> None:
+    def run(**options: Any) -> None:
         settings = load_settings()
-        flags = {key: given.pop(key) for key in CollectConfig.model_fields}
-        command(config=settings.collect_config(flags), settings=settings, **given)
+        flags = {key: options.pop(key) for key in CollectConfig.model_fields}
+        command(config=settings.collect_config(flags), settings=settings, **options)
 
-    parameters = [_collect_option(key) for key in CollectConfig.model_fields] + own
+    parameters = [_collect_option(key) for key in CollectConfig.model_fields] + declared
     run.__name__ = command.__name__
     run.__doc__ = command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -68,25 +116,23 @@ def with_collect_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _collect_option(key: str) -> inspect.Parameter:
-    """Return the option of a field, as text: CollectConfig validates it, as from any other source."""
+    """Return the option of a field. Its value stays text: CollectConfig validates values from all sources."""
     info = CollectConfig.model_fields[key]
     flag = "--" + key.replace("_", "-")
-    kind: type
-    metavar: str | None
+    annotation: Any
     if info.annotation is bool:
-        kind, metavar, default = bool, None, ""
-        flag = f"{flag}/--no-{flag[2:]}"
+        option = typer.Option(f"{flag}/--no-{flag[2:]}", help=info.description, show_default=False)
+        annotation = Annotated[bool | None, option]
     else:
-        kind, default = str, default_text(key)
         choices = [each for each in get_args(info.annotation) if isinstance(each, str)]
         metavar = "NUMBER" if info.annotation in (int, float) else "|".join(choices) or "TEXT"
-    option = typer.Option(flag, help=f"{info.description}{default}", metavar=metavar, show_default=False)
-    annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
+        option = typer.Option(flag, help=f"{info.description}{default_text(key)}", metavar=metavar, show_default=False)
+        annotation = Annotated[str | None, option]
     return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def default_text(key: str) -> str:
-    """Return the default for the help text, environment variables first."""
+    """Return the default of a setting for a help text: environment variables, then the value."""
     setting = next(setting for setting in SETTINGS if setting.key == key)
     parts = [*setting.variables[1:], *([setting.default] if setting.default else [])]
     return f" [default: {', else '.join(parts)}]" if parts else ""

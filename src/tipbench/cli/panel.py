@@ -24,14 +24,11 @@ if TYPE_CHECKING:
 
 def panel(
     host: Annotated[
-        str | None,
-        typer.Option("--host", metavar="ADDRESS", help="Address to listen on. [default: 127.0.0.1]"),
+        str | None, typer.Option(metavar="ADDRESS", help="Address to listen on. [default: 127.0.0.1]")
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(
-            "--port", min=0, max=65535, metavar="NUMBER", help="Port to listen on; 0 for any free one. [default: 5180]"
-        ),
+        typer.Option(min=0, max=65535, metavar="NUMBER", help="Port to listen on; 0 for any free one. [default: 5180]"),
     ] = None,
     mlflow_url: MlflowOption = None,
 ) -> None:
@@ -60,7 +57,7 @@ def panel(
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     with contextlib.closing(listen(options.host, options.port)) as sock:
         app = create_app(settings, options)
-        _first_token(app.state.panel)
+        _ensure_admin_token(app.state.panel)
         if not options.on_loopback and not options.proxies:
             print_message(
                 f"warning: the panel listens on {options.host} without TLS: tokens and cookies can be intercepted. Put "
@@ -71,13 +68,13 @@ def panel(
                 "warning: the panel accepts localhost names only; add the names and addresses that others use to "
                 "TIPBENCH_PANEL_HOSTS"
             )
-        try:  # opened, or started, now, so that the first page does not wait for it
+        try:  # opened or started now, so that the first page does not wait for it
             print_message(f"MLflow: {app.state.panel.tracker.open().url}")
         except NotEnoughData:
             print_message("MLflow: none yet; the first run starts one")
         except TipbenchError as exc:
             print_message(f"warning: {exc}")
-        threading.Thread(target=prepare_board_page).start()  # before the first request, or while it waits for MLflow
+        threading.Thread(target=prepare_board_page).start()  # in parallel with the start of the server
         run_server(
             app,
             sock,
@@ -93,8 +90,8 @@ def check_installed(program: str, packages: Sequence[str], extra: str) -> None:
         raise UsageError(f"{program} needs {', '.join(missing)}. Install with: pip install 'tipbench[{extra}]'")
 
 
-def _first_token(panel: Panel) -> None:
-    """Create an admin token if there is none, and print it once, as only its hash is stored."""
+def _ensure_admin_token(panel: Panel) -> None:
+    """Create an admin token if there is none, and print it: only its hash is stored."""
     from tipbench.web.auth import Role
 
     tokens = panel.guard.tokens

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def plan(config: CollectConfig, settings: Settings, json_: JsonOption = False) -> None:
     """Show what collect would do, without running it.
 
-    Shows all cells, those already recorded, refused models with reasons, memory and time, the differences that the
-    scenarios can find, and how long judging takes.
-    Takes the options of collect; nothing is generated or written.
+    Shows how many cells there are and how many are recorded, refused models with reasons, memory and time, the
+    differences that the scenarios can find, and how long judging takes. Takes the options of collect; nothing is
+    generated or written.
 
     Examples:
 
@@ -35,36 +35,36 @@ def plan(config: CollectConfig, settings: Settings, json_: JsonOption = False) -
     from tipbench.record.plan_check import plan_json
     from tipbench.workflows.plan_run import plan_outlook, plan_run
 
-    made, warnings = plan_run(
+    planned, warnings = plan_run(
         config, settings.home, lambda: settings.mlflow.open(config.mlflow_url, report=print_message)
     )
-    outlook = plan_outlook(made)
+    outlook = plan_outlook(planned)
     if json_:
-        print_json(plan_json(made) | {"outlook": outlook.to_json()})
+        print_json(plan_json(planned) | {"outlook": outlook.to_json()})
     else:
-        _show(made)
-        if made.models:
+        _print_plan(planned)
+        if planned.models:
             print(outlook.text)
     for warning in warnings:
         print_message(f"warning: {warning}")
-    for reason in made.refused.values():
+    for reason in planned.refused.values():
         print_message(f"refused: {reason}")
-    if refused_start(made.facts, made.refused, config, "") is not None:
-        hint = "Pass --skip-refused to run the others." if made.facts else installed_hint("plan", config, settings)
+    if refused_start(planned.facts, planned.refused, config, "") is not None:
+        hint = "Pass --skip-refused to run the others." if planned.facts else installed_hint("plan", config, settings)
         if hint:
             print_message(hint)
         raise typer.Exit(2)
 
 
-def _show(made: Plan) -> None:
-    if not made.models:
+def _print_plan(planned: Plan) -> None:
+    if not planned.models:
         print("nothing to generate: every model is refused")
         return
-    scenarios = len({cell.cell.scenario for cell in made.cells})
+    scenarios = len({cell.cell.scenario for cell in planned.cells})
     print(
-        f"{made.config.experiment}: suite {made.suite.name}, {plural(scenarios, 'scenario')}, "
-        f"{plural(len(made.config.prompt_versions), 'prompt')}, {plural(made.config.n_tips, 'tip')} per answer, "
-        f"rubric {made.suite.rubric.id}\n"
+        f"{planned.config.experiment}: suite {planned.suite.name}, {plural(scenarios, 'scenario')}, "
+        f"{plural(len(planned.config.prompt_versions), 'prompt')}, {plural(planned.config.n_tips, 'tip')} per answer, "
+        f"rubric {planned.suite.rubric.id}\n"
     )
     print_table(
         ["model", "parameters", "memory", "cells", "recorded", "missing", "time"],
@@ -78,24 +78,25 @@ def _show(made: Plan) -> None:
                 model.cells - model.recorded,
                 _time(model.seconds, measured=model.measured),
             ]
-            for model in made.models
+            for model in planned.models
         ],
         text=["model"],
     )
-    cells = plural(len(made.cells), "cell")
-    if made.missing:
-        failed = sum(cell.key in made.recorded.failed for cell in made.missing)
-        again = f" ({failed:,} of them failed before)" if failed else ""
-        time = f"about {duration(made.seconds)}" if made.seconds is not None else "time unknown"
-        recorded = len(made.cells) - len(made.missing)
-        print(f"\n{cells}, {recorded:,} recorded, {len(made.missing):,} to generate{again}; {time}")
+    cells = plural(len(planned.cells), "cell")
+    if planned.missing:
+        failed = sum(cell.key in planned.recorded.failed for cell in planned.missing)
+        failed_before = f" ({failed:,} of them failed before)" if failed else ""
+        time = f"about {duration(planned.seconds)}" if planned.seconds is not None else "time unknown"
+        recorded = len(planned.cells) - len(planned.missing)
+        print(f"\n{cells}, {recorded:,} recorded, {len(planned.missing):,} to generate{failed_before}; {time}")
     else:
         print(f"\n{cells}, all recorded; nothing to generate")
-    waiting = sum(cell.key in made.recorded.journalled for cell in made.cells)
-    if waiting:
-        print(f"{plural(waiting, 'finished cell')} in the journal: the next collect records them first")
-    if made.stale:
-        print(f"{plural(made.stale, 'recorded answer')} stale: from an earlier version of the model or of the prompt")
+    if journalled := sum(cell.key in planned.recorded.journalled for cell in planned.cells):
+        print(f"{plural(journalled, 'finished cell')} in the journal: the next collect records them first")
+    if planned.stale:
+        print(
+            f"{plural(planned.stale, 'recorded answer')} stale: from an earlier version of the model or of the prompt"
+        )
 
 
 def _time(seconds: float | None, *, measured: bool) -> str | None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from tipbench.cli.console import print_json, print_message, print_table
 from tipbench.cli.options import JsonOption, command_group
-from tipbench.cli.simulate import read_world, span
+from tipbench.cli.simulate import estimate_text
+from tipbench.errors import UsageError
 from tipbench.files import check_output
 from tipbench.settings import load_settings
 from tipbench.text import number, plural
@@ -18,35 +18,25 @@ from tipbench.text import number, plural
 app = command_group("Fit the estimate that new users of a policy start from.")
 
 
-class Source(StrEnum):
-    """What a prior is fitted on."""
-
-    SIMULATION = "simulation"
-    LOG = "log"
-
-
 @app.command("fit")
 def fit(
-    policy: Annotated[str, typer.Option("--policy", metavar="NAME", help="The policy that will use the prior.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")],
+    policy: Annotated[str, typer.Option(metavar="NAME", help="The policy that will use the prior.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")],
     from_: Annotated[
-        Source, typer.Option("--from", metavar="simulation|log", help="Simulated users, or the server's event log.")
-    ] = Source.SIMULATION,
-    world: Annotated[str, typer.Option("--world", metavar="NAME", help="The simulated world.")] = "standard",
-    users: Annotated[
-        int, typer.Option("--users", min=10, max=20_000, metavar="NUMBER", help="Simulated users.")
-    ] = 1000,
-    rounds: Annotated[
-        int, typer.Option("--rounds", min=4, max=5000, metavar="NUMBER", help="Decisions per user.")
-    ] = 100,
-    seed: Annotated[int, typer.Option("--seed", min=0, metavar="NUMBER", help="The seed.")] = 0,
+        Literal["simulation", "log"],
+        typer.Option("--from", metavar="simulation|log", help="Simulated users, or the server's event log."),
+    ] = "simulation",
+    world: Annotated[str, typer.Option(metavar="NAME", help="The simulated world.")] = "standard",
+    users: Annotated[int, typer.Option(min=10, max=20_000, metavar="NUMBER", help="Simulated users.")] = 1000,
+    rounds: Annotated[int, typer.Option(min=4, max=5000, metavar="NUMBER", help="Decisions per user.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, metavar="NUMBER", help="The seed.")] = 0,
     json_: JsonOption = False,
 ) -> None:
     """Fit a prior from a simulation or from the event log.
 
-    The fit is cross-fitted over users: what it explains is measured on users that it was not fitted on. A simulated
-    prior is also tried in every world: `gain` is its benefit to new users there, `price` its loss against a prior
-    fitted in that world. Use the file with `tipbench serve --prior FILE`.
+    The fit is cross-fitted: what the prior explains is measured on other users than it was fitted on. A simulated prior
+    is also tried in every world: `gain` is its benefit to new users there, `price` its loss against a prior fitted in
+    that world. Use the file with `tipbench serve --prior FILE`.
 
     Examples:
 
@@ -56,14 +46,17 @@ def fit(
     """
     from tipbench.serve.policy import known_policy
     from tipbench.simulate.prior_fit import fit_from_simulation
+    from tipbench.simulate.world import WorldName
     from tipbench.workflows.promotion import fit_prior_from_log
 
     known_policy(policy)
     check_output(out, "--out")
-    if from_ is Source.LOG:
+    if from_ == "log":
         fitted = fit_prior_from_log(load_settings().home, policy)
+    elif world not in set(WorldName):
+        raise UsageError(f"--world takes one of {', '.join(WorldName)} (got {world[:40]!r}).")
     else:
-        fitted = fit_from_simulation(policy, read_world(world), users=users, rounds=rounds, seed=seed)
+        fitted = fit_from_simulation(policy, WorldName(world), users=users, rounds=rounds, seed=seed)
     fitted.prior.save(out)
     result = fitted.to_json()
     if json_:
@@ -74,9 +67,10 @@ def fit(
         [(key, number(value, "+.3f")) for key, value in result["theta"].items()],
         text=("feature",),
     )
-    print(f"\nexplains {span(result['explained'])} of the squared reward per decision of users it was not fitted on")
+    explained = estimate_text(result["explained"])
+    print(f"\nexplains {explained} of the squared reward per decision of users it was not fitted on")
     if result["worlds"]:
         print()
-        rows = [(row["world"], span(row["gain"]), span(row["price"])) for row in result["worlds"]]
+        rows = [(row["world"], estimate_text(row["gain"]), estimate_text(row["price"])) for row in result["worlds"]]
         print_table(("world", "gain over no prior", "price: against that world's own prior"), rows, text=("world",))
     print_message(f"prior {fitted.prior.hash} of {policy} from {plural(fitted.users, 'user')} written to {out}")

@@ -1,4 +1,4 @@
-"""Progress of a command: bars or periodic lines on stderr, and events in the file that TIPBENCH_EVENTS names.
+"""Progress of a command: bars or lines on stderr, and events in the file named by TIPBENCH_EVENTS.
 
 The panel sets that variable for its jobs. Without it no events are written.
 """
@@ -38,31 +38,33 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 INTERRUPTED = 130  # exit code
-_LINE_EVERY_S = 5.0
-_BAR_FROM = 5  # no bar for fewer steps
-_writer: EventWriter | None = None  # a process runs one command, which writes one file
+_LINE_INTERVAL_S = 5.0
+_MIN_BAR_STEPS = 5
+_writer: EventWriter | None = None  # of this process, which runs one command
 
 Count = Callable[[int, int], None]  # done, total
 
 
 @contextmanager
-def progress_counter(what: str) -> Iterator[Count]:
-    """Show progress on stderr; yields a function to call with (done, total)."""
+def progress_counter(label: str) -> Iterator[Count]:
+    """Show progress on stderr; yields a function to call with the steps done and their total."""
     if sys.stderr.isatty():
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=err(), transient=True) as progress:
-            task = progress.add_task(what, visible=False)
-            yield lambda done, of: progress.update(task, completed=done, total=of, visible=of >= _BAR_FROM)
+            task = progress.add_task(label, visible=False)
+            yield lambda done, total: progress.update(
+                task, completed=done, total=total, visible=total >= _MIN_BAR_STEPS
+            )
         return
-    next_at = time.monotonic() + _LINE_EVERY_S
+    next_line_at = time.monotonic() + _LINE_INTERVAL_S
 
-    def count(done: int, of: int) -> None:
-        nonlocal next_at
-        if time.monotonic() >= next_at and done < of:
-            next_at = time.monotonic() + _LINE_EVERY_S
-            print_message(f"{what}: {done} of {of}")
+    def count(done: int, total: int) -> None:
+        nonlocal next_line_at
+        if time.monotonic() >= next_line_at and done < total:
+            next_line_at = time.monotonic() + _LINE_INTERVAL_S
+            print_message(f"{label}: {done} of {total}")
 
     yield count
 
@@ -73,7 +75,7 @@ def progress_view() -> BarProgress | LineProgress:
 
 
 def event_text(event: Message | Waiting | Resumed) -> str:
-    """Return the text of an event, for both views."""
+    """Return an event as text, for bars and lines alike."""
     if isinstance(event, Waiting):
         limit = f", at most {duration(event.limit_s)}" if event.limit_s else ""
         return f"waiting for {event.what}{limit} (Ctrl-C stops; finished results are kept)"
@@ -83,11 +85,11 @@ def event_text(event: Message | Waiting | Resumed) -> str:
 
 
 class LineProgress:
-    """Plain lines: models, failures, messages, and progress every few seconds."""
+    """Shows events as plain lines: models, failures, messages, and the count every few seconds."""
 
     def __init__(self) -> None:
         self._block = BlockStarted("", 0)
-        self._next = 0.0
+        self._next_line_at = 0.0
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -100,10 +102,9 @@ class LineProgress:
         with self._lock:
             if isinstance(event, BlockStarted):
                 self._block = event
-                self._next = time.monotonic() + _LINE_EVERY_S
-                left = f"{event.total - event.done} to generate"
-                before = f"{event.done} of {event.total} recorded before, {left}" if event.done else left
-                print_message(f"{event.model}: {before}")
+                self._next_line_at = time.monotonic() + _LINE_INTERVAL_S
+                before = f"{event.done} of {event.total} recorded before, " if event.done else ""
+                print_message(f"{event.model}: {before}{event.total - event.done} to generate")
             elif isinstance(event, CellFinished):
                 self._block = replace(self._block, done=event.done)
                 if event.failure is not None:
@@ -117,13 +118,13 @@ class LineProgress:
                 print_message(event_text(event))
 
     def _print_every_few_seconds(self, text: str) -> None:
-        if time.monotonic() >= self._next:
+        if time.monotonic() >= self._next_line_at:
             print_message(text)
-            self._next = time.monotonic() + _LINE_EVERY_S
+            self._next_line_at = time.monotonic() + _LINE_INTERVAL_S
 
 
 class BarProgress:
-    """One bar per model with tokens/s and remaining time, and one for results being recorded in MLflow."""
+    """Shows events as bars: one per model with tokens/s and time left, and one for recording in MLflow."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -148,7 +149,7 @@ class BarProgress:
 
     def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
         if kind is None and self._recording is not None:
-            self._record(0)
+            self._show_recording(0)
         self._progress.stop()
 
     def __call__(self, event: Event) -> None:
@@ -165,18 +166,16 @@ class BarProgress:
                 if event.failure is not None:
                     self._progress.console.print(Text(f"failed: {printable(event.failure)}", style="red"))
             elif isinstance(event, Recording):
-                self._record(event.left)
+                self._show_recording(event.left)
             elif isinstance(event, Message | Waiting | Resumed):
                 urgent = isinstance(event, Waiting) or (isinstance(event, Message) and event.warning)
                 self._progress.console.print(Text(event_text(event), style="yellow" if urgent else ""))
 
-    def _record(self, left: int) -> None:
+    def _show_recording(self, left: int) -> None:
         if self._recording is None:
-            self._recording_total = left
             self._recording = self._progress.add_task("recording in MLflow", total=left, speed="")
-        self._recording_total = max(self._recording_total, left)
-        done = self._recording_total - left
-        self._progress.update(self._recording, total=self._recording_total, completed=done)
+        self._recording_total = total = max(self._recording_total, left)
+        self._progress.update(self._recording, total=total, completed=total - left)
 
 
 # Event file
@@ -186,7 +185,7 @@ class BarProgress:
 def command_events() -> Iterator[None]:
     """Write the events of a command; the last one is its exit code, on disk before the process ends."""
     global _writer  # noqa: PLW0603 - process-wide, like stdout
-    # Removed from the environment, so that a child process that is also tipbench does not write to the same file.
+    # Removed from the environment, so that another tipbench started as a child does not write to the same file.
     name = os.environ.pop(EVENTS_VARIABLE, "")
     if not name:
         yield
@@ -201,7 +200,7 @@ def command_events() -> Iterator[None]:
         yield
         code = 0
     except SystemExit as exc:
-        code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)  # a text is 1, None is 0
+        code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)  # as Python exits: 1 for a text
         raise
     except KeyboardInterrupt:
         code = INTERRUPTED

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tipbench.cli.console import print_json
-from tipbench.cli.options import JsonOption, command_group
+from tipbench.cli.options import JsonOption, PriorOption, command_group
 from tipbench.cli.progress import progress_counter
-from tipbench.cli.simulate import PriorOption
+from tipbench.cli.simulate import estimate_text
 from tipbench.errors import UsageError
 from tipbench.settings import load_settings
-from tipbench.text import number, plural
+from tipbench.text import plural
 
 if TYPE_CHECKING:
     from tipbench.serve.prior import Prior
@@ -30,7 +30,7 @@ CandidateOption = Annotated[str, typer.Option("--candidate", metavar="POLICY", h
 def check(
     candidate: CandidateOption,
     baseline: Annotated[
-        str | None, typer.Option("--baseline", metavar="POLICY", help="Compared with. [default: the active policy]")
+        str | None, typer.Option(metavar="POLICY", help="Policy to compare with. [default: the active policy]")
     ] = None,
     simulation_only: Annotated[
         bool, typer.Option("--simulation-only", help="Check clauses a to c, which need no event log.")
@@ -39,24 +39,22 @@ def check(
         bool, typer.Option("--quick", help="2 seeds × 200 users × 100 rounds; never a verdict, and not recorded.")
     ] = False,
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, max=1000, metavar="NUMBER", help="Number of seeds. [default: 20]")
+        int | None, typer.Option(min=1, max=1000, metavar="NUMBER", help="Number of seeds. [default: 20]")
     ] = None,
     users: Annotated[
-        int | None,
-        typer.Option("--users", min=10, max=20_000, metavar="NUMBER", help="Users per seed. [default: 1000]"),
+        int | None, typer.Option(min=10, max=20_000, metavar="NUMBER", help="Users per seed. [default: 1000]")
     ] = None,
     rounds: Annotated[
-        int | None,
-        typer.Option("--rounds", min=4, max=5000, metavar="NUMBER", help="Decisions per user. [default: 200]"),
+        int | None, typer.Option(min=4, max=5000, metavar="NUMBER", help="Decisions per user. [default: 200]")
     ] = None,
     prior: PriorOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Check whether a policy may replace the active one.
 
-    Clauses: a wins in simulation; b no persona loses; c holds in the drift, lossy and no-taste worlds; d the event log
-    agrees; e the shadow ran without drops and errors. Exit 0 passed, 1 failed, 3 not enough data. The check is
-    recorded for `promote apply`, except with --quick.
+    It passes if all clauses hold: (a) it wins in simulation; (b) no persona loses; (c) it does not lose in the drift,
+    lossy and no-taste worlds; (d) the event log agrees; (e) its shadow ran without drops and errors. Exit 0 passed, 1
+    failed, 3 not enough data. The check is recorded for `promote apply`, except with --quick.
 
     Examples:
 
@@ -64,15 +62,16 @@ def check(
 
       tipbench promote check --candidate egreedy/v3 --baseline egreedy/v1 --json
     """
-    from tipbench.simulate.promotion_gate import FULL, QUICK, Size
+    from tipbench.simulate.promotion_gate import FULL, QUICK, WORLDS, Size
     from tipbench.workflows.promotion import check_promotion
 
-    usual = QUICK if quick else FULL
-    size = Size(seeds or usual.seeds, users or usual.users, rounds or usual.rounds)
+    default = QUICK if quick else FULL
+    size = Size(seeds or default.seeds, users or default.users, rounds or default.rounds)
+    total_seeds = len(WORLDS) * size.seeds
     with progress_counter("simulating") as count:
 
         def report(_so_far: Simulation, share: float) -> None:
-            count(round(share * 4 * size.seeds), 4 * size.seeds)
+            count(round(share * total_seeds), total_seeds)
 
         verdict = check_promotion(
             load_settings().home,
@@ -88,11 +87,11 @@ def check(
     if json_:
         print_json(verdict.to_json())
     else:
-        words = {True: "passed", False: "FAILED", None: "no data"}
+        outcomes = {True: "passed", False: "FAILED", None: "no data"}
         for clause in verdict.clauses:
-            print(f"{words[clause.passed]:8} {clause.name}: {clause.why}")
-        for one in verdict.validity:
-            print(validity_text(one))
+            print(f"{outcomes[clause.passed]:8} {clause.name}: {clause.why}")
+        for scale in verdict.validity:
+            print(validity_text(scale))
         print(verdict.text)
     raise typer.Exit(verdict.exit_code)
 
@@ -136,20 +135,14 @@ def _priors(paths: list[Path] | None) -> list[Prior]:
 
     priors = [load_prior(path) for path in paths or ()]
     if len({prior.policy for prior in priors}) < len(priors):
-        raise UsageError("--prior takes one file per policy; two of these are for the same one. Leave one out.")
+        raise UsageError("--prior takes one file per policy, but two files are for the same policy. Leave one out.")
     return priors
 
 
 def validity_text(found: Mapping[str, Any]) -> str:
-    """Return one line about a judged scale."""
+    """Return a line on how well a judged scale predicts that tips are completed."""
     tips = plural(found["tips"], "tip")
     if found["correlation"] is None:
         return f"judged {found['scale']} and completion: not enough data ({tips} with outcomes)"
-    estimate = {"mean": found["correlation"], "ci_low": found["ci_low"], "ci_high": found["ci_high"]}
-    return f"judged {found['scale']} and completion: rank correlation {interval_text(estimate, '+.2f')} over {tips}"
-
-
-def interval_text(found: Mapping[str, float | None], form: str = "+.4f") -> str:
-    """Return a mean with its interval, if it has one."""
-    mean, low, high = (number(found[key], form) for key in ("mean", "ci_low", "ci_high"))
-    return f"{mean} ({low} to {high})" if found["ci_low"] is not None else f"{mean} (no interval: one user)"
+    correlation = estimate_text({**found, "mean": found["correlation"]}, "+.2f")
+    return f"judged {found['scale']} and completion: rank correlation {correlation} over {tips}"

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tipbench.cli.console import out, print_json, print_message
-from tipbench.cli.experiments import Format, FormatOption, print_rows
+from tipbench.cli.experiments import print_rows
 from tipbench.cli.options import (
     ExperimentOption,
     JsonOption,
+    ListFormat,
+    ListFormatOption,
     MlflowOption,
+    WhereOption,
     chosen_experiment,
     command_group,
     open_experiment,
@@ -30,11 +33,14 @@ app = command_group("List and show recorded runs.")
 
 _TABLE_LIMIT = 50
 _ID_CHARS = 32
-_SHORT_ID = 8
-_TEXT = ("run", "model", "prompt", "scenario", "state", "host", "failure", "conditions", "model_digest")
-_SHORT = (*_TEXT[:5], "tips", "format_ok", "overlong", "latency_s", "tokens_per_s", "diversity", "composite")
-_WHOLE = ("tips", "format_ok")  # columns of whole numbers
-_ALL = (*_SHORT, "repeat", "host", "failure", "conditions", "model_digest")
+_SHORT_ID_CHARS = 8
+_TABLE_COLUMNS = (
+    *("run", "model", "prompt", "scenario", "state"),
+    *("tips", "format_ok", "overlong", "latency_s", "tokens_per_s", "diversity", "composite"),
+)
+_ALL_COLUMNS = (*_TABLE_COLUMNS, "repeat", "host", "failure", "conditions", "model_digest")
+_TEXT_COLUMNS = ("run", "model", "prompt", "scenario", "state")
+_INTEGER_COLUMNS = ("tips", "format_ok")
 
 
 @app.command("list")
@@ -44,15 +50,13 @@ def list_runs(
     prompt: Annotated[str | None, typer.Option(metavar="VERSION", help="Only this prompt version.")] = None,
     scenario: Annotated[str | None, typer.Option(metavar="ID", help="Only this scenario, as persona@slot.")] = None,
     state: Annotated[str | None, typer.Option(metavar="pending|judged|failed", help="Only this state.")] = None,
-    where: Annotated[
-        list[str] | None, typer.Option("--where", metavar="KEY=VALUE", help="Any tag, or params.NAME; repeatable.")
-    ] = None,
+    where: WhereOption = None,
     limit: Annotated[
         int | None,
         typer.Option(min=1, metavar="NUMBER", help=f"Maximum number, newest first (table: {_TABLE_LIMIT}; else all)."),
     ] = None,
     mlflow_url: MlflowOption = None,
-    format_: FormatOption = Format.TABLE,
+    format_: ListFormatOption = "table",
     json_: JsonOption = False,
 ) -> None:
     """List recorded cells, newest first.
@@ -69,28 +73,28 @@ def list_runs(
 
     if state is not None and state not in set(RunState):
         raise UsageError(f"--state is one of {', '.join(RunState)} (got {state!r}).")
-    named = {"model": model, "prompt": prompt, "scenario": scenario, "state": state}
-    filters = {FILTERS[key]: value for key, value in named.items() if value is not None}
+    options = {"model": model, "prompt": prompt, "scenario": scenario, "state": state}
+    filters = {FILTERS[key]: value for key, value in options.items() if value is not None}
     filters = dict(parse_filters(where or (), filters))
-    chosen = Format.JSON if json_ else format_
-    most = limit or (_TABLE_LIMIT if chosen is Format.TABLE else None)
+    output_format: ListFormat = "json" if json_ else format_
+    as_table = output_format == "table"
+    max_rows = limit or (_TABLE_LIMIT if as_table else None)
     with open_experiment(load_settings(), mlflow_url, experiment) as (store, found):
-        one_more = most and most + 1
+        one_more = max_rows and max_rows + 1  # to see whether there are more
         runs = list(islice(search_cells(store, found.experiment_id, filters), one_more))
-    shown = runs[:most]
-    if chosen is Format.JSON:
+    shown = runs[:max_rows]
+    if output_format == "json":
         print_json([run_json(run) for run in shown])
     else:
-        columns = _SHORT if chosen is Format.TABLE else _ALL
         rows = [run_values(run) for run in shown]
         for row in rows:
-            row |= {name: int(row[name]) for name in _WHOLE if row[name] is not None}
-            row["run"] = str(row["run_id"])[: _SHORT_ID if chosen is Format.TABLE else None]
-        print_rows(columns, rows, chosen, text=_TEXT, keep=5)
+            row |= {name: int(row[name]) for name in _INTEGER_COLUMNS if row[name] is not None}
+            row["run"] = str(row["run_id"])[: _SHORT_ID_CHARS if as_table else None]
+        print_rows(_TABLE_COLUMNS if as_table else _ALL_COLUMNS, rows, output_format, text=_TEXT_COLUMNS, keep=5)
     if not runs:
         print_message(f"no run of {found.name} matches" if filters else f"{found.name} has no runs yet")
     elif limit is None and len(runs) > len(shown):
-        print_message(f"the newest {most} are shown; --limit shows more, --format csv or json shows all")
+        print_message(f"the newest {max_rows} are shown; --limit shows more, --format csv or json shows all")
 
 
 @app.command("show")
@@ -133,7 +137,7 @@ def show_run(
 
 
 def _expand_id(store: MlflowStore, experiment: str, run_id: str) -> str:
-    """Return the only id in the experiment that begins with `run_id`."""
+    """Return the id of the experiment's only run whose id begins with `run_id`."""
     from tipbench.record.reader import search_cells
     from tipbench.workflows.mlflow import existing_experiment
 
@@ -143,7 +147,7 @@ def _expand_id(store: MlflowStore, experiment: str, run_id: str) -> str:
         count = f"{len(ids)} runs begin" if ids else "No run begins"
         raise UsageError(
             f"{count} with {run_id!r} in {found.name}. Give {'more of the id' if ids else 'its --experiment'}; "
-            "`tipbench runs list` shows them."
+            "`tipbench runs list` shows the runs."
         )
     return ids[0]
 

@@ -5,65 +5,38 @@ from __future__ import annotations
 import contextlib
 import getpass
 import logging
-from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tipbench.cli.console import print_message
+from tipbench.cli.options import PriorOption, StateOption
 from tipbench.cli.panel import check_installed
 from tipbench.errors import UsageError
 from tipbench.files import writable_home
 from tipbench.settings import load_settings
 
-if TYPE_CHECKING:
-    from tipbench.serve.switches import Switches
-
-
-class StateKind(StrEnum):
-    """Where state is stored."""
-
-    SQLITE = "sqlite"
-    FILES = "files"
-
 
 def serve(
-    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, metavar="NUMBER", help="The port; 0 for any.")
-    ] = 5181,
-    state: Annotated[
-        StateKind,
-        typer.Option(
-            "--state", metavar="sqlite|files", help="Where state is stored: the database, or a file per user."
-        ),
-    ] = StateKind.SQLITE,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="NUMBER", help="The port; 0 for any.")] = 5181,
+    state: StateOption = "sqlite",
     active: Annotated[
         str | None,
-        typer.Option(
-            "--active", metavar="POLICY", help="Switch the active policy; without a promotion this needs --unchecked."
-        ),
+        typer.Option(metavar="POLICY", help="Switch the active policy; without a promotion this needs --unchecked."),
     ] = None,
     unchecked: Annotated[
         str | None,
-        typer.Option(
-            "--unchecked", metavar="REASON", help="Why --active is switched without `promote check`; it is logged."
-        ),
+        typer.Option(metavar="REASON", help="Why --active is switched without `promote check`; it is logged."),
     ] = None,
     shadow: Annotated[
-        list[str] | None,
-        typer.Option("--shadow", metavar="NAME", help="Enable a shadow, as egreedy-v2-shadow; repeatable."),
+        list[str] | None, typer.Option(metavar="NAME", help="Enable a shadow, as egreedy-v2-shadow; repeatable.")
     ] = None,
-    prior: Annotated[
-        list[Path] | None, typer.Option("--prior", metavar="FILE", help="A prior of `tipbench prior fit`; repeatable.")
-    ] = None,
+    prior: PriorOption = None,
     catalogue: Annotated[
         Path | None,
-        typer.Option(
-            "--catalogue", metavar="FILE", help="Tips of `tipbench catalogue build`, for requests without candidates."
-        ),
+        typer.Option(metavar="FILE", help="Tips of `tipbench catalogue build`, for requests without candidates."),
     ] = None,
     access_log: Annotated[
         bool, typer.Option("--access-log", help="Log every request, without its query string.")
@@ -110,9 +83,18 @@ def serve(
     with contextlib.ExitStack() as stack:
         sock = stack.enter_context(contextlib.closing(listen(host, port, "policy server")))
         tokens = TokenStore(stack.enter_context(contextlib.closing(panel_database(home))))
-        service = stack.enter_context(contextlib.closing(PolicyService(home, state=state.value, priors=priors)))
+        service = stack.enter_context(contextlib.closing(PolicyService(home, state=state, priors=priors)))
         recommender = stack.enter_context(contextlib.closing(Recommender(service, catalogue=tips)))
-        _switch(recommender.switches, active, unchecked, shadow or [])
+        for name in shadow or ():
+            recommender.switches.set_shadow(name, True)
+        current = recommender.switches.active()
+        if active is not None and active != current:
+            if unchecked is None:
+                raise UsageError(
+                    f"The active policy is {current}; `tipbench promote apply` changes it after a passed check. To "
+                    f"switch to {active} without one, give --unchecked REASON."
+                )
+            recommender.switches.switch_unchecked(active, user=getpass.getuser(), reason=unchecked)
         for warning in recommender.policies()["warnings"]:
             print_message(f"warning: {warning}")
         now = tokens.clock()
@@ -129,17 +111,3 @@ def serve(
             started=lambda: print_message(f"policy server: {address} (active: {policy}; press Ctrl-C to stop)"),
         )
     print_message("policy server stopped; all data is written")
-
-
-def _switch(switches: Switches, active: str | None, reason: str | None, shadows: Sequence[str]) -> None:
-    """Apply --active and --shadow to the store."""
-    for name in shadows:
-        switches.set_shadow(name, True)
-    if active is None or active == switches.active():
-        return
-    if reason is None:
-        raise UsageError(
-            f"The active policy is {switches.active()}; `tipbench promote apply` changes it after a passed check. To "
-            f"switch to {active} without one, give --unchecked REASON."
-        )
-    switches.switch_unchecked(active, user=getpass.getuser(), reason=reason)

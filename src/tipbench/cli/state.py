@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from tipbench.cli.console import print_json
-from tipbench.cli.options import JsonOption, command_group
-from tipbench.cli.serve import StateKind
+from tipbench.cli.options import JsonOption, StateOption, command_group
 from tipbench.files import writable_home
 from tipbench.settings import load_settings
 from tipbench.text import plural
@@ -17,17 +16,14 @@ from tipbench.text import plural
 app = command_group("Export, import and rebuild what the policies learned.")
 
 FolderOption = Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="The folder of the files.")]
-KindOption = Annotated[
-    StateKind, typer.Option("--state", metavar="sqlite|files", help="The kind of store, as with `tipbench serve`.")
-]
 
 
 @app.command("export")
-def export(folder: FolderOption, state: KindOption = StateKind.SQLITE, json_: JsonOption = False) -> None:
+def export(folder: FolderOption, state: StateOption = "sqlite", json_: JsonOption = False) -> None:
     """Write the state of all users to a new folder.
 
     There is one file per user and policy. The files are named after the keyed hash of the user id, as in
-    4f0c…_egreedy_v2.json. The server may run.
+    4f0c…_egreedy_v2.json. The server may be running.
 
     Examples:
 
@@ -35,12 +31,12 @@ def export(folder: FolderOption, state: KindOption = StateKind.SQLITE, json_: Js
     """
     from tipbench.serve.state_store import export_state
 
-    files = export_state(writable_home(load_settings().home), folder, state=state.value)
+    files = export_state(writable_home(load_settings().home), folder, state=state)
     print_json({"files": files}) if json_ else print(f"{plural(files, 'file')} written to {folder}")
 
 
 @app.command("import")
-def import_(folder: FolderOption, state: KindOption = StateKind.SQLITE, json_: JsonOption = False) -> None:
+def import_(folder: FolderOption, state: StateOption = "sqlite", json_: JsonOption = False) -> None:
     """Replace state by the files of an export.
 
     The server must be stopped. All files are checked before anything is changed. The import is part of the event log,
@@ -52,12 +48,12 @@ def import_(folder: FolderOption, state: KindOption = StateKind.SQLITE, json_: J
     """
     from tipbench.serve.state_store import import_state
 
-    files = import_state(writable_home(load_settings().home), folder, state=state.value)
+    files = import_state(writable_home(load_settings().home), folder, state=state)
     print_json({"files": files}) if json_ else print(f"{plural(files, 'file')} imported from {folder}")
 
 
 @app.command("rebuild")
-def rebuild(state: KindOption = StateKind.SQLITE, json_: JsonOption = False) -> None:
+def rebuild(state: StateOption = "sqlite", json_: JsonOption = False) -> None:
     """Compute all state again from the event log.
 
     The server must be stopped.
@@ -68,5 +64,5 @@ def rebuild(state: KindOption = StateKind.SQLITE, json_: JsonOption = False) -> 
     """
     from tipbench.serve.state_store import rebuild_state
 
-    users = rebuild_state(writable_home(load_settings().home), state=state.value)
+    users = rebuild_state(writable_home(load_settings().home), state=state)
     print_json({"users": users}) if json_ else print(f"state of {plural(users, 'user')} rebuilt from the event log")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -21,34 +20,23 @@ if TYPE_CHECKING:
 app = command_group("Manage access tokens for the panel and the policy server.")
 
 _COLUMNS = ("id", "role", "name", "state", "created", "expires", "last used")
-
-
-class RoleName(StrEnum):
-    """Role of a token."""
-
-    ADMIN = "admin"
-    JUDGE = "judge"
-    APP = "app"
-
-
-RoleOption = Annotated[
-    RoleName,
-    typer.Option(
-        "--role",
-        metavar="admin|judge|app",
-        help="admin: everything; judge: its own sheets only; app: the policy server only.",
-    ),
-]
+Role = Literal["admin", "judge", "app"]
 
 
 @app.command("create")
 def create(
-    role: RoleOption,
+    role: Annotated[
+        Role,
+        typer.Option(
+            metavar="admin|judge|app",
+            help="admin: everything; judge: its own sheets only; app: the policy server only.",
+        ),
+    ],
     name: Annotated[
-        str, typer.Option("--name", metavar="NAME", help="Name of the holder; a judge's scores are stored under it.")
+        str, typer.Option(metavar="NAME", help="Name of the holder; a judge's scores are stored under it.")
     ],
     expires: Annotated[
-        str, typer.Option("--expires", metavar="12h|30d|8w|never", help="Lifetime of the token.", show_default=True)
+        str, typer.Option(metavar="12h|30d|8w|never", help="Lifetime of the token.", show_default=True)
     ] = DEFAULT_LIFE,
     json_: JsonOption = False,
 ) -> None:
@@ -65,21 +53,21 @@ def create(
     from tipbench.web.auth import create_token
 
     with _tokens() as tokens:
-        made = create_token(tokens, role.value, name, expires)
+        created = create_token(tokens, role, name, expires)
     if json_:
-        print_json(made)
+        print_json(created)
         return
-    if others := made["same_judge"]:
+    if others := created["same_judge"]:
         print_message(
-            f"warning: {made['name']} has another active judge's token ({', '.join(others)}). Scores are stored by "
+            f"warning: {created['name']} has another active judge's token ({', '.join(others)}). Scores are stored by "
             "name, so both judge as one person. For another person use another name; otherwise revoke the old one: "
             f"`tipbench token revoke {others[0]}`."
         )
-    until = f"until {made['expires']}" if made["expires"] else "without limit"
+    until = f"until {created['expires']}" if created["expires"] else "without limit"
     print_message(
-        f"token {made['id']} for {made['name']} ({made['role']}), valid {until}. Store it; it is not shown again:"
+        f"token {created['id']} for {created['name']} ({role}), valid {until}. Store it; it is not shown again:"
     )
-    print(made["token"])
+    print(created["token"])
 
 
 @app.command("list")
@@ -108,10 +96,9 @@ def list_tokens(json_: JsonOption = False) -> None:
 @app.command("revoke")
 def revoke(
     token_id: Annotated[str | None, typer.Argument(metavar="ID", help="Token id, as in `token list`.")] = None,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Revoke all tokens of this name.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Revoke all tokens of this name.")] = None,
     role: Annotated[
-        RoleName | None,
-        typer.Option("--role", metavar="admin|judge|app", help="With --name: only tokens of this role."),
+        Role | None, typer.Option(metavar="admin|judge|app", help="With --name: only tokens of this role.")
     ] = None,
     json_: JsonOption = False,
 ) -> None:
@@ -124,20 +111,22 @@ def revoke(
       tipbench token revoke --name reviewer-1
     """
     if (token_id is None) == (name is None):
-        raise UsageError("Give either the token's ID or --name; `tipbench token list` shows them.")
+        raise UsageError("Give either the token's ID or --name; `tipbench token list` shows both.")
     with _tokens() as tokens:
         if token_id is not None:
-            wanted = [token for token in tokens.all() if token.id == token_id]
+            matching = [token for token in tokens.all() if token.id == token_id]
         else:
-            named = [token for token in tokens.all() if token.name == (name or "").strip()]
-            wanted = [token for token in named if role is None or token.role == role.value]
-        if not wanted:
-            raise UsageError(f"There is no token {(token_id or name or '')[:80]!r}; `tipbench token list` shows them.")
-        ended = [token.id for token in wanted if tokens.revoke(token.id)]
+            matching = [token for token in tokens.all() if token.name == (name or "").strip()]
+            matching = [token for token in matching if role is None or token.role == role]
+        if not matching:
+            raise UsageError(
+                f"There is no token {(token_id or name or '')[:80]!r}; `tipbench token list` shows the tokens."
+            )
+        revoked = [token.id for token in matching if tokens.revoke(token.id)]
     if json_:
-        print_json({"revoked": ended})
+        print_json({"revoked": revoked})
     else:
-        print(f"revoked: {', '.join(ended)}" if ended else "already revoked")
+        print(f"revoked: {', '.join(revoked)}" if revoked else "already revoked")
 
 
 @contextmanager

@@ -1,7 +1,12 @@
-"""Concurrency limits: one token cannot use all threads or memory, and its body is not read without a slot."""
+"""Concurrency limits: one token cannot use all threads or memory, and its body is not read without a slot.
+
+A judge's response comes at a time that does not depend on the work.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +17,7 @@ from typing import Any
 import pytest
 
 from tipbench.web import deps, security
-from tipbench.web.security import ADMINS_AT_ONCE, JUDGES_BYTES
+from tipbench.web.security import ADMINS_AT_ONCE, JUDGES_BYTES, JUDGES_RESPONSE_S, ConcurrencyLimits
 from web.panels import API, EXPERIMENT, Served, answered, serving
 
 APPLY = f"{API}/judge/{EXPERIMENT}/apply?dry_run=true"
@@ -136,6 +141,80 @@ def test_the_judges_body_limit_raises_no_other_limit(served: Served) -> None:
     path = f"{API}/judge/{EXPERIMENT}/batches"
     refused = served.post(path, token=served.judge, content=(b" " * 600_000 for _ in range(2)), headers=JSON)
     assert served.error(refused) == (413, "too_large")
+
+
+def response_time(work_s: float) -> float:
+    """Return when a judge's response is sent, in seconds after the request arrived."""
+    limits, slept = ConcurrencyLimits(), []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    limits.clock, limits.sleep = lambda: 100.0 + work_s, sleep
+    asyncio.run(limits.wait_to_respond(100.0))
+    return work_s + slept[0]
+
+
+def test_a_judges_response_is_sent_at_a_fixed_time_whatever_the_work_takes() -> None:
+    assert {round(response_time(work_s), 6) for work_s in (0.0, 0.155, 0.265, 1.99)} == {JUDGES_RESPONSE_S}
+
+
+def test_a_response_after_the_fixed_time_is_sent_at_a_random_moment() -> None:
+    times = [response_time(2.5) for _ in range(200)]
+    assert 2.5 <= min(times) < 3.0
+    assert 4.0 < max(times) <= 2.5 + JUDGES_RESPONSE_S
+
+
+class Waits:
+    """Replaces the wait before a judge's response: records it, and what others could do at that moment."""
+
+    def __init__(self, served: Served) -> None:
+        self._panel = served.panel
+        self.seconds: list[float] = []
+        served.panel.concurrency.judges_response_s = JUDGES_RESPONSE_S
+        served.panel.concurrency.sleep = self
+
+    async def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+        async with self._panel.concurrency.sheet():  # raises Busy unless the slot for sheets is free
+
+            def take_lock() -> None:
+                with self._panel.tracker.judging_lock():
+                    pass
+
+            await asyncio.to_thread(take_lock)
+
+
+def test_a_judges_export_apply_and_close_wait_without_lock_and_slot_for_sheets(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(security, "SHEETS_AT_ONCE", 1)
+    monkeypatch.setattr(deps, "JUDGING_WAIT_S", 0.1)
+    base = f"{API}/judge/{EXPERIMENT}"
+    with serving(home, answered()[0]) as served:
+        waits = Waits(served)
+
+        def post(path: str, expected: int, **body: Any) -> float:
+            """Send a judge's request and return when its response would be sent; nothing really waits."""
+            started = time.perf_counter()
+            response = served.post(path, token=served.judge, **body)
+            assert response.status_code == expected, response.text
+            return time.perf_counter() - started + waits.seconds.pop()
+
+        batch = served.post(f"{base}/batches", token=served.judge).json()["batch"]
+        assert waits.seconds.pop() > 0
+        filled = served.post(f"{base}/sheets", token=served.judge).json()
+        for item in filled["items"]:
+            for tip in item["tips"]:
+                tip["scores"] = dict.fromkeys(tip["scores"], 3)
+        waits.seconds.clear()
+        quick = post(f"{base}/apply", 422, content=b"{", headers=JSON)  # nothing is read or written
+        slow = post(f"{base}/apply", 200, content=json.dumps(filled).encode(), headers=JSON)
+        closed = post(f"{base}/batches/{batch['sheet']}/close", 200)
+        assert min(quick, slow, closed) >= JUDGES_RESPONSE_S
+        assert quick == pytest.approx(JUDGES_RESPONSE_S, abs=1.0)
+        served.post(f"{base}/sheets")
+        assert waits.seconds == []  # an admin's response is not delayed
 
 
 @pytest.mark.parametrize(("most", "statuses"), [(0, [429, 429]), (1, [422, 422])])

@@ -153,11 +153,19 @@ def concurrency_limits(request: Request) -> ConcurrencyLimits:
 
 
 async def limit_concurrency(request: Request, who: Annotated[Identity, Depends(authenticate)]) -> AsyncIterator[None]:
-    """Hold one of the token's slots; lower a judge's body limit, which `SecurityMiddleware` enforces."""
+    """Hold one of the token's slots. A judge has a lower body limit, and its response is sent at a fixed time.
+
+    The slot is held until then: requests of the same token must not show either when the work ended.
+    """
+    limits = concurrency_limits(request)
     if who.is_judge:
-        request.state.most_bytes = JUDGES_BYTES
-    async with concurrency_limits(request).taken(who):
-        yield
+        request.state.most_bytes = JUDGES_BYTES  # enforced by `SecurityMiddleware`
+    async with limits.taken(who):
+        try:
+            yield
+        finally:
+            if who.is_judge:
+                await limits.wait_to_respond(request.state.arrived)
 
 
 async def sheet_room(request: Request) -> AsyncIterator[None]:
@@ -166,6 +174,7 @@ async def sheet_room(request: Request) -> AsyncIterator[None]:
         yield
 
 
-# Set on a router, it runs before authorisation, which reads the body for its CSRF token.
-LIMIT_CONCURRENCY = Depends(limit_concurrency)
-LIMIT_SHEETS = Depends(sheet_room)
+# Set on a router, it runs before authorisation, which reads the body for its CSRF token. The scope "function" ends a
+# dependency before the response is sent, the last one first: a judge's response waits without a slot for sheets.
+LIMIT_CONCURRENCY = Depends(limit_concurrency, scope="function")
+LIMIT_SHEETS = Depends(sheet_room, scope="function")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import re
 import secrets
 import threading
 import time
-from asyncio import Semaphore, timeout
+from asyncio import Semaphore
 from collections import OrderedDict, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -226,14 +227,14 @@ class SecurityMiddleware:
         started = self._clock()
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)  # only what is safe to log
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, arrived=started)
         outgoing = _Outgoing(send, request_id, self._clock)
         try:
             refusal = self._refusal(scope)
             if refusal is not None:
                 await refusal(scope, receive, outgoing)
             else:
-                await self._app(scope, _bounded(scope, receive), outgoing)
+                await self._app(scope, _bounded(scope, receive, self._clock), outgoing)
             failure: Any = scope["state"].get("failure")
             if failure is not None:
                 log.warning("request %s: %s: %r", request_id, type(failure).__name__, str(failure)[:2000])
@@ -304,16 +305,19 @@ class _Outgoing:
         await self._send(message)
 
 
-def _bounded(scope: Scope, receive: Receive) -> Receive:
+def _bounded(scope: Scope, receive: Receive, clock: Callable[[], float]) -> Receive:
     """Limit the body while it is read: Content-Length may be missing or too low.
 
-    `state.most_bytes` may lower the limit after authentication, before the body is read.
+    `state.most_bytes` may lower the limit after authentication, before the body is read. `state.arrived` is set to the
+    time of the body's end.
     """
     announced, seen = int(Headers(scope=scope).get("content-length", "0")[:20]), 0
 
     async def counted() -> Message:
         nonlocal seen
         message = await receive()
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            scope["state"]["arrived"] = clock()
         seen += len(message.get("body", b""))
         limit = min(_limit(scope["path"]), scope["state"].get("most_bytes", SHEET_BYTES))
         if max(seen, announced) > limit:
@@ -336,7 +340,8 @@ ADMINS_AT_ONCE = 4
 JUDGES_REQUESTS = 6  # of any kind, as many as a browser sends at once; more wait without using a thread
 SHEETS_AT_ONCE = 2  # filled sheets in memory, over all tokens
 JUDGES_BYTES = 8_000_000  # maximum size of a judge's filled sheet; admins have the general limit
-WAIT_S = 2.0  # for the token's previous request: a second tab, or a client faster than our cleanup
+JUDGES_RESPONSE_S = 2.0
+WAIT_S = 5.0  # for the token's previous request, such as a second tab's; longer than JUDGES_RESPONSE_S
 SHEET_WAIT_S = 20.0
 REQUEST_WAIT_S = 20.0
 
@@ -349,6 +354,18 @@ class ConcurrencyLimits:
         self._requests: defaultdict[str, Semaphore] = defaultdict(lambda: Semaphore(JUDGES_REQUESTS))
         self._judges: defaultdict[str, Semaphore] = defaultdict(lambda: Semaphore(JUDGES_AT_ONCE))
         self._admins: defaultdict[str, Semaphore] = defaultdict(lambda: Semaphore(ADMINS_AT_ONCE))
+        self.judges_response_s = JUDGES_RESPONSE_S
+        self.clock: Callable[[], float] = time.perf_counter
+        self.sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    async def wait_to_respond(self, arrived: float) -> None:
+        """Wait until JUDGES_RESPONSE_S after `arrived`; if that has passed, for a random part of JUDGES_RESPONSE_S.
+
+        Long notes of another judge make an answer slower to apply than a control. So the time of a response to a judge
+        must not depend on the work, also not through the judging lock, for which other requests wait.
+        """
+        left_s = arrived + self.judges_response_s - self.clock()
+        await self.sleep(left_s if left_s > 0 else secrets.SystemRandom().uniform(0, self.judges_response_s))
 
     @asynccontextmanager
     async def taken(self, who: Identity) -> AsyncIterator[None]:
@@ -382,7 +399,7 @@ class ConcurrencyLimits:
 @asynccontextmanager
 async def _held(places: Semaphore, wait_s: float, refusal: str) -> AsyncIterator[None]:
     try:
-        async with timeout(wait_s):
+        async with asyncio.timeout(wait_s):
             await places.acquire()
     except TimeoutError as exc:
         raise Busy(refusal) from exc

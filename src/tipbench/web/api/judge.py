@@ -72,12 +72,16 @@ async def read_sheet_request(request: Request, judge: Judge, panel: PanelState) 
 
 
 async def read_filled(request: Request, _judge: Judge) -> AsyncIterator[dict[str, Any]]:
-    """Parse the filled sheet (JSON or CSV); its memory stays reserved until the request ends."""
+    """Parse the filled sheet (JSON or CSV); holds a slot for its memory, which is freed before the response waits."""
     if content_type(request) not in (JSON, CSV):
         raise Invalid(f"A sheet is sent as {JSON} or {CSV} (got {content_type(request)[:80]!r}).", path="body")
     content = await request.body()
     async with concurrency_limits(request).sheet():
-        yield await run_in_threadpool(parse_sheet, content)
+        filled = await run_in_threadpool(parse_sheet, content)
+        try:
+            yield filled
+        finally:
+            filled.clear()
 
 
 @sheets.post(
@@ -107,7 +111,7 @@ def export(
 @sheets.post("/{experiment:path}/apply", summary="Apply a filled sheet", openapi_extra=_FILLED)
 def apply(
     experiment: ExperimentPath,
-    filled: Annotated[dict[str, Any], Depends(read_filled)],
+    filled: Annotated[dict[str, Any], Depends(read_filled, scope="function")],
     who: Judge,
     panel: PanelState,
     store: Store,

@@ -74,7 +74,9 @@ def create_app(
     webhook = make_webhook(webhook_options, panel, database, given=store is not None) if webhook_options else None
 
     @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        for route in app.router.routes:  # FastAPI builds a router's routes when it is matched for the first time
+            route.matches({"type": "http", "method": "GET", "path": ""})
         panel.jobs.supervisor.start()
         if webhook is not None:
             webhook.start()

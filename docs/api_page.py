@@ -18,7 +18,7 @@ from tipbench.judge.sheet_file import MAX_BYTES as SHEET_BYTES
 from tipbench.settings import load_settings
 from tipbench.web.app import create_app
 from tipbench.web.auth import CSRF_FIELD, identify, require_admin
-from tipbench.web.security import ADMINS_AT_ONCE, JUDGES_BYTES
+from tipbench.web.security import MAX_ADMIN_SHEET_REQUESTS, MAX_JUDGE_SHEET_BYTES
 
 EXAMPLES = Path(__file__).with_name("api_examples.json")
 SECTIONS = {  # tag → heading, in the order of reading
@@ -191,8 +191,8 @@ class _Writer:
         return HEAD.format(
             csrf=CSRF_FIELD,
             sheet_mb=SHEET_BYTES // 1_000_000,
-            judges_mb=JUDGES_BYTES // 1_000_000,
-            admins=ADMINS_AT_ONCE,
+            judges_mb=MAX_JUDGE_SHEET_BYTES // 1_000_000,
+            admins=MAX_ADMIN_SHEET_REQUESTS,
             error=pretty(error),
             statuses=table(("status", "meaning", "where"), rows),
             routes=table(("route", "role", "what it does"), routes),

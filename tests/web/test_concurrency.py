@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tipbench.web import deps, security
-from tipbench.web.security import ADMINS_AT_ONCE, JUDGES_BYTES, JUDGES_RESPONSE_S, ConcurrencyLimits
+from tipbench.web.security import JUDGES_RESPONSE_S, MAX_ADMIN_SHEET_REQUESTS, MAX_JUDGE_SHEET_BYTES, ConcurrencyLimits
 from web.panels import API, EXPERIMENT, Served, answered, serving
 
 APPLY = f"{API}/judge/{EXPERIMENT}/apply?dry_run=true"
@@ -46,7 +46,7 @@ def under_way(served: Served, token: str, times: int = 1) -> Iterator[None]:
     assert portal is not None
     with ExitStack() as stack:
         for _ in range(times):
-            stack.enter_context(portal.wrap_async_context_manager(served.panel.concurrency.taken(known)))
+            stack.enter_context(portal.wrap_async_context_manager(served.panel.concurrency.slot(known)))
         yield
 
 
@@ -60,7 +60,7 @@ def test_a_judges_parallel_reads_wait_without_slowing_others_down(
     batches = f"{API}/judge/{EXPERIMENT}/batches"
     with ExitStack() as stack:
         for identity in (judge, admin):
-            for _ in range(security.JUDGES_REQUESTS):
+            for _ in range(security.MAX_JUDGE_REQUESTS):
                 stack.enter_context(portal.wrap_async_context_manager(served.panel.concurrency.request(identity)))
         assert busy(served, served.get(batches, token=served.judge))
         assert served.get(batches).status_code == 200
@@ -81,9 +81,9 @@ def test_a_judges_second_slow_request_is_rejected_until_the_first_ends(served: S
 
 
 def test_an_admin_has_more_slots_than_a_judge(served: Served) -> None:
-    with under_way(served, served.admin, ADMINS_AT_ONCE - 1):
+    with under_way(served, served.admin, MAX_ADMIN_SHEET_REQUESTS - 1):
         assert served.post(APPLY, content=b"{", headers=JSON).status_code == 422
-    with under_way(served, served.admin, ADMINS_AT_ONCE):
+    with under_way(served, served.admin, MAX_ADMIN_SHEET_REQUESTS):
         assert busy(served, served.post(APPLY, content=b"{", headers=JSON))
 
 
@@ -124,7 +124,7 @@ def test_the_body_is_not_read_without_a_slot(served: Served, path: str) -> None:
 
 @pytest.mark.parametrize("headers", [JSON, {"Content-Type": "text/csv"}])
 def test_a_judges_sheet_has_a_lower_limit_than_an_admins(served: Served, headers: dict[str, str]) -> None:
-    content = b" " * (JUDGES_BYTES + 1)
+    content = b" " * (MAX_JUDGE_SHEET_BYTES + 1)
     refused = served.post(APPLY, token=served.judge, content=content, headers=headers)
     assert served.error(refused) == (413, "too_large")
     assert "8 MB" in refused.json()["error"]["message"]
@@ -188,7 +188,7 @@ class Waits:
 def test_a_judges_export_apply_and_close_wait_without_lock_and_slot_for_sheets(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(security, "SHEETS_AT_ONCE", 1)
+    monkeypatch.setattr(security, "MAX_SHEETS", 1)
     monkeypatch.setattr(deps, "JUDGING_WAIT_S", 0.1)
     base = f"{API}/judge/{EXPERIMENT}"
     with serving(home, answered()[0]) as served:
@@ -221,6 +221,6 @@ def test_a_judges_export_apply_and_close_wait_without_lock_and_slot_for_sheets(
 def test_filled_sheets_in_memory_are_limited(
     home: Path, monkeypatch: pytest.MonkeyPatch, most: int, statuses: list[int]
 ) -> None:
-    monkeypatch.setattr(security, "SHEETS_AT_ONCE", most)
+    monkeypatch.setattr(security, "MAX_SHEETS", most)
     with serving(home, answered()[0]) as served:
         assert [served.post(APPLY, content=b"{", headers=JSON).status_code for _ in range(2)] == statuses

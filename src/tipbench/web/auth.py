@@ -98,10 +98,10 @@ def panel_database(home: Path) -> Database:
 
 log = logging.getLogger("tipbench.web")
 EVERYBODY = "*"  # wildcard for a judge's name
-LONGEST_TOKEN = 256
-LONGEST_LIFE_S = 10 * 366 * 86400
+MAX_TOKEN_LENGTH = 256
+MAX_LIFE_S = 10 * 366 * 86400
 _TOKEN_ID_BYTES = 6
-_NOTE_USE_S = 60  # minimum interval between updates of last_used
+_LAST_USED_INTERVAL_S = 60  # minimum interval between updates of last_used
 _TOKEN = re.compile(r"tipbench_([0-9a-f]{12})_[A-Za-z0-9_-]{43}", re.ASCII)
 _LIFE = re.compile(r"([1-9][0-9]{0,5})([mhdw])", re.ASCII)
 _UNIT_S = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -185,7 +185,7 @@ class TokenStore:
         if not same or token is None or token.state(self.clock()) != "active":
             return None
         now = int(self.clock())
-        if token.last_used is None or now - token.last_used >= _NOTE_USE_S:
+        if token.last_used is None or now - token.last_used >= _LAST_USED_INTERVAL_S:
             try:
                 self._database.rows("UPDATE tokens SET last_used = ? WHERE id = ?", (now, token.id))
             except TipbenchError as exc:  # such as a full disk: the token is valid anyway
@@ -243,7 +243,7 @@ def parse_lifetime(text: str) -> int | None:
         return None
     match = _LIFE.fullmatch(word)
     seconds = int(match[1]) * _UNIT_S[match[2]] if match else 0
-    if not 0 < seconds <= LONGEST_LIFE_S:
+    if not 0 < seconds <= MAX_LIFE_S:
         raise UsageError(f"A lifetime must be like 12h, 30d or 8w, at most 10 years, or never (got {text[:40]!r}).")
     return seconds
 
@@ -255,7 +255,7 @@ def _token(row: Iterable[Any]) -> Token:
 
 KEY_FILE = "session.key"
 COOKIE = "tipbench_session"
-LONGEST_COOKIE = 600
+MAX_COOKIE_LENGTH = 600
 _KEY_BYTES = 32
 _ID_BYTES = 24
 
@@ -293,7 +293,7 @@ class Sessions:
     def authenticate(self, value: str) -> Session | None:
         """Return the session of a cookie, or None if the signature is invalid or the session has expired or ended."""
         body, _, signature = value.partition(".")
-        if len(value) > LONGEST_COOKIE or not value.isascii():
+        if len(value) > MAX_COOKIE_LENGTH or not value.isascii():
             return None
         if not hmac.compare_digest(_encoded(self._sign(b"session", body.encode())), signature):
             return None
@@ -403,7 +403,7 @@ class TokenGuard:
         A valid token is accepted before the rate limit, so that others' failed attempts cannot lock its holder out.
         Tokens are long enough that guessing is hopeless; the limit keeps the log and the load small.
         """
-        if len(secret) > LONGEST_TOKEN:
+        if len(secret) > MAX_TOKEN_LENGTH:
             secret = ""
         token = self.tokens.find(secret)
         if token is not None:

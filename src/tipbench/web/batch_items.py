@@ -19,10 +19,10 @@ from tipbench.web.api.models import NextCursor, RequestBody, Shape
 from tipbench.web.batch_store import ItemAnswer, ItemVersion, Kind, State
 from tipbench.web.errors import Invalid, NotFound
 
-MOST_ANSWERS = 400  # per new batch
-MOST_TIPS = 200
-MOST_SCALES = 20
-LONGEST_REASON = 500
+MAX_ANSWERS = 400  # per new batch
+MAX_TIPS = 200
+MAX_SCALES = 20
+MAX_REASON = 500
 LONGEST_ACCEPTANCE = 1000
 LONGEST_RETURN = 2000
 _DAY_S = 86_400.0
@@ -33,13 +33,13 @@ class BatchRequest(RequestBody):
 
     kind: Kind = Field(Kind.SHEET, description="sheet: score tips; duel: choose the better of two answers.")
     limit: StrictInt | None = Field(
-        None, ge=1, le=MOST_ANSWERS, description="Maximum number of answers in a new batch; whole scenarios first."
+        None, ge=1, le=MAX_ANSWERS, description="Maximum number of answers in a new batch; whole scenarios first."
     )
 
 
 class TipRequest(RequestBody):
     scores: dict[str, StrictInt | None] = Field(
-        default_factory=dict, max_length=MOST_SCALES, description="By scale; null or missing is not scored yet."
+        default_factory=dict, max_length=MAX_SCALES, description="By scale; null or missing is not scored yet."
     )
     overlong: StrictBool | None = Field(None, description="The judge's correction; null keeps the computed flag.")
     note: str = Field("", max_length=MAX_NOTE)
@@ -52,10 +52,10 @@ class ItemRequest(RequestBody):
     state: State = Field(description="submitted counts when the batch closes; it needs every score.")
     format_ok: StrictBool | None = Field(None, description="The judge's correction; null keeps the computed flag.")
     tips: list[TipRequest] = Field(
-        default_factory=list, max_length=MOST_TIPS, description="All tips in order; empty for none scored yet."
+        default_factory=list, max_length=MAX_TIPS, description="All tips in order; empty for none scored yet."
     )
     winner: Literal["a", "b", "tie"] | None = Field(None, description="Of a duel.")
-    reason: str = Field("", max_length=LONGEST_REASON, description="Why it is skipped.")
+    reason: str = Field("", max_length=MAX_REASON, description="Why it is skipped.")
     seconds: float = Field(
         0.0, ge=0, le=_DAY_S, allow_inf_nan=False, description="Time spent since the last save; summed over saves."
     )

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from tipbench.sqlite import Connection, Database, Row
+from tipbench.web.errors import Conflict
 
 
 class Kind(StrEnum):
@@ -89,21 +90,13 @@ class VersionConflict(Exception):
     """The item has changed since the client read it; `present` is its current version, None if untouched."""
 
     def __init__(self, present: ItemVersion | None) -> None:
-        super().__init__("the item has moved on")
+        super().__init__("the item has another version")
         self.present = present
 
 
-class BatchClosed(Exception):
-    """The batch is closed, so its items cannot change."""
-
-
-class NothingToUndo(Exception):
-    """The item has no earlier version to restore."""
-
-
-MOST_STEPS = 100  # history entries per item
-MOST_BYTES = 8_000_000  # of history per batch; the oldest entries are deleted first
-MOST_KEYS = 200  # idempotency keys per judge
+MAX_VERSIONS = 100  # history entries per item
+MAX_HISTORY_BYTES = 8_000_000  # of history per batch; the oldest entries are deleted first
+MAX_KEYS = 200  # idempotency keys per judge
 _BATCH = (
     "sheet, place, experiment, judge, kind, size, status, revision, opened, updated, closed, note, accepted, outcome"
 )
@@ -191,18 +184,15 @@ class BatchStore:
         rows = self._database.rows(f"SELECT {_ITEM} FROM batch_items WHERE sheet = ?", (sheet,))  # noqa: S608 - fixed
         return {saved.item: saved for saved in map(_read_version, rows)}
 
-    def history(self, sheet: str, item: str, most: int) -> list[ItemVersion]:
-        """Return up to `most` versions of an item, newest first."""
-        rows = self._database.rows(
-            f"SELECT {_ITEM} FROM batch_history WHERE sheet = ? AND item = ? ORDER BY version DESC LIMIT ?",  # noqa: S608
-            (sheet, item, most),
-        )
-        return [_read_version(row) for row in rows]
+    def history(self, sheet: str, item: str) -> list[ItemVersion]:
+        """Return the last versions of an item, up to MAX_VERSIONS, newest first."""
+        statement = f"SELECT {_ITEM} FROM batch_history WHERE sheet = ? AND item = ? ORDER BY version DESC"  # noqa: S608
+        return [_read_version(row) for row in self._database.rows(statement, (sheet, item))]
 
     def put(self, sheet: str, item: str, version: int, answer: ItemAnswer, seconds: float) -> ItemVersion:
         """Save an answer to an item that the client read at `version`; repeating a request has no further effect.
 
-        Raises VersionConflict if the item has another version now, BatchClosed if the batch is closed.
+        Raises VersionConflict if the item has another version now, Conflict if the batch is closed.
         """
         with self._database.transaction() as db:
             present = _item(db, sheet, item)
@@ -217,24 +207,23 @@ class BatchStore:
     def undo(self, sheet: str, item: str, version: int, blank: str) -> ItemVersion:
         """Restore the previous answer; each further undo goes one step back. `blank` is an untouched item's content.
 
-        Raises VersionConflict and BatchClosed like `put`, and NothingToUndo if there is no earlier version.
+        Raises VersionConflict and Conflict like `put`, and Conflict if there is no earlier version.
         """
         with self._database.transaction() as db:
             present = _item(db, sheet, item)
             if _made_by(present, version, Cause.UNDO) and present is not None:
                 return present
             self._check(db, sheet, present, version)
+            nothing = Conflict("There is no earlier version to restore.", code="nothing_to_undo", path="path.item")
             if present is None or present.parent is None:
-                raise NothingToUndo
+                raise nothing
             if present.parent == 0:
                 before = ItemVersion(item, 0, None, Cause.UNDO, ItemAnswer(State.EMPTY, blank), 0.0, 0.0)
             else:
-                row = db.execute(
-                    f"SELECT {_ITEM} FROM batch_history WHERE sheet = ? AND item = ? AND version = ?",  # noqa: S608
-                    (sheet, item, present.parent),
-                ).fetchone()
-                if row is None:
-                    raise NothingToUndo
+                statement = f"SELECT {_ITEM} FROM batch_history WHERE sheet = ? AND item = ? AND version = ?"  # noqa: S608
+                row = db.execute(statement, (sheet, item, present.parent)).fetchone()
+                if row is None:  # deleted because the history was too long
+                    raise nothing
                 before = _read_version(row)
             saved = replace(before, version=present.version + 1, cause=Cause.UNDO, seconds=present.seconds)
             return self._write(db, sheet, saved, 0.0)
@@ -259,7 +248,7 @@ class BatchStore:
             db.execute(
                 "DELETE FROM batch_keys WHERE judge = ?1 AND key NOT IN"
                 " (SELECT key FROM batch_keys WHERE judge = ?1 ORDER BY used DESC, rowid DESC LIMIT ?2)",
-                (judge, MOST_KEYS),
+                (judge, MAX_KEYS),
             )
 
     def of_key(self, judge: str, key: str) -> Batch | None:
@@ -274,7 +263,8 @@ class BatchStore:
     def _check(self, db: Connection, sheet: str, present: ItemVersion | None, version: int) -> None:
         batch = _batch(db, sheet)
         if batch is None or batch.status is not Status.OPEN:
-            raise BatchClosed
+            message = "This batch is closed. Reopen it to make changes."
+            raise Conflict(message, code="batch_closed", path="path.sheet")
         if version != (present.version if present else 0):
             raise VersionConflict(present)
 
@@ -294,7 +284,7 @@ class BatchStore:
             db.execute(f"INSERT OR REPLACE INTO {table} (sheet, {_ITEM}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)  # noqa: S608
         db.execute(
             "DELETE FROM batch_history WHERE sheet = ? AND item = ? AND version <= ?",
-            (sheet, saved.item, saved.version - MOST_STEPS),
+            (sheet, saved.item, saved.version - MAX_VERSIONS),
         )
         _shorten(db, sheet)
         db.execute("UPDATE batches SET revision = revision + 1, updated = ? WHERE sheet = ?", (now, sheet))
@@ -307,15 +297,15 @@ def _made_by(present: ItemVersion | None, version: int, cause: Cause) -> bool:
 
 
 def _shorten(db: Connection, sheet: str) -> None:
-    """Delete the oldest history of a batch above MOST_BYTES; current versions are in `batch_items`."""
+    """Delete the oldest history of a batch above MAX_HISTORY_BYTES; current versions are in `batch_items`."""
     size = "LENGTH(CAST(content AS BLOB)) + LENGTH(CAST(reason AS BLOB))"
     whole = db.execute(f"SELECT TOTAL({size}) FROM batch_history WHERE sheet = ?", (sheet,)).fetchone()[0]  # noqa: S608
-    if whole > MOST_BYTES:
+    if whole > MAX_HISTORY_BYTES:
         newer = f"SUM({size}) OVER (ORDER BY updated DESC, rowid DESC)"
         db.execute(
             "DELETE FROM batch_history WHERE rowid IN (SELECT id FROM"  # noqa: S608
             f" (SELECT rowid AS id, {newer} AS size FROM batch_history WHERE sheet = ?) WHERE size > ?)",
-            (sheet, MOST_BYTES),
+            (sheet, MAX_HISTORY_BYTES),
         )
 
 

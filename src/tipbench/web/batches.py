@@ -45,18 +45,15 @@ from tipbench.web.batch_items import (
     rubric_of,
 )
 from tipbench.web.batch_store import (
-    MOST_STEPS,
     Batch,
-    BatchClosed,
     BatchStore,
     ItemVersion,
     Kind,
-    NothingToUndo,
     State,
     Status,
     VersionConflict,
 )
-from tipbench.web.errors import Forbidden, Invalid, NotFound, WebError, options_at
+from tipbench.web.errors import Conflict, Forbidden, Invalid, NotFound, WebError, options_at
 from tipbench.web.forms import LIMIT, SortKey, page_of
 from tipbench.web.judge_service import ApplyOptions, accept_drift, apply_sheet, parse_sheet_request, sheet_for
 from tipbench.web.queries import check_name, get_experiment
@@ -81,12 +78,6 @@ def recorded_status(store: RunStore, batch: Batch) -> tuple[Status | None, str |
 
 _CLOSES = 3  # attempts, if another tab saves at the same time
 _ITEMS_CACHED = 32
-
-
-class Conflict(WebError):
-    """409: conflicts with the current state. `detail` has the current item, if the conflict is about one."""
-
-    status, code = 409, "conflict"
 
 
 class BatchService:
@@ -211,7 +202,7 @@ class BatchService:
         self.own(who, sheet, experiment)
         sheet_items = self._sheet_items(sheet)
         raw = item_of(sheet_items, item)
-        steps = self._store.history(sheet, item, MOST_STEPS)
+        steps = self._store.history(sheet, item)
         shown, following = page_of(steps, lambda saved: SortKey(-saved.version, saved.item), limit=limit, after=after)
         return HistoryShape(items=[answer_shape(sheet_items, raw, saved) for saved in shown], next=following)
 
@@ -421,11 +412,6 @@ class BatchService:
                 path="body.version",
                 detail={"item": item, "answer": answer.model_dump()},
             ) from exc
-        except BatchClosed as exc:
-            message = "This batch is closed. Reopen it to make changes."
-            raise Conflict(message, code="batch_closed", path="path.sheet") from exc
-        except NothingToUndo as exc:
-            raise Conflict("There is no earlier version to restore.", code="nothing_to_undo", path="path.item") from exc
 
     @contextmanager
     def _mlflow(self) -> Iterator[RunStore]:

@@ -29,12 +29,12 @@ from tipbench.web.errors import NotFound, invalid_at, options_at
 from tipbench.web.queries import Queries, experiment_path, quote_path, revision
 from tipbench.workflows.board import BoardQuery, board_query
 
-_LONGEST = 500
+_MAX_LENGTH = 500
 
 
 def parse_board_query(
     baseline: Annotated[
-        str | None, Query(max_length=_LONGEST, description="MODEL/PROMPT: also show differences to this pair.")
+        str | None, Query(max_length=_MAX_LENGTH, description="MODEL/PROMPT: also show differences to this pair.")
     ] = None,
     where: Annotated[
         list[str], Query(max_length=20, description="KEY=VALUE: any tag, or params.NAME; repeatable.")
@@ -58,12 +58,12 @@ def parse_board_query(
     with options_at("query"):
         return board_query(
             baseline=baseline,
-            where=[text[:_LONGEST] for text in where],
+            where=[text[:_MAX_LENGTH] for text in where],
             judge=judge,
             by=by,
             cluster=cluster,
             provisional=provisional,
-            exclude=[name[:_LONGEST] for name in exclude],
+            exclude=[name[:_MAX_LENGTH] for name in exclude],
         )
 
 

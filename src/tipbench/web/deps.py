@@ -24,7 +24,7 @@ from tipbench.web.job_service import JobService
 from tipbench.web.metrics import Metrics
 from tipbench.web.options import PanelOptions, RunPolicy
 from tipbench.web.queries import Queries
-from tipbench.web.security import JUDGES_BYTES, ConcurrencyLimits, StreamLimits
+from tipbench.web.security import MAX_JUDGE_SHEET_BYTES, ConcurrencyLimits, StreamLimits
 from tipbench.workflows.judging import judging_lock
 
 JUDGING_WAIT_S = 20.0  # for another apply to finish
@@ -159,8 +159,8 @@ async def limit_concurrency(request: Request, who: Annotated[Identity, Depends(a
     """
     limits = concurrency_limits(request)
     if who.is_judge:
-        request.state.most_bytes = JUDGES_BYTES  # enforced by `SecurityMiddleware`
-    async with limits.taken(who):
+        request.state.max_bytes = MAX_JUDGE_SHEET_BYTES  # enforced by `SecurityMiddleware`
+    async with limits.slot(who):
         try:
             yield
         finally:

@@ -155,6 +155,12 @@ class NotFound(WebError):
     status, code = 404, "not_found"
 
 
+class Conflict(WebError):
+    """409: the request conflicts with the current state."""
+
+    status, code = 409, "conflict"
+
+
 class TooLarge(WebError):
     """413: the request body is too large."""
 

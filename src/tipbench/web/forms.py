@@ -20,8 +20,8 @@ from tipbench.web.errors import Invalid, checked
 FORM = "application/x-www-form-urlencoded"
 JSON = "application/json"
 MULTIPART = "multipart/form-data"  # a form with a file
-_MOST_FIELDS = 200
-_MOST_PARTS = 20
+_MAX_FIELDS = 200
+_MAX_PARTS = 20
 
 _M = TypeVar("_M", bound=BaseModel)
 
@@ -61,12 +61,12 @@ async def read_parts(request: Request) -> Parts:
     if content_type(request) == FORM:
         text = (await request.body()).decode("utf-8", "replace")
         try:
-            parts.fields.update(parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS))
+            parts.fields.update(parse_qsl(text, keep_blank_values=True, max_num_fields=_MAX_FIELDS))
         except ValueError as exc:
-            raise Invalid(f"A form has at most {_MOST_FIELDS} fields.", path="body") from exc
+            raise Invalid(f"A form has at most {_MAX_FIELDS} fields.", path="body") from exc
     elif content_type(request) == MULTIPART:
         try:
-            async with request.form(max_files=_MOST_PARTS, max_fields=_MOST_PARTS) as form:
+            async with request.form(max_files=_MAX_PARTS, max_fields=_MAX_PARTS) as form:
                 for name, value in form.multi_items():
                     if isinstance(value, str):
                         parts.fields[name] = value
@@ -135,7 +135,7 @@ def _reject_constant(name: str) -> object:
 
 LIMIT = 50
 MOST = 500
-_LONGEST = 400
+_MAX_CURSOR = 400
 
 _T = TypeVar("_T")
 
@@ -150,7 +150,7 @@ class SortKey(NamedTuple):
 Limit = Annotated[int, Query(ge=1, le=MOST, description=f"Maximum number of items per page, up to {MOST}.")]
 Next = Annotated[
     str | None,
-    Query(max_length=_LONGEST, description="The `next` value of the previous page; omit it for the first page."),
+    Query(max_length=_MAX_CURSOR, description="The `next` value of the previous page; omit it for the first page."),
 ]
 
 

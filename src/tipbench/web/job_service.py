@@ -187,17 +187,17 @@ class JobService:
         """Return the position of every queued job, by id."""
         return queue_positions(self.store.in_states({JobState.QUEUED}))
 
-    def log(self, job_id: str, most_bytes: int) -> LogTail:
+    def log(self, job_id: str, max_bytes: int) -> LogTail:
         """Return the end of a job's log. Raises JobNotFound."""
         job = self.store.get(job_id)
         try:
-            return self.supervisor.runner_of(job).log(job, most_bytes)
+            return self.supervisor.runner_of(job).log(job, max_bytes)
         except ServerUnavailable as exc:
             return LogTail(f"{exc}\n", 0, cut=False)
 
 
 LEFT_TO_AIRFLOW = {"skip_refused", *ADDRESSES} - {"mlflow_url"}  # unless set by the request
-_LONGEST = 16_000  # characters per option, because of command line limits
+_MAX_OPTION = 16_000  # characters per option, because of command line limits
 _RULES = (*MODEL_OPTIONS, "mlflow_url", "suite", "wait")  # settings of a collect that a judge run takes
 _NAMED = (*ADDRESSES, "suite")  # checked against the run policy
 
@@ -245,8 +245,8 @@ def start_run(
             path="query.wait_for_judge",
         )
     for name, value in config.model_dump().items():
-        if isinstance(value, str) and len(value) > _LONGEST:
-            raise Invalid(f"{name} may have at most {_LONGEST} characters (got {len(value)}).", path=f"body.{name}")
+        if isinstance(value, str) and len(value) > _MAX_OPTION:
+            raise Invalid(f"{name} may have at most {_MAX_OPTION} characters (got {len(value)}).", path=f"body.{name}")
     suite_for(config)
     order = collect_request(config, started_by=started_by, runner=runner)
     if runner == AirflowRunner.name:  # a worker may reach another server at the same URL

@@ -38,8 +38,8 @@ from tipbench.workflows.board import judge_name
 from tipbench.workflows.judging import SheetRequest, apply_file, drift_reason, requested_sheet, sheet_file
 
 CSV = "text/csv"
-FEWEST_ANSWERS = MIN_CONTROLS  # on a judge's sheet: fewer would leave no room for the control tips
-MOST_REVISIONS = 5  # per sheet, by its judge
+MIN_ANSWERS = MIN_CONTROLS  # on a judge's sheet: fewer would leave no room for the control tips
+MAX_REVISIONS = 5  # per sheet, by its judge
 _JUDGES_MAY_ASK = frozenset({"judge", "limit", "all", "sheet", "filled", "format"})
 
 
@@ -56,9 +56,9 @@ def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPolic
     options = checked(SheetOptions, raw, "body")
     if options.suite is not None:
         allowed.check_suite(options.suite)
-    if who.is_judge and options.limit is not None and options.limit < FEWEST_ANSWERS:
+    if who.is_judge and options.limit is not None and options.limit < MIN_ANSWERS:
         raise Invalid(
-            f"limit must be {FEWEST_ANSWERS} or more for a judge: smaller sheets have too few control tips "
+            f"limit must be {MIN_ANSWERS} or more for a judge: smaller sheets have too few control tips "
             f"(got {options.limit}).",
             path="body.limit",
         )
@@ -128,9 +128,9 @@ def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], options: App
         # A judge who changes one item at a time and compares the verdicts could find the controls.
         stored = applier.stored
         limited = options.who.is_judge and not options.dry_run
-        if limited and stored.revisions >= MOST_REVISIONS and applier.changes_scores:
+        if limited and stored.revisions >= MAX_REVISIONS and applier.changes_scores:
             raise Forbidden(
-                f"Sheet {stored.sheet.id} was revised {stored.revisions} times; a judge may do so {MOST_REVISIONS} "
+                f"Sheet {stored.sheet.id} was revised {stored.revisions} times; a judge may do so {MAX_REVISIONS} "
                 "times. Ask an admin to accept it, or to apply further changes.",
                 code="too_many_revisions",
                 path="body.sheet",
@@ -213,8 +213,8 @@ def drift_svg(queries: Queries, store: RunStore, name: str, query: DriftChart) -
 
 
 UPLOAD_LIFE_S = 3600.0
-MOST_UPLOADS = 32  # uploads of all tokens together
-MOST_UPLOAD_BYTES = 128_000_000  # of all uploads together; the oldest are dropped first
+MAX_UPLOADS = 32  # uploads of all tokens together
+MAX_UPLOAD_BYTES = 128_000_000  # of all uploads together; the oldest are dropped first
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ class UploadStore:
         old = self._clock() - UPLOAD_LIFE_S
         for id_ in [id_ for id_, upload in self._kept.items() if upload.kept_at < old]:
             del self._kept[id_]
-        self._shrink(UploadQuota(MOST_UPLOADS, MOST_UPLOAD_BYTES))
+        self._shrink(UploadQuota(MAX_UPLOADS, MAX_UPLOAD_BYTES))
 
     def _shrink(self, share: UploadQuota, owner: str | None = None) -> None:
         """Drop the oldest uploads, of one owner or of all, until they fit; the newest is kept."""

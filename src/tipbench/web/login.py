@@ -31,8 +31,8 @@ LoginPage = Callable[[Request, str, str | None], str]  # request, next path, err
 
 router = APIRouter(tags=["login"])
 closing = APIRouter(tags=["login"], dependencies=[JUDGES_TOO], responses=COMMON)
-_LONGEST_NEXT = 1000
-_Next = Annotated[str, Query(max_length=_LONGEST_NEXT, description="Path to redirect to after login.")]
+_MAX_NEXT_LENGTH = 1000
+_Next = Annotated[str, Query(max_length=_MAX_NEXT_LENGTH, description="Path to redirect to after login.")]
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -145,7 +145,7 @@ def csrf_of(request: Request) -> str:
 
 def local_path(text: str) -> str:
     """Return `text` if it is a path of the panel, else `/`; prevents open redirects."""
-    if not text.startswith("/") or text[1:2] in ("/", "\\") or not text.isprintable() or len(text) > _LONGEST_NEXT:
+    if not text.startswith("/") or text[1:2] in ("/", "\\") or not text.isprintable() or len(text) > _MAX_NEXT_LENGTH:
         return "/"
     try:
         parts = urlsplit(text)

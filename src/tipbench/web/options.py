@@ -16,8 +16,8 @@ from tipbench.settings import Settings
 from tipbench.web.errors import Forbidden, checked
 from tipbench.web.security import Hosts, host_name, is_loopback_name
 
-SHORTEST_ADMIN_TOKEN = 32  # long enough that it cannot be guessed, like generated tokens
-_LONGEST_SECRET = 200
+MIN_ADMIN_TOKEN_LENGTH = 32  # long enough that it cannot be guessed, like generated tokens
+_MAX_SECRET_LENGTH = 200
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def panel_options(settings: Settings, *, host: str | None = None, port: int | No
         chosen, everywhere = str(address), address.is_unspecified  # 0.0.0.0 and :: are not names of a host
     token = settings.get("admin_token")
     if token is not None:
-        check_secret("TIPBENCH_ADMIN_TOKEN", token, SHORTEST_ADMIN_TOKEN)
+        check_secret("TIPBENCH_ADMIN_TOKEN", token, MIN_ADMIN_TOKEN_LENGTH)
         if " " in token:
             raise UsageError("TIPBENCH_ADMIN_TOKEN must not contain spaces. Create one with `openssl rand -hex 32`.")
     return PanelOptions(
@@ -73,11 +73,11 @@ def panel_options(settings: Settings, *, host: str | None = None, port: int | No
     )
 
 
-def check_secret(variable: str, text: str, shortest: int) -> None:
+def check_secret(variable: str, text: str, min_length: int) -> None:
     """Raise UsageError unless a secret chosen by the operator is long enough and plain; the error omits its value."""
-    if not shortest <= len(text) <= _LONGEST_SECRET or not text.isascii() or not text.isprintable():
+    if not min_length <= len(text) <= _MAX_SECRET_LENGTH or not text.isascii() or not text.isprintable():
         raise UsageError(
-            f"{variable} must have {shortest} to {_LONGEST_SECRET} printable ASCII characters (got {len(text)}). "
+            f"{variable} must have {min_length} to {_MAX_SECRET_LENGTH} printable ASCII characters (got {len(text)}). "
             "Create one with `openssl rand -hex 32`."
         )
 

@@ -159,13 +159,13 @@ class ExperimentsPage:
 RunSort = Literal["-started", "composite", "-composite"]
 
 
-MOST_WHERE = 20
-_LONGEST_VALUE = 250
+MAX_CONDITIONS = 20
+_MAX_VALUE = 250
 _MAX_CURSOR = 400
-_LONGEST_WHERE = 500
+_MAX_CONDITION = 500
 _PREVIEW = 140  # characters of an answer in the list
 _NAMED = {**FILTERS, "persona": "params.persona", "judge_pending": "judge_pending"}
-_Text = Annotated[str | None, Field(max_length=_LONGEST_VALUE)]
+_Text = Annotated[str | None, Field(max_length=_MAX_VALUE)]
 
 
 class RunFilters(BaseModel):
@@ -181,11 +181,11 @@ class RunFilters(BaseModel):
     kind: RunKind = RunKind.CELL
     judge_pending: bool | None = Field(None, description="Whether the run waits for a judge.")
     superseded: bool = Field(False, description="Include runs replaced by a later attempt.")
-    q: str | None = Field(None, max_length=_LONGEST_VALUE, description="Only answers with this text, ignoring case.")
+    q: str | None = Field(None, max_length=_MAX_VALUE, description="Only answers with this text, ignoring case.")
     sort: RunSort = Field("-started", description="Order: newest first, or by composite, lowest or highest first.")
     where: list[str] = Field(
         [],
-        max_length=MOST_WHERE,
+        max_length=MAX_CONDITIONS,
         description="KEY=VALUE: any tag, or params.NAME; repeatable.",
         examples=["suite=tips"],
     )
@@ -200,7 +200,7 @@ class RunFilters(BaseModel):
         named = {name: _text(getattr(self, name)) for name in _NAMED}
         filters = {_NAMED[name]: value for name, value in named.items() if value is not None}
         with options_at("query"):
-            where = parse_filters([text[:_LONGEST_WHERE] for text in self.where], filters)
+            where = parse_filters([text[:_MAX_CONDITION] for text in self.where], filters)
         return {"kind": str(self.kind), **dict(where)}
 
     @property
@@ -474,7 +474,7 @@ def _sort_key(sort: RunSort, run: StoredRun) -> SortKey:
 
 
 CHOICES = ("model", "prompt_version", "scenario", "persona")  # params offered as filters
-MOST_CHOICES = 300
+MAX_CHOICES = 300
 _SAME = ("model", "prompt_version", "scenario", "repeat")
 _COLUMNS = (
     "run_id", "kind", "model", "prompt", "scenario", "persona", "repeat", "state", "tips", "composite",
@@ -519,7 +519,7 @@ class RunQueries:
         def read() -> dict[str, list[str]]:
             runs = list(self._runs(kind))
             values = {name: {run.params[name] for run in runs if name in run.params} for name in CHOICES}
-            return {name: sorted(found)[:MOST_CHOICES] for name, found in values.items()}
+            return {name: sorted(found)[:MAX_CHOICES] for name, found in values.items()}
 
         return self._queries.small.get(key, revision(self.experiment), read)
 

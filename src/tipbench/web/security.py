@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?", re.ASCII)
-_LONGEST = 255
+_MAX_HOST_LENGTH = 255
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Hosts:
 def host_name(header: str) -> str | None:
     """Return the normalised host name of a Host header, without port; None if the header is invalid."""
     text = header.lower()
-    if not text.isascii() or len(text) > _LONGEST:
+    if not text.isascii() or len(text) > _MAX_HOST_LENGTH:
         return None
     if text.startswith("["):
         inside, bracket, after = text[1:].partition("]")
@@ -116,8 +116,8 @@ def _is_port(text: str) -> bool:
 
 FREE_FAILURES = 5  # failed log-ins of a client before it has to wait
 FIRST_WAIT_S = 1.0
-LONGEST_WAIT_S = 900.0
-TRACKED_CLIENTS = 10_000  # the least recent is dropped first
+MAX_WAIT_S = 900.0
+MAX_CLIENTS = 10_000  # the least recent is dropped first
 FAILURE_BURST = 60  # failed log-ins of all clients together
 FAILURES_PER_SECOND = 0.5  # refill rate of FAILURE_BURST: 30 per minute
 _V6_PREFIX = 64  # a client usually controls a whole /64
@@ -158,10 +158,10 @@ class LoginLimiter:
             self._room -= 1
             failures = record.failures + 1
             over = failures - FREE_FAILURES
-            wait = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(over, 32)) if over >= 0 else 0.0
-            self._clients[client] = _Record(failures, now + wait, now + wait + LONGEST_WAIT_S)
+            wait = min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** min(over, 32)) if over >= 0 else 0.0
+            self._clients[client] = _Record(failures, now + wait, now + wait + MAX_WAIT_S)
             self._clients.move_to_end(client)
-            while len(self._clients) > TRACKED_CLIENTS:
+            while len(self._clients) > MAX_CLIENTS:
                 self._clients.popitem(last=False)
             return 0.0
 
@@ -185,7 +185,7 @@ def client_key(host: str | None) -> str:
 
 log = logging.getLogger("tipbench.web")
 
-BODY_BYTES = 1_000_000
+MAX_BODY_BYTES = 1_000_000
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -308,7 +308,7 @@ class _Outgoing:
 def _bounded(scope: Scope, receive: Receive, clock: Callable[[], float]) -> Receive:
     """Limit the body while it is read: Content-Length may be missing or too low.
 
-    `state.most_bytes` may lower the limit after authentication, before the body is read. `state.arrived` is set to the
+    `state.max_bytes` may lower the limit after authentication, before the body is read. `state.arrived` is set to the
     time of the body's end.
     """
     announced, seen = int(Headers(scope=scope).get("content-length", "0")[:20]), 0
@@ -319,7 +319,7 @@ def _bounded(scope: Scope, receive: Receive, clock: Callable[[], float]) -> Rece
         if message["type"] == "http.request" and not message.get("more_body", False):
             scope["state"]["arrived"] = clock()
         seen += len(message.get("body", b""))
-        limit = min(_limit(scope["path"]), scope["state"].get("most_bytes", SHEET_BYTES))
+        limit = min(_limit(scope["path"]), scope["state"].get("max_bytes", SHEET_BYTES))
         if max(seen, announced) > limit:
             raise TooLarge(_too_large(limit), path="body", headers={"Connection": "close"})
         return message
@@ -328,18 +328,19 @@ def _bounded(scope: Scope, receive: Receive, clock: Callable[[], float]) -> Rece
 
 
 def _limit(path: str) -> int:
-    return SHEET_BYTES if _SHEET.fullmatch(path) else BODY_BYTES
+    return SHEET_BYTES if _SHEET.fullmatch(path) else MAX_BODY_BYTES
 
 
 def _too_large(limit: int) -> str:
     return f"The body of this request may have at most {limit // 1_000_000} MB. Send less at a time."
 
 
-JUDGES_AT_ONCE = 1
-ADMINS_AT_ONCE = 4
-JUDGES_REQUESTS = 6  # of any kind, as many as a browser sends at once; more wait without using a thread
-SHEETS_AT_ONCE = 2  # filled sheets in memory, over all tokens
-JUDGES_BYTES = 8_000_000  # maximum size of a judge's filled sheet; admins have the general limit
+# Exports, previews, applies and closes of one token at a time.
+MAX_JUDGE_SHEET_REQUESTS = 1
+MAX_ADMIN_SHEET_REQUESTS = 4
+MAX_JUDGE_REQUESTS = 6  # of any kind, as many as a browser sends at once; more wait without using a thread
+MAX_SHEETS = 2  # filled sheets in memory, over all tokens
+MAX_JUDGE_SHEET_BYTES = 8_000_000  # of a judge's filled sheet; admins have the general limit
 JUDGES_RESPONSE_S = 2.0
 WAIT_S = 5.0  # for the token's previous request, such as a second tab's; longer than JUDGES_RESPONSE_S
 SHEET_WAIT_S = 20.0
@@ -347,36 +348,38 @@ REQUEST_WAIT_S = 20.0
 
 
 class ConcurrencyLimits:
-    """Semaphores per token and for filled sheets. Not thread-safe: use on the event loop only."""
+    """Semaphores per token and for filled sheets, and the time of a judge's response.
+
+    Not thread-safe: use on the event loop only.
+    """
 
     def __init__(self) -> None:
-        self._sheets = Semaphore(SHEETS_AT_ONCE)
-        self._requests: defaultdict[str, Semaphore] = defaultdict(lambda: Semaphore(JUDGES_REQUESTS))
-        self._judges: defaultdict[str, Semaphore] = defaultdict(lambda: Semaphore(JUDGES_AT_ONCE))
-        self._admins: defaultdict[str, Semaphore] = defaultdict(lambda: Semaphore(ADMINS_AT_ONCE))
+        self._sheets = Semaphore(MAX_SHEETS)
+        self._requests: defaultdict[str, Semaphore] = defaultdict(lambda: Semaphore(MAX_JUDGE_REQUESTS))
+        self._tokens: dict[str, Semaphore] = {}
         self.judges_response_s = JUDGES_RESPONSE_S
         self.clock: Callable[[], float] = time.perf_counter
         self.sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
+    @asynccontextmanager
+    async def slot(self, who: Identity) -> AsyncIterator[None]:
+        """Hold one of the token's slots for work on sheets. Raises Busy if none becomes free within WAIT_S."""
+        limit = MAX_JUDGE_SHEET_REQUESTS if who.is_judge else MAX_ADMIN_SHEET_REQUESTS
+        refusal = (
+            f"A token may run {plural(limit, 'export, preview, apply or close request')} at a time. "
+            "Nothing was changed; try again when the running request has finished."
+        )
+        async with _held(self._tokens.setdefault(who.token_id, Semaphore(limit)), WAIT_S, refusal):
+            yield
+
     async def wait_to_respond(self, arrived: float) -> None:
         """Wait until JUDGES_RESPONSE_S after `arrived`; if that has passed, for a random part of JUDGES_RESPONSE_S.
 
-        Long notes of another judge make an answer slower to apply than a control. So the time of a response to a judge
-        must not depend on the work, also not through the judging lock, for which other requests wait.
+        Long notes of another judge make an answer slower to apply than a control. A judge could find the controls by
+        the time of its responses if that time depended on the work.
         """
         left_s = arrived + self.judges_response_s - self.clock()
         await self.sleep(left_s if left_s > 0 else secrets.SystemRandom().uniform(0, self.judges_response_s))
-
-    @asynccontextmanager
-    async def taken(self, who: Identity) -> AsyncIterator[None]:
-        """Hold one of the token's slots. Raises Busy if none becomes free within WAIT_S."""
-        places, most = (self._judges, JUDGES_AT_ONCE) if who.is_judge else (self._admins, ADMINS_AT_ONCE)
-        refusal = (
-            f"A token may run {plural(most, 'export, preview, apply or close request')} at a time. "
-            "Nothing was changed; try again when the running request has finished."
-        )
-        async with _held(places[who.token_id], WAIT_S, refusal):
-            yield
 
     @asynccontextmanager
     async def request(self, who: Identity) -> AsyncIterator[None]:
@@ -384,7 +387,7 @@ class ConcurrencyLimits:
         if not who.is_judge:
             yield
             return
-        refusal = f"A judge's token may send {JUDGES_REQUESTS} requests at a time. Try again shortly."
+        refusal = f"A judge's token may send {MAX_JUDGE_REQUESTS} requests at a time. Try again shortly."
         async with _held(self._requests[who.token_id], REQUEST_WAIT_S, refusal):
             yield
 
@@ -397,23 +400,24 @@ class ConcurrencyLimits:
 
 
 @asynccontextmanager
-async def _held(places: Semaphore, wait_s: float, refusal: str) -> AsyncIterator[None]:
+async def _held(slots: Semaphore, wait_s: float, refusal: str) -> AsyncIterator[None]:
+    """Hold one of the slots. Raises Busy with the message `refusal` if none becomes free within `wait_s`."""
     try:
         async with asyncio.timeout(wait_s):
-            await places.acquire()
+            await slots.acquire()
     except TimeoutError as exc:
         raise Busy(refusal) from exc
     try:
         yield
     finally:
-        places.release()
+        slots.release()
 
 
 @dataclass
 class StreamLimits:
     """Limits, intervals and number of open streams. Not thread-safe: use on the event loop only."""
 
-    most: int = 64
+    max_open: int = 64
     poll_s: float = 0.5
     heartbeat_s: float = 15.0
     open: int = 0

@@ -253,10 +253,12 @@ def retry(job_id: JobPath, who: Admin, panel: PanelState, response: Response, ke
 def log(
     job_id: JobPath,
     panel: PanelState,
-    most: Annotated[int, Query(alias="bytes", ge=1, le=MOST_LOG, description="Maximum number of bytes.")] = LOG_BYTES,
+    max_bytes: Annotated[
+        int, Query(alias="bytes", ge=1, le=MOST_LOG, description="Maximum number of bytes.")
+    ] = LOG_BYTES,
 ) -> Response:
     """Return the end of the job's log, starting at the beginning of a line. Credentials in URLs are removed."""
-    tail = panel.jobs.log(job_id, most)
+    tail = panel.jobs.log(job_id, max_bytes)
     headers = {"X-Log-Size": str(tail.size), "X-Log-Cut": "true" if tail.cut else "false"}
     return PlainTextResponse(tail.text.encode("utf-8", "backslashreplace"), headers=headers)
 
@@ -296,7 +298,7 @@ def started(panel: Panel, submitted: Submitted, response: Response) -> JobStarte
 
 
 RETRY_MS = 3000  # reconnection delay of browsers
-_AT_ONCE = 200
+_MAX_EVENTS = 200
 _LINE_ENDS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}  # JSON escapes the others
 
 
@@ -324,7 +326,9 @@ class JobStream:
         current = self._look()
         found: list[RecordedEvent] = []
         with suppress(ServerUnavailable):
-            found = list(self._jobs.supervisor.runner_of(self._job).events(self._job, self._snapshot.cursor, _AT_ONCE))
+            found = list(
+                self._jobs.supervisor.runner_of(self._job).events(self._job, self._snapshot.cursor, _MAX_EVENTS)
+            )
         frames = []
         for recorded in found:
             self._snapshot = self._snapshot.after(recorded)
@@ -355,11 +359,9 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send frames until the job ends, the client disconnects or is no longer authorised."""
-        if self._streams.open >= self._streams.most:
-            message = (
-                f"{self._streams.most} event streams are already open. Close a page of the panel, or try again shortly."
-            )
-            body = error_json("too_many_streams", message)
+        if self._streams.open >= self._streams.max_open:
+            count = f"{self._streams.max_open} event streams are already open."
+            body = error_json("too_many_streams", f"{count} Close a page of the panel, or try again shortly.")
             await Json(body, 503, headers={"Retry-After": "5"})(scope, receive, send)
             return
         self._streams.open += 1

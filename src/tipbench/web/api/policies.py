@@ -34,7 +34,7 @@ from tipbench.workflows.simulation import read_simulations
 
 router = APIRouter(prefix="/api/bench", tags=["policies"], dependencies=[ADMINS_ONLY], responses=COMMON)
 _BODY = body_schema(SimulationConfig, {"world": "drift", "seeds": 2}, about="Options of `tipbench simulate`.")
-Most = Annotated[int, Query(ge=1, le=200, description="At most this many, newest first.")]
+MaxItems = Annotated[int, Query(ge=1, le=200, description="At most this many, newest first.")]
 UserId = Annotated[
     str | None,
     Query(max_length=200, description="Adds the state of the user with this id, as the app sends it.", examples=["u1"]),
@@ -56,7 +56,7 @@ def policies_report(panel: Panel, user_id: str | None) -> PoliciesReport:
 
 
 @router.get("/simulations", summary="List simulations", responses=DATA)
-def simulations(store: Store, limit: Most = 50) -> SimulationList:
+def simulations(store: Store, limit: MaxItems = 50) -> SimulationList:
     """Return recorded simulations with their results, newest first."""
     items = [{"run_id": run.run_id, **result} for run, result in read_simulations(store, limit)]
     return SimulationList.model_validate({"items": items, "next": None})
@@ -88,7 +88,7 @@ def start_simulation(panel: Panel, config: SimulationConfig, *, started_by: str,
 
 
 @router.get("/promotions", summary="List promotions")
-def promotions(panel: PanelState, limit: Most = 100) -> PromotionList:
+def promotions(panel: PanelState, limit: MaxItems = 100) -> PromotionList:
     """Return the active policy, and checks, switches and undos with their time and user, newest first."""
     return promotion_list(panel, limit)
 

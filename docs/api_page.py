@@ -66,7 +66,8 @@ of `/login`) has the rights of its token, but every change also needs the sessio
 
 **Limits.** A body has at most 1 MB, a filled sheet {sheet_mb} MB, from a judge's token {judges_mb} MB. Slow requests
 (exporting, applying, opening and closing a batch) run one at a time for a judge's token and {admins} at a time for an
-admin's: a further one waits a moment and is then rejected (429, `busy`) with nothing changed.
+admin's: a further one waits a moment and is then rejected (429, `busy`) with nothing changed. A judge's token gets
+their responses 2 seconds after the request or later, so that their time reveals nothing about the items.
 
 ## Errors
 

@@ -30,7 +30,7 @@ from tipbench.web.forms import FORM, JSON, content_type, read_form, read_json
 LoginPage = Callable[[Request, str, str | None], str]  # request, next path, error message → HTML
 
 router = APIRouter(tags=["login"])
-closing = APIRouter(tags=["login"], dependencies=[JUDGES_TOO], responses=COMMON)
+logout_router = APIRouter(tags=["login"], dependencies=[JUDGES_TOO], responses=COMMON)
 _MAX_NEXT_LENGTH = 1000
 _Next = Annotated[str, Query(max_length=_MAX_NEXT_LENGTH, description="Path to redirect to after login.")]
 _BODY: dict[str, Any] = {
@@ -118,7 +118,7 @@ async def log_in(request: Request, panel: PanelState) -> Response:
     return response
 
 
-@closing.post(
+@logout_router.post(
     "/logout",
     summary="End the session",
     status_code=204,

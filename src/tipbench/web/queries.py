@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 from urllib.parse import quote, urlencode
 
 from fastapi import Query
@@ -26,7 +26,7 @@ from tipbench.judge.status import JudgingStatus, judging_status
 from tipbench.plan.config import check_experiment_name
 from tipbench.record.mlflow_wire import CELL_TAG, RECORD_TAG, REVISION_TAG, SUPERSEDED_TAG, matches
 from tipbench.record.reader import FILTERS, cells, count_states, experiments, run_json, run_values, stale_runs
-from tipbench.record.run import NewRun, RunChange, RunKind, RunState, StoredRun
+from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import csv_text, iso, one_line, shorten
 from tipbench.web.cache import Cache
@@ -51,7 +51,7 @@ def revision(experiment: Experiment) -> str | None:
 
 
 class SnapshotStore:
-    """A RunStore that caches the runs of one experiment; other calls are passed to the underlying store."""
+    """A RunStore that caches the runs of one experiment; its other methods are those of the underlying store."""
 
     def __init__(self, store: RunStore, experiment: Experiment, cache: Cache) -> None:
         self._store = store
@@ -94,37 +94,8 @@ class SnapshotStore:
         )
         return islice(found, limit)
 
-    def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
-        """Return a run with all its texts, uncached."""
-        return self._store.get(run_id)
-
-    def experiment(self, name: str) -> Experiment | None:
-        """Return an experiment, uncached."""
-        return self._store.experiment(name)
-
-    def experiments(self) -> list[Experiment]:
-        """Return all experiments, uncached."""
-        return self._store.experiments()
-
-    def ensure_experiment(self, name: str) -> Experiment:
-        """Return an experiment, created if missing."""
-        return self._store.ensure_experiment(name)
-
-    def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
-        """Record a run."""
-        return self._store.record(experiment_id, run, maybe_there=maybe_there)
-
-    def update(self, run_id: str, change: RunChange) -> None:
-        """Update a run."""
-        self._store.update(run_id, change)
-
-    def touch(self, experiment_id: str) -> None:
-        """Change the revision of an experiment."""
-        self._store.touch(experiment_id)
-
-    def tag_experiment(self, experiment_id: str, tags: Mapping[str, str]) -> None:
-        """Set tags of an experiment."""
-        self._store.tag_experiment(experiment_id, tags)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
 
 
 # Entries per cache.
@@ -136,15 +107,6 @@ CHARTS = 96  # about 25 kB each
 TABLES = 16  # prepared and rendered, half a MB for 300 rows
 
 _COPIES = 10  # runs of one record that are searched; more than one is rare
-
-
-@dataclass(frozen=True)
-class ExperimentsQuery:
-    """Filter and page of a list of experiments."""
-
-    q: str = ""  # substring of the name, ignoring case
-    limit: int = sys.maxsize
-    after: str | None = None
 
 
 @dataclass(frozen=True)
@@ -249,13 +211,17 @@ class Queries:
         self.charts = Cache(CHARTS)
         self.tables = Cache(TABLES)
 
-    def experiments(self, store: RunStore, query: ExperimentsQuery) -> ExperimentsPage:
-        """Return a page of tipbench experiments; cells are counted only for experiments on the page."""
+    def experiments(
+        self, store: RunStore, q: str = "", *, limit: int = sys.maxsize, after: str | None = None
+    ) -> ExperimentsPage:
+        """Return a page of tipbench experiments whose name contains `q`, ignoring case.
+
+        Cells are counted only for experiments on the page.
+        """
         known = experiments(store)
         self.counts.make_room(len(known))
-        wanted = query.q.strip().casefold()
-        found = [each for each in known if wanted in each.name.casefold()]
-        page, following = page_of(found, _by_name, limit=query.limit, after=query.after)
+        matching = [each for each in known if q.strip().casefold() in each.name.casefold()]
+        page, following = page_of(matching, lambda each: SortKey(0, each.name), limit=limit, after=after)
         all_fit = len(known) <= SNAPSHOTS
         rows = tuple(self._experiment_row(store, each, load_snapshot=all_fit) for each in page)
         return ExperimentsPage(rows, following, total=len(known))
@@ -404,9 +370,9 @@ class Queries:
                     }
         return {"experiment": experiment.name, **found, "url": experiment.url, "leader": leader}
 
-    def view(self, store: RunStore, experiment: Experiment) -> SnapshotStore:
+    def view(self, store: RunStore, experiment: Experiment) -> RunStore:
         """Return the store with this experiment's runs cached."""
-        return SnapshotStore(store, experiment, self.snapshots)
+        return cast("RunStore", SnapshotStore(store, experiment, self.snapshots))
 
 
 def quote_path(value: object) -> str:
@@ -442,10 +408,6 @@ def get_experiment(store: RunStore, name: str) -> Experiment:
 def _run_row(experiment: Experiment, run: StoredRun) -> dict[str, Any]:
     times: Mapping[str, int | None] = {"start_ms": run.start_ms, "end_ms": run.end_ms}
     return {**run_json(run), **times, "url": experiment.run_url(run.run_id)}
-
-
-def _by_name(experiment: Experiment) -> SortKey:
-    return SortKey(0, experiment.name)
 
 
 def answer_text(texts: Mapping[str, str]) -> str:

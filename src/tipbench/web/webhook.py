@@ -583,11 +583,11 @@ class Webhook:
                 wait_s = 10 * TICK_S
 
 
-def make_webhook(options: WebhookOptions, panel: Panel, database: Database, *, given: bool) -> Webhook:
-    """Create the webhook of a panel; `given` if its store was passed in, so MLflow is not located."""
+def make_webhook(options: WebhookOptions, panel: Panel, database: Database, *, find_mlflow: bool) -> Webhook:
+    """Create the webhook of a panel. With `find_mlflow`, each check first looks whether MLflow is running."""
 
     def opened() -> TrackingStore:
-        if not given:  # does not start the local server, which may be stopped on purpose
+        if find_mlflow:  # without starting the local server, which may be stopped on purpose
             find_tracking(panel.settings.get("mlflow_url"), panel.settings.home, start=False, report=log.debug)
         return panel.tracker.open()
 

@@ -44,8 +44,10 @@ from tipbench.web.job_service import JobService, Key, RunTarget, retry_job, star
 from tipbench.web.security import StreamLimits
 from tipbench.workflows.plan_run import plan_outlook, plan_run
 
-planning = APIRouter(prefix="/api/bench", tags=["run"], dependencies=[ADMINS_ONLY], responses=COMMON)
-judging = APIRouter(prefix="/api/bench/judge", tags=["judge"], dependencies=[ADMINS_ONLY], responses={**COMMON, **DATA})
+run_router = APIRouter(prefix="/api/bench", tags=["run"], dependencies=[ADMINS_ONLY], responses=COMMON)
+judge_router = APIRouter(
+    prefix="/api/bench/judge", tags=["judge"], dependencies=[ADMINS_ONLY], responses={**COMMON, **DATA}
+)
 router = APIRouter(
     prefix="/api/bench/jobs", tags=["jobs"], dependencies=[ADMINS_ONLY], responses={**COMMON, **error_responses(404)}
 )
@@ -103,7 +105,7 @@ LastId = Annotated[
 ]
 
 
-@planning.post(
+@run_router.post(
     "/plan",
     summary="Plan a run",
     openapi_extra=_CONFIG_BODY,
@@ -123,7 +125,7 @@ def plan_of(panel: Panel, config: CollectConfig) -> dict[str, Any]:
     return {**plan_json(made), "outlook": plan_outlook(made).to_json(), "warnings": warnings}
 
 
-@planning.get("/config", summary="Get the configuration schema", response_model=dict[str, Any])
+@run_router.get("/config", summary="Get the configuration schema", response_model=dict[str, Any])
 def config(panel: PanelState) -> dict[str, Any]:
     """Return the JSON schema of the options of `tipbench collect`.
 
@@ -132,13 +134,13 @@ def config(panel: PanelState) -> dict[str, Any]:
     return panel.allowed.schema()
 
 
-@planning.get("/openapi.json", summary="Get the OpenAPI document", response_model=dict[str, Any])
+@run_router.get("/openapi.json", summary="Get the OpenAPI document", response_model=dict[str, Any])
 def openapi(request: Request) -> Any:
     """Return the OpenAPI document of the whole API."""
     return request.app.openapi()
 
 
-@planning.post(
+@run_router.post(
     "/run",
     summary="Start a run",
     status_code=202,
@@ -164,7 +166,7 @@ def run(
     return started(panel, start_run(panel, config, started_by=who.name, key=key, where=where), response)
 
 
-@judging.post(
+@judge_router.post(
     "/{experiment:path}/run",
     summary="Start an automatic judge",
     status_code=202,

@@ -317,7 +317,7 @@ class Sessions:
         """Return the CSRF token required for changes made with this session's cookie."""
         return _encoded(self._sign(b"csrf", session.id.encode()))
 
-    def csrf_fits(self, session: Session, given: str) -> bool:
+    def is_csrf_token(self, session: Session, given: str) -> bool:
         """Whether `given` is the CSRF token of this session."""
         return hmac.compare_digest(self.csrf(session).encode(), given.encode("utf-8", "surrogatepass"))
 
@@ -473,7 +473,7 @@ async def identify(request: Request, identity: Annotated[Identity, Depends(authe
         if identity.session is not None and request.method not in SAFE:
             check_origin(request, panel.options.hosts)
             given = request.headers.get(CSRF_HEADER) or (await read_form(request)).get(CSRF_FIELD)
-            if not panel.guard.sessions.csrf_fits(identity.session, given or ""):
+            if not panel.guard.sessions.is_csrf_token(identity.session, given or ""):
                 raise Forbidden(
                     f"A change with a session cookie needs the CSRF token in the header {CSRF_HEADER} or the form "
                     f"field {CSRF_FIELD}. Reload the page and try again.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -16,8 +17,8 @@ from tipbench.web.errors import Conflict
 class Kind(StrEnum):
     """Kind of a batch."""
 
-    SHEET = "sheet"  # tips, on the rubric's scales
-    DUEL = "duel"  # which of two answers is better
+    SHEET = "sheet"  # tips to score on the rubric's scales
+    DUEL = "duel"  # pairs of answers to choose the better one from
 
 
 class Status(StrEnum):
@@ -85,6 +86,10 @@ class ItemVersion:
     seconds: float
     updated: float
 
+    def made_by(self, cause: Cause, version: int) -> bool:
+        """Whether an operation on `version` may have created this version; then the request is a repeat."""
+        return (self.cause, self.version) == (cause, version + 1)
+
 
 class VersionConflict(Exception):
     """The item has changed since the client read it; `present` is its current version, None if untouched."""
@@ -122,16 +127,15 @@ class BatchStore:
                 " ON CONFLICT (sheet) DO UPDATE SET status = 'open', closed = NULL, updated = excluded.updated",
                 (batch.sheet, batch.place, batch.experiment, batch.judge, batch.kind, content, batch.size, now, now),
             )
-            return _batch(db, batch.sheet) or batch
+            return _batch(db, batch.sheet)
 
     def get(self, sheet: str) -> Batch | None:
         """Return the batch of a sheet, or None."""
         return next(iter(self._batches("sheet = ?", (sheet,))), None)
 
     def content(self, sheet: str) -> str:
-        """Return the public part of a sheet as JSON; empty if there is no such batch."""
-        rows = self._database.rows("SELECT content FROM batches WHERE sheet = ?", (sheet,))
-        return str(rows[0][0]) if rows else ""
+        """Return the public part of a batch's sheet, as JSON."""
+        return str(self._database.rows("SELECT content FROM batches WHERE sheet = ?", (sheet,))[0][0])
 
     def open_of(self, experiment: str, judge: str, kind: Kind, place: str | None = None) -> Batch | None:
         """Return the judge's most recently updated open batch, or None; `place` limits it to one MLflow server."""
@@ -157,8 +161,8 @@ class BatchStore:
             )
             return _batch(db, batch.sheet) if done.rowcount else None
 
-    def reopen(self, sheet: str, *, note: str | None = None) -> Batch | None:
-        """Reopen a closed batch, with an optional note from an admin."""
+    def reopen(self, sheet: str, *, note: str | None = None) -> Batch:
+        """Reopen a batch if it is closed, with an optional note from an admin."""
         with self._database.transaction() as db:
             db.execute(
                 "UPDATE batches SET status = 'open', closed = NULL, note = ?, revision = revision + 1, updated = ?"
@@ -167,13 +171,13 @@ class BatchStore:
             )
             return _batch(db, sheet)
 
-    def accept(self, sheet: str, reason: str | None, outcome: Mapping[str, Any] | None) -> Batch | None:
-        """Mark a held batch as applied."""
+    def accept(self, sheet: str, reason: str | None, outcome: Mapping[str, Any]) -> Batch:
+        """Mark a batch as applied if it is held."""
         with self._database.transaction() as db:
             db.execute(
                 "UPDATE batches SET status = 'applied', accepted = ?, outcome = ?, updated = ?"
                 " WHERE sheet = ? AND status = 'held'",
-                (reason, json.dumps(outcome) if outcome is not None else None, self._clock(), sheet),
+                (reason, json.dumps(outcome), self._clock(), sheet),
             )
             return _batch(db, sheet)
 
@@ -196,7 +200,7 @@ class BatchStore:
         """
         with self._database.transaction() as db:
             present = _item(db, sheet, item)
-            if _made_by(present, version, Cause.PUT) and present is not None and present.answer == answer:
+            if present is not None and present.made_by(Cause.PUT, version) and present.answer == answer:
                 return present
             self._check(db, sheet, present, version)
             at = present.version if present else 0
@@ -211,7 +215,7 @@ class BatchStore:
         """
         with self._database.transaction() as db:
             present = _item(db, sheet, item)
-            if _made_by(present, version, Cause.UNDO) and present is not None:
+            if present is not None and present.made_by(Cause.UNDO, version):
                 return present
             self._check(db, sheet, present, version)
             nothing = Conflict("There is no earlier version to restore.", code="nothing_to_undo", path="path.item")
@@ -228,16 +232,16 @@ class BatchStore:
             saved = replace(before, version=present.version + 1, cause=Cause.UNDO, seconds=present.seconds)
             return self._write(db, sheet, saved, 0.0)
 
-    def seconds(self, experiment: str) -> list[tuple[str, str, float]]:
-        """Return (judge, sheet, seconds) of every submitted item with a recorded time."""
-        return [
-            (str(judge), str(sheet), float(seconds))
-            for judge, sheet, seconds in self._database.rows(
-                "SELECT judge, sheet, seconds FROM batch_items JOIN batches USING (sheet)"
-                " WHERE experiment = ? AND state = 'submitted' AND seconds > 0",
-                (experiment,),
-            )
-        ]
+    def seconds(self, experiment: str) -> dict[str, list[float]]:
+        """Return the recorded times of submitted items, by judge."""
+        times: dict[str, list[float]] = defaultdict(list)
+        statement = (
+            "SELECT judge, seconds FROM batch_items JOIN batches USING (sheet)"
+            " WHERE experiment = ? AND state = 'submitted' AND seconds > 0"
+        )
+        for judge, seconds in self._database.rows(statement, (experiment,)):
+            times[judge].append(seconds)
+        return times
 
     # idempotency keys
 
@@ -261,8 +265,7 @@ class BatchStore:
         return [_read_batch(row) for row in self._database.rows(statement, values)]
 
     def _check(self, db: Connection, sheet: str, present: ItemVersion | None, version: int) -> None:
-        batch = _batch(db, sheet)
-        if batch is None or batch.status is not Status.OPEN:
+        if _batch(db, sheet).status is not Status.OPEN:
             message = "This batch is closed. Reopen it to make changes."
             raise Conflict(message, code="batch_closed", path="path.sheet")
         if version != (present.version if present else 0):
@@ -270,7 +273,7 @@ class BatchStore:
 
     def _write(self, db: Connection, sheet: str, saved: ItemVersion, spent: float) -> ItemVersion:
         now = self._clock()
-        # Items are judged one at a time, so no more time is spent than has passed since the batch was opened.
+        # Items are judged one at a time: together they take no longer than the batch has been open.
         opened, already = db.execute(
             "SELECT opened, (SELECT TOTAL(seconds) FROM batch_items WHERE sheet = batches.sheet)"
             " FROM batches WHERE sheet = ?",
@@ -291,16 +294,11 @@ class BatchStore:
         return saved
 
 
-def _made_by(present: ItemVersion | None, version: int, cause: Cause) -> bool:
-    """Whether a request based on `version` may have created `present`, so that it is a repeat."""
-    return present is not None and present.version == version + 1 and present.cause is cause
-
-
 def _shorten(db: Connection, sheet: str) -> None:
-    """Delete the oldest history of a batch above MAX_HISTORY_BYTES; current versions are in `batch_items`."""
+    """Delete the oldest versions of a batch until MAX_HISTORY_BYTES are left; `batch_items` has the current ones."""
     size = "LENGTH(CAST(content AS BLOB)) + LENGTH(CAST(reason AS BLOB))"
-    whole = db.execute(f"SELECT TOTAL({size}) FROM batch_history WHERE sheet = ?", (sheet,)).fetchone()[0]  # noqa: S608
-    if whole > MAX_HISTORY_BYTES:
+    total = db.execute(f"SELECT TOTAL({size}) FROM batch_history WHERE sheet = ?", (sheet,)).fetchone()[0]  # noqa: S608
+    if total > MAX_HISTORY_BYTES:
         newer = f"SUM({size}) OVER (ORDER BY updated DESC, rowid DESC)"
         db.execute(
             "DELETE FROM batch_history WHERE rowid IN (SELECT id FROM"  # noqa: S608
@@ -309,9 +307,9 @@ def _shorten(db: Connection, sheet: str) -> None:
         )
 
 
-def _batch(db: Connection, sheet: str) -> Batch | None:
-    row = db.execute(f"SELECT {_BATCH} FROM batches WHERE sheet = ?", (sheet,)).fetchone()  # noqa: S608
-    return None if row is None else _read_batch(row)
+def _batch(db: Connection, sheet: str) -> Batch:
+    """Return a stored batch; batches are never deleted."""
+    return _read_batch(db.execute(f"SELECT {_BATCH} FROM batches WHERE sheet = ?", (sheet,)).fetchone())  # noqa: S608
 
 
 def _item(db: Connection, sheet: str, item: str) -> ItemVersion | None:

@@ -48,13 +48,13 @@ class Hosts:
         allowed = set()
         for name in names:
             text = name.strip().lower()
-            known = _address(text) or host_name(text)
-            if known is None or (":" in text and _address(text.strip("[]")) is None):
+            host = _address(text) or host_name(text)
+            if host is None or (":" in text and _address(text.strip("[]")) is None):
                 raise UsageError(
                     "panel_hosts must be names or addresses without scheme and port, separated by commas "
                     f"(got {name[:80]!r}), for example tips.example.org,10.0.0.7"
                 )
-            allowed.add(known)
+            allowed.add(host)
         return cls(frozenset(allowed))
 
     def allow(self, header: str) -> bool:
@@ -74,8 +74,8 @@ class Hosts:
         if parts.scheme not in ("http", "https") or not parts.netloc or "@" in parts.netloc:
             return False
         name = host_name(parts.netloc)
-        named = name in self.names and not is_loopback_name(name or "")
-        return parts.netloc.lower() == header.lower() or named
+        configured = name in self.names and not is_loopback_name(name or "")
+        return parts.netloc.lower() == header.lower() or configured
 
 
 def host_name(header: str) -> str | None:
@@ -114,13 +114,13 @@ def _is_port(text: str) -> bool:
     return bool(_PORT.fullmatch(text)) and int(text) <= 65535
 
 
-FREE_FAILURES = 5  # failed log-ins of a client before it has to wait
+FREE_FAILURES = 5  # failed attempts of a client before it has to wait
 FIRST_WAIT_S = 1.0
 MAX_WAIT_S = 900.0
 MAX_CLIENTS = 10_000  # the least recent is dropped first
-FAILURE_BURST = 60  # failed log-ins of all clients together
+FAILURE_BURST = 60  # failed attempts of all clients together
 FAILURES_PER_SECOND = 0.5  # refill rate of FAILURE_BURST: 30 per minute
-_V6_PREFIX = 64  # a client usually controls a whole /64
+_IPV6_PREFIX = 64  # a client usually controls a whole /64 network
 
 
 @dataclass(frozen=True)
@@ -133,33 +133,35 @@ class _Record:
 
 
 class LoginLimiter:
-    """Back-off per client plus a global limit, for failed attempts only. Thread-safe."""
+    """Limits failed attempts: a back-off per client, and a limit for all clients together. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._clients: OrderedDict[str, _Record] = OrderedDict()
-        self._room = float(FAILURE_BURST)
-        self._filled_at = clock()
+        self._allowance = float(FAILURE_BURST)
+        self._refilled_at = clock()
 
     def admit(self, client: str) -> float:
         """Count a failed attempt and return 0, or return the seconds to wait if it is not allowed yet."""
         with self._lock:
             now = self._clock()
-            self._room = min(float(FAILURE_BURST), self._room + (now - self._filled_at) * FAILURES_PER_SECOND)
-            self._filled_at = now
+            self._allowance = min(
+                float(FAILURE_BURST), self._allowance + (now - self._refilled_at) * FAILURES_PER_SECOND
+            )
+            self._refilled_at = now
             record = self._clients.get(client)
             if record is None or record.forget_at <= now:
                 record = _Record(0, 0.0, 0.0)
             if record.free_at > now:
                 return record.free_at - now
-            if self._room < 1:
-                return (1 - self._room) / FAILURES_PER_SECOND
-            self._room -= 1
+            if self._allowance < 1:
+                return (1 - self._allowance) / FAILURES_PER_SECOND
+            self._allowance -= 1
             failures = record.failures + 1
-            over = failures - FREE_FAILURES
-            wait = min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** min(over, 32)) if over >= 0 else 0.0
-            self._clients[client] = _Record(failures, now + wait, now + wait + MAX_WAIT_S)
+            doublings = failures - FREE_FAILURES
+            wait_s = min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** min(doublings, 32)) if doublings >= 0 else 0.0
+            self._clients[client] = _Record(failures, now + wait_s, now + wait_s + MAX_WAIT_S)
             self._clients.move_to_end(client)
             while len(self._clients) > MAX_CLIENTS:
                 self._clients.popitem(last=False)
@@ -170,7 +172,7 @@ class LoginLimiter:
 
 
 def client_key(host: str | None) -> str:
-    """Return one key for all addresses that a client may use: IPv6 addresses by /64 network."""
+    """Return the key of a client for rate limits: its address, for IPv6 its /64 network."""
     try:
         address = ipaddress.ip_address(host or "")
     except ValueError:
@@ -178,7 +180,7 @@ def client_key(host: str | None) -> str:
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return str(address.ipv4_mapped)
-        network = ipaddress.ip_network((int(address), _V6_PREFIX), strict=False)
+        network = ipaddress.ip_network((int(address), _IPV6_PREFIX), strict=False)
         return str(network.network_address)
     return str(address)
 
@@ -201,7 +203,7 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
     "Cache-Control": "no-store",
 }
-_SHEET = re.compile(r"/api/bench/judge/.+/apply|/experiments/.+/judges/import|/judge/preview", re.DOTALL)
+_SHEET_PATHS = re.compile(r"/api/bench/judge/.+/apply|/experiments/.+/judges/import|/judge/preview", re.DOTALL)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{8,64}", re.ASCII)
 
 
@@ -225,10 +227,10 @@ class SecurityMiddleware:
             await send({"type": "websocket.close", "code": 1008})
             return
         started = self._clock()
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)  # only what is safe to log
+        client_id = Headers(scope=scope).get("x-request-id", "")
+        request_id = client_id if _REQUEST_ID.fullmatch(client_id) else secrets.token_hex(8)  # safe to log
         scope.setdefault("state", {}).update(request_id=request_id, arrived=started)
-        outgoing = _Outgoing(send, request_id, self._clock)
+        outgoing = _Sender(send, request_id, self._clock)
         try:
             refusal = self._refusal(scope)
             if refusal is not None:
@@ -249,8 +251,8 @@ class SecurityMiddleware:
         finally:
             route = getattr(scope.get("route"), "path", "unmatched")
             # Time to the start of the response, since event streams stay open.
-            ended = outgoing.begun if outgoing.begun is not None else self._clock()
-            self._metrics.observe(scope["method"], route, outgoing.status, ended - started)
+            responded = outgoing.started if outgoing.started is not None else self._clock()
+            self._metrics.observe(scope["method"], route, outgoing.status, responded - started)
 
     def _refusal(self, scope: Scope) -> Json | None:
         names = [value.decode("latin-1") for key, value in scope["headers"] if key == b"host"]
@@ -261,7 +263,7 @@ class SecurityMiddleware:
                 "the operator to add it to TIPBENCH_PANEL_HOSTS."
             )
             return Json(error_json("host_refused", message, "header.host"), 400)
-        limit, length = _limit(scope["path"]), Headers(scope=scope).get("content-length", "0")
+        limit, length = _max_body(scope["path"]), Headers(scope=scope).get("content-length", "0")
         if not (length.isascii() and length.isdigit()) or int(length[:20]) > limit:
             return Json(error_json("too_large", _too_large(limit), "body"), 413, headers={"Connection": "close"})
         return None
@@ -285,7 +287,7 @@ class CompressionMiddleware:
         await (self._compressing if compressed else self._app)(scope, receive, send)
 
 
-class _Outgoing:
+class _Sender:
     """Wraps `send`: adds default headers and the request id to every response."""
 
     def __init__(self, send: Send, request_id: str, clock: Callable[[], float]) -> None:
@@ -293,11 +295,11 @@ class _Outgoing:
         self._request_id = request_id
         self._clock = clock
         self.status = 0
-        self.begun: float | None = None
+        self.started: float | None = None
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.status, self.begun = message["status"], self._clock()
+            self.status, self.started = message["status"], self._clock()
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers.setdefault(name, value)
@@ -306,10 +308,9 @@ class _Outgoing:
 
 
 def _bounded(scope: Scope, receive: Receive, clock: Callable[[], float]) -> Receive:
-    """Limit the body while it is read: Content-Length may be missing or too low.
+    """Limit the body while it is read, because Content-Length may be missing or too low.
 
-    `state.max_bytes` may lower the limit after authentication, before the body is read. `state.arrived` is set to the
-    time of the body's end.
+    `state.max_bytes`, set by authentication, may lower the limit. Sets `state.arrived` when the body is complete.
     """
     announced, seen = int(Headers(scope=scope).get("content-length", "0")[:20]), 0
 
@@ -319,7 +320,7 @@ def _bounded(scope: Scope, receive: Receive, clock: Callable[[], float]) -> Rece
         if message["type"] == "http.request" and not message.get("more_body", False):
             scope["state"]["arrived"] = clock()
         seen += len(message.get("body", b""))
-        limit = min(_limit(scope["path"]), scope["state"].get("max_bytes", SHEET_BYTES))
+        limit = min(_max_body(scope["path"]), scope["state"].get("max_bytes", SHEET_BYTES))
         if max(seen, announced) > limit:
             raise TooLarge(_too_large(limit), path="body", headers={"Connection": "close"})
         return message
@@ -327,8 +328,8 @@ def _bounded(scope: Scope, receive: Receive, clock: Callable[[], float]) -> Rece
     return counted
 
 
-def _limit(path: str) -> int:
-    return SHEET_BYTES if _SHEET.fullmatch(path) else MAX_BODY_BYTES
+def _max_body(path: str) -> int:
+    return SHEET_BYTES if _SHEET_PATHS.fullmatch(path) else MAX_BODY_BYTES
 
 
 def _too_large(limit: int) -> str:

@@ -409,7 +409,7 @@ def test_closing_does_not_wait_for_a_receiver_that_hangs(bench: Bench) -> None:
 
     bench.receiver.answer = hang
     bench.collect()
-    bench.watch.look()
+    bench.watch.check()
     bench.clock.now += EVERY_S
     bench.hook.start()
     assert came.wait(60)

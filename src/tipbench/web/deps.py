@@ -32,7 +32,10 @@ log = logging.getLogger("tipbench.web")
 
 
 class MlflowConnection:
-    """Opens the configured MLflow on first use, and again when it was unreachable; or returns `store`. Thread-safe."""
+    """Connection to the configured MLflow, opened on first use and again after it was unreachable. Thread-safe.
+
+    With `store`, `open` always returns that store.
+    """
 
     def __init__(self, settings: Settings, store: RunStore | None = None) -> None:
         self._settings = settings
@@ -41,10 +44,10 @@ class MlflowConnection:
         self._opened: TrackingStore | None = None
         self._url = ""
         self._outdated = False
-        self._mine: list[TrackingStore] = []
+        self._connections: list[TrackingStore] = []  # all that were opened: earlier ones may still be in use
 
     def open(self) -> TrackingStore:
-        """Return the store. Raises NotEnoughData if no MLflow is available and nothing was ever recorded."""
+        """Return the connection. Raises NotEnoughData if no MLflow is available and nothing was ever recorded."""
         if self._given is not None:
             return self._given
         with self._lock:
@@ -53,7 +56,7 @@ class MlflowConnection:
                 tracking = access.find(report=log.info)
                 if self._opened is None or tracking.url != self._url:
                     self._opened, self._url = access.connect(tracking), tracking.url
-                    self._mine.append(self._opened)
+                    self._connections.append(self._opened)
                 self._outdated = False
             return self._opened
 
@@ -64,9 +67,9 @@ class MlflowConnection:
     def close(self) -> None:
         """Close every connection."""
         with self._lock:
-            for store in self._mine:
-                store.close()
-            self._mine.clear()
+            for connection in self._connections:
+                connection.close()
+            self._connections.clear()
             self._opened = None
 
     @contextmanager
@@ -104,7 +107,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class RunBody:
-    """Request body of a run: its configuration values, and whether it waits for the judge."""
+    """Parsed request body of a run: its configuration values, and whether it waits for the judge."""
 
     given: Mapping[str, Any]
     wait_for_judge: bool = False

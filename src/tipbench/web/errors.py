@@ -279,6 +279,15 @@ def options_at(part: str) -> Iterator[None]:
         raise Invalid(f"{exc.key} {exc.problem}", path=f"{part}.{exc.key}") from exc
 
 
+@contextmanager
+def usage_errors_at(path: str) -> Iterator[None]:
+    """Turn UsageError into Invalid; `path` is the value that the block checks."""
+    try:
+        yield
+    except errors.UsageError as exc:
+        raise Invalid(str(exc), path=path) from exc
+
+
 def validation_message(problems: Sequence[Any]) -> str:
     """Return pydantic's errors as one line, each with its path and the invalid value."""
     texts = []

@@ -1,7 +1,7 @@
-"""Sheets over HTTP: admins export and apply as on the command line, judges blind and for themselves only.
+"""Sheets over HTTP: export, apply, accept drift, drift charts, and uploads on a page.
 
-A file uploaded on a page is kept in memory between its preview and its confirmation. After a restart it has to be
-uploaded again; nothing else is lost.
+Admins have the options of the command line; judges work blind and under their own name. An uploaded file is kept in
+memory between its preview and its confirmation. After a restart it has to be uploaded again; nothing else is lost.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from tipbench.workflows.board import judge_name
 from tipbench.workflows.judging import SheetRequest, apply_file, drift_reason, requested_sheet, sheet_file
 
 CSV = "text/csv"
-MIN_ANSWERS = MIN_CONTROLS  # on a judge's sheet: fewer would leave no room for the control tips
+MIN_ANSWERS = MIN_CONTROLS  # on a judge's sheet; fewer would leave too few control tips
 MAX_REVISIONS = 5  # per sheet, by its judge
-_JUDGES_MAY_ASK = frozenset({"judge", "limit", "all", "sheet", "filled", "format"})
+_JUDGE_FIELDS = frozenset({"judge", "limit", "all", "sheet", "filled", "format"})
 
 
 def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPolicy) -> SheetRequest:
-    """Validate an export request. Raises Invalid with the wrong field, Forbidden for a field judges may not set.
+    """Validate an export request. Raises Invalid with the wrong field, Forbidden for a field that judges may not set.
 
-    With a seed, a focus or another suite a judge could work out which items are controls.
+    With a seed, a focus or another suite a judge could find out which items are controls.
     """
-    if who.is_judge and (forbidden := sorted(raw.keys() - _JUDGES_MAY_ASK)):
+    if who.is_judge and (forbidden := sorted(raw.keys() - _JUDGE_FIELDS)):
         raise Forbidden(
-            f"A judge's token may set {', '.join(sorted(_JUDGES_MAY_ASK))} (got {forbidden[0][:40]!r}).",
+            f"A judge's token may set {', '.join(sorted(_JUDGE_FIELDS))} (got {forbidden[0][:40]!r}).",
             path=f"body.{forbidden[0][:40]}",
         )
     options = checked(SheetOptions, raw, "body")
@@ -276,8 +276,7 @@ class UploadStore:
         with self._lock:
             self._tidy()
             upload = self._kept.get(id_)
-        fits = upload is not None and (upload.owner, upload.experiment) == (owner, experiment)
-        return upload if fits else None
+        return upload if upload and (upload.owner, upload.experiment) == (owner, experiment) else None
 
     def settle(self, upload: Upload, outcome: Mapping[str, Any]) -> None:
         """Save the result of applying an upload, and drop its content."""
@@ -289,8 +288,8 @@ class UploadStore:
         return len(self._kept)
 
     def _tidy(self) -> None:
-        old = self._clock() - UPLOAD_LIFE_S
-        for id_ in [id_ for id_, upload in self._kept.items() if upload.kept_at < old]:
+        oldest = self._clock() - UPLOAD_LIFE_S
+        for id_ in [id_ for id_, upload in self._kept.items() if upload.kept_at < oldest]:
             del self._kept[id_]
         self._shrink(UploadQuota(MAX_UPLOADS, MAX_UPLOAD_BYTES))
 

@@ -103,11 +103,11 @@ class RunPolicy:
 
     def config(self, given: Mapping[str, Any]) -> CollectConfig:
         """Return the configuration of `given` over the settings. Raises Invalid or Forbidden with the wrong key."""
-        named = {key: value for key, value in given.items() if not (key == "mlflow_url" and value is None)}
+        given = {key: value for key, value in given.items() if not (key == "mlflow_url" and value is None)}
         values = {key: value for key, value in self.settings.values.items() if key in CollectConfig.model_fields}
-        config = checked(CollectConfig, {**values, **named}, "body")
-        changes = {key: self._url(key, getattr(config, key)) for key in ADDRESSES if key in named}
-        if "suite" in named:
+        config = checked(CollectConfig, {**values, **given}, "body")
+        changes = {key: self._url(key, getattr(config, key)) for key in ADDRESSES if key in given}
+        if "suite" in given:
             self.check_suite(config.suite)
         return config.model_copy(update=changes)
 
@@ -116,11 +116,10 @@ class RunPolicy:
         schema = CollectConfig.model_json_schema()
         properties = schema["properties"]
         for key, value in self.config({}).model_dump().items():
-            shown = strip_login(value) if key in ADDRESSES and value else value
-            properties[key]["default"] = shown
+            properties[key]["default"] = strip_login(value) if key in ADDRESSES and value else value
         for key in ADDRESSES:
-            nothing = [None] if key == "mlflow_url" else []
-            properties[key]["enum"] = [*nothing, *map(strip_login, self.settings.servers(key, self.listed[key]))]
+            servers = map(strip_login, self.settings.servers(key, self.listed[key]))
+            properties[key]["enum"] = [None, *servers] if key == "mlflow_url" else [*servers]
         return schema
 
     def check_suite(self, suite: str) -> None:

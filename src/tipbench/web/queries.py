@@ -1,4 +1,4 @@
-"""Read queries of the panel, on snapshots of experiments cached per revision; the filters of a list of runs."""
+"""Read queries of the panel, cached per revision of an experiment, and the filters of a list of runs."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from tipbench.web.errors import Invalid, NotFound, checked, options_at
 from tipbench.web.forms import LIMIT, MOST, SortKey, page_of
 from tipbench.workflows.board import BoardQuery, parse_filters
 
-SNAPSHOTS = 4  # of 2400 cells each take about 40 MB
-# Texts cached with a snapshot, needed for boards, answers and judging status. MLflow sends them along with the runs, so
-# caching them saves a second read; the prompts and rubrics of cells are read on demand.
+SNAPSHOTS = 4  # experiments whose runs are cached; four of 2400 cells take about 40 MB
+# Texts cached with the runs: those of boards, answers and the judging status, which MLflow sends along with the runs.
+# The prompts and rubrics of cells are read on demand.
 _TEXTS: Mapping[str, tuple[str, ...]] = {
     str(RunKind.CELL): (SCORES, CANDIDATES, RAW),
     str(RunKind.JUDGING): (SHEET, KEY, RUBRIC, ANSWERS, DRIFT),
@@ -68,7 +68,7 @@ class SnapshotStore:
                 self._experiment.experiment_id, where={"kind": kind}, texts=_TEXTS.get(kind, ())
             ):
                 found.append(each)
-                with suppress(CorruptText):  # raised again for those who need the scores
+                with suppress(CorruptText):  # raised again when the scores are used
                     read_scores(each[1].get(SCORES))  # parsed and cached while MLflow prepares the next page
             return tuple(sorted(found, key=lambda each: (-each[0].start_ms, each[0].run_id)))
 
@@ -98,15 +98,15 @@ class SnapshotStore:
         return getattr(self._store, name)
 
 
-# Entries per cache.
+# Number of values in each cache of `Queries`.
 SMALL = 256  # boards, judging status
-COUNTS = 256  # at least; grows to the number of experiments
+COUNTS = 256  # cell counts; grows to the number of experiments
 LARGE = 8  # reports and answers, up to a few MB each
 PAIRS = 32  # comparisons of two rows, up to a few hundred kB each
 CHARTS = 96  # about 25 kB each
-TABLES = 16  # prepared and rendered, half a MB for 300 rows
+TABLES = 16  # rendered boards, half a MB for 300 rows
 
-_COPIES = 10  # runs of one record that are searched; more than one is rare
+_MAX_COPIES = 10  # runs with the same record id; more than one is rare
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ MAX_CONDITIONS = 20
 _MAX_VALUE = 250
 _MAX_CURSOR = 400
 _MAX_CONDITION = 500
-_PREVIEW = 140  # characters of an answer in the list
-_NAMED = {**FILTERS, "persona": "params.persona", "judge_pending": "judge_pending"}
+_MAX_PREVIEW = 140  # characters of an answer in the list
+_FILTER_KEYS = {**FILTERS, "persona": "params.persona", "judge_pending": "judge_pending"}
 _Text = Annotated[str | None, Field(max_length=_MAX_VALUE)]
 
 
@@ -159,8 +159,8 @@ class RunFilters(BaseModel):
     @property
     def conditions(self) -> dict[str, str]:
         """The filters on params and tags, by key. Raises Invalid if a key has two values."""
-        named = {name: _text(getattr(self, name)) for name in _NAMED}
-        filters = {_NAMED[name]: value for name, value in named.items() if value is not None}
+        named = {name: _text(getattr(self, name)) for name in _FILTER_KEYS}
+        filters = {_FILTER_KEYS[name]: value for name, value in named.items() if value is not None}
         with options_at("query"):
             where = parse_filters([text[:_MAX_CONDITION] for text in self.where], filters)
         return {"kind": str(self.kind), **dict(where)}
@@ -168,16 +168,16 @@ class RunFilters(BaseModel):
     @property
     def narrowed(self) -> bool:
         """Whether any filter other than kind is set."""
-        return any(getattr(self, name) is not None for name in (*_NAMED, "q")) or bool(self.where)
+        return any(getattr(self, name) is not None for name in (*_FILTER_KEYS, "q")) or bool(self.where)
 
     def query(self, **changes: object) -> str:
         """Return the filters with `changes` as a query string; defaults are omitted."""
         values = {**{name: getattr(self, name) for name in type(self).model_fields}, **changes}
-        usual = {name: field.get_default() for name, field in type(self).model_fields.items()}
+        defaults = {name: field.get_default() for name, field in type(self).model_fields.items()}
         pairs = [
             (name, _text(each))
             for name, value in values.items()
-            if value != usual[name]
+            if value != defaults[name]
             for each in (value if isinstance(value, list) else [value])
         ]
         return urlencode([(name, text) for name, text in pairs if text is not None], errors="backslashreplace")
@@ -188,9 +188,9 @@ RunsQuery = Annotated[RunFilters, Query()]
 
 def filters_of(query: Mapping[str, Any]) -> RunFilters:
     """Parse the filters of a page's URL; empty form fields are ignored."""
-    given = {name: value for name, value in query.items() if value not in ("", None) and name != "where"}
+    values = {name: value for name, value in query.items() if value not in ("", None) and name != "where"}
     where = [text for text in query.get("where", []) if text.strip()]
-    return checked(RunFilters, {**given, "where": where}, "query")
+    return checked(RunFilters, {**values, "where": where}, "query")
 
 
 def _text(value: object) -> str | None:
@@ -258,11 +258,11 @@ class Queries:
             if exc.status == 404 and exc.code:
                 raise missing from exc
             raise
-        # MLflow returns runs of any experiment by id: search this experiment for the run's record.
+        # MLflow returns a run of any experiment: check that this experiment has the run.
         record = run.tags.get(RECORD_TAG)
         if record is None:
             raise missing
-        copies = store.search(experiment.experiment_id, where={RECORD_TAG: record}, limit=_COPIES)
+        copies = store.search(experiment.experiment_id, where={RECORD_TAG: record}, limit=_MAX_COPIES)
         if run.run_id not in {copy.run_id for copy in copies}:
             raise missing
         return {**_run_row(experiment, run), "status": run.status, "texts": texts}
@@ -333,9 +333,10 @@ class Queries:
         )
 
     def _experiment_row(self, store: RunStore, experiment: Experiment, *, load_snapshot: bool) -> dict[str, Any]:
-        """Return the row of an experiment; its cells are counted in a snapshot if one is cached, or may be loaded.
+        """Return an experiment with its number of cells by state, and its leader if the board is quickly available.
 
-        Loading those of many experiments would evict the snapshots in use, so their cells are counted in the store.
+        Cells are counted in the cached runs if there are any, or if `load_snapshot`. Otherwise they are read from the
+        store: caching the runs of many experiments would evict those in use.
         """
         key = ("snapshot", experiment.experiment_id, str(RunKind.CELL))
         use_snapshot = load_snapshot or self.snapshots.has(key, revision(experiment))
@@ -431,13 +432,13 @@ def _sort_key(sort: RunSort, run: StoredRun) -> SortKey:
     composite = shown_composite(run.metrics)
     if composite is None:
         return SortKey(sys.maxsize, run.run_id)  # unknown scores last in both orders
-    millionths = round(composite * 1e6)  # a sort key is an integer
+    millionths = round(composite * 1e6)  # sort keys are whole numbers
     return SortKey(-millionths if sort == "-composite" else millionths, run.run_id)
 
 
 CHOICES = ("model", "prompt_version", "scenario", "persona")  # params offered as filters
 MAX_CHOICES = 300
-_SAME = ("model", "prompt_version", "scenario", "repeat")
+_CELL_PARAMS = ("model", "prompt_version", "scenario", "repeat")
 _COLUMNS = (
     "run_id", "kind", "model", "prompt", "scenario", "persona", "repeat", "state", "tips", "composite",
     "provisional_composite", "format_ok", "overlong", "diversity", "latency_s", "tokens_per_s", "started", "host",
@@ -457,11 +458,11 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class Related:
-    """Runs related to a cell, newest first, without the run itself."""
+    """Runs related to a cell, newest first; the run itself is not among them."""
 
-    stale: bool = False  # replaced by a newer model digest, prompt text or scenario of the same name
-    tries: tuple[StoredRun, ...] = ()  # same cell_key: failures and retries
-    builds: tuple[StoredRun, ...] = ()  # same cell and conditions, other content
+    stale: bool = False  # the model, prompt or scenario of this name has changed since
+    tries: tuple[StoredRun, ...] = ()  # failures and retries: the same cell_key
+    builds: tuple[StoredRun, ...] = ()  # the same cell and conditions with another version of model, prompt or scenario
     collection: StoredRun | None = None  # the collect that recorded it
 
 
@@ -491,7 +492,9 @@ class RunQueries:
         read = self._view.read(self.experiment.experiment_id, where=where, texts=(CANDIDATES, RAW))
         wanted = frozenset(run_ids)
         return {
-            run.run_id: shorten(one_line(answer_text(texts)), _PREVIEW) for run, texts in read if run.run_id in wanted
+            run.run_id: shorten(one_line(answer_text(texts)), _MAX_PREVIEW)
+            for run, texts in read
+            if run.run_id in wanted
         }
 
     def stale(self) -> frozenset[str]:
@@ -509,26 +512,26 @@ class RunQueries:
         found = [run.run_id for run in self._queries.found_runs(self._store, self.experiment, filters)]
         if run_id not in found:
             return Neighbours(total=len(found))
-        at = found.index(run_id)
-        older = found[at + 1] if at + 1 < len(found) else None
-        return Neighbours(found[at - 1] if at else None, older, at + 1, len(found))
+        index = found.index(run_id)
+        older = found[index + 1] if index + 1 < len(found) else None
+        return Neighbours(found[index - 1] if index else None, older, index + 1, len(found))
 
     def related(self, run: Mapping[str, Any]) -> Related:
         """Return the runs related to a cell."""
         params, tags, run_id = run["params"], run["tags"], run["run_id"]
         key, record = tags.get(CELL_TAG), tags.get("collection")
         others = [each for each in self._runs(str(RunKind.CELL)) if each.run_id != run_id]
-        alike = [
+        same_cell = [
             each
             for each in others
             if each.tags.get("conditions") == tags.get("conditions")
-            and all(each.params.get(name) == params.get(name) for name in _SAME)
+            and all(each.params.get(name) == params.get(name) for name in _CELL_PARAMS)
         ]
         collections = self._runs(str(RunKind.COLLECTION), {RECORD_TAG: record}) if record else ()
         return Related(
             stale=run_id in self.stale(),
             tries=tuple(each for each in others if key is not None and each.tags.get(CELL_TAG) == key),
-            builds=tuple(each for each in alike if each.tags.get(CELL_TAG) != key),
+            builds=tuple(each for each in same_cell if each.tags.get(CELL_TAG) != key),
             collection=next(iter(collections), None),
         )
 

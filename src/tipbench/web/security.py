@@ -31,6 +31,7 @@ from tipbench.web.metrics import Metrics
 if TYPE_CHECKING:
     from tipbench.web.auth import Identity
 
+log = logging.getLogger("tipbench.web")
 _PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?", re.ASCII)
 _MAX_HOST_LENGTH = 255
@@ -184,8 +185,6 @@ def client_key(host: str | None) -> str:
         return str(network.network_address)
     return str(address)
 
-
-log = logging.getLogger("tipbench.web")
 
 MAX_BODY_BYTES = 1_000_000
 CSP = (

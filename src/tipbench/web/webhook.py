@@ -9,7 +9,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal, Self
@@ -38,8 +38,9 @@ from tipbench.web.queries import revision
 from tipbench.web.security import host_name
 from tipbench.web.signing import MIN_SECRET_LENGTH, signed_headers
 
+log = logging.getLogger("tipbench.web")
 _MAX_URL = 2000
-_PLAIN = "http://"
+_HTTP = "http://"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class WebhookOptions:
         name = host_name(urlsplit(self.url).netloc)
         if name is None:
             raise UsageError("hook_url has no valid host. Example: https://judge.example.org/tipbench")
-        if is_loopback(self.url) or f"{_PLAIN}{name}" in self.hosts:
+        if is_loopback(self.url) or f"{_HTTP}{name}" in self.hosts:
             return
         if name not in self.hosts:
             raise UsageError(
@@ -69,7 +70,7 @@ class WebhookOptions:
             )
         if urlsplit(self.url).scheme != "https":
             raise UsageError(
-                f"hook_url uses plain HTTP to {name}. Use HTTPS, or allow it with TIPBENCH_HOOK_HOSTS={_PLAIN}{name}"
+                f"hook_url uses plain HTTP to {name}. Use HTTPS, or allow it with TIPBENCH_HOOK_HOSTS={_HTTP}{name}"
             )
 
 
@@ -113,7 +114,7 @@ def shown_address(url: str) -> str:
 
 
 def _host(text: str) -> str:
-    plain = _PLAIN if text.lower().startswith(_PLAIN) else ""
+    plain = _HTTP if text.lower().startswith(_HTTP) else ""
     bare = text[len(plain) :].removeprefix("https://").strip("/")
     name = host_name(f"[{bare}]" if bare.count(":") > 1 and not bare.startswith("[") else bare)
     if name is None or (":" in bare and ":" not in name):
@@ -126,7 +127,7 @@ def _host(text: str) -> str:
 
 MAX_FINISHED = 500  # deliveries stored; the oldest are deleted first
 _DELIVERY = "id, event, experiment, body, state, created, next_try"
-_SAME = "receiver = ? AND place = ? AND experiment_id = ?"
+_WHERE = "receiver = ? AND place = ? AND experiment_id = ?"
 
 Event = Literal["cells.pending", "test"]
 Watched = tuple[str, str]  # identity of an MLflow server, and an experiment's id there
@@ -200,12 +201,12 @@ class WebhookStore:
 
     def revision(self, watched: Watched) -> str | None:
         """Return the experiment's revision at the last check; None if it was never checked."""
-        rows = self._database.rows(f"SELECT revision FROM hook_seen WHERE {_SAME}", (self._receiver, *watched))  # noqa: S608
+        rows = self._database.rows(f"SELECT revision FROM hook_seen WHERE {_WHERE}", (self._receiver, *watched))  # noqa: S608
         return str(rows[0][0]) if rows else None
 
     def reported(self, watched: Watched) -> frozenset[str]:
-        """Return the run ids already reported as pending that were still pending at the last check."""
-        rows = self._database.rows(f"SELECT run_id FROM hook_told WHERE {_SAME}", (self._receiver, *watched))  # noqa: S608
+        """Return the ids of the runs that were pending at the last check; they are reported already."""
+        rows = self._database.rows(f"SELECT run_id FROM hook_told WHERE {_WHERE}", (self._receiver, *watched))  # noqa: S608
         return frozenset(str(run_id) for (run_id,) in rows)
 
     def save_check(self, watched: Watched, revision: str, pending: Collection[str], delivery: Delivery | None) -> None:
@@ -216,11 +217,11 @@ class WebhookStore:
         key = (self._receiver, *watched)
         with self._database.transaction() as db:
             db.execute("INSERT OR REPLACE INTO hook_seen VALUES (?, ?, ?, ?)", (*key, revision))
-            db.execute(f"DELETE FROM hook_told WHERE {_SAME}", key)  # noqa: S608
+            db.execute(f"DELETE FROM hook_told WHERE {_WHERE}", key)  # noqa: S608
             db.executemany("INSERT INTO hook_told VALUES (?, ?, ?, ?)", [(*key, run_id) for run_id in pending])
             if delivery is not None:
                 db.execute(
-                    f"UPDATE hook_deliveries SET state = ?, next_try = NULL WHERE {_SAME} AND state = ? AND event = ?",  # noqa: S608
+                    f"UPDATE hook_deliveries SET state = ?, next_try = NULL WHERE {_WHERE} AND state = ? AND event = ?",  # noqa: S608
                     (DeliveryState.REPLACED, *key, DeliveryState.QUEUED, delivery.event),
                 )
                 self._insert(db, delivery, watched)
@@ -319,7 +320,6 @@ ATTEMPT_TIMEOUT_S = 10.0
 RETRY_WAITS_S = (1.0, 10.0, 60.0, 600.0, 3600.0, 6 * 3600.0)  # after each failed attempt but the last
 _MAX_REASON = 300
 _POLL_S = 0.1
-log = logging.getLogger("tipbench.web")
 
 
 class Stopped(Exception):
@@ -408,40 +408,40 @@ class WebhookWatcher:
         self,
         store: WebhookStore,
         jobs: JobStore,
-        opened: Callable[[], TrackingStore],
+        open_mlflow: Callable[[], TrackingStore],
         *,
         every_s: float,
         clock: Callable[[], float] = time.time,
         away: Callable[[], None] = lambda: None,
     ) -> None:
         """`away` is called when MLflow is unreachable."""
-        self._store, self._jobs, self._opened = store, jobs, opened
+        self._store, self._jobs, self._open_mlflow = store, jobs, open_mlflow
         self._every_s, self._clock, self._away = every_s, clock, away
         self._next = 0.0
         self._collecting: set[str] = set()  # experiments with a running collect job
         self._ended: set[str] = set()  # experiments whose collect job has just ended
-        # the last revision, and the time since which it has been changing
+        # revision at the last check, and the time of the check that found the first change
         self._changing: dict[Watched, tuple[str, float]] = {}
-        self.looked: float | None = None
+        self.checked_at: float | None = None
         self.problem: str | None = None
 
     def due(self) -> bool:
         """Whether to check now: after `every_s`, or when a collect job has ended or waits for the judge."""
         running = self._jobs.in_states({JobState.RUNNING})
-        now = {job.experiment for job in running if job.kind is JobKind.COLLECT}
-        ended = self._collecting - now
-        self._collecting, self._ended = now, (self._ended | ended) - now
+        collecting = {job.experiment for job in running if job.kind is JobKind.COLLECT}
+        ended = self._collecting - collecting
+        self._collecting, self._ended = collecting, (self._ended | ended) - collecting
         return bool(ended) or self._clock() >= self._next
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Queue a message for every experiment with new pending cells. Errors are stored in `problem`."""
         self._next = self._clock() + self._every_s
         problems: list[TipbenchError] = []
         try:
-            opened = self._opened()
+            opened = self._open_mlflow()
             for experiment in opened.store.experiments():
                 try:
-                    self._check(opened, experiment)
+                    self._check_experiment(opened, experiment)
                 except MlflowUnavailable:
                     raise
                 except TipbenchError as exc:
@@ -452,13 +452,13 @@ class WebhookWatcher:
             problems.append(exc)
         if not problems:
             self._ended.clear()
-            self.looked = self._clock()
+            self.checked_at = self._clock()
         problem = str(problems[0]) if problems else None
         if problem is not None and problem != self.problem:
             log.warning("webhook: check for pending cells failed: %s", problem)
         self.problem = problem
 
-    def _check(self, opened: TrackingStore, experiment: Experiment) -> None:
+    def _check_experiment(self, opened: TrackingStore, experiment: Experiment) -> None:
         """Queue a message if an experiment of tipbench has new pending cells and is not being collected."""
         try:
             check_experiment_name(experiment.name)
@@ -466,15 +466,15 @@ class WebhookWatcher:
             return
         if experiment.name in self._collecting:
             return  # reported once, when the job ends
-        watched, now = (opened.identity, experiment.experiment_id), revision(experiment) or ""
-        if self._store.revision(watched) == now:
+        watched, current = (opened.identity, experiment.experiment_id), revision(experiment) or ""
+        if self._store.revision(watched) == current:
             self._changing.pop(watched, None)
             return
-        before, since = self._changing.get(watched, (None, self._clock()))
-        self._changing[watched] = (now, since)
-        # A collect elsewhere is reported once, when the revision is the same at two checks.
-        at_rest = before == now or self._clock() - since >= MAX_CHANGING_S
-        if experiment.name not in self._ended and not at_rest:
+        previous, since = self._changing.get(watched, (None, self._clock()))
+        self._changing[watched] = (current, since)
+        # A collect of another program is reported once, when the revision is the same at two checks.
+        is_settled = previous == current or self._clock() - since >= MAX_CHANGING_S
+        if experiment.name not in self._ended and not is_settled:
             return
         self._changing.pop(watched, None)
         found = search_cells(opened.store, experiment.experiment_id, {"state": str(RunState.PENDING)})
@@ -482,24 +482,15 @@ class WebhookWatcher:
         new = pending - self._store.reported(watched)
         counts = {"pending": len(pending), "new": len(new)}
         delivery = new_delivery("cells.pending", self._clock(), experiment.name, **counts) if new else None
-        self._store.save_check(watched, now, pending, delivery)
+        self._store.save_check(watched, current, pending, delivery)
 
 
 class Webhook:
     """Watches experiments and sends deliveries. `start` calls `tick` in a thread until `close`."""
 
-    def __init__(
-        self,
-        poster: Poster,
-        store: WebhookStore,
-        watch: WebhookWatcher,
-        leads: Callable[[], bool],
-        *,
-        waits_s: Sequence[float] = RETRY_WAITS_S,
-    ) -> None:
-        """Only the panel for which `leads` returns True sends, if several share a home folder."""
+    def __init__(self, poster: Poster, store: WebhookStore, watch: WebhookWatcher, leads: Callable[[], bool]) -> None:
+        """Of several panels with one home folder, only that for which `leads` returns True sends."""
         self._poster, self._store, self._watch, self._leads = poster, store, watch, leads
-        self._waits_s = tuple(waits_s)
         self._stop = threading.Event()
         self._testing = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -524,11 +515,11 @@ class Webhook:
         if not self._leads():
             return False
         if self._watch.due():
-            self._watch.look()
+            self._watch.check()
         while not self._stop.is_set() and (delivery := self._store.due()) is not None:
             attempt = self._attempt(delivery)
-            more = attempt.number <= len(self._waits_s)
-            next_try = self._poster.clock() + self._waits_s[attempt.number - 1] if more else None
+            is_last = attempt.number > len(RETRY_WAITS_S)
+            next_try = None if is_last else self._poster.clock() + RETRY_WAITS_S[attempt.number - 1]
             self._store.save_attempt(delivery, attempt, next_try)
         return True
 
@@ -557,7 +548,7 @@ class Webhook:
             hosts=sorted(options.hosts),
             watch_s=options.watch_s,
             watching=self._leads(),
-            looked=iso(self._watch.looked),
+            looked=iso(self._watch.checked_at),
             problem=self._watch.problem,
             queued=self._store.queued(),
         )
@@ -586,11 +577,13 @@ class Webhook:
 def make_webhook(options: WebhookOptions, panel: Panel, database: Database, *, find_mlflow: bool) -> Webhook:
     """Create the webhook of a panel. With `find_mlflow`, each check first looks whether MLflow is running."""
 
-    def opened() -> TrackingStore:
+    def open_mlflow() -> TrackingStore:
         if find_mlflow:  # without starting the local server, which may be stopped on purpose
             find_tracking(panel.settings.get("mlflow_url"), panel.settings.home, start=False, report=log.debug)
         return panel.tracker.open()
 
     store = WebhookStore(database, options.receiver)
-    watch = WebhookWatcher(store, panel.jobs.store, opened, every_s=options.watch_s, away=panel.tracker.locate_again)
+    watch = WebhookWatcher(
+        store, panel.jobs.store, open_mlflow, every_s=options.watch_s, away=panel.tracker.locate_again
+    )
     return Webhook(Poster(options), store, watch, lambda: panel.jobs.supervisor.leads)

@@ -317,7 +317,7 @@ class JobStream:
 
     def begin(self) -> bytes:
         """Return the snapshot frame."""
-        self._shown = self._look()
+        self._shown = self._read_job()
         cache = self._jobs.progress
         self._snapshot = cache.current(self._job) if self._after is None else cache.at(self._job, self._after)
         body = {**self._shown, "progress": self._snapshot.progress.to_json(), "cursor": self._snapshot.cursor}
@@ -325,7 +325,7 @@ class JobStream:
 
     def more(self) -> tuple[bytes, bool]:
         """Return new frames, and whether the job has ended. Reads the job before its events, so none is missed."""
-        current = self._look()
+        current = self._read_job()
         found: list[RecordedEvent] = []
         with suppress(ServerUnavailable):
             found = list(
@@ -346,7 +346,7 @@ class JobStream:
             frames.append(frame("end", current, self._snapshot.cursor))
         return b"".join(frames), ended
 
-    def _look(self) -> dict[str, Any]:
+    def _read_job(self) -> dict[str, Any]:
         self._job, place = self._jobs.placed(self._job.id)
         return JobAnswer(job=JobShape.of(self._job), place=place).model_dump(exclude_unset=True)
 
@@ -378,18 +378,18 @@ async def _frames(
 ) -> AsyncIterator[bytes]:
     try:
         yield await run_in_threadpool(stream.begin)
-        beat = time.monotonic() + streams.heartbeat_s
+        next_beat = time.monotonic() + streams.heartbeat_s
         while not await request.is_disconnected():
-            news, ended = await run_in_threadpool(stream.more)
-            if news:
-                yield news
+            frames, ended = await run_in_threadpool(stream.more)
+            if frames:
+                yield frames
             if ended:
                 return
-            if time.monotonic() >= beat:
+            if time.monotonic() >= next_beat:
                 if not await run_in_threadpool(allowed):
                     return
                 yield b": keep-alive\n\n"
-                beat = time.monotonic() + streams.heartbeat_s
+                next_beat = time.monotonic() + streams.heartbeat_s
             await asyncio.sleep(streams.poll_s)
     except JobNotFound:
         return  # deleted while streaming
@@ -408,4 +408,4 @@ def may_watch(guard: Authenticator, identity: Identity, cookie: str) -> bool:
     if identity.session is not None:
         return guard.by_cookie(cookie) is not None
     token = guard.tokens.get(identity.token_id)
-    return token is None or token.state(guard.tokens.clock()) == "active"  # None: the operator's token
+    return token is None or guard.tokens.is_active(token)  # None: the operator's token

@@ -7,7 +7,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from tipbench.errors import UsageError
 from tipbench.jobs.command import simulate_request
 from tipbench.jobs.store import Submitted
 from tipbench.serve.event_log import FILE, FOLDER
@@ -25,7 +24,7 @@ from tipbench.web.api.models import (
 )
 from tipbench.web.auth import ADMINS_ONLY, require_admin
 from tipbench.web.deps import Admin, Panel, PanelState, Store
-from tipbench.web.errors import Invalid
+from tipbench.web.errors import usage_errors_at
 from tipbench.web.forms import body_of, body_schema
 from tipbench.web.job_service import Key
 from tipbench.workflows.policies import PoliciesReport, read_policies
@@ -49,10 +48,8 @@ def policies(panel: PanelState, user_id: UserId = None) -> PoliciesReport:
 
 def policies_report(panel: Panel, user_id: str | None) -> PoliciesReport:
     """Return the report for the API and the page. Raises Invalid for a wrong user id."""
-    try:
+    with usage_errors_at("query.user_id"):
         return read_policies(panel.settings.home, user_id)
-    except UsageError as exc:
-        raise Invalid(str(exc), path="query.user_id") from exc
 
 
 @router.get("/simulations", summary="List simulations", responses=DATA)
@@ -83,8 +80,8 @@ def simulate(
 
 def start_simulation(panel: Panel, config: SimulationConfig, *, started_by: str, key: str | None) -> Submitted:
     """Queue the job; it records in the MLflow of the panel."""
-    order = simulate_request(config, mlflow_url=panel.settings.get("mlflow_url") or None, started_by=started_by)
-    return panel.jobs.submit(order, key=key)
+    request = simulate_request(config, mlflow_url=panel.settings.get("mlflow_url") or None, started_by=started_by)
+    return panel.jobs.submit(request, key=key)
 
 
 @router.get("/promotions", summary="List promotions")

@@ -296,8 +296,8 @@ class WebhookStore:
             if delivery in attempts:
                 attempts[delivery].append(Attempt(*attempt))
         return [
-            Delivery(*message, DeliveryState(state), created, next_try, tuple(attempts[message[0]]))
-            for *message, state, created, next_try in found
+            Delivery(id_, event, experiment, body, DeliveryState(state), created, next_try, tuple(attempts[id_]))
+            for id_, event, experiment, body, state, created, next_try in found
         ]
 
     def _tidy(self) -> None:

@@ -99,8 +99,8 @@ class VersionConflict(Exception):
         self.present = present
 
 
-MAX_VERSIONS = 100  # history entries per item
-MAX_HISTORY_BYTES = 8_000_000  # of history per batch; the oldest entries are deleted first
+MAX_VERSIONS = 100  # stored per item
+MAX_HISTORY_BYTES = 8_000_000  # of all versions of a batch; the oldest are deleted first
 MAX_KEYS = 200  # idempotency keys per judge
 _BATCH = (
     "sheet, place, experiment, judge, kind, size, status, revision, opened, updated, closed, note, accepted, outcome"
@@ -203,9 +203,9 @@ class BatchStore:
             if present is not None and present.made_by(Cause.PUT, version) and present.answer == answer:
                 return present
             self._check(db, sheet, present, version)
-            at = present.version if present else 0
-            parent = present.parent if present is not None and present.answer == answer else at
-            saved = ItemVersion(item, at + 1, parent, Cause.PUT, answer, present.seconds if present else 0.0, 0.0)
+            number, seconds_before = (present.version, present.seconds) if present else (0, 0.0)
+            parent = present.parent if present is not None and present.answer == answer else number
+            saved = ItemVersion(item, number + 1, parent, Cause.PUT, answer, seconds_before, 0.0)
             return self._write(db, sheet, saved, seconds)
 
     def undo(self, sheet: str, item: str, version: int, blank: str) -> ItemVersion:
@@ -246,7 +246,7 @@ class BatchStore:
     # idempotency keys
 
     def remember(self, judge: str, key: str, sheet: str) -> None:
-        """Save the batch that a judge's idempotency key led to."""
+        """Save that requests of a judge with this idempotency key return the batch of `sheet`."""
         with self._database.transaction() as db:
             db.execute("INSERT OR IGNORE INTO batch_keys VALUES (?, ?, ?, ?)", (judge, key, sheet, self._clock()))
             db.execute(
@@ -265,21 +265,23 @@ class BatchStore:
         return [_read_batch(row) for row in self._database.rows(statement, values)]
 
     def _check(self, db: Connection, sheet: str, present: ItemVersion | None, version: int) -> None:
+        """Raise Conflict if the batch is closed, VersionConflict unless `present` has this version."""
         if _batch(db, sheet).status is not Status.OPEN:
             message = "This batch is closed. Reopen it to make changes."
             raise Conflict(message, code="batch_closed", path="path.sheet")
         if version != (present.version if present else 0):
             raise VersionConflict(present)
 
-    def _write(self, db: Connection, sheet: str, saved: ItemVersion, spent: float) -> ItemVersion:
+    def _write(self, db: Connection, sheet: str, saved: ItemVersion, spent_s: float) -> ItemVersion:
+        """Store a new version of an item, with `spent_s` added to its time, and return it."""
         now = self._clock()
         # Items are judged one at a time: together they take no longer than the batch has been open.
-        opened, already = db.execute(
+        opened, recorded_s = db.execute(
             "SELECT opened, (SELECT TOTAL(seconds) FROM batch_items WHERE sheet = batches.sheet)"
             " FROM batches WHERE sheet = ?",
             (sheet,),
         ).fetchone()
-        seconds = saved.seconds + min(spent, max(0.0, now - opened - already))
+        seconds = saved.seconds + min(spent_s, max(0.0, now - opened - recorded_s))
         saved = replace(saved, seconds=seconds, updated=now)
         answer = (saved.answer.state, saved.answer.content, saved.answer.reason)
         row = (sheet, saved.item, saved.version, saved.parent, saved.cause, *answer, saved.seconds, saved.updated)
@@ -299,10 +301,10 @@ def _shorten(db: Connection, sheet: str) -> None:
     size = "LENGTH(CAST(content AS BLOB)) + LENGTH(CAST(reason AS BLOB))"
     total = db.execute(f"SELECT TOTAL({size}) FROM batch_history WHERE sheet = ?", (sheet,)).fetchone()[0]  # noqa: S608
     if total > MAX_HISTORY_BYTES:
-        newer = f"SUM({size}) OVER (ORDER BY updated DESC, rowid DESC)"
+        running_total = f"SUM({size}) OVER (ORDER BY updated DESC, rowid DESC)"
         db.execute(
             "DELETE FROM batch_history WHERE rowid IN (SELECT id FROM"  # noqa: S608
-            f" (SELECT rowid AS id, {newer} AS size FROM batch_history WHERE sheet = ?) WHERE size > ?)",
+            f" (SELECT rowid AS id, {running_total} AS size FROM batch_history WHERE sheet = ?) WHERE size > ?)",
             (sheet, MAX_HISTORY_BYTES),
         )
 
@@ -319,8 +321,8 @@ def _item(db: Connection, sheet: str, item: str) -> ItemVersion | None:
 
 
 def _read_batch(row: Row) -> Batch:
-    *before, outcome = row
-    batch = Batch(*before)
+    *values, outcome = row
+    batch = Batch(*values)
     parsed = None if outcome is None else json.loads(outcome)
     return replace(batch, kind=Kind(batch.kind), status=Status(batch.status), outcome=parsed)
 

@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.responses import Response
@@ -29,7 +29,7 @@ from tipbench.judge.sheet_store import SheetStatus, StoredSheet, find_sheet
 from tipbench.record.store import RunStore
 from tipbench.web.api.models import SheetOptions
 from tipbench.web.auth import Identity
-from tipbench.web.board_query import one_drawing
+from tipbench.web.board_query import ThemeName, one_drawing
 from tipbench.web.errors import Forbidden, Invalid, NotFound, attachment, checked, options_at
 from tipbench.web.forms import JSON
 from tipbench.web.options import RunPolicy
@@ -63,7 +63,7 @@ def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPolic
             path="body.limit",
         )
     request = ExportRequest(
-        judge=_judge(options.judge, who, "body.judge"),
+        judge=_judge_name(options.judge, who, "body.judge"),
         limit=options.limit,
         overlap=options.overlap,
         everything=options.all,
@@ -78,12 +78,12 @@ def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPolic
 def sheet_for(store: RunStore, name: str, query: SheetRequest) -> StoredSheet:
     """Return the requested sheet, an existing one or a new export. Raises NotFound."""
     experiment = get_experiment(store, name)
-    done = requested_sheet(store, experiment, query)
-    if done is None:
+    result = requested_sheet(store, experiment, query)
+    if result is None:
         raise NotFound(
             f"{experiment.name} has no sheet {(query.sheet or '')[:64]!r} that belongs to you.", path="body.sheet"
         )
-    return done.stored
+    return result.stored
 
 
 def sheet_response(stored: StoredSheet, query: SheetRequest, status: int = 200) -> Response:
@@ -115,7 +115,7 @@ class ApplyOptions:
             raise Forbidden("Only an admin can accept drift. Revise the sheet and apply it again.")
         with options_at("query"):
             reason = drift_reason(accept) if accept is not None else None
-        return cls(who, _judge(judge, who, "query.judge"), reason, dry_run, final)
+        return cls(who, _judge_name(judge, who, "query.judge"), reason, dry_run, final)
 
 
 def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], options: ApplyOptions) -> dict[str, Any]:
@@ -152,16 +152,14 @@ def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], options: App
     return result
 
 
-def _judge(name: str | None, who: Identity, place: str) -> str | None:
+def _judge_name(name: str | None, who: Identity, path: str) -> str | None:
+    """Return the name to judge under. Raises Forbidden if a judge's token gives another name than its own."""
     if who.is_judge:
         if name is not None and normalize_name(name) != who.name:
-            raise Forbidden(f"This token judges as {who.name} (got {name[:60]!r}).", path=place)
+            raise Forbidden(f"This token judges as {who.name} (got {name[:60]!r}).", path=path)
         return who.name
-    with options_at(place.partition(".")[0]):
+    with options_at(path.partition(".")[0]):
         return judge_name(name)
-
-
-ThemeName = Literal["light", "dark"]
 
 
 @dataclass(frozen=True)
@@ -188,12 +186,12 @@ def sheet_of(store: RunStore, name: str, sheet: str) -> StoredSheet:
 def accept_drift(store: RunStore, name: str, sheet: str, reason: str, who: Identity) -> dict[str, Any]:
     """Accept the drift of a held sheet and save the reason. Raises Invalid if the sheet is not held."""
     options = ApplyOptions.of(who, judge=None, accept=reason, dry_run=False)
-    judging = sheet_of(store, name, sheet)
-    if judging.status is not SheetStatus.HELD:
+    stored = sheet_of(store, name, sheet)
+    if stored.status is not SheetStatus.HELD:
         raise Invalid(
-            f"Sheet {sheet[:64]} is {judging.status}, not held: there is no drift to accept.", path="body.sheet"
+            f"Sheet {sheet[:64]} is {stored.status}, not held: there is no drift to accept.", path="body.sheet"
         )
-    filled = sheet_json(replace(judging.sheet, judge=judging.owner), judging.answers)
+    filled = sheet_json(replace(stored.sheet, judge=stored.owner), stored.answers)
     return apply_sheet(store, name, filled, options)
 
 
@@ -295,10 +293,10 @@ class UploadStore:
 
     def _shrink(self, share: UploadQuota, owner: str | None = None) -> None:
         """Drop the oldest uploads, of one owner or of all, until they fit; the newest is kept."""
-        mine = [upload for upload in self._kept.values() if owner in (None, upload.owner)]
-        size = sum(len(upload.content) for upload in mine)
-        while len(mine) > share.files or (len(mine) > 1 and size > share.bytes):
-            oldest = mine.pop(0)
+        uploads = [upload for upload in self._kept.values() if owner in (None, upload.owner)]
+        size = sum(len(upload.content) for upload in uploads)
+        while len(uploads) > share.files or (len(uploads) > 1 and size > share.bytes):
+            oldest = uploads.pop(0)
             size -= len(oldest.content)
             del self._kept[oldest.id]
 

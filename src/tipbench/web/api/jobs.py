@@ -39,7 +39,7 @@ from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, Authenticator, Identity, require_admin, session_cookie
 from tipbench.web.deps import Admin, Panel, PanelState, RunBodyParam, RunConfig
 from tipbench.web.errors import Json, error_json, to_json
-from tipbench.web.forms import LIMIT, Limit, Next, body_of, body_schema
+from tipbench.web.forms import JSON, LIMIT, Limit, Next, body_of, body_schema
 from tipbench.web.job_service import JobService, Key, RunTarget, retry_job, start_judge, start_run
 from tipbench.web.security import StreamLimits
 from tipbench.workflows.plan_run import plan_outlook, plan_run
@@ -63,32 +63,24 @@ STARTED: dict[int | str, dict[str, Any]] = {
 }
 _JUDGE_BODY = body_schema(JudgeRunRequest, {"with": "rules"}, about="Options of the judge.")
 _EVENTS = 'retry: 3000\nid: 4211\nevent: job\ndata: {"job": {"id": "…", "state": "running"}, "place": null}\n\n'
-# `RunConfig` reads the body after authentication, so FastAPI cannot document it by itself. The Airflow option is not
-# part of the configuration, and a plan ignores it.
-_CONFIG_SCHEMA = CollectConfig.model_json_schema()
-_CONFIG_SCHEMA["properties"][WAIT_FOR_JUDGE] = {
+_WAIT_FOR_JUDGE = "Airflow only: the job waits until every cell of the run is judged, then compares."
+_CONFIG_BODY = body_schema(
+    CollectConfig,
+    {"models": "baseline:template", "prompts": "v1", "n_tips": 3, "n_scenarios": 2},
+    about="Options that differ from the defaults; see GET /api/bench/config.",
+    required=False,
+)
+# The Airflow option is not part of the configuration; a plan ignores it.
+_CONFIG_BODY["requestBody"]["content"][JSON]["schema"]["properties"][WAIT_FOR_JUDGE] = {
     "type": "boolean",
     "default": False,
-    "description": "Airflow only: the job waits until every cell of the run is judged, then compares.",
-}
-_CONFIG_BODY: dict[str, Any] = {
-    "requestBody": {
-        "description": "Options that differ from the defaults; see GET /api/bench/config.",
-        "content": {
-            "application/json": {
-                "schema": _CONFIG_SCHEMA,
-                "example": {"models": "baseline:template", "prompts": "v1", "n_tips": 3, "n_scenarios": 2},
-            }
-        },
-    }
+    "description": _WAIT_FOR_JUDGE,
 }
 RunnerName = Annotated[
     Literal["local", "airflow"] | None,
     Query(description="Where it runs: this machine, or Airflow if configured. Default: the setting `runner`."),
 ]
-WaitForJudge = Annotated[
-    bool, Query(description="Airflow only: the job waits until every cell of the run is judged, then compares.")
-]
+WaitForJudge = Annotated[bool, Query(description=_WAIT_FOR_JUDGE)]
 JobPath = Annotated[
     str,
     Path(
@@ -121,8 +113,8 @@ def plan(config: RunConfig, panel: PanelState) -> PlanShape:
 
 def plan_of(panel: Panel, config: CollectConfig) -> dict[str, Any]:
     """Return the plan for the API and the page that starts a run."""
-    made, warnings = plan_run(config, panel.settings.home, lambda: panel.tracker.named(config.mlflow_url))
-    return {**plan_json(made), "outlook": plan_outlook(made).to_json(), "warnings": warnings}
+    run_plan, warnings = plan_run(config, panel.settings.home, lambda: panel.tracker.named(config.mlflow_url))
+    return {**plan_json(run_plan), "outlook": plan_outlook(run_plan).to_json(), "warnings": warnings}
 
 
 @run_router.get("/config", summary="Get the configuration schema", response_model=dict[str, Any])

@@ -196,10 +196,10 @@ class SheetItems:
         answer = self.blank(item)
         if request.format_ok is not None:
             answer["format_ok"] = request.format_ok
-        for tip, given in zip(answer["tips"], request.tips, strict=False):
-            tip["scores"] |= given.scores
-            tip["overlong"] = tip["overlong"] if given.overlong is None else given.overlong
-            tip["note"] = given.note.replace("\r\n", "\n").replace("\r", "\n")
+        for tip, scored in zip(answer["tips"], request.tips, strict=False):  # the request has all tips, or none
+            tip["scores"] |= scored.scores
+            tip["overlong"] = tip["overlong"] if scored.overlong is None else scored.overlong
+            tip["note"] = scored.note.replace("\r\n", "\n").replace("\r", "\n")
         tips = tuple(SheetTip(tip["tip"], tip["rationale"], tip["overlong"]) for tip in item["tips"])
         exported = Item(item["item"], item["scenario"], item["format_ok"], tips)
         scores = check_item(self.filled(item, answer), exported, rubric_of(self.raw))  # None if a score is missing
@@ -215,8 +215,8 @@ class SheetItems:
                 if tip["scores"][scale.name] is None
             )
             raise Invalid(
-                f"tip {index + 1}, scores.{scale.name}: a submitted item has a whole number from {scale.min} to "
-                f"{scale.max} there (got null). Score it, or save the item as a draft.",
+                f"tip {index + 1}, scores.{scale.name}: a submitted item needs a whole number from {scale.min} to "
+                f"{scale.max} (got null). Score it, or save the item as a draft.",
                 path=f"body.tips.{index}.scores.{scale.name}",
             )
         return answer
@@ -235,7 +235,7 @@ class SheetItems:
 
     def filled(self, item: RawItem, answer: Mapping[str, Any]) -> dict[str, Any]:
         """Return the item with scores, flags and notes filled in."""
-        tips = [{**tip, **given} for tip, given in zip(item["tips"], answer["tips"], strict=True)]
+        tips = [{**tip, **scored} for tip, scored in zip(item["tips"], answer["tips"], strict=True)]
         return {**item, "format_ok": answer["format_ok"], "tips": tips}
 
 
@@ -255,7 +255,7 @@ class DuelItems:
         _reject_field(request, "tips", "A duel has no scores")
         if request.winner is None and request.state is State.SUBMITTED:
             raise Invalid(
-                "winner: a submitted duel has 'a', 'b' or 'tie' there (got null). Choose one, or save it as a draft.",
+                "winner: a submitted duel needs 'a', 'b' or 'tie' (got null). Choose one, or save it as a draft.",
                 path="body.winner",
             )
         return {"winner": request.winner}

@@ -109,7 +109,7 @@ class Panel:
 class RunBody:
     """Parsed request body of a run: its configuration values, and whether it waits for the judge."""
 
-    given: Mapping[str, Any]
+    values: Mapping[str, Any]
     wait_for_judge: bool = False
 
 
@@ -133,14 +133,14 @@ def open_store(panel: PanelState) -> Iterator[RunStore]:
 
 async def read_run_body(request: Request, _admin: Annotated[Identity, Depends(require_admin)]) -> RunBody:
     """Parse the body; depends on `require_admin`, which authenticates before the body is read."""
-    given = await read_json(request)
+    raw = await read_json(request)
     with options_at("body"):
-        return RunBody(*split_wait_for_judge(given))
+        return RunBody(*split_wait_for_judge(raw))
 
 
 def read_run_config(body: Annotated[RunBody, Depends(read_run_body)], panel: PanelState) -> CollectConfig:
     """Return the run's configuration: the body's values over the settings, checked against the run policy."""
-    return panel.allowed.config(body.given)
+    return panel.allowed.config(body.values)
 
 
 Admin = Annotated[Identity, Depends(require_admin)]

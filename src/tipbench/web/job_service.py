@@ -76,16 +76,16 @@ class PanelRecords:
 
 def airflow_access(settings: Settings) -> AirflowAccess | None:
     """Return address and credentials of Airflow, or None if not configured. Raises UsageError if invalid."""
-    given, get = settings.operator(), settings.get
-    if not given.airflow_url:
+    operator, get = settings.operator(), settings.get
+    if not operator.airflow_url:
         return None
     access = AirflowAccess(
-        given.airflow_url.rstrip("/"),
+        operator.airflow_url.rstrip("/"),
         username=get("airflow_username"),
         password=get("airflow_password"),
         token=get("airflow_token"),
-        dag_id=given.airflow_dag,
-        public_url=given.airflow_public_url,
+        dag_id=operator.airflow_dag,
+        public_url=operator.airflow_public_url,
     )
     with settings.errors_with_source():
         access.check()

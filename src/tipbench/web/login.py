@@ -91,8 +91,8 @@ async def log_in(request: Request, panel: PanelState) -> Response:
     """Set the session cookie. Repeated failures are rate limited with increasing delays."""
     check_origin(request, panel.options.hosts)
     by_form = content_type(request) == FORM
-    given: dict[str, Any] = await read_form(request) if by_form else await read_json(request)
-    target, secret = local_path(str(given.get("next", "/"))), str(given.get("token", "")).strip()
+    body: dict[str, Any] = await read_form(request) if by_form else await read_json(request)
+    target, secret = local_path(str(body.get("next", "/"))), str(body.get("token", "")).strip()
     try:
         identity = await run_in_threadpool(panel.guard.by_token, secret, client_of(request))
     except (Unauthorised, Forbidden, TooManyAttempts) as exc:

@@ -42,14 +42,14 @@ class PanelOptions:
 
 def panel_options(settings: Settings, *, host: str | None = None, port: int | None = None) -> PanelOptions:
     """Return the options from flags and settings. Raises UsageError with the invalid setting."""
-    given = settings.operator(host=host, port=port)
-    name = given.panel_host.strip().strip("[]")
+    operator = settings.operator(host=host, port=port)
+    name = operator.panel_host.strip().strip("[]")
     try:
         address = ipaddress.ip_address(name)
     except ValueError:
         if host_name(name) is None or ":" in name:
             raise UsageError(
-                f"--host must be a name or an address without a port (got {given.panel_host[:80]!r}), "
+                f"--host must be a name or an address without a port (got {operator.panel_host[:80]!r}), "
                 "for example 127.0.0.1"
             ) from None
         chosen, everywhere = name, False
@@ -62,13 +62,13 @@ def panel_options(settings: Settings, *, host: str | None = None, port: int | No
             raise UsageError("TIPBENCH_ADMIN_TOKEN must not contain spaces. Create one with `openssl rand -hex 32`.")
     return PanelOptions(
         host=chosen,
-        port=given.panel_port,
-        hosts=Hosts.of(given.panel_hosts if everywhere else (*given.panel_hosts, chosen)),
-        proxies=given.panel_proxies,
-        ollama_urls=given.panel_urls,
-        mlflow_urls=given.panel_mlflow_urls,
-        suites=tuple(Path(each).expanduser() for each in given.panel_suites),
-        session_s=max(1, int(given.panel_session_hours * 3600)),
+        port=operator.panel_port,
+        hosts=Hosts.of(operator.panel_hosts if everywhere else (*operator.panel_hosts, chosen)),
+        proxies=operator.panel_proxies,
+        ollama_urls=operator.panel_urls,
+        mlflow_urls=operator.panel_mlflow_urls,
+        suites=tuple(Path(each).expanduser() for each in operator.panel_suites),
+        session_s=max(1, int(operator.panel_session_hours * 3600)),
         admin_token=token,
     )
 
@@ -101,13 +101,13 @@ class RunPolicy:
         """The configured and listed servers, by configuration key, without those that are found automatically."""
         return {key: self.settings.servers(key, self.listed[key], find=False) for key in ADDRESSES}
 
-    def config(self, given: Mapping[str, Any]) -> CollectConfig:
-        """Return the configuration of `given` over the settings. Raises Invalid or Forbidden with the wrong key."""
-        given = {key: value for key, value in given.items() if not (key == "mlflow_url" and value is None)}
-        values = {key: value for key, value in self.settings.values.items() if key in CollectConfig.model_fields}
-        config = checked(CollectConfig, {**values, **given}, "body")
-        changes = {key: self._url(key, getattr(config, key)) for key in ADDRESSES if key in given}
-        if "suite" in given:
+    def config(self, values: Mapping[str, Any]) -> CollectConfig:
+        """Return the configuration with `values` over the settings. Raises Invalid or Forbidden with the wrong key."""
+        requested = {key: value for key, value in values.items() if not (key == "mlflow_url" and value is None)}
+        settings = {key: value for key, value in self.settings.values.items() if key in CollectConfig.model_fields}
+        config = checked(CollectConfig, {**settings, **requested}, "body")
+        changes = {key: self._url(key, getattr(config, key)) for key in ADDRESSES if key in requested}
+        if "suite" in requested:
             self.check_suite(config.suite)
         return config.model_copy(update=changes)
 

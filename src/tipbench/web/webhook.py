@@ -76,14 +76,14 @@ class WebhookOptions:
 
 def hook_options(settings: Settings) -> WebhookOptions | None:
     """Return the configured webhook, or None. Raises UsageError with the invalid setting."""
-    given = settings.operator()
-    if not given.hook_url:
+    operator = settings.operator()
+    if not operator.hook_url:
         return None
-    hosts, url = frozenset(_host(each) for each in given.hook_hosts), given.hook_url.strip()
+    hosts, url = frozenset(_host(each) for each in operator.hook_hosts), operator.hook_url.strip()
     if len(url) > _MAX_URL or not url.isascii() or not is_http_url(url):
         raise UsageError(
             f"hook_url must be an HTTP URL of at most {_MAX_URL} ASCII characters (got "
-            f"{shown_address(given.hook_url)[:80]!r}), for example https://judge.example.org/tipbench"
+            f"{shown_address(operator.hook_url)[:80]!r}), for example https://judge.example.org/tipbench"
         )
     parts = urlsplit(url)
     if "@" in parts.netloc or parts.fragment:
@@ -98,7 +98,7 @@ def hook_options(settings: Settings) -> WebhookOptions | None:
             "Create one with `openssl rand -hex 32` and configure it in the receiver too."
         )
     check_secret("TIPBENCH_HOOK_SECRET", secret, MIN_SECRET_LENGTH)
-    options = WebhookOptions(url, secret, hosts, given.hook_watch_s)
+    options = WebhookOptions(url, secret, hosts, operator.hook_watch_s)
     options.check()
     return options
 

@@ -154,7 +154,7 @@ def run(
 
     Returns 409 if the Idempotency-Key was already used with other options.
     """
-    where = RunTarget(runner, wait_for_judge or body.wait_for_judge, frozenset(body.given))
+    where = RunTarget(runner, wait_for_judge or body.wait_for_judge, frozenset(body.values))
     return started(panel, start_run(panel, config, started_by=who.name, key=key, where=where), response)
 
 

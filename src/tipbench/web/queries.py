@@ -119,13 +119,12 @@ class ExperimentsPage:
 
 
 RunSort = Literal["-started", "composite", "-composite"]
-
-
-MAX_CONDITIONS = 20
+MAX_CONDITIONS = 20  # values of `where`
+# Maximum number of characters.
+_MAX_CONDITION = 500
 _MAX_VALUE = 250
 _MAX_CURSOR = 400
-_MAX_CONDITION = 500
-_MAX_PREVIEW = 140  # characters of an answer in the list
+_MAX_PREVIEW = 140  # of an answer in the list
 _FILTER_KEYS = {**FILTERS, "persona": "params.persona", "judge_pending": "judge_pending"}
 _Text = Annotated[str | None, Field(max_length=_MAX_VALUE)]
 

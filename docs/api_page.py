@@ -18,7 +18,7 @@ from tipbench.judge.sheet_file import MAX_BYTES as SHEET_BYTES
 from tipbench.settings import load_settings
 from tipbench.web.app import create_app
 from tipbench.web.auth import CSRF_FIELD, identify, require_admin
-from tipbench.web.security import ADMINS_AT_ONCE, JUDGES_BYTES
+from tipbench.web.security import MAX_ADMIN_SHEET_REQUESTS, MAX_JUDGE_SHEET_BYTES
 
 EXAMPLES = Path(__file__).with_name("api_examples.json")
 SECTIONS = {  # tag → heading, in the order of the page; other tags follow
@@ -66,7 +66,8 @@ of `/login`) has the rights of its token, but every change also needs the sessio
 
 **Limits.** A body has at most 1 MB, a filled sheet {sheet_mb} MB, from a judge's token {judges_mb} MB. Slow requests
 (exporting, applying, opening and closing a batch) run one at a time for a judge's token and {admins} at a time for an
-admin's: a further one waits a moment and is then rejected (429, `busy`) with nothing changed.
+admin's: a further one waits a moment and is then rejected (429, `busy`) with nothing changed. A judge's token gets
+their responses 2 seconds after the request or later, so that their time reveals nothing about the items.
 
 ## Errors
 
@@ -193,8 +194,8 @@ class _Writer:
         return HEAD.format(
             csrf=CSRF_FIELD,
             sheet_mb=SHEET_BYTES // 1_000_000,
-            judges_mb=JUDGES_BYTES // 1_000_000,
-            admins=ADMINS_AT_ONCE,
+            judges_mb=MAX_JUDGE_SHEET_BYTES // 1_000_000,
+            admins=MAX_ADMIN_SHEET_REQUESTS,
             error=pretty(errors["404"]["content"][JSON]["example"]),
             statuses=table(("status", "meaning", "where"), rows),
             routes=table(("route", "role", "what it does"), routes),

@@ -36,8 +36,12 @@ _prepared: list[BaseRoute] = []
 def make_app(
     settings: Settings, *, store: RunStore | None = None, runners: Mapping[str, Runner] | None = None
 ) -> FastAPI:
-    """The application, with the routes of the first one: FastAPI prepares them per application, for 0.3 s of CPU."""
+    """The application, with the routes of the first one: FastAPI prepares them per application, for 0.3 s of CPU.
+
+    Responses to judges are not delayed.
+    """
     app = create_app(settings, store=store, runners=runners)
+    app.state.panel.concurrency.judges_response_s = 0.0
     if _prepared:
         assert len(_prepared) == len(app.router.routes)
         app.router.routes[:] = _prepared

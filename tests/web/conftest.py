@@ -16,7 +16,7 @@ from web.panels import Served, answered, serving
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Allow small sheets for judges: most tests need no drift, and small sheets are fast."""
-    monkeypatch.setattr(judging, "FEWEST_ANSWERS", 1)
+    monkeypatch.setattr(judging, "MIN_ANSWERS", 1)
 
 
 @pytest.fixture(autouse=True)

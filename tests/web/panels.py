@@ -108,6 +108,7 @@ def serving(
     store = store if store is not None else MemoryStore()
     given = None if find_mlflow else store
     app = create_app(settings, store=given, routers=routers) if routers else make_app(settings, store=given)
+    app.state.panel.concurrency.judges_response_s = 0.0
     tokens = app.state.panel.guard.tokens
     _, admin = tokens.create(Role.ADMIN, "boss", life_s=3600)
     _, judge = tokens.create(Role.JUDGE, JUDGE, life_s=3600)

@@ -21,18 +21,17 @@ from tipbench.web import batch_store
 from tipbench.web.auth import FILE, FOLDER, VERSION, panel_database
 from tipbench.web.batch_items import canonical
 from tipbench.web.batch_store import (
-    MOST_KEYS,
-    MOST_STEPS,
+    MAX_KEYS,
+    MAX_VERSIONS,
     Batch,
-    BatchClosed,
     BatchStore,
     ItemAnswer,
     Kind,
-    NothingToUndo,
     State,
     Status,
     VersionConflict,
 )
+from tipbench.web.errors import Conflict
 
 SHEET = "a" * 12
 BLANK = "{}"
@@ -143,7 +142,7 @@ def test_a_repeated_request_is_kept_once(shelf: Shelf) -> None:
     shelf.clock.now += 100
     first = shelf.put(0, "x", s=10)
     assert shelf.put(0, "x", s=10) == first
-    assert len(shelf.store.history(SHEET, "i1", 10)) == 1
+    assert len(shelf.store.history(SHEET, "i1")) == 1
 
 
 def test_an_unknown_version_is_a_conflict(shelf: Shelf) -> None:
@@ -155,9 +154,9 @@ def test_a_repeat_after_the_close_is_answered_and_anything_new_is_refused(shelf:
     first = shelf.put(0, "x")
     assert shelf.store.close(shelf.batch, Status.APPLIED, {}) is not None
     assert shelf.put(0, "x") == first
-    with pytest.raises(BatchClosed):
+    with pytest.raises(Conflict, match="closed"):
         shelf.put(1, "y")
-    with pytest.raises(BatchClosed):
+    with pytest.raises(Conflict, match="closed"):
         shelf.undo(1)
 
 
@@ -177,7 +176,7 @@ def test_undo_can_be_repeated_to_the_beginning(shelf: Shelf) -> None:
     for version, text in enumerate(("a", "b", "c")):
         shelf.put(version, text)
     assert [shelf.undo(version).answer.content for version in (3, 4, 5)] == ["b", "a", BLANK]
-    with pytest.raises(NothingToUndo):
+    with pytest.raises(Conflict, match="no earlier version"):
         shelf.undo(6)
 
 
@@ -196,24 +195,24 @@ def test_saving_the_same_answer_again_is_not_an_undo_step(shelf: Shelf) -> None:
 
 
 def test_without_an_answer_there_is_nothing_to_undo(shelf: Shelf) -> None:
-    with pytest.raises(NothingToUndo):
+    with pytest.raises(Conflict, match="no earlier version"):
         shelf.undo(0)
 
 
 def test_the_number_of_steps_of_an_item_is_limited(shelf: Shelf) -> None:
     shelf.database.rows("PRAGMA synchronous = OFF")
-    for version in range(MOST_STEPS + 5):
+    for version in range(MAX_VERSIONS + 5):
         shelf.put(version, f"x{version}")
-    assert len(shelf.store.history(SHEET, "i1", 10 * MOST_STEPS)) == MOST_STEPS
+    assert len(shelf.store.history(SHEET, "i1")) == MAX_VERSIONS
 
 
 def test_the_oldest_steps_of_a_batch_are_deleted_over_the_size_limit(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_store, "MOST_BYTES", 10)
+    monkeypatch.setattr(batch_store, "MAX_HISTORY_BYTES", 10)
     for version, content in enumerate(["éé", "bbbb", "cccc"]):
         shelf.put(version, content)
-    assert [kept.answer.content for kept in shelf.store.history(SHEET, "i1", 9)] == ["cccc", "bbbb"]
+    assert [kept.answer.content for kept in shelf.store.history(SHEET, "i1")] == ["cccc", "bbbb"]
     assert shelf.store.items(SHEET)["i1"].answer.content == "cccc"
 
 
@@ -268,10 +267,10 @@ def test_of_two_open_batches_the_one_last_worked_on_is_continued(shelf: Shelf) -
 
 def test_a_key_finds_its_batch_and_old_keys_are_deleted(shelf: Shelf) -> None:
     shelf.database.rows("PRAGMA synchronous = OFF")
-    for number in range(MOST_KEYS + 1):
+    for number in range(MAX_KEYS + 1):
         shelf.clock.now += 1
         shelf.store.remember("anna", f"k{number}", SHEET)
-    assert shelf.store.of_key("anna", f"k{MOST_KEYS}") == shelf.batch
+    assert shelf.store.of_key("anna", f"k{MAX_KEYS}") == shelf.batch
     assert shelf.store.of_key("anna", "k0") is None
     assert shelf.store.of_key("ben", "k5") is None
 
@@ -324,7 +323,7 @@ class Histories(RuleBasedStateMachine):
     def undo(self, item: str) -> None:
         seen = self.version[item]
         if len(self.stack[item]) == 1:
-            with pytest.raises(NothingToUndo):
+            with pytest.raises(Conflict, match="no earlier version"):
                 self.shelf.undo(seen, item)
             return
         self.stack[item].pop()
@@ -368,7 +367,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def history_is_whole(self) -> None:
         for item, version in self.version.items():
-            steps = self.shelf.store.history(SHEET, item, 1000)
+            steps = self.shelf.store.history(SHEET, item)
             assert [step.version for step in steps] == list(range(version, 0, -1))
 
     def teardown(self) -> None:

@@ -1,7 +1,12 @@
-"""Concurrency limits: one token cannot use all threads or memory, and its body is not read without a slot."""
+"""Concurrency limits: one token cannot use all threads or memory, and its body is not read without a slot.
+
+A judge's response comes at a time that does not depend on the work.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +17,7 @@ from typing import Any
 import pytest
 
 from tipbench.web import deps, security
-from tipbench.web.security import ADMINS_AT_ONCE, JUDGES_BYTES
+from tipbench.web.security import JUDGES_RESPONSE_S, MAX_ADMIN_SHEET_REQUESTS, MAX_JUDGE_SHEET_BYTES, ConcurrencyLimits
 from web.panels import API, EXPERIMENT, Served, answered, serving
 
 APPLY = f"{API}/judge/{EXPERIMENT}/apply?dry_run=true"
@@ -41,7 +46,7 @@ def under_way(served: Served, token: str, times: int = 1) -> Iterator[None]:
     assert portal is not None
     with ExitStack() as stack:
         for _ in range(times):
-            stack.enter_context(portal.wrap_async_context_manager(served.panel.concurrency.taken(known)))
+            stack.enter_context(portal.wrap_async_context_manager(served.panel.concurrency.slot(known)))
         yield
 
 
@@ -55,7 +60,7 @@ def test_a_judges_parallel_reads_wait_without_slowing_others_down(
     batches = f"{API}/judge/{EXPERIMENT}/batches"
     with ExitStack() as stack:
         for identity in (judge, admin):
-            for _ in range(security.JUDGES_REQUESTS):
+            for _ in range(security.MAX_JUDGE_REQUESTS):
                 stack.enter_context(portal.wrap_async_context_manager(served.panel.concurrency.request(identity)))
         assert busy(served, served.get(batches, token=served.judge))
         assert served.get(batches).status_code == 200
@@ -76,9 +81,9 @@ def test_a_judges_second_slow_request_is_rejected_until_the_first_ends(served: S
 
 
 def test_an_admin_has_more_slots_than_a_judge(served: Served) -> None:
-    with under_way(served, served.admin, ADMINS_AT_ONCE - 1):
+    with under_way(served, served.admin, MAX_ADMIN_SHEET_REQUESTS - 1):
         assert served.post(APPLY, content=b"{", headers=JSON).status_code == 422
-    with under_way(served, served.admin, ADMINS_AT_ONCE):
+    with under_way(served, served.admin, MAX_ADMIN_SHEET_REQUESTS):
         assert busy(served, served.post(APPLY, content=b"{", headers=JSON))
 
 
@@ -119,7 +124,7 @@ def test_the_body_is_not_read_without_a_slot(served: Served, path: str) -> None:
 
 @pytest.mark.parametrize("headers", [JSON, {"Content-Type": "text/csv"}])
 def test_a_judges_sheet_has_a_lower_limit_than_an_admins(served: Served, headers: dict[str, str]) -> None:
-    content = b" " * (JUDGES_BYTES + 1)
+    content = b" " * (MAX_JUDGE_SHEET_BYTES + 1)
     refused = served.post(APPLY, token=served.judge, content=content, headers=headers)
     assert served.error(refused) == (413, "too_large")
     assert "8 MB" in refused.json()["error"]["message"]
@@ -138,10 +143,84 @@ def test_the_judges_body_limit_raises_no_other_limit(served: Served) -> None:
     assert served.error(refused) == (413, "too_large")
 
 
+def response_time(work_s: float) -> float:
+    """Return when a judge's response is sent, in seconds after the request arrived."""
+    limits, slept = ConcurrencyLimits(), []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    limits.clock, limits.sleep = lambda: 100.0 + work_s, sleep
+    asyncio.run(limits.wait_to_respond(100.0))
+    return work_s + slept[0]
+
+
+def test_a_judges_response_is_sent_at_a_fixed_time_whatever_the_work_takes() -> None:
+    assert {round(response_time(work_s), 6) for work_s in (0.0, 0.155, 0.265, 1.99)} == {JUDGES_RESPONSE_S}
+
+
+def test_a_response_after_the_fixed_time_is_sent_at_a_random_moment() -> None:
+    times = [response_time(2.5) for _ in range(200)]
+    assert 2.5 <= min(times) < 3.0
+    assert 4.0 < max(times) <= 2.5 + JUDGES_RESPONSE_S
+
+
+class Waits:
+    """Replaces the wait before a judge's response: records it, and what others could do at that moment."""
+
+    def __init__(self, served: Served) -> None:
+        self._panel = served.panel
+        self.seconds: list[float] = []
+        served.panel.concurrency.judges_response_s = JUDGES_RESPONSE_S
+        served.panel.concurrency.sleep = self
+
+    async def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+        async with self._panel.concurrency.sheet():  # raises Busy unless the slot for sheets is free
+
+            def take_lock() -> None:
+                with self._panel.tracker.judging_lock():
+                    pass
+
+            await asyncio.to_thread(take_lock)
+
+
+def test_a_judges_export_apply_and_close_wait_without_lock_and_slot_for_sheets(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(security, "MAX_SHEETS", 1)
+    monkeypatch.setattr(deps, "JUDGING_WAIT_S", 0.1)
+    base = f"{API}/judge/{EXPERIMENT}"
+    with serving(home, answered()[0]) as served:
+        waits = Waits(served)
+
+        def post(path: str, expected: int, **body: Any) -> float:
+            """Send a judge's request and return when its response would be sent; nothing really waits."""
+            started = time.perf_counter()
+            response = served.post(path, token=served.judge, **body)
+            assert response.status_code == expected, response.text
+            return time.perf_counter() - started + waits.seconds.pop()
+
+        batch = served.post(f"{base}/batches", token=served.judge).json()["batch"]
+        assert waits.seconds.pop() > 0
+        filled = served.post(f"{base}/sheets", token=served.judge).json()
+        for item in filled["items"]:
+            for tip in item["tips"]:
+                tip["scores"] = dict.fromkeys(tip["scores"], 3)
+        waits.seconds.clear()
+        quick = post(f"{base}/apply", 422, content=b"{", headers=JSON)  # nothing is read or written
+        slow = post(f"{base}/apply", 200, content=json.dumps(filled).encode(), headers=JSON)
+        closed = post(f"{base}/batches/{batch['sheet']}/close", 200)
+        assert min(quick, slow, closed) >= JUDGES_RESPONSE_S
+        assert quick == pytest.approx(JUDGES_RESPONSE_S, abs=1.0)
+        served.post(f"{base}/sheets")
+        assert waits.seconds == []  # an admin's response is not delayed
+
+
 @pytest.mark.parametrize(("most", "statuses"), [(0, [429, 429]), (1, [422, 422])])
 def test_filled_sheets_in_memory_are_limited(
     home: Path, monkeypatch: pytest.MonkeyPatch, most: int, statuses: list[int]
 ) -> None:
-    monkeypatch.setattr(security, "SHEETS_AT_ONCE", most)
+    monkeypatch.setattr(security, "MAX_SHEETS", most)
     with serving(home, answered()[0]) as served:
         assert [served.post(APPLY, content=b"{", headers=JSON).status_code for _ in range(2)] == statuses

@@ -254,7 +254,7 @@ def test_the_operators_own_stream_stays(watched: Watched) -> None:
 
 
 def test_streams_are_bounded_and_one_that_left_makes_room(watched: Watched) -> None:
-    watched.panel.streams.most = 2
+    watched.panel.streams.max_open = 2
     with ExitStack() as open_:
         readers = [open_.enter_context(reading(watched.client, watched.job.id)) for _ in range(2)]
         assert all(reader.next() is not None for reader in readers)

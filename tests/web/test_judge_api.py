@@ -258,7 +258,7 @@ def test_items_a_judge_left_out_are_not_on_the_next_sheet(served: Served) -> Non
 def test_a_judge_may_not_request_a_sheet_too_small_to_measure_drift(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web_judging, "FEWEST_ANSWERS", MIN_CONTROLS)
+    monkeypatch.setattr(web_judging, "MIN_ANSWERS", MIN_CONTROLS)
     assert served.error(served.post(SHEETS, token=served.judge, json={"limit": 19})) == (422, "invalid")
     batches = served.post(f"{API}/judge/{EXPERIMENT}/batches", token=served.judge, json={"limit": 19})
     assert served.error(batches) == (422, "invalid")

@@ -9,8 +9,8 @@ from tipbench.web.security import (
     FAILURE_BURST,
     FAILURES_PER_SECOND,
     FREE_FAILURES,
-    LONGEST_WAIT_S,
-    TRACKED_CLIENTS,
+    MAX_CLIENTS,
+    MAX_WAIT_S,
     LoginLimiter,
     client_key,
 )
@@ -37,7 +37,7 @@ def test_after_the_free_attempts_the_wait_doubles() -> None:
 
 def test_the_wait_has_an_upper_bound() -> None:
     clock = Clock()
-    assert max(fail(LoginLimiter(clock), clock, FREE_FAILURES + 40)) == LONGEST_WAIT_S
+    assert max(fail(LoginLimiter(clock), clock, FREE_FAILURES + 40)) == MAX_WAIT_S
 
 
 def test_concurrent_attempts_are_limited_too() -> None:
@@ -63,17 +63,17 @@ def test_failures_expire() -> None:
     clock = Clock()
     attempts = LoginLimiter(clock)
     fail(attempts, clock, FREE_FAILURES + 3)
-    clock.now += 2 * LONGEST_WAIT_S + 10
+    clock.now += 2 * MAX_WAIT_S + 10
     assert [attempts.admit("a") for _ in range(FREE_FAILURES)] == [0.0] * FREE_FAILURES
 
 
 def test_the_number_of_tracked_clients_is_bounded() -> None:
     clock = Clock()
     attempts = LoginLimiter(clock)
-    for number in range(TRACKED_CLIENTS + 500):
+    for number in range(MAX_CLIENTS + 500):
         clock.now += 1 / FAILURES_PER_SECOND
         attempts.admit(f"client {number}")
-    assert len(attempts) == TRACKED_CLIENTS
+    assert len(attempts) == MAX_CLIENTS
 
 
 def test_ipv6_addresses_of_one_network_count_as_one_client() -> None:

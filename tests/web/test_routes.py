@@ -7,6 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+from fastapi import APIRouter
+
 from tipbench.web.auth import CSRF_FIELD, CSRF_HEADER, SAFE, Role
 from web.panels import API, EXPERIMENT, Served, answered, route_list, serving
 
@@ -69,6 +72,12 @@ def test_the_route_tests_cover_every_route(served: Served) -> None:
     pages = {("GET", "/"), ("GET", "/settings"), ("GET", "/jobs"), ("GET", "/experiments/{experiment:path}")}
     assert found >= OPEN | JUDGES | {("GET", f"{API}/experiments"), ("POST", f"{API}/plan"), ("GET", "/metrics")}
     assert found >= pages | {("POST", f"{API}/run"), ("GET", f"{API}/jobs/{{job_id}}/events")}
+
+
+def test_routes_are_built_at_start_up_and_not_by_the_first_request(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(home, answered()[0], routers=(APIRouter(),)) as served:  # not the prepared routes of other tests
+        monkeypatch.delattr("fastapi.routing.get_dependant")
+        assert served.get(f"/experiments/{EXPERIMENT}").status_code == 200
 
 
 def test_every_route_of_the_api_is_documented(served: Served) -> None:

@@ -13,7 +13,7 @@ from starlette.responses import StreamingResponse
 
 from tipbench.errors import CorruptText
 from tipbench.web.auth import ADMINS_ONLY, JUDGES_TOO
-from tipbench.web.security import BODY_BYTES, CSP, HEADERS
+from tipbench.web.security import CSP, HEADERS, MAX_BODY_BYTES
 from web.panels import API, EXPERIMENT, Served, TestClient, answered, serving
 
 SECRET = "what nobody outside may read"
@@ -62,7 +62,7 @@ def every_kind_of_answer(panel: Served) -> dict[int, Any]:
             panel.get("/nothing/here", token=None),
             panel.ask("DELETE", "/healthz", token=None),
             panel.get(f"{API}/leaderboard/{EXPERIMENT}?judge=nobody"),
-            panel.post(f"{API}/plan", content=b"x" * (BODY_BYTES + 1), headers=json_),
+            panel.post(f"{API}/plan", content=b"x" * (MAX_BODY_BYTES + 1), headers=json_),
             panel.get(f"{API}/runs/{EXPERIMENT}?limit=0"),
             panel.get("/broken"),
             panel.get("/corrupt"),
@@ -123,7 +123,7 @@ def test_a_body_without_content_length_is_limited_while_read(panel: Served) -> N
 
 
 def test_a_filled_sheet_may_be_larger_than_other_bodies(panel: Served) -> None:
-    body = b'{"format": "' + b"x" * (2 * BODY_BYTES) + b'"}'
+    body = b'{"format": "' + b"x" * (2 * MAX_BODY_BYTES) + b'"}'
     headers = {"Content-Type": "application/json"}
     response = panel.post(f"{API}/judge/{EXPERIMENT}/apply", content=body, headers=headers)
     assert panel.error(response) == (422, "sheet_refused")

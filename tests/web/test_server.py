@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from support.panel_site import make_app
 from tipbench.settings import load_settings
 from tipbench.web import server
-from tipbench.web.security import BODY_BYTES
+from tipbench.web.security import MAX_BODY_BYTES
 from tipbench.web.server import ConnectionLimits, RepeatedLines, listen, make_server, server_url
 from web.panels import OPERATOR
 
@@ -135,7 +135,7 @@ def test_connections_of_a_configured_proxy_are_not_counted_per_address() -> None
 
 def test_an_oversized_body_gets_its_413_and_not_a_reset(home: Path) -> None:
     app = make_app(load_settings({"TIPBENCH_HOME": str(home)}, home.parent))
-    size = 20 * BODY_BYTES
+    size = 20 * MAX_BODY_BYTES
     head = b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     whole = head + b"Content-Length: %d\r\n\r\n" % size + b"x" * size
     chunked = head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % size + b"x" * size + b"\r\n0\r\n\r\n"

@@ -91,9 +91,9 @@ def test_a_session_of_another_key_is_refused(sessions: Sessions, database: Datab
 
 def test_a_csrf_token_is_valid_for_its_session_only(sessions: Sessions) -> None:
     mine, yours = sessions.begin("token-1"), sessions.begin("token-1")
-    assert sessions.csrf_fits(mine, sessions.csrf(mine))
-    assert not sessions.csrf_fits(mine, sessions.csrf(yours))
-    assert not any(sessions.csrf_fits(mine, text) for text in ("", "x", "é" * 43, "\ud800"))
+    assert sessions.is_csrf_token(mine, sessions.csrf(mine))
+    assert not sessions.is_csrf_token(mine, sessions.csrf(yours))
+    assert not any(sessions.is_csrf_token(mine, text) for text in ("", "x", "é" * 43, "\ud800"))
 
 
 def test_the_csrf_token_is_not_in_the_cookie(sessions: Sessions) -> None:

@@ -16,7 +16,7 @@ from tipbench.web import deps, judge_service
 from tipbench.web.judge_service import (
     ADMINS_QUOTA,
     JUDGES_QUOTA,
-    MOST_UPLOADS,
+    MAX_UPLOADS,
     UPLOAD_LIFE_S,
     UploadQuota,
     UploadStore,
@@ -333,10 +333,10 @@ def test_uploads_expire() -> None:
 
 def test_uploads_are_bounded_in_number_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = UploadStore()
-    made = [kept.keep(f"judge {n}", "tip-bench-a", "x", b"12345") for n in range(MOST_UPLOADS + 5)]
-    assert len(kept) == MOST_UPLOADS
+    made = [kept.keep(f"judge {n}", "tip-bench-a", "x", b"12345") for n in range(MAX_UPLOADS + 5)]
+    assert len(kept) == MAX_UPLOADS
     assert kept.find(made[0].id, "judge 0", "tip-bench-a") is None
-    monkeypatch.setattr(judge_service, "MOST_UPLOAD_BYTES", 12)
+    monkeypatch.setattr(judge_service, "MAX_UPLOAD_BYTES", 12)
     newest = kept.keep("me", "tip-bench-a", "x", b"1234567")
     assert len(kept) == 2
     large = kept.keep("me", "tip-bench-a", "x", b"1" * 100)

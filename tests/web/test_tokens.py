@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tipbench.errors import UsageError
-from tipbench.web.auth import FILE, FOLDER, LONGEST_LIFE_S, Role, TokenStore, panel_database, parse_lifetime
+from tipbench.web.auth import FILE, FOLDER, MAX_LIFE_S, Role, TokenStore, panel_database, parse_lifetime
 
 anything = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 
@@ -166,7 +166,7 @@ def test_a_lifetime_is_parsed() -> None:
 def test_a_lifetime_is_bounded_or_rejected(text: str) -> None:
     with contextlib.suppress(UsageError):
         seconds = parse_lifetime(text)
-        assert seconds is None or 0 < seconds <= LONGEST_LIFE_S
+        assert seconds is None or 0 < seconds <= MAX_LIFE_S
 
 
 def test_an_invalid_lifetime_is_rejected() -> None:

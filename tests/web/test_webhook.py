@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,18 @@ from tipbench.record.store import MemoryStore
 from tipbench.web.auth import panel_database
 from tipbench.web.signing import DELIVERY, Seen, verify
 from tipbench.web.webhook import (
-    KEPT,
-    RESTLESS_S,
-    WAITS_S,
+    MAX_CHANGING_S,
+    MAX_FINISHED,
+    RETRY_WAITS_S,
     Attempt,
     Delivery,
     DeliveryState,
-    Message,
     Poster,
     Webhook,
     WebhookOptions,
     WebhookStore,
     WebhookWatcher,
+    new_delivery,
 )
 from web.hook_receiver import SECRET, Got, Receiver, receiving
 
@@ -204,7 +204,7 @@ def test_an_external_collect_is_delivered_when_it_is_quiet(bench: Bench) -> None
 
 def test_an_experiment_that_is_never_quiet_is_delivered_eventually(bench: Bench) -> None:
     bench.collect()
-    for _ in range(int(RESTLESS_S / EVERY_S) + 2):
+    for _ in range(int(MAX_CHANGING_S / EVERY_S) + 2):
         found = bench.runs.experiment(EXPERIMENT)
         assert found is not None
         bench.runs.touch(found.experiment_id)
@@ -265,10 +265,10 @@ def test_a_receiver_that_fails_gets_the_same_delivery_later(bench: Bench) -> Non
     bench.collect()
     bench.pass_time()
     assert len(bench.payloads()) == 1
-    bench.pass_time(seconds=WAITS_S[0] - 0.5, times=1)
+    bench.pass_time(seconds=RETRY_WAITS_S[0] - 0.5, times=1)
     assert len(bench.payloads()) == 1
     bench.pass_time(seconds=0.5, times=1)
-    bench.pass_time(seconds=WAITS_S[1], times=1)
+    bench.pass_time(seconds=RETRY_WAITS_S[1], times=1)
     assert len({payload["id"] for payload in bench.payloads()}) == 1
     (delivery,) = bench.hook.deliveries()
     assert delivery.state is DeliveryState.DELIVERED
@@ -279,20 +279,20 @@ def test_every_attempt_is_signed_with_its_own_time(bench: Bench) -> None:
     bench.receiver.answer = answers(500)
     bench.collect()
     bench.pass_time()
-    bench.pass_time(seconds=WAITS_S[0], times=1)
+    bench.pass_time(seconds=RETRY_WAITS_S[0], times=1)
     seen = Seen()
     for got in bench.receiver.got:
         verify(SECRET, got.headers, got.body, bench.clock.now, seen)
 
 
 def test_after_the_last_attempt_it_has_failed_and_the_next_change_is_delivered(bench: Bench) -> None:
-    bench.receiver.answer = answers(*[500] * (len(WAITS_S) + 1))
+    bench.receiver.answer = answers(*[500] * (len(RETRY_WAITS_S) + 1))
     bench.collect()
     bench.pass_time()
-    for wait in (*WAITS_S, 86_400.0):
+    for wait in (*RETRY_WAITS_S, 86_400.0):
         bench.pass_time(seconds=wait, times=1)
     assert [each.state for each in bench.hook.deliveries()] == [DeliveryState.FAILED]
-    assert len(bench.payloads()) == len(WAITS_S) + 1
+    assert len(bench.payloads()) == len(RETRY_WAITS_S) + 1
     bench.collect(models=("beta:1b",))
     bench.pass_time()
     assert (bench.payloads()[-1]["pending"], bench.payloads()[-1]["new"]) == (16, 16)
@@ -304,7 +304,7 @@ def test_a_newer_delivery_of_an_experiment_replaces_a_waiting_one(bench: Bench) 
     bench.pass_time()
     bench.collect(models=("beta:1b",))
     bench.pass_time()
-    for wait in WAITS_S:
+    for wait in RETRY_WAITS_S:
         bench.pass_time(seconds=wait, times=1)
     states = [each.state for each in bench.hook.deliveries()]
     assert states == [DeliveryState.DELIVERED, DeliveryState.REPLACED]
@@ -316,7 +316,7 @@ def test_a_killed_panel_continues_where_it_stopped(bench: Bench) -> None:
     bench.pass_time()
     bench.close()
     bench.open()
-    bench.pass_time(seconds=WAITS_S[0], times=1)
+    bench.pass_time(seconds=RETRY_WAITS_S[0], times=1)
     bench.pass_time(times=4)
     assert len({payload["id"] for payload in bench.payloads()}) == 1
     assert [len(each.attempts) for each in bench.hook.deliveries()] == [2]
@@ -349,27 +349,27 @@ def test_a_new_receiver_gets_pending_cells_and_no_delivery_of_the_old_one(bench:
         bench.pass_time()
         (old,), (new,) = bench.receiver.got, other.got
     assert old.payload["id"] != new.payload["id"]
-    states = {each.message.id: each.state for each in bench.hook.deliveries()}
+    states = {each.id: each.state for each in bench.hook.deliveries()}
     assert states[old.payload["id"]] is DeliveryState.FAILED
 
 
 def test_old_deliveries_are_deleted(bench: Bench) -> None:
-    for number in range(KEPT + 3):
+    for number in range(MAX_FINISHED + 3):
         bench.clock.now += 1
-        message = Message(f"{number:032x}", "test", None, "{}")
-        bench.store.tried_once(message, Attempt(1, bench.clock.now, 0.1, 204, ""))
+        delivery = replace(new_delivery("test", bench.clock.now, None), id=f"{number:032x}")
+        bench.store.save_test(delivery, Attempt(1, bench.clock.now, 0.1, 204, ""))
     kept = bench.hook.deliveries()
-    assert len(kept) == KEPT
-    assert kept[0].message.id == f"{KEPT + 2:032x}"
+    assert len(kept) == MAX_FINISHED
+    assert kept[0].id == f"{MAX_FINISHED + 2:032x}"
     assert all(len(each.attempts) == 1 for each in kept)
 
 
 # One attempt
 
 
-def attempt_at(url: str, *, answer_s: float = 10.0, stop: threading.Event | None = None) -> Attempt:
-    poster = Poster(WebhookOptions(url, SECRET), answer_s=answer_s)
-    return poster.post(Message("0f", "test", None, "{}"), 1, stop or threading.Event())
+def attempt_at(url: str, *, timeout_s: float = 10.0, stop: threading.Event | None = None) -> Attempt:
+    poster = Poster(WebhookOptions(url, SECRET), timeout_s=timeout_s)
+    return poster.post(new_delivery("test", 0.0, None), stop or threading.Event())
 
 
 def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
@@ -377,7 +377,7 @@ def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
         receiver.location, receiver.answer = elsewhere.url, answers(307)
         attempt = attempt_at(receiver.url)
         assert elsewhere.got == []
-    assert (attempt.status, attempt.taken) == (307, False)
+    assert (attempt.status, attempt.final_state) == (307, DeliveryState.FAILED)
     assert "redirects are not followed" in attempt.reason
 
 
@@ -385,7 +385,7 @@ def test_a_receiver_that_does_not_respond_times_out(receiver: Receiver) -> None:
     free = threading.Event()
     receiver.answer = lambda _got: 204 if free.wait(120) else 500
     began = time.monotonic()
-    attempt = attempt_at(receiver.url, answer_s=0.5)
+    attempt = attempt_at(receiver.url, timeout_s=0.5)
     free.set()
     assert time.monotonic() - began < 60
     assert (attempt.status, attempt.reason) == (None, "no response within 0.5 s")
@@ -409,7 +409,7 @@ def test_closing_does_not_wait_for_a_receiver_that_hangs(bench: Bench) -> None:
 
     bench.receiver.answer = hang
     bench.collect()
-    bench.watch.look()
+    bench.watch.check()
     bench.clock.now += EVERY_S
     bench.hook.start()
     assert came.wait(60)
@@ -424,7 +424,7 @@ def test_closing_does_not_wait_for_a_receiver_that_hangs(bench: Bench) -> None:
 
 def test_a_webhook_host_that_is_not_allowed_is_never_called(receiver: Receiver) -> None:
     options = WebhookOptions(receiver.url.replace("127.0.0.1", "judge.example.org"), SECRET)
-    attempt = Poster(options).post(Message("0f", "test", None, "{}"), 1, threading.Event())
+    attempt = Poster(options).post(new_delivery("test", 0.0, None), threading.Event())
     assert attempt.status is None
     assert "hook_hosts" in attempt.reason
 

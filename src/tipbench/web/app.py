@@ -15,7 +15,7 @@ from tipbench.settings import Settings
 from tipbench.sqlite import Database
 from tipbench.web import errors, login
 from tipbench.web import panel as pages
-from tipbench.web.api import experiments, health, hook, jobs, judge, leaderboard, policies, runs, tokens
+from tipbench.web.api import health, hook, jobs, judge, leaderboard, policies, runs, tokens
 from tipbench.web.auth import Authenticator, Sessions, TokenStore, load_key, panel_database
 from tipbench.web.batch_store import BatchStore
 from tipbench.web.batches import BatchService
@@ -32,23 +32,23 @@ from tipbench.web.webhook import hook_options, make_webhook
 PUBLIC_ROUTERS = (health.router, login.router)  # no authentication
 ROUTERS: tuple[APIRouter, ...] = (
     *PUBLIC_ROUTERS,
-    login.closing,
-    health.counted,
-    experiments.router,
+    login.logout_router,
+    health.metrics_router,
+    runs.experiments_router,
     runs.router,
     leaderboard.router,
-    jobs.planning,
+    jobs.run_router,
     jobs.router,
-    judge.sheets,
-    judge.watching,
-    judge.batching,
-    judge.deciding,
-    jobs.judging,
+    judge.sheet_router,
+    judge.status_router,
+    judge.batch_router,
+    judge.decision_router,
+    jobs.judge_router,
     hook.router,
     tokens.router,
     policies.router,
 )
-_ABOUT = """Start runs, follow jobs, judge and compare.
+_DESCRIPTION = """Start runs, follow jobs, judge and compare.
 
 Programs send `Authorization: Bearer TOKEN`; browsers log in at /login. Lists are `{"items", "next"}`: pass `next` as
 `?next=` for the next page. Errors are `{"error": {"code", "message", "path"}}`. A token of the role *judge* may judge
@@ -65,16 +65,18 @@ def create_app(
 ) -> FastAPI:
     """Create the application. `store` replaces the configured MLflow; `routers` are added after the API's.
 
-    `runners` execute jobs, by name; the default is those of the settings: this machine, and Airflow if configured.
-    The application supervises jobs while it is served; jobs keep running when it stops.
+    `runners` execute jobs, by name; by default this machine, and Airflow if it is configured. The application
+    supervises jobs while it is served; jobs keep running when it stops.
     """
     with settings.errors_with_source():
         webhook_options = hook_options(settings)
     panel, database = make_panel(settings, options or panel_options(settings), store, runners)
-    webhook = make_webhook(webhook_options, panel, database, given=store is not None) if webhook_options else None
+    webhook = make_webhook(webhook_options, panel, database, find_mlflow=store is None) if webhook_options else None
 
     @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        for route in app.router.routes:  # FastAPI builds a router's routes when it is matched for the first time
+            route.matches({"type": "http", "method": "GET", "path": ""})
         panel.jobs.supervisor.start()
         if webhook is not None:
             webhook.start()
@@ -88,7 +90,7 @@ def create_app(
     app = FastAPI(
         title="tipbench",
         version=tipbench.__version__,
-        description=_ABOUT,
+        description=_DESCRIPTION,
         openapi_url=None,  # served by a route that requires authorisation
         docs_url=None,  # the default pages load scripts from a CDN
         redoc_url=None,

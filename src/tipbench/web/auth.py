@@ -11,7 +11,7 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,6 +32,7 @@ from tipbench.web.security import Hosts, LoginLimiter, client_key
 if TYPE_CHECKING:
     from tipbench.web.deps import Panel
 
+log = logging.getLogger("tipbench.web")
 FOLDER = "panel"
 FILE = "panel.sqlite"
 _TOKENS = """
@@ -96,12 +97,11 @@ def panel_database(home: Path) -> Database:
     return Database(panel_folder(home) / FILE, _MIGRATIONS, "The panel's database of tokens and drafts")
 
 
-log = logging.getLogger("tipbench.web")
 EVERYBODY = "*"  # wildcard for a judge's name
-LONGEST_TOKEN = 256
-LONGEST_LIFE_S = 10 * 366 * 86400
+MAX_TOKEN_LENGTH = 256
+MAX_LIFE_S = 10 * 366 * 86400
 _TOKEN_ID_BYTES = 6
-_NOTE_USE_S = 60  # minimum interval between updates of last_used
+_LAST_USED_INTERVAL_S = 60  # minimum interval between updates of last_used
 _TOKEN = re.compile(r"tipbench_([0-9a-f]{12})_[A-Za-z0-9_-]{43}", re.ASCII)
 _LIFE = re.compile(r"([1-9][0-9]{0,5})([mhdw])", re.ASCII)
 _UNIT_S = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -167,25 +167,24 @@ class TokenStore:
         return token, secret
 
     def same_judge(self, token: Token) -> list[str]:
-        """Return the ids of other active judges' tokens of the same name: scores are stored by name, as one judge."""
+        """Return the ids of other active judge tokens with the same name; their scores are stored as one judge's."""
         if token.role is not Role.JUDGE:
             return []
-        now = self.clock()
-        others = (each for each in self.all() if each.id != token.id and each.role is Role.JUDGE)
-        return [each.id for each in others if each.name == token.name and each.state(now) == "active"]
+        others = (each for each in self.all() if each.id != token.id and self.is_active(each))
+        return [each.id for each in others if (each.role, each.name) == (Role.JUDGE, token.name)]
 
     def find(self, secret: str) -> Token | None:
         """Return the active token with this secret, or None."""
         match = _TOKEN.fullmatch(secret)
         rows = self._database.rows(f"SELECT sha256, {_COLUMNS} FROM tokens WHERE id = ?", (match[1],)) if match else []  # noqa: S608 - columns are fixed
-        known = str(rows[0][0]) if rows else _UNKNOWN_HASH
+        stored_hash = str(rows[0][0]) if rows else _UNKNOWN_HASH
         # Always compare, so that response times do not reveal unknown ids.
-        same = hmac.compare_digest(digest(secret), known)
+        is_same = hmac.compare_digest(digest(secret), stored_hash)
         token = _token(rows[0][1:]) if rows else None
-        if not same or token is None or token.state(self.clock()) != "active":
+        if not is_same or token is None or not self.is_active(token):
             return None
         now = int(self.clock())
-        if token.last_used is None or now - token.last_used >= _NOTE_USE_S:
+        if token.last_used is None or now - token.last_used >= _LAST_USED_INTERVAL_S:
             try:
                 self._database.rows("UPDATE tokens SET last_used = ? WHERE id = ?", (now, token.id))
             except TipbenchError as exc:  # such as a full disk: the token is valid anyway
@@ -209,8 +208,11 @@ class TokenStore:
 
     def has_admin(self) -> bool:
         """Whether the store has an active admin token."""
-        now = self.clock()
-        return any(token.role is Role.ADMIN and token.state(now) == "active" for token in self.all())
+        return any(token.role is Role.ADMIN and self.is_active(token) for token in self.all())
+
+    def is_active(self, token: Token) -> bool:
+        """Whether a token is neither expired nor revoked now."""
+        return token.state(self.clock()) == "active"
 
 
 def create_token(store: TokenStore, role: str, name: str, lifetime: str) -> dict[str, Any]:
@@ -243,19 +245,19 @@ def parse_lifetime(text: str) -> int | None:
         return None
     match = _LIFE.fullmatch(word)
     seconds = int(match[1]) * _UNIT_S[match[2]] if match else 0
-    if not 0 < seconds <= LONGEST_LIFE_S:
+    if not 0 < seconds <= MAX_LIFE_S:
         raise UsageError(f"A lifetime must be like 12h, 30d or 8w, at most 10 years, or never (got {text[:40]!r}).")
     return seconds
 
 
 def _token(row: Iterable[Any]) -> Token:
-    token_id, role, name, created, expires, revoked, last_used = row
-    return Token(token_id, Role(role), name, created, expires, revoked, last_used)
+    token_id, role, *rest = row
+    return Token(token_id, Role(role), *rest)
 
 
 KEY_FILE = "session.key"
 COOKIE = "tipbench_session"
-LONGEST_COOKIE = 600
+MAX_COOKIE_LENGTH = 600
 _KEY_BYTES = 32
 _ID_BYTES = 24
 
@@ -293,7 +295,7 @@ class Sessions:
     def authenticate(self, value: str) -> Session | None:
         """Return the session of a cookie, or None if the signature is invalid or the session has expired or ended."""
         body, _, signature = value.partition(".")
-        if len(value) > LONGEST_COOKIE or not value.isascii():
+        if len(value) > MAX_COOKIE_LENGTH or not value.isascii():
             return None
         if not hmac.compare_digest(_encoded(self._sign(b"session", body.encode())), signature):
             return None
@@ -317,9 +319,9 @@ class Sessions:
         """Return the CSRF token required for changes made with this session's cookie."""
         return _encoded(self._sign(b"csrf", session.id.encode()))
 
-    def csrf_fits(self, session: Session, given: str) -> bool:
-        """Whether `given` is the CSRF token of this session."""
-        return hmac.compare_digest(self.csrf(session).encode(), given.encode("utf-8", "surrogatepass"))
+    def is_csrf_token(self, session: Session, text: str) -> bool:
+        """Whether `text` is the CSRF token of this session."""
+        return hmac.compare_digest(self.csrf(session).encode(), text.encode("utf-8", "surrogatepass"))
 
     def _sign(self, purpose: bytes, message: bytes) -> bytes:
         return hmac.digest(self._key, purpose + b"\0" + message, hashlib.sha256)
@@ -403,7 +405,7 @@ class TokenGuard:
         A valid token is accepted before the rate limit, so that others' failed attempts cannot lock its holder out.
         Tokens are long enough that guessing is hopeless; the limit keeps the log and the load small.
         """
-        if len(secret) > LONGEST_TOKEN:
+        if len(secret) > MAX_TOKEN_LENGTH:
             secret = ""
         token = self.tokens.find(secret)
         if token is not None:
@@ -437,11 +439,11 @@ class Authenticator(TokenGuard):
         if session is None:
             return None
         if session.token_id.startswith(_ENVIRONMENT):
-            operator = self._operator() if self._admin else None
-            known = operator is not None and hmac.compare_digest(operator.token_id, session.token_id)
-            return Identity("operator", Role.ADMIN, session.token_id, session) if known else None
+            operator = self._operator()
+            is_same = self._admin is not None and hmac.compare_digest(operator.token_id, session.token_id)
+            return replace(operator, session=session) if is_same else None
         token = self.tokens.get(session.token_id)
-        if token is None or token.state(self.tokens.clock()) != "active":
+        if token is None or not self.tokens.is_active(token):
             return None
         return Identity(token.name, token.role, token.id, session)
 
@@ -472,8 +474,8 @@ async def identify(request: Request, identity: Annotated[Identity, Depends(authe
     async with panel.concurrency.request(identity):
         if identity.session is not None and request.method not in SAFE:
             check_origin(request, panel.options.hosts)
-            given = request.headers.get(CSRF_HEADER) or (await read_form(request)).get(CSRF_FIELD)
-            if not panel.guard.sessions.csrf_fits(identity.session, given or ""):
+            csrf = request.headers.get(CSRF_HEADER) or (await read_form(request)).get(CSRF_FIELD)
+            if not panel.guard.sessions.is_csrf_token(identity.session, csrf or ""):
                 raise Forbidden(
                     f"A change with a session cookie needs the CSRF token in the header {CSRF_HEADER} or the form "
                     f"field {CSRF_FIELD}. Reload the page and try again.",

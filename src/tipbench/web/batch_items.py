@@ -1,4 +1,4 @@
-"""Batch items: request and response models, and conversion between browser, sheet and store."""
+"""Batches over HTTP: request and response models, and the items of a batch as sheet, answer and response."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tipbench.web.api.models import NextCursor, RequestBody, Shape
 from tipbench.web.batch_store import ItemAnswer, ItemVersion, Kind, State
 from tipbench.web.errors import Invalid, NotFound
 
-MOST_ANSWERS = 400  # per new batch
-MOST_TIPS = 200
-MOST_SCALES = 20
-LONGEST_REASON = 500
+MAX_ANSWERS = 400  # per new batch
+MAX_TIPS = 200
+MAX_SCALES = 20
+MAX_REASON = 500
 LONGEST_ACCEPTANCE = 1000
 LONGEST_RETURN = 2000
 _DAY_S = 86_400.0
@@ -33,13 +33,13 @@ class BatchRequest(RequestBody):
 
     kind: Kind = Field(Kind.SHEET, description="sheet: score tips; duel: choose the better of two answers.")
     limit: StrictInt | None = Field(
-        None, ge=1, le=MOST_ANSWERS, description="Maximum number of answers in a new batch; whole scenarios first."
+        None, ge=1, le=MAX_ANSWERS, description="Maximum number of answers in a new batch; whole scenarios first."
     )
 
 
 class TipRequest(RequestBody):
     scores: dict[str, StrictInt | None] = Field(
-        default_factory=dict, max_length=MOST_SCALES, description="By scale; null or missing is not scored yet."
+        default_factory=dict, max_length=MAX_SCALES, description="By scale; null or missing is not scored yet."
     )
     overlong: StrictBool | None = Field(None, description="The judge's correction; null keeps the computed flag.")
     note: str = Field("", max_length=MAX_NOTE)
@@ -52,10 +52,10 @@ class ItemRequest(RequestBody):
     state: State = Field(description="submitted counts when the batch closes; it needs every score.")
     format_ok: StrictBool | None = Field(None, description="The judge's correction; null keeps the computed flag.")
     tips: list[TipRequest] = Field(
-        default_factory=list, max_length=MOST_TIPS, description="All tips in order; empty for none scored yet."
+        default_factory=list, max_length=MAX_TIPS, description="All tips in order; empty for none scored yet."
     )
     winner: Literal["a", "b", "tie"] | None = Field(None, description="Of a duel.")
-    reason: str = Field("", max_length=LONGEST_REASON, description="Why it is skipped.")
+    reason: str = Field("", max_length=MAX_REASON, description="Why it is skipped.")
     seconds: float = Field(
         0.0, ge=0, le=_DAY_S, allow_inf_nan=False, description="Time spent since the last save; summed over saves."
     )
@@ -173,22 +173,21 @@ _read_rubric = lru_cache(maxsize=8)(lambda text: parse_rubric(text, Path("rubric
 
 
 class SheetItems:
-    """Tips to score on the rubric's scales."""
+    """Items with tips to score on the rubric's scales; `raw` is the exported file."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
-        """`raw` is the exported file."""
         self.raw = raw
         self._scales = rubric_of(raw).scales
 
     def blank(self, item: RawItem) -> dict[str, Any]:
         """Return an answer without scores, with the computed flags."""
-        nothing = {scale.name: None for scale in self._scales}
-        tips = [{"scores": dict(nothing), "overlong": tip["overlong"], "note": ""} for tip in item["tips"]]
+        names = [scale.name for scale in self._scales]
+        tips = [{"scores": dict.fromkeys(names), "overlong": tip["overlong"], "note": ""} for tip in item["tips"]]
         return {"format_ok": item["format_ok"], "tips": tips}
 
     def checked(self, item: RawItem, request: ItemRequest) -> dict[str, Any]:
-        """Validate with the checks of `judge apply`."""
-        _refuse_given(request, "winner", "An item with tips has no winner")
+        """Return the answer, validated like a sheet by `judge apply`. Raises Invalid."""
+        _reject_field(request, "winner", "An item with tips has no winner")
         if request.tips and len(request.tips) != len(item["tips"]):
             raise Invalid(
                 f"tips has all {len(item['tips'])} tips of the item in order, or none (got {len(request.tips)}).",
@@ -197,26 +196,28 @@ class SheetItems:
         answer = self.blank(item)
         if request.format_ok is not None:
             answer["format_ok"] = request.format_ok
-        for tip, given in zip(answer["tips"], request.tips, strict=False):
-            tip["scores"] |= given.scores
-            tip["overlong"] = tip["overlong"] if given.overlong is None else given.overlong
-            tip["note"] = given.note.replace("\r\n", "\n").replace("\r", "\n")
-        outcome = check_item(self.filled(item, answer), _item(item), rubric_of(self.raw))
-        if isinstance(outcome, list):
-            first = outcome[0]
+        for tip, scored in zip(answer["tips"], request.tips, strict=False):  # the request has all tips, or none
+            tip["scores"] |= scored.scores
+            tip["overlong"] = tip["overlong"] if scored.overlong is None else scored.overlong
+            tip["note"] = scored.note.replace("\r\n", "\n").replace("\r", "\n")
+        tips = tuple(SheetTip(tip["tip"], tip["rationale"], tip["overlong"]) for tip in item["tips"])
+        exported = Item(item["item"], item["scenario"], item["format_ok"], tips)
+        scores = check_item(self.filled(item, answer), exported, rubric_of(self.raw))  # None if a score is missing
+        if isinstance(scores, list):
+            first = scores[0]
             place = "body" if first.tip is None else f"body.tips.{first.tip - 1}"
-            raise Invalid(" ".join(problem.message for problem in outcome[:5]), path=f"{place}.{first.field}")
-        if outcome is None and request.state is State.SUBMITTED:
-            at, scale = next(
-                (at, scale)
-                for at, tip in enumerate(answer["tips"])
+            raise Invalid(" ".join(problem.message for problem in scores[:5]), path=f"{place}.{first.field}")
+        if scores is None and request.state is State.SUBMITTED:
+            index, scale = next(
+                (index, scale)
+                for index, tip in enumerate(answer["tips"])
                 for scale in self._scales
                 if tip["scores"][scale.name] is None
             )
             raise Invalid(
-                f"tip {at + 1}, scores.{scale.name}: a submitted item has a whole number from {scale.min} to "
-                f"{scale.max} there (got null). Score it, or save the item as a draft.",
-                path=f"body.tips.{at}.scores.{scale.name}",
+                f"tip {index + 1}, scores.{scale.name}: a submitted item needs a whole number from {scale.min} to "
+                f"{scale.max} (got null). Score it, or save the item as a draft.",
+                path=f"body.tips.{index}.scores.{scale.name}",
             )
         return answer
 
@@ -226,20 +227,20 @@ class SheetItems:
         return {"scenario": item["scenario"], "format_ok": item["format_ok"], "tips": tips}
 
     def shown_answer(self, item: RawItem, answer: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer, with the flags the judge disagrees with in `contested`."""
+        """Return the answer; `contested` has the computed flags that the judge has changed."""
         contested = ["format_ok"] if answer["format_ok"] != item["format_ok"] else []
-        for at, (tip, given) in enumerate(zip(item["tips"], answer["tips"], strict=True)):
-            contested += [f"tips.{at}.overlong"] if given["overlong"] != tip["overlong"] else []
+        for index, (tip, scored) in enumerate(zip(item["tips"], answer["tips"], strict=True)):
+            contested += [f"tips.{index}.overlong"] if scored["overlong"] != tip["overlong"] else []
         return {**answer, "contested": contested}
 
     def filled(self, item: RawItem, answer: Mapping[str, Any]) -> dict[str, Any]:
         """Return the item with scores, flags and notes filled in."""
-        tips = [{**tip, **given} for tip, given in zip(item["tips"], answer["tips"], strict=True)]
+        tips = [{**tip, **scored} for tip, scored in zip(item["tips"], answer["tips"], strict=True)]
         return {**item, "format_ok": answer["format_ok"], "tips": tips}
 
 
 class DuelItems:
-    """Two answers side by side, to choose the better one."""
+    """Items with two answers to choose the better one from; `raw` is the exported file."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.raw = raw
@@ -249,12 +250,12 @@ class DuelItems:
         return {"winner": None}
 
     def checked(self, _item: RawItem, request: ItemRequest) -> dict[str, Any]:
-        """Validate the winner, which is required if `submitted`."""
-        _refuse_given(request, "format_ok", "A duel has no flags")
-        _refuse_given(request, "tips", "A duel has no scores")
+        """Return the answer; a submitted duel must have a winner. Raises Invalid."""
+        _reject_field(request, "format_ok", "A duel has no flags")
+        _reject_field(request, "tips", "A duel has no scores")
         if request.winner is None and request.state is State.SUBMITTED:
             raise Invalid(
-                "winner: a submitted duel has 'a', 'b' or 'tie' there (got null). Choose one, or save it as a draft.",
+                "winner: a submitted duel needs 'a', 'b' or 'tie' (got null). Choose one, or save it as a draft.",
                 path="body.winner",
             )
         return {"winner": request.winner}
@@ -286,7 +287,7 @@ def item_of(sheet_items: BatchItems, item_id: str) -> RawItem:
 
 
 def answer_of(sheet_items: BatchItems, item: RawItem, request: ItemRequest) -> ItemAnswer:
-    """Validate a request into an ItemAnswer. Raises Invalid with the wrong field."""
+    """Return the answer of a request, validated. Raises Invalid with the wrong field."""
     reason = " ".join(request.reason.split())
     if request.state is State.SKIPPED and not (reason and reason.isprintable()):
         raise Invalid("reason must say why the item is skipped.", path="body.reason")
@@ -310,11 +311,11 @@ def answer_shape(sheet_items: BatchItems, item: RawItem, saved: ItemVersion | No
     )
 
 
-def filled_file(sheet_items: BatchItems, judge: str, given: Mapping[str, ItemVersion]) -> dict[str, Any]:
-    """Return the file with all submitted answers filled in; other items stay blank, which means unfinished."""
-    done = {item: saved for item, saved in given.items() if saved.answer.state is State.SUBMITTED}
+def filled_file(sheet_items: BatchItems, judge: str, answers: Mapping[str, ItemVersion]) -> dict[str, Any]:
+    """Return the file with the submitted answers filled in; `answers` are by item. Other items stay blank."""
+    submitted = {item: saved.answer for item, saved in answers.items() if saved.answer.state is State.SUBMITTED}
     items = [
-        sheet_items.filled(item, json.loads(done[item["item"]].answer.content)) if item["item"] in done else item
+        sheet_items.filled(item, json.loads(submitted[item["item"]].content)) if item["item"] in submitted else item
         for item in sheet_items.raw["items"]
     ]
     return {**sheet_items.raw, "judge": judge, "items": items}
@@ -358,12 +359,7 @@ def canonical(value: object) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _item(raw: RawItem) -> Item:
-    tips = tuple(SheetTip(tip["tip"], tip["rationale"], tip["overlong"]) for tip in raw["tips"])
-    return Item(raw["item"], raw["scenario"], raw["format_ok"], tips)
-
-
-def _refuse_given(request: ItemRequest, name: str, message: str) -> None:
+def _reject_field(request: ItemRequest, name: str, message: str) -> None:
     value = getattr(request, name)
     if value is not None and value != []:
         raise Invalid(f"{message} (got {name}). Leave it out.", path=f"body.{name}")

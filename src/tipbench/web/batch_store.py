@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from tipbench.sqlite import Connection, Database, Row
+from tipbench.web.errors import Conflict
 
 
 class Kind(StrEnum):
     """Kind of a batch."""
 
-    SHEET = "sheet"  # tips, on the rubric's scales
-    DUEL = "duel"  # which of two answers is better
+    SHEET = "sheet"  # tips to score on the rubric's scales
+    DUEL = "duel"  # pairs of answers to choose the better one from
 
 
 class Status(StrEnum):
@@ -84,26 +86,22 @@ class ItemVersion:
     seconds: float
     updated: float
 
+    def made_by(self, cause: Cause, version: int) -> bool:
+        """Whether an operation on `version` may have created this version; then the request is a repeat."""
+        return (self.cause, self.version) == (cause, version + 1)
+
 
 class VersionConflict(Exception):
     """The item has changed since the client read it; `present` is its current version, None if untouched."""
 
     def __init__(self, present: ItemVersion | None) -> None:
-        super().__init__("the item has moved on")
+        super().__init__("the item has another version")
         self.present = present
 
 
-class BatchClosed(Exception):
-    """The batch is closed, so its items cannot change."""
-
-
-class NothingToUndo(Exception):
-    """The item has no earlier version to restore."""
-
-
-MOST_STEPS = 100  # history entries per item
-MOST_BYTES = 8_000_000  # of history per batch; the oldest entries are deleted first
-MOST_KEYS = 200  # idempotency keys per judge
+MAX_VERSIONS = 100  # stored per item
+MAX_HISTORY_BYTES = 8_000_000  # of all versions of a batch; the oldest are deleted first
+MAX_KEYS = 200  # idempotency keys per judge
 _BATCH = (
     "sheet, place, experiment, judge, kind, size, status, revision, opened, updated, closed, note, accepted, outcome"
 )
@@ -129,16 +127,15 @@ class BatchStore:
                 " ON CONFLICT (sheet) DO UPDATE SET status = 'open', closed = NULL, updated = excluded.updated",
                 (batch.sheet, batch.place, batch.experiment, batch.judge, batch.kind, content, batch.size, now, now),
             )
-            return _batch(db, batch.sheet) or batch
+            return _batch(db, batch.sheet)
 
     def get(self, sheet: str) -> Batch | None:
         """Return the batch of a sheet, or None."""
         return next(iter(self._batches("sheet = ?", (sheet,))), None)
 
     def content(self, sheet: str) -> str:
-        """Return the public part of a sheet as JSON; empty if there is no such batch."""
-        rows = self._database.rows("SELECT content FROM batches WHERE sheet = ?", (sheet,))
-        return str(rows[0][0]) if rows else ""
+        """Return the public part of a batch's sheet, as JSON."""
+        return str(self._database.rows("SELECT content FROM batches WHERE sheet = ?", (sheet,))[0][0])
 
     def open_of(self, experiment: str, judge: str, kind: Kind, place: str | None = None) -> Batch | None:
         """Return the judge's most recently updated open batch, or None; `place` limits it to one MLflow server."""
@@ -164,8 +161,8 @@ class BatchStore:
             )
             return _batch(db, batch.sheet) if done.rowcount else None
 
-    def reopen(self, sheet: str, *, note: str | None = None) -> Batch | None:
-        """Reopen a closed batch, with an optional note from an admin."""
+    def reopen(self, sheet: str, *, note: str | None = None) -> Batch:
+        """Reopen a batch if it is closed, with an optional note from an admin."""
         with self._database.transaction() as db:
             db.execute(
                 "UPDATE batches SET status = 'open', closed = NULL, note = ?, revision = revision + 1, updated = ?"
@@ -174,13 +171,13 @@ class BatchStore:
             )
             return _batch(db, sheet)
 
-    def accept(self, sheet: str, reason: str | None, outcome: Mapping[str, Any] | None) -> Batch | None:
-        """Mark a held batch as applied."""
+    def accept(self, sheet: str, reason: str | None, outcome: Mapping[str, Any]) -> Batch:
+        """Mark a batch as applied if it is held."""
         with self._database.transaction() as db:
             db.execute(
                 "UPDATE batches SET status = 'applied', accepted = ?, outcome = ?, updated = ?"
                 " WHERE sheet = ? AND status = 'held'",
-                (reason, json.dumps(outcome) if outcome is not None else None, self._clock(), sheet),
+                (reason, json.dumps(outcome), self._clock(), sheet),
             )
             return _batch(db, sheet)
 
@@ -191,75 +188,71 @@ class BatchStore:
         rows = self._database.rows(f"SELECT {_ITEM} FROM batch_items WHERE sheet = ?", (sheet,))  # noqa: S608 - fixed
         return {saved.item: saved for saved in map(_read_version, rows)}
 
-    def history(self, sheet: str, item: str, most: int) -> list[ItemVersion]:
-        """Return up to `most` versions of an item, newest first."""
-        rows = self._database.rows(
-            f"SELECT {_ITEM} FROM batch_history WHERE sheet = ? AND item = ? ORDER BY version DESC LIMIT ?",  # noqa: S608
-            (sheet, item, most),
-        )
-        return [_read_version(row) for row in rows]
+    def history(self, sheet: str, item: str) -> list[ItemVersion]:
+        """Return the last versions of an item, up to MAX_VERSIONS, newest first."""
+        statement = f"SELECT {_ITEM} FROM batch_history WHERE sheet = ? AND item = ? ORDER BY version DESC"  # noqa: S608
+        return [_read_version(row) for row in self._database.rows(statement, (sheet, item))]
 
     def put(self, sheet: str, item: str, version: int, answer: ItemAnswer, seconds: float) -> ItemVersion:
         """Save an answer to an item that the client read at `version`; repeating a request has no further effect.
 
-        Raises VersionConflict if the item has another version now, BatchClosed if the batch is closed.
+        Raises VersionConflict if the item has another version now, Conflict if the batch is closed.
         """
         with self._database.transaction() as db:
             present = _item(db, sheet, item)
-            if _made_by(present, version, Cause.PUT) and present is not None and present.answer == answer:
+            if present is not None and present.made_by(Cause.PUT, version) and present.answer == answer:
                 return present
             self._check(db, sheet, present, version)
-            at = present.version if present else 0
-            parent = present.parent if present is not None and present.answer == answer else at
-            saved = ItemVersion(item, at + 1, parent, Cause.PUT, answer, present.seconds if present else 0.0, 0.0)
+            number, seconds_before = (present.version, present.seconds) if present else (0, 0.0)
+            parent = present.parent if present is not None and present.answer == answer else number
+            saved = ItemVersion(item, number + 1, parent, Cause.PUT, answer, seconds_before, 0.0)
             return self._write(db, sheet, saved, seconds)
 
     def undo(self, sheet: str, item: str, version: int, blank: str) -> ItemVersion:
         """Restore the previous answer; each further undo goes one step back. `blank` is an untouched item's content.
 
-        Raises VersionConflict and BatchClosed like `put`, and NothingToUndo if there is no earlier version.
+        Raises VersionConflict and Conflict like `put`, and Conflict if there is no earlier version.
         """
         with self._database.transaction() as db:
             present = _item(db, sheet, item)
-            if _made_by(present, version, Cause.UNDO) and present is not None:
+            if present is not None and present.made_by(Cause.UNDO, version):
                 return present
             self._check(db, sheet, present, version)
+            nothing = Conflict("There is no earlier version to restore.", code="nothing_to_undo", path="path.item")
             if present is None or present.parent is None:
-                raise NothingToUndo
+                raise nothing
             if present.parent == 0:
                 before = ItemVersion(item, 0, None, Cause.UNDO, ItemAnswer(State.EMPTY, blank), 0.0, 0.0)
             else:
-                row = db.execute(
-                    f"SELECT {_ITEM} FROM batch_history WHERE sheet = ? AND item = ? AND version = ?",  # noqa: S608
-                    (sheet, item, present.parent),
-                ).fetchone()
-                if row is None:
-                    raise NothingToUndo
+                statement = f"SELECT {_ITEM} FROM batch_history WHERE sheet = ? AND item = ? AND version = ?"  # noqa: S608
+                row = db.execute(statement, (sheet, item, present.parent)).fetchone()
+                if row is None:  # deleted because the history was too long
+                    raise nothing
                 before = _read_version(row)
             saved = replace(before, version=present.version + 1, cause=Cause.UNDO, seconds=present.seconds)
             return self._write(db, sheet, saved, 0.0)
 
-    def seconds(self, experiment: str) -> list[tuple[str, str, float]]:
-        """Return (judge, sheet, seconds) of every submitted item with a recorded time."""
-        return [
-            (str(judge), str(sheet), float(seconds))
-            for judge, sheet, seconds in self._database.rows(
-                "SELECT judge, sheet, seconds FROM batch_items JOIN batches USING (sheet)"
-                " WHERE experiment = ? AND state = 'submitted' AND seconds > 0",
-                (experiment,),
-            )
-        ]
+    def seconds(self, experiment: str) -> dict[str, list[float]]:
+        """Return the recorded times of submitted items, by judge."""
+        times: dict[str, list[float]] = defaultdict(list)
+        statement = (
+            "SELECT judge, seconds FROM batch_items JOIN batches USING (sheet)"
+            " WHERE experiment = ? AND state = 'submitted' AND seconds > 0"
+        )
+        for judge, seconds in self._database.rows(statement, (experiment,)):
+            times[judge].append(seconds)
+        return times
 
     # idempotency keys
 
     def remember(self, judge: str, key: str, sheet: str) -> None:
-        """Save the batch that a judge's idempotency key led to."""
+        """Save that requests of a judge with this idempotency key return the batch of `sheet`."""
         with self._database.transaction() as db:
             db.execute("INSERT OR IGNORE INTO batch_keys VALUES (?, ?, ?, ?)", (judge, key, sheet, self._clock()))
             db.execute(
                 "DELETE FROM batch_keys WHERE judge = ?1 AND key NOT IN"
                 " (SELECT key FROM batch_keys WHERE judge = ?1 ORDER BY used DESC, rowid DESC LIMIT ?2)",
-                (judge, MOST_KEYS),
+                (judge, MAX_KEYS),
             )
 
     def of_key(self, judge: str, key: str) -> Batch | None:
@@ -272,21 +265,23 @@ class BatchStore:
         return [_read_batch(row) for row in self._database.rows(statement, values)]
 
     def _check(self, db: Connection, sheet: str, present: ItemVersion | None, version: int) -> None:
-        batch = _batch(db, sheet)
-        if batch is None or batch.status is not Status.OPEN:
-            raise BatchClosed
+        """Raise Conflict if the batch is closed, VersionConflict unless `present` has this version."""
+        if _batch(db, sheet).status is not Status.OPEN:
+            message = "This batch is closed. Reopen it to make changes."
+            raise Conflict(message, code="batch_closed", path="path.sheet")
         if version != (present.version if present else 0):
             raise VersionConflict(present)
 
-    def _write(self, db: Connection, sheet: str, saved: ItemVersion, spent: float) -> ItemVersion:
+    def _write(self, db: Connection, sheet: str, saved: ItemVersion, spent_s: float) -> ItemVersion:
+        """Store a new version of an item, with `spent_s` added to its time, and return it."""
         now = self._clock()
-        # Items are judged one at a time, so no more time is spent than has passed since the batch was opened.
-        opened, already = db.execute(
+        # Items are judged one at a time: together they take no longer than the batch has been open.
+        opened, recorded_s = db.execute(
             "SELECT opened, (SELECT TOTAL(seconds) FROM batch_items WHERE sheet = batches.sheet)"
             " FROM batches WHERE sheet = ?",
             (sheet,),
         ).fetchone()
-        seconds = saved.seconds + min(spent, max(0.0, now - opened - already))
+        seconds = saved.seconds + min(spent_s, max(0.0, now - opened - recorded_s))
         saved = replace(saved, seconds=seconds, updated=now)
         answer = (saved.answer.state, saved.answer.content, saved.answer.reason)
         row = (sheet, saved.item, saved.version, saved.parent, saved.cause, *answer, saved.seconds, saved.updated)
@@ -294,34 +289,29 @@ class BatchStore:
             db.execute(f"INSERT OR REPLACE INTO {table} (sheet, {_ITEM}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)  # noqa: S608
         db.execute(
             "DELETE FROM batch_history WHERE sheet = ? AND item = ? AND version <= ?",
-            (sheet, saved.item, saved.version - MOST_STEPS),
+            (sheet, saved.item, saved.version - MAX_VERSIONS),
         )
         _shorten(db, sheet)
         db.execute("UPDATE batches SET revision = revision + 1, updated = ? WHERE sheet = ?", (now, sheet))
         return saved
 
 
-def _made_by(present: ItemVersion | None, version: int, cause: Cause) -> bool:
-    """Whether a request based on `version` may have created `present`, so that it is a repeat."""
-    return present is not None and present.version == version + 1 and present.cause is cause
-
-
 def _shorten(db: Connection, sheet: str) -> None:
-    """Delete the oldest history of a batch above MOST_BYTES; current versions are in `batch_items`."""
+    """Delete the oldest versions of a batch until MAX_HISTORY_BYTES are left; `batch_items` has the current ones."""
     size = "LENGTH(CAST(content AS BLOB)) + LENGTH(CAST(reason AS BLOB))"
-    whole = db.execute(f"SELECT TOTAL({size}) FROM batch_history WHERE sheet = ?", (sheet,)).fetchone()[0]  # noqa: S608
-    if whole > MOST_BYTES:
-        newer = f"SUM({size}) OVER (ORDER BY updated DESC, rowid DESC)"
+    total = db.execute(f"SELECT TOTAL({size}) FROM batch_history WHERE sheet = ?", (sheet,)).fetchone()[0]  # noqa: S608
+    if total > MAX_HISTORY_BYTES:
+        running_total = f"SUM({size}) OVER (ORDER BY updated DESC, rowid DESC)"
         db.execute(
             "DELETE FROM batch_history WHERE rowid IN (SELECT id FROM"  # noqa: S608
-            f" (SELECT rowid AS id, {newer} AS size FROM batch_history WHERE sheet = ?) WHERE size > ?)",
-            (sheet, MOST_BYTES),
+            f" (SELECT rowid AS id, {running_total} AS size FROM batch_history WHERE sheet = ?) WHERE size > ?)",
+            (sheet, MAX_HISTORY_BYTES),
         )
 
 
-def _batch(db: Connection, sheet: str) -> Batch | None:
-    row = db.execute(f"SELECT {_BATCH} FROM batches WHERE sheet = ?", (sheet,)).fetchone()  # noqa: S608
-    return None if row is None else _read_batch(row)
+def _batch(db: Connection, sheet: str) -> Batch:
+    """Return a stored batch; batches are never deleted."""
+    return _read_batch(db.execute(f"SELECT {_BATCH} FROM batches WHERE sheet = ?", (sheet,)).fetchone())  # noqa: S608
 
 
 def _item(db: Connection, sheet: str, item: str) -> ItemVersion | None:
@@ -331,8 +321,8 @@ def _item(db: Connection, sheet: str, item: str) -> ItemVersion | None:
 
 
 def _read_batch(row: Row) -> Batch:
-    *before, outcome = row
-    batch = Batch(*before)
+    *values, outcome = row
+    batch = Batch(*values)
     parsed = None if outcome is None else json.loads(outcome)
     return replace(batch, kind=Kind(batch.kind), status=Status(batch.status), outcome=parsed)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -45,18 +45,15 @@ from tipbench.web.batch_items import (
     rubric_of,
 )
 from tipbench.web.batch_store import (
-    MOST_STEPS,
     Batch,
-    BatchClosed,
     BatchStore,
     ItemVersion,
     Kind,
-    NothingToUndo,
     State,
     Status,
     VersionConflict,
 )
-from tipbench.web.errors import Forbidden, Invalid, NotFound, WebError, options_at
+from tipbench.web.errors import Conflict, Forbidden, Invalid, NotFound, WebError, options_at
 from tipbench.web.forms import LIMIT, SortKey, page_of
 from tipbench.web.judge_service import ApplyOptions, accept_drift, apply_sheet, parse_sheet_request, sheet_for
 from tipbench.web.queries import check_name, get_experiment
@@ -65,8 +62,10 @@ from tipbench.workflows.judging import drift_reason, duel_request
 if TYPE_CHECKING:
     from tipbench.web.deps import Panel
 
-ANSWERS = 30  # per new sheet; about 40 items including hidden controls and repeats
-DUELS = 40
+ANSWERS = 30  # of a new sheet, by default; with hidden controls and repeats it has about 40 items
+DUELS = 40  # of a new sheet of duels, by default
+_CLOSE_ATTEMPTS = 3  # another tab may save an item during a close
+_CACHED_SHEETS = 32
 
 
 def recorded_status(store: RunStore, batch: Batch) -> tuple[Status | None, str | None]:
@@ -79,23 +78,13 @@ def recorded_status(store: RunStore, batch: Batch) -> tuple[Status | None, str |
     return Status(str(found.status)), getattr(found, "accepted", None)
 
 
-_CLOSES = 3  # attempts, if another tab saves at the same time
-_ITEMS_CACHED = 32
-
-
-class Conflict(WebError):
-    """409: conflicts with the current state. `detail` has the current item, if the conflict is about one."""
-
-    status, code = 409, "conflict"
-
-
 class BatchService:
     """Batch operations for the API and the pages. Thread-safe."""
 
     def __init__(self, panel: Panel, store: BatchStore) -> None:
         self._panel = panel
         self._store = store
-        self._sheet_items = lru_cache(maxsize=_ITEMS_CACHED)(self._read_items)
+        self._sheet_items = lru_cache(maxsize=_CACHED_SHEETS)(self._read_items)
 
     def open(
         self,
@@ -106,27 +95,30 @@ class BatchService:
         limit: int | None = None,
         key: str | None = None,
     ) -> BatchOpened:
-        """Return the judge's open batch, without MLflow, or a new one. Raises NotEnoughData if nothing is pending."""
+        """Return the judge's open batch, or a new one, which needs MLflow. Raises NotEnoughData if nothing is pending.
+
+        With an idempotency key, a repeated request returns the same batch, even if it is closed.
+        """
         if fault := name_problem(who.name):
             raise Forbidden(f"A judge has {fault}; this token is named {who.name[:60]!r}. Judge with another token.")
         judge = replace(who, role=Role.JUDGE)  # admins judge blind as well
         check_name(experiment)
-        known = self._store.of_key(judge.name, key) if key is not None else None
-        if known is not None:
-            if (known.experiment, known.kind) != (experiment, kind):
+        earlier = self._store.of_key(judge.name, key) if key is not None else None
+        if earlier is not None:
+            if (earlier.experiment, earlier.kind) != (experiment, kind):
                 raise Conflict(
                     "This Idempotency-Key was used for another batch. Use a new one.",
                     code="key_used",
                     path="header.idempotency-key",
                 )
-            return BatchOpened(batch=self._shown(known), new=False)
+            return BatchOpened(batch=self._shape(earlier), new=False)
         found = self._open_of(judge, experiment, kind)
         if found is not None and self._sync(found).status is not Status.OPEN:
             found = self._open_of(judge, experiment, kind)
         batch, new = (found, False) if found else self._create(judge, experiment, kind, limit)
         if key is not None:
             self._store.remember(judge.name, key, batch.sheet)
-        return BatchOpened(batch=self._shown(batch), new=new)
+        return BatchOpened(batch=self._shape(batch), new=new)
 
     def page(
         self, who: Identity, experiment: str, judge: str | None = None, *, limit: int = LIMIT, after: str | None = None
@@ -138,17 +130,17 @@ class BatchService:
         check_name(experiment)
         if who.is_judge and (judge == EVERYBODY or judge not in (None, who.name)):
             raise Forbidden(f"A judge's token can list only its own batches ({who.name}).", path="query.judge")
-        found = sorted(self._store.listed(experiment, None if judge == EVERYBODY else judge or who.name), key=_place)
-        shown, following = page_of(found, _place, limit=limit, after=after)
-        return BatchList(items=[self._shown_to(self._sync(batch), who) for batch in shown], next=following)
+        found = sorted(self._store.listed(experiment, None if judge == EVERYBODY else judge or who.name), key=_sort_key)
+        shown, following = page_of(found, _sort_key, limit=limit, after=after)
+        return BatchList(items=[self._shape_for(self._sync(batch), who) for batch in shown], next=following)
 
     def detail(self, who: Identity, sheet: str, experiment: str | None = None) -> BatchDetail:
-        """Return the full batch to its judge; an admin gets status and skipped items of another judge's batch."""
-        batch = self._sync(self._known(who, sheet, experiment))
-        shown = self._shown_to(batch, who)
+        """Return the full batch to its judge; of another judge's batch an admin gets the status and skipped items."""
+        batch = self._sync(self._visible(who, sheet, experiment))
+        shown = self._shape_for(batch, who)
         if batch.judge != who.name:
             return BatchDetail(batch=shown, skips=self.skips(sheet))
-        sheet_items, given = self._sheet_items(sheet), self._store.items(sheet)
+        sheet_items, answers = self._sheet_items(sheet), self._store.items(sheet)
         return BatchDetail(
             batch=shown,
             instructions=sheet_items.raw["instructions"],
@@ -157,7 +149,7 @@ class BatchService:
                 ItemShape(
                     item=item["item"],
                     number=number,
-                    answer=answer_shape(sheet_items, item, given.get(item["item"])),
+                    answer=answer_shape(sheet_items, item, answers.get(item["item"])),
                     **sheet_items.shown(item),
                 )
                 for number, item in enumerate(sheet_items.raw["items"], start=1)
@@ -165,20 +157,20 @@ class BatchService:
         )
 
     def own(self, who: Identity, sheet: str, experiment: str | None = None) -> Batch:
-        """Return the batch to its judge. Raises NotFound for other judges, Forbidden for admins."""
-        batch = self._known(who, sheet, experiment)
+        """Return the client's own batch. Raises NotFound, or Forbidden if an admin requests another judge's batch."""
+        batch = self._visible(who, sheet, experiment)
         if batch.judge != who.name:
             raise Forbidden(f"This batch belongs to {batch.judge}; only its judge can edit it.", path="path.sheet")
         return batch
 
     def skips(self, sheet: str) -> list[dict[str, Any]]:
         """Return the skipped items with their reasons, in the sheet's order, for admins."""
-        given = self._store.items(sheet)
+        answers = self._store.items(sheet)
         numbered = enumerate((item["item"] for item in self._sheet_items(sheet).raw["items"]), start=1)
         return [
-            {"item": item, "number": number, "reason": given[item].answer.reason, "updated": iso(given[item].updated)}
+            {"item": item, "number": number, "reason": saved.answer.reason, "updated": iso(saved.updated)}
             for number, item in numbered
-            if item in given and given[item].answer.state is State.SKIPPED
+            if (saved := answers.get(item)) and saved.answer.state is State.SKIPPED
         ]
 
     def save(
@@ -211,7 +203,7 @@ class BatchService:
         self.own(who, sheet, experiment)
         sheet_items = self._sheet_items(sheet)
         raw = item_of(sheet_items, item)
-        steps = self._store.history(sheet, item, MOST_STEPS)
+        steps = self._store.history(sheet, item)
         shown, following = page_of(steps, lambda saved: SortKey(-saved.version, saved.item), limit=limit, after=after)
         return HistoryShape(items=[answer_shape(sheet_items, raw, saved) for saved in shown], next=following)
 
@@ -221,40 +213,40 @@ class BatchService:
         if batch.status is Status.OPEN:
             with self._mlflow() as store:
                 batch = self._close(store, batch, final=True)
-        return BatchClosedShape(batch=self._shown_to(batch, who), outcome=dict(batch.outcome or {}))
+        return BatchClosedShape(batch=self._shape_for(batch, who), outcome=dict(batch.outcome or {}))
 
     def reopen(self, who: Identity, sheet: str, experiment: str | None = None) -> BatchAnswer:
         """Reopen the batch for revision; applied scores keep counting until it is closed again."""
-        batch = self.own(who, sheet, experiment)
-        return BatchAnswer(batch=self._shown_to(self._store.reopen(sheet) or batch, who))
+        self.own(who, sheet, experiment)
+        return BatchAnswer(batch=self._shape_for(self._store.reopen(sheet), who))
 
     def accept(self, admin: Identity, sheet: str, reason: str, experiment: str | None = None) -> BatchClosedShape:
         """Accept the drift of a held batch and save the reason. Raises Conflict if the batch is not held."""
         with options_at("body"):
             why = drift_reason(reason, "reason")
-        batch = self._sync(self._known(admin, sheet, experiment))
+        batch = self._sync(self._visible(admin, sheet, experiment))
         if (batch.status, batch.accepted) != (Status.APPLIED, why):
-            self._need_held(batch)
+            self._check_held(batch)
             with self._mlflow() as store:
                 result = accept_drift(store, batch.experiment, sheet, why, admin)
             counted = {name: result[name] for name in ("status", "applied", "held")}
             outcome = {**(batch.outcome or {}), **counted, "drift_accepted": why}
-            batch = self._store.accept(sheet, why, outcome) or batch
-        return BatchClosedShape(batch=self._shown_to(batch, admin), outcome=dict(batch.outcome or {}))
+            batch = self._store.accept(sheet, why, outcome)
+        return BatchClosedShape(batch=self._shape_for(batch, admin), outcome=dict(batch.outcome or {}))
 
     def send_back(self, admin: Identity, sheet: str, note: str, experiment: str | None = None) -> BatchAnswer:
         """Reopen a held batch for its judge, with a note. Raises Conflict if the batch is not held."""
         why = note.strip()
         if not why:
             raise Invalid("note must say what to revise.", path="body.note")
-        batch = self._sync(self._known(admin, sheet, experiment))
+        batch = self._sync(self._visible(admin, sheet, experiment))
         if (batch.status, batch.note) != (Status.OPEN, why):
-            self._need_held(batch)
-            batch = self._store.reopen(sheet, note=why) or batch
-        return BatchAnswer(batch=self._shown_to(batch, admin))
+            self._check_held(batch)
+            batch = self._store.reopen(sheet, note=why)
+        return BatchAnswer(batch=self._shape_for(batch, admin))
 
     def recorded_already(self, sheet: str) -> Status | None:
-        """Return the status in MLflow of a batch never closed here; None if nothing was applied yet."""
+        """Return the status in MLflow of a batch that was never closed in the panel; None if nothing was applied."""
         batch = self._store.get(sheet)
         if batch is None or batch.status is not Status.OPEN or batch.outcome is not None:
             return None
@@ -262,10 +254,7 @@ class BatchService:
 
     def minutes_per_item(self, experiment: str) -> dict[str, float]:
         """Return the median minutes per submitted item, by judge."""
-        times: dict[str, list[float]] = defaultdict(list)
-        for judge, _sheet, seconds in self._store.seconds(experiment):
-            times[judge].append(seconds)
-        return {judge: median(found) / 60 for judge, found in sorted(times.items())}
+        return {judge: median(times) / 60 for judge, times in sorted(self._store.seconds(experiment).items())}
 
     def _open_of(self, judge: Identity, experiment: str, kind: Kind) -> Batch | None:
         place = None
@@ -274,7 +263,7 @@ class BatchService:
         return self._store.open_of(experiment, judge.name, kind, place)
 
     def _create(self, judge: Identity, experiment: str, kind: Kind, limit: int | None) -> tuple[Batch, bool]:
-        """Return a batch of the judge's open sheet in MLflow or of a new export, and whether it is new here."""
+        """Return a batch with the judge's open sheet in MLflow, or with a new one, and whether the batch is new."""
         with self._mlflow() as store:
             if existing := self._open_of(judge, experiment, kind):  # opened by another tab while waiting for the lock
                 return existing, False
@@ -282,16 +271,16 @@ class BatchService:
                 request = parse_sheet_request({"limit": limit or ANSWERS}, judge, self._panel.allowed)
                 raw = sheet_json(sheet_for(store, experiment, request).sheet)
             else:
-                there = get_experiment(store, experiment)
-                mine = (
+                found = get_experiment(store, experiment)
+                open_sheets = (
                     each
-                    for each in stored_duel_sheets(store, there.experiment_id, there.name)
+                    for each in stored_duel_sheets(store, found.experiment_id, found.name)
                     if each.owner == judge.name and each.status is SheetStatus.EXPORTED
                 )
-                stored = next(mine, None)
+                stored = next(open_sheets, None)
                 if stored is None:
-                    wanted = duel_request(store, there, judge=judge.name, limit=limit or DUELS)
-                    stored = export_duels(store, there, wanted).stored
+                    duels = duel_request(store, found, judge=judge.name, limit=limit or DUELS)
+                    stored = export_duels(store, found, duels).stored
                 raw = duel_json(stored.sheet)
             place, size = self._panel.tracker.open().identity, len(raw["items"])
             batch = Batch(raw["sheet"], place, experiment, judge.name, kind, size)
@@ -299,18 +288,18 @@ class BatchService:
 
     def _close(self, store: RunStore, batch: Batch, *, final: bool) -> Batch:
         """Apply the submitted answers; if `final`, also finish the sheet, which checks the drift."""
-        for _ in range(_CLOSES):
+        for _ in range(_CLOSE_ATTEMPTS):
             batch = self._store.get(batch.sheet) or batch
             if batch.status is not Status.OPEN:
                 return batch
-            given = self._store.items(batch.sheet)
-            submitted = any(saved.answer.state is State.SUBMITTED for saved in given.values())
+            answers = self._store.items(batch.sheet)
+            submitted = any(saved.answer.state is State.SUBMITTED for saved in answers.values())
             # A sheet without any score is not finished: the error below asks for an item first.
             final = final and (submitted or recorded_status(store, batch)[0] is not None)
             result = apply_sheet(
                 store,
                 batch.experiment,
-                filled_file(self._sheet_items(batch.sheet), batch.judge, given),
+                filled_file(self._sheet_items(batch.sheet), batch.judge, answers),
                 ApplyOptions(Identity(batch.judge, Role.JUDGE, ""), batch.judge, final=final),
             )
             if not result["applied"] + result["held"]:
@@ -323,18 +312,18 @@ class BatchService:
         raise Conflict("The batch is being changed in another tab. Wait until that is saved, then close again.")
 
     def _sync(self, batch: Batch) -> Batch:
-        """Update the batch from MLflow, if available: its drift may be accepted, or its file applied, elsewhere.
+        """Update the batch if MLflow is available: the command line may have accepted its drift, or applied its file.
 
-        An open batch is closed only if it has no answers here.
+        An open batch with answers stays open.
         """
         if batch.status is Status.HELD:
             status, accepted = self._recorded(batch)
             if status is not Status.APPLIED:
                 return batch
             outcome = {**(batch.outcome or {}), "status": str(status), "drift_accepted": accepted}
-            return self._store.accept(batch.sheet, accepted, outcome) or batch
-        given = self._store.items(batch.sheet).values() if batch.status is Status.OPEN else ()
-        answered = any(saved.answer.state is not State.EMPTY for saved in given)
+            return self._store.accept(batch.sheet, accepted, outcome)
+        answers = self._store.items(batch.sheet).values() if batch.status is Status.OPEN else ()
+        answered = any(saved.answer.state is not State.EMPTY for saved in answers)
         if batch.status is not Status.OPEN or answered or self.recorded_already(batch.sheet) is None:
             return batch
         try:
@@ -350,14 +339,14 @@ class BatchService:
         except (TipbenchError, WebError):
             return None, None
 
-    def _known(self, who: Identity, sheet: str, experiment: str | None) -> Batch:
+    def _visible(self, who: Identity, sheet: str, experiment: str | None) -> Batch:
+        """Return a batch that the client may see. Raises NotFound."""
         batch = self._store.get(sheet)
-        elsewhere = batch is not None and experiment not in (None, batch.experiment)
-        if batch is None or elsewhere or (who.is_judge and batch.judge != who.name):
+        if batch is None or experiment not in (None, batch.experiment) or (who.is_judge and batch.judge != who.name):
             raise NotFound(f"You have no batch {sheet[:64]!r}.", path="path.sheet")
         return batch
 
-    def _need_held(self, batch: Batch) -> None:
+    def _check_held(self, batch: Batch) -> None:
         if batch.status is not Status.HELD:
             raise Conflict(
                 f"Batch {batch.sheet} is {batch.status}; only a held one is accepted or sent back.",
@@ -365,16 +354,16 @@ class BatchService:
                 path="path.sheet",
             )
 
-    def _shown_to(self, batch: Batch, who: Identity) -> BatchShape:
-        """Return the status of a batch; only its judge sees the outcome."""
-        return self._shown(batch if batch.judge == who.name else replace(batch, outcome=None))
+    def _shape_for(self, batch: Batch, who: Identity) -> BatchShape:
+        """Return the batch for clients; only its judge sees the outcome."""
+        return self._shape(batch if batch.judge == who.name else replace(batch, outcome=None))
 
-    def _shown(self, batch: Batch) -> BatchShape:
-        given = self._store.items(batch.sheet).values()
-        count = Counter(saved.answer.state for saved in given)
-        times = [saved.seconds for saved in given if saved.answer.state is State.SUBMITTED and saved.seconds > 0]
-        own = f"/api/bench/judge/{quote(batch.experiment, safe='')}/batches/{batch.sheet}"
-        links = {"self": own, **{name: f"{own}/{name}" for name in ("items", "close", "reopen")}}
+    def _shape(self, batch: Batch) -> BatchShape:
+        answers = self._store.items(batch.sheet).values()
+        count = Counter(saved.answer.state for saved in answers)
+        times = [saved.seconds for saved in answers if saved.answer.state is State.SUBMITTED and saved.seconds > 0]
+        url = f"/api/bench/judge/{quote(batch.experiment, safe='')}/batches/{batch.sheet}"
+        links = {"self": url, **{name: f"{url}/{name}" for name in ("items", "close", "reopen")}}
         links["page"] = f"/judge/batches/{batch.sheet}"
         return BatchShape(
             sheet=batch.sheet,
@@ -390,7 +379,7 @@ class BatchService:
             opened=iso(batch.opened),
             updated=iso(batch.updated),
             closed=iso(batch.closed),
-            seconds=round(sum(saved.seconds for saved in given), 1),
+            seconds=round(sum(saved.seconds for saved in answers), 1),
             minutes_per_item=median(times) / 60 if times else None,
             note=batch.note,
             accepted=batch.accepted,
@@ -399,9 +388,9 @@ class BatchService:
         )
 
     def _saved(self, batch: Batch, saved: ItemVersion) -> ItemSaved:
-        sheet_items, now = self._sheet_items(batch.sheet), self._store.get(batch.sheet) or batch
+        sheet_items, current = self._sheet_items(batch.sheet), self._store.get(batch.sheet) or batch
         answer = answer_shape(sheet_items, item_of(sheet_items, saved.item), saved)
-        return ItemSaved(item=saved.item, answer=answer, batch=self._shown(now))
+        return ItemSaved(item=saved.item, answer=answer, batch=self._shape(current))
 
     def _read_items(self, sheet: str) -> BatchItems:
         batch = self._store.get(sheet)
@@ -421,11 +410,6 @@ class BatchService:
                 path="body.version",
                 detail={"item": item, "answer": answer.model_dump()},
             ) from exc
-        except BatchClosed as exc:
-            message = "This batch is closed. Reopen it to make changes."
-            raise Conflict(message, code="batch_closed", path="path.sheet") from exc
-        except NothingToUndo as exc:
-            raise Conflict("There is no earlier version to restore.", code="nothing_to_undo", path="path.item") from exc
 
     @contextmanager
     def _mlflow(self) -> Iterator[RunStore]:
@@ -445,5 +429,5 @@ def batch_service_of(app: FastAPI) -> BatchService:
     return batches
 
 
-def _place(batch: Batch) -> SortKey:
+def _sort_key(batch: Batch) -> SortKey:
     return SortKey(-int(batch.updated * 1000), batch.sheet)

@@ -29,12 +29,12 @@ from tipbench.web.errors import NotFound, invalid_at, options_at
 from tipbench.web.queries import Queries, experiment_path, quote_path, revision
 from tipbench.workflows.board import BoardQuery, board_query
 
-_LONGEST = 500
+_MAX_LENGTH = 500
 
 
 def parse_board_query(
     baseline: Annotated[
-        str | None, Query(max_length=_LONGEST, description="MODEL/PROMPT: also show differences to this pair.")
+        str | None, Query(max_length=_MAX_LENGTH, description="MODEL/PROMPT: also show differences to this pair.")
     ] = None,
     where: Annotated[
         list[str], Query(max_length=20, description="KEY=VALUE: any tag, or params.NAME; repeatable.")
@@ -58,12 +58,12 @@ def parse_board_query(
     with options_at("query"):
         return board_query(
             baseline=baseline,
-            where=[text[:_LONGEST] for text in where],
+            where=[text[:_MAX_LENGTH] for text in where],
             judge=judge,
             by=by,
             cluster=cluster,
             provisional=provisional,
-            exclude=[name[:_LONGEST] for name in exclude],
+            exclude=[name[:_MAX_LENGTH] for name in exclude],
         )
 
 
@@ -73,7 +73,7 @@ _validated_query = validate_call(parse_board_query)  # with the same limits as F
 
 
 ThemeName = Literal["light", "dark"]
-# Charts are laid out for Arial. An SVG image cannot use the page's style sheet, so it lists fonts of equal width.
+# Charts are laid out for Arial. An SVG image cannot use the page's style sheet, so it lists fonts of the same width.
 _FONTS = (
     '<style>text{font-family:Arial,"Liberation Sans",Arimo,Helvetica,"Nimbus Sans","DejaVu Sans Condensed",sans-serif}'
     "</style>"
@@ -188,8 +188,8 @@ class BoardUrl:
 
     def chart(self, kind: str, *, theme: str, narrow: bool, revision: str | None) -> str:
         """Return the URL of a chart; it contains the revision, so that browsers can cache the chart."""
-        own = {"theme": theme, "narrow": "true" if narrow else None, "revision": revision}
-        return self._at(experiment_path(self.experiment, "charts", f"{kind}.svg"), own)
+        options = {"theme": theme, "narrow": "true" if narrow else None, "revision": revision}
+        return self._at(experiment_path(self.experiment, "charts", f"{kind}.svg"), options)
 
     def api(self, *rest: str, **extra: str | None) -> str:
         """Return the URL of the board in the API: the JSON, or a download."""
@@ -224,13 +224,12 @@ class BoardUrl:
         ]
 
     def hidden(self, *without: str) -> Params:
-        """Return the parameters a form must include as hidden fields, so that it changes only its own."""
-        carried = (*self.params, *self.extra.items())
-        return tuple((name, value) for name, value in carried if name not in without)
+        """Return the parameters that a form sends as hidden fields: all except its own fields, `without`."""
+        return tuple((name, value) for name, value in (*self.params, *self.extra.items()) if name not in without)
 
     def _at(self, path: str, extra: Mapping[str, str | None]) -> str:
-        given = [*self.params, *((name, value) for name, value in extra.items() if value is not None)]
-        return f"{path}?{urlencode(given, errors='backslashreplace')}" if given else path
+        params = [*self.params, *((name, value) for name, value in extra.items() if value is not None)]
+        return f"{path}?{urlencode(params, errors='backslashreplace')}" if params else path
 
 
 def query_params(query: BoardQuery) -> Params:
@@ -254,14 +253,14 @@ def row_text(pair: Pair, by: str | None) -> str:
 
 def page_query(request: Request) -> BoardQuery:
     """Parse a page's query parameters like the API; empty form fields are ignored."""
-    given: dict[str, Any] = {"where": [], "exclude": []}
+    options: dict[str, Any] = {"where": [], "exclude": []}
     for name, value in _filled(request.query_params.multi_items()):
         if name in ("where", "exclude"):
-            given[name].append(value)
+            options[name].append(value)
         elif name in _OPTIONS:
-            given[name] = value
+            options[name] = value
     with invalid_at("query"):
-        return _validated_query(**given)
+        return _validated_query(**options)
 
 
 PageQuery = Annotated[BoardQuery, Depends(page_query)]
@@ -269,19 +268,19 @@ PageQuery = Annotated[BoardQuery, Depends(page_query)]
 
 def tidy_url(request: Request, path: str) -> str | None:
     """Return the URL without empty form fields, or None if there are none."""
-    given = request.query_params.multi_items()
-    kept = list(_filled(given))
-    if len(kept) == len(given):
+    params = request.query_params.multi_items()
+    filled = list(_filled(params))
+    if len(filled) == len(params):
         return None
-    return f"{path}?{urlencode(kept, errors='backslashreplace')}" if kept else path
+    return f"{path}?{urlencode(filled, errors='backslashreplace')}" if filled else path
 
 
-def _filled(given: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
-    """Drop empty parameters; a filter `KEY=` is not empty, it matches an empty value."""
-    return ((name, value) for name, value in given if value.strip())
+def _filled(params: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
+    """Drop empty parameters. The filter `where=KEY=` is kept: it matches an empty value."""
+    return ((name, value) for name, value in params if value.strip())
 
 
-EVEN = 1e-9  # points; smaller differences are ties
+TIE = 1e-9  # points; smaller differences are ties
 Role = Literal["leader", "baseline", "runner-up", "next row"]
 
 
@@ -337,7 +336,7 @@ class PairView:
     def count(self, sign: int) -> int:
         """Return the number of scenarios won (1), lost (−1) or tied (0)."""
         known = [each.difference for each in self.meetings if each.difference is not None]
-        return sum((difference > EVEN) - (difference < -EVEN) == sign for difference in known)
+        return sum((difference > TIE) - (difference < -TIE) == sign for difference in known)
 
     def response(self) -> PairShape:
         """Return the API's response; numbers are not rounded."""
@@ -419,38 +418,38 @@ def _meetings(
     """Yield every scenario in which the row has an answer."""
     # By scenario, even if the page's board is clustered by persona.
     board = queries.board(store, experiment, replace(query, cluster=None, baseline=None))
-    every = queries.cells(store, experiment, query)
-    pairs = {row: _pairs_of(row, {cell.pair for cell in every.cells}, query.by) for row in (own, other) if row}
-    wanted = {pair for row in pairs.values() for pair in row}
-    cells = replace(every, cells=tuple(cell for cell in every.cells if cell.pair in wanted))
+    all_cells = queries.cells(store, experiment, query)
+    pairs = {row: _pairs_of(row, {cell.pair for cell in all_cells.cells}, query.by) for row in (own, other) if row}
+    both = {pair for row in pairs.values() for pair in row}
+    cells = replace(all_cells, cells=tuple(cell for cell in all_cells.cells if cell.pair in both))
     found = read_answers(queries.view(store, experiment), experiment, board, cells)
-    mine = _sides(board, own, pairs[own], found)
-    facing = _sides(board, other, pairs[other], found) if other else {}
+    own_sides = _sides(board, own, pairs[own], found)
+    other_sides = _sides(board, other, pairs[other], found) if other else {}
     cards = {each.scenario: each.card for each in reversed(found)}
-    for scenario, side in mine.items():
-        against, difference = facing.get(scenario), None
-        if against is not None and side.composite is not None and against.composite is not None:
-            difference = side.composite - against.composite
-        yield ScenarioComparison(scenario, cards[scenario], side, against, difference)
+    for scenario, side in own_sides.items():
+        other_side, difference = other_sides.get(scenario), None
+        if other_side is not None and side.composite is not None and other_side.composite is not None:
+            difference = side.composite - other_side.composite
+        yield ScenarioComparison(scenario, cards[scenario], side, other_side, difference)
 
 
 def _sides(board: Leaderboard, row: Pair, pairs: Collection[Pair], found: Iterable[ScenarioAnswers]) -> dict[str, Side]:
-    """Return a row's result by scenario, of those in which it has an answer."""
-    given: dict[str, list[Answer]] = defaultdict(list)
+    """Return a row's result in each scenario that it has an answer to."""
+    answers: dict[str, list[Answer]] = defaultdict(list)
     for each in found:
         for answer in each.answers:
             if answer.pair in pairs:
-                given[each.scenario].append(answer)
+                answers[each.scenario].append(answer)
     matrix = board.references_matrix if row in board.references_matrix.pairs else board.matrix
-    at, values = matrix.column(row), {}
-    if at is not None:
-        judged = (i for i in range(len(matrix.scenarios)) if matrix.judged[i, at])
-        values = {matrix.scenarios[i]: float(matrix.values[i, at]) for i in judged}
-    return {name: Side(values.get(name), tuple(answers)) for name, answers in given.items()}
+    column, means = matrix.column(row), {}
+    if column is not None:
+        judged = (i for i in range(len(matrix.scenarios)) if matrix.judged[i, column])
+        means = {matrix.scenarios[i]: float(matrix.values[i, column]) for i in judged}
+    return {scenario: Side(means.get(scenario), tuple(found)) for scenario, found in answers.items()}
 
 
 def _pairs_of(row: Pair, pairs: Collection[Pair], by: Literal["model", "prompt"] | None) -> Sequence[Pair]:
-    """Return those of the `pairs` whose cells are merged into the row."""
+    """Return the pairs whose cells are merged into the row: on a board by model, all prompts of the model."""
     if by is None or is_reference(row):
         return [row] if row in pairs else []
     pairs = {pair for pair in pairs if not is_reference(pair)}

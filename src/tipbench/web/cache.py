@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-LIFE_S = 900.0  # bounds staleness if a writer dies before updating the revision
-UNVERSIONED_S = 5.0  # for values without a version
+LIFE_S = 900.0  # of a versioned value: a writer may die before it changes the revision
+UNVERSIONED_S = 5.0  # lifetime of values without a version
 
 _T = TypeVar("_T")
 

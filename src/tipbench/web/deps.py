@@ -24,7 +24,7 @@ from tipbench.web.job_service import JobService
 from tipbench.web.metrics import Metrics
 from tipbench.web.options import PanelOptions, RunPolicy
 from tipbench.web.queries import Queries
-from tipbench.web.security import JUDGES_BYTES, ConcurrencyLimits, StreamLimits
+from tipbench.web.security import MAX_JUDGE_SHEET_BYTES, ConcurrencyLimits, StreamLimits
 from tipbench.workflows.judging import judging_lock
 
 JUDGING_WAIT_S = 20.0  # for another apply to finish
@@ -32,7 +32,10 @@ log = logging.getLogger("tipbench.web")
 
 
 class MlflowConnection:
-    """Opens the configured MLflow on first use, and again when it was unreachable; or returns `store`. Thread-safe."""
+    """Connection to the configured MLflow, opened on first use and again after it was unreachable. Thread-safe.
+
+    With `store`, `open` always returns that store.
+    """
 
     def __init__(self, settings: Settings, store: RunStore | None = None) -> None:
         self._settings = settings
@@ -41,10 +44,10 @@ class MlflowConnection:
         self._opened: TrackingStore | None = None
         self._url = ""
         self._outdated = False
-        self._mine: list[TrackingStore] = []
+        self._connections: list[TrackingStore] = []  # all that were opened: earlier ones may still be in use
 
     def open(self) -> TrackingStore:
-        """Return the store. Raises NotEnoughData if no MLflow is available and nothing was ever recorded."""
+        """Return the connection. Raises NotEnoughData if no MLflow is available and nothing was ever recorded."""
         if self._given is not None:
             return self._given
         with self._lock:
@@ -53,7 +56,7 @@ class MlflowConnection:
                 tracking = access.find(report=log.info)
                 if self._opened is None or tracking.url != self._url:
                     self._opened, self._url = access.connect(tracking), tracking.url
-                    self._mine.append(self._opened)
+                    self._connections.append(self._opened)
                 self._outdated = False
             return self._opened
 
@@ -64,9 +67,9 @@ class MlflowConnection:
     def close(self) -> None:
         """Close every connection."""
         with self._lock:
-            for store in self._mine:
-                store.close()
-            self._mine.clear()
+            for connection in self._connections:
+                connection.close()
+            self._connections.clear()
             self._opened = None
 
     @contextmanager
@@ -104,9 +107,9 @@ class Panel:
 
 @dataclass(frozen=True)
 class RunBody:
-    """Request body of a run: its configuration values, and whether it waits for the judge."""
+    """Parsed request body of a run: its configuration values, and whether it waits for the judge."""
 
-    given: Mapping[str, Any]
+    values: Mapping[str, Any]
     wait_for_judge: bool = False
 
 
@@ -130,14 +133,14 @@ def open_store(panel: PanelState) -> Iterator[RunStore]:
 
 async def read_run_body(request: Request, _admin: Annotated[Identity, Depends(require_admin)]) -> RunBody:
     """Parse the body; depends on `require_admin`, which authenticates before the body is read."""
-    given = await read_json(request)
+    raw = await read_json(request)
     with options_at("body"):
-        return RunBody(*split_wait_for_judge(given))
+        return RunBody(*split_wait_for_judge(raw))
 
 
 def read_run_config(body: Annotated[RunBody, Depends(read_run_body)], panel: PanelState) -> CollectConfig:
     """Return the run's configuration: the body's values over the settings, checked against the run policy."""
-    return panel.allowed.config(body.given)
+    return panel.allowed.config(body.values)
 
 
 Admin = Annotated[Identity, Depends(require_admin)]
@@ -153,11 +156,19 @@ def concurrency_limits(request: Request) -> ConcurrencyLimits:
 
 
 async def limit_concurrency(request: Request, who: Annotated[Identity, Depends(authenticate)]) -> AsyncIterator[None]:
-    """Hold one of the token's slots; lower a judge's body limit, which `SecurityMiddleware` enforces."""
+    """Hold one of the token's slots. A judge has a lower body limit, and its response is sent at a fixed time.
+
+    The slot is held until then: requests of the same token must not show either when the work ended.
+    """
+    limits = concurrency_limits(request)
     if who.is_judge:
-        request.state.most_bytes = JUDGES_BYTES
-    async with concurrency_limits(request).taken(who):
-        yield
+        request.state.max_bytes = MAX_JUDGE_SHEET_BYTES  # enforced by `SecurityMiddleware`
+    async with limits.slot(who):
+        try:
+            yield
+        finally:
+            if who.is_judge:
+                await limits.wait_to_respond(request.state.arrived)
 
 
 async def sheet_room(request: Request) -> AsyncIterator[None]:
@@ -166,6 +177,7 @@ async def sheet_room(request: Request) -> AsyncIterator[None]:
         yield
 
 
-# Set on a router, it runs before authorisation, which reads the body for its CSRF token.
-LIMIT_CONCURRENCY = Depends(limit_concurrency)
-LIMIT_SHEETS = Depends(sheet_room)
+# Set on a router, it runs before authorisation, which reads the body for its CSRF token. The scope "function" ends a
+# dependency before the response is sent, the last one first: a judge's response waits without a slot for sheets.
+LIMIT_CONCURRENCY = Depends(limit_concurrency, scope="function")
+LIMIT_SHEETS = Depends(sheet_room, scope="function")

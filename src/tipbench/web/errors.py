@@ -1,8 +1,8 @@
 """Error responses, all in one format: {"error": {"code", "message", "path"}}.
 
-`code` is stable and for programs, `message` is a sentence for people, `path` is the invalid part of the request
-(`body.n_tips`, `query.limit`, `header.host`), or null if there is no single one. A 500 contains only the request id,
-under which the log has the details.
+`code` is for programs and does not change. `message` is a sentence for people. `path` is the invalid part of the
+request (`body.n_tips`, `query.limit`, `header.host`), or null if there is no single one. A 500 has only the request id;
+the log has the details under this id.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -37,7 +37,7 @@ def to_json(content: Any) -> bytes:
     """Return compact JSON in UTF-8."""
     try:
         text = _dumps(content)
-    except ValueError:  # NaN or infinity; rare, so values are checked only then
+    except ValueError:  # NaN or infinity, which are rare: values are not checked before
         text = _dumps(_finite(content))
     return text.encode("utf-8", "backslashreplace")
 
@@ -54,17 +54,14 @@ def _finite(value: Any) -> Any:
     return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-_UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
-
-
-def attachment(name: str, ending: str) -> dict[str, str]:
-    """Return the download header, with a file name that is valid on every file system."""
-    plain = _UNUSUAL.sub("-", name)[:100].strip(".-") or "tipbench"
-    return {"Content-Disposition": f'attachment; filename="{plain}.{ending}"'}
+def attachment(name: str, extension: str) -> dict[str, str]:
+    """Return the header of a download, with a file name that is valid on every file system."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:100].strip(".-") or "tipbench"
+    return {"Content-Disposition": f'attachment; filename="{stem}.{extension}"'}
 
 
 INTERNAL = "Internal error in tipbench."
-_LISTED = 10
+_MAX_LISTED = 10  # problems in one message
 _FORMS = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 
 KINDS: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first match applies
@@ -105,8 +102,8 @@ def status_and_code(exc: Exception) -> tuple[int, str]:
     return next((status, code) for kind, status, code in KINDS if isinstance(exc, kind))
 
 
-# Errors shown to judges in full; other messages may name a run or a model.
-_FOR_JUDGES = (errors.SheetRefused, errors.SheetsClosed, errors.NotEnoughData, errors.LockHeld)
+# Errors whose message judges see; other messages may name a run or a model.
+_SHOWN_TO_JUDGES = (errors.SheetRefused, errors.SheetsClosed, errors.NotEnoughData, errors.LockHeld)
 _HTTP = {404: "not_found", 405: "method_not_allowed"}
 _M = TypeVar("_M", bound=BaseModel)
 
@@ -153,6 +150,12 @@ class NotFound(WebError):
     """404: the resource does not exist."""
 
     status, code = 404, "not_found"
+
+
+class Conflict(WebError):
+    """409: the request conflicts with the current state."""
+
+    status, code = 409, "conflict"
 
 
 class TooLarge(WebError):
@@ -204,29 +207,29 @@ def install(app: FastAPI) -> None:
 
 def wants_page(request: Request) -> bool:
     """Whether to respond with an HTML page: a browser's request outside the API."""
-    accepted = request.headers.get("accept", "")
-    sent = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    by_hand = request.method == "GET" or sent in _FORMS
-    return by_hand and "text/html" in accepted and not request.url.path.startswith("/api/")
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    is_navigation = request.method == "GET" or content_type in _FORMS
+    accepts_html = "text/html" in request.headers.get("accept", "")
+    return is_navigation and accepts_html and not request.url.path.startswith("/api/")
 
 
 async def _web_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, WebError)  # noqa: S101 - Starlette's signature is wider than what it calls us with
     if isinstance(exc, Unauthorised) and wants_page(request):
-        there = "/"  # a form is not submitted again
-        if request.method == "GET":  # the path is decoded here and may contain a question mark, so it is quoted again
-            path, query = quote(request.scope["path"], safe="/"), request.url.query
-            there = f"{path}?{query}" if query else path
-        return RedirectResponse(f"/login?next={quote(there, safe='')}", status_code=303)
+        target = "/"  # a form is not submitted again
+        if request.method == "GET":
+            path, query = quote(request.scope["path"], safe="/"), request.url.query  # the scope has the decoded path
+            target = f"{path}?{query}" if query else path
+        return RedirectResponse(f"/login?next={quote(target, safe='')}", status_code=303)
     detail = {} if exc.detail is None else {"detail": exc.detail}
-    return _answer(request, exc.status, {**error_json(exc.code, str(exc), exc.path), **detail}, exc.headers)
+    return _respond(request, exc.status, {**error_json(exc.code, str(exc), exc.path), **detail}, exc.headers)
 
 
 async def _tipbench_error(request: Request, exc: Exception) -> Response:
     status, code = status_and_code(exc)
     message = str(exc)
     identity = getattr(request.state, "identity", None)
-    hidden = identity is not None and identity.is_judge and not isinstance(exc, _FOR_JUDGES)
+    hidden = identity is not None and identity.is_judge and not isinstance(exc, _SHOWN_TO_JUDGES)
     if hidden:
         request_id = getattr(request.state, "request_id", "unknown")
         message = f"The request failed. Ask an admin; the log has the details under {request_id}."
@@ -236,7 +239,7 @@ async def _tipbench_error(request: Request, exc: Exception) -> Response:
     body = error_json(code, message)
     if isinstance(exc, errors.SheetRefused):
         body = refused_sheet(exc, code)
-    return _answer(request, status, body, headers)
+    return _respond(request, status, body, headers)
 
 
 def refused_sheet(exc: errors.SheetRefused, code: str = "sheet_refused") -> dict[str, Any]:
@@ -247,51 +250,60 @@ def refused_sheet(exc: errors.SheetRefused, code: str = "sheet_refused") -> dict
 
 async def _validation_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, RequestValidationError)  # noqa: S101 - as above
-    found = exc.errors()
-    return _answer(request, 422, error_json("invalid", validation_message(found), place_of(found[0])))
+    problems = exc.errors()
+    return _respond(request, 422, error_json("invalid", validation_message(problems), place_of(problems[0])))
 
 
-def checked(model: type[_M], raw: Mapping[str, Any], place: str) -> _M:
-    """Validate `raw` with `model`; `place` is its part of the request. Raises Invalid with the wrong field."""
-    with invalid_at(place):
+def checked(model: type[_M], raw: Mapping[str, Any], part: str) -> _M:
+    """Validate a `part` of the request, such as `body`, with a model. Raises Invalid with the wrong field."""
+    with invalid_at(part):
         return model.model_validate(raw)
 
 
 @contextmanager
-def invalid_at(place: str) -> Iterator[None]:
-    """Turn pydantic's ValidationError of the block into Invalid; `place` is the part of the request it validates."""
+def invalid_at(part: str) -> Iterator[None]:
+    """Turn pydantic's ValidationError into Invalid; `part` is the part of the request that is validated."""
     try:
         yield
     except ValidationError as exc:
-        found = [{**error, "loc": (place, *error["loc"])} for error in exc.errors(include_url=False)]
-        raise Invalid(validation_message(found), path=place_of(found[0])) from exc
+        problems = [{**error, "loc": (part, *error["loc"])} for error in exc.errors(include_url=False)]
+        raise Invalid(validation_message(problems), path=place_of(problems[0])) from exc
 
 
 @contextmanager
-def options_at(place: str) -> Iterator[None]:
-    """Turn an InvalidOption of the block into Invalid; `place` is the part of the request that has the options."""
+def options_at(part: str) -> Iterator[None]:
+    """Turn InvalidOption into Invalid; `part` is the part of the request that has the options."""
     try:
         yield
     except errors.InvalidOption as exc:
-        raise Invalid(f"{exc.key} {exc.problem}", path=f"{place}.{exc.key}") from exc
+        raise Invalid(f"{exc.key} {exc.problem}", path=f"{part}.{exc.key}") from exc
 
 
-def validation_message(found: Any) -> str:
+@contextmanager
+def usage_errors_at(path: str) -> Iterator[None]:
+    """Turn UsageError into Invalid; `path` is the value that the block checks."""
+    try:
+        yield
+    except errors.UsageError as exc:
+        raise Invalid(str(exc), path=path) from exc
+
+
+def validation_message(problems: Sequence[Any]) -> str:
     """Return pydantic's errors as one line, each with its path and the invalid value."""
-    shown = [_problem(error) for error in found[:_LISTED]]
-    more = f"; and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-    return "; ".join(shown) + more
+    texts = []
+    for problem in problems[:_MAX_LISTED]:
+        message = str(problem["msg"]).removeprefix("Value error, ")
+        shows_value = problem["type"] not in ("missing", "value_error")
+        got = f" (got {str(problem.get('input'))[:80]!r})" if shows_value else ""
+        texts.append(f"{place_of(problem)}: {message}{got}")
+    if len(problems) > _MAX_LISTED:
+        texts.append(f"and {len(problems) - _MAX_LISTED} more")
+    return "; ".join(texts)
 
 
-def place_of(error: Any) -> str:
+def place_of(problem: Any) -> str:
     """Return the path of a pydantic error in the request."""
-    return ".".join(str(part)[:80] for part in error["loc"][:8]) or "body"
-
-
-def _problem(error: Any) -> str:
-    message = str(error["msg"]).removeprefix("Value error, ")
-    seen = "" if error["type"] in ("missing", "value_error") else f" (got {str(error.get('input'))[:80]!r})"
-    return f"{place_of(error)}: {message}{seen}"
+    return ".".join(str(part)[:80] for part in problem["loc"][:8]) or "body"
 
 
 async def _http_error(request: Request, exc: Exception) -> Response:
@@ -301,10 +313,10 @@ async def _http_error(request: Request, exc: Exception) -> Response:
         404: f"Not found: {request.url.path[:200]}.",
         405: f"{request.method[:20]} is not allowed for {request.url.path[:200]}; see the header Allow.",
     }.get(status, str(exc.detail))
-    return _answer(request, status, error_json(_HTTP.get(status, "bad_request"), message), exc.headers or {})
+    return _respond(request, status, error_json(_HTTP.get(status, "bad_request"), message), exc.headers or {})
 
 
-def _answer(request: Request, status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+def _respond(request: Request, status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
     page = getattr(request.app.state, "error_page", None)
     if page is not None and wants_page(request):
         response: Response = page(request, status, body["error"])

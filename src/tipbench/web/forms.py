@@ -1,4 +1,4 @@
-"""Request bodies: forms, file uploads, and JSON that is read only after authentication."""
+"""Request bodies (forms, file uploads, and JSON that is read only after authentication) and pages of lists."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tipbench.web.errors import Invalid, checked
 FORM = "application/x-www-form-urlencoded"
 JSON = "application/json"
 MULTIPART = "multipart/form-data"  # a form with a file
-_MOST_FIELDS = 200
-_MOST_PARTS = 20
+_MAX_FIELDS = 200
+_MAX_PARTS = 20
 
 _M = TypeVar("_M", bound=BaseModel)
 
@@ -54,19 +54,19 @@ async def read_form(request: Request) -> dict[str, str]:
 
 async def read_parts(request: Request) -> Parts:
     """Return the fields and files of a form, the last value per name; parsed once per request."""
-    known: Parts | None = getattr(request.state, "parts", None)
-    if known is not None:
-        return known
+    parsed: Parts | None = getattr(request.state, "parts", None)
+    if parsed is not None:
+        return parsed
     parts = Parts()
     if content_type(request) == FORM:
         text = (await request.body()).decode("utf-8", "replace")
         try:
-            parts.fields.update(parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS))
+            parts.fields.update(parse_qsl(text, keep_blank_values=True, max_num_fields=_MAX_FIELDS))
         except ValueError as exc:
-            raise Invalid(f"A form has at most {_MOST_FIELDS} fields.", path="body") from exc
+            raise Invalid(f"A form has at most {_MAX_FIELDS} fields.", path="body") from exc
     elif content_type(request) == MULTIPART:
         try:
-            async with request.form(max_files=_MOST_PARTS, max_fields=_MOST_PARTS) as form:
+            async with request.form(max_files=_MAX_PARTS, max_fields=_MAX_PARTS) as form:
                 for name, value in form.multi_items():
                     if isinstance(value, str):
                         parts.fields[name] = value
@@ -111,71 +111,70 @@ def body_of(model: type[_M], require: Callable[..., Any]) -> Any:
 def body_schema(
     model: type[BaseModel], example: dict[str, Any], *, about: str | None = None, required: bool = True
 ) -> dict[str, Any]:
-    """Return what `openapi_extra` needs to document a body that `body_of` parses."""
+    """Return the `openapi_extra` of a route whose body is parsed by `body_of`."""
     schema = model.model_json_schema()
     content = {JSON: {"schema": _inlined(schema, schema.pop("$defs", {})), "example": example}}
     described = {"description": about} if about else {}
     return {"requestBody": {**described, **({"required": True} if required else {}), "content": content}}
 
 
-def _inlined(schema: Any, parts: dict[str, Any]) -> Any:
-    """Inline `$defs`: FastAPI does not collect the definitions of a body it does not parse itself."""
+def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
+    """Replace references by their definitions; FastAPI collects only those of bodies that it parses itself."""
     if isinstance(schema, list):
-        return [_inlined(each, parts) for each in schema]
+        return [_inlined(each, definitions) for each in schema]
     if not isinstance(schema, dict):
         return schema
     name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
-    whole = {**parts.get(name, {}), **{key: value for key, value in schema.items() if key != "$ref"}}
-    return {key: _inlined(value, parts) for key, value in whole.items()}
+    merged = {**definitions.get(name, {}), **{key: value for key, value in schema.items() if key != "$ref"}}
+    return {key: _inlined(value, definitions) for key, value in merged.items()}
 
 
 def _reject_constant(name: str) -> object:
     raise ValueError(f"{name} is not valid JSON")
 
 
-LIMIT = 50
-MOST = 500
-_LONGEST = 400
+LIMIT = 50  # items per page, by default
+MOST = 500  # items per page, at most
+_MAX_CURSOR = 400
 
 _T = TypeVar("_T")
 
 
 class SortKey(NamedTuple):
-    """Sort key of an item in a list ordered by time, newest first."""
+    """Position of an item in a sorted list."""
 
-    before: int  # negated time, so that keys sort like the list
+    rank: int  # ascending; a negated time if the newest item is first
     id: str
 
 
 Limit = Annotated[int, Query(ge=1, le=MOST, description=f"Maximum number of items per page, up to {MOST}.")]
 Next = Annotated[
     str | None,
-    Query(max_length=_LONGEST, description="The `next` value of the previous page; omit it for the first page."),
+    Query(max_length=_MAX_CURSOR, description="The `next` value of the previous page; omit it for the first page."),
 ]
 
 
 def page_of(
-    items: Sequence[_T], place: Callable[[_T], SortKey], *, limit: int, after: str | None
+    items: Sequence[_T], key: Callable[[_T], SortKey], *, limit: int, after: str | None
 ) -> tuple[Sequence[_T], str | None]:
-    """Return the items of one page and the next cursor; `items` must be sorted by `place`."""
-    start = bisect_right(items, decode_cursor(after), key=place) if after is not None else 0
+    """Return the items of one page and the cursor of the next page; `items` must be sorted by `key`."""
+    start = bisect_right(items, decode_cursor(after), key=key) if after is not None else 0
     page = items[start : start + limit]
     more = start + limit < len(items)
-    return page, encode_cursor(place(page[-1])) if more and page else None
+    return page, encode_cursor(key(page[-1])) if more and page else None
 
 
-def encode_cursor(place: SortKey) -> str:
+def encode_cursor(key: SortKey) -> str:
     """Encode a sort key as a cursor for URLs."""
-    return base64.urlsafe_b64encode(json.dumps(list(place)).encode()).rstrip(b"=").decode()
+    return base64.urlsafe_b64encode(json.dumps(list(key)).encode()).rstrip(b"=").decode()
 
 
 def decode_cursor(text: str) -> SortKey:
     """Decode a cursor. Raises Invalid."""
     try:
-        raw: Any = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-        before, id_ = raw
-        if isinstance(before, int) and isinstance(id_, str) and not isinstance(before, bool):
-            return SortKey(before, id_)
+        rank, id_ = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        if type(rank) is int and isinstance(id_, str):
+            return SortKey(rank, id_)
     except (ValueError, TypeError, RecursionError, binascii.Error):
         pass
     raise Invalid("next must be the `next` value of the previous page; omit it for the first page.", path="query.next")

@@ -1,4 +1,4 @@
-"""Job service: runners, queueing of collect and judge jobs, jobs as JSON."""
+"""Job service: the runners, and starting, retrying and listing of jobs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tipbench.workflows.judging import MODEL_OPTIONS
 if TYPE_CHECKING:
     from tipbench.web.deps import MlflowConnection, Panel
 
-_WAITING_JOBS = 64  # with cached counts
+_CACHED_JOBS = 64  # jobs whose number of pending cells is cached
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class PanelRecords:
     """MLflow access for Airflow jobs: the server's address, and the number of pending cells."""
 
     tracker: MlflowConnection
-    counts: Cache = field(default_factory=lambda: Cache(_WAITING_JOBS))
+    counts: Cache = field(default_factory=lambda: Cache(_CACHED_JOBS))
 
     def address(self, job: Job) -> str:
         """Return the URL of the MLflow server, which workers use too. Raises NotEnoughData if there is none."""
@@ -52,10 +52,9 @@ class PanelRecords:
         return str(named) if named else strip_login(self.tracker.open().url)
 
     def pending(self, job: Job) -> int:
-        """Return how many of the job's cells wait for a judge, whichever judge scored the others.
+        """Return how many of the job's cells wait for a judge; cached per revision of the experiment.
 
-        Raises NotEnoughData if no cells are found, instead of returning 0. Cached per revision of the experiment, for
-        a limited time.
+        Raises NotEnoughData if no cells are found, instead of returning 0.
         """
         config = make_config({key: value for key, value in job.arguments.items() if key in CollectConfig.model_fields})
 
@@ -77,16 +76,16 @@ class PanelRecords:
 
 def airflow_access(settings: Settings) -> AirflowAccess | None:
     """Return address and credentials of Airflow, or None if not configured. Raises UsageError if invalid."""
-    given, get = settings.operator(), settings.get
-    if not given.airflow_url:
+    operator, get = settings.operator(), settings.get
+    if not operator.airflow_url:
         return None
     access = AirflowAccess(
-        given.airflow_url.rstrip("/"),
+        operator.airflow_url.rstrip("/"),
         username=get("airflow_username"),
         password=get("airflow_password"),
         token=get("airflow_token"),
-        dag_id=given.airflow_dag,
-        public_url=given.airflow_public_url,
+        dag_id=operator.airflow_dag,
+        public_url=operator.airflow_public_url,
     )
     with settings.errors_with_source():
         access.check()
@@ -146,9 +145,9 @@ class JobService:
             if isinstance(runner, AirflowRunner):
                 runner.close()
 
-    def submit(self, order: JobRequest, *, key: str | None = None) -> Submitted:
+    def submit(self, request: JobRequest, *, key: str | None = None) -> Submitted:
         """Queue a job request; with an idempotency key, at most once."""
-        submitted = self.store.add(order, key)
+        submitted = self.store.add(request, key)
         self.supervisor.wake()
         return submitted
 
@@ -167,18 +166,18 @@ class JobService:
         return submitted
 
     def placed(self, job_id: str) -> tuple[Job, int | None]:
-        """Return a job and its consistent position in the queue; None if not queued. Raises JobNotFound."""
+        """Return a job and its position in the queue, None if it is not queued. Raises JobNotFound."""
         for _ in range(_ATTEMPTS):
             job = self.store.get(job_id)
             place = self.queue_positions().get(job_id) if job.state is JobState.QUEUED else None
             if place is not None or job.state is not JobState.QUEUED:
-                break  # otherwise it started between the two reads
+                break  # otherwise the job started between the two reads
         return job, place
 
-    def listed(self, which: JobFilter, *, limit: int, after: str | None = None) -> Page:
+    def listed(self, filters: JobFilter, *, limit: int, after: str | None = None) -> Page:
         """Return a page of jobs. Raises Invalid if `after` is not a cursor of an earlier page."""
         try:
-            return self.store.page(which, limit=limit, after=after)
+            return self.store.page(filters, limit=limit, after=after)
         except UsageError as exc:
             message = "next must be the `next` value of the previous page; omit it for the first page."
             raise Invalid(message, path="query.next") from exc
@@ -187,19 +186,20 @@ class JobService:
         """Return the position of every queued job, by id."""
         return queue_positions(self.store.in_states({JobState.QUEUED}))
 
-    def log(self, job_id: str, most_bytes: int) -> LogTail:
+    def log(self, job_id: str, max_bytes: int) -> LogTail:
         """Return the end of a job's log. Raises JobNotFound."""
         job = self.store.get(job_id)
         try:
-            return self.supervisor.runner_of(job).log(job, most_bytes)
+            return self.supervisor.runner_of(job).log(job, max_bytes)
         except ServerUnavailable as exc:
             return LogTail(f"{exc}\n", 0, cut=False)
 
 
-LEFT_TO_AIRFLOW = {"skip_refused", *ADDRESSES} - {"mlflow_url"}  # unless set by the request
-_LONGEST = 16_000  # characters per option, because of command line limits
-_RULES = (*MODEL_OPTIONS, "mlflow_url", "suite", "wait")  # settings of a collect that a judge run takes
-_NAMED = (*ADDRESSES, "suite")  # checked against the run policy
+# Options that Airflow's workers set themselves, unless the request sets them.
+LEFT_TO_AIRFLOW = {"skip_refused", *ADDRESSES} - {"mlflow_url"}
+_MAX_OPTION = 16_000  # characters per option, because of command line limits
+_JUDGE_SETTINGS = (*MODEL_OPTIONS, "mlflow_url", "suite", "wait")  # options that a judge run shares with a collect
+_POLICY_KEYS = (*ADDRESSES, "suite")  # checked against the run policy
 
 Key = Annotated[
     str | None,
@@ -216,20 +216,17 @@ Key = Annotated[
 
 @dataclass(frozen=True)
 class RunTarget:
-    """The runner of a run, None for the default; Airflow can wait for the judge before comparing.
+    """Where and how a run is executed."""
 
-    `named` are the configuration keys set by the request; Airflow's workers may have other values for the rest.
-    """
-
-    runner: str | None = None
-    wait_for_judge: bool = False
-    named: frozenset[str] = frozenset()
+    runner: str | None = None  # None for the default
+    wait_for_judge: bool = False  # before comparing; with Airflow only
+    named: frozenset[str] = frozenset()  # configuration keys that the request sets
 
 
 def start_run(
     panel: Panel, config: CollectConfig, *, started_by: str, key: str | None = None, where: RunTarget | None = None
 ) -> Submitted:
-    """Queue a collect with a `config` from `panel.allowed.config`. Raises SuiteError or UsageError for its suite."""
+    """Queue a collect with a configuration that `panel.allowed` accepts. Raises UsageError if its suite is invalid."""
     where = where or RunTarget()
     runner = where.runner or panel.jobs.default
     if runner not in panel.jobs.runners:
@@ -245,15 +242,15 @@ def start_run(
             path="query.wait_for_judge",
         )
     for name, value in config.model_dump().items():
-        if isinstance(value, str) and len(value) > _LONGEST:
-            raise Invalid(f"{name} may have at most {_LONGEST} characters (got {len(value)}).", path=f"body.{name}")
+        if isinstance(value, str) and len(value) > _MAX_OPTION:
+            raise Invalid(f"{name} may have at most {_MAX_OPTION} characters (got {len(value)}).", path=f"body.{name}")
     suite_for(config)
-    order = collect_request(config, started_by=started_by, runner=runner)
+    request = collect_request(config, started_by=started_by, runner=runner)
     if runner == AirflowRunner.name:  # a worker may reach another server at the same URL
         left = LEFT_TO_AIRFLOW - where.named
-        kept = {name: value for name, value in order.arguments.items() if name not in left}
-        order = replace(order, arguments=kept | ({WAIT_FOR_JUDGE: True} if where.wait_for_judge else {}))
-    return panel.jobs.submit(order, key=key)
+        kept = {name: value for name, value in request.arguments.items() if name not in left}
+        request = replace(request, arguments=kept | ({WAIT_FOR_JUDGE: True} if where.wait_for_judge else {}))
+    return panel.jobs.submit(request, key=key)
 
 
 def start_judge(
@@ -261,7 +258,7 @@ def start_judge(
 ) -> Submitted:
     """Queue a `judge run` of an existing experiment. Raises Invalid or Forbidden with the wrong option."""
     sent = body.model_dump(by_alias=True, exclude_defaults=True)
-    config = panel.allowed.config({name: sent[name] for name in _RULES if name in sent})
+    config = panel.allowed.config({name: sent[name] for name in _JUDGE_SETTINGS if name in sent})
     with options_at("body"):
         judge = judge_name(body.judge)
     if body.with_.startswith(f"{JudgeKind.COMMAND}:"):  # it would run with the panel's permissions
@@ -280,10 +277,10 @@ def start_judge(
     with panel.tracker.named(config.mlflow_url) as opened:
         get_experiment(opened.store, experiment)
     try:
-        order = judge_request(options, ollama_url=config.ollama_url, program=program, started_by=started_by)
+        request = judge_request(options, ollama_url=config.ollama_url, program=program, started_by=started_by)
     except UsageError as exc:
         raise Invalid(str(exc).removeprefix("--"), path="body") from exc
-    return panel.jobs.submit(order, key=key)
+    return panel.jobs.submit(request, key=key)
 
 
 def retry_job(panel: Panel, job_id: str, *, started_by: str, key: str | None = None) -> Submitted:
@@ -292,7 +289,7 @@ def retry_job(panel: Panel, job_id: str, *, started_by: str, key: str | None = N
     Uses the currently configured judging program. Raises Forbidden if there is none.
     """
     old = panel.jobs.store.get(job_id)
-    panel.allowed.config({name: old.arguments[name] for name in _NAMED if old.arguments.get(name) is not None})
+    panel.allowed.config({name: old.arguments[name] for name in _POLICY_KEYS if old.arguments.get(name) is not None})
     changes: dict[str, Any] = {}
     kind = str(old.arguments.get("with", "")).partition(":")[0]  # old jobs have the command line in `with`
     if kind == JudgeKind.COMMAND:

@@ -1,7 +1,7 @@
-"""Sheets over HTTP: admins export and apply as on the command line, judges blind and for themselves only.
+"""Sheets over HTTP: export, apply, accept drift, drift charts, and uploads on a page.
 
-A file uploaded on a page is kept in memory between its preview and its confirmation. After a restart it has to be
-uploaded again; nothing else is lost.
+Admins have the options of the command line; judges work blind and under their own name. An uploaded file is kept in
+memory between its preview and its confirmation. After a restart it has to be uploaded again; nothing else is lost.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.responses import Response
@@ -29,7 +29,7 @@ from tipbench.judge.sheet_store import SheetStatus, StoredSheet, find_sheet
 from tipbench.record.store import RunStore
 from tipbench.web.api.models import SheetOptions
 from tipbench.web.auth import Identity
-from tipbench.web.board_query import one_drawing
+from tipbench.web.board_query import ThemeName, one_drawing
 from tipbench.web.errors import Forbidden, Invalid, NotFound, attachment, checked, options_at
 from tipbench.web.forms import JSON
 from tipbench.web.options import RunPolicy
@@ -38,32 +38,32 @@ from tipbench.workflows.board import judge_name
 from tipbench.workflows.judging import SheetRequest, apply_file, drift_reason, requested_sheet, sheet_file
 
 CSV = "text/csv"
-FEWEST_ANSWERS = MIN_CONTROLS  # on a judge's sheet: fewer would leave no room for the control tips
-MOST_REVISIONS = 5  # per sheet, by its judge
-_JUDGES_MAY_ASK = frozenset({"judge", "limit", "all", "sheet", "filled", "format"})
+MIN_ANSWERS = MIN_CONTROLS  # on a judge's sheet; fewer would leave too few control tips
+MAX_REVISIONS = 5  # per sheet, by its judge
+_JUDGE_FIELDS = frozenset({"judge", "limit", "all", "sheet", "filled", "format"})
 
 
 def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPolicy) -> SheetRequest:
-    """Validate an export request. Raises Invalid with the wrong field, Forbidden for a field judges may not set.
+    """Validate an export request. Raises Invalid with the wrong field, Forbidden for a field that judges may not set.
 
-    With a seed, a focus or another suite a judge could work out which items are controls.
+    With a seed, a focus or another suite a judge could find out which items are controls.
     """
-    if who.is_judge and (forbidden := sorted(raw.keys() - _JUDGES_MAY_ASK)):
+    if who.is_judge and (forbidden := sorted(raw.keys() - _JUDGE_FIELDS)):
         raise Forbidden(
-            f"A judge's token may set {', '.join(sorted(_JUDGES_MAY_ASK))} (got {forbidden[0][:40]!r}).",
+            f"A judge's token may set {', '.join(sorted(_JUDGE_FIELDS))} (got {forbidden[0][:40]!r}).",
             path=f"body.{forbidden[0][:40]}",
         )
     options = checked(SheetOptions, raw, "body")
     if options.suite is not None:
         allowed.check_suite(options.suite)
-    if who.is_judge and options.limit is not None and options.limit < FEWEST_ANSWERS:
+    if who.is_judge and options.limit is not None and options.limit < MIN_ANSWERS:
         raise Invalid(
-            f"limit must be {FEWEST_ANSWERS} or more for a judge: smaller sheets have too few control tips "
+            f"limit must be {MIN_ANSWERS} or more for a judge: smaller sheets have too few control tips "
             f"(got {options.limit}).",
             path="body.limit",
         )
     request = ExportRequest(
-        judge=_judge(options.judge, who, "body.judge"),
+        judge=_judge_name(options.judge, who, "body.judge"),
         limit=options.limit,
         overlap=options.overlap,
         everything=options.all,
@@ -78,12 +78,12 @@ def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPolic
 def sheet_for(store: RunStore, name: str, query: SheetRequest) -> StoredSheet:
     """Return the requested sheet, an existing one or a new export. Raises NotFound."""
     experiment = get_experiment(store, name)
-    done = requested_sheet(store, experiment, query)
-    if done is None:
+    result = requested_sheet(store, experiment, query)
+    if result is None:
         raise NotFound(
             f"{experiment.name} has no sheet {(query.sheet or '')[:64]!r} that belongs to you.", path="body.sheet"
         )
-    return done.stored
+    return result.stored
 
 
 def sheet_response(stored: StoredSheet, query: SheetRequest, status: int = 200) -> Response:
@@ -115,7 +115,7 @@ class ApplyOptions:
             raise Forbidden("Only an admin can accept drift. Revise the sheet and apply it again.")
         with options_at("query"):
             reason = drift_reason(accept) if accept is not None else None
-        return cls(who, _judge(judge, who, "query.judge"), reason, dry_run, final)
+        return cls(who, _judge_name(judge, who, "query.judge"), reason, dry_run, final)
 
 
 def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], options: ApplyOptions) -> dict[str, Any]:
@@ -128,9 +128,9 @@ def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], options: App
         # A judge who changes one item at a time and compares the verdicts could find the controls.
         stored = applier.stored
         limited = options.who.is_judge and not options.dry_run
-        if limited and stored.revisions >= MOST_REVISIONS and applier.changes_scores:
+        if limited and stored.revisions >= MAX_REVISIONS and applier.changes_scores:
             raise Forbidden(
-                f"Sheet {stored.sheet.id} was revised {stored.revisions} times; a judge may do so {MOST_REVISIONS} "
+                f"Sheet {stored.sheet.id} was revised {stored.revisions} times; a judge may do so {MAX_REVISIONS} "
                 "times. Ask an admin to accept it, or to apply further changes.",
                 code="too_many_revisions",
                 path="body.sheet",
@@ -152,16 +152,14 @@ def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], options: App
     return result
 
 
-def _judge(name: str | None, who: Identity, place: str) -> str | None:
+def _judge_name(name: str | None, who: Identity, path: str) -> str | None:
+    """Return the name to judge under. Raises Forbidden if a judge's token gives another name than its own."""
     if who.is_judge:
         if name is not None and normalize_name(name) != who.name:
-            raise Forbidden(f"This token judges as {who.name} (got {name[:60]!r}).", path=place)
+            raise Forbidden(f"This token judges as {who.name} (got {name[:60]!r}).", path=path)
         return who.name
-    with options_at(place.partition(".")[0]):
+    with options_at(path.partition(".")[0]):
         return judge_name(name)
-
-
-ThemeName = Literal["light", "dark"]
 
 
 @dataclass(frozen=True)
@@ -188,12 +186,12 @@ def sheet_of(store: RunStore, name: str, sheet: str) -> StoredSheet:
 def accept_drift(store: RunStore, name: str, sheet: str, reason: str, who: Identity) -> dict[str, Any]:
     """Accept the drift of a held sheet and save the reason. Raises Invalid if the sheet is not held."""
     options = ApplyOptions.of(who, judge=None, accept=reason, dry_run=False)
-    judging = sheet_of(store, name, sheet)
-    if judging.status is not SheetStatus.HELD:
+    stored = sheet_of(store, name, sheet)
+    if stored.status is not SheetStatus.HELD:
         raise Invalid(
-            f"Sheet {sheet[:64]} is {judging.status}, not held: there is no drift to accept.", path="body.sheet"
+            f"Sheet {sheet[:64]} is {stored.status}, not held: there is no drift to accept.", path="body.sheet"
         )
-    filled = sheet_json(replace(judging.sheet, judge=judging.owner), judging.answers)
+    filled = sheet_json(replace(stored.sheet, judge=stored.owner), stored.answers)
     return apply_sheet(store, name, filled, options)
 
 
@@ -213,8 +211,8 @@ def drift_svg(queries: Queries, store: RunStore, name: str, query: DriftChart) -
 
 
 UPLOAD_LIFE_S = 3600.0
-MOST_UPLOADS = 32  # uploads of all tokens together
-MOST_UPLOAD_BYTES = 128_000_000  # of all uploads together; the oldest are dropped first
+MAX_UPLOADS = 32  # uploads of all tokens together
+MAX_UPLOAD_BYTES = 128_000_000  # of all uploads together; the oldest are dropped first
 
 
 @dataclass(frozen=True)
@@ -276,8 +274,7 @@ class UploadStore:
         with self._lock:
             self._tidy()
             upload = self._kept.get(id_)
-        fits = upload is not None and (upload.owner, upload.experiment) == (owner, experiment)
-        return upload if fits else None
+        return upload if upload and (upload.owner, upload.experiment) == (owner, experiment) else None
 
     def settle(self, upload: Upload, outcome: Mapping[str, Any]) -> None:
         """Save the result of applying an upload, and drop its content."""
@@ -289,17 +286,17 @@ class UploadStore:
         return len(self._kept)
 
     def _tidy(self) -> None:
-        old = self._clock() - UPLOAD_LIFE_S
-        for id_ in [id_ for id_, upload in self._kept.items() if upload.kept_at < old]:
+        oldest = self._clock() - UPLOAD_LIFE_S
+        for id_ in [id_ for id_, upload in self._kept.items() if upload.kept_at < oldest]:
             del self._kept[id_]
-        self._shrink(UploadQuota(MOST_UPLOADS, MOST_UPLOAD_BYTES))
+        self._shrink(UploadQuota(MAX_UPLOADS, MAX_UPLOAD_BYTES))
 
     def _shrink(self, share: UploadQuota, owner: str | None = None) -> None:
         """Drop the oldest uploads, of one owner or of all, until they fit; the newest is kept."""
-        mine = [upload for upload in self._kept.values() if owner in (None, upload.owner)]
-        size = sum(len(upload.content) for upload in mine)
-        while len(mine) > share.files or (len(mine) > 1 and size > share.bytes):
-            oldest = mine.pop(0)
+        uploads = [upload for upload in self._kept.values() if owner in (None, upload.owner)]
+        size = sum(len(upload.content) for upload in uploads)
+        while len(uploads) > share.files or (len(uploads) > 1 and size > share.bytes):
+            oldest = uploads.pop(0)
             size -= len(oldest.content)
             del self._kept[oldest.id]
 

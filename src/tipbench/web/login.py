@@ -30,9 +30,9 @@ from tipbench.web.forms import FORM, JSON, content_type, read_form, read_json
 LoginPage = Callable[[Request, str, str | None], str]  # request, next path, error message → HTML
 
 router = APIRouter(tags=["login"])
-closing = APIRouter(tags=["login"], dependencies=[JUDGES_TOO], responses=COMMON)
-_LONGEST_NEXT = 1000
-_Next = Annotated[str, Query(max_length=_LONGEST_NEXT, description="Path to redirect to after login.")]
+logout_router = APIRouter(tags=["login"], dependencies=[JUDGES_TOO], responses=COMMON)
+_MAX_NEXT_LENGTH = 1000
+_Next = Annotated[str, Query(max_length=_MAX_NEXT_LENGTH, description="Path to redirect to after login.")]
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -91,8 +91,8 @@ async def log_in(request: Request, panel: PanelState) -> Response:
     """Set the session cookie. Repeated failures are rate limited with increasing delays."""
     check_origin(request, panel.options.hosts)
     by_form = content_type(request) == FORM
-    given: dict[str, Any] = await read_form(request) if by_form else await read_json(request)
-    target, secret = local_path(str(given.get("next", "/"))), str(given.get("token", "")).strip()
+    body: dict[str, Any] = await read_form(request) if by_form else await read_json(request)
+    target, secret = local_path(str(body.get("next", "/"))), str(body.get("token", "")).strip()
     try:
         identity = await run_in_threadpool(panel.guard.by_token, secret, client_of(request))
     except (Unauthorised, Forbidden, TooManyAttempts) as exc:
@@ -118,7 +118,7 @@ async def log_in(request: Request, panel: PanelState) -> Response:
     return response
 
 
-@closing.post(
+@logout_router.post(
     "/logout",
     summary="End the session",
     status_code=204,
@@ -145,7 +145,7 @@ def csrf_of(request: Request) -> str:
 
 def local_path(text: str) -> str:
     """Return `text` if it is a path of the panel, else `/`; prevents open redirects."""
-    if not text.startswith("/") or text[1:2] in ("/", "\\") or not text.isprintable() or len(text) > _LONGEST_NEXT:
+    if not text.startswith("/") or text[1:2] in ("/", "\\") or not text.isprintable() or len(text) > _MAX_NEXT_LENGTH:
         return "/"
     try:
         parts = urlsplit(text)

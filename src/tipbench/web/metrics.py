@@ -20,21 +20,21 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._requests: Counter[tuple[str, str, int]] = Counter()
-        self._slots: dict[str, list[int]] = {}
+        self._buckets: dict[str, list[int]] = {}
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._shown: dict[str, tuple[str, str, Reading]] = {}
+        self._registered: dict[str, tuple[str, str, Reading]] = {}
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request; `route` is the route template, not the path."""
         known = method if method in _KNOWN_METHODS else "other"
         with self._lock:
             self._requests[known, route, status] += 1
-            self._slots.setdefault(route, [0] * (len(BUCKETS_S) + 1))[bisect_left(BUCKETS_S, seconds)] += 1
+            self._buckets.setdefault(route, [0] * (len(BUCKETS_S) + 1))[bisect_left(BUCKETS_S, seconds)] += 1
             self._seconds[route] += seconds
 
-    def show(self, name: str, kind: str, meaning: str, reading: Reading) -> None:
+    def show(self, name: str, kind: str, description: str, reading: Reading) -> None:
         """Register a gauge or counter; `reading` is called on every scrape."""
-        self._shown[name] = (kind, meaning, reading)
+        self._registered[name] = (kind, description, reading)
 
     def text(self) -> str:
         """Return all metrics."""
@@ -45,21 +45,21 @@ class Metrics:
                 lines.append(f"{name}{_labels({'method': method, 'route': route, 'status': str(status)})} {count}")
             name = "tipbench_http_request_seconds"
             lines += _head(name, "histogram", "Time to the start of the response.")
-            for route, slots in sorted(self._slots.items()):
+            for route, buckets in sorted(self._buckets.items()):
                 total = 0
-                for bound, count in zip((*map(str, BUCKETS_S), "+Inf"), slots, strict=True):
+                for bound, count in zip((*map(str, BUCKETS_S), "+Inf"), buckets, strict=True):
                     total += count
                     lines.append(f"{name}_bucket{_labels({'route': route, 'le': bound})} {total}")
                 lines.append(f"{name}_sum{_labels({'route': route})} {self._seconds[route]:.6f}")
                 lines.append(f"{name}_count{_labels({'route': route})} {total}")
-        for name, (kind, meaning, reading) in self._shown.items():
-            lines += _head(name, kind, meaning)
+        for name, (kind, description, reading) in self._registered.items():
+            lines += _head(name, kind, description)
             lines += [f"{name}{_labels(dict(labels))} {value:g}" for labels, value in sorted(reading().items())]
         return "\n".join(lines) + "\n"
 
 
-def _head(name: str, kind: str, meaning: str) -> tuple[str, str]:
-    return f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"
+def _head(name: str, kind: str, description: str) -> tuple[str, str]:
+    return f"# HELP {name} {description}", f"# TYPE {name} {kind}"
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -16,8 +16,8 @@ from tipbench.settings import Settings
 from tipbench.web.errors import Forbidden, checked
 from tipbench.web.security import Hosts, host_name, is_loopback_name
 
-SHORTEST_ADMIN_TOKEN = 32  # long enough that it cannot be guessed, like generated tokens
-_LONGEST_SECRET = 200
+MIN_ADMIN_TOKEN_LENGTH = 32  # long enough that it cannot be guessed, like generated tokens
+_MAX_SECRET_LENGTH = 200
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class PanelOptions:
 
 def panel_options(settings: Settings, *, host: str | None = None, port: int | None = None) -> PanelOptions:
     """Return the options from flags and settings. Raises UsageError with the invalid setting."""
-    given = settings.operator(host=host, port=port)
-    name = given.panel_host.strip().strip("[]")
+    operator = settings.operator(host=host, port=port)
+    name = operator.panel_host.strip().strip("[]")
     try:
         address = ipaddress.ip_address(name)
     except ValueError:
         if host_name(name) is None or ":" in name:
             raise UsageError(
-                f"--host must be a name or an address without a port (got {given.panel_host[:80]!r}), "
+                f"--host must be a name or an address without a port (got {operator.panel_host[:80]!r}), "
                 "for example 127.0.0.1"
             ) from None
         chosen, everywhere = name, False
@@ -57,27 +57,27 @@ def panel_options(settings: Settings, *, host: str | None = None, port: int | No
         chosen, everywhere = str(address), address.is_unspecified  # 0.0.0.0 and :: are not names of a host
     token = settings.get("admin_token")
     if token is not None:
-        check_secret("TIPBENCH_ADMIN_TOKEN", token, SHORTEST_ADMIN_TOKEN)
+        check_secret("TIPBENCH_ADMIN_TOKEN", token, MIN_ADMIN_TOKEN_LENGTH)
         if " " in token:
             raise UsageError("TIPBENCH_ADMIN_TOKEN must not contain spaces. Create one with `openssl rand -hex 32`.")
     return PanelOptions(
         host=chosen,
-        port=given.panel_port,
-        hosts=Hosts.of(given.panel_hosts if everywhere else (*given.panel_hosts, chosen)),
-        proxies=given.panel_proxies,
-        ollama_urls=given.panel_urls,
-        mlflow_urls=given.panel_mlflow_urls,
-        suites=tuple(Path(each).expanduser() for each in given.panel_suites),
-        session_s=max(1, int(given.panel_session_hours * 3600)),
+        port=operator.panel_port,
+        hosts=Hosts.of(operator.panel_hosts if everywhere else (*operator.panel_hosts, chosen)),
+        proxies=operator.panel_proxies,
+        ollama_urls=operator.panel_urls,
+        mlflow_urls=operator.panel_mlflow_urls,
+        suites=tuple(Path(each).expanduser() for each in operator.panel_suites),
+        session_s=max(1, int(operator.panel_session_hours * 3600)),
         admin_token=token,
     )
 
 
-def check_secret(variable: str, text: str, shortest: int) -> None:
+def check_secret(variable: str, text: str, min_length: int) -> None:
     """Raise UsageError unless a secret chosen by the operator is long enough and plain; the error omits its value."""
-    if not shortest <= len(text) <= _LONGEST_SECRET or not text.isascii() or not text.isprintable():
+    if not min_length <= len(text) <= _MAX_SECRET_LENGTH or not text.isascii() or not text.isprintable():
         raise UsageError(
-            f"{variable} must have {shortest} to {_LONGEST_SECRET} printable ASCII characters (got {len(text)}). "
+            f"{variable} must have {min_length} to {_MAX_SECRET_LENGTH} printable ASCII characters (got {len(text)}). "
             "Create one with `openssl rand -hex 32`."
         )
 
@@ -101,13 +101,13 @@ class RunPolicy:
         """The configured and listed servers, by configuration key, without those that are found automatically."""
         return {key: self.settings.servers(key, self.listed[key], find=False) for key in ADDRESSES}
 
-    def config(self, given: Mapping[str, Any]) -> CollectConfig:
-        """Return the configuration of `given` over the settings. Raises Invalid or Forbidden with the wrong key."""
-        named = {key: value for key, value in given.items() if not (key == "mlflow_url" and value is None)}
-        values = {key: value for key, value in self.settings.values.items() if key in CollectConfig.model_fields}
-        config = checked(CollectConfig, {**values, **named}, "body")
-        changes = {key: self._url(key, getattr(config, key)) for key in ADDRESSES if key in named}
-        if "suite" in named:
+    def config(self, values: Mapping[str, Any]) -> CollectConfig:
+        """Return the configuration with `values` over the settings. Raises Invalid or Forbidden with the wrong key."""
+        requested = {key: value for key, value in values.items() if not (key == "mlflow_url" and value is None)}
+        settings = {key: value for key, value in self.settings.values.items() if key in CollectConfig.model_fields}
+        config = checked(CollectConfig, {**settings, **requested}, "body")
+        changes = {key: self._url(key, getattr(config, key)) for key in ADDRESSES if key in requested}
+        if "suite" in requested:
             self.check_suite(config.suite)
         return config.model_copy(update=changes)
 
@@ -116,11 +116,10 @@ class RunPolicy:
         schema = CollectConfig.model_json_schema()
         properties = schema["properties"]
         for key, value in self.config({}).model_dump().items():
-            shown = strip_login(value) if key in ADDRESSES and value else value
-            properties[key]["default"] = shown
+            properties[key]["default"] = strip_login(value) if key in ADDRESSES and value else value
         for key in ADDRESSES:
-            nothing = [None] if key == "mlflow_url" else []
-            properties[key]["enum"] = [*nothing, *map(strip_login, self.settings.servers(key, self.listed[key]))]
+            servers = map(strip_login, self.settings.servers(key, self.listed[key]))
+            properties[key]["enum"] = [None, *servers] if key == "mlflow_url" else [*servers]
         return schema
 
     def check_suite(self, suite: str) -> None:

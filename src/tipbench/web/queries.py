@@ -1,4 +1,4 @@
-"""Read queries of the panel, on snapshots of experiments cached per revision; the filters of a list of runs."""
+"""Read queries of the panel, cached per revision of an experiment, and the filters of a list of runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 from urllib.parse import quote, urlencode
 
 from fastapi import Query
@@ -26,7 +26,7 @@ from tipbench.judge.status import JudgingStatus, judging_status
 from tipbench.plan.config import check_experiment_name
 from tipbench.record.mlflow_wire import CELL_TAG, RECORD_TAG, REVISION_TAG, SUPERSEDED_TAG, matches
 from tipbench.record.reader import FILTERS, cells, count_states, experiments, run_json, run_values, stale_runs
-from tipbench.record.run import NewRun, RunChange, RunKind, RunState, StoredRun
+from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import csv_text, iso, one_line, shorten
 from tipbench.web.cache import Cache
@@ -34,9 +34,9 @@ from tipbench.web.errors import Invalid, NotFound, checked, options_at
 from tipbench.web.forms import LIMIT, MOST, SortKey, page_of
 from tipbench.workflows.board import BoardQuery, parse_filters
 
-SNAPSHOTS = 4  # of 2400 cells each take about 40 MB
-# Texts cached with a snapshot, needed for boards, answers and judging status. MLflow sends them along with the runs, so
-# caching them saves a second read; the prompts and rubrics of cells are read on demand.
+SNAPSHOTS = 4  # experiments whose runs are cached; four of 2400 cells take about 40 MB
+# Texts cached with the runs: those of boards, answers and the judging status, which MLflow sends along with the runs.
+# The prompts and rubrics of cells are read on demand.
 _TEXTS: Mapping[str, tuple[str, ...]] = {
     str(RunKind.CELL): (SCORES, CANDIDATES, RAW),
     str(RunKind.JUDGING): (SHEET, KEY, RUBRIC, ANSWERS, DRIFT),
@@ -51,7 +51,7 @@ def revision(experiment: Experiment) -> str | None:
 
 
 class SnapshotStore:
-    """A RunStore that caches the runs of one experiment; other calls are passed to the underlying store."""
+    """A RunStore that caches the runs of one experiment; its other methods are those of the underlying store."""
 
     def __init__(self, store: RunStore, experiment: Experiment, cache: Cache) -> None:
         self._store = store
@@ -68,7 +68,7 @@ class SnapshotStore:
                 self._experiment.experiment_id, where={"kind": kind}, texts=_TEXTS.get(kind, ())
             ):
                 found.append(each)
-                with suppress(CorruptText):  # raised again for those who need the scores
+                with suppress(CorruptText):  # raised again when the scores are used
                     read_scores(each[1].get(SCORES))  # parsed and cached while MLflow prepares the next page
             return tuple(sorted(found, key=lambda each: (-each[0].start_ms, each[0].run_id)))
 
@@ -94,57 +94,19 @@ class SnapshotStore:
         )
         return islice(found, limit)
 
-    def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
-        """Return a run with all its texts, uncached."""
-        return self._store.get(run_id)
-
-    def experiment(self, name: str) -> Experiment | None:
-        """Return an experiment, uncached."""
-        return self._store.experiment(name)
-
-    def experiments(self) -> list[Experiment]:
-        """Return all experiments, uncached."""
-        return self._store.experiments()
-
-    def ensure_experiment(self, name: str) -> Experiment:
-        """Return an experiment, created if missing."""
-        return self._store.ensure_experiment(name)
-
-    def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
-        """Record a run."""
-        return self._store.record(experiment_id, run, maybe_there=maybe_there)
-
-    def update(self, run_id: str, change: RunChange) -> None:
-        """Update a run."""
-        self._store.update(run_id, change)
-
-    def touch(self, experiment_id: str) -> None:
-        """Change the revision of an experiment."""
-        self._store.touch(experiment_id)
-
-    def tag_experiment(self, experiment_id: str, tags: Mapping[str, str]) -> None:
-        """Set tags of an experiment."""
-        self._store.tag_experiment(experiment_id, tags)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
 
 
-# Entries per cache.
+# Number of values in each cache of `Queries`.
 SMALL = 256  # boards, judging status
-COUNTS = 256  # at least; grows to the number of experiments
+COUNTS = 256  # cell counts; grows to the number of experiments
 LARGE = 8  # reports and answers, up to a few MB each
 PAIRS = 32  # comparisons of two rows, up to a few hundred kB each
 CHARTS = 96  # about 25 kB each
-TABLES = 16  # prepared and rendered, half a MB for 300 rows
+TABLES = 16  # rendered boards, half a MB for 300 rows
 
-_COPIES = 10  # runs of one record that are searched; more than one is rare
-
-
-@dataclass(frozen=True)
-class ExperimentsQuery:
-    """Filter and page of a list of experiments."""
-
-    q: str = ""  # substring of the name, ignoring case
-    limit: int = sys.maxsize
-    after: str | None = None
+_MAX_COPIES = 10  # runs with the same record id; more than one is rare
 
 
 @dataclass(frozen=True)
@@ -157,15 +119,14 @@ class ExperimentsPage:
 
 
 RunSort = Literal["-started", "composite", "-composite"]
-
-
-MOST_WHERE = 20
-_LONGEST_VALUE = 250
+MAX_CONDITIONS = 20  # values of `where`
+# Maximum number of characters.
+_MAX_CONDITION = 500
+_MAX_VALUE = 250
 _MAX_CURSOR = 400
-_LONGEST_WHERE = 500
-_PREVIEW = 140  # characters of an answer in the list
-_NAMED = {**FILTERS, "persona": "params.persona", "judge_pending": "judge_pending"}
-_Text = Annotated[str | None, Field(max_length=_LONGEST_VALUE)]
+_MAX_PREVIEW = 140  # of an answer in the list
+_FILTER_KEYS = {**FILTERS, "persona": "params.persona", "judge_pending": "judge_pending"}
+_Text = Annotated[str | None, Field(max_length=_MAX_VALUE)]
 
 
 class RunFilters(BaseModel):
@@ -181,11 +142,11 @@ class RunFilters(BaseModel):
     kind: RunKind = RunKind.CELL
     judge_pending: bool | None = Field(None, description="Whether the run waits for a judge.")
     superseded: bool = Field(False, description="Include runs replaced by a later attempt.")
-    q: str | None = Field(None, max_length=_LONGEST_VALUE, description="Only answers with this text, ignoring case.")
+    q: str | None = Field(None, max_length=_MAX_VALUE, description="Only answers with this text, ignoring case.")
     sort: RunSort = Field("-started", description="Order: newest first, or by composite, lowest or highest first.")
     where: list[str] = Field(
         [],
-        max_length=MOST_WHERE,
+        max_length=MAX_CONDITIONS,
         description="KEY=VALUE: any tag, or params.NAME; repeatable.",
         examples=["suite=tips"],
     )
@@ -197,25 +158,25 @@ class RunFilters(BaseModel):
     @property
     def conditions(self) -> dict[str, str]:
         """The filters on params and tags, by key. Raises Invalid if a key has two values."""
-        named = {name: _text(getattr(self, name)) for name in _NAMED}
-        filters = {_NAMED[name]: value for name, value in named.items() if value is not None}
+        named = {name: _text(getattr(self, name)) for name in _FILTER_KEYS}
+        filters = {_FILTER_KEYS[name]: value for name, value in named.items() if value is not None}
         with options_at("query"):
-            where = parse_filters([text[:_LONGEST_WHERE] for text in self.where], filters)
+            where = parse_filters([text[:_MAX_CONDITION] for text in self.where], filters)
         return {"kind": str(self.kind), **dict(where)}
 
     @property
     def narrowed(self) -> bool:
         """Whether any filter other than kind is set."""
-        return any(getattr(self, name) is not None for name in (*_NAMED, "q")) or bool(self.where)
+        return any(getattr(self, name) is not None for name in (*_FILTER_KEYS, "q")) or bool(self.where)
 
     def query(self, **changes: object) -> str:
         """Return the filters with `changes` as a query string; defaults are omitted."""
         values = {**{name: getattr(self, name) for name in type(self).model_fields}, **changes}
-        usual = {name: field.get_default() for name, field in type(self).model_fields.items()}
+        defaults = {name: field.get_default() for name, field in type(self).model_fields.items()}
         pairs = [
             (name, _text(each))
             for name, value in values.items()
-            if value != usual[name]
+            if value != defaults[name]
             for each in (value if isinstance(value, list) else [value])
         ]
         return urlencode([(name, text) for name, text in pairs if text is not None], errors="backslashreplace")
@@ -226,9 +187,9 @@ RunsQuery = Annotated[RunFilters, Query()]
 
 def filters_of(query: Mapping[str, Any]) -> RunFilters:
     """Parse the filters of a page's URL; empty form fields are ignored."""
-    given = {name: value for name, value in query.items() if value not in ("", None) and name != "where"}
+    values = {name: value for name, value in query.items() if value not in ("", None) and name != "where"}
     where = [text for text in query.get("where", []) if text.strip()]
-    return checked(RunFilters, {**given, "where": where}, "query")
+    return checked(RunFilters, {**values, "where": where}, "query")
 
 
 def _text(value: object) -> str | None:
@@ -249,13 +210,17 @@ class Queries:
         self.charts = Cache(CHARTS)
         self.tables = Cache(TABLES)
 
-    def experiments(self, store: RunStore, query: ExperimentsQuery) -> ExperimentsPage:
-        """Return a page of tipbench experiments; cells are counted only for experiments on the page."""
+    def experiments(
+        self, store: RunStore, q: str = "", *, limit: int = sys.maxsize, after: str | None = None
+    ) -> ExperimentsPage:
+        """Return a page of tipbench experiments whose name contains `q`, ignoring case.
+
+        Cells are counted only for experiments on the page.
+        """
         known = experiments(store)
         self.counts.make_room(len(known))
-        wanted = query.q.strip().casefold()
-        found = [each for each in known if wanted in each.name.casefold()]
-        page, following = page_of(found, _by_name, limit=query.limit, after=query.after)
+        matching = [each for each in known if q.strip().casefold() in each.name.casefold()]
+        page, following = page_of(matching, lambda each: SortKey(0, each.name), limit=limit, after=after)
         all_fit = len(known) <= SNAPSHOTS
         rows = tuple(self._experiment_row(store, each, load_snapshot=all_fit) for each in page)
         return ExperimentsPage(rows, following, total=len(known))
@@ -292,11 +257,11 @@ class Queries:
             if exc.status == 404 and exc.code:
                 raise missing from exc
             raise
-        # MLflow returns runs of any experiment by id: search this experiment for the run's record.
+        # MLflow returns a run of any experiment: check that this experiment has the run.
         record = run.tags.get(RECORD_TAG)
         if record is None:
             raise missing
-        copies = store.search(experiment.experiment_id, where={RECORD_TAG: record}, limit=_COPIES)
+        copies = store.search(experiment.experiment_id, where={RECORD_TAG: record}, limit=_MAX_COPIES)
         if run.run_id not in {copy.run_id for copy in copies}:
             raise missing
         return {**_run_row(experiment, run), "status": run.status, "texts": texts}
@@ -367,9 +332,10 @@ class Queries:
         )
 
     def _experiment_row(self, store: RunStore, experiment: Experiment, *, load_snapshot: bool) -> dict[str, Any]:
-        """Return the row of an experiment; its cells are counted in a snapshot if one is cached, or may be loaded.
+        """Return an experiment with its number of cells by state, and its leader if the board is quickly available.
 
-        Loading those of many experiments would evict the snapshots in use, so their cells are counted in the store.
+        Cells are counted in the cached runs if there are any, or if `load_snapshot`. Otherwise they are read from the
+        store: caching the runs of many experiments would evict those in use.
         """
         key = ("snapshot", experiment.experiment_id, str(RunKind.CELL))
         use_snapshot = load_snapshot or self.snapshots.has(key, revision(experiment))
@@ -404,9 +370,9 @@ class Queries:
                     }
         return {"experiment": experiment.name, **found, "url": experiment.url, "leader": leader}
 
-    def view(self, store: RunStore, experiment: Experiment) -> SnapshotStore:
+    def view(self, store: RunStore, experiment: Experiment) -> RunStore:
         """Return the store with this experiment's runs cached."""
-        return SnapshotStore(store, experiment, self.snapshots)
+        return cast("RunStore", SnapshotStore(store, experiment, self.snapshots))
 
 
 def quote_path(value: object) -> str:
@@ -444,10 +410,6 @@ def _run_row(experiment: Experiment, run: StoredRun) -> dict[str, Any]:
     return {**run_json(run), **times, "url": experiment.run_url(run.run_id)}
 
 
-def _by_name(experiment: Experiment) -> SortKey:
-    return SortKey(0, experiment.name)
-
-
 def answer_text(texts: Mapping[str, str]) -> str:
     """Return a cell's tips, one per line; the raw answer if it has no tips."""
     try:
@@ -469,13 +431,13 @@ def _sort_key(sort: RunSort, run: StoredRun) -> SortKey:
     composite = shown_composite(run.metrics)
     if composite is None:
         return SortKey(sys.maxsize, run.run_id)  # unknown scores last in both orders
-    millionths = round(composite * 1e6)  # a sort key is an integer
+    millionths = round(composite * 1e6)  # sort keys are whole numbers
     return SortKey(-millionths if sort == "-composite" else millionths, run.run_id)
 
 
 CHOICES = ("model", "prompt_version", "scenario", "persona")  # params offered as filters
-MOST_CHOICES = 300
-_SAME = ("model", "prompt_version", "scenario", "repeat")
+MAX_CHOICES = 300
+_CELL_PARAMS = ("model", "prompt_version", "scenario", "repeat")
 _COLUMNS = (
     "run_id", "kind", "model", "prompt", "scenario", "persona", "repeat", "state", "tips", "composite",
     "provisional_composite", "format_ok", "overlong", "diversity", "latency_s", "tokens_per_s", "started", "host",
@@ -495,11 +457,11 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class Related:
-    """Runs related to a cell, newest first, without the run itself."""
+    """Runs related to a cell, newest first; the run itself is not among them."""
 
-    stale: bool = False  # replaced by a newer model digest, prompt text or scenario of the same name
-    tries: tuple[StoredRun, ...] = ()  # same cell_key: failures and retries
-    builds: tuple[StoredRun, ...] = ()  # same cell and conditions, other content
+    stale: bool = False  # the model, prompt or scenario of this name has changed since
+    tries: tuple[StoredRun, ...] = ()  # failures and retries: the same cell_key
+    builds: tuple[StoredRun, ...] = ()  # the same cell and conditions with another version of model, prompt or scenario
     collection: StoredRun | None = None  # the collect that recorded it
 
 
@@ -519,7 +481,7 @@ class RunQueries:
         def read() -> dict[str, list[str]]:
             runs = list(self._runs(kind))
             values = {name: {run.params[name] for run in runs if name in run.params} for name in CHOICES}
-            return {name: sorted(found)[:MOST_CHOICES] for name, found in values.items()}
+            return {name: sorted(found)[:MAX_CHOICES] for name, found in values.items()}
 
         return self._queries.small.get(key, revision(self.experiment), read)
 
@@ -529,7 +491,9 @@ class RunQueries:
         read = self._view.read(self.experiment.experiment_id, where=where, texts=(CANDIDATES, RAW))
         wanted = frozenset(run_ids)
         return {
-            run.run_id: shorten(one_line(answer_text(texts)), _PREVIEW) for run, texts in read if run.run_id in wanted
+            run.run_id: shorten(one_line(answer_text(texts)), _MAX_PREVIEW)
+            for run, texts in read
+            if run.run_id in wanted
         }
 
     def stale(self) -> frozenset[str]:
@@ -547,26 +511,26 @@ class RunQueries:
         found = [run.run_id for run in self._queries.found_runs(self._store, self.experiment, filters)]
         if run_id not in found:
             return Neighbours(total=len(found))
-        at = found.index(run_id)
-        older = found[at + 1] if at + 1 < len(found) else None
-        return Neighbours(found[at - 1] if at else None, older, at + 1, len(found))
+        index = found.index(run_id)
+        older = found[index + 1] if index + 1 < len(found) else None
+        return Neighbours(found[index - 1] if index else None, older, index + 1, len(found))
 
     def related(self, run: Mapping[str, Any]) -> Related:
         """Return the runs related to a cell."""
         params, tags, run_id = run["params"], run["tags"], run["run_id"]
         key, record = tags.get(CELL_TAG), tags.get("collection")
         others = [each for each in self._runs(str(RunKind.CELL)) if each.run_id != run_id]
-        alike = [
+        same_cell = [
             each
             for each in others
             if each.tags.get("conditions") == tags.get("conditions")
-            and all(each.params.get(name) == params.get(name) for name in _SAME)
+            and all(each.params.get(name) == params.get(name) for name in _CELL_PARAMS)
         ]
         collections = self._runs(str(RunKind.COLLECTION), {RECORD_TAG: record}) if record else ()
         return Related(
             stale=run_id in self.stale(),
             tries=tuple(each for each in others if key is not None and each.tags.get(CELL_TAG) == key),
-            builds=tuple(each for each in alike if each.tags.get(CELL_TAG) != key),
+            builds=tuple(each for each in same_cell if each.tags.get(CELL_TAG) != key),
             collection=next(iter(collections), None),
         )
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import re
 import secrets
 import threading
 import time
-from asyncio import Semaphore, timeout
+from asyncio import Semaphore
 from collections import OrderedDict, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,9 +31,10 @@ from tipbench.web.metrics import Metrics
 if TYPE_CHECKING:
     from tipbench.web.auth import Identity
 
+log = logging.getLogger("tipbench.web")
 _PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?", re.ASCII)
-_LONGEST = 255
+_MAX_HOST_LENGTH = 255
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,13 @@ class Hosts:
         allowed = set()
         for name in names:
             text = name.strip().lower()
-            known = _address(text) or host_name(text)
-            if known is None or (":" in text and _address(text.strip("[]")) is None):
+            host = _address(text) or host_name(text)
+            if host is None or (":" in text and _address(text.strip("[]")) is None):
                 raise UsageError(
                     "panel_hosts must be names or addresses without scheme and port, separated by commas "
                     f"(got {name[:80]!r}), for example tips.example.org,10.0.0.7"
                 )
-            allowed.add(known)
+            allowed.add(host)
         return cls(frozenset(allowed))
 
     def allow(self, header: str) -> bool:
@@ -73,14 +75,14 @@ class Hosts:
         if parts.scheme not in ("http", "https") or not parts.netloc or "@" in parts.netloc:
             return False
         name = host_name(parts.netloc)
-        named = name in self.names and not is_loopback_name(name or "")
-        return parts.netloc.lower() == header.lower() or named
+        configured = name in self.names and not is_loopback_name(name or "")
+        return parts.netloc.lower() == header.lower() or configured
 
 
 def host_name(header: str) -> str | None:
     """Return the normalised host name of a Host header, without port; None if the header is invalid."""
     text = header.lower()
-    if not text.isascii() or len(text) > _LONGEST:
+    if not text.isascii() or len(text) > _MAX_HOST_LENGTH:
         return None
     if text.startswith("["):
         inside, bracket, after = text[1:].partition("]")
@@ -113,13 +115,13 @@ def _is_port(text: str) -> bool:
     return bool(_PORT.fullmatch(text)) and int(text) <= 65535
 
 
-FREE_FAILURES = 5  # failed log-ins of a client before it has to wait
+FREE_FAILURES = 5  # failed attempts of a client before it has to wait
 FIRST_WAIT_S = 1.0
-LONGEST_WAIT_S = 900.0
-TRACKED_CLIENTS = 10_000  # the least recent is dropped first
-FAILURE_BURST = 60  # failed log-ins of all clients together
+MAX_WAIT_S = 900.0
+MAX_CLIENTS = 10_000  # the least recent is dropped first
+FAILURE_BURST = 60  # failed attempts of all clients together
 FAILURES_PER_SECOND = 0.5  # refill rate of FAILURE_BURST: 30 per minute
-_V6_PREFIX = 64  # a client usually controls a whole /64
+_IPV6_PREFIX = 64  # a client usually controls a whole /64 network
 
 
 @dataclass(frozen=True)
@@ -132,35 +134,37 @@ class _Record:
 
 
 class LoginLimiter:
-    """Back-off per client plus a global limit, for failed attempts only. Thread-safe."""
+    """Limits failed attempts: a back-off per client, and a limit for all clients together. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._clients: OrderedDict[str, _Record] = OrderedDict()
-        self._room = float(FAILURE_BURST)
-        self._filled_at = clock()
+        self._allowance = float(FAILURE_BURST)
+        self._refilled_at = clock()
 
     def admit(self, client: str) -> float:
         """Count a failed attempt and return 0, or return the seconds to wait if it is not allowed yet."""
         with self._lock:
             now = self._clock()
-            self._room = min(float(FAILURE_BURST), self._room + (now - self._filled_at) * FAILURES_PER_SECOND)
-            self._filled_at = now
+            self._allowance = min(
+                float(FAILURE_BURST), self._allowance + (now - self._refilled_at) * FAILURES_PER_SECOND
+            )
+            self._refilled_at = now
             record = self._clients.get(client)
             if record is None or record.forget_at <= now:
                 record = _Record(0, 0.0, 0.0)
             if record.free_at > now:
                 return record.free_at - now
-            if self._room < 1:
-                return (1 - self._room) / FAILURES_PER_SECOND
-            self._room -= 1
+            if self._allowance < 1:
+                return (1 - self._allowance) / FAILURES_PER_SECOND
+            self._allowance -= 1
             failures = record.failures + 1
-            over = failures - FREE_FAILURES
-            wait = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(over, 32)) if over >= 0 else 0.0
-            self._clients[client] = _Record(failures, now + wait, now + wait + LONGEST_WAIT_S)
+            doublings = failures - FREE_FAILURES
+            wait_s = min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** min(doublings, 32)) if doublings >= 0 else 0.0
+            self._clients[client] = _Record(failures, now + wait_s, now + wait_s + MAX_WAIT_S)
             self._clients.move_to_end(client)
-            while len(self._clients) > TRACKED_CLIENTS:
+            while len(self._clients) > MAX_CLIENTS:
                 self._clients.popitem(last=False)
             return 0.0
 
@@ -169,7 +173,7 @@ class LoginLimiter:
 
 
 def client_key(host: str | None) -> str:
-    """Return one key for all addresses that a client may use: IPv6 addresses by /64 network."""
+    """Return the key of a client for rate limits: its address, for IPv6 its /64 network."""
     try:
         address = ipaddress.ip_address(host or "")
     except ValueError:
@@ -177,14 +181,12 @@ def client_key(host: str | None) -> str:
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return str(address.ipv4_mapped)
-        network = ipaddress.ip_network((int(address), _V6_PREFIX), strict=False)
+        network = ipaddress.ip_network((int(address), _IPV6_PREFIX), strict=False)
         return str(network.network_address)
     return str(address)
 
 
-log = logging.getLogger("tipbench.web")
-
-BODY_BYTES = 1_000_000
+MAX_BODY_BYTES = 1_000_000
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -200,7 +202,7 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
     "Cache-Control": "no-store",
 }
-_SHEET = re.compile(r"/api/bench/judge/.+/apply|/experiments/.+/judges/import|/judge/preview", re.DOTALL)
+_SHEET_PATHS = re.compile(r"/api/bench/judge/.+/apply|/experiments/.+/judges/import|/judge/preview", re.DOTALL)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{8,64}", re.ASCII)
 
 
@@ -224,16 +226,16 @@ class SecurityMiddleware:
             await send({"type": "websocket.close", "code": 1008})
             return
         started = self._clock()
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)  # only what is safe to log
-        scope.setdefault("state", {})["request_id"] = request_id
-        outgoing = _Outgoing(send, request_id, self._clock)
+        client_id = Headers(scope=scope).get("x-request-id", "")
+        request_id = client_id if _REQUEST_ID.fullmatch(client_id) else secrets.token_hex(8)  # safe to log
+        scope.setdefault("state", {}).update(request_id=request_id, arrived=started)
+        outgoing = _Sender(send, request_id, self._clock)
         try:
             refusal = self._refusal(scope)
             if refusal is not None:
                 await refusal(scope, receive, outgoing)
             else:
-                await self._app(scope, _bounded(scope, receive), outgoing)
+                await self._app(scope, _bounded(scope, receive, self._clock), outgoing)
             failure: Any = scope["state"].get("failure")
             if failure is not None:
                 log.warning("request %s: %s: %r", request_id, type(failure).__name__, str(failure)[:2000])
@@ -248,8 +250,8 @@ class SecurityMiddleware:
         finally:
             route = getattr(scope.get("route"), "path", "unmatched")
             # Time to the start of the response, since event streams stay open.
-            ended = outgoing.begun if outgoing.begun is not None else self._clock()
-            self._metrics.observe(scope["method"], route, outgoing.status, ended - started)
+            responded = outgoing.started if outgoing.started is not None else self._clock()
+            self._metrics.observe(scope["method"], route, outgoing.status, responded - started)
 
     def _refusal(self, scope: Scope) -> Json | None:
         names = [value.decode("latin-1") for key, value in scope["headers"] if key == b"host"]
@@ -260,7 +262,7 @@ class SecurityMiddleware:
                 "the operator to add it to TIPBENCH_PANEL_HOSTS."
             )
             return Json(error_json("host_refused", message, "header.host"), 400)
-        limit, length = _limit(scope["path"]), Headers(scope=scope).get("content-length", "0")
+        limit, length = _max_body(scope["path"]), Headers(scope=scope).get("content-length", "0")
         if not (length.isascii() and length.isdigit()) or int(length[:20]) > limit:
             return Json(error_json("too_large", _too_large(limit), "body"), 413, headers={"Connection": "close"})
         return None
@@ -284,7 +286,7 @@ class CompressionMiddleware:
         await (self._compressing if compressed else self._app)(scope, receive, send)
 
 
-class _Outgoing:
+class _Sender:
     """Wraps `send`: adds default headers and the request id to every response."""
 
     def __init__(self, send: Send, request_id: str, clock: Callable[[], float]) -> None:
@@ -292,11 +294,11 @@ class _Outgoing:
         self._request_id = request_id
         self._clock = clock
         self.status = 0
-        self.begun: float | None = None
+        self.started: float | None = None
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.status, self.begun = message["status"], self._clock()
+            self.status, self.started = message["status"], self._clock()
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers.setdefault(name, value)
@@ -304,18 +306,20 @@ class _Outgoing:
         await self._send(message)
 
 
-def _bounded(scope: Scope, receive: Receive) -> Receive:
-    """Limit the body while it is read: Content-Length may be missing or too low.
+def _bounded(scope: Scope, receive: Receive, clock: Callable[[], float]) -> Receive:
+    """Limit the body while it is read, because Content-Length may be missing or too low.
 
-    `state.most_bytes` may lower the limit after authentication, before the body is read.
+    `state.max_bytes`, set by authentication, may lower the limit. Sets `state.arrived` when the body is complete.
     """
     announced, seen = int(Headers(scope=scope).get("content-length", "0")[:20]), 0
 
     async def counted() -> Message:
         nonlocal seen
         message = await receive()
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            scope["state"]["arrived"] = clock()
         seen += len(message.get("body", b""))
-        limit = min(_limit(scope["path"]), scope["state"].get("most_bytes", SHEET_BYTES))
+        limit = min(_max_body(scope["path"]), scope["state"].get("max_bytes", SHEET_BYTES))
         if max(seen, announced) > limit:
             raise TooLarge(_too_large(limit), path="body", headers={"Connection": "close"})
         return message
@@ -323,43 +327,59 @@ def _bounded(scope: Scope, receive: Receive) -> Receive:
     return counted
 
 
-def _limit(path: str) -> int:
-    return SHEET_BYTES if _SHEET.fullmatch(path) else BODY_BYTES
+def _max_body(path: str) -> int:
+    return SHEET_BYTES if _SHEET_PATHS.fullmatch(path) else MAX_BODY_BYTES
 
 
 def _too_large(limit: int) -> str:
     return f"The body of this request may have at most {limit // 1_000_000} MB. Send less at a time."
 
 
-JUDGES_AT_ONCE = 1
-ADMINS_AT_ONCE = 4
-JUDGES_REQUESTS = 6  # of any kind, as many as a browser sends at once; more wait without using a thread
-SHEETS_AT_ONCE = 2  # filled sheets in memory, over all tokens
-JUDGES_BYTES = 8_000_000  # maximum size of a judge's filled sheet; admins have the general limit
-WAIT_S = 2.0  # for the token's previous request: a second tab, or a client faster than our cleanup
+# Exports, previews, applies and closes of one token at a time.
+MAX_JUDGE_SHEET_REQUESTS = 1
+MAX_ADMIN_SHEET_REQUESTS = 4
+MAX_JUDGE_REQUESTS = 6  # of any kind, as many as a browser sends at once; more wait without using a thread
+MAX_SHEETS = 2  # filled sheets in memory, over all tokens
+MAX_JUDGE_SHEET_BYTES = 8_000_000  # of a judge's filled sheet; admins have the general limit
+JUDGES_RESPONSE_S = 2.0
+WAIT_S = 5.0  # for the token's previous request, such as a second tab's; longer than JUDGES_RESPONSE_S
 SHEET_WAIT_S = 20.0
 REQUEST_WAIT_S = 20.0
 
 
 class ConcurrencyLimits:
-    """Semaphores per token and for filled sheets. Not thread-safe: use on the event loop only."""
+    """Semaphores per token and for filled sheets, and the time of a judge's response.
+
+    Not thread-safe: use on the event loop only.
+    """
 
     def __init__(self) -> None:
-        self._sheets = Semaphore(SHEETS_AT_ONCE)
-        self._requests: defaultdict[str, Semaphore] = defaultdict(lambda: Semaphore(JUDGES_REQUESTS))
-        self._judges: defaultdict[str, Semaphore] = defaultdict(lambda: Semaphore(JUDGES_AT_ONCE))
-        self._admins: defaultdict[str, Semaphore] = defaultdict(lambda: Semaphore(ADMINS_AT_ONCE))
+        self._sheets = Semaphore(MAX_SHEETS)
+        self._requests: defaultdict[str, Semaphore] = defaultdict(lambda: Semaphore(MAX_JUDGE_REQUESTS))
+        self._tokens: dict[str, Semaphore] = {}
+        self.judges_response_s = JUDGES_RESPONSE_S
+        self.clock: Callable[[], float] = time.perf_counter
+        self.sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     @asynccontextmanager
-    async def taken(self, who: Identity) -> AsyncIterator[None]:
-        """Hold one of the token's slots. Raises Busy if none becomes free within WAIT_S."""
-        places, most = (self._judges, JUDGES_AT_ONCE) if who.is_judge else (self._admins, ADMINS_AT_ONCE)
+    async def slot(self, who: Identity) -> AsyncIterator[None]:
+        """Hold one of the token's slots for work on sheets. Raises Busy if none becomes free within WAIT_S."""
+        limit = MAX_JUDGE_SHEET_REQUESTS if who.is_judge else MAX_ADMIN_SHEET_REQUESTS
         refusal = (
-            f"A token may run {plural(most, 'export, preview, apply or close request')} at a time. "
+            f"A token may run {plural(limit, 'export, preview, apply or close request')} at a time. "
             "Nothing was changed; try again when the running request has finished."
         )
-        async with _held(places[who.token_id], WAIT_S, refusal):
+        async with _held(self._tokens.setdefault(who.token_id, Semaphore(limit)), WAIT_S, refusal):
             yield
+
+    async def wait_to_respond(self, arrived: float) -> None:
+        """Wait until JUDGES_RESPONSE_S after `arrived`; if that has passed, for a random part of JUDGES_RESPONSE_S.
+
+        Long notes of another judge make an answer slower to apply than a control. A judge could find the controls by
+        the time of its responses if that time depended on the work.
+        """
+        left_s = arrived + self.judges_response_s - self.clock()
+        await self.sleep(left_s if left_s > 0 else secrets.SystemRandom().uniform(0, self.judges_response_s))
 
     @asynccontextmanager
     async def request(self, who: Identity) -> AsyncIterator[None]:
@@ -367,7 +387,7 @@ class ConcurrencyLimits:
         if not who.is_judge:
             yield
             return
-        refusal = f"A judge's token may send {JUDGES_REQUESTS} requests at a time. Try again shortly."
+        refusal = f"A judge's token may send {MAX_JUDGE_REQUESTS} requests at a time. Try again shortly."
         async with _held(self._requests[who.token_id], REQUEST_WAIT_S, refusal):
             yield
 
@@ -380,23 +400,24 @@ class ConcurrencyLimits:
 
 
 @asynccontextmanager
-async def _held(places: Semaphore, wait_s: float, refusal: str) -> AsyncIterator[None]:
+async def _held(slots: Semaphore, wait_s: float, refusal: str) -> AsyncIterator[None]:
+    """Hold one of the slots. Raises Busy with the message `refusal` if none becomes free within `wait_s`."""
     try:
-        async with timeout(wait_s):
-            await places.acquire()
+        async with asyncio.timeout(wait_s):
+            await slots.acquire()
     except TimeoutError as exc:
         raise Busy(refusal) from exc
     try:
         yield
     finally:
-        places.release()
+        slots.release()
 
 
 @dataclass
 class StreamLimits:
     """Limits, intervals and number of open streams. Not thread-safe: use on the event loop only."""
 
-    most: int = 64
+    max_open: int = 64
     poll_s: float = 0.5
     heartbeat_s: float = 15.0
     open: int = 0

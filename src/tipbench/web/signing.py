@@ -19,9 +19,9 @@ SIGNATURE = "Tipbench-Signature"  # v1= and 64 hexadecimal digits
 DELIVERY = "Tipbench-Delivery"  # the same for every attempt of one delivery; also in the body
 EVENT = "Tipbench-Event"  # for logs and routing; also in the body, which is signed
 TOLERANCE_S = 300
-SHORTEST_SECRET = 20
+MIN_SECRET_LENGTH = 20
 _VERSION = "v1="
-_LONGEST_TIME = 12
+_MAX_TIME_DIGITS = 12
 
 
 class DeliveryRefused(Exception):
@@ -77,7 +77,7 @@ def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float, see
     """
     known = {name.lower(): value for name, value in headers.items()}
     time_text, signature = known.get(TIME.lower(), ""), known.get(SIGNATURE.lower(), "")
-    if not (time_text.isascii() and time_text.isdigit() and len(time_text) <= _LONGEST_TIME and signature):
+    if not (time_text.isascii() and time_text.isdigit() and len(time_text) <= _MAX_TIME_DIGITS and signature):
         raise DeliveryRefused("unsigned", f"A delivery needs the headers {TIME} and {SIGNATURE}.")
     expected = sign(secret, int(time_text), body)
     if not hmac.compare_digest(expected.encode(), signature.encode("utf-8", "replace")):

@@ -9,8 +9,8 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal, Self
 from urllib.parse import quote, urlsplit
@@ -36,10 +36,11 @@ from tipbench.web.deps import Panel
 from tipbench.web.options import check_secret
 from tipbench.web.queries import revision
 from tipbench.web.security import host_name
-from tipbench.web.signing import SHORTEST_SECRET, signed_headers
+from tipbench.web.signing import MIN_SECRET_LENGTH, signed_headers
 
-_LONGEST_URL = 2000
-_PLAIN = "http://"
+log = logging.getLogger("tipbench.web")
+_MAX_URL = 2000
+_HTTP = "http://"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class WebhookOptions:
         name = host_name(urlsplit(self.url).netloc)
         if name is None:
             raise UsageError("hook_url has no valid host. Example: https://judge.example.org/tipbench")
-        if is_loopback(self.url) or f"{_PLAIN}{name}" in self.hosts:
+        if is_loopback(self.url) or f"{_HTTP}{name}" in self.hosts:
             return
         if name not in self.hosts:
             raise UsageError(
@@ -69,20 +70,20 @@ class WebhookOptions:
             )
         if urlsplit(self.url).scheme != "https":
             raise UsageError(
-                f"hook_url uses plain HTTP to {name}. Use HTTPS, or allow it with TIPBENCH_HOOK_HOSTS={_PLAIN}{name}"
+                f"hook_url uses plain HTTP to {name}. Use HTTPS, or allow it with TIPBENCH_HOOK_HOSTS={_HTTP}{name}"
             )
 
 
 def hook_options(settings: Settings) -> WebhookOptions | None:
     """Return the configured webhook, or None. Raises UsageError with the invalid setting."""
-    given = settings.operator()
-    if not given.hook_url:
+    operator = settings.operator()
+    if not operator.hook_url:
         return None
-    hosts, url = frozenset(_host(each) for each in given.hook_hosts), given.hook_url.strip()
-    if len(url) > _LONGEST_URL or not url.isascii() or not is_http_url(url):
+    hosts, url = frozenset(_host(each) for each in operator.hook_hosts), operator.hook_url.strip()
+    if len(url) > _MAX_URL or not url.isascii() or not is_http_url(url):
         raise UsageError(
-            f"hook_url must be an HTTP URL of at most {_LONGEST_URL} ASCII characters (got "
-            f"{shown_address(given.hook_url)[:80]!r}), for example https://judge.example.org/tipbench"
+            f"hook_url must be an HTTP URL of at most {_MAX_URL} ASCII characters (got "
+            f"{shown_address(operator.hook_url)[:80]!r}), for example https://judge.example.org/tipbench"
         )
     parts = urlsplit(url)
     if "@" in parts.netloc or parts.fragment:
@@ -96,8 +97,8 @@ def hook_options(settings: Settings) -> WebhookOptions | None:
             "hook_url is set but TIPBENCH_HOOK_SECRET is not; the receiver needs it to verify requests. "
             "Create one with `openssl rand -hex 32` and configure it in the receiver too."
         )
-    check_secret("TIPBENCH_HOOK_SECRET", secret, SHORTEST_SECRET)
-    options = WebhookOptions(url, secret, hosts, given.hook_watch_s)
+    check_secret("TIPBENCH_HOOK_SECRET", secret, MIN_SECRET_LENGTH)
+    options = WebhookOptions(url, secret, hosts, operator.hook_watch_s)
     options.check()
     return options
 
@@ -113,7 +114,7 @@ def shown_address(url: str) -> str:
 
 
 def _host(text: str) -> str:
-    plain = _PLAIN if text.lower().startswith(_PLAIN) else ""
+    plain = _HTTP if text.lower().startswith(_HTTP) else ""
     bare = text[len(plain) :].removeprefix("https://").strip("/")
     name = host_name(f"[{bare}]" if bare.count(":") > 1 and not bare.startswith("[") else bare)
     if name is None or (":" in bare and ":" not in name):
@@ -124,9 +125,9 @@ def _host(text: str) -> str:
     return plain + name
 
 
-KEPT = 500  # finished deliveries
+MAX_FINISHED = 500  # deliveries stored; the oldest are deleted first
 _DELIVERY = "id, event, experiment, body, state, created, next_try"
-_THERE = "receiver = ? AND place = ? AND experiment_id = ?"
+_WHERE = "receiver = ? AND place = ? AND experiment_id = ?"
 
 Event = Literal["cells.pending", "test"]
 Watched = tuple[str, str]  # identity of an MLflow server, and an experiment's id there
@@ -142,18 +143,8 @@ class DeliveryState(StrEnum):
 
 
 @dataclass(frozen=True)
-class Message:
-    """A message with its serialised body."""
-
-    id: str
-    event: Event
-    experiment: str | None
-    body: str
-
-
-@dataclass(frozen=True)
 class Attempt:
-    """An attempt. `status` is None without a response; `reason` is empty on success."""
+    """An attempt to send a delivery. `status` is None without a response; `reason` is empty on success."""
 
     number: int
     time: float
@@ -162,27 +153,31 @@ class Attempt:
     reason: str
 
     @property
-    def taken(self) -> bool:
-        """Whether the receiver accepted the delivery."""
-        return self.status is not None and 200 <= self.status < 300
+    def final_state(self) -> DeliveryState:
+        """State of the delivery if there is no further attempt."""
+        accepted = self.status is not None and 200 <= self.status < 300
+        return DeliveryState.DELIVERED if accepted else DeliveryState.FAILED
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """A message with its delivery state and attempts."""
+    """A message to the receiver, with its body as JSON and all attempts to send it."""
 
-    message: Message
+    id: str
+    event: Event
+    experiment: str | None
+    body: str
     state: DeliveryState
     created: float
-    next_try: float | None
+    next_try: float | None = None
     attempts: tuple[Attempt, ...] = ()
 
     def response(self) -> DeliveryShape:
         """Return the delivery for clients."""
         return DeliveryShape(
-            id=self.message.id,
-            event=self.message.event,
-            experiment=self.message.experiment,
+            id=self.id,
+            event=self.event,
+            experiment=self.experiment,
             state=self.state.value,
             created=iso(self.created),
             next_try=iso(self.next_try),
@@ -190,7 +185,7 @@ class Delivery:
                 AttemptShape.model_validate({**vars(each), "time": iso(each.time), "reason": each.reason or None})
                 for each in self.attempts
             ],
-            payload=json.loads(self.message.body),
+            payload=json.loads(self.body),
         )
 
 
@@ -206,31 +201,31 @@ class WebhookStore:
 
     def revision(self, watched: Watched) -> str | None:
         """Return the experiment's revision at the last check; None if it was never checked."""
-        rows = self._database.rows(f"SELECT revision FROM hook_seen WHERE {_THERE}", (self._receiver, *watched))  # noqa: S608
+        rows = self._database.rows(f"SELECT revision FROM hook_seen WHERE {_WHERE}", (self._receiver, *watched))  # noqa: S608
         return str(rows[0][0]) if rows else None
 
     def reported(self, watched: Watched) -> frozenset[str]:
-        """Return the run ids already reported as pending that were still pending at the last check."""
-        rows = self._database.rows(f"SELECT run_id FROM hook_told WHERE {_THERE}", (self._receiver, *watched))  # noqa: S608
+        """Return the ids of the runs that were pending at the last check; they are reported already."""
+        rows = self._database.rows(f"SELECT run_id FROM hook_told WHERE {_WHERE}", (self._receiver, *watched))  # noqa: S608
         return frozenset(str(run_id) for (run_id,) in rows)
 
-    def note(self, watched: Watched, revision: str, pending: Collection[str], message: Message | None) -> None:
-        """Save the result of a check and its message in one transaction.
+    def save_check(self, watched: Watched, revision: str, pending: Collection[str], delivery: Delivery | None) -> None:
+        """Save the result of a check and its delivery in one transaction.
 
         Runs that are no longer pending are removed, so they are reported again if reopened.
         """
         key = (self._receiver, *watched)
         with self._database.transaction() as db:
             db.execute("INSERT OR REPLACE INTO hook_seen VALUES (?, ?, ?, ?)", (*key, revision))
-            db.execute(f"DELETE FROM hook_told WHERE {_THERE}", key)  # noqa: S608
+            db.execute(f"DELETE FROM hook_told WHERE {_WHERE}", key)  # noqa: S608
             db.executemany("INSERT INTO hook_told VALUES (?, ?, ?, ?)", [(*key, run_id) for run_id in pending])
-            if message is not None:
+            if delivery is not None:
                 db.execute(
-                    f"UPDATE hook_deliveries SET state = ?, next_try = NULL WHERE {_THERE} AND state = ? AND event = ?",  # noqa: S608
-                    (DeliveryState.REPLACED, *key, DeliveryState.QUEUED, message.event),
+                    f"UPDATE hook_deliveries SET state = ?, next_try = NULL WHERE {_WHERE} AND state = ? AND event = ?",  # noqa: S608
+                    (DeliveryState.REPLACED, *key, DeliveryState.QUEUED, delivery.event),
                 )
-                self._insert(db, message, watched, DeliveryState.QUEUED, self._clock())
-        if message is not None:
+                self._insert(db, delivery, watched)
+        if delivery is not None:
             self._tidy()
 
     # deliveries
@@ -240,32 +235,32 @@ class WebhookStore:
         where = "receiver = ? AND state = ? AND next_try <= ? ORDER BY next_try, created LIMIT 1"
         return next(iter(self._read(where, (self._receiver, DeliveryState.QUEUED, self._clock()))), None)
 
-    def attempted(self, delivery: Delivery, attempt: Attempt, next_try: float | None) -> None:
+    def save_attempt(self, delivery: Delivery, attempt: Attempt, next_try: float | None) -> None:
         """Save an attempt. If it fails with `next_try` None, the delivery fails and its runs will be reported again."""
-        queued = not attempt.taken and next_try is not None
-        ended = DeliveryState.DELIVERED if attempt.taken else DeliveryState.FAILED
-        state = DeliveryState.QUEUED if queued else ended
+        state = attempt.final_state
+        if state is DeliveryState.FAILED and next_try is not None:
+            state = DeliveryState.QUEUED
         with self._database.transaction() as db:
-            _keep_attempt(db, delivery.message.id, attempt)
+            _insert_attempt(db, delivery.id, attempt)
             db.execute(
                 "UPDATE hook_deliveries SET state = ?, next_try = ? WHERE id = ?",
-                (state, next_try if queued else None, delivery.message.id),
+                (state, next_try if state is DeliveryState.QUEUED else None, delivery.id),
             )
             if state is DeliveryState.FAILED:
                 db.execute(
                     "DELETE FROM hook_told WHERE (receiver, place, experiment_id) IN"
                     " (SELECT receiver, place, experiment_id FROM hook_deliveries WHERE id = ?)",
-                    (delivery.message.id,),
+                    (delivery.id,),
                 )
 
-    def tried_once(self, message: Message, attempt: Attempt) -> Delivery:
-        """Save a test message with its only attempt."""
-        state = DeliveryState.DELIVERED if attempt.taken else DeliveryState.FAILED
+    def save_test(self, delivery: Delivery, attempt: Attempt) -> Delivery:
+        """Save a test delivery with its only attempt; return it in its final state."""
+        delivery = replace(delivery, state=attempt.final_state, next_try=None, attempts=(attempt,))
         with self._database.transaction() as db:
-            self._insert(db, message, ("", ""), state, None)
-            _keep_attempt(db, message.id, attempt)
+            self._insert(db, delivery, ("", ""))
+            _insert_attempt(db, delivery.id, attempt)
         self._tidy()
-        return Delivery(message, state, attempt.time, None, (attempt,))
+        return delivery
 
     def all(self) -> list[Delivery]:
         """Return all stored deliveries, newest first, including those to earlier receivers."""
@@ -273,12 +268,8 @@ class WebhookStore:
 
     def queued(self) -> int:
         """Return the number of queued deliveries."""
-        where = "receiver = ? AND state = ?"
-        rows = self._database.rows(
-            f"SELECT COUNT(*) FROM hook_deliveries WHERE {where}",  # noqa: S608
-            (self._receiver, DeliveryState.QUEUED),
-        )
-        return int(rows[0][0])
+        statement = "SELECT COUNT(*) FROM hook_deliveries WHERE receiver = ? AND state = ?"
+        return int(self._database.rows(statement, (self._receiver, DeliveryState.QUEUED))[0][0])
 
     def abandon_others(self) -> None:
         """Mark queued deliveries to other receivers as failed; they are not sent to the new URL."""
@@ -288,16 +279,10 @@ class WebhookStore:
                 (DeliveryState.FAILED, self._receiver, DeliveryState.QUEUED),
             )
 
-    def _insert(
-        self, db: Connection, message: Message, watched: Watched, state: DeliveryState, next_try: float | None
-    ) -> None:
-        values = (message.id, self._receiver, message.event, *watched, message.experiment, message.body)
-        db.execute(
-            "INSERT INTO hook_deliveries"
-            " (id, receiver, event, place, experiment_id, experiment, body, state, created, next_try)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*values, state, self._clock(), next_try),
-        )
+    def _insert(self, db: Connection, delivery: Delivery, watched: Watched) -> None:
+        columns = f"receiver, place, experiment_id, {_DELIVERY}"
+        values = (self._receiver, *watched, *(getattr(delivery, name) for name in _DELIVERY.split(", ")))
+        db.execute(f"INSERT INTO hook_deliveries ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)  # noqa: S608
 
     def _read(self, where: str, values: tuple[object, ...]) -> list[Delivery]:
         found = self._database.rows(f"SELECT {_DELIVERY} FROM hook_deliveries WHERE {where}", values)  # noqa: S608
@@ -311,8 +296,8 @@ class WebhookStore:
             if delivery in attempts:
                 attempts[delivery].append(Attempt(*attempt))
         return [
-            Delivery(Message(*message), DeliveryState(state), created, next_try, tuple(attempts[message[0]]))
-            for *message, state, created, next_try in found
+            Delivery(id_, event, experiment, body, DeliveryState(state), created, next_try, tuple(attempts[id_]))
+            for id_, event, experiment, body, state, created, next_try in found
         ]
 
     def _tidy(self) -> None:
@@ -320,22 +305,21 @@ class WebhookStore:
             db.execute(
                 "DELETE FROM hook_deliveries WHERE state <> ?1 AND id NOT IN"
                 " (SELECT id FROM hook_deliveries WHERE state <> ?1 ORDER BY created DESC LIMIT ?2)",
-                (DeliveryState.QUEUED, KEPT),
+                (DeliveryState.QUEUED, MAX_FINISHED),
             )
             db.execute("DELETE FROM hook_attempts WHERE delivery NOT IN (SELECT id FROM hook_deliveries)")
 
 
-def _keep_attempt(db: Connection, delivery: str, attempt: Attempt) -> None:
+def _insert_attempt(db: Connection, delivery: str, attempt: Attempt) -> None:
     values = (delivery, attempt.number, attempt.time, attempt.took_s, attempt.status, attempt.reason)
     db.execute("INSERT INTO hook_attempts VALUES (?, ?, ?, ?, ?, ?)", values)
 
 
 TICK_S = 1.0
-ANSWER_S = 10.0  # timeout of a whole attempt
-WAITS_S = (1.0, 10.0, 60.0, 600.0, 3600.0, 6 * 3600.0)  # after each failed attempt; one more attempt than waits
-_LONGEST_REASON = 300
+ATTEMPT_TIMEOUT_S = 10.0
+RETRY_WAITS_S = (1.0, 10.0, 60.0, 600.0, 3600.0, 6 * 3600.0)  # after each failed attempt but the last
+_MAX_REASON = 300
 _POLL_S = 0.1
-log = logging.getLogger("tipbench.web")
 
 
 class Stopped(Exception):
@@ -348,64 +332,59 @@ class Poster:
 
     options: WebhookOptions
     clock: Callable[[], float] = time.time
-    answer_s: float = ANSWER_S
+    timeout_s: float = ATTEMPT_TIMEOUT_S
 
-    def post(self, message: Message, number: int, stop: threading.Event) -> Attempt:
-        """Send a message and return the attempt. Raises Stopped if `stop` is set before it finishes."""
+    def post(self, delivery: Delivery, stop: threading.Event) -> Attempt:
+        """Send the next attempt of a delivery and return it. Raises Stopped if `stop` is set before it finishes."""
         began, now = time.monotonic(), self.clock()
         status: int | None = None
         try:
             self.options.check()
-            status = asyncio.run(self._bounded(message, now, stop))
+            status = asyncio.run(self._send_until(stop, delivery, now))
             reason = "" if 200 <= status < 300 else f"responded with {status}"
             if 300 <= status < 400:
                 reason += "; redirects are not followed"
         except (httpx.TimeoutException, TimeoutError):
-            reason = f"no response within {self.answer_s:g} s"
+            reason = f"no response within {self.timeout_s:g} s"
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, TipbenchError) as exc:
             text = f"{type(exc).__name__}: {exc}".replace(self.options.url, shown_address(self.options.url))
-            reason = text[:_LONGEST_REASON]
-        return Attempt(number, now, time.monotonic() - began, status, reason)
+            reason = text[:_MAX_REASON]
+        return Attempt(len(delivery.attempts) + 1, now, time.monotonic() - began, status, reason)
 
-    async def _bounded(self, message: Message, now: float, stop: threading.Event) -> int:
-        """Return the response's status. Raises TimeoutError after `answer_s`, Stopped if `stop` is set."""
-        task = asyncio.ensure_future(self._send(message, now))
-        deadline = time.monotonic() + self.answer_s
+    async def _send_until(self, stop: threading.Event, delivery: Delivery, now: float) -> int:
+        """Return the response's status. Raises TimeoutError after `timeout_s`, Stopped if `stop` is set."""
+        sending = asyncio.ensure_future(self._send(delivery, now))
         try:
-            while not task.done():
-                if stop.is_set():
-                    raise Stopped
-                if time.monotonic() > deadline:
-                    raise TimeoutError
-                await asyncio.wait({task}, timeout=_POLL_S)
-            return await task
+            async with asyncio.timeout(self.timeout_s):
+                while not sending.done():
+                    if stop.is_set():
+                        raise Stopped
+                    await asyncio.wait({sending}, timeout=_POLL_S)
+                return sending.result()
         finally:
-            task.cancel()
-            await asyncio.wait({task})
-            if not task.cancelled():
-                task.exception()  # mark as retrieved, so that asyncio does not log it
+            sending.cancel()
 
-    async def _send(self, message: Message, now: float) -> int:
-        url, body = self.options.url, message.body.encode()
+    async def _send(self, delivery: Delivery, now: float) -> int:
+        url, body = self.options.url, delivery.body.encode()
         headers = {
             "Content-Type": "application/json",
             "User-Agent": f"tipbench/{tipbench.__version__}",
-            **signed_headers(self.options.secret, message.id, message.event, body, now),
+            **signed_headers(self.options.secret, delivery.id, delivery.event, body, now),
         }
         async with (
-            async_http_client(url, follow_redirects=False, timeout=self.answer_s) as client,
+            async_http_client(url, follow_redirects=False, timeout=self.timeout_s) as client,
             client.stream("POST", url, content=body, headers=headers) as response,
         ):
             return response.status_code
 
 
-RESTLESS_S = 600.0  # check an experiment that keeps changing after this time
+MAX_CHANGING_S = 600.0  # an experiment that keeps changing is checked after this time
 
 
-def message_of(event: Event, now: float, experiment: str | None, **counts: int) -> Message:
-    """Create a message. Links are paths only; the receiver is configured with the panel's address and a token.
+def new_delivery(event: Event, now: float, experiment: str | None, **counts: int) -> Delivery:
+    """Create a delivery that is due now. The message has no models or prompts, because the receiver judges blind.
 
-    It does not contain models or prompts, because the receiver judges blind.
+    Links are paths: the receiver is configured with the panel's address and a token.
     """
     id_, links = secrets.token_hex(16), {}
     if experiment is not None:
@@ -419,7 +398,7 @@ def message_of(event: Event, now: float, experiment: str | None, **counts: int) 
         **counts,
         "links": links,
     }
-    return Message(id_, event, experiment, json.dumps(payload))
+    return Delivery(id_, event, experiment, json.dumps(payload), DeliveryState.QUEUED, now, next_try=now)
 
 
 class WebhookWatcher:
@@ -429,58 +408,57 @@ class WebhookWatcher:
         self,
         store: WebhookStore,
         jobs: JobStore,
-        opened: Callable[[], TrackingStore],
+        open_mlflow: Callable[[], TrackingStore],
         *,
         every_s: float,
         clock: Callable[[], float] = time.time,
         away: Callable[[], None] = lambda: None,
     ) -> None:
         """`away` is called when MLflow is unreachable."""
-        self._store, self._jobs, self._opened = store, jobs, opened
+        self._store, self._jobs, self._open_mlflow = store, jobs, open_mlflow
         self._every_s, self._clock, self._away = every_s, clock, away
         self._next = 0.0
         self._collecting: set[str] = set()  # experiments with a running collect job
         self._ended: set[str] = set()  # experiments whose collect job has just ended
-        # last revision seen, and since when it has been changing
-        self._restless: dict[Watched, tuple[str, float]] = {}
-        self.looked: float | None = None
+        # revision at the last check, and the time of the check that found the first change
+        self._changing: dict[Watched, tuple[str, float]] = {}
+        self.checked_at: float | None = None
         self.problem: str | None = None
 
     def due(self) -> bool:
         """Whether to check now: after `every_s`, or when a collect job has ended or waits for the judge."""
         running = self._jobs.in_states({JobState.RUNNING})
-        now = {job.experiment for job in running if job.kind is JobKind.COLLECT}
-        ended = self._collecting - now
-        self._collecting, self._ended = now, (self._ended | ended) - now
+        collecting = {job.experiment for job in running if job.kind is JobKind.COLLECT}
+        ended = self._collecting - collecting
+        self._collecting, self._ended = collecting, (self._ended | ended) - collecting
         return bool(ended) or self._clock() >= self._next
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Queue a message for every experiment with new pending cells. Errors are stored in `problem`."""
         self._next = self._clock() + self._every_s
         problems: list[TipbenchError] = []
         try:
-            opened = self._opened()
+            opened = self._open_mlflow()
             for experiment in opened.store.experiments():
                 try:
-                    self._check(opened, experiment)
+                    self._check_experiment(opened, experiment)
                 except MlflowUnavailable:
                     raise
                 except TipbenchError as exc:
                     problems.append(exc)
-        except MlflowUnavailable as exc:
-            self._away()
-            problems.append(exc)
         except TipbenchError as exc:
+            if isinstance(exc, MlflowUnavailable):
+                self._away()
             problems.append(exc)
         if not problems:
             self._ended.clear()
-            self.looked = self._clock()
+            self.checked_at = self._clock()
         problem = str(problems[0]) if problems else None
         if problem is not None and problem != self.problem:
             log.warning("webhook: check for pending cells failed: %s", problem)
         self.problem = problem
 
-    def _check(self, opened: TrackingStore, experiment: Experiment) -> None:
+    def _check_experiment(self, opened: TrackingStore, experiment: Experiment) -> None:
         """Queue a message if an experiment of tipbench has new pending cells and is not being collected."""
         try:
             check_experiment_name(experiment.name)
@@ -488,40 +466,31 @@ class WebhookWatcher:
             return
         if experiment.name in self._collecting:
             return  # reported once, when the job ends
-        watched, now = (opened.identity, experiment.experiment_id), revision(experiment) or ""
-        if self._store.revision(watched) == now:
-            self._restless.pop(watched, None)
+        watched, current = (opened.identity, experiment.experiment_id), revision(experiment) or ""
+        if self._store.revision(watched) == current:
+            self._changing.pop(watched, None)
             return
-        before, since = self._restless.get(watched, (None, self._clock()))
-        self._restless[watched] = (now, since)
-        # A collect elsewhere is reported once, when the revision is the same at two checks.
-        at_rest = before == now or self._clock() - since >= RESTLESS_S
-        if experiment.name not in self._ended and not at_rest:
+        previous, since = self._changing.get(watched, (None, self._clock()))
+        self._changing[watched] = (current, since)
+        # A collect of another program is reported once, when the revision is the same at two checks.
+        is_settled = previous == current or self._clock() - since >= MAX_CHANGING_S
+        if experiment.name not in self._ended and not is_settled:
             return
-        self._restless.pop(watched, None)
+        self._changing.pop(watched, None)
         found = search_cells(opened.store, experiment.experiment_id, {"state": str(RunState.PENDING)})
         pending = {run.run_id for run in found}
         new = pending - self._store.reported(watched)
         counts = {"pending": len(pending), "new": len(new)}
-        message = message_of("cells.pending", self._clock(), experiment.name, **counts) if new else None
-        self._store.note(watched, now, pending, message)
+        delivery = new_delivery("cells.pending", self._clock(), experiment.name, **counts) if new else None
+        self._store.save_check(watched, current, pending, delivery)
 
 
 class Webhook:
     """Watches experiments and sends deliveries. `start` calls `tick` in a thread until `close`."""
 
-    def __init__(
-        self,
-        poster: Poster,
-        store: WebhookStore,
-        watch: WebhookWatcher,
-        leads: Callable[[], bool],
-        *,
-        waits_s: Sequence[float] = WAITS_S,
-    ) -> None:
-        """Only the panel for which `leads` returns True sends, if several share a home folder."""
+    def __init__(self, poster: Poster, store: WebhookStore, watch: WebhookWatcher, leads: Callable[[], bool]) -> None:
+        """Of several panels with one home folder, only that for which `leads` returns True sends."""
         self._poster, self._store, self._watch, self._leads = poster, store, watch, leads
-        self._waits_s = tuple(waits_s)
         self._stop = threading.Event()
         self._testing = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -546,11 +515,12 @@ class Webhook:
         if not self._leads():
             return False
         if self._watch.due():
-            self._watch.look()
+            self._watch.check()
         while not self._stop.is_set() and (delivery := self._store.due()) is not None:
-            attempt = self._attempt(delivery.message, len(delivery.attempts) + 1)
-            waits = self._waits_s[attempt.number - 1 : attempt.number]
-            self._store.attempted(delivery, attempt, self._poster.clock() + waits[0] if waits else None)
+            attempt = self._attempt(delivery)
+            is_last = attempt.number > len(RETRY_WAITS_S)
+            next_try = None if is_last else self._poster.clock() + RETRY_WAITS_S[attempt.number - 1]
+            self._store.save_attempt(delivery, attempt, next_try)
         return True
 
     def test(self, experiment: str | None = None) -> Delivery | None:
@@ -558,8 +528,8 @@ class Webhook:
         if not self._testing.acquire(blocking=False):
             return None
         try:
-            message = message_of("test", self._poster.clock(), experiment)
-            return self._store.tried_once(message, self._attempt(message, 1))
+            delivery = new_delivery("test", self._poster.clock(), experiment)
+            return self._store.save_test(delivery, self._attempt(delivery))
         except Stopped:
             return None
         finally:
@@ -578,17 +548,17 @@ class Webhook:
             hosts=sorted(options.hosts),
             watch_s=options.watch_s,
             watching=self._leads(),
-            looked=iso(self._watch.looked),
+            looked=iso(self._watch.checked_at),
             problem=self._watch.problem,
             queued=self._store.queued(),
         )
 
-    def _attempt(self, message: Message, number: int) -> Attempt:
-        attempt = self._poster.post(message, number, self._stop)
-        level = logging.INFO if attempt.taken else logging.WARNING
-        what = f"{message.event} {message.experiment or ''}".strip()
-        result = "accepted" if attempt.taken else attempt.reason
-        log.log(level, "webhook: delivery %s (%s), attempt %d: %s", message.id, what, number, result)
+    def _attempt(self, delivery: Delivery) -> Attempt:
+        attempt = self._poster.post(delivery, self._stop)
+        level = logging.WARNING if attempt.reason else logging.INFO
+        subject = f"{delivery.event} {delivery.experiment or ''}".strip()
+        result = attempt.reason or "accepted"
+        log.log(level, "webhook: delivery %s (%s), attempt %d: %s", delivery.id, subject, attempt.number, result)
         return attempt
 
     def _run(self) -> None:
@@ -604,14 +574,16 @@ class Webhook:
                 wait_s = 10 * TICK_S
 
 
-def make_webhook(options: WebhookOptions, panel: Panel, database: Database, *, given: bool) -> Webhook:
-    """Create the webhook of a panel; `given` if its store was passed in, so MLflow is not located."""
+def make_webhook(options: WebhookOptions, panel: Panel, database: Database, *, find_mlflow: bool) -> Webhook:
+    """Create the webhook of a panel. With `find_mlflow`, each check first looks whether MLflow is running."""
 
-    def opened() -> TrackingStore:
-        if not given:  # does not start the local server, which may be stopped on purpose
+    def open_mlflow() -> TrackingStore:
+        if find_mlflow:  # without starting the local server, which may be stopped on purpose
             find_tracking(panel.settings.get("mlflow_url"), panel.settings.home, start=False, report=log.debug)
         return panel.tracker.open()
 
     store = WebhookStore(database, options.receiver)
-    watch = WebhookWatcher(store, panel.jobs.store, opened, every_s=options.watch_s, away=panel.tracker.locate_again)
+    watch = WebhookWatcher(
+        store, panel.jobs.store, open_mlflow, every_s=options.watch_s, away=panel.tracker.locate_again
+    )
     return Webhook(Poster(options), store, watch, lambda: panel.jobs.supervisor.leads)

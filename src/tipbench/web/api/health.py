@@ -17,7 +17,7 @@ from tipbench.web.errors import WebError
 from tipbench.web.metrics import CONTENT_TYPE
 
 router = APIRouter(tags=["health"])  # no authentication: the responses contain nothing sensitive
-counted = APIRouter(tags=["health"], dependencies=[ADMINS_ONLY], responses=COMMON)
+metrics_router = APIRouter(tags=["health"], dependencies=[ADMINS_ONLY], responses=COMMON)
 
 
 class NotReady(WebError):
@@ -62,7 +62,7 @@ def readyz(panel: PanelState) -> Readiness:
     return Readiness(status="ready", mlflow=state)
 
 
-@counted.get(
+@metrics_router.get(
     "/metrics",
     summary="Prometheus metrics",
     response_class=Response,

@@ -8,18 +8,12 @@ from fastapi import APIRouter, Depends, Request
 
 from tipbench.web.api.models import COMMON, DeliveryList, DeliveryShape, HookShape, TestRequest, error_responses
 from tipbench.web.auth import ADMINS_ONLY, require_admin
-from tipbench.web.errors import WebError
+from tipbench.web.errors import Conflict
 from tipbench.web.forms import LIMIT, Limit, Next, SortKey, body_of, body_schema, page_of
 from tipbench.web.queries import check_name
 from tipbench.web.webhook import Delivery, Webhook
 
 router = APIRouter(prefix="/api/bench/hook", tags=["judge"], dependencies=[ADMINS_ONLY], responses=COMMON)
-
-
-class HookConflict(WebError):
-    """409: no webhook is configured, or a test is already in progress."""
-
-    status, code = 409, "conflict"
 
 
 _BODY = body_schema(TestRequest, {"experiment": "tip-bench-auto"}, about="Optional.", required=False)
@@ -78,15 +72,15 @@ def state_of(hook: Webhook | None) -> HookShape:
 def run_test(hook: Webhook | None, experiment: str | None = None) -> Delivery:
     """Send a test message and return its delivery, successful or not.
 
-    Raises HookConflict if no webhook is configured or another test is in progress.
+    Raises Conflict if no webhook is configured or another test is in progress.
     """
     if hook is None:
-        raise HookConflict("No webhook is configured. Set TIPBENCH_HOOK_URL and TIPBENCH_HOOK_SECRET.")
+        raise Conflict("No webhook is configured. Set TIPBENCH_HOOK_URL and TIPBENCH_HOOK_SECRET.")
     delivery = hook.test(experiment)
     if delivery is None:
-        raise HookConflict("A test is already running. Try again in 10 seconds.")
+        raise Conflict("A test is already running. Try again in 10 seconds.")
     return delivery
 
 
 def _place(delivery: Delivery) -> SortKey:
-    return SortKey(-int(delivery.created * 1000), delivery.message.id)
+    return SortKey(-int(delivery.created * 1000), delivery.id)

@@ -39,13 +39,15 @@ from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, Authenticator, Identity, require_admin, session_cookie
 from tipbench.web.deps import Admin, Panel, PanelState, RunBodyParam, RunConfig
 from tipbench.web.errors import Json, error_json, to_json
-from tipbench.web.forms import LIMIT, Limit, Next, body_of, body_schema
+from tipbench.web.forms import JSON, LIMIT, Limit, Next, body_of, body_schema
 from tipbench.web.job_service import JobService, Key, RunTarget, retry_job, start_judge, start_run
 from tipbench.web.security import StreamLimits
 from tipbench.workflows.plan_run import plan_outlook, plan_run
 
-planning = APIRouter(prefix="/api/bench", tags=["run"], dependencies=[ADMINS_ONLY], responses=COMMON)
-judging = APIRouter(prefix="/api/bench/judge", tags=["judge"], dependencies=[ADMINS_ONLY], responses={**COMMON, **DATA})
+run_router = APIRouter(prefix="/api/bench", tags=["run"], dependencies=[ADMINS_ONLY], responses=COMMON)
+judge_router = APIRouter(
+    prefix="/api/bench/judge", tags=["judge"], dependencies=[ADMINS_ONLY], responses={**COMMON, **DATA}
+)
 router = APIRouter(
     prefix="/api/bench/jobs", tags=["jobs"], dependencies=[ADMINS_ONLY], responses={**COMMON, **error_responses(404)}
 )
@@ -61,32 +63,24 @@ STARTED: dict[int | str, dict[str, Any]] = {
 }
 _JUDGE_BODY = body_schema(JudgeRunRequest, {"with": "rules"}, about="Options of the judge.")
 _EVENTS = 'retry: 3000\nid: 4211\nevent: job\ndata: {"job": {"id": "…", "state": "running"}, "place": null}\n\n'
-# `RunConfig` reads the body after authentication, so FastAPI cannot document it by itself. The Airflow option is not
-# part of the configuration, and a plan ignores it.
-_CONFIG_SCHEMA = CollectConfig.model_json_schema()
-_CONFIG_SCHEMA["properties"][WAIT_FOR_JUDGE] = {
+_WAIT_FOR_JUDGE = "Airflow only: the job waits until every cell of the run is judged, then compares."
+_CONFIG_BODY = body_schema(
+    CollectConfig,
+    {"models": "baseline:template", "prompts": "v1", "n_tips": 3, "n_scenarios": 2},
+    about="Options that differ from the defaults; see GET /api/bench/config.",
+    required=False,
+)
+# The Airflow option is not part of the configuration; a plan ignores it.
+_CONFIG_BODY["requestBody"]["content"][JSON]["schema"]["properties"][WAIT_FOR_JUDGE] = {
     "type": "boolean",
     "default": False,
-    "description": "Airflow only: the job waits until every cell of the run is judged, then compares.",
-}
-_CONFIG_BODY: dict[str, Any] = {
-    "requestBody": {
-        "description": "Options that differ from the defaults; see GET /api/bench/config.",
-        "content": {
-            "application/json": {
-                "schema": _CONFIG_SCHEMA,
-                "example": {"models": "baseline:template", "prompts": "v1", "n_tips": 3, "n_scenarios": 2},
-            }
-        },
-    }
+    "description": _WAIT_FOR_JUDGE,
 }
 RunnerName = Annotated[
     Literal["local", "airflow"] | None,
     Query(description="Where it runs: this machine, or Airflow if configured. Default: the setting `runner`."),
 ]
-WaitForJudge = Annotated[
-    bool, Query(description="Airflow only: the job waits until every cell of the run is judged, then compares.")
-]
+WaitForJudge = Annotated[bool, Query(description=_WAIT_FOR_JUDGE)]
 JobPath = Annotated[
     str,
     Path(
@@ -103,7 +97,7 @@ LastId = Annotated[
 ]
 
 
-@planning.post(
+@run_router.post(
     "/plan",
     summary="Plan a run",
     openapi_extra=_CONFIG_BODY,
@@ -119,11 +113,11 @@ def plan(config: RunConfig, panel: PanelState) -> PlanShape:
 
 def plan_of(panel: Panel, config: CollectConfig) -> dict[str, Any]:
     """Return the plan for the API and the page that starts a run."""
-    made, warnings = plan_run(config, panel.settings.home, lambda: panel.tracker.named(config.mlflow_url))
-    return {**plan_json(made), "outlook": plan_outlook(made).to_json(), "warnings": warnings}
+    run_plan, warnings = plan_run(config, panel.settings.home, lambda: panel.tracker.named(config.mlflow_url))
+    return {**plan_json(run_plan), "outlook": plan_outlook(run_plan).to_json(), "warnings": warnings}
 
 
-@planning.get("/config", summary="Get the configuration schema", response_model=dict[str, Any])
+@run_router.get("/config", summary="Get the configuration schema", response_model=dict[str, Any])
 def config(panel: PanelState) -> dict[str, Any]:
     """Return the JSON schema of the options of `tipbench collect`.
 
@@ -132,13 +126,13 @@ def config(panel: PanelState) -> dict[str, Any]:
     return panel.allowed.schema()
 
 
-@planning.get("/openapi.json", summary="Get the OpenAPI document", response_model=dict[str, Any])
+@run_router.get("/openapi.json", summary="Get the OpenAPI document", response_model=dict[str, Any])
 def openapi(request: Request) -> Any:
     """Return the OpenAPI document of the whole API."""
     return request.app.openapi()
 
 
-@planning.post(
+@run_router.post(
     "/run",
     summary="Start a run",
     status_code=202,
@@ -160,11 +154,11 @@ def run(
 
     Returns 409 if the Idempotency-Key was already used with other options.
     """
-    where = RunTarget(runner, wait_for_judge or body.wait_for_judge, frozenset(body.given))
+    where = RunTarget(runner, wait_for_judge or body.wait_for_judge, frozenset(body.values))
     return started(panel, start_run(panel, config, started_by=who.name, key=key, where=where), response)
 
 
-@judging.post(
+@judge_router.post(
     "/{experiment:path}/run",
     summary="Start an automatic judge",
     status_code=202,
@@ -253,10 +247,12 @@ def retry(job_id: JobPath, who: Admin, panel: PanelState, response: Response, ke
 def log(
     job_id: JobPath,
     panel: PanelState,
-    most: Annotated[int, Query(alias="bytes", ge=1, le=MAX_LOG, description="Maximum number of bytes.")] = LOG_BYTES,
+    max_bytes: Annotated[
+        int, Query(alias="bytes", ge=1, le=MAX_LOG, description="Maximum number of bytes.")
+    ] = LOG_BYTES,
 ) -> Response:
     """Return the end of the job's log, starting at the beginning of a line. Credentials in URLs are removed."""
-    tail = panel.jobs.log(job_id, most)
+    tail = panel.jobs.log(job_id, max_bytes)
     headers = {"X-Log-Size": str(tail.size), "X-Log-Cut": "true" if tail.cut else "false"}
     return PlainTextResponse(tail.text.encode("utf-8", "backslashreplace"), headers=headers)
 
@@ -296,7 +292,7 @@ def started(panel: Panel, submitted: Submitted, response: Response) -> JobStarte
 
 
 RETRY_MS = 3000  # reconnection delay of browsers
-_AT_ONCE = 200
+_MAX_EVENTS = 200
 _LINE_ENDS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}  # JSON escapes the others
 
 
@@ -313,7 +309,7 @@ class JobStream:
 
     def begin(self) -> bytes:
         """Return the snapshot frame."""
-        self._shown = self._look()
+        self._shown = self._read_job()
         cache = self._jobs.progress
         self._snapshot = cache.current(self._job) if self._after is None else cache.at(self._job, self._after)
         body = {**self._shown, "progress": self._snapshot.progress.to_json(), "cursor": self._snapshot.cursor}
@@ -321,10 +317,12 @@ class JobStream:
 
     def more(self) -> tuple[bytes, bool]:
         """Return new frames, and whether the job has ended. Reads the job before its events, so none is missed."""
-        current = self._look()
+        current = self._read_job()
         found: list[RecordedEvent] = []
         with suppress(ServerUnavailable):
-            found = list(self._jobs.supervisor.runner_of(self._job).events(self._job, self._snapshot.cursor, _AT_ONCE))
+            found = list(
+                self._jobs.supervisor.runner_of(self._job).events(self._job, self._snapshot.cursor, _MAX_EVENTS)
+            )
         frames = []
         for recorded in found:
             self._snapshot = self._snapshot.after(recorded)
@@ -340,7 +338,7 @@ class JobStream:
             frames.append(frame("end", current, self._snapshot.cursor))
         return b"".join(frames), ended
 
-    def _look(self) -> dict[str, Any]:
+    def _read_job(self) -> dict[str, Any]:
         self._job, place = self._jobs.placed(self._job.id)
         return JobAnswer(job=JobShape.of(self._job), place=place).model_dump(exclude_unset=True)
 
@@ -355,11 +353,9 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send frames until the job ends, the client disconnects or is no longer authorised."""
-        if self._streams.open >= self._streams.most:
-            message = (
-                f"{self._streams.most} event streams are already open. Close a page of the panel, or try again shortly."
-            )
-            body = error_json("too_many_streams", message)
+        if self._streams.open >= self._streams.max_open:
+            count = f"{self._streams.max_open} event streams are already open."
+            body = error_json("too_many_streams", f"{count} Close a page of the panel, or try again shortly.")
             await Json(body, 503, headers={"Retry-After": "5"})(scope, receive, send)
             return
         self._streams.open += 1
@@ -374,18 +370,18 @@ async def _frames(
 ) -> AsyncIterator[bytes]:
     try:
         yield await run_in_threadpool(stream.begin)
-        beat = time.monotonic() + streams.heartbeat_s
+        next_beat = time.monotonic() + streams.heartbeat_s
         while not await request.is_disconnected():
-            news, ended = await run_in_threadpool(stream.more)
-            if news:
-                yield news
+            frames, ended = await run_in_threadpool(stream.more)
+            if frames:
+                yield frames
             if ended:
                 return
-            if time.monotonic() >= beat:
+            if time.monotonic() >= next_beat:
                 if not await run_in_threadpool(allowed):
                     return
                 yield b": keep-alive\n\n"
-                beat = time.monotonic() + streams.heartbeat_s
+                next_beat = time.monotonic() + streams.heartbeat_s
             await asyncio.sleep(streams.poll_s)
     except JobNotFound:
         return  # deleted while streaming
@@ -404,4 +400,4 @@ def may_watch(guard: Authenticator, identity: Identity, cookie: str) -> bool:
     if identity.session is not None:
         return guard.by_cookie(cookie) is not None
     token = guard.tokens.get(identity.token_id)
-    return token is None or token.state(guard.tokens.clock()) == "active"  # None: the operator's token
+    return token is None or guard.tokens.is_active(token)  # None: the operator's token

@@ -1,7 +1,7 @@
-"""Judging endpoints: blind sheets, as with `judge export` and `judge apply`, and batches, which browsers judge.
+"""Judging endpoints: blind sheets, as written by `judge export` and read by `judge apply`, and batches in the browser.
 
-A judge's token judges under its own name only, receives nothing that unblinds, and gets its open sheet again instead
-of a second one: control items repeat across sheets, so a judge with several sheets could identify them.
+A judge's token judges under its own name and receives nothing that unblinds. While its sheet is open it gets that sheet
+again, not a second one: controls are on several sheets, so a judge could find them by comparing sheets.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from tipbench.web.judge_service import (
 from tipbench.workflows.judging import SheetRequest
 
 _ALL = {**COMMON, **DATA}
-sheets = APIRouter(
+sheet_router = APIRouter(
     prefix="/api/bench/judge", tags=["judge"], dependencies=[LIMIT_CONCURRENCY, JUDGES_TOO], responses=_ALL
 )
-watching = APIRouter(prefix="/api/bench/judges", tags=["judge"], dependencies=[ADMINS_ONLY], responses=_ALL)
+status_router = APIRouter(prefix="/api/bench/judges", tags=["judge"], dependencies=[ADMINS_ONLY], responses=_ALL)
 
 _CSV_SCHEMA = {"schema": {"type": "string"}}
 _SHEET_REQUEST = body_schema(
@@ -72,15 +72,19 @@ async def read_sheet_request(request: Request, judge: Judge, panel: PanelState) 
 
 
 async def read_filled(request: Request, _judge: Judge) -> AsyncIterator[dict[str, Any]]:
-    """Parse the filled sheet (JSON or CSV); its memory stays reserved until the request ends."""
+    """Parse the filled sheet (JSON or CSV); holds a slot for its memory, which is freed before the response waits."""
     if content_type(request) not in (JSON, CSV):
         raise Invalid(f"A sheet is sent as {JSON} or {CSV} (got {content_type(request)[:80]!r}).", path="body")
     content = await request.body()
     async with concurrency_limits(request).sheet():
-        yield await run_in_threadpool(parse_sheet, content)
+        filled = await run_in_threadpool(parse_sheet, content)
+        try:
+            yield filled
+        finally:
+            filled.clear()
 
 
-@sheets.post(
+@sheet_router.post(
     "/{experiment:path}/sheets",
     summary="Export a blind sheet",
     status_code=201,
@@ -104,10 +108,10 @@ def export(
     return sheet_response(judging, query, 201)
 
 
-@sheets.post("/{experiment:path}/apply", summary="Apply a filled sheet", openapi_extra=_FILLED)
+@sheet_router.post("/{experiment:path}/apply", summary="Apply a filled sheet", openapi_extra=_FILLED)
 def apply(
     experiment: ExperimentPath,
-    filled: Annotated[dict[str, Any], Depends(read_filled)],
+    filled: Annotated[dict[str, Any], Depends(read_filled, scope="function")],
     who: Judge,
     panel: PanelState,
     store: Store,
@@ -122,23 +126,24 @@ def apply(
 ) -> AppliedShape:
     """Validate the sheet, measure the judge's drift and apply the scores.
 
-    A single error rejects the whole sheet (422). `drift` is null until the last item is scored or the sheet is final;
-    a later revision, and a sheet finished with few items, returns its verdict only. 409 if the judge has opened duels
-    in this experiment.
+    A single error rejects the whole sheet (422). `drift` is null until the last item is scored or the sheet is final.
+    For a later revision, and for a sheet finished with few items, it has the verdict only. Returns 409 if the judge has
+    opened duels in this experiment. A judge's token gets the response after 2 seconds or more, whatever the work takes.
     """
     options = ApplyOptions.of(who, judge=judge, accept=accept_drift, dry_run=dry_run, final=final)
     with panel.tracker.judging_lock():
         return AppliedShape.model_validate(apply_sheet(store, experiment, filled, options))
 
 
-@watching.get("/{experiment:path}", summary="Get judging status")
+@status_router.get("/{experiment:path}", summary="Get judging status")
 def status(experiment: ExperimentPath, panel: PanelState, store: Store) -> JudgingShape:
     """Return the number of pending, held and judged cells, and each judge's drift and agreement."""
     return JudgingShape.model_validate(panel.queries.judging(store, experiment).to_json())
 
 
-batching = APIRouter(prefix="/api/bench/judge", tags=["judge"], dependencies=[JUDGES_TOO], responses=_ALL)
-deciding = APIRouter(prefix="/api/bench/judge", tags=["judge"], dependencies=[ADMINS_ONLY], responses=_ALL)
+_BATCHES = "/api/bench/judge/{experiment:path}/batches"
+batch_router = APIRouter(prefix=_BATCHES, tags=["judge"], dependencies=[JUDGES_TOO], responses=_ALL)
+decision_router = APIRouter(prefix=_BATCHES, tags=["judge"], dependencies=[ADMINS_ONLY], responses=_ALL)
 
 _ID = "^[0-9a-f]{1,64}$"
 SheetPath = Annotated[str, Path(pattern=_ID, description="The batch's sheet.", examples=["3f9a1c0b7e52"])]
@@ -168,8 +173,8 @@ _CREATED: dict[int | str, dict[str, Any]] = {
 }
 
 
-@batching.post(
-    "/{experiment:path}/batches",
+@batch_router.post(
+    "",
     summary="Open a batch",
     status_code=201,
     openapi_extra=_OPEN,
@@ -184,7 +189,7 @@ def open_batch(
     response: Response,
     key: Key = None,
 ) -> BatchOpened:
-    """Return the judge's open batch (200) or creates one (201): a blind sheet under the token's name.
+    """Return the judge's open batch (200), or create one (201): a blind sheet under the token's name.
 
     Requests with the same Idempotency-Key return the same batch, even after it has been closed.
     """
@@ -193,7 +198,7 @@ def open_batch(
     return opened
 
 
-@batching.get("/{experiment:path}/batches", summary="List batches")
+@batch_router.get("", summary="List batches")
 def batches(
     experiment: ExperimentPath,
     who: Judge,
@@ -209,7 +214,7 @@ def batches(
     return batches.page(who, experiment, judge, limit=limit, after=next)
 
 
-@batching.get("/{experiment:path}/batches/{sheet}/items/{item}/history", summary="Get an item's history")
+@batch_router.get("/{sheet}/items/{item}/history", summary="Get an item's history")
 def history(
     experiment: ExperimentPath,
     sheet: SheetPath,
@@ -223,7 +228,7 @@ def history(
     return batches.history(who, sheet, item, experiment, limit=limit, after=next)
 
 
-@batching.get("/{experiment:path}/batches/{sheet}", summary="Get a batch", response_model_exclude_unset=True)
+@batch_router.get("/{sheet}", summary="Get a batch", response_model_exclude_unset=True)
 def one(experiment: ExperimentPath, sheet: SheetPath, who: Judge, batches: Batches) -> BatchDetail:
     """Return the rubric and the items in order, with the scores saved so far. Does not require MLflow.
 
@@ -232,7 +237,7 @@ def one(experiment: ExperimentPath, sheet: SheetPath, who: Judge, batches: Batch
     return batches.detail(who, sheet, experiment)
 
 
-@batching.put("/{experiment:path}/batches/{sheet}/items/{item}", summary="Save an item", openapi_extra=_PUT)
+@batch_router.put("/{sheet}/items/{item}", summary="Save an item", openapi_extra=_PUT)
 def save(
     experiment: ExperimentPath,
     sheet: SheetPath,
@@ -248,9 +253,7 @@ def save(
     return batches.save(who, sheet, item, request, experiment)
 
 
-@batching.post(
-    "/{experiment:path}/batches/{sheet}/items/{item}/undo", summary="Undo the last change", openapi_extra=_UNDO
-)
+@batch_router.post("/{sheet}/items/{item}/undo", summary="Undo the last change", openapi_extra=_UNDO)
 def undo(
     experiment: ExperimentPath,
     sheet: SheetPath,
@@ -263,16 +266,16 @@ def undo(
     return batches.undo(who, sheet, item, request.version, experiment)
 
 
-@batching.post("/{experiment:path}/batches/{sheet}/close", summary="Close a batch", dependencies=[LIMIT_CONCURRENCY])
+@batch_router.post("/{sheet}/close", summary="Close a batch", dependencies=[LIMIT_CONCURRENCY])
 def close(experiment: ExperimentPath, sheet: SheetPath, who: Judge, batches: Batches) -> BatchClosedShape:
-    """Apply the scores of the submitted items, or holds them if the judge exceeds the drift limit.
+    """Apply the scores of the submitted items, or hold them if the judge exceeds the drift limit.
 
     Other items stay pending. Closing a closed batch returns the same result.
     """
     return batches.close(who, sheet, experiment)
 
 
-@batching.post("/{experiment:path}/batches/{sheet}/reopen", summary="Reopen a batch")
+@batch_router.post("/{sheet}/reopen", summary="Reopen a batch")
 def reopen(experiment: ExperimentPath, sheet: SheetPath, who: Judge, batches: Batches) -> BatchAnswer:
     """Reopen a closed batch so that its judge can revise it.
 
@@ -281,8 +284,8 @@ def reopen(experiment: ExperimentPath, sheet: SheetPath, who: Judge, batches: Ba
     return batches.reopen(who, sheet, experiment)
 
 
-@deciding.post(
-    "/{experiment:path}/batches/{sheet}/accept",
+@decision_router.post(
+    "/{sheet}/accept",
     summary="Accept a held batch",
     openapi_extra=_ACCEPT,
     dependencies=[LIMIT_CONCURRENCY],
@@ -298,7 +301,7 @@ def accept(
     return batches.accept(who, sheet, request.reason, experiment)
 
 
-@deciding.post("/{experiment:path}/batches/{sheet}/return", summary="Return a held batch", openapi_extra=_RETURN)
+@decision_router.post("/{sheet}/return", summary="Return a held batch", openapi_extra=_RETURN)
 def send_back(
     experiment: ExperimentPath,
     sheet: SheetPath,

@@ -7,7 +7,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from tipbench.errors import UsageError
 from tipbench.jobs.command import simulate_request
 from tipbench.jobs.store import Submitted
 from tipbench.serve.event_log import store_exists
@@ -25,7 +24,7 @@ from tipbench.web.api.models import (
 )
 from tipbench.web.auth import ADMINS_ONLY, require_admin
 from tipbench.web.deps import Admin, Panel, PanelState, Store
-from tipbench.web.errors import Invalid
+from tipbench.web.errors import usage_errors_at
 from tipbench.web.forms import body_of, body_schema
 from tipbench.web.job_service import Key
 from tipbench.workflows.policies import PoliciesReport, read_policies
@@ -34,7 +33,7 @@ from tipbench.workflows.simulation import read_simulations
 
 router = APIRouter(prefix="/api/bench", tags=["policies"], dependencies=[ADMINS_ONLY], responses=COMMON)
 _BODY = body_schema(SimulationConfig, {"world": "drift", "seeds": 2}, about="Options of `tipbench simulate`.")
-Most = Annotated[int, Query(ge=1, le=200, description="At most this many, newest first.")]
+MaxItems = Annotated[int, Query(ge=1, le=200, description="At most this many, newest first.")]
 UserId = Annotated[
     str | None,
     Query(max_length=200, description="Adds the state of the user with this id, as the app sends it.", examples=["u1"]),
@@ -49,14 +48,12 @@ def policies(panel: PanelState, user_id: UserId = None) -> PoliciesReport:
 
 def policies_report(panel: Panel, user_id: str | None) -> PoliciesReport:
     """Return the report for the API and the page. Raises Invalid for a wrong user id."""
-    try:
+    with usage_errors_at("query.user_id"):
         return read_policies(panel.settings.home, user_id)
-    except UsageError as exc:
-        raise Invalid(str(exc), path="query.user_id") from exc
 
 
 @router.get("/simulations", summary="List simulations", responses=DATA)
-def simulations(store: Store, limit: Most = 50) -> SimulationList:
+def simulations(store: Store, limit: MaxItems = 50) -> SimulationList:
     """Return recorded simulations with their results, newest first."""
     items = [{"run_id": run.run_id, **result} for run, result in read_simulations(store, limit)]
     return SimulationList.model_validate({"items": items, "next": None})
@@ -83,12 +80,12 @@ def simulate(
 
 def start_simulation(panel: Panel, config: SimulationConfig, *, started_by: str, key: str | None) -> Submitted:
     """Queue the job; it records in the MLflow of the panel."""
-    order = simulate_request(config, mlflow_url=panel.settings.get("mlflow_url") or None, started_by=started_by)
-    return panel.jobs.submit(order, key=key)
+    request = simulate_request(config, mlflow_url=panel.settings.get("mlflow_url") or None, started_by=started_by)
+    return panel.jobs.submit(request, key=key)
 
 
 @router.get("/promotions", summary="List promotions")
-def promotions(panel: PanelState, limit: Most = 100) -> PromotionList:
+def promotions(panel: PanelState, limit: MaxItems = 100) -> PromotionList:
     """Return the active policy, and checks, switches and undos with their time and user, newest first."""
     return promotion_list(panel, limit)
 

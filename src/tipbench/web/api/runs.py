@@ -1,18 +1,21 @@
-"""GET /api/bench/runs: the recorded runs of an experiment, and single runs with their texts."""
+"""The recorded experiments, the runs of an experiment, and single runs with their texts."""
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 
-from tipbench.web.api.models import COMMON, DATA, RunDetail, RunList
+from tipbench.errors import MlflowUnavailable, NotEnoughData
+from tipbench.web.api.models import COMMON, DATA, ExperimentList, RunDetail, RunList, error_responses
 from tipbench.web.auth import ADMINS_ONLY
-from tipbench.web.deps import PanelState, Store
+from tipbench.web.deps import Panel, PanelState, Store
 from tipbench.web.errors import attachment
-from tipbench.web.queries import RunsQuery, runs_csv
+from tipbench.web.forms import MOST, Limit, Next
+from tipbench.web.queries import ExperimentsPage, RunsQuery, runs_csv
 
 
 class RunIdConvertor(StringConvertor):
@@ -23,12 +26,44 @@ class RunIdConvertor(StringConvertor):
 
 register_url_convertor("run_id", RunIdConvertor())
 
+experiments_router = APIRouter(prefix="/api/bench", tags=["experiments"], dependencies=[ADMINS_ONLY], responses=COMMON)
 router = APIRouter(prefix="/api/bench/runs", tags=["runs"], dependencies=[ADMINS_ONLY], responses={**COMMON, **DATA})
 
 ExperimentPath = Annotated[str, Path(max_length=200, description="The experiment's name.", examples=["tip-bench-auto"])]
+NameHas = Annotated[
+    str, Query(max_length=200, description="Only experiments whose name contains this text, ignoring case.")
+]
 RunPath = Annotated[
     str, Path(pattern="^[0-9a-f]{32}$", description="The run's id.", examples=["1b9d6bcdbbfd4b2d9b5dab8dfbbd4bed"])
 ]
+
+
+@experiments_router.get("/experiments", summary="List the experiments", responses=error_responses(502, 503))
+def experiments(
+    panel: PanelState,
+    q: NameHas = "",
+    limit: Limit = MOST,
+    next: Next = None,  # noqa: A002 - its name in the URL
+) -> ExperimentList:
+    """Return the experiments sorted by name, with the number of cells in each state.
+
+    The list is empty until something has been recorded.
+    """
+    found = experiments_page(panel, q, limit=limit, after=next)
+    return ExperimentList.model_validate({"items": found.items, "next": found.next})
+
+
+def experiments_page(
+    panel: Panel, q: str = "", *, limit: int = sys.maxsize, after: str | None = None
+) -> ExperimentsPage:
+    """Return a page of experiments for the API and the front page; empty if MLflow has never been used."""
+    try:
+        return panel.queries.experiments(panel.tracker.open().store, q, limit=limit, after=after)
+    except NotEnoughData:
+        return ExperimentsPage()
+    except MlflowUnavailable:
+        panel.tracker.locate_again()
+        raise
 
 
 @router.get("/{experiment:path}/{run_id:run_id}", summary="Get a run")

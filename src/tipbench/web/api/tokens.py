@@ -8,12 +8,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel, Field
 
-from tipbench.errors import UsageError
 from tipbench.settings import DEFAULT_LIFE
 from tipbench.web.api.models import COMMON, RequestBody, Shape, error_responses
 from tipbench.web.auth import ADMINS_ONLY, Role, checked_name, create_token, parse_lifetime
 from tipbench.web.deps import Admin, Panel, PanelState
-from tipbench.web.errors import Invalid, NotFound, checked
+from tipbench.web.errors import NotFound, checked, usage_errors_at
 from tipbench.web.forms import body_schema, read_json
 
 router = APIRouter(prefix="/api/bench/tokens", tags=["tokens"], dependencies=[ADMINS_ONLY], responses=COMMON)
@@ -92,21 +91,17 @@ def token_rows(panel: Panel) -> list[TokenShape]:
 def check_request(raw: Mapping[str, Any]) -> TokenRequest:
     """Validate the options of a new token. Raises Invalid with the path of the wrong field."""
     token_request = checked(TokenRequest, raw, "body")
-    try:
+    with usage_errors_at("body.name"):
         checked_name(token_request.name, Role(token_request.role))
-    except UsageError as exc:
-        raise Invalid(str(exc), path="body.name") from exc
-    try:
+    with usage_errors_at("body.expires"):
         parse_lifetime(token_request.expires)
-    except UsageError as exc:
-        raise Invalid(str(exc), path="body.expires") from exc
     return token_request
 
 
 def make_token(panel: Panel, token_request: TokenRequest) -> NewToken:
     """Create a token and return it with its secret."""
-    made = create_token(panel.guard.tokens, token_request.role, token_request.name, token_request.expires)
-    return NewToken.model_validate(made)
+    created = create_token(panel.guard.tokens, token_request.role, token_request.name, token_request.expires)
+    return NewToken.model_validate(created)
 
 
 def revoke_token(panel: Panel, token_id: str) -> TokenShape:

@@ -11,13 +11,13 @@ from starlette.responses import HTMLResponse
 
 from tipbench.errors import TipbenchError
 from tipbench.text import plural
-from tipbench.web.api.experiments import NameHas, experiments_page
+from tipbench.web.api.runs import NameHas, experiments_page
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState
 from tipbench.web.errors import status_and_code
 from tipbench.web.panel.judge import home_of
 from tipbench.web.panel.pages import page
-from tipbench.web.queries import ExperimentsPage, ExperimentsQuery, experiment_path, quote_path
+from tipbench.web.queries import ExperimentsPage, experiment_path, quote_path
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
@@ -29,7 +29,7 @@ def front_page(request: Request, panel: PanelState, q: NameHas = "") -> HTMLResp
     """List the experiments; show an error on the page if MLflow is unavailable."""
     away, found = None, ExperimentsPage()
     try:
-        found = experiments_page(panel, ExperimentsQuery(q))
+        found = experiments_page(panel, q)
     except TipbenchError as exc:
         if status_and_code(exc)[0] not in (502, 503):
             raise

@@ -24,14 +24,14 @@ from tipbench.web.api.models import JudgeRunRequest
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, EVERYBODY, Identity
 from tipbench.web.batch_items import LONGEST_ACCEPTANCE, LONGEST_RETURN, BatchShape
-from tipbench.web.batches import BatchService, Conflict, batch_service_of
+from tipbench.web.batches import BatchService, batch_service_of
+from tipbench.web.board_query import ThemeName
 from tipbench.web.deps import LIMIT_CONCURRENCY, Admin, Panel, PanelState, Store
-from tipbench.web.errors import Forbidden, Invalid, NotFound, WebError, checked
+from tipbench.web.errors import Conflict, Forbidden, Invalid, NotFound, WebError, checked
 from tipbench.web.forms import MOST
 from tipbench.web.job_service import start_judge
 from tipbench.web.judge_service import (
     DriftChart,
-    ThemeName,
     accept_drift,
     drift_svg,
     parse_sheet_request,

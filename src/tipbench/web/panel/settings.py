@@ -139,7 +139,7 @@ def revoke(token_id: TokenId, panel: PanelState) -> Response:
 @router.post("/settings/hook/test")
 def test_hook(hook: HookState) -> Response:
     """Send a webhook test and redirect to the page, which shows the result."""
-    return RedirectResponse(f"/settings?tested={run_test(hook).message.id}#webhook", status_code=303)
+    return RedirectResponse(f"/settings?tested={run_test(hook).id}#webhook", status_code=303)
 
 
 def _page(request: Request, panel: Panel, admin: Identity, *, status: int = 200, **more: Any) -> HTMLResponse:

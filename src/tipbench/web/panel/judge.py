@@ -132,8 +132,6 @@ def drift_sentences(drift: Mapping[str, Any]) -> Iterator[str]:
 router = APIRouter(dependencies=[JUDGES_TOO], include_in_schema=False)
 working = APIRouter(dependencies=[LIMIT_CONCURRENCY, JUDGES_TOO], include_in_schema=False)  # concurrency-limited
 
-_TEMPLATES = {Kind.SHEET: "judge_batch.html", Kind.DUEL: "judge_duel.html"}
-
 
 @router.get("/judge/batches/{sheet}")
 def batch_page(request: Request, sheet: SheetPath, judge: Judge) -> HTMLResponse:
@@ -151,7 +149,7 @@ def batch_page(request: Request, sheet: SheetPath, judge: Judge) -> HTMLResponse
     }
     if batch.status != "open":
         return page(request, "judge_outcome.html", view=batch_result(batch), **shown)
-    return page(request, _TEMPLATES[Kind(batch.kind)], recorded=batches.recorded_already(sheet), **shown)
+    return page(request, "judge_batch.html", recorded=batches.recorded_already(sheet), **shown)
 
 
 @router.post("/judge/batches/{sheet}/reopen")

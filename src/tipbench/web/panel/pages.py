@@ -87,11 +87,7 @@ def _walk(folder: Traversable, prefix: str) -> dict[str, bytes]:
 
 
 _SECTIONS = ("run", "jobs", "policies", "simulations", "promotions", "settings", "judge", "experiments")
-_MACROS = {
-    "form": "macros/form.html",
-    "chart": "macros/chart.html",
-    "preview": "macros/preview.html",
-}
+_MACROS = {"form": "macros/form.html", "judge_ui": "macros/judge.html"}
 
 
 async def sent_form(request: Request) -> Parts:
@@ -174,7 +170,7 @@ def environment() -> Environment:
         "version": tipbench.__version__,
     }
     made = markup.environment("tipbench.compare", "tipbench.web.panel", filters={"quote_path": quote_path}, known=known)
-    for name, path in _MACROS.items():  # in this order: a macro file may use the ones before it
+    for name, path in _MACROS.items():
         made.globals[name] = made.get_template(path).module
     return made
 

@@ -293,7 +293,7 @@ def run_page(
     query = filters.query(next=None)
     return page(
         request,
-        "one_run.html",
+        "run.html",
         experiment=experiment,
         run=run,
         kind=kind,

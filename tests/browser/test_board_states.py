@@ -13,6 +13,7 @@ from support.accessibility import faults, load_faults
 from support.board_states import PREFIX, board_states
 from support.panel_pages import Sight, Visit
 from support.panel_site import Site, panel_site
+from tipbench.web.panel.matrix import PHONE_PAIRS
 
 if TYPE_CHECKING:
     from axe_playwright_python.sync_playwright import Axe
@@ -89,6 +90,17 @@ def test_large_boards_stay_small_and_whole(
         assert list(faults(axe, sight)) == []
     assert sight.page.locator(".matrix tbody tr").count() == scenarios
     assert sight.page.locator(".matrix thead th.pair").count() == pairs
+
+
+def test_on_a_phone_the_matrix_is_a_list_that_does_not_scroll_sideways(visit: Visit, site: Site, axe: Axe) -> None:
+    sight = visit(site, width=360)
+    assert list(load_faults(sight, f"{board_of('large')}/scenarios")) == []
+    box = sight.page.locator(".matrix")
+    assert box.evaluate("each => each.scrollWidth <= each.clientWidth")
+    row = sight.page.locator(".matrix tbody tr").first
+    assert "all 15 answers" in row.locator("th").inner_text()
+    assert row.locator("td a:visible").count() == PHONE_PAIRS
+    assert list(faults(axe, sight)) == []
 
 
 def test_the_answers_to_a_scenario_have_an_address(visit: Visit, site: Site, axe: Axe) -> None:

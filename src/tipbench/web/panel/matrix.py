@@ -28,6 +28,7 @@ from tipbench.web.panel.pages import here, page
 from tipbench.web.queries import experiment_path, get_experiment
 
 SHADES = 9  # steps of colour from the lowest to the highest score of the board
+PHONE_PAIRS = 6  # scores of a scenario in a narrow window, best pairs first
 Order = Literal["name", "hardest", "spread"]
 ORDERS: tuple[tuple[Order, str], ...] = (
     ("name", "By name"),
@@ -131,6 +132,7 @@ def scenarios_page(
             for pair in pairs
         ],
         "rows": rows,
+        "on_phone": PHONE_PAIRS,
         "known": [value for row in rows for value in row.known],
         "orders": [(key, words, here(request, order=None if key == "name" else key)) for key, words in ORDERS],
         "order": order,

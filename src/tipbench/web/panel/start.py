@@ -280,10 +280,9 @@ class Option:
     """An option of a field."""
 
     value: str
-    label: str
-    chosen: bool = False
     note: str = ""
     refusal: str | None = None  # why it cannot be used
+    chosen: bool = False  # of checkboxes
 
 
 @dataclass(frozen=True)
@@ -316,23 +315,21 @@ Offers = Mapping[str, Sequence[Option]]  # by key: options that are not in the s
 
 def make_form(schema: Schema, values: Values, errors: Mapping[str, str], offers: Offers) -> list[Group]:
     """Return the form's fields with these values and errors, in groups."""
-    defaults = default_values(schema)
     made = {
-        key: _field(
-            key, properties, values.get(key, defaults[key]), defaults[key], errors.get(key), offers.get(key, ())
-        )
+        key: _field(key, properties, values.get(key), errors.get(key), offers.get(key, ()))
         for key, properties in schema["properties"].items()
     }
     grouped = {key for _, _, keys in _GROUPS for key in keys}
-    groups = [*_GROUPS, ("More", "", [key for key in made if key not in grouped])]
-    return [
-        Group(title, about, tuple(made[key] for key in keys if key in made)) for title, about, keys in groups if keys
-    ]
+    rest = [key for key in made if key not in grouped]
+    groups = [*_GROUPS, ("More", "", rest)] if rest else _GROUPS
+    return [Group(title, about, tuple(made[key] for key in keys if key in made)) for title, about, keys in groups]
 
 
 def _field(
-    key: str, properties: Mapping[str, Any], value: str, default: str, error: str | None, offered: Sequence[Option]
+    key: str, properties: Mapping[str, Any], value: str | None, error: str | None, offered: Sequence[Option]
 ) -> Field:
+    default = _text(properties.get("default"))
+    value = default if value is None else value
     made = Field(
         key=key,
         kind=_KINDS.get(properties.get("type", ""), "text"),
@@ -359,8 +356,7 @@ def _field(
         known = ["" if each is None else str(each) for each in properties["enum"]]
         if value not in known:  # an invalid value is listed too, so that the error shows with it
             known.append(value)
-        listed = tuple(Option(each, each or "found automatically", each == value) for each in known)
-        return replace(made, kind="select", options=listed)
+        return replace(made, kind="select", options=tuple(map(Option, known)))
     return made
 
 
@@ -515,10 +511,10 @@ def _render(
 ) -> Response:
     values = {**sent.values, **({"models": ",".join(offered.preselected)} if sent.preselect else {})}
     offers = {
-        "models": [Option(each.model, each.model, note=_note(each), refusal=each.refusal) for each in offered.models],
-        "prompts": [Option(name, name) for name in _prompts(panel.allowed, values.get("suite", ""))],
-        "experiment": [Option(name, name) for name in experiment_names],
-        "suite": [Option(name, name) for name in _suites(panel)],
+        "models": [Option(each.model, _note(each), each.refusal) for each in offered.models],
+        "prompts": list(map(Option, _prompts(panel.allowed, values.get("suite", "")))),
+        "experiment": list(map(Option, experiment_names)),
+        "suite": list(map(Option, _suites(panel))),
     }
     return page(
         request,

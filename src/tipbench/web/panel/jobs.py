@@ -23,11 +23,11 @@ from tipbench.text import join_names, plural
 from tipbench.web.api.jobs import JobPath
 from tipbench.web.api.models import job_links
 from tipbench.web.auth import ADMINS_ONLY
-from tipbench.web.deps import Admin, Panel, PanelState, panel_of
+from tipbench.web.deps import Admin, Panel, PanelState
 from tipbench.web.errors import Invalid, WebError
 from tipbench.web.forms import LIMIT, Limit, Next
 from tipbench.web.job_service import retry_job
-from tipbench.web.panel.pages import Chip, SentForm, charts_there, page
+from tipbench.web.panel.pages import SentForm, charts_installed, page
 
 RETRIABLE = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.LOST})
 RUNNERS = {"local": "this machine", "airflow": "Airflow"}
@@ -291,7 +291,6 @@ def _amounts(models: tuple[ModelRow, ...]) -> tuple[int, int] | None:
 
 router = APIRouter(include_in_schema=False, dependencies=[ADMINS_ONLY])
 LOG_BYTES = 16_384
-_CHIP_JOBS = 100
 _Word = TypeVar("_Word", bound=StrEnum)
 _Choice = Annotated[str, Query(max_length=20)]
 
@@ -359,17 +358,6 @@ def retry(request: Request, panel: PanelState, admin: Admin, job_id: JobPath, fo
     return RedirectResponse(f"/jobs/{submitted.job.id}", status_code=303)
 
 
-def running_chip(request: Request) -> Chip | None:
-    """Return the header's chip with the number of running or queued jobs; one cheap query, as every page needs it."""
-    found = panel_of(request).jobs.store.in_states({JobState.RUNNING, JobState.QUEUED}, limit=_CHIP_JOBS)
-    running = [job for job in found if job.state is JobState.RUNNING]
-    named, word = (running, "running") if running else (found, "queued")
-    if not named:
-        return None
-    url = f"/jobs/{named[0].id}" if len(named) == 1 else f"/jobs?state={word}"
-    return Chip(f"{len(named)} {word}", url, word)
-
-
 def _page(request: Request, panel: Panel, job_id: str, *, fault: str | None = None, status: int = 200) -> HTMLResponse:
     context = _context(panel, job_id)
     return page(
@@ -394,7 +382,7 @@ def _context(panel: Panel, job_id: str) -> dict[str, Any]:
         "progress": progress,
         "links": job_links(job),
         "retry_key": new_idempotency_key(),
-        "charts": charts_there(),
+        "charts": charts_installed(),
     }
 
 

@@ -43,7 +43,7 @@ from tipbench.web.board_query import (
 )
 from tipbench.web.deps import Panel, PanelState, Store
 from tipbench.web.errors import NotFound
-from tipbench.web.panel.pages import SentForm, charts_there, environment, page
+from tipbench.web.panel.pages import SentForm, charts_installed, environment, page
 from tipbench.web.queries import Queries, experiment_path, get_experiment, revision
 from tipbench.workflows.board import BoardQuery
 
@@ -314,7 +314,7 @@ def _prepared(queries: Queries, experiment: Experiment, reading: BoardResult, ur
     board, version, sort = reading.board, revision(experiment), url.extra.get("sort")
     if board is None:
         return {}
-    drawn = charts_there()
+    drawn = charts_installed()
 
     def make() -> dict[str, Any]:
         context = board_context(board, environment(), links=url, sort=sort)

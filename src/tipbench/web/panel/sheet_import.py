@@ -22,7 +22,7 @@ from tipbench.web.deps import LIMIT_CONCURRENCY, LIMIT_SHEETS, Admin, PanelState
 from tipbench.web.errors import Invalid, refused_sheet
 from tipbench.web.forms import UploadedFile
 from tipbench.web.judge_service import ApplyOptions, Upload, apply_sheet, quota_of, uploads_of
-from tipbench.web.panel.judges import drift_words, judges_response
+from tipbench.web.panel.judges import drift_summary, judges_response
 from tipbench.web.panel.pages import SentForm, page
 from tipbench.web.queries import experiment_path, get_experiment, quote_path
 
@@ -131,7 +131,7 @@ def _page(
         upload=upload,
         found=found,
         outcome=outcome,
-        sentences=drift_words(outcome.get("drift")) if outcome else [],
+        sentences=drift_summary(outcome.get("drift")) if outcome else [],
         refused=refused,
         fault=fault,
         changes=changes,

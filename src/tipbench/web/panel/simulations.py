@@ -21,7 +21,7 @@ from tipbench.web.board_query import ThemeName
 from tipbench.web.deps import Admin, Panel, PanelState, Store
 from tipbench.web.errors import NotFound, status_and_code
 from tipbench.web.panel.jobs import new_idempotency_key
-from tipbench.web.panel.pages import SentForm, charts_there, page
+from tipbench.web.panel.pages import SentForm, charts_installed, page
 from tipbench.workflows.simulation import read_simulation, read_simulations
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
@@ -85,7 +85,7 @@ def simulation_page(request: Request, store: Store, run_id: RunId) -> HTMLRespon
         "simulation.html",
         run_id=run_id,
         result=_recorded(store, run_id),
-        charts=charts_there(),
+        charts=charts_installed(),
         json_url="/api/bench/simulations",
     )
 

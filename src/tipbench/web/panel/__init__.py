@@ -33,7 +33,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     simulations.router,
     settings.router,
     judge.router,
-    judge.working,
+    judge.limited_router,
     sheet_import.router,
     judges.router,
     run.router,

@@ -31,17 +31,16 @@ from tipbench.web.panel.pages import SentForm, charts_installed, page
 
 RETRIABLE = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.LOST})
 RUNNERS = {"local": "this machine", "airflow": "Airflow"}
-_STEP = 25  # percent between two announcements for screen readers
-_PHASES = {  # words and badge
+_ANNOUNCED_PERCENT = 25  # between two announcements for screen readers
+_PHASES = {  # displayed text and badge
     Phase.LOADING: ("loading", "queued"),
     Phase.GENERATING: ("answering", "running"),
     Phase.UNLOADING: ("unloading", "queued"),
     Phase.EMPTY: ("done, memory freed", "ok"),
     Phase.STOPPED: ("stopped", "cancelled"),
 }
-_BRIEF = 240
-_MEASURED = 2  # finished cells or items before a pace is extrapolated
-_LATER, _NEVER = "not started", "nothing generated"
+_MAX_BRIEF_CHARS = 240
+_MIN_DONE = 2  # finished cells or items before the time left is estimated
 
 
 @dataclass(frozen=True)
@@ -113,8 +112,8 @@ class JobText:
         return None if name == "local" else RUNNERS.get(name, name)
 
     @property
-    def found_again(self) -> bool:
-        """Whether a lost job may reappear: its reason suggests no retry, and waiting is better than a second job."""
+    def may_reappear(self) -> bool:
+        """Whether a lost job may be found again: its reason suggests no retry, as waiting is better."""
         return self.job.state is JobState.LOST and "retry" not in self.job.reason
 
     @property
@@ -128,7 +127,7 @@ class JobText:
         """The requested models in the order they run; those not started come last."""
         begun = {each.model for each in self.progress.models}
         refused = {each.model: each.reason for each in self.progress.refused}
-        later = _NEVER if self.progress.exit_code is not None or self.ended else _LATER
+        later = "nothing generated" if self.progress.exit_code is not None or self.ended else "not started"
         wanted = split_names(str(self.job.arguments.get("models", ""))) if self.job.kind is JobKind.COLLECT else ()
         rest = [
             ModelRow(name, "refused", "refused", "refused", note=strip_logins(refused[name]))
@@ -155,15 +154,10 @@ class JobText:
     @property
     def share(self) -> float | None:
         """Progress from 0 to 1, or None while unknown."""
-        judging, simulating = self.progress.judging, self.progress.simulating
         if self.job.state is JobState.SUCCEEDED:
             return 1.0
-        if simulating is not None:
-            return simulating.done / simulating.total
-        if judging is not None:
-            return (judging.scored + judging.unscored) / judging.total if judging.total else None
-        amounts = _amounts(self.models)
-        return amounts[1] / amounts[0] if amounts else None
+        finished, total = self._finished_and_total()
+        return finished / total if total else None
 
     @property
     def running_s(self) -> float | None:
@@ -174,18 +168,11 @@ class JobText:
     @property
     def left_s(self) -> float | None:
         """Estimated seconds until a running job ends, from its pace so far; None if unknown."""
-        judging, simulating = self.progress.judging, self.progress.simulating
-        if judging is not None:
-            done, left = judging.scored + judging.unscored, judging.total - judging.scored - judging.unscored
-        elif simulating is not None:
-            done, left = simulating.done, simulating.total - simulating.done
-        else:
-            done = sum(each.done - each.recorded for each in self.progress.models)
-            total, finished = _amounts(self.models) or (0, 0)
-            left = total - finished
-        if self.running_s is None or self.paused or self.cancelling or done < _MEASURED or left <= 0:
+        finished, total = self._finished_and_total()
+        done = finished - sum(each.recorded for each in self.progress.models)  # without cells of an earlier collect
+        if self.running_s is None or self.paused or self.cancelling or done < _MIN_DONE or finished >= total:
             return None
-        return self.running_s / done * left
+        return self.running_s / done * (total - finished)
 
     @property
     def headline(self) -> str:
@@ -221,7 +208,7 @@ class JobText:
     def brief(self) -> str:
         """The headline shortened for lists."""
         text = " ".join(self.headline.split())
-        return text if len(text) <= _BRIEF else f"{text[: _BRIEF - 1]}…"
+        return text if len(text) <= _MAX_BRIEF_CHARS else f"{text[: _MAX_BRIEF_CHARS - 1]}…"
 
     @property
     def title(self) -> str:
@@ -238,7 +225,21 @@ class JobText:
         if self.ended or share is None:
             state, headline = self.state.capitalize(), self.headline if self.ended else ""
             return headline if headline.startswith(state) else f"{state}. {headline}".strip()
-        return f"{self.state.capitalize()}, {int(share * 100) // _STEP * _STEP} % done."
+        return f"{self.state.capitalize()}, {int(share * 100) // _ANNOUNCED_PERCENT * _ANNOUNCED_PERCENT} % done."
+
+    def _finished_and_total(self) -> tuple[int, int]:
+        """Return the finished and all cells, items or seeds; 0 of 0 while unknown.
+
+        A model that has not started counts as many cells as the largest one that has.
+        """
+        judging, simulating = self.progress.judging, self.progress.simulating
+        if judging is not None:
+            return judging.scored + judging.unscored, judging.total
+        if simulating is not None:
+            return simulating.done, simulating.total
+        rows = [row for row in self.models if row.phase != "refused"]
+        largest = max((row.total or 0 for row in rows), default=0)
+        return sum(row.done for row in rows), sum(largest if row.total is None else row.total for row in rows)
 
     def _running(self) -> str:
         progress = self.progress
@@ -277,16 +278,6 @@ class JobText:
         if (seeds := self.progress.simulating) is not None:
             return f"World {seeds.world}: {plural(seeds.total, 'seed')} simulated."
         return "Finished."
-
-
-def _amounts(models: tuple[ModelRow, ...]) -> tuple[int, int] | None:
-    """Return all cells and the finished ones; models not started count as much as the largest started one."""
-    known = [line.total for line in models if line.total]
-    if not known:
-        return None
-    running = [line for line in models if line.phase != "refused"]
-    total = sum(line.total if line.total is not None else max(known) for line in running)
-    return total, sum(line.done for line in running)
 
 
 router = APIRouter(include_in_schema=False, dependencies=[ADMINS_ONLY])

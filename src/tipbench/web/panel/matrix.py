@@ -111,11 +111,11 @@ def scenarios_page(
         return RedirectResponse(tidy, 303)
     found = get_experiment(store, experiment)
     query = replace(query, by=None, cluster=None, baseline=None)  # the matrix is of pairs and scenarios
-    reading = load_board(panel.queries, store, found, query)
+    result = load_board(panel.queries, store, found, query)
     url = BoardUrl(experiment, query)
-    if reading.board is None:
-        return page(request, "matrix.html", experiment=experiment, rows=None, problem=reading.problem, url=url)
-    cells, board = panel.queries.cells(store, found, query), reading.board
+    if result.board is None:
+        return page(request, "matrix.html", experiment=experiment, rows=None, problem=result.problem, url=url)
+    cells, board = panel.queries.cells(store, found, query), result.board
     pairs = columns_of(board, cells)
     rows = matrix_rows(cells, pairs, order)
     ranked = {standing.pair for standing in board.standings}
@@ -166,6 +166,6 @@ def scenarios_page(
 
 def columns_of(board: Leaderboard, cells: BoardCells) -> list[Pair]:
     """Return the pairs in board order, references after them."""
-    there = {cell.pair for cell in cells.cells}
-    ranked = [standing.pair for standing in board.standings if standing.pair in there]
-    return [*ranked, *sorted(there - set(ranked))]
+    present = {cell.pair for cell in cells.cells}
+    ranked = [standing.pair for standing in board.standings if standing.pair in present]
+    return [*ranked, *sorted(present - set(ranked))]

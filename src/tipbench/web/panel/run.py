@@ -30,7 +30,7 @@ Facts = list[tuple[str, str]]
 Given = tuple[str, Judgement]  # how the scores are used (counts, held, provisional, …), and the scores
 
 PROMPT = "artifact:prompt.txt"
-_SHOWN_APART = (PROMPT, RAW, CANDIDATES, SCORES)  # texts with a separate section on a cell's page
+_WITH_SECTION = (PROMPT, RAW, CANDIDATES, SCORES)  # texts with their own section on a cell's page
 
 _WHAT = (
     ("model", "model"), ("prompt", "prompt_version"), ("scenario", "scenario"), ("persona", "persona"),
@@ -66,18 +66,6 @@ _LABELS = {
     "ci_high": "upper end of the interval",
 }  # fmt: skip
 _FLAGS = {"format_ok": ("no", "yes"), "decided": ("no", "yes")}
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """The models observed in memory during a run's collect."""
-
-    run_id: str
-    known: bool  # False if no server was observed, as with the embedded engine
-    sentence: str
-    facts: Facts
-    foreign: str
-    at_most_one: bool
 
 
 @dataclass(frozen=True)
@@ -148,7 +136,7 @@ def _given(scores: CellScores) -> Iterator[Given]:
 
 
 def notices(run: Mapping[str, Any], *, stale: bool = False) -> Iterator[Notice]:
-    """Yield the notices for a run, most important first."""
+    """Yield the notices for a run, the most important first."""
     state, tags = run["state"], run["tags"]
     floored = tags.get("floored") == "true"
     if state == "failed":
@@ -186,10 +174,11 @@ def notices(run: Mapping[str, Any], *, stale: bool = False) -> Iterator[Notice]:
 
 def other_texts(run: Mapping[str, Any], *, with_key: bool) -> list[tuple[str, str]]:
     """Return the texts without a separate section, JSON indented; a sheet's key is included only with `with_key`."""
-    apart = _SHOWN_APART if run["tags"].get("kind") == RunKind.CELL else ()
-    key = {name for name in run["texts"] if not with_key and (name == KEY or HIDDEN in name)}
-    kept = {name: text for name, text in run["texts"].items() if name not in apart and name not in key}
-    return [(name, _readable(kept[name])) for name in sorted(kept, key=lambda name: (name == RUBRIC, name))]
+    elsewhere = _WITH_SECTION if run["tags"].get("kind") == RunKind.CELL else ()
+    names = [
+        name for name in run["texts"] if name not in elsewhere and (with_key or (name != KEY and HIDDEN not in name))
+    ]
+    return [(name, _readable(run["texts"][name])) for name in sorted(names, key=lambda name: (name == RUBRIC, name))]
 
 
 def _readable(text: str) -> str:
@@ -242,8 +231,8 @@ def measure(name: str, value: float | None) -> str:
     return number(value, 3 if name in ("diversity", "distinct_2") else 2)
 
 
-def evidence_of(collection: StoredRun | None) -> Evidence | None:
-    """Return the evidence recorded by a collect, or None if its run does not exist (yet)."""
+def evidence_of(collection: StoredRun | None) -> dict[str, Any] | None:
+    """Return the models observed in memory during a collect, or None if its run does not exist (yet)."""
     if collection is None:
         return None
     metrics, tags = collection.metrics, collection.tags
@@ -252,14 +241,13 @@ def evidence_of(collection: StoredRun | None) -> Evidence | None:
     facts = [(name, measure(key, metrics[key])) for name, key in zip(names, watched, strict=True) if key in metrics]
     if metrics.get("residency_unknown_samples"):
         facts.append(("failed samples", measure("n_items", metrics["residency_unknown_samples"])))
-    return Evidence(
-        run_id=collection.run_id,
-        known="most_resident" in metrics,
-        sentence=tags.get("evidence", ""),
-        facts=facts,
-        foreign=tags.get("foreign_models", ""),
-        at_most_one=metrics.get("most_resident", 0.0) <= 1,
-    )
+    return {
+        "run_id": collection.run_id,
+        "known": "most_resident" in metrics,  # no server is observed with the embedded engine
+        "facts": facts,
+        "foreign": tags.get("foreign_models", ""),
+        "at_most_one": metrics.get("most_resident", 0.0) <= 1,
+    }
 
 
 def _known(names: tuple[tuple[str, str], ...], values: Mapping[str, str]) -> Facts:
@@ -269,7 +257,7 @@ def _known(names: tuple[tuple[str, str], ...], values: Mapping[str, str]) -> Fac
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
 _Key = Annotated[Literal["shown"] | None, Query(description="Show the key to a sheet's blinding.")]
-_LISTED = 10  # other runs of the same cell
+_MAX_OTHER_RUNS = 10  # of the same cell
 
 
 @router.get("/experiments/{experiment:path}/runs/{run_id:run_id}")
@@ -278,12 +266,12 @@ def run_page(
 ) -> HTMLResponse:
     """Show a run; the list's filters stay in the URL for the links to the previous and next run."""
     run = panel.queries.run(store, experiment, run_id)
-    book, filters = RunQueries(panel.queries, store, experiment), read_filters(request)
+    queries, filters = RunQueries(panel.queries, store, experiment), read_filters(request)
     kind = run["tags"].get("kind", "")
     is_cell = kind == RunKind.CELL
     if str(filters.kind) != kind and kind in set(RunKind):
         filters = filters.model_copy(update={"kind": RunKind(kind)})
-    related = book.related(run) if is_cell else Related()
+    related = queries.related(run) if is_cell else Related()
     collection = related.collection
     if kind == RunKind.COLLECTION:  # its page shows its own evidence
         collection = StoredRun(**{each.name: run[each.name] for each in fields(StoredRun)})
@@ -313,10 +301,10 @@ def run_page(
         has_key=KEY in run["texts"],
         key_shown=key == "shown",
         evidence=evidence_of(collection),
-        tries=related.tries[:_LISTED],
-        builds=related.builds[:_LISTED],
+        tries=related.tries[:_MAX_OTHER_RUNS],
+        builds=related.builds[:_MAX_OTHER_RUNS],
         by_time=filters.sort == RunFilters().sort,
-        neighbours=book.neighbours(filters, run_id),
+        neighbours=queries.neighbours(filters, run_id),
         query=f"?{query}" if query else "",
         json_url=f"/api/bench/runs/{quote_path(experiment)}/{run_id}",
         mlflow_url=run["url"],

@@ -25,8 +25,8 @@ from tipbench.web.panel.pages import SentForm, charts_installed, page
 from tipbench.workflows.simulation import read_simulation, read_simulations
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
-_SHOWN = 30
-_NARROW = 260
+_MAX_LISTED = 30
+_NARROW_PX = 260
 RunId = Annotated[str, Path(pattern=r"^[0-9a-f]{8,64}$")]
 Theme = Annotated[ThemeName, Query()]
 
@@ -52,7 +52,7 @@ def start(request: Request, panel: PanelState, who: Admin, form: SentForm) -> Re
 def _page(request: Request, panel: Panel, values: dict[str, Any], *, wrong: str | None = None) -> HTMLResponse:
     away, recorded = None, []
     try:
-        recorded = list(read_simulations(panel.tracker.open().store, _SHOWN))
+        recorded = list(read_simulations(panel.tracker.open().store, _MAX_LISTED))
     except TipbenchError as exc:
         panel.tracker.locate_again()
         status, _ = status_and_code(exc)
@@ -127,5 +127,5 @@ def _svg(result: dict[str, Any], theme: str, *, narrow: bool) -> Response:
     chosen = THEMES[theme]
     chart = curves_chart(result, chosen)
     if narrow:  # without its title, which does not fit and repeats the page's heading
-        chart = curves_chart(result, chosen, width=_NARROW).properties(title="")
+        chart = curves_chart(result, chosen, width=_NARROW_PX).properties(title="")
     return Response(to_svg(chart, chosen), media_type="image/svg+xml")

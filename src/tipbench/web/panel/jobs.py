@@ -369,7 +369,7 @@ def _context(panel: Panel, job_id: str) -> dict[str, Any]:
     progress = panel.jobs.progress.current(job).progress
     return {
         "job": job,
-        "words": JobText(job, progress, place),
+        "text": JobText(job, progress, place),
         "progress": progress,
         "links": job_links(job),
         "retry_key": new_idempotency_key(),

@@ -216,7 +216,9 @@ def judges_response(
     in_browser = {batch.sheet for batch in batches}
     known = in_browser | {sheet.sheet for sheet in sheets}
     query = request.query_params
-    changed = {name: query[name] if query.get(name) in known else None for name in ("made", "accepted", "returned")}
+    changed: dict[str, Any] = {
+        name: query[name] if query.get(name) in known else None for name in ("made", "accepted", "returned")
+    }
     return page(
         request,
         "judges.html",

@@ -32,19 +32,19 @@ Given = tuple[str, Judgement]  # how the scores are used (counts, held, provisio
 PROMPT = "artifact:prompt.txt"
 _WITH_SECTION = (PROMPT, RAW, CANDIDATES, SCORES)  # texts with their own section on a cell's page
 
-_WHAT = (
+_INPUT = (
     ("model", "model"), ("prompt", "prompt_version"), ("scenario", "scenario"), ("persona", "persona"),
     ("time slot", "time_slot"), ("repeat", "repeat"), ("suite", "suite"),
 )  # fmt: skip
-_HOW = (
+_SETTINGS = (
     ("tips requested", "n_tips"), ("temperature", "temperature"), ("seed", "seed"), ("context", "num_ctx"),
     ("token limit", "num_predict"), ("diversity requested", "diversity"),
 )  # fmt: skip
-_ON = (
+_ENVIRONMENT = (
     ("engine", "engine"), ("version", "engine_version"), ("host", "host"), ("parameters (B)", "model_params_b"),
     ("quantization", "quantization"), ("digest", "model_digest"),
 )  # fmt: skip
-_KEPT = (
+_RECORD = (
     ("cell key", "cell_key"), ("conditions", "conditions"), ("prompt hash", "prompt_hash"),
     ("scenario hash", "scenario_hash"), ("cell seed", "cell_seed"), ("scores under", "scores_rubric"),
     ("done reason", "done_reason"), ("written by tipbench", "tipbench.version"),
@@ -205,10 +205,10 @@ def groups(run: Mapping[str, Any]) -> list[tuple[str, Facts]]:
         sampling = {"sampling": text}
     sampled = [(str(name), str(each)) for name, each in sampling.items()] if isinstance(sampling, dict) else []
     found = [
-        ("Input", _known(_WHAT, params)),
-        ("Settings", [*_known(_HOW, params), *sampled]),
-        ("Environment", _known(_ON, params)),
-        ("Record", [("run", run["run_id"]), *_known(_KEPT, tags)]),
+        ("Input", _known(_INPUT, params)),
+        ("Settings", [*_known(_SETTINGS, params), *sampled]),
+        ("Environment", _known(_ENVIRONMENT, params)),
+        ("Record", [("run", run["run_id"]), *_known(_RECORD, tags)]),
     ]
     return [(title, facts) for title, facts in found if facts]
 

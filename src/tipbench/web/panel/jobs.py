@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.errors import JobConflict
 from tipbench.jobs.job import ACTIVE, ENDED, Job, JobKind, JobState
-from tipbench.jobs.progress import Phase, Progress
+from tipbench.jobs.progress import ModelProgress, Phase, Progress
 from tipbench.jobs.store import JobFilter
 from tipbench.markup import duration
 from tipbench.plan.config import split_names
@@ -45,18 +45,13 @@ _MIN_DONE = 2  # finished cells or items before the time left is estimated
 
 @dataclass(frozen=True)
 class ModelRow:
-    """Progress of one model of a collect."""
+    """A requested model of a collect."""
 
     model: str
-    phase: str  # for the style sheet; `words` is the displayed text
-    words: str
-    badge: str = "later"
-    done: int = 0
-    total: int | None = None  # None until the model starts
-    failed: int = 0
-    output_tokens: int = 0
-    tokens_per_s: float | None = None
-    note: str = ""
+    state: str  # as displayed
+    badge: str
+    progress: ModelProgress | None = None  # None until the model starts
+    refusal: str | None = None
 
 
 @dataclass(frozen=True)
@@ -117,39 +112,25 @@ class JobText:
         return self.job.state is JobState.LOST and "retry" not in self.job.reason
 
     @property
-    def seconds(self) -> float | None:
-        """Duration of the run in seconds, or None until it has ended."""
+    def duration_s(self) -> float | None:
+        """Seconds from start to end, or None until the job has ended."""
         job = self.job
         return job.ended - job.started if job.ended is not None and job.started is not None else None
 
     @property
     def models(self) -> tuple[ModelRow, ...]:
         """The requested models in the order they run; those not started come last."""
-        begun = {each.model for each in self.progress.models}
-        refused = {each.model: each.reason for each in self.progress.refused}
-        later = "nothing generated" if self.progress.exit_code is not None or self.ended else "not started"
-        wanted = split_names(str(self.job.arguments.get("models", ""))) if self.job.kind is JobKind.COLLECT else ()
-        rest = [
-            ModelRow(name, "refused", "refused", "refused", note=strip_logins(refused[name]))
-            if name in refused
-            else ModelRow(name, "later", later)
-            for name in wanted
-            if name not in begun
-        ]
-        started = [
-            ModelRow(
-                each.model,
-                each.phase.value,
-                *_PHASES[each.phase],
-                done=each.done,
-                total=each.total,
-                failed=each.failed,
-                output_tokens=each.output_tokens,
-                tokens_per_s=each.tokens_per_s,
-            )
-            for each in self.progress.models
-        ]
-        return (*started, *rest)
+        rows = [ModelRow(each.model, *_PHASES[each.phase], each) for each in self.progress.models]
+        started = {row.model for row in rows}
+        refused = {each.model: strip_logins(each.reason) for each in self.progress.refused}
+        pending = "nothing generated" if self.progress.exit_code is not None or self.ended else "not started"
+        requested = split_names(str(self.job.arguments.get("models", ""))) if self.job.kind is JobKind.COLLECT else ()
+        for name in requested:
+            if name in refused and name not in started:
+                rows.append(ModelRow(name, "refused", "refused", refusal=refused[name]))
+            elif name not in started:
+                rows.append(ModelRow(name, pending, "later"))
+        return tuple(rows)
 
     @property
     def share(self) -> float | None:
@@ -237,9 +218,10 @@ class JobText:
             return judging.scored + judging.unscored, judging.total
         if simulating is not None:
             return simulating.done, simulating.total
-        rows = [row for row in self.models if row.phase != "refused"]
-        largest = max((row.total or 0 for row in rows), default=0)
-        return sum(row.done for row in rows), sum(largest if row.total is None else row.total for row in rows)
+        started = self.progress.models
+        not_started = sum(row.progress is None and row.refusal is None for row in self.models)
+        largest = max((each.total for each in started), default=0)
+        return sum(each.done for each in started), sum(each.total for each in started) + not_started * largest
 
     def _running(self) -> str:
         progress = self.progress

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -166,9 +165,9 @@ def chart_picture(
     svg = chart(panel.queries, store, found, query, ChartQuery(kind, theme, narrow))
     if svg is None:
         raise NotFound(f"This board has no {kind} chart: no row has the data for it.", path="path.kind")
-    now = revision(found)
-    kept = {"Cache-Control": _IMMUTABLE} if now is not None and of_revision == now else {}
-    headers = {"Content-Security-Policy": _CHART_POLICY, **kept}
+    headers = {"Content-Security-Policy": _CHART_POLICY}
+    if of_revision is not None and of_revision == revision(found):
+        headers["Cache-Control"] = _IMMUTABLE
     return Response(svg.encode("utf-8", "backslashreplace"), media_type="image/svg+xml", headers=headers)
 
 
@@ -219,8 +218,7 @@ def _board_page(
         decision = background.submit(latest_decision, panel.queries.view(store, found), found.experiment_id)
         judging_status = background.submit(panel.queries.judging_of, store, found)
         result = load_board(panel.queries, store, found, query)
-    extra = {"sort": sort} if sort else {}
-    url = BoardUrl(experiment, result.query, extra)
+    url = BoardUrl(experiment, result.query, {"sort": sort} if sort else {})
     judging = judging_status.result()
     available = facets(panel.queries, store, found)
     leader, weakest = result.board.ranking.leader if result.board else None, None
@@ -229,7 +227,6 @@ def _board_page(
         weakest = f"{experiment_path(experiment, 'runs')}?{lowest}"
     context: dict[str, Any] = {
         "experiment": experiment,
-        "shell_name": shlex.quote(experiment),
         "board": result.board,
         "problem": result.problem,
         "url": url,
@@ -252,13 +249,13 @@ def _board_page(
         "chosen": fields.get("choose", ""),
         "because": fields.get("because", ""),
         "decide_fault": fault,
-        **_prepared(panel.queries, found, result, url),
+        **_cached_parts(panel.queries, found, result, url),
     }
     return page(request, "leaderboard.html", status=422 if fault else 200, **context)
 
 
 def _source(url: BoardUrl, board: Leaderboard) -> list[tuple[str, str | None, bool]]:
-    """Return the switch between people's scores and rules: label, URL if it can be chosen, whether it is shown."""
+    """Return the two sources of scores: label, URL if it can be chosen, whether it is the current one."""
     covered = board.covered
     if covered is None or not covered.rules:
         return []
@@ -272,7 +269,7 @@ def _source(url: BoardUrl, board: Leaderboard) -> list[tuple[str, str | None, bo
 
 
 def _choices(board: Leaderboard) -> list[tuple[str, str]]:
-    """Return the pairs that can be decided for, the leader first; none on a part of the board."""
+    """Return the pairs that can be decided for, the leader first; none if the board is filtered."""
     if board.by or board.where or board.exclude or board.judge or not board.judges:
         return []
     return [(str(standing.pair), _short(str(standing.pair))) for standing in board.standings if standing.row.estimate]
@@ -291,8 +288,8 @@ def load_board(queries: Queries, store: RunStore, experiment: Experiment, query:
         return BoardResult(query, None, str(exc))
 
 
-def _prepared(queries: Queries, experiment: Experiment, result: BoardResult, url: BoardUrl) -> dict[str, Any]:
-    """Return the part of the page that does not depend on the user, cached per revision."""
+def _cached_parts(queries: Queries, experiment: Experiment, result: BoardResult, url: BoardUrl) -> dict[str, Any]:
+    """Return the parts of the page that do not depend on the user, cached per revision."""
     board, version, sort = result.board, revision(experiment), url.extra.get("sort")
     if board is None:
         return {}

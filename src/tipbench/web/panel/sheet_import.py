@@ -34,7 +34,7 @@ _GONE = "This upload has expired: uploads are kept for an hour, until the panel 
 
 
 @router.post(_PLACE)
-def take_in(
+def upload_sheet(
     request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
 ) -> Response:
     """Store an uploaded sheet and redirect to its preview."""

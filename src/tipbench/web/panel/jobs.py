@@ -291,8 +291,8 @@ def jobs_page(
         "jobs.html",
         rows=rows,
         which=which,
-        states=list(JobState),
-        kinds=list(JobKind),
+        states=[("", "any"), *((each, each) for each in JobState)],
+        kinds=[("", "any"), *((each, each) for each in JobKind)],
         following=listed.next,
         first=next is None,
         json_url=f"/api/bench/jobs?{urlencode(query)}" if query else "/api/bench/jobs",
@@ -340,6 +340,7 @@ def _page(request: Request, panel: Panel, job_id: str, *, fault: str | None = No
         fault=fault,
         log=panel.jobs.log(job_id, LOG_BYTES),
         log_bytes=LOG_BYTES,
+        options=[(key, _option_text(value)) for key, value in context["job"].arguments.items() if value is not None],
         json_url=context["links"]["self"],
         mlflow_url=context["job"].links.get("mlflow"),
         **context,
@@ -357,6 +358,10 @@ def _context(panel: Panel, job_id: str) -> dict[str, Any]:
         "retry_key": new_idempotency_key(),
         "charts": charts_installed(),
     }
+
+
+def _option_text(value: object) -> str:
+    return "yes" if value is True else "no" if value is False else str(value)
 
 
 def _one_of(kinds: type[_Word], text: str, name: str) -> _Word | None:

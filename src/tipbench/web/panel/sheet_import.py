@@ -6,7 +6,6 @@ the uploading token can use.
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -83,7 +82,7 @@ def confirm(
     upload = uploads.find(upload_id, who.token_id, experiment)
     if upload is None:
         return _page(request, experiment, None, status=404, fault=_GONE)
-    if not hmac.compare_digest(form.fields.get("sha256", "").encode(), upload.sha256.encode()):
+    if form.fields.get("sha256") != upload.sha256:
         fault = "The form refers to another file than the stored one. Check the preview again."
         return _previewed(request, upload, who, store, status=409, fault=fault)
     if upload.outcome is None:

@@ -59,14 +59,13 @@ def _page(request: Request, panel: Panel, values: dict[str, Any], *, wrong: str 
         if status not in (404, 502, 503):
             raise
         away = str(exc) if status != 404 else None
-    active = [job for job in panel.jobs.listed(JobFilter(kind=JobKind.SIMULATE), limit=20, after=None).items
-              if job.state in ACTIVE | {JobState.QUEUED}]  # fmt: skip
+    jobs = panel.jobs.listed(JobFilter(kind=JobKind.SIMULATE), limit=20, after=None).items
     return page(
         request,
         "simulations.html",
         status=422 if wrong else 200,
         rows=[{"run_id": run.run_id, "at": run.start_ms / 1000, "result": result} for run, result in recorded],
-        active=active,
+        active=[job for job in jobs if job.state in ACTIVE | {JobState.QUEUED}],
         away=away,
         values=values,
         wrong=wrong,

@@ -26,7 +26,16 @@ from tipbench.web.auth import JUDGES_TOO, Identity, Role
 from tipbench.web.batch_items import BatchShape
 from tipbench.web.batch_store import Kind
 from tipbench.web.batches import ANSWERS, batch_service_of
-from tipbench.web.deps import LIMIT_CONCURRENCY, LIMIT_SHEETS, Judge, Panel, PanelState, Store, concurrency_limits
+from tipbench.web.deps import (
+    LIMIT_CONCURRENCY,
+    LIMIT_SHEETS,
+    Judge,
+    Panel,
+    PanelState,
+    Store,
+    concurrency_limits,
+    panel_of,
+)
 from tipbench.web.errors import Invalid, NotFound, refused_sheet
 from tipbench.web.forms import MOST, UploadedFile, read_parts
 from tipbench.web.judge_service import (
@@ -191,10 +200,7 @@ def fetch_sheet(request: Request, judge: Judge, panel: PanelState, store: Store,
     name = fields.get("experiment", "").strip()
     if error := _experiment_error(store, name):
         return _judge_page(request, judge, name, error=error)
-    limit = fields.get("limit", "").strip()
-    options: dict[str, Any] = {"format": fields.get("format", "json")}
-    if limit:
-        options["limit"] = int(limit) if limit.isascii() and limit.isdigit() and len(limit) <= 6 else limit
+    options = {"format": "json"} | {key: text for key in ("format", "limit") if (text := fields.get(key, "").strip())}
     try:
         query = parse_sheet_request(options, _as_judge(judge), panel.allowed)
         with panel.tracker.judging_lock():
@@ -283,11 +289,9 @@ def _judge_page(
 def _scores_per_batch(request: Request, experiment: str) -> str | None:
     """Estimate the effort of a new batch: its answers and check items, each with some tips on every scale."""
     try:
-        store: RunStore = request.app.state.panel.tracker.open().store
-        found = store.search(
-            get_experiment(store, experiment).experiment_id, where={"kind": str(RunKind.CELL)}, limit=1
-        )
-        params = next(iter(found)).params
+        store = panel_of(request).tracker.open().store
+        experiment_id = get_experiment(store, experiment).experiment_id
+        params = next(iter(store.search(experiment_id, where={"kind": str(RunKind.CELL)}, limit=1))).params
         tips, scales = int(params["n_tips"]), len(load_suite(params["suite"]).rubric.scales)
     except (StopIteration, KeyError, ValueError, NotFound, TipbenchError):
         return None

@@ -215,7 +215,10 @@ def groups(run: Mapping[str, Any]) -> list[tuple[str, Facts]]:
 
 def measures(metrics: Mapping[str, float | None]) -> Facts:
     """Return all metrics of a run with their units, sorted by name."""
-    return [(_LABELS.get(name, name.removeprefix("n_").replace("_", " ")), measure(name, metrics[name])) for name in sorted(metrics)]
+    return [
+        (_LABELS.get(name, name.removeprefix("n_").replace("_", " ")), measure(name, metrics[name]))
+        for name in sorted(metrics)
+    ]
 
 
 def measure(name: str, value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Each state of a board as its page: the answer card, the next step, and no state that is cut, shifted or unusable."""
+"""The board page in each state of an experiment: answer card, next step, layout, and tasks by keyboard and touch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STATES = {
     "close": ("Too close to call: ", ("more scenarios would hardly decide", "the smallest")),
     "reference-ahead": ("Use none of them: baseline:template is better", ("Does not beat baseline:template: −",)),
 }
-MOST_TABS = 120
+MAX_TABS = 120
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_the_matrix_is_one_stop_for_the_tab_key_and_moves_with_arrows(visit: Vis
 
 @dataclass
 class Hand:
-    """Uses pages by keyboard alone or by touch alone, and counts what would be clicks."""
+    """Uses pages by keyboard only or by touch only, and counts the clicks."""
 
     sight: Sight
     touch: bool
@@ -144,12 +144,12 @@ class Hand:
         return self.sight.page
 
     def use(self, target: Locator, *, text: str | None = None) -> None:
-        """Activate a link or button, or with `text` go into a field and type."""
+        """Activate a link or button, or type `text` into a field."""
         self.clicks += 1
         if self.touch:
             target.tap()
         else:
-            for _ in range(MOST_TABS):
+            for _ in range(MAX_TABS):
                 if target.evaluate("each => each === document.activeElement"):
                     break
                 self.page.keyboard.press("Tab")
@@ -161,7 +161,7 @@ class Hand:
             self.page.keyboard.type(text)
 
     def open_board(self, state: str) -> None:
-        """From the list of experiments; the clicks of a task count from here."""
+        """Open a board from the list of experiments and start counting clicks."""
         self.page.goto(self.sight.origin)
         self.use(self.page.get_by_role("link", name=PREFIX + state, exact=True))
         self.page.wait_for_url(f"**{board_of(state)}")

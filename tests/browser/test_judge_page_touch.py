@@ -1,4 +1,4 @@
-"""The judge page at 360 px by touch; and in every look: axe-core finds nothing, nothing jumps, nothing sticks out."""
+"""The judge page at 360 px by touch; and light, dark, wide and narrow: no axe-core violation, shift or overflow."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def building(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
 
 @pytest.fixture
 def office(building: Office) -> Office:
-    """With a judge without a batch; no batch is finished here."""
+    """A shared panel with a new judge; its tests finish no batch."""
     return building.newcomer()
 
 

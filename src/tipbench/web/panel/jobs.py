@@ -108,7 +108,7 @@ class JobText:
 
     @property
     def may_reappear(self) -> bool:
-        """Whether a lost job may be found again: its reason suggests no retry, as waiting is better."""
+        """Whether a lost job may be found again, so that its reason suggests waiting and not a retry."""
         return self.job.state is JobState.LOST and "retry" not in self.job.reason
 
     @property
@@ -175,7 +175,7 @@ class JobText:
 
     @property
     def evidence(self) -> tuple[str, str]:
-        """Badge state and text for the models observed in the server's memory; claims only what was sampled."""
+        """Badge state and text for the models observed in the server's memory."""
         seen = self.progress.memory
         if seen is None or seen.samples == 0:  # failed samples are counted separately
             return "unknown", "memory was not observed"

@@ -195,7 +195,7 @@ def open_batch(request: Request, judge: Judge, panel: PanelState, form: SentForm
 
 @limited_router.post("/judge/sheet")
 def fetch_sheet(request: Request, judge: Judge, panel: PanelState, store: Store, form: SentForm) -> Response:
-    """Download a sheet; the open one again while more than half of it is unscored."""
+    """Download a new sheet, or the judge's open one while more than half of it is unscored."""
     fields = form.fields
     name = fields.get("experiment", "").strip()
     if error := _experiment_error(store, name):
@@ -287,7 +287,7 @@ def _judge_page(
 
 
 def _scores_per_batch(request: Request, experiment: str) -> str | None:
-    """Estimate the effort of a new batch: its answers and check items, each with some tips on every scale."""
+    """Return about how many scores a new batch takes, or None if unknown."""
     try:
         store = panel_of(request).tracker.open().store
         experiment_id = get_experiment(store, experiment).experiment_id

@@ -1,4 +1,4 @@
-"""Page of one run: the answer with all its scores, notices, grouped facts, memory evidence."""
+"""Page of one run: notices, the answer with all its scores, params and metrics, models in memory."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _FLAGS = {"format_ok": ("no", "yes"), "decided": ("no", "yes")}
 
 @dataclass(frozen=True)
 class TipView:
-    """A tip of an answer with what each judge gave it."""
+    """A tip of an answer with the scores of each judge."""
 
     tip: str
     rationale: str

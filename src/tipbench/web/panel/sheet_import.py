@@ -1,4 +1,4 @@
-"""/experiments/{experiment}/judges/import: upload a filled sheet, preview its changes, apply it.
+"""Import page: upload a filled sheet, preview its changes, apply it.
 
 The previewed bytes are the ones applied: the server keeps them in memory for up to an hour, under an id that only
 the uploading token can use.

@@ -575,7 +575,7 @@ def _suites(panel: Panel) -> list[str]:
 
 
 async def _read(request: Request, schema: Schema) -> SubmittedForm:
-    """Parse the form; into pairs first, since checkboxes of one name are sent several times."""
+    """Parse the form; checkboxes of one name are sent several times, so a mapping would lose some."""
     if content_type(request) != FORM:
         raise Invalid(f"The form must have the content type {FORM} (got {content_type(request)[:80]!r}).", path="body")
     text = (await request.body()).decode("utf-8", "replace")

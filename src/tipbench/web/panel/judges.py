@@ -137,9 +137,9 @@ def drift_summary(drift: Mapping[str, Any] | None) -> list[str]:
 
 def all_sheets(judging: JudgingStatus) -> list[SheetHistory | OpenSheet]:
     """Return all sheets, newest first."""
-    applied = {each.sheet for each in judging.history}
-    unapplied = [each for each in judging.open_sheets if each.sheet not in applied]
-    sheets: list[SheetHistory | OpenSheet] = [*judging.history, *unapplied]
+    back = {each.sheet for each in judging.history}
+    out = [each for each in judging.open_sheets if each.sheet not in back]
+    sheets: list[SheetHistory | OpenSheet] = [*judging.history, *out]
     return sorted(sheets, key=lambda sheet: (sheet.exported, sheet.sheet), reverse=True)
 
 

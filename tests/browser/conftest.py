@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No result depends on which answers and controls are drawn."""
+    """Draw the same answers and controls in every test run."""
     fixed_draws(monkeypatch)
 
 
 @pytest.fixture(scope="session")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
-    """A panel with something of everything."""
+    """A panel with content on every page."""
     with furnished_panel(_folder(tmp_path_factory, "plain")) as shown:
         yield shown
 
 
 @pytest.fixture(scope="session")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
-    """The same, in hostile words."""
+    """The same content with hostile texts."""
     with hostile_panel(_folder(tmp_path_factory, "hostile")) as shown:
         yield shown
 

@@ -1,4 +1,4 @@
-"""The run's form where there is an Airflow: what belongs to it is offered with it alone."""
+"""The start form with a configured Airflow: its options are shown only when it is chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each state of a board as its page: the answer card, the next step, and no state that is cut, shifted or unusable."""
+"""The board page in each state of an experiment: answer card, next step, layout, and tasks by keyboard and touch."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from support.accessibility import faults, load_faults
 from support.board_states import PREFIX, board_states
 from support.panel_pages import Sight, Visit
 from support.panel_site import Site, panel_site
+from tipbench.web.panel.matrix import PHONE_PAIRS
 
 if TYPE_CHECKING:
     from axe_playwright_python.sync_playwright import Axe
@@ -31,7 +32,7 @@ STATES = {
     "close": ("Too close to call: ", ("more scenarios would hardly decide", "the smallest")),
     "reference-ahead": ("Use none of them: baseline:template is better", ("Does not beat baseline:template: −",)),
 }
-MOST_TABS = 120
+MAX_TABS = 120
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,17 @@ def test_large_boards_stay_small_and_whole(
     assert sight.page.locator(".matrix thead th.pair").count() == pairs
 
 
+def test_on_a_phone_the_matrix_is_a_list_that_does_not_scroll_sideways(visit: Visit, site: Site, axe: Axe) -> None:
+    sight = visit(site, width=360)
+    assert list(load_faults(sight, f"{board_of('large')}/scenarios")) == []
+    box = sight.page.locator(".matrix")
+    assert box.evaluate("each => each.scrollWidth <= each.clientWidth")
+    row = sight.page.locator(".matrix tbody tr").first
+    assert "all 15 answers" in row.locator("th").inner_text()
+    assert row.locator("td a:visible").count() == PHONE_PAIRS
+    assert list(faults(axe, sight)) == []
+
+
 def test_the_answers_to_a_scenario_have_an_address(visit: Visit, site: Site, axe: Axe) -> None:
     sight = visit(site)
     sight.page.goto(f"{site.url}{board_of('decided')}/scenarios")
@@ -121,7 +133,7 @@ def test_the_matrix_is_one_stop_for_the_tab_key_and_moves_with_arrows(visit: Vis
 
 @dataclass
 class Hand:
-    """Uses pages by keyboard alone or by touch alone, and counts what would be clicks."""
+    """Uses pages by keyboard only or by touch only, and counts the clicks."""
 
     sight: Sight
     touch: bool
@@ -132,12 +144,12 @@ class Hand:
         return self.sight.page
 
     def use(self, target: Locator, *, text: str | None = None) -> None:
-        """Activate a link or button, or with `text` go into a field and type."""
+        """Activate a link or button, or type `text` into a field."""
         self.clicks += 1
         if self.touch:
             target.tap()
         else:
-            for _ in range(MOST_TABS):
+            for _ in range(MAX_TABS):
                 if target.evaluate("each => each === document.activeElement"):
                     break
                 self.page.keyboard.press("Tab")
@@ -149,7 +161,7 @@ class Hand:
             self.page.keyboard.type(text)
 
     def open_board(self, state: str) -> None:
-        """From the list of experiments; the clicks of a task count from here."""
+        """Open a board from the list of experiments and start counting clicks."""
         self.page.goto(self.sight.origin)
         self.use(self.page.get_by_role("link", name=PREFIX + state, exact=True))
         self.page.wait_for_url(f"**{board_of(state)}")

@@ -1,4 +1,4 @@
-"""The run form and the page of a job in a real browser: live updates, cancel and retry; and without scripts."""
+"""The start form and a job's page in a real browser: live updates, cancel and retry; also without scripts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 EMBEDDED, TEMPLATE = "embedded:smollm2:135m", "baseline:template"
-LONG_MS = 240_000  # a small machine with other work answers a cell in some seconds
+TIMEOUT_MS = 240_000  # a busy machine takes several seconds per cell
 NARROW = 360
 
 
 @contextmanager
 def paper_site(home: Path, story: Sequence[events.Event]) -> Iterator[tuple[Site, Job]]:
-    """A panel with one running job whose events are those of `story`, as it grows."""
+    """A panel with one running job that emits the events appended to `story`."""
     runner = ScriptedRunner(ends=lambda _job: JobStatus(JobState.RUNNING), emitted=lambda _job: story)
     with panel_site(home, MemoryStore(), runner=runner) as made:
         job = made.panel.jobs.submit(collect_request(make_config({"models": "a:1b,b:1b"}))).job
@@ -38,7 +38,7 @@ def paper_site(home: Path, story: Sequence[events.Event]) -> Iterator[tuple[Site
 
 
 def fill(page: Page, models: Sequence[str], name: str, **numbers: int) -> None:
-    """The form, by its labels; the experiment is one that no other test has, nor this one when it is run once more."""
+    """Fill in the form by its labels; the experiment's name is new in every test run."""
     for model in (EMBEDDED, TEMPLATE):
         page.get_by_role("checkbox", name=model).set_checked(model in models)
     page.get_by_label("Other models").fill("")
@@ -56,7 +56,7 @@ def open_form(site: Site, visit: Visit, **more: Any) -> Page:
 
 
 def wait_ended(page: Page) -> None:
-    page.wait_for_selector("#live[data-ended=yes]", timeout=LONG_MS, state="attached")
+    page.wait_for_selector("#live[data-ended=yes]", timeout=TIMEOUT_MS, state="attached")
 
 
 def test_a_cancelled_job_can_be_retried(tmp_path: Path, visit: Visit) -> None:
@@ -97,7 +97,7 @@ def test_without_javascript_everything_works(tmp_path: Path, visit: Visit) -> No
         page.get_by_text("1 cell to generate").wait_for()
         page.get_by_role("button", name="Start", exact=True).click()
         page.wait_for_url("**/jobs/*")
-        deadline = time.monotonic() + LONG_MS / 1000
+        deadline = time.monotonic() + TIMEOUT_MS / 1000
         while not page.locator(".job-state", has_text="1 cell generated").count():
             assert time.monotonic() < deadline, page.locator("#live").inner_text()
             page.wait_for_timeout(100)

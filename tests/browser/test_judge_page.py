@@ -17,7 +17,7 @@ from tipbench.judge.sheet_store import SheetStatus
 from tipbench.plan.grid import PlannedCell
 from tipbench.web.batch_store import Kind
 
-MOST_PRESSES = 12  # for an item of three tips on three scales
+MAX_PRESSES = 12  # for an item of three tips on three scales
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +28,13 @@ def building(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
 
 @pytest.fixture
 def office(building: Office) -> Office:
-    """With a judge without a batch; no batch is finished here."""
+    """A shared panel with a new judge; its tests finish no batch."""
     return building.newcomer()
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Office]:
-    """A panel where batches may be finished."""
+    """A panel for one test, which may finish batches."""
     with judging_office(tmp_path / "home") as made:
         yield made
 
@@ -73,7 +73,7 @@ def test_a_batch_of_forty_is_judged_by_keyboard_alone(own: Office, visit: Visit)
     assert len(filled) == 40
     tips = sum(len(item["tips"]) for item in filled)
     assert at.presses == 3 * tips + len(filled) + 1
-    assert at.presses / len(filled) <= MOST_PRESSES
+    assert at.presses / len(filled) <= MAX_PRESSES
     page.get_by_text("Your scores count").wait_for()
     page.locator("#drift").get_by_text("match the reference scores").wait_for()
     kept = own.judging(at.sheet)

@@ -39,13 +39,13 @@ def building(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
 
 @pytest.fixture
 def office(building: Office) -> Office:
-    """With a judge without a batch; no batch is finished here."""
+    """A shared panel with a new judge; its tests finish no batch."""
     return building.newcomer()
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Office]:
-    """A panel where batches may be finished."""
+    """A panel for one test, which may finish batches."""
     with judging_office(tmp_path / "home", n_scenarios=4) as made:
         yield made
 
@@ -208,7 +208,7 @@ def test_a_batch_closed_on_another_device_is_reported(own: Office, visit: Visit)
 
 @contextmanager
 def running_panel(home: Path, port: int, mlflow_url: str) -> Iterator[httpx.Client]:
-    """`tipbench panel` as a subprocess, killed at the end as by a power failure."""
+    """`tipbench panel` as a subprocess, ended by SIGKILL."""
     environment = {"TIPBENCH_HOME": str(home), "TIPBENCH_ADMIN_TOKEN": TOKEN, "MLFLOW_TRACKING_URI": mlflow_url}
     process = subprocess.Popen(
         [sys.executable, "-m", "tipbench", "panel", "--port", str(port)],

@@ -1,4 +1,4 @@
-"""The judge page at 360 px by touch; and in every look: axe-core finds nothing, nothing jumps, nothing sticks out."""
+"""The judge page at 360 px by touch; and light, dark, wide and narrow: no axe-core violation, shift or overflow."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def building(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
 
 @pytest.fixture
 def office(building: Office) -> Office:
-    """With a judge without a batch; no batch is finished here."""
+    """A shared panel with a new judge; its tests finish no batch."""
     return building.newcomer()
 
 
@@ -140,6 +140,27 @@ def test_a_conflict_has_no_violation(office: Office, visit: Visit, axe: Axe) -> 
         each.press(digit)
         each.expect_state("Draft saved" if each is other else "Conflict")
     assert list(faults(axe, at.sight)) == []
+
+
+@pytest.mark.parametrize("width", [360, 1024])
+def test_the_buttons_of_a_duel_are_in_sight_and_cover_no_text(tmp_path: Path, visit: Visit, width: int) -> None:
+    with judging_office(tmp_path / "home") as office:
+        office.desk.judged_by("anna", everything=True)
+        at = sit_down(visit, office.site, office.open(Kind.DUEL, limit=4), width=width)
+        at.page.set_viewport_size({"width": width, "height": 640})
+        buttons = at.page.locator(".choice-button")
+        assert buttons.count() == 3
+        for button in buttons.all():
+            box = button.bounding_box()
+            assert box is not None
+            assert box["y"] + box["height"] <= 640
+        last = at.page.locator(".side-tip").last
+        last.scroll_into_view_if_needed()
+        at.page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+        end, bar = last.bounding_box(), at.page.locator(".choices-bar").bounding_box()
+        assert end is not None
+        assert bar is not None
+        assert end["y"] + end["height"] <= bar["y"]
 
 
 def test_duels_have_no_violation(tmp_path: Path, visit: Visit, axe: Axe) -> None:

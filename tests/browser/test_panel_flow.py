@@ -1,4 +1,4 @@
-"""The whole way through the panel in a real browser: a real process, a real MLflow, the embedded model."""
+"""Plan, collect, judge and compare in a real browser, with a panel process, a real MLflow and the embedded model."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 EMBEDDED, TEMPLATE = "embedded:smollm2:135m", "baseline:template"
-LONG_MS = 240_000  # a busy machine takes its time for an answer
+TIMEOUT_MS = 240_000  # a busy machine takes several seconds per cell
 JUDGE = "anna"
 
 
 @pytest.fixture
 def panel(home: Path, weights_home: Path, mlflow_url: str) -> Iterator[PanelProcess]:
-    """`tipbench panel` as people start it."""
+    """`tipbench panel` as a subprocess."""
     home.mkdir()
     (home / "models").symlink_to(weights_home / "models")
     environment = {"MLFLOW_TRACKING_URI": mlflow_url, "OLLAMA_HOST": "127.0.0.1:9", "PYTHONWARNINGS": "error"}
@@ -63,7 +63,7 @@ def log_in(page: Page, origin: str) -> None:
 
 
 def start_run(page: Page, experiment: str, *, models: tuple[str, ...], scenarios: int, tokens: int) -> None:
-    """The form, the plan, the start."""
+    """Fill in the form, show the plan and start the run."""
     for model in (EMBEDDED, TEMPLATE):
         page.get_by_role("checkbox", name=model).set_checked(model in models)
     page.get_by_label("Other models").fill("")
@@ -81,10 +81,10 @@ def start_run(page: Page, experiment: str, *, models: tuple[str, ...], scenarios
 
 
 def watch_to_the_end(page: Page, cells: int) -> None:
-    """Live: the page is not loaded again."""
+    """Watch the job until it ends, without reloading the page."""
     page.evaluate("document.body.dataset.same = 'yes'")
     page.locator("#connection[data-state=live], #connection[data-state=ended]").first.wait_for()
-    page.wait_for_selector("#live[data-ended=yes]", timeout=LONG_MS, state="attached")
+    page.wait_for_selector("#live[data-ended=yes]", timeout=TIMEOUT_MS, state="attached")
     assert page.evaluate("document.body.dataset.same") == "yes"
     page.locator(".job-state", has_text=f"{cells} cells generated").wait_for()
     assert page.title().startswith("Succeeded")
@@ -93,15 +93,15 @@ def watch_to_the_end(page: Page, cells: int) -> None:
 def cancel_one(page: Page, experiment: str) -> None:
     page.get_by_role("link", name="Run", exact=True).click()
     start_run(page, experiment, models=(EMBEDDED,), scenarios=8, tokens=700)
-    page.locator(".strip-row.is-generating").wait_for(timeout=LONG_MS)
+    page.locator(".strip-row.is-generating").wait_for(timeout=TIMEOUT_MS)
     page.get_by_text("Cancel…").click()
     page.get_by_role("button", name="Yes, cancel the job").click()
-    page.wait_for_selector("#live[data-ended=yes]", timeout=LONG_MS, state="attached")
+    page.wait_for_selector("#live[data-ended=yes]", timeout=TIMEOUT_MS, state="attached")
     page.locator(".job-state", has_text="Cancelled").wait_for()
 
 
 def export_sheet(page: Page, experiment: str) -> str:
-    """Ask for a sheet and fetch it; its id."""
+    """Create a sheet, download it and return its id."""
     page.get_by_role("link", name="Experiments").first.click()
     page.get_by_role("link", name=experiment, exact=True).click()
     page.wait_for_url(f"**/experiments/{experiment}")
@@ -118,7 +118,7 @@ def export_sheet(page: Page, experiment: str) -> str:
 
 
 def filled_file(mlflow_url: str, experiment: str, sheet: str, folder: Path) -> Path:
-    """The sheet as a judge who agrees with the controls fills it."""
+    """Return the sheet filled with the reference scores of the controls."""
     with MlflowStore(mlflow_url) as store:
         found = store.experiment(experiment)
         assert found is not None
@@ -130,7 +130,7 @@ def filled_file(mlflow_url: str, experiment: str, sheet: str, folder: Path) -> P
 
 
 def import_sheet(page: Page, file: Path) -> None:
-    """First what would change; nothing changes before it is confirmed."""
+    """Preview the changes, then confirm them; nothing is saved before."""
     before = page.locator(".lead").inner_text()
     assert " judged" in before
     judges = page.url.partition("?")[0]
@@ -152,7 +152,7 @@ def import_sheet(page: Page, file: Path) -> None:
 
 
 def read_the_board(page: Page, experiment: str) -> None:
-    """The answer card, both rows, and the same against another baseline."""
+    """Check the answer card and both rows, also with another baseline."""
     page.get_by_role("link", name="Leaderboard", exact=True).click()
     page.locator(".answer-card").wait_for()
     page.wait_for_load_state()

@@ -1,4 +1,4 @@
-"""Forty hostile texts in every place that others write: nothing runs, nothing leaves, all is shown as text."""
+"""Hostile texts in all user content: no script runs, no request leaves the panel, and all is shown as text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SENT = (
 
 
 def harm(sight: Sight) -> list[str]:
-    """What a page has done that it should not."""
+    """Return everything forbidden that a page has done."""
     return [
         *(f"requested {url}" for url in sight.outside),
         *(f"logged {line}" for line in sight.console),
@@ -38,7 +38,7 @@ def harm(sight: Sight) -> list[str]:
 
 
 def test_what_a_page_runs_or_requests_is_detected(visit: Visit, hostile: Shown) -> None:
-    """The detection works: it sees what the policy blocks and what it cannot block."""
+    """The detection sees both what the content security policy blocks and what it does not."""
     sight = visit(hostile.site)
     sight.go("/jobs")
     planted = json.dumps(HOSTILE["image that fails"] + HOSTILE["stylesheet"])
@@ -75,7 +75,7 @@ def test_values_of_a_submitted_form_are_text(visit: Visit, hostile: Shown, tmp_p
 
 
 def _refused(line: str) -> bool:
-    """A form that was refused, as it should be, is a page with that status."""
+    """A rejected form is a page with an error status, which is expected."""
     return line.startswith(("broken 422", "broken 409", "broken 400"))
 
 
@@ -117,7 +117,7 @@ def test_tips_rationales_and_notes_are_shown_exactly(visit: Visit, hostile: Show
 
 
 def printed(text: str) -> str:
-    """What of a text can be printed: parsing may change the rest. A note has its limit."""
+    """Return the printable part of a text, which parsing does not change; notes have a maximum length."""
     return "".join(each for each in text[:3900] if each.isprintable()).strip()
 
 
@@ -132,7 +132,7 @@ def test_every_name_in_a_list_is_shown_as_it_is(visit: Visit, hostile: Shown) ->
 
 
 def _missing(sight: Sight, path: str, names: tuple[str, ...]) -> list[str]:
-    """Names that are on none of the pages of a list."""
+    """Return the names that no page of a list shows."""
     left, pages = list(names), 0
     while left and pages < 10:
         assert sight.go(path) == 200

@@ -1,4 +1,4 @@
-"""The report in a real browser: light, dark, narrow and on paper; nothing leaves the page, nothing is run."""
+"""The report in a real browser: light, dark, narrow and printed; it sends no request and runs no script."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NARROW = 360
 
 @dataclass
 class Sight:
-    """An open page, and everything it tried to do."""
+    """An open page with its requests and console errors."""
 
     page: Page
     requests: list[str] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Sight:
         return self.page.evaluate(script)
 
     def shown_charts(self) -> list[str]:
-        """The classes of the charts that can be seen."""
+        """Return the classes of the visible charts."""
         script = "[...document.querySelectorAll('.chart')].filter(e => e.offsetParent).map(e => e.className)"
         return [str(name) for name in self.run(script)]
 
@@ -99,7 +99,7 @@ def test_nothing_leaves_the_page_and_nothing_is_run(look: Look, name: str) -> No
 
 
 def test_a_planted_request_is_blocked(look: Look) -> None:
-    """The page's own policy blocks it."""
+    """The page's content security policy blocks it."""
     sight = look()
     with sight.page.expect_console_message(lambda line: "Content Security Policy" in line.text):
         sight.run("document.body.insertAdjacentHTML('beforeend', '<img src=\"https://example.org/x.png\">')")

@@ -1,4 +1,4 @@
-"""The panel's pages in a browser: which there are, who sees them, and what they must not do."""
+"""Panels with content for a real browser, the paths of their pages, and visits that record what a page does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.sample_experiment import SampleExperiment, Words, empty_experiment,
 from support.scripted_runner import ScriptedRunner
 from support.serving import learn, serving
 from tipbench.jobs.command import collect_request, judge_request
-from tipbench.jobs.job import Job, JobRequest, JobState, JobStatus
+from tipbench.jobs.job import Job, JobState, JobStatus
 from tipbench.jobs.store import JobFilter
 from tipbench.judge.sheet_store import find_sheet
 from tipbench.plan.config import EXPERIMENT_PREFIX, make_config
@@ -41,8 +41,8 @@ Who = Literal["admin", "judge", "nobody"]
 EMPTY = "tip-bench-empty"
 BARE = "tip-bench-unjudged"
 _SECRET_COOKIE = "tipbench_session"
-_PATIENCE_MS = 120_000  # for a machine with other work
-# What no text may turn into; our own pages have none of these.
+_TIMEOUT_MS = 120_000  # long, for a busy machine
+# Elements and attributes that no text may create; the pages themselves have none of these.
 PLANTED = (
     f"[{MARK}], script:not([src]), iframe, object, embed, base, marquee, foreignObject, [style], "
     "[onerror], [onload], [onclick], [onfocus], [onmouseover], [onbegin], [href^='javascript:' i], [href^='data:' i], "
@@ -52,7 +52,7 @@ PLANTED = (
 
 @dataclass(frozen=True)
 class Shown:
-    """A panel, what is in it, and its pages by name."""
+    """A panel with its content and the paths of its pages by name."""
 
     site: Site
     content: SampleExperiment
@@ -65,7 +65,7 @@ class Shown:
 
 @dataclass
 class Sight:
-    """An open page, and everything it tried to do."""
+    """An open page with its requests to other hosts, its console errors and its missing resources."""
 
     page: Page
     origin: str
@@ -95,7 +95,7 @@ class Sight:
         self.page.on("response", answered)
 
     def go(self, path: str) -> int:
-        """Open a page and everything that can be opened on it; its status."""
+        """Open a page, expand everything on it and return its status."""
         self.going = self.origin + path
         response = self.page.goto(self.going, wait_until="load")
         assert response is not None
@@ -108,22 +108,22 @@ class Sight:
             noted.clear()
 
     def unfold(self) -> None:
-        """Open all that is folded."""
+        """Expand all collapsed parts."""
         self.page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
 
     def text(self) -> str:
-        """All text of the page as the browser shows it, including values of fields."""
+        """Return all text of the page, including the values of fields."""
         script = """[document.documentElement.textContent,
             ...[...document.querySelectorAll('input, textarea, option')].map(each => each.value)].join('\\n')"""
         return str(self.page.evaluate(script))
 
     def planted(self) -> list[str]:
-        """Elements that a text has made."""
+        """Return elements created from a text, which must be none."""
         script = f"""[...document.querySelectorAll({PLANTED!r})].map(each => each.outerHTML.slice(0, 200))"""
         return [str(each) for each in self.page.evaluate(script)]
 
     def scrolls_sideways(self) -> str | None:
-        """What sticks out of a page that can be moved sideways."""
+        """Return the elements that make a page scroll sideways, or None."""
         script = """() => { const wide = document.documentElement.clientWidth;
             if (document.documentElement.scrollWidth <= wide) return null;
             const out = [...document.body.querySelectorAll('*')]
@@ -135,14 +135,14 @@ class Sight:
 
 
 class Visit:
-    """Opens pages as a user; only the panel can be reached."""
+    """Opens pages as a user; requests to other hosts are aborted and recorded."""
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
         self._contexts: list[BrowserContext] = []
 
     def __call__(self, site: Site, who: Who = "admin", *, width: int = 1280, **more: Any) -> Sight:
-        """A fresh browser, logged in."""
+        """Return a page of a new browser context, logged in."""
         sight = self.anonymous(site.url, width=width, **more)
         if who != "nobody":
             cookie = {"name": _SECRET_COOKIE, "value": _session(site, who), "url": site.url}
@@ -150,9 +150,9 @@ class Visit:
         return sight
 
     def anonymous(self, url: str, *, width: int = 1280, **more: Any) -> Sight:
-        """A new browser without a session, for the panel at this address."""
+        """Return a page of a new browser context without a session."""
         context = self._browser.new_context(viewport={"width": width, "height": 900}, reduced_motion="reduce", **more)
-        context.set_default_timeout(_PATIENCE_MS)
+        context.set_default_timeout(_TIMEOUT_MS)
         self._contexts.append(context)
         sight = Sight(context.new_page(), url)
         context.route("**/*", lambda route: _pass_on(sight, route))
@@ -173,7 +173,7 @@ def _pass_on(sight: Sight, route: Route) -> None:
 
 
 def _session(site: Site, who: Who) -> str:
-    """The value of a session's cookie; one per user."""
+    """Log in and return the value of the session cookie."""
     secret = site.admin if who == "admin" else site.judge
     with httpx.Client(base_url=site.url, trust_env=False) as client:
         response = client.post("/login", json={"token": secret})
@@ -183,21 +183,21 @@ def _session(site: Site, who: Who) -> str:
 
 @contextmanager
 def furnished_panel(folder: Path) -> Iterator[Shown]:
-    """In the words of people who mean well."""
+    """Serve a panel with ordinary content."""
     words = Words()
     store = MemoryStore()
     content = record_sample(store, words=words)
     empty_experiment(store, EMPTY)
     furnish_unjudged(store)
     with panel_site(folder / "home", store, runner=_runner(words)) as site:
-        _order_jobs(site, content, words)
+        _submit_jobs(site, content, words)
         policies = furnish_policies(folder / "home", store, "trial on staging")
         yield Shown(site, content, words, {**page_paths(site, content), **policies})
 
 
 @contextmanager
 def hostile_panel(folder: Path) -> Iterator[Shown]:
-    """Every name and every text is one of the forty."""
+    """Serve a panel in which every name and text is hostile."""
     words = hostile_words(folder / "suite")
     store = MemoryStore()
     names = [EXPERIMENT_PREFIX + name for name in hostile_names(180)]
@@ -209,13 +209,13 @@ def hostile_panel(folder: Path) -> Iterator[Shown]:
     with panel_site(folder / "home", store, runner=_runner(words)) as site:
         for name in hostile_names(60):
             site.panel.guard.tokens.create(Role.JUDGE, name, life_s=None)
-        _order_jobs(site, content, words)
+        _submit_jobs(site, content, words)
         policies = furnish_policies(folder / "home", store, names[0])
         yield Shown(site, content, words, {**page_paths(site, content), **policies})
 
 
 def furnish_policies(home: Path, store: MemoryStore, word: str) -> dict[str, str]:
-    """What a policy server learned, its promotions, and a simulation; returns their pages by name."""
+    """Record decisions of a policy server, promotions and a simulation; return their pages by name."""
     with serving(home) as service:
         for policy in POLICIES:
             learn(service, policy, 6, prefix=policy.replace("/", "-"))
@@ -230,12 +230,12 @@ def furnish_policies(home: Path, store: MemoryStore, word: str) -> dict[str, str
 
 
 def furnish_unjudged(store: MemoryStore) -> None:
-    """An experiment with answers that are not judged."""
+    """Record an experiment with unjudged answers."""
     store.touch(record_cells(store, experiment=BARE, n_scenarios=2).experiment_id)
 
 
 def page_paths(site: Site, content: SampleExperiment) -> dict[str, str]:
-    """Every page for an admin, by name."""
+    """Return the paths of all admin pages by name."""
     here = f"/experiments/{quote(content.name, safe='')}"
     first, last = content.pairs[0], content.pairs[-1]
     ask = urlencode({"baseline": f"{last.model}/{last.prompt}"})
@@ -277,7 +277,7 @@ def page_paths(site: Site, content: SampleExperiment) -> dict[str, str]:
 
 def _runner(words: Words) -> ScriptedRunner:
     def emitted(job: Job) -> Sequence[events.Event]:
-        return _story(words, ended=job.key not in ("running", "lost"))
+        return _events(words, ended=job.key not in ("running", "lost"))
 
     return ScriptedRunner(ends=lambda job: _ending(words, job), emitted=emitted, printed="\n".join(words.tips))
 
@@ -291,27 +291,27 @@ def _ending(words: Words, job: Job) -> JobStatus:
     return endings.get(job.key or "", JobStatus(JobState.SUCCEEDED, 0))
 
 
-def _story(words: Words, *, ended: bool) -> list[events.Event]:
-    """The events of a collect: one model done, the next one half."""
+def _events(words: Words, *, ended: bool) -> list[events.Event]:
+    """Return the events of a collect with one finished and one half-finished model."""
     first, second, *_ = words.models
     prompt = next(iter(words.suite.prompts))
-    story: list[events.Event] = [events.Started("1"), events.BlockStarted(first, 2)]
-    story += [events.CellFinished(first, prompt, "x@y", at + 1, 2, 0, None, 80, 20.0) for at in range(2)]
-    story += [events.BlockFinished(first), events.BlockStarted(second, 8, 1)]
-    story += [events.CellFinished(second, prompt, words.tips[0], 2, 8, 1, words.failures[0])]
-    story += [events.Message(text, warning=bool(at % 2)) for at, text in enumerate(words.failures)]
+    emitted: list[events.Event] = [events.Started("1"), events.BlockStarted(first, 2)]
+    emitted += [events.CellFinished(first, prompt, "x@y", at + 1, 2, 0, None, 80, 20.0) for at in range(2)]
+    emitted += [events.BlockFinished(first), events.BlockStarted(second, 8, 1)]
+    emitted += [events.CellFinished(second, prompt, words.tips[0], 2, 8, 1, words.failures[0])]
+    emitted += [events.Message(text, warning=bool(at % 2)) for at, text in enumerate(words.failures)]
     if ended:
         memory = events.Evidence(412, 1, 0.9, 2, 0, words.foreign)
         refused = tuple(name for name, _ in words.refused)
         done = events.Collected("x", 96, 0, 96, 1, refused, 12.0, "javascript:alert(1)")
-        story += [memory, done, events.Exit(0)]
+        emitted += [memory, done, events.Exit(0)]
     else:
-        story += [events.Waiting(words.failures[0], 60.0)]
-    return story
+        emitted += [events.Waiting(words.failures[0], 60.0)]
+    return emitted
 
 
-def _order_jobs(site: Site, content: SampleExperiment, words: Words) -> None:
-    """One job in every state, and one queued behind another."""
+def _submit_jobs(site: Site, content: SampleExperiment, words: Words) -> None:
+    """Submit jobs that end in each state, and one that stays in the queue."""
     config = make_config({"models": "a:1b", "experiment": EXPERIMENT_PREFIX + "x"})
     models = ",".join(fitting(name, 190).replace(" ", "-").replace(",", ";") for name in words.models)
     config = config.model_copy(update={"models": models, "experiment": content.name})
@@ -319,13 +319,9 @@ def _order_jobs(site: Site, content: SampleExperiment, words: Words) -> None:
         order = replace(collect_request(config, started_by=words.judges[0]), resources=(key[:1],))
         if key == "queued":
             order = replace(order, resources=("r",))
-        _submit(site, order, key)
+        site.panel.jobs.submit(order, key=key)
     judging = judge_request({"with": "rules", "experiment": content.name}, ollama_url="http://x", started_by="boss")
-    _submit(site, judging, "judge")
-
-
-def _submit(site: Site, order: JobRequest, key: str) -> None:
-    site.panel.jobs.submit(order, key=key)
+    site.panel.jobs.submit(judging, key="judge")
 
 
 def after_forms(sight: Sight, shown: Shown, folder: Path) -> Iterator[str]:
@@ -391,7 +387,7 @@ def _filled(shown: Shown) -> Any:
 
 
 def shown_as_text(text: str, page: str) -> bool:
-    """Whether a page shows the text; what cannot be printed may be shown in any way."""
+    """Return whether a page shows the text; unprintable characters may be shown in any way."""
     parts = "".join(each if each.isprintable() else "\0" for each in text).split("\0")
     start = 0
     for part in filter(None, (part.strip() for part in parts)):

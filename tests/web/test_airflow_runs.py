@@ -234,7 +234,7 @@ def test_the_tab_title_shows_progress_or_what_the_run_waits_for(home: Path, stat
 )
 def test_an_unreachable_job_is_waited_for_and_not_retried(home: Path, reason: str, found_again: bool) -> None:
     job = replace(order(home), state=JobState.LOST, reason=reason)
-    assert JobText(job, Progress()).found_again is found_again
+    assert JobText(job, Progress()).may_reappear is found_again
 
 
 # who we are there

@@ -8,7 +8,7 @@ from typing import Any
 from support.judging import Desk, record_cells
 from tipbench.errors import MlflowUnavailable
 from tipbench.record.store import MemoryStore
-from tipbench.web.panel.experiments import MANY, row_of
+from tipbench.web.panel.experiments import MIN_FOR_SEARCH, row_of
 from web.panels import API, EXPERIMENT, Served, serving
 
 PAGE = {"Accept": "text/html"}
@@ -86,7 +86,7 @@ def test_an_unusual_name_is_text_with_a_working_link(home: Path) -> None:
 
 def test_many_experiments_can_be_searched(home: Path) -> None:
     store = MemoryStore()
-    for number in range(MANY):
+    for number in range(MIN_FOR_SEARCH):
         store.ensure_experiment(f"tip-bench-{number:02}")
     with serving(home, store) as served:
         assert 'type="search"' in front(served)

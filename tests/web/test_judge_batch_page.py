@@ -257,5 +257,5 @@ def test_duels_show_how_often_the_order_did_not_matter() -> None:
 def test_repeat_consistency_is_shown() -> None:
     outcome = {"drift": {"verdict": "fine"}, "self_agreement": {"n": 9, "exact": 0.8, "scales": []}}
     view = batch_result(batch_shape(kind="sheet", items=40, done=40, outcome=outcome))
-    assert view.itself is not None
-    assert "80\u00a0%" in view.itself
+    assert view.repeat_consistency is not None
+    assert "80\u00a0%" in view.repeat_consistency

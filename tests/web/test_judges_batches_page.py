@@ -12,7 +12,7 @@ import pytest
 
 from support.judging import always, fill
 from tipbench.web.batch_items import BatchShape
-from tipbench.web.panel.judges import MOST_CLOSED, batch_views
+from tipbench.web.panel.judges import MAX_CLOSED, batch_views
 from web.batching import Clerk, batch_shape, desk_of, first_item, kept, whole_tips
 from web.furnished_panel import HTML, words_of
 from web.page_forms import HEADERS, PageForm
@@ -267,9 +267,9 @@ def test_judges_with_a_held_batch_come_first_and_so_do_held_batches() -> None:
 
 
 def test_old_closed_batches_are_counted_and_not_listed() -> None:
-    batches = [batch(number, "applied") for number in range(MOST_CLOSED + 3)] + [batch(99, "held")]
+    batches = [batch(number, "applied") for number in range(MAX_CLOSED + 3)] + [batch(99, "held")]
     (found,) = batch_views(batches, lambda _sheet: (), {})
-    assert (len(found.batches), found.left_out, found.count["applied"]) == (MOST_CLOSED + 1, 3, MOST_CLOSED + 3)
+    assert (len(found.batches), found.left_out, found.count["applied"]) == (MAX_CLOSED + 1, 3, MAX_CLOSED + 3)
 
 
 def test_reasons_are_read_only_if_something_was_skipped() -> None:

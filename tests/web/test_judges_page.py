@@ -15,7 +15,7 @@ from tipbench.judge.charts import MAX_POINTS, drift_chart, drift_points, drift_s
 from tipbench.judge.sheet_store import find_sheet
 from tipbench.judge.status import SheetSummary
 from tipbench.web.panel.judge import bias_words
-from tipbench.web.panel.judges import alpha_words, drift_words
+from tipbench.web.panel.judges import alpha_words, drift_summary
 from web.furnished_panel import HTML, Look, looking, words_of
 from web.panels import API, Served
 
@@ -298,8 +298,8 @@ def test_an_alpha_is_described_in_words() -> None:
 
 
 def test_a_verdict_without_numbers_has_no_details() -> None:
-    assert drift_words({"verdict": "fine"}) == []
-    assert drift_words(None) == []
+    assert drift_summary({"verdict": "fine"}) == []
+    assert drift_summary(None) == []
 
 
 def test_the_newest_points_are_drawn_and_unknown_ones_left_out() -> None:

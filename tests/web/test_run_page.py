@@ -62,7 +62,7 @@ def test_the_evidence_of_its_collect_is_shown(look: Look) -> None:
     text = words_of(page)
     assert "never two models at once most models resident 1 samples 412 largest gap 900 ms" in text
     assert "Other clients' models in memory: mistral:7b" in text
-    assert f'{look.content.runs["collection"]}">Collect of this run' in page
+    assert f'{look.content.runs["collection"]}">The collect that recorded this run' in page
 
 
 def test_a_foreign_model_in_memory_is_shown(look: Look) -> None:

@@ -14,8 +14,7 @@ import pytest
 
 from support.scripted_ollama import ModelSpec, ScriptedOllama
 from tipbench.plan.config import CollectConfig
-from tipbench.web.panel import start as run_form
-from tipbench.web.panel import start as run_models
+from tipbench.web.panel import start
 from web.page_forms import HEADERS, PageForm
 from web.panels import API, Served, serving
 
@@ -171,19 +170,15 @@ def test_a_run_that_would_fail_is_not_started_and_can_skip_what_is_refused(serve
 
 
 def test_an_ollama_without_a_response_does_not_block_the_page(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def patience(seconds: float) -> None:
-        for module in (run_models, run_form):
-            monkeypatch.setattr(module, "PATIENCE_S", seconds)
-
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with serving(home, environment={"OLLAMA_HOST": address}) as served:
-            patience(60)
+            monkeypatch.setattr(start, "OLLAMA_TIMEOUT_S", 60)
             began = time.monotonic()
             page = served.get("/run").text
             assert time.monotonic() - began < 60
             assert 'data-models-url="/run/models"' in page
-            patience(0.2)
+            monkeypatch.setattr(start, "OLLAMA_TIMEOUT_S", 0.2)
             assert served.get("/run/models").json()["answered"] is False
 
 

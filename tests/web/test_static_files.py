@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tipbench.web.panel.pages import KINDS, assets
+from tipbench.web.panel.pages import MEDIA_TYPES, assets
 from web.panels import Served
 
 
@@ -15,7 +15,7 @@ def test_a_static_file_is_public_and_cached_permanently(served: Served) -> None:
         response = served.get(assets().url(name), token=None)
         assert response.status_code == 200
         assert response.headers["cache-control"] == "public, max-age=31536000, immutable"
-        assert response.headers["content-type"].startswith(KINDS["." + name.rsplit(".", 1)[1]])
+        assert response.headers["content-type"].startswith(MEDIA_TYPES["." + name.rsplit(".", 1)[1]])
         assert response.headers["x-content-type-options"] == "nosniff"
 
 

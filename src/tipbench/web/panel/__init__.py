@@ -33,7 +33,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     simulations.router,
     settings.router,
     judge.router,
-    judge.working,
+    judge.limited_router,
     sheet_import.router,
     judges.router,
     run.router,
@@ -48,7 +48,6 @@ def install(app: FastAPI) -> None:
     """Add the pages to the application, including the error and login pages."""
     app.state.login_page = pages.render_login
     app.state.error_page = pages.render_error
-    app.state.header_chip = jobs.running_chip
     app.state.sent_forms = settings.SubmittedForms()
     for router in ROUTERS:
         app.include_router(router)

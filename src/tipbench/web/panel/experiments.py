@@ -21,7 +21,7 @@ from tipbench.web.queries import ExperimentsPage, experiment_path, quote_path
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
-MANY = 12  # number of experiments at which the search field appears
+MIN_FOR_SEARCH = 12  # experiments; below, the page has no search field
 
 
 @router.get("/")
@@ -40,7 +40,7 @@ def front_page(request: Request, panel: PanelState, q: NameHas = "") -> HTMLResp
         "experiments.html",
         rows=[row_of(each) for each in found.items],
         total=found.total,
-        many=found.total >= MANY,
+        has_search=found.total >= MIN_FOR_SEARCH,
         q=q,
         away=away,
         json_url=f"/api/bench/experiments{query}",
@@ -48,7 +48,7 @@ def front_page(request: Request, panel: PanelState, q: NameHas = "") -> HTMLResp
 
 
 def row_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an experiment in the API's JSON with what the list adds: links, words, and the next step."""
+    """Return an experiment's JSON from the API with links, texts and the next step."""
     name = str(found["experiment"])
     failed = f", {found['failed']:,} failed" if found["failed"] else ""
     judged = f"{found['judged']:,} judged, {found['pending']:,} pending{failed}"

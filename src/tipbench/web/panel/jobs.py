@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.errors import JobConflict
 from tipbench.jobs.job import ACTIVE, ENDED, Job, JobKind, JobState
-from tipbench.jobs.progress import Phase, Progress
+from tipbench.jobs.progress import ModelProgress, Phase, Progress
 from tipbench.jobs.store import JobFilter
 from tipbench.markup import duration
 from tipbench.plan.config import split_names
@@ -23,41 +23,35 @@ from tipbench.text import join_names, plural
 from tipbench.web.api.jobs import JobPath
 from tipbench.web.api.models import job_links
 from tipbench.web.auth import ADMINS_ONLY
-from tipbench.web.deps import Admin, Panel, PanelState, panel_of
+from tipbench.web.deps import Admin, Panel, PanelState
 from tipbench.web.errors import Invalid, WebError
 from tipbench.web.forms import LIMIT, Limit, Next
 from tipbench.web.job_service import retry_job
-from tipbench.web.panel.pages import Chip, SentForm, charts_there, page
+from tipbench.web.panel.pages import SentForm, charts_installed, page
 
 RETRIABLE = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.LOST})
 RUNNERS = {"local": "this machine", "airflow": "Airflow"}
-_STEP = 25  # percent between two announcements for screen readers
-_PHASES = {  # words and badge
+_ANNOUNCED_PERCENT = 25  # between two announcements for screen readers
+_PHASES = {  # displayed text and badge
     Phase.LOADING: ("loading", "queued"),
     Phase.GENERATING: ("answering", "running"),
     Phase.UNLOADING: ("unloading", "queued"),
     Phase.EMPTY: ("done, memory freed", "ok"),
     Phase.STOPPED: ("stopped", "cancelled"),
 }
-_BRIEF = 240
-_MEASURED = 2  # finished cells or items before a pace is extrapolated
-_LATER, _NEVER = "not started", "nothing generated"
+_MAX_BRIEF_CHARS = 240
+_MIN_DONE = 2  # finished cells or items before the time left is estimated
 
 
 @dataclass(frozen=True)
 class ModelRow:
-    """Progress of one model of a collect."""
+    """A requested model of a collect."""
 
     model: str
-    phase: str  # for the style sheet; `words` is the displayed text
-    words: str
-    badge: str = "later"
-    done: int = 0
-    total: int | None = None  # None until the model starts
-    failed: int = 0
-    output_tokens: int = 0
-    tokens_per_s: float | None = None
-    note: str = ""
+    state: str  # as displayed
+    badge: str
+    progress: ModelProgress | None = None  # None until the model starts
+    refusal: str | None = None
 
 
 @dataclass(frozen=True)
@@ -113,57 +107,38 @@ class JobText:
         return None if name == "local" else RUNNERS.get(name, name)
 
     @property
-    def found_again(self) -> bool:
-        """Whether a lost job may reappear: its reason suggests no retry, and waiting is better than a second job."""
+    def may_reappear(self) -> bool:
+        """Whether a lost job may be found again, so that its reason suggests waiting and not a retry."""
         return self.job.state is JobState.LOST and "retry" not in self.job.reason
 
     @property
-    def seconds(self) -> float | None:
-        """Duration of the run in seconds, or None until it has ended."""
+    def duration_s(self) -> float | None:
+        """Seconds from start to end, or None until the job has ended."""
         job = self.job
         return job.ended - job.started if job.ended is not None and job.started is not None else None
 
     @property
     def models(self) -> tuple[ModelRow, ...]:
         """The requested models in the order they run; those not started come last."""
-        begun = {each.model for each in self.progress.models}
-        refused = {each.model: each.reason for each in self.progress.refused}
-        later = _NEVER if self.progress.exit_code is not None or self.ended else _LATER
-        wanted = split_names(str(self.job.arguments.get("models", ""))) if self.job.kind is JobKind.COLLECT else ()
-        rest = [
-            ModelRow(name, "refused", "refused", "refused", note=strip_logins(refused[name]))
-            if name in refused
-            else ModelRow(name, "later", later)
-            for name in wanted
-            if name not in begun
-        ]
-        started = [
-            ModelRow(
-                each.model,
-                each.phase.value,
-                *_PHASES[each.phase],
-                done=each.done,
-                total=each.total,
-                failed=each.failed,
-                output_tokens=each.output_tokens,
-                tokens_per_s=each.tokens_per_s,
-            )
-            for each in self.progress.models
-        ]
-        return (*started, *rest)
+        rows = [ModelRow(each.model, *_PHASES[each.phase], each) for each in self.progress.models]
+        started = {row.model for row in rows}
+        refused = {each.model: strip_logins(each.reason) for each in self.progress.refused}
+        pending = "nothing generated" if self.progress.exit_code is not None or self.ended else "not started"
+        requested = split_names(str(self.job.arguments.get("models", ""))) if self.job.kind is JobKind.COLLECT else ()
+        for name in requested:
+            if name in refused and name not in started:
+                rows.append(ModelRow(name, "refused", "refused", refusal=refused[name]))
+            elif name not in started:
+                rows.append(ModelRow(name, pending, "later"))
+        return tuple(rows)
 
     @property
     def share(self) -> float | None:
         """Progress from 0 to 1, or None while unknown."""
-        judging, simulating = self.progress.judging, self.progress.simulating
         if self.job.state is JobState.SUCCEEDED:
             return 1.0
-        if simulating is not None:
-            return simulating.done / simulating.total
-        if judging is not None:
-            return (judging.scored + judging.unscored) / judging.total if judging.total else None
-        amounts = _amounts(self.models)
-        return amounts[1] / amounts[0] if amounts else None
+        finished, total = self._finished_and_total()
+        return finished / total if total else None
 
     @property
     def running_s(self) -> float | None:
@@ -174,18 +149,11 @@ class JobText:
     @property
     def left_s(self) -> float | None:
         """Estimated seconds until a running job ends, from its pace so far; None if unknown."""
-        judging, simulating = self.progress.judging, self.progress.simulating
-        if judging is not None:
-            done, left = judging.scored + judging.unscored, judging.total - judging.scored - judging.unscored
-        elif simulating is not None:
-            done, left = simulating.done, simulating.total - simulating.done
-        else:
-            done = sum(each.done - each.recorded for each in self.progress.models)
-            total, finished = _amounts(self.models) or (0, 0)
-            left = total - finished
-        if self.running_s is None or self.paused or self.cancelling or done < _MEASURED or left <= 0:
+        finished, total = self._finished_and_total()
+        done = finished - sum(each.recorded for each in self.progress.models)  # without cells of an earlier collect
+        if self.running_s is None or self.paused or self.cancelling or done < _MIN_DONE or finished >= total:
             return None
-        return self.running_s / done * left
+        return self.running_s / done * (total - finished)
 
     @property
     def headline(self) -> str:
@@ -207,7 +175,7 @@ class JobText:
 
     @property
     def evidence(self) -> tuple[str, str]:
-        """Badge state and text for the models observed in the server's memory; claims only what was sampled."""
+        """Badge state and text for the models observed in the server's memory."""
         seen = self.progress.memory
         if seen is None or seen.samples == 0:  # failed samples are counted separately
             return "unknown", "memory was not observed"
@@ -221,7 +189,7 @@ class JobText:
     def brief(self) -> str:
         """The headline shortened for lists."""
         text = " ".join(self.headline.split())
-        return text if len(text) <= _BRIEF else f"{text[: _BRIEF - 1]}…"
+        return text if len(text) <= _MAX_BRIEF_CHARS else f"{text[: _MAX_BRIEF_CHARS - 1]}…"
 
     @property
     def title(self) -> str:
@@ -238,7 +206,22 @@ class JobText:
         if self.ended or share is None:
             state, headline = self.state.capitalize(), self.headline if self.ended else ""
             return headline if headline.startswith(state) else f"{state}. {headline}".strip()
-        return f"{self.state.capitalize()}, {int(share * 100) // _STEP * _STEP} % done."
+        return f"{self.state.capitalize()}, {int(share * 100) // _ANNOUNCED_PERCENT * _ANNOUNCED_PERCENT} % done."
+
+    def _finished_and_total(self) -> tuple[int, int]:
+        """Return the finished and all cells, items or seeds; 0 of 0 while unknown.
+
+        A model that has not started counts as many cells as the largest one that has.
+        """
+        judging, simulating = self.progress.judging, self.progress.simulating
+        if judging is not None:
+            return judging.scored + judging.unscored, judging.total
+        if simulating is not None:
+            return simulating.done, simulating.total
+        started = self.progress.models
+        not_started = sum(row.progress is None and row.refusal is None for row in self.models)
+        largest = max((each.total for each in started), default=0)
+        return sum(each.done for each in started), sum(each.total for each in started) + not_started * largest
 
     def _running(self) -> str:
         progress = self.progress
@@ -279,19 +262,8 @@ class JobText:
         return "Finished."
 
 
-def _amounts(models: tuple[ModelRow, ...]) -> tuple[int, int] | None:
-    """Return all cells and the finished ones; models not started count as much as the largest started one."""
-    known = [line.total for line in models if line.total]
-    if not known:
-        return None
-    running = [line for line in models if line.phase != "refused"]
-    total = sum(line.total if line.total is not None else max(known) for line in running)
-    return total, sum(line.done for line in running)
-
-
 router = APIRouter(include_in_schema=False, dependencies=[ADMINS_ONLY])
 LOG_BYTES = 16_384
-_CHIP_JOBS = 100
 _Word = TypeVar("_Word", bound=StrEnum)
 _Choice = Annotated[str, Query(max_length=20)]
 
@@ -319,8 +291,8 @@ def jobs_page(
         "jobs.html",
         rows=rows,
         which=which,
-        states=list(JobState),
-        kinds=list(JobKind),
+        states=[("", "any"), *((each, each) for each in JobState)],
+        kinds=[("", "any"), *((each, each) for each in JobKind)],
         following=listed.next,
         first=next is None,
         json_url=f"/api/bench/jobs?{urlencode(query)}" if query else "/api/bench/jobs",
@@ -359,17 +331,6 @@ def retry(request: Request, panel: PanelState, admin: Admin, job_id: JobPath, fo
     return RedirectResponse(f"/jobs/{submitted.job.id}", status_code=303)
 
 
-def running_chip(request: Request) -> Chip | None:
-    """Return the header's chip with the number of running or queued jobs; one cheap query, as every page needs it."""
-    found = panel_of(request).jobs.store.in_states({JobState.RUNNING, JobState.QUEUED}, limit=_CHIP_JOBS)
-    running = [job for job in found if job.state is JobState.RUNNING]
-    named, word = (running, "running") if running else (found, "queued")
-    if not named:
-        return None
-    url = f"/jobs/{named[0].id}" if len(named) == 1 else f"/jobs?state={word}"
-    return Chip(f"{len(named)} {word}", url, word)
-
-
 def _page(request: Request, panel: Panel, job_id: str, *, fault: str | None = None, status: int = 200) -> HTMLResponse:
     context = _context(panel, job_id)
     return page(
@@ -379,6 +340,7 @@ def _page(request: Request, panel: Panel, job_id: str, *, fault: str | None = No
         fault=fault,
         log=panel.jobs.log(job_id, LOG_BYTES),
         log_bytes=LOG_BYTES,
+        options=[(key, _option_text(value)) for key, value in context["job"].arguments.items() if value is not None],
         json_url=context["links"]["self"],
         mlflow_url=context["job"].links.get("mlflow"),
         **context,
@@ -390,12 +352,16 @@ def _context(panel: Panel, job_id: str) -> dict[str, Any]:
     progress = panel.jobs.progress.current(job).progress
     return {
         "job": job,
-        "words": JobText(job, progress, place),
+        "text": JobText(job, progress, place),
         "progress": progress,
         "links": job_links(job),
         "retry_key": new_idempotency_key(),
-        "charts": charts_there(),
+        "charts": charts_installed(),
     }
+
+
+def _option_text(value: object) -> str:
+    return "yes" if value is True else "no" if value is False else str(value)
 
 
 def _one_of(kinds: type[_Word], text: str, name: str) -> _Word | None:

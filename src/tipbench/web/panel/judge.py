@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Annotated, Any
@@ -26,7 +26,16 @@ from tipbench.web.auth import JUDGES_TOO, Identity, Role
 from tipbench.web.batch_items import BatchShape
 from tipbench.web.batch_store import Kind
 from tipbench.web.batches import ANSWERS, batch_service_of
-from tipbench.web.deps import LIMIT_CONCURRENCY, LIMIT_SHEETS, Judge, Panel, PanelState, Store, concurrency_limits
+from tipbench.web.deps import (
+    LIMIT_CONCURRENCY,
+    LIMIT_SHEETS,
+    Judge,
+    Panel,
+    PanelState,
+    Store,
+    concurrency_limits,
+    panel_of,
+)
 from tipbench.web.errors import Invalid, NotFound, refused_sheet
 from tipbench.web.forms import MOST, UploadedFile, read_parts
 from tipbench.web.judge_service import (
@@ -42,7 +51,7 @@ from tipbench.web.judge_service import (
 from tipbench.web.panel.pages import SentForm, page
 from tipbench.web.queries import get_experiment
 
-_DECIMALS = 1  # of the bias shown to a judge
+_BIAS_DECIMALS = 1  # of the bias shown to a judge
 
 
 def bias_words(bias: float | None, digits: int = 2) -> str:
@@ -54,32 +63,17 @@ def bias_words(bias: float | None, digits: int = 2) -> str:
 
 
 @dataclass(frozen=True)
-class ScaleResult:
-    """A judge's bias and error on one scale."""
-
-    name: str
-    words: str  # "0.4 too high"
-    error: float | None
-    beyond: bool
-
-
-@dataclass(frozen=True)
 class BatchResult:
     """The result of a closed batch: the judge's drift and agreement."""
 
     verdict: str  # fine, beyond the limit, unknown
     summary: str
-    scales: tuple[ScaleResult, ...]
+    scales: Sequence[Mapping[str, Any]]  # the judge's bias and error on each scale
     sentences: tuple[str, ...]
-    itself: str | None  # agreement with the judge's own earlier scores
-    left: int  # items without scores
-    kept: int  # items cleared here, which keep their earlier scores
+    repeat_consistency: str | None  # agreement with the judge's own earlier scores
+    unscored: int
+    cleared: int  # items cleared here, which keep their earlier scores
     by_file: bool  # scores were uploaded as a file, not entered in the browser
-
-    @property
-    def beyond(self) -> bool:
-        """Whether any scale exceeds its drift limit."""
-        return any(scale.beyond for scale in self.scales)
 
 
 _VERDICTS = {"ok": "fine", "fine": "fine", "held": "beyond the limit", "beyond the limit": "beyond the limit"}
@@ -100,24 +94,24 @@ def batch_result(batch: BatchShape) -> BatchResult:
         same = number(result["same_in_both_orders"])
         shown = f"{plural(both, 'duel')} were shown in both orders"
         sentences = [f"{shown}; in {same} of them you chose the same answer both times."]
-    again, itself = result.get("self_agreement") or {}, None
-    if again.get("n"):
-        itself = (
-            f"{plural(again['n'], 'tip')} you had scored before were repeated: {percent(again['exact'])} of these "
+    repeats, consistency = result.get("self_agreement") or {}, None
+    if repeats.get("n"):
+        consistency = (
+            f"{plural(repeats['n'], 'tip')} you had scored before were repeated: {percent(repeats['exact'])} of these "
             "scores are the same as the first time."
         )
     return BatchResult(
         verdict=verdict,
         summary=_SUMMARIES[verdict],
-        scales=tuple(
-            ScaleResult(each["scale"], bias_words(each["bias"], _DECIMALS), each["error"], bool(each["beyond"]))
+        scales=[
+            {**each, "words": bias_words(each["bias"], _BIAS_DECIMALS)}
             for each in drift.get("scales", ())
             if each["bias"] is not None
-        ),
+        ],
         sentences=tuple(sentences),
-        itself=itself,
-        left=result.get("unfinished", batch.items - batch.done),
-        kept=result.get("blank", 0),
+        repeat_consistency=consistency,
+        unscored=result.get("unfinished", batch.items - batch.done),
+        cleared=result.get("blank", 0),
         by_file=bool(result.get("by_file")),
     )
 
@@ -130,9 +124,7 @@ def drift_sentences(drift: Mapping[str, Any]) -> Iterator[str]:
 
 
 router = APIRouter(dependencies=[JUDGES_TOO], include_in_schema=False)
-working = APIRouter(dependencies=[LIMIT_CONCURRENCY, JUDGES_TOO], include_in_schema=False)  # concurrency-limited
-
-_TEMPLATES = {Kind.SHEET: "judge_batch.html", Kind.DUEL: "judge_duel.html"}
+limited_router = APIRouter(dependencies=[LIMIT_CONCURRENCY, JUDGES_TOO], include_in_schema=False)
 
 
 @router.get("/judge/batches/{sheet}")
@@ -151,7 +143,7 @@ def batch_page(request: Request, sheet: SheetPath, judge: Judge) -> HTMLResponse
     }
     if batch.status != "open":
         return page(request, "judge_outcome.html", view=batch_result(batch), **shown)
-    return page(request, _TEMPLATES[Kind(batch.kind)], recorded=batches.recorded_already(sheet), **shown)
+    return page(request, "judge_batch.html", recorded=batches.recorded_already(sheet), **shown)
 
 
 @router.post("/judge/batches/{sheet}/reopen")
@@ -163,11 +155,11 @@ def reopen(request: Request, sheet: SheetPath, judge: Judge) -> Response:
 
 def home_of(experiment: str) -> str:
     """Return the URL of the judge's page for an experiment."""
-    return f"/judge?{urlencode({'experiment': experiment}, errors='backslashreplace')}"
+    return _url("/judge", experiment)
 
 
-_BATCHES = 20  # newest batches listed
-_LISTED = 200  # errors shown on a page
+_MAX_BATCHES = 20  # listed, newest first
+_MAX_ERRORS = 200  # listed
 UploadId = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 Name = Annotated[str, Query(max_length=200)]
 
@@ -186,7 +178,7 @@ def judge_page(request: Request, judge: Judge, panel: PanelState, experiment: Na
     return _judge_page(request, judge, name, error=error)
 
 
-@working.post("/judge/batches")
+@limited_router.post("/judge/batches")
 def open_batch(request: Request, judge: Judge, panel: PanelState, form: SentForm) -> Response:
     """Redirect to the judge's open batch, or to a new one."""
     name, kind = form.fields.get("experiment", "").strip(), form.fields.get("kind", str(Kind.SHEET))
@@ -201,17 +193,14 @@ def open_batch(request: Request, judge: Judge, panel: PanelState, form: SentForm
     return RedirectResponse(f"/judge/batches/{opened.batch.sheet}", status_code=303)
 
 
-@working.post("/judge/sheet")
+@limited_router.post("/judge/sheet")
 def fetch_sheet(request: Request, judge: Judge, panel: PanelState, store: Store, form: SentForm) -> Response:
-    """Download a sheet; the open one again while more than half of it is unscored."""
+    """Download a new sheet, or the judge's open one while more than half of it is unscored."""
     fields = form.fields
     name = fields.get("experiment", "").strip()
     if error := _experiment_error(store, name):
         return _judge_page(request, judge, name, error=error)
-    limit = fields.get("limit", "").strip()
-    options: dict[str, Any] = {"format": fields.get("format", "json")}
-    if limit:
-        options["limit"] = int(limit) if limit.isascii() and limit.isdigit() and len(limit) <= 6 else limit
+    options = {"format": "json"} | {key: text for key in ("format", "limit") if (text := fields.get(key, "").strip())}
     try:
         query = parse_sheet_request(options, _as_judge(judge), panel.allowed)
         with panel.tracker.judging_lock():
@@ -226,7 +215,7 @@ def fetch_sheet(request: Request, judge: Judge, panel: PanelState, store: Store,
     return sheet_response(judging, query)
 
 
-@working.post("/judge/preview")
+@limited_router.post("/judge/preview")
 async def preview(request: Request, judge: Judge, panel: PanelState, store: Store) -> Response:
     """Preview an uploaded sheet. Nothing is recorded; the file is stored until it is applied."""
     parts = await read_parts(request)
@@ -235,7 +224,7 @@ async def preview(request: Request, judge: Judge, panel: PanelState, store: Stor
         return await run_in_threadpool(_preview_upload, request, panel, store, judge, name, file)
 
 
-@working.post("/judge/uploads/{upload_id}/apply", dependencies=[LIMIT_SHEETS])
+@limited_router.post("/judge/uploads/{upload_id}/apply", dependencies=[LIMIT_SHEETS])
 def apply(
     request: Request,
     upload_id: UploadId,
@@ -245,7 +234,7 @@ def apply(
     experiment: Name,
     final: bool = False,
 ) -> Response:
-    """Apply the previewed file, and finishes its sheet if `final`; repeated requests have no effect."""
+    """Apply the previewed file, and finish its sheet if `final`; repeated requests have no effect."""
     upload = _upload(request, upload_id, judge, experiment)
     if upload.outcome is None:
         options = ApplyOptions.of(_as_judge(judge), judge=None, accept=None, dry_run=False, final=final)
@@ -291,20 +280,18 @@ def _judge_page(
         away=away,
         batch=ANSWERS,
         scores=_scores_per_batch(request, experiment) if known and not away else None,
-        batches=batches[:_BATCHES],
+        batches=batches[:_MAX_BATCHES],
         open=next((each for each in batches if (each.status, each.kind) == ("open", "sheet")), None),
         held=[each for each in batches if each.status == "held"],
     )
 
 
 def _scores_per_batch(request: Request, experiment: str) -> str | None:
-    """Estimate the effort of a new batch: its answers and check items, each with some tips on every scale."""
+    """Return about how many scores a new batch takes, or None if unknown."""
     try:
-        store: RunStore = request.app.state.panel.tracker.open().store
-        found = store.search(
-            get_experiment(store, experiment).experiment_id, where={"kind": str(RunKind.CELL)}, limit=1
-        )
-        params = next(iter(found)).params
+        store = panel_of(request).tracker.open().store
+        experiment_id = get_experiment(store, experiment).experiment_id
+        params = next(iter(store.search(experiment_id, where={"kind": str(RunKind.CELL)}, limit=1))).params
         tips, scales = int(params["n_tips"]), len(load_suite(params["suite"]).rubric.scales)
     except (StopIteration, KeyError, ValueError, NotFound, TipbenchError):
         return None
@@ -366,8 +353,8 @@ def _refused(request: Request, judge: Identity, name: str, file_name: str, exc: 
         status=422,
         judge=judge.name,
         file_name=file_name or "The file",
-        errors=errors[:_LISTED],
-        more=max(0, len(errors) - _LISTED),
+        errors=errors[:_MAX_ERRORS],
+        more=max(0, len(errors) - _MAX_ERRORS),
         judge_url=home_of(name),
     )
 

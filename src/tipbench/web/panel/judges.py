@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.errors import LockHeld, NotEnoughData, TipbenchError, UsageError
 from tipbench.judge.automatic import JudgeChoice, JudgeKind
-from tipbench.judge.charts import HEIGHT, WIDTH, DriftPoint, drift_points, drift_sentence
+from tipbench.judge.charts import HEIGHT, WIDTH, drift_points, drift_sentence
 from tipbench.judge.command import default_name
 from tipbench.judge.drift import CUSUM_LIMIT, limit_sentences
 from tipbench.judge.export import ExportRequest
-from tipbench.judge.status import JudgeStatus, JudgingStatus, SheetSummary
+from tipbench.judge.status import JudgingStatus, SheetSummary
 from tipbench.markup import number
 from tipbench.record.store import RunStore
 from tipbench.web.api.models import JudgeRunRequest
@@ -40,13 +40,13 @@ from tipbench.web.judge_service import (
     sheet_response,
 )
 from tipbench.web.panel.judge import bias_words, home_of
-from tipbench.web.panel.pages import SentForm, charts_there, page
+from tipbench.web.panel.pages import SentForm, charts_installed, page
 from tipbench.web.queries import experiment_path, get_experiment, quote_path, revision
 from tipbench.workflows.judging import SheetRequest
 
 _GOOD_ALPHA, _FAIR_ALPHA = 0.8, 0.667  # thresholds recommended by Krippendorff
-MOST_CLOSED = 10  # closed batches listed per judge; held and open ones are always listed
-_SCORES_BY_URGENCY = (
+MAX_CLOSED = 10  # closed batches listed per judge; held and open ones are always listed
+_USES_BY_URGENCY = (  # of a judge's scores: what needs an admin's decision first
     "held",
     "partly held",
     "count, unchecked",
@@ -55,51 +55,9 @@ _SCORES_BY_URGENCY = (
     "none",
     "provisional",
 )
-_URGENT = {"held": 0, "open": 1}  # waiting for an admin first, then for the judge
+_URGENCY = {"held": 0, "open": 1}  # of a batch: waiting for an admin, then for the judge
 
 Skips = Sequence[Mapping[str, Any]]  # the skipped items of a batch
-
-
-@dataclass(frozen=True)
-class ScaleView:
-    """A judge's drift on one scale."""
-
-    now: Mapping[str, Any]  # of the latest sheet
-    points: tuple[DriftPoint, ...]  # over time, oldest first
-
-    @property
-    def bias(self) -> str:
-        return bias_words(self.now["bias"])
-
-    @property
-    def chart_text(self) -> str:
-        """The text alternative of the chart."""
-        return drift_sentence(self.points)
-
-
-@dataclass(frozen=True)
-class JudgeView:
-    """A judge's status, latest drift verdict and scales over time."""
-
-    status: JudgeStatus
-    verdict: str  # fine, beyond the limit, unknown
-    sentences: tuple[str, ...]
-    scales: tuple[ScaleView, ...]
-    scores: str  # how they are used
-
-    @property
-    def urgency(self) -> tuple[int, str]:
-        """Sort key: what needs an admin first."""
-        return _SCORES_BY_URGENCY.index(self.scores), self.status.judge
-
-
-@dataclass(frozen=True)
-class HeldView:
-    """A held sheet that waits for an admin: accept it, or return it to its judge if it is a batch in the browser."""
-
-    sheet: SheetSummary
-    why: tuple[str, ...]
-    in_browser: bool
 
 
 @dataclass(frozen=True)
@@ -114,33 +72,51 @@ class JudgeBatches:
     left_out: int  # closed batches not listed
 
 
-def judge_views(judging: JudgingStatus) -> list[JudgeView]:
-    """Return all judges, those whose scores need a decision first, automatic ones last."""
+def judge_views(judging: JudgingStatus) -> list[dict[str, Any]]:
+    """Return each judge's status, latest drift verdict and scales over time; urgent ones first."""
     views = []
-    for status in judging.judges:
-        machine = status.provisional
-        own = [each for each in judging.history if each.judge == status.judge and each.provisional == machine]
-        drift = own[-1].drift if own and own[-1].drift else {}
-        scales = tuple(
-            ScaleView(scale, tuple(drift_points(own, status.judge, scale["scale"], provisional=machine)))
-            for scale in drift.get("scales", ())
+    for status in sorted(judging.judges, key=lambda each: (_USES_BY_URGENCY.index(judging.use_of(each)), each.judge)):
+        sheets = [
+            each for each in judging.history if each.judge == status.judge and each.provisional == status.provisional
+        ]
+        drift = sheets[-1].drift if sheets and sheets[-1].drift else {}
+        scales = []
+        for scale in drift.get("scales", ()):
+            points = drift_points(sheets, status.judge, scale["scale"], provisional=status.provisional)
+            scales.append(
+                {
+                    "now": scale,
+                    "bias": bias_words(scale["bias"]),
+                    "has_points": bool(points),
+                    "chart_text": drift_sentence(points),
+                }
+            )
+        views.append(
+            {
+                "status": status,
+                "verdict": drift.get("verdict", "unknown"),
+                "sentences": drift_summary(drift),
+                "scales": scales,
+                "scores": judging.use_of(status),  # how they are used
+            }
         )
-        verdict = drift.get("verdict", "unknown")
-        views.append(JudgeView(status, verdict, tuple(drift_words(drift)), scales, judging.use_of(status)))
-    return sorted(views, key=lambda judge: judge.urgency)
+    return views
 
 
-def held_views(judging: JudgingStatus, batches: Iterable[BatchShape]) -> list[HeldView]:
-    """Return the sheets that wait for a decision, oldest first; not batches that their judge is revising."""
+def held_views(judging: JudgingStatus, batches: Iterable[BatchShape]) -> list[dict[str, Any]]:
+    """Return the sheets that wait for a decision, oldest first; not batches that their judge is revising.
+
+    A batch in the browser can be returned to its judge; a sheet judged in a file cannot.
+    """
     states = {batch.sheet: batch.status for batch in batches}
     return [
-        HeldView(each, tuple(drift_words(each.drift)), each.sheet in states)
+        {"sheet": each, "why": drift_summary(each.drift), "in_browser": each.sheet in states}
         for each in judging.history
         if each.status == "held" and not each.provisional and states.get(each.sheet, "held") == "held"
     ]
 
 
-def drift_words(drift: Mapping[str, Any] | None) -> list[str]:
+def drift_summary(drift: Mapping[str, Any] | None) -> list[str]:
     """Return sentences on a judge's drift on the control items; never reveals which items are controls."""
     if not drift:
         return []
@@ -176,17 +152,17 @@ def batch_views(
     for batch in sorted(found, key=_urgency):
         by_judge.setdefault(batch.judge, []).append(batch)
     views = []
-    for judge, own in sorted(by_judge.items(), key=lambda each: (_urgency(each[1][0]), each[0])):
-        count = Counter[str](batch.status for batch in own)
-        listed = own[: count["held"] + count["open"] + MOST_CLOSED]
+    for judge, batches in sorted(by_judge.items(), key=lambda each: (_urgency(each[1][0]), each[0])):
+        count = Counter[str](batch.status for batch in batches)
+        listed = batches[: count["held"] + count["open"] + MAX_CLOSED]
         shown = tuple((batch, skips(batch.sheet) if batch.skipped else ()) for batch in listed)
-        skipped = sum(batch.skipped for batch in own)
-        views.append(JudgeBatches(judge, count, skipped, minutes.get(judge), shown, len(own) - len(shown)))
+        skipped = sum(batch.skipped for batch in batches)
+        views.append(JudgeBatches(judge, count, skipped, minutes.get(judge), shown, len(batches) - len(shown)))
     return views
 
 
 def _urgency(batch: BatchShape) -> int:
-    return _URGENT.get(batch.status, len(_URGENT))
+    return _URGENCY.get(batch.status, len(_URGENCY))
 
 
 def alpha_words(alpha: float | None) -> str:
@@ -206,31 +182,18 @@ router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
 SVG = "image/svg+xml"
 _PLACE = "/experiments/{experiment:path}/judges"
-_KEEP_PICTURE = "private, max-age=3600"  # the URL contains the revision
+_CACHED = "private, max-age=3600"  # the URL contains the revision
 _TEXTS = ("judge", "limit", "format")
-_TICKED = ("all", "rejudge", "focus")
-_CHANGED = ("made", "accepted", "returned")
-_MOST = {"reason": LONGEST_ACCEPTANCE, "note": LONGEST_RETURN}  # characters
-_USUAL: Mapping[str, str] = {"judge": "", "limit": "", "overlap": "20", "format": "json"}
-_SheetId = Annotated[str | None, Query(max_length=64)]
-_Undecided = (Invalid, Conflict, LockHeld)
+_CHECKBOXES = ("all", "rejudge", "focus")
+_MAX_CHARS = {"reason": LONGEST_ACCEPTANCE, "note": LONGEST_RETURN}
+_DEFAULTS: Mapping[str, str] = {"judge": "", "limit": "", "overlap": "20", "format": "json"}
+_DECISION_ERRORS = (Invalid, Conflict, LockHeld)
 
 
 @router.get(_PLACE)
-def judges_page(
-    request: Request,
-    experiment: ExperimentPath,
-    panel: PanelState,
-    store: Store,
-    made: _SheetId = None,
-    accepted: _SheetId = None,
-    returned: _SheetId = None,
-    made_as: Annotated[Literal["json", "csv"], Query(alias="as")] = "json",
-) -> HTMLResponse:
-    """Show the judging status; `made`, `accepted` and `returned` are sheets just changed by a form."""
-    return judges_response(
-        request, experiment, panel, store, made=made, accepted=accepted, returned=returned, made_as=made_as
-    )
+def judges_page(request: Request, experiment: ExperimentPath, panel: PanelState, store: Store) -> HTMLResponse:
+    """Show the judging status; `?made=`, `?accepted=` and `?returned=` are sheets just changed by a form."""
+    return judges_response(request, experiment, panel, store)
 
 
 def judges_response(
@@ -242,7 +205,6 @@ def judges_response(
     status: int = 200,
     values: Mapping[str, Any] | None = None,
     errors: Mapping[str, str] | None = None,
-    **shown: Any,
 ) -> HTMLResponse:
     """Render the page, after an invalid form with its values and errors."""
     found = get_experiment(store, experiment)
@@ -252,7 +214,10 @@ def judges_response(
     minutes = batches_service.minutes_per_item(experiment)
     in_browser = {batch.sheet for batch in batches}
     known = in_browser | {sheet.sheet for sheet in sheets}
-    changed = {name: shown[name] if shown.get(name) in known else None for name in _CHANGED}
+    query = request.query_params
+    changed: dict[str, Any] = {
+        name: query[name] if query.get(name) in known else None for name in ("made", "accepted", "returned")
+    }
     return page(
         request,
         "judges.html",
@@ -267,12 +232,12 @@ def judges_response(
         minutes=minutes,
         alphas=[(name, value, alpha_words(value)) for name, value in judging.alpha.items()],
         revision=revision(found) or "",
-        charts=charts_there(),
+        charts=charts_installed(),
         cusum_limit=CUSUM_LIMIT,
         chart_size=(WIDTH, HEIGHT),
-        values={**_USUAL, **(values or {})},
+        values={**_DEFAULTS, **(values or {})},
         errors=errors or {},
-        made_as=shown.get("made_as", "json"),
+        made_as="csv" if query.get("as") == "csv" else "json",
         again=secrets.token_hex(16),  # idempotency key: one job per page view
         program=_program(panel),
         judge_url=home_of(experiment),
@@ -298,7 +263,7 @@ def drift_picture(
     """Return the chart of a judge's drift on one scale over time, as SVG."""
     picture = drift_svg(panel.queries, store, experiment, DriftChart(judge, scale, provisional, theme))
     content = picture.encode("utf-8", "backslashreplace")
-    return Response(content, media_type=SVG, headers={"Cache-Control": _KEEP_PICTURE})
+    return Response(content, media_type=SVG, headers={"Cache-Control": _CACHED})
 
 
 @router.get(_PLACE + "/sheets/{sheet}.{form}")
@@ -311,105 +276,115 @@ def sheet_download(
     return sheet_response(judging, query)
 
 
-@router.post(_PLACE + "/export", dependencies=[LIMIT_CONCURRENCY])
-def export(
+@dataclass(frozen=True)
+class PageForm:
+    """A submitted form of this page."""
+
+    request: Request
+    experiment: str
+    fields: Mapping[str, str]
+    who: Identity
+    panel: Panel
+    store: RunStore
+
+    def text(self, name: str) -> str:
+        """Return a text field; raise Invalid if it is too long."""
+        text = self.fields.get(name, "").replace("\r\n", "\n").strip()
+        if len(text) > _MAX_CHARS[name]:
+            limit = f"{name} has at most {_MAX_CHARS[name]} characters (got {len(text)})."
+            raise Invalid(limit, path=f"body.{name}")
+        return text
+
+    def done(self, change: str, sheet: str, more: str = "") -> Response:
+        """Redirect to the page, which shows the change of a sheet."""
+        place = experiment_path(self.experiment, "judges")
+        return RedirectResponse(f"{place}?{change}={quote_path(sheet)}{more}#{change}", 303)
+
+    def failed(self, form: str, exc: Exception) -> HTMLResponse:
+        """Render the page with the error next to its field, or above the form if it belongs to none."""
+        field = str(getattr(exc, "path", None) or "").rpartition(".")[2]
+        message = str(exc).partition(": ")[2] if str(exc).startswith(("body.", "query.")) else str(exc)
+        if field == "overlap":
+            message = f"A share from 0 to 100 % (got {self.fields.get('overlap', '')[:40]!r})."
+        kept = (*_DEFAULTS, *_CHECKBOXES, *_MAX_CHARS, "sheet", "model")
+        return judges_response(
+            self.request,
+            self.experiment,
+            self.panel,
+            self.store,
+            status=getattr(exc, "status", 409),
+            values={name: self.fields[name][: _MAX_CHARS.get(name, 200)] for name in kept if name in self.fields},
+            errors={field if form == "export" and field in _DEFAULTS else form: message or str(exc)},
+        )
+
+
+def page_form(
     request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
-) -> Response:
+) -> PageForm:
+    """Return the submitted form, for the routes below."""
+    return PageForm(request, experiment, form.fields, who, panel, store)
+
+
+Sent = Annotated[PageForm, Depends(page_form)]
+
+
+@router.post(_PLACE + "/export", dependencies=[LIMIT_CONCURRENCY])
+def export(sent: Sent) -> Response:
     """Create a sheet and redirect to the page, which offers it for download."""
-    fields = form.fields
-    options: dict[str, Any] = {name: text for name in _TEXTS if (text := fields.get(name, "").strip())}
-    if overlap := fields.get("overlap", "").strip():
+    options: dict[str, Any] = {name: text for name in _TEXTS if (text := sent.fields.get(name, "").strip())}
+    if overlap := sent.fields.get("overlap", "").strip():
         try:
             options["overlap"] = float(overlap) / 100
         except ValueError:
             options["overlap"] = overlap
-    options |= {name: True for name in _TICKED if name in fields}
+    options |= {name: True for name in _CHECKBOXES if name in sent.fields}
     try:
-        query = parse_sheet_request(options, who, panel.allowed)
-        judging = sheet_for(store, experiment, query)
+        query = parse_sheet_request(options, sent.who, sent.panel.allowed)
+        judging = sheet_for(sent.store, sent.experiment, query)
     except (Invalid, NotEnoughData) as exc:
-        return _form_error(request, experiment, panel, store, "export", fields, exc)
-    there = experiment_path(experiment, "judges")
-    return RedirectResponse(f"{there}?made={judging.sheet.id}&as={query.format}#made", 303)
+        return sent.failed("export", exc)
+    return sent.done("made", judging.sheet.id, f"&as={query.format}")
 
 
 @router.post(_PLACE + "/accept", dependencies=[LIMIT_CONCURRENCY])
-def accept(
-    request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
-) -> Response:
+def accept(sent: Sent) -> Response:
     """Accept held scores; the reason is stored with the sheet."""
-    sheet, batches_service = form.fields.get("sheet", ""), batch_service_of(request.app)
+    sheet, batches_service = sent.fields.get("sheet", ""), batch_service_of(sent.request.app)
     try:
-        reason = _text_field(form.fields, "reason")
-        if _is_batch(batches_service, who, sheet, experiment):
-            batches_service.accept(who, sheet, reason, experiment)
+        reason = sent.text("reason")
+        if _is_batch(batches_service, sent.who, sheet, sent.experiment):
+            batches_service.accept(sent.who, sheet, reason, sent.experiment)
         else:
-            with panel.tracker.judging_lock():
-                accept_drift(store, experiment, sheet, reason, who)
-    except _Undecided as exc:
-        return _form_error(request, experiment, panel, store, "accept", form.fields, exc)
-    return RedirectResponse(f"{experiment_path(experiment, 'judges')}?accepted={quote_path(sheet)}#accepted", 303)
+            with sent.panel.tracker.judging_lock():
+                accept_drift(sent.store, sent.experiment, sheet, reason, sent.who)
+    except _DECISION_ERRORS as exc:
+        return sent.failed("accept", exc)
+    return sent.done("accepted", sheet)
 
 
 @router.post(_PLACE + "/return")
-def send_back(
-    request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
-) -> Response:
+def send_back(sent: Sent) -> Response:
     """Return a held batch to its judge with a note."""
-    sheet = form.fields.get("sheet", "")
+    sheet = sent.fields.get("sheet", "")
     try:
-        batch_service_of(request.app).send_back(who, sheet, _text_field(form.fields, "note"), experiment)
-    except _Undecided as exc:
-        return _form_error(request, experiment, panel, store, "return", form.fields, exc)
-    return RedirectResponse(f"{experiment_path(experiment, 'judges')}?returned={quote_path(sheet)}#returned", 303)
+        batch_service_of(sent.request.app).send_back(sent.who, sheet, sent.text("note"), sent.experiment)
+    except _DECISION_ERRORS as exc:
+        return sent.failed("return", exc)
+    return sent.done("returned", sheet)
 
 
 @router.post(_PLACE + "/run")
-def run_judge(
-    request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
-) -> Response:
+def run_judge(sent: Sent) -> Response:
     """Start an automatic judge as a job."""
-    wanted, key = form.fields.get("with", str(JudgeKind.RULES)), form.fields.get("again") or None
-    if wanted == JudgeKind.MODEL:
-        wanted = str(JudgeChoice(JudgeKind.MODEL, form.fields.get("model", "").strip()))
+    judge, key = sent.fields.get("with", str(JudgeKind.RULES)), sent.fields.get("again") or None
+    if judge == JudgeKind.MODEL:
+        judge = str(JudgeChoice(JudgeKind.MODEL, sent.fields.get("model", "").strip()))
     try:
-        started = start_judge(
-            panel, experiment, checked(JudgeRunRequest, {"with": wanted}, "body"), started_by=who.name, key=key
-        )
+        options = checked(JudgeRunRequest, {"with": judge}, "body")
+        started = start_judge(sent.panel, sent.experiment, options, started_by=sent.who.name, key=key)
     except (WebError, TipbenchError) as exc:
-        return _form_error(request, experiment, panel, store, "run", form.fields, exc)
+        return sent.failed("run", exc)
     return RedirectResponse(f"/jobs/{quote_path(started.job.id)}", 303)
-
-
-def _form_error(
-    request: Request,
-    experiment: str,
-    panel: Panel,
-    store: RunStore,
-    which: str,
-    fields: Mapping[str, str],
-    exc: Exception,
-) -> HTMLResponse:
-    """Render the page with the error next to its field, or above the form if it belongs to none."""
-    place = str(getattr(exc, "path", None) or "").rpartition(".")[2]
-    message = str(exc).partition(": ")[2] if str(exc).startswith(("body.", "query.")) else str(exc)
-    named = place if place in ("judge", "limit", "overlap", "format") and which == "export" else which
-    if place == "overlap":
-        message = f"A share from 0 to 100 % (got {fields.get('overlap', '')[:40]!r})."
-    kept = (*_USUAL, *_TICKED, *_MOST, "sheet", "model")
-    values = {name: fields[name][: _MOST.get(name, 200)] for name in kept if name in fields}
-    status = getattr(exc, "status", 409)
-    return judges_response(
-        request, experiment, panel, store, status=status, values=values, errors={named or which: message or str(exc)}
-    )
-
-
-def _text_field(fields: Mapping[str, str], name: str) -> str:
-    """Return a text field; raise Invalid if it is too long."""
-    text = fields.get(name, "").replace("\r\n", "\n").strip()
-    if len(text) > _MOST[name]:
-        raise Invalid(f"{name} has at most {_MOST[name]} characters (got {len(text)}).", path=f"body.{name}")
-    return text
 
 
 def _is_batch(batches_service: BatchService, who: Identity, sheet: str, experiment: str) -> bool:

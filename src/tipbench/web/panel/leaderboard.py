@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -33,7 +32,6 @@ from tipbench.web.board_query import (
     ChartQuery,
     Facets,
     PageQuery,
-    Params,
     ThemeName,
     baseline_text,
     chart,
@@ -43,16 +41,16 @@ from tipbench.web.board_query import (
 )
 from tipbench.web.deps import Panel, PanelState, Store
 from tipbench.web.errors import NotFound
-from tipbench.web.panel.pages import SentForm, charts_there, environment, page
+from tipbench.web.panel.pages import SentForm, charts_installed, environment, page
 from tipbench.web.queries import Queries, experiment_path, get_experiment, revision
 from tipbench.workflows.board import BoardQuery
 
 _PERSONA, _SUITE, _CONDITIONS = "params.persona", "params.suite", "conditions"
-_LETTER = 6.2  # approximate width of a label's character in a chart, in pixels
+_LETTER_PX = 6.2  # approximate width of a label's character in a chart
 _SLANT = 0.64  # height of a slanted label, relative to its length
 # Charts contain untrusted names: sandboxed, so that they have no scripts and no origin when opened directly.
 _CHART_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; sandbox"
-_FOR_GOOD = "private, max-age=31536000, immutable"
+_IMMUTABLE = "private, max-age=31536000, immutable"
 
 
 @dataclass(frozen=True)
@@ -66,24 +64,8 @@ class Choice:
     value: str
 
 
-@dataclass(frozen=True)
-class Options:
-    """The forms of the page; each includes the other parameters as hidden fields."""
-
-    baseline: Choice | None
-    baseline_hidden: Params
-    filters: tuple[Choice, ...]
-    filters_hidden: Params
-    cluster: bool
-    provisional: bool
-    has_provisional: bool
-    views: tuple[tuple[str, str, str], ...]  # key, label, URL: what is ranked
-    view: str
-    kept: tuple[tuple[str, tuple[tuple[str, str, bool], ...]], ...]  # label, then what can be left out: value, label
-
-
-def options_of(url: BoardUrl, board: Leaderboard | None, found: Facets, judging: JudgingStatus) -> Options:
-    """Return the available choices with the current selection."""
+def options_of(url: BoardUrl, board: Leaderboard | None, found: Facets, judging: JudgingStatus) -> dict[str, Any]:
+    """Return the page's forms with the current selection; each carries the other parameters as hidden fields."""
     query = url.query
     names = [each.judge for each in judging.judges if not each.provisional and each.cells]
     if query.judge is not None and query.judge not in names:
@@ -93,35 +75,34 @@ def options_of(url: BoardUrl, board: Leaderboard | None, found: Facets, judging:
         filters.append(Choice("judge", "judge", "Judge", _listed("all judges", names), query.judge or ""))
     offered = {_PERSONA, _SUITE, _CONDITIONS} & {each.id for each in filters}
     others = tuple(("where", f"{key}={value}") for key, value in query.where if key not in offered)
-    views = (
-        ("pair", "Pairs", url.with_changes(by=None)),
-        ("model", "Models", url.with_changes(by="model")),
-        ("prompt", "Prompts", url.with_changes(by="prompt")),
-    )
     rows = [row_text(standing.pair, board.by) for standing in (*board.standings, *board.references)] if board else []
     baseline = Choice("baseline", "baseline", "Baseline", _listed("none", rows), baseline_text(query))
-    return Options(
-        baseline=baseline if len(rows) > 1 else None,
-        baseline_hidden=url.hidden("baseline"),
-        filters=tuple(filters),
-        filters_hidden=(*others, *url.hidden("where", "judge", "cluster", "provisional", "exclude")),
-        cluster=query.cluster is not None,
-        provisional=query.provisional,
-        has_provisional=any(each.provisional and each.cells for each in judging.judges),
-        views=views,
-        view=query.by or "pair",
-        kept=tuple(
-            (label, tuple((value, _short(words), value not in query.exclude) for value, words in choices))
-            for label, choices in _kept(found)
-            if len(choices) > 1
-        ),
-    )
+    return {
+        "baseline": baseline if len(rows) > 1 else None,
+        "baseline_hidden": url.hidden("baseline"),
+        "filters": filters,
+        "filters_hidden": (*others, *url.hidden("where", "judge", "cluster", "provisional", "exclude")),
+        "cluster": query.cluster is not None,
+        "provisional": query.provisional,
+        "has_provisional": any(each.provisional and each.cells for each in judging.judges),
+        "views": [  # what is ranked: key, label, URL
+            ("pair", "Pairs", url.with_changes(by=None)),
+            ("model", "Models", url.with_changes(by="model")),
+            ("prompt", "Prompts", url.with_changes(by="prompt")),
+        ],
+        "view": query.by or "pair",
+        "included": [  # label, then what can be left out: value, label, whether it is included
+            (label, [(value, _short(words), value not in query.exclude) for value, words in choices])
+            for label, choices in _excludable(found)
+        ],
+    }
 
 
-def _kept(found: Facets) -> tuple[tuple[str, list[tuple[str, str]]], ...]:
-    """Return what can be left out of the board: models, and prompts as `*/PROMPT`."""
+def _excludable(found: Facets) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return the models, and the prompts as `*/PROMPT`, if there are several of which some can be left out."""
+    models = [(model, model) for model in found.models]
     prompts = [(str(Pair(ALL, prompt)), prompt) for prompt in found.prompts if prompt != NO_PROMPT]
-    return ("Models", [(model, model) for model in found.models]), ("Prompts", prompts)
+    return [(label, choices) for label, choices in (("Models", models), ("Prompts", prompts)) if len(choices) > 1]
 
 
 def _filters(query: BoardQuery, found: Facets) -> Iterable[Choice]:
@@ -161,7 +142,7 @@ router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)  # longe
 
 @dataclass(frozen=True)
 class BoardResult:
-    """The board that can be shown for a query, and the problem if it is not exactly the requested one."""
+    """The board of a query, and the problem if it could not be made or lacks its baseline."""
 
     query: BoardQuery
     board: Leaderboard | None
@@ -184,9 +165,9 @@ def chart_picture(
     svg = chart(panel.queries, store, found, query, ChartQuery(kind, theme, narrow))
     if svg is None:
         raise NotFound(f"This board has no {kind} chart: no row has the data for it.", path="path.kind")
-    now = revision(found)
-    kept = {"Cache-Control": _FOR_GOOD} if now is not None and of_revision == now else {}
-    headers = {"Content-Security-Policy": _CHART_POLICY, **kept}
+    headers = {"Content-Security-Policy": _CHART_POLICY}
+    if of_revision is not None and of_revision == revision(found):
+        headers["Cache-Control"] = _IMMUTABLE
     return Response(svg.encode("utf-8", "backslashreplace"), media_type="image/svg+xml", headers=headers)
 
 
@@ -200,8 +181,8 @@ def leaderboard_page(
     found = get_experiment(store, experiment)
     if "choosing" in request.query_params:  # the form sends what is checked, the URL has what is left out
         checked = set(request.query_params.getlist("keep"))
-        offered = [choices for _, choices in _kept(facets(panel.queries, store, found)) if len(choices) > 1]
-        unchecked = sorted(value for choices in offered for value, _ in choices if value not in checked)
+        offered = _excludable(facets(panel.queries, store, found))
+        unchecked = sorted(value for _, choices in offered for value, _ in choices if value not in checked)
         return RedirectResponse(BoardUrl(experiment, replace(query, exclude=tuple(unchecked))).page(sort=sort), 303)
     return _board_page(request, panel, store, found, query, sort)
 
@@ -236,33 +217,31 @@ def _board_page(
     with ThreadPoolExecutor(max_workers=1) as background:  # reads and parses the sheets while MLflow prepares the cells
         decision = background.submit(latest_decision, panel.queries.view(store, found), found.experiment_id)
         judging_status = background.submit(panel.queries.judging_of, store, found)
-        reading = load_board(panel.queries, store, found, query)
-    extra = {"sort": sort} if sort else {}
-    url = BoardUrl(experiment, reading.query, extra)
+        result = load_board(panel.queries, store, found, query)
+    url = BoardUrl(experiment, result.query, {"sort": sort} if sort else {})
     judging = judging_status.result()
-    there = facets(panel.queries, store, found)
-    leader, weakest = reading.board.ranking.leader if reading.board else None, None
-    if leader and not reading.query.by:
+    available = facets(panel.queries, store, found)
+    leader, weakest = result.board.ranking.leader if result.board else None, None
+    if leader and not result.query.by:
         lowest = urlencode({"model": leader.model, "prompt": leader.prompt, "sort": "composite"})
         weakest = f"{experiment_path(experiment, 'runs')}?{lowest}"
     context: dict[str, Any] = {
         "experiment": experiment,
-        "shell_name": shlex.quote(experiment),
-        "board": reading.board,
-        "problem": reading.problem,
+        "board": result.board,
+        "problem": result.problem,
         "url": url,
         "chips": [(f"{chip.label}: {_short(chip.value)}", chip.remove) for chip in url.chips()],
-        "options": options_of(url, reading.board, there, judging),
-        "recorded": there.cells,
+        "options": options_of(url, result.board, available, judging),
+        "recorded": available.cells,
         "pending": judging.pending,
         "held": judging.held,
-        "judging": judging_summary(reading.board, judging),
+        "judging": judging_summary(result.board, judging),
         "revision": revision(found),
         "revision_url": BoardUrl(experiment).api("revision"),
         "json_url": url.api(),
         "mlflow_url": found.url,
         "links": url,
-        "source": _source(url, reading.board) if reading.board else [],
+        "source": _source(url, result.board) if result.board else [],
         "weakest": weakest,
         "decision": decision.result(),
         "leader": leader,
@@ -270,13 +249,13 @@ def _board_page(
         "chosen": fields.get("choose", ""),
         "because": fields.get("because", ""),
         "decide_fault": fault,
-        **_prepared(panel.queries, found, reading, url),
+        **_cached_parts(panel.queries, found, result, url),
     }
     return page(request, "leaderboard.html", status=422 if fault else 200, **context)
 
 
 def _source(url: BoardUrl, board: Leaderboard) -> list[tuple[str, str | None, bool]]:
-    """Return the switch between people's scores and rules: label, URL if it can be chosen, whether it is shown."""
+    """Return the two sources of scores: label, URL if it can be chosen, whether it is the current one."""
     covered = board.covered
     if covered is None or not covered.rules:
         return []
@@ -290,7 +269,7 @@ def _source(url: BoardUrl, board: Leaderboard) -> list[tuple[str, str | None, bo
 
 
 def _choices(board: Leaderboard) -> list[tuple[str, str]]:
-    """Return the pairs that can be decided for, the leader first; none on a part of the board."""
+    """Return the pairs that can be decided for, the leader first; none if the board is filtered."""
     if board.by or board.where or board.exclude or board.judge or not board.judges:
         return []
     return [(str(standing.pair), _short(str(standing.pair))) for standing in board.standings if standing.row.estimate]
@@ -309,12 +288,12 @@ def load_board(queries: Queries, store: RunStore, experiment: Experiment, query:
         return BoardResult(query, None, str(exc))
 
 
-def _prepared(queries: Queries, experiment: Experiment, reading: BoardResult, url: BoardUrl) -> dict[str, Any]:
-    """Return the part of the page that does not depend on the user, cached per revision."""
-    board, version, sort = reading.board, revision(experiment), url.extra.get("sort")
+def _cached_parts(queries: Queries, experiment: Experiment, result: BoardResult, url: BoardUrl) -> dict[str, Any]:
+    """Return the parts of the page that do not depend on the user, cached per revision."""
+    board, version, sort = result.board, revision(experiment), url.extra.get("sort")
     if board is None:
         return {}
-    drawn = charts_there()
+    drawn = charts_installed()
 
     def make() -> dict[str, Any]:
         context = board_context(board, environment(), links=url, sort=sort)
@@ -331,7 +310,7 @@ def _prepared(queries: Queries, experiment: Experiment, reading: BoardResult, ur
             ],
         }
 
-    return queries.tables.get((experiment.experiment_id, experiment.name, reading.query, sort, drawn), version, make)
+    return queries.tables.get((experiment.experiment_id, experiment.name, result.query, sort, drawn), version, make)
 
 
 def figures(board: Leaderboard, url: BoardUrl, revision: str | None) -> dict[ChartKind, Figure]:
@@ -362,5 +341,5 @@ def chart_size(kind: ChartKind, board: Leaderboard, *, narrow: bool) -> tuple[in
     step = max(46, (NARROW - 130) // columns) if narrow else max(64, min(110, 620 // columns))
     side = min(18 if narrow else 34, max(len(one_line(model)) for model in models))
     top = min(12 if narrow else 16, max(len(one_line(prompt)) for prompt in prompts))
-    head = 20 + _SLANT * _LETTER * top if top * 7 > step else 25
-    return round(14 + _LETTER * side + step * columns), round(34 * (len(models) + 1) + head)
+    head = 20 + _SLANT * _LETTER_PX * top if top * 7 > step else 25
+    return round(14 + _LETTER_PX * side + step * columns), round(34 * (len(models) + 1) + head)

@@ -28,6 +28,7 @@ from tipbench.web.panel.pages import here, page
 from tipbench.web.queries import experiment_path, get_experiment
 
 SHADES = 9  # steps of colour from the lowest to the highest score of the board
+PHONE_PAIRS = 6  # scores of a scenario in a narrow window, best pairs first
 Order = Literal["name", "hardest", "spread"]
 ORDERS: tuple[tuple[Order, str], ...] = (
     ("name", "By name"),
@@ -110,11 +111,11 @@ def scenarios_page(
         return RedirectResponse(tidy, 303)
     found = get_experiment(store, experiment)
     query = replace(query, by=None, cluster=None, baseline=None)  # the matrix is of pairs and scenarios
-    reading = load_board(panel.queries, store, found, query)
+    result = load_board(panel.queries, store, found, query)
     url = BoardUrl(experiment, query)
-    if reading.board is None:
-        return page(request, "matrix.html", experiment=experiment, rows=None, problem=reading.problem, url=url)
-    cells, board = panel.queries.cells(store, found, query), reading.board
+    if result.board is None:
+        return page(request, "matrix.html", experiment=experiment, rows=None, problem=result.problem, url=url)
+    cells, board = panel.queries.cells(store, found, query), result.board
     pairs = columns_of(board, cells)
     rows = matrix_rows(cells, pairs, order)
     ranked = {standing.pair for standing in board.standings}
@@ -131,6 +132,7 @@ def scenarios_page(
             for pair in pairs
         ],
         "rows": rows,
+        "on_phone": PHONE_PAIRS,
         "known": [value for row in rows for value in row.known],
         "orders": [(key, words, here(request, order=None if key == "name" else key)) for key, words in ORDERS],
         "order": order,
@@ -164,6 +166,6 @@ def scenarios_page(
 
 def columns_of(board: Leaderboard, cells: BoardCells) -> list[Pair]:
     """Return the pairs in board order, references after them."""
-    there = {cell.pair for cell in cells.cells}
-    ranked = [standing.pair for standing in board.standings if standing.pair in there]
-    return [*ranked, *sorted(there - set(ranked))]
+    present = {cell.pair for cell in cells.cells}
+    ranked = [standing.pair for standing in board.standings if standing.pair in present]
+    return [*ranked, *sorted(present - set(ranked))]

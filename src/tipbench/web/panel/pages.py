@@ -24,17 +24,18 @@ from starlette.responses import HTMLResponse, Response
 import tipbench
 from tipbench import markup
 from tipbench.errors import TipbenchError
+from tipbench.jobs.job import JobState
 from tipbench.web.auth import CSRF_FIELD, CSRF_HEADER, Identity, session_cookie
-from tipbench.web.deps import Panel
+from tipbench.web.deps import panel_of
 from tipbench.web.errors import NotFound
 from tipbench.web.forms import Parts, read_parts
 from tipbench.web.login import csrf_of, local_path
 from tipbench.web.queries import experiment_path, quote_path
 
 PREFIX = "/static"
-KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_FOR_GOOD = "public, max-age=31536000, immutable"
-_ASK_AGAIN = "no-cache"  # for URLs of other releases, whose content may differ
+MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_IMMUTABLE = "public, max-age=31536000, immutable"
+_REVALIDATE = "no-cache"  # for URLs of other releases, whose content may differ
 
 router = APIRouter(include_in_schema=False)  # no authentication: the login page needs them
 
@@ -58,22 +59,20 @@ def assets() -> Assets:
     """Return the style sheets and scripts of all pages, of the board and of the panel."""
     folders = (markup.static_folder(each) for each in ("tipbench.markup", "tipbench.compare", "tipbench.web.panel"))
     content = dict(sorted(item for folder in folders for item in _walk(folder, "").items()))
-    together = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, each in content.items():
-        together.update(f"{name}\0{len(each)}\0".encode() + each)
-    return Assets(together.hexdigest()[:16], content)
+        digest.update(f"{name}\0{len(each)}\0".encode() + each)
+    return Assets(digest.hexdigest()[:16], content)
 
 
 @router.get(PREFIX + "/{version}/{name:path}")
 def static_file(version: str, name: str) -> Response:
     """Return a static file; cacheable indefinitely if the URL contains the current version."""
-    known = assets()
-    content = known.content.get(name)
+    content = assets().content.get(name)
     if content is None:
         raise NotFound("There is no such file.")
-    caching = _FOR_GOOD if version == known.version else _ASK_AGAIN
-    kind = KINDS[PurePosixPath(name).suffix]
-    return Response(content, media_type=kind, headers={"Cache-Control": caching})
+    caching = _IMMUTABLE if version == assets().version else _REVALIDATE
+    return Response(content, media_type=MEDIA_TYPES[PurePosixPath(name).suffix], headers={"Cache-Control": caching})
 
 
 def _walk(folder: Traversable, prefix: str) -> dict[str, bytes]:
@@ -81,17 +80,14 @@ def _walk(folder: Traversable, prefix: str) -> dict[str, bytes]:
     for each in folder.iterdir():
         if each.is_dir():
             found |= _walk(each, f"{prefix}{each.name}/")
-        elif PurePosixPath(each.name).suffix in KINDS:
+        elif PurePosixPath(each.name).suffix in MEDIA_TYPES:
             found[prefix + each.name] = each.read_bytes()
     return found
 
 
 _SECTIONS = ("run", "jobs", "policies", "simulations", "promotions", "settings", "judge", "experiments")
-_MACROS = {
-    "form": "macros/form.html",
-    "chart": "macros/chart.html",
-    "preview": "macros/preview.html",
-}
+_MAX_CHIP_JOBS = 100
+_MACROS = {"form": "macros/form.html", "judge_ui": "macros/judge.html"}
 
 
 async def sent_form(request: Request) -> Parts:
@@ -104,11 +100,11 @@ SentForm = Annotated[Parts, Depends(sent_form)]
 
 @dataclass(frozen=True)
 class Chip:
-    """Status link in the page header; `app.state.header_chip` is a function (request) → Chip | None."""
+    """Link in the page header to the running or queued jobs."""
 
     text: str
     url: str
-    state: str = "running"
+    state: str
 
 
 class _Page(HTMLResponse):
@@ -132,8 +128,8 @@ def render(request: Request, name: str, /, **context: Any) -> str:
     chip: Chip | None = None
     if who is not None and not who.is_judge:
         with suppress(TipbenchError):  # must not break the page, which may be the error page
-            chip = request.app.state.header_chip(request)
-    known = {
+            chip = jobs_chip(request)
+    values = {
         "json_url": None,
         **context,
         "request": request,
@@ -145,7 +141,18 @@ def render(request: Request, name: str, /, **context: Any) -> str:
     }
     mlflow_url = context.get("mlflow_url")
     is_web = isinstance(mlflow_url, str) and mlflow_url.startswith(("http://", "https://"))
-    return environment().get_template(name).render(known, mlflow_url=mlflow_url if is_web else None)
+    return environment().get_template(name).render(values, mlflow_url=mlflow_url if is_web else None)
+
+
+def jobs_chip(request: Request) -> Chip | None:
+    """Return the chip with the number of running or else queued jobs; one cheap query, as every page needs it."""
+    found = panel_of(request).jobs.store.in_states({JobState.RUNNING, JobState.QUEUED}, limit=_MAX_CHIP_JOBS)
+    running = [job for job in found if job.state is JobState.RUNNING]
+    counted, word = (running, "running") if running else (found, "queued")
+    if not counted:
+        return None
+    url = f"/jobs/{counted[0].id}" if len(counted) == 1 else f"/jobs?state={word}"
+    return Chip(f"{len(counted)} {word}", url, word)
 
 
 def here(request: Request, **changes: object) -> str:
@@ -158,7 +165,7 @@ def here(request: Request, **changes: object) -> str:
     return f"{path}?{urlencode(kept, errors='backslashreplace')}" if kept else path
 
 
-def charts_there() -> bool:
+def charts_installed() -> bool:
     """Return whether the extra `charts` is installed."""
     return all(importlib.util.find_spec(name) for name in ("altair", "vl_convert"))
 
@@ -166,15 +173,17 @@ def charts_there() -> bool:
 @cache
 def environment() -> Environment:
     """Return the Jinja environment: the panel's templates, and the board's, which it shares with the report."""
-    known = {
+    helpers = {
         "csrf": _csrf,
         "here": _here,
         "static": lambda name: assets().url(name),
         "experiment_path": experiment_path,
         "version": tipbench.__version__,
     }
-    made = markup.environment("tipbench.compare", "tipbench.web.panel", filters={"quote_path": quote_path}, known=known)
-    for name, path in _MACROS.items():  # in this order: a macro file may use the ones before it
+    made = markup.environment(
+        "tipbench.compare", "tipbench.web.panel", filters={"quote_path": quote_path}, known=helpers
+    )
+    for name, path in _MACROS.items():
         made.globals[name] = made.get_template(path).module
     return made
 
@@ -227,8 +236,7 @@ def render_error(request: Request, status: int, error: Mapping[str, Any]) -> HTM
     code = str(error["code"])
     who: Identity | None = getattr(request.state, "identity", None)
     if who is None and "authorization" not in request.headers:  # no route matched, so none authenticated the caller
-        panel: Panel = request.app.state.panel
-        who = request.state.identity = panel.guard.by_cookie(session_cookie(request))
+        who = request.state.identity = panel_of(request).guard.by_cookie(session_cookie(request))
     steps = []
     if request.method != "GET":
         steps.append(("Back to the form", _came_from(request)))
@@ -261,6 +269,6 @@ def _came_from(request: Request) -> str:
     return local_path(f"{sent.path}?{sent.query}" if sent.query else sent.path)
 
 
-def render_login(request: Request, there: str, fault: str | None) -> str:
+def render_login(request: Request, next_path: str, fault: str | None) -> str:
     """Render the login form, with the error of the last attempt."""
-    return render(request, "login.html", there=there, fault=fault)
+    return render(request, "login.html", next_path=next_path, fault=fault)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -33,8 +32,8 @@ from tipbench.web.panel.leaderboard import load_board
 from tipbench.web.panel.pages import here, page
 from tipbench.web.queries import experiment_path, get_experiment
 
-PAGE = 20  # scenarios per page
-OPEN = 3  # of them expanded
+PAGE_SIZE = 20  # scenarios
+EXPANDED = 3  # of them
 Order = Literal["losses", "wins", "name"]
 ORDERS: tuple[tuple[Order, str], ...] = (("losses", "Losses first"), ("wins", "Wins first"), ("name", "By name"))
 _ROLES: Mapping[Role, str] = {
@@ -45,16 +44,6 @@ _ROLES: Mapping[Role, str] = {
 }
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
-
-
-@dataclass(frozen=True)
-class ScenarioView:
-    """A scenario on the page, with the outcome for the row."""
-
-    of: ScenarioComparison
-    outcome: str
-    tone: str
-    open: bool
 
 
 @router.get("/experiments/{experiment:path}/pairs")
@@ -73,22 +62,22 @@ def pair_page(
     if (tidy := tidy_url(request, experiment_path(experiment, "pairs"))) is not None:
         return RedirectResponse(tidy, 303)
     found = get_experiment(store, experiment)
-    reading = load_board(panel.queries, store, found, query)
-    url = BoardUrl(experiment, reading.query)
+    result = load_board(panel.queries, store, found, query)
+    url = BoardUrl(experiment, result.query)
     if model is None or prompt is None:
-        leader = reading.board.ranking.leader if reading.board else None
+        leader = result.board.ranking.leader if result.board else None
         return RedirectResponse(url.pair(leader) if leader else url.page(), 303)
     pair = Pair(model, prompt)
-    view = pair_view(panel.queries, store, found, reading.query, pair)
+    view = pair_view(panel.queries, store, found, result.query, pair)
     meetings = ordered(view.meetings, order)
-    first = (page_number - 1) * PAGE
-    shown = meetings[first : first + PAGE]
-    more = first + PAGE < len(meetings)
+    first = (page_number - 1) * PAGE_SIZE
+    shown = meetings[first : first + PAGE_SIZE]
+    more = first + PAGE_SIZE < len(meetings)
     return page(
         request,
         "pair.html",
         experiment=experiment,
-        problem=reading.problem,
+        problem=result.problem,
         back=url.page(),
         own=_name(view, pair),
         other=_name(view, view.reference.pair) if view.reference else None,
@@ -96,11 +85,11 @@ def pair_page(
         swapped=url.pair(view.reference.pair) if view.reference else None,
         summary=_summary(view),
         references=_references(view, pair),
-        chosen=baseline_text(reading.query),
+        chosen=baseline_text(result.query),
         hidden=[*url.hidden("baseline"), ("model", model), ("prompt", prompt), ("order", order)],
         orders=[(key, words, here(request, order=key, page=None)) for key, words in ORDERS],
         order=order,
-        compared=[ScenarioView(each, *_outcome(each), at < OPEN) for at, each in enumerate(shown)],
+        compared=[{"found": each, **_outcome(each), "open": at < EXPANDED} for at, each in enumerate(shown)],
         several=view.board.by is not None,
         links=url,
         scenarios=len(meetings),
@@ -144,10 +133,7 @@ def _summary(view: PairView) -> list[tuple[str, str | None]]:
     shown = f"{number(found.mean, '+.2f')}{f' ({gap})' if gap else ''}" if found else None
     p, words = p_text(found), baseline_words(found)
     return [
-        (
-            "standing",
-            ", ".join(dict.fromkeys((rank_words(standing), STATE_TEXTS[state]))),
-        ),
+        ("standing", ", ".join(dict.fromkeys((rank_words(standing), STATE_TEXTS[state])))),
         ("composite", f"{mean}{f' ({ends})' if ends else ''}" if mean else "not judged"),
         ("difference", shown),
         ("p, adjusted for all rows", f"{p}: {words}" if p and words else p),
@@ -156,11 +142,11 @@ def _summary(view: PairView) -> list[tuple[str, str | None]]:
     ]
 
 
-def _outcome(meeting: ScenarioComparison) -> tuple[str, str]:
+def _outcome(meeting: ScenarioComparison) -> dict[str, str]:
     if meeting.other is None:
-        return "no other answer", "quiet"
+        return {"outcome": "no other answer", "tone": "quiet"}
     if meeting.difference is None:
-        return "not both judged", "quiet"
+        return {"outcome": "not both judged", "tone": "quiet"}
     if abs(meeting.difference) < 0.005:  # displayed as 0.00
-        return "tie", "quiet"
-    return ("wins", "good") if meeting.difference > 0 else ("loses", "bad")
+        return {"outcome": "tie", "tone": "quiet"}
+    return {"outcome": "wins", "tone": "good"} if meeting.difference > 0 else {"outcome": "loses", "tone": "bad"}

@@ -1,4 +1,4 @@
-"""Policies and promotions: what `tipbench serve` has learned, its shadows, and every check and switch of a policy."""
+"""Policies and promotions pages: what `tipbench serve` has learned, its shadows, and all checks and switches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.errors import UsageError
-from tipbench.web.api.policies import UserId, policies_report, promotion_list
+from tipbench.web.api import policies
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState
 from tipbench.web.errors import Invalid, NotFound
@@ -19,13 +19,13 @@ router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
 
 @router.get("/policies")
-def policies_page(request: Request, panel: PanelState, user_id: UserId = None) -> HTMLResponse:
+def policies_page(request: Request, panel: PanelState, user_id: policies.UserId = None) -> HTMLResponse:
     """Show policies and shadows, and the state of one user if an id is given."""
     problem = None
     try:
-        report = policies_report(panel, user_id or None)
+        report = policies.policies(panel, user_id or None)
     except Invalid as exc:
-        report, problem = policies_report(panel, None), str(exc)
+        report, problem = policies.policies(panel), str(exc)
     active = next((policy for policy in report["policies"] if policy["name"] == report["active"]), None)
     json_url = "/api/bench/policies"
     if user_id:
@@ -57,5 +57,5 @@ def switch_shadow(panel: PanelState, name: str, form: SentForm) -> Response:
 @router.get("/promotions")
 def promotions_page(request: Request, panel: PanelState) -> HTMLResponse:
     """List checks, switches and undos, newest first, with their time and user."""
-    found = promotion_list(panel)
+    found = policies.promotions(panel)
     return page(request, "promotions.html", active=found.active, rows=found.items, json_url="/api/bench/promotions")

@@ -1,4 +1,4 @@
-"""Page of one run: the answer with all its scores, notices, grouped facts, memory evidence."""
+"""Page of one run: notices, the answer with all its scores, params and metrics, models in memory."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ Facts = list[tuple[str, str]]
 Given = tuple[str, Judgement]  # how the scores are used (counts, held, provisional, …), and the scores
 
 PROMPT = "artifact:prompt.txt"
-_SHOWN_APART = (PROMPT, RAW, CANDIDATES, SCORES)  # texts with a separate section on a cell's page
+_WITH_SECTION = (PROMPT, RAW, CANDIDATES, SCORES)  # texts with their own section on a cell's page
 
-_WHAT = (
+_INPUT = (
     ("model", "model"), ("prompt", "prompt_version"), ("scenario", "scenario"), ("persona", "persona"),
     ("time slot", "time_slot"), ("repeat", "repeat"), ("suite", "suite"),
 )  # fmt: skip
-_HOW = (
+_SETTINGS = (
     ("tips requested", "n_tips"), ("temperature", "temperature"), ("seed", "seed"), ("context", "num_ctx"),
     ("token limit", "num_predict"), ("diversity requested", "diversity"),
 )  # fmt: skip
-_ON = (
+_ENVIRONMENT = (
     ("engine", "engine"), ("version", "engine_version"), ("host", "host"), ("parameters (B)", "model_params_b"),
     ("quantization", "quantization"), ("digest", "model_digest"),
 )  # fmt: skip
-_KEPT = (
+_RECORD = (
     ("cell key", "cell_key"), ("conditions", "conditions"), ("prompt hash", "prompt_hash"),
     ("scenario hash", "scenario_hash"), ("cell seed", "cell_seed"), ("scores under", "scores_rubric"),
     ("done reason", "done_reason"), ("written by tipbench", "tipbench.version"),
@@ -69,20 +69,8 @@ _FLAGS = {"format_ok": ("no", "yes"), "decided": ("no", "yes")}
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """The models observed in memory during a run's collect."""
-
-    run_id: str
-    known: bool  # False if no server was observed, as with the embedded engine
-    sentence: str
-    facts: Facts
-    foreign: str
-    at_most_one: bool
-
-
-@dataclass(frozen=True)
 class TipView:
-    """A tip of an answer with what each judge gave it."""
+    """A tip of an answer with the scores of each judge."""
 
     tip: str
     rationale: str
@@ -148,7 +136,7 @@ def _given(scores: CellScores) -> Iterator[Given]:
 
 
 def notices(run: Mapping[str, Any], *, stale: bool = False) -> Iterator[Notice]:
-    """Yield the notices for a run, most important first."""
+    """Yield the notices for a run, the most important first."""
     state, tags = run["state"], run["tags"]
     floored = tags.get("floored") == "true"
     if state == "failed":
@@ -186,10 +174,11 @@ def notices(run: Mapping[str, Any], *, stale: bool = False) -> Iterator[Notice]:
 
 def other_texts(run: Mapping[str, Any], *, with_key: bool) -> list[tuple[str, str]]:
     """Return the texts without a separate section, JSON indented; a sheet's key is included only with `with_key`."""
-    apart = _SHOWN_APART if run["tags"].get("kind") == RunKind.CELL else ()
-    key = {name for name in run["texts"] if not with_key and (name == KEY or HIDDEN in name)}
-    kept = {name: text for name, text in run["texts"].items() if name not in apart and name not in key}
-    return [(name, _readable(kept[name])) for name in sorted(kept, key=lambda name: (name == RUBRIC, name))]
+    elsewhere = _WITH_SECTION if run["tags"].get("kind") == RunKind.CELL else ()
+    names = [
+        name for name in run["texts"] if name not in elsewhere and (with_key or (name != KEY and HIDDEN not in name))
+    ]
+    return [(name, _readable(run["texts"][name])) for name in sorted(names, key=lambda name: (name == RUBRIC, name))]
 
 
 def _readable(text: str) -> str:
@@ -216,17 +205,20 @@ def groups(run: Mapping[str, Any]) -> list[tuple[str, Facts]]:
         sampling = {"sampling": text}
     sampled = [(str(name), str(each)) for name, each in sampling.items()] if isinstance(sampling, dict) else []
     found = [
-        ("Input", _known(_WHAT, params)),
-        ("Settings", [*_known(_HOW, params), *sampled]),
-        ("Environment", _known(_ON, params)),
-        ("Record", [("run", run["run_id"]), *_known(_KEPT, tags)]),
+        ("Input", _known(_INPUT, params)),
+        ("Settings", [*_known(_SETTINGS, params), *sampled]),
+        ("Environment", _known(_ENVIRONMENT, params)),
+        ("Record", [("run", run["run_id"]), *_known(_RECORD, tags)]),
     ]
     return [(title, facts) for title, facts in found if facts]
 
 
 def measures(metrics: Mapping[str, float | None]) -> Facts:
     """Return all metrics of a run with their units, sorted by name."""
-    return [(_LABELS.get(name, name.replace("_", " ")), measure(name, metrics[name])) for name in sorted(metrics)]
+    return [
+        (_LABELS.get(name, name.removeprefix("n_").replace("_", " ")), measure(name, metrics[name]))
+        for name in sorted(metrics)
+    ]
 
 
 def measure(name: str, value: float | None) -> str:
@@ -242,8 +234,8 @@ def measure(name: str, value: float | None) -> str:
     return number(value, 3 if name in ("diversity", "distinct_2") else 2)
 
 
-def evidence_of(collection: StoredRun | None) -> Evidence | None:
-    """Return the evidence recorded by a collect, or None if its run does not exist (yet)."""
+def evidence_of(collection: StoredRun | None) -> dict[str, Any] | None:
+    """Return the models observed in memory during a collect, or None if its run does not exist (yet)."""
     if collection is None:
         return None
     metrics, tags = collection.metrics, collection.tags
@@ -252,14 +244,13 @@ def evidence_of(collection: StoredRun | None) -> Evidence | None:
     facts = [(name, measure(key, metrics[key])) for name, key in zip(names, watched, strict=True) if key in metrics]
     if metrics.get("residency_unknown_samples"):
         facts.append(("failed samples", measure("n_items", metrics["residency_unknown_samples"])))
-    return Evidence(
-        run_id=collection.run_id,
-        known="most_resident" in metrics,
-        sentence=tags.get("evidence", ""),
-        facts=facts,
-        foreign=tags.get("foreign_models", ""),
-        at_most_one=metrics.get("most_resident", 0.0) <= 1,
-    )
+    return {
+        "run_id": collection.run_id,
+        "known": "most_resident" in metrics,  # no server is observed with the embedded engine
+        "facts": facts,
+        "foreign": tags.get("foreign_models", ""),
+        "at_most_one": metrics.get("most_resident", 0.0) <= 1,
+    }
 
 
 def _known(names: tuple[tuple[str, str], ...], values: Mapping[str, str]) -> Facts:
@@ -269,7 +260,7 @@ def _known(names: tuple[tuple[str, str], ...], values: Mapping[str, str]) -> Fac
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
 _Key = Annotated[Literal["shown"] | None, Query(description="Show the key to a sheet's blinding.")]
-_LISTED = 10  # other runs of the same cell
+_MAX_OTHER_RUNS = 10  # of the same cell
 
 
 @router.get("/experiments/{experiment:path}/runs/{run_id:run_id}")
@@ -278,12 +269,12 @@ def run_page(
 ) -> HTMLResponse:
     """Show a run; the list's filters stay in the URL for the links to the previous and next run."""
     run = panel.queries.run(store, experiment, run_id)
-    book, filters = RunQueries(panel.queries, store, experiment), read_filters(request)
+    queries, filters = RunQueries(panel.queries, store, experiment), read_filters(request)
     kind = run["tags"].get("kind", "")
     is_cell = kind == RunKind.CELL
     if str(filters.kind) != kind and kind in set(RunKind):
         filters = filters.model_copy(update={"kind": RunKind(kind)})
-    related = book.related(run) if is_cell else Related()
+    related = queries.related(run) if is_cell else Related()
     collection = related.collection
     if kind == RunKind.COLLECTION:  # its page shows its own evidence
         collection = StoredRun(**{each.name: run[each.name] for each in fields(StoredRun)})
@@ -293,7 +284,7 @@ def run_page(
     query = filters.query(next=None)
     return page(
         request,
-        "one_run.html",
+        "run.html",
         experiment=experiment,
         run=run,
         kind=kind,
@@ -313,10 +304,10 @@ def run_page(
         has_key=KEY in run["texts"],
         key_shown=key == "shown",
         evidence=evidence_of(collection),
-        tries=related.tries[:_LISTED],
-        builds=related.builds[:_LISTED],
+        tries=related.tries[:_MAX_OTHER_RUNS],
+        builds=related.builds[:_MAX_OTHER_RUNS],
         by_time=filters.sort == RunFilters().sort,
-        neighbours=book.neighbours(filters, run_id),
+        neighbours=queries.neighbours(filters, run_id),
         query=f"?{query}" if query else "",
         json_url=f"/api/bench/runs/{quote_path(experiment)}/{run_id}",
         mlflow_url=run["url"],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
@@ -15,8 +14,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from tipbench.http import strip_login
 from tipbench.markup import duration
 from tipbench.settings import DEFAULT_LIFE, SETTINGS, Setting, Settings
+from tipbench.web.api import tokens
 from tipbench.web.api.hook import HookState, hook_of, run_test, state_of
-from tipbench.web.api.tokens import TokenId, check_request, make_token, revoke_token, token_rows
 from tipbench.web.auth import ADMINS_ONLY, Identity
 from tipbench.web.deps import Admin, Panel, PanelState
 from tipbench.web.errors import Invalid
@@ -28,26 +27,21 @@ _ADDRESSES = ("_url", "_urls")  # suffixes of keys whose values are shown withou
 _MACHINE = frozenset({"home", "no_color"})  # settings of the process, not of the panel
 
 
-@dataclass(frozen=True)
-class Configured:
-    """A setting with its current value and source; `source` is None for a default."""
-
-    key: str
-    value: str
-    meaning: str
-    source: str | None
-
-
-def configured(settings: Settings) -> list[Configured]:
-    """Return all settings, in the order of the documentation."""
+def configured(settings: Settings) -> list[dict[str, Any]]:
+    """Return all settings in the order of the documentation; `source` is None for a default."""
     return [
-        Configured(setting.key, _value(settings, setting), setting.meaning, settings.sources.get(setting.key))
+        {
+            "key": setting.key,
+            "value": _value(settings, setting),
+            "meaning": setting.meaning,
+            "source": settings.sources.get(setting.key),
+        }
         for setting in SETTINGS
         if setting.key not in _MACHINE
     ]
 
 
-def reached(panel: Panel) -> list[tuple[str, str]]:
+def network_facts(panel: Panel) -> list[tuple[str, str]]:
     """Return the panel's network settings and the servers and suites that runs may use."""
     options, allowed = panel.options, panel.allowed
     return [
@@ -80,8 +74,8 @@ def _value(settings: Settings, setting: Setting) -> str:
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
 _BLANK = {"role": "judge", "name": "", "expires": DEFAULT_LIFE}
-_MOST_FORMS = 1000
-_MOST_DELIVERIES = 10
+_MAX_FORMS = 1000
+_MAX_DELIVERIES = 10
 
 
 class SubmittedForms:
@@ -98,7 +92,7 @@ class SubmittedForms:
                 return False
             if mark:
                 self._sent[mark[:64]] = None
-            while len(self._sent) > _MOST_FORMS:
+            while len(self._sent) > _MAX_FORMS:
                 self._sent.popitem(last=False)
             return True
 
@@ -108,17 +102,15 @@ def settings_page(
     request: Request, panel: PanelState, admin: Admin, revoked: str | None = None, tested: str | None = None
 ) -> HTMLResponse:
     """Show the tokens, the form for a new one, the webhook and the configuration."""
-    rows = token_rows(panel)
-    ended = next((row for row in rows if row.id == revoked and row.state == "revoked"), None)
-    return _page(request, panel, admin, ended=ended, tested=tested)
+    return _page(request, panel, admin, revoked=revoked, tested=tested)
 
 
 @router.post("/settings/tokens")
 def create_token(request: Request, panel: PanelState, admin: Admin, form: SentForm) -> HTMLResponse:
     """Create a token; the response is the only page that shows its secret."""
-    given = {key: form.fields.get(key, usual).strip() for key, usual in _BLANK.items()}
+    given = {key: form.fields.get(key, default).strip() for key, default in _BLANK.items()}
     try:
-        new = check_request(given)
+        new = tokens.check_request(given)
     except Invalid as exc:
         field = (exc.path or "").removeprefix("body.")
         message = str(exc).removeprefix(f"body.{field}: ")
@@ -126,13 +118,13 @@ def create_token(request: Request, panel: PanelState, admin: Admin, form: SentFo
     sent: SubmittedForms = request.app.state.sent_forms
     if not sent.first_time(form.fields.get("once", "")):
         return _page(request, panel, admin, repeated=new.name, status=409)
-    return _page(request, panel, admin, made=make_token(panel, new), status=201)
+    return _page(request, panel, admin, made=tokens.create(new, panel), status=201)
 
 
 @router.post("/settings/tokens/{token_id}/revoke")
-def revoke(token_id: TokenId, panel: PanelState) -> Response:
+def revoke(token_id: tokens.TokenId, panel: PanelState) -> Response:
     """Revoke a token and redirect to the page."""
-    revoke_token(panel, token_id)
+    tokens.revoke(token_id, panel)
     return RedirectResponse(f"/settings?revoked={token_id}#tokens", status_code=303)
 
 
@@ -142,9 +134,11 @@ def test_hook(hook: HookState) -> Response:
     return RedirectResponse(f"/settings?tested={run_test(hook).id}#webhook", status_code=303)
 
 
-def _page(request: Request, panel: Panel, admin: Identity, *, status: int = 200, **more: Any) -> HTMLResponse:
-    rows = token_rows(panel)[::-1]
-    context = {"made": None, "given": _BLANK, "faults": {}, "ended": None, "repeated": None, "tested": None, **more}
+def _page(
+    request: Request, panel: Panel, admin: Identity, *, status: int = 200, revoked: str | None = None, **more: Any
+) -> HTMLResponse:
+    rows = tokens.tokens(panel).items[::-1]  # newest first
+    context = {"made": None, "given": _BLANK, "faults": {}, "repeated": None, "tested": None, **more}
     hook = hook_of(request)
     return page(
         request,
@@ -152,12 +146,13 @@ def _page(request: Request, panel: Panel, admin: Identity, *, status: int = 200,
         status=status,
         active=[row for row in rows if row.state == "active"],
         past=[row for row in rows if row.state != "active"],
+        revoked=next((row for row in rows if row.id == revoked and row.state == "revoked"), None),
         own=admin.token_id,
         operator=panel.options.admin_token is not None,
         once=secrets.token_urlsafe(16),
         hook=state_of(hook),
-        deliveries=[each.response() for each in hook.deliveries()[:_MOST_DELIVERIES]] if hook else [],
-        reached=reached(panel),
+        deliveries=[each.response() for each in hook.deliveries()[:_MAX_DELIVERIES]] if hook else [],
+        network=network_facts(panel),
         configured=configured(panel.settings),
         json_url="/api/bench/tokens",
         **context,

@@ -1,4 +1,4 @@
-"""/experiments/{experiment}/judges/import: upload a filled sheet, preview its changes, apply it.
+"""Import page: upload a filled sheet, preview its changes, apply it.
 
 The previewed bytes are the ones applied: the server keeps them in memory for up to an hour, under an id that only
 the uploading token can use.
@@ -6,7 +6,6 @@ the uploading token can use.
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -22,7 +21,7 @@ from tipbench.web.deps import LIMIT_CONCURRENCY, LIMIT_SHEETS, Admin, PanelState
 from tipbench.web.errors import Invalid, refused_sheet
 from tipbench.web.forms import UploadedFile
 from tipbench.web.judge_service import ApplyOptions, Upload, apply_sheet, quota_of, uploads_of
-from tipbench.web.panel.judges import drift_words, judges_response
+from tipbench.web.panel.judges import drift_summary, judges_response
 from tipbench.web.panel.pages import SentForm, page
 from tipbench.web.queries import experiment_path, get_experiment, quote_path
 
@@ -34,7 +33,7 @@ _GONE = "This upload has expired: uploads are kept for an hour, until the panel 
 
 
 @router.post(_PLACE)
-def take_in(
+def upload_sheet(
     request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
 ) -> Response:
     """Store an uploaded sheet and redirect to its preview."""
@@ -83,7 +82,7 @@ def confirm(
     upload = uploads.find(upload_id, who.token_id, experiment)
     if upload is None:
         return _page(request, experiment, None, status=404, fault=_GONE)
-    if not hmac.compare_digest(form.fields.get("sha256", "").encode(), upload.sha256.encode()):
+    if form.fields.get("sha256") != upload.sha256:
         fault = "The form refers to another file than the stored one. Check the preview again."
         return _previewed(request, upload, who, store, status=409, fault=fault)
     if upload.outcome is None:
@@ -131,7 +130,7 @@ def _page(
         upload=upload,
         found=found,
         outcome=outcome,
-        sentences=drift_words(outcome.get("drift")) if outcome else [],
+        sentences=drift_summary(outcome.get("drift")) if outcome else [],
         refused=refused,
         fault=fault,
         changes=changes,

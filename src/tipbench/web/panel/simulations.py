@@ -21,12 +21,12 @@ from tipbench.web.board_query import ThemeName
 from tipbench.web.deps import Admin, Panel, PanelState, Store
 from tipbench.web.errors import NotFound, status_and_code
 from tipbench.web.panel.jobs import new_idempotency_key
-from tipbench.web.panel.pages import SentForm, charts_there, page
+from tipbench.web.panel.pages import SentForm, charts_installed, page
 from tipbench.workflows.simulation import read_simulation, read_simulations
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
-_SHOWN = 30
-_NARROW = 260
+_MAX_LISTED = 30
+_NARROW_PX = 260
 RunId = Annotated[str, Path(pattern=r"^[0-9a-f]{8,64}$")]
 Theme = Annotated[ThemeName, Query()]
 
@@ -52,21 +52,20 @@ def start(request: Request, panel: PanelState, who: Admin, form: SentForm) -> Re
 def _page(request: Request, panel: Panel, values: dict[str, Any], *, wrong: str | None = None) -> HTMLResponse:
     away, recorded = None, []
     try:
-        recorded = list(read_simulations(panel.tracker.open().store, _SHOWN))
+        recorded = list(read_simulations(panel.tracker.open().store, _MAX_LISTED))
     except TipbenchError as exc:
         panel.tracker.locate_again()
         status, _ = status_and_code(exc)
         if status not in (404, 502, 503):
             raise
         away = str(exc) if status != 404 else None
-    active = [job for job in panel.jobs.listed(JobFilter(kind=JobKind.SIMULATE), limit=20, after=None).items
-              if job.state in ACTIVE | {JobState.QUEUED}]  # fmt: skip
+    jobs = panel.jobs.listed(JobFilter(kind=JobKind.SIMULATE), limit=20, after=None).items
     return page(
         request,
         "simulations.html",
         status=422 if wrong else 200,
         rows=[{"run_id": run.run_id, "at": run.start_ms / 1000, "result": result} for run, result in recorded],
-        active=active,
+        active=[job for job in jobs if job.state in ACTIVE | {JobState.QUEUED}],
         away=away,
         values=values,
         wrong=wrong,
@@ -85,7 +84,7 @@ def simulation_page(request: Request, store: Store, run_id: RunId) -> HTMLRespon
         "simulation.html",
         run_id=run_id,
         result=_recorded(store, run_id),
-        charts=charts_there(),
+        charts=charts_installed(),
         json_url="/api/bench/simulations",
     )
 
@@ -127,5 +126,5 @@ def _svg(result: dict[str, Any], theme: str, *, narrow: bool) -> Response:
     chosen = THEMES[theme]
     chart = curves_chart(result, chosen)
     if narrow:  # without its title, which does not fit and repeats the page's heading
-        chart = curves_chart(result, chosen, width=_NARROW).properties(title="")
+        chart = curves_chart(result, chosen, width=_NARROW_PX).properties(title="")
     return Response(to_svg(chart, chosen), media_type="image/svg+xml")

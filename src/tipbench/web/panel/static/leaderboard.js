@@ -1,8 +1,8 @@
 // Leaderboard: select fields submit on change, and new results are announced. The page works without this script.
 
-const EVERY_MS = 15_000;
-const LONGEST_MS = 120_000; // between two polls of a server that does not respond
-const MOST = 480; // polls per page; after that it has to be reloaded
+const POLL_MS = 15_000;
+const MAX_POLL_MS = 120_000; // while the server does not respond
+const MAX_POLLS = 480; // per page; after that it has to be reloaded
 
 function submitOnChange() {
   for (const select of document.querySelectorAll("select[data-submits]")) {
@@ -24,12 +24,12 @@ function submitOnChange() {
 /** Polls the experiment's revision and shows a notice when it has changed; pauses while the page is hidden. */
 function watchRevision(place, words) {
   let polls = 0;
-  let wait = EVERY_MS;
+  let wait = POLL_MS;
   let timer;
 
   const schedule = () => {
     clearTimeout(timer);
-    if (polls < MOST && !document.hidden) timer = setTimeout(poll, wait);
+    if (polls < MAX_POLLS && !document.hidden) timer = setTimeout(poll, wait);
   };
 
   async function poll() {
@@ -39,14 +39,14 @@ function watchRevision(place, words) {
       if (response.status === 401 || response.status === 403 || response.status === 404) return;
       if (!response.ok) throw new Error(String(response.status));
       const { revision } = await response.json();
-      wait = EVERY_MS;
+      wait = POLL_MS;
       if ((revision ?? "") !== place.dataset.revision) {
         place.replaceChildren(words.content.cloneNode(true));
         place.hidden = false;
         return;
       }
     } catch {
-      wait = Math.min(2 * wait, LONGEST_MS);
+      wait = Math.min(2 * wait, MAX_POLL_MS);
     }
     schedule();
   }

@@ -3,7 +3,7 @@ import { ended, same } from "./answer_formats.js";
 import { recall, remember } from "./tabs.js";
 
 const DRAFT_MS = 500; // combines several key presses into one request
-const MOST_STEPS = 300;
+const MAX_STEPS = 300;
 const IDLE_S = 60; // a longer pause does not count as judging time
 
 /** Events: `item` (another item is shown), `change`, `message` (detail: text), `all` (nothing is left to do). */
@@ -243,7 +243,7 @@ export class BatchEditor extends EventTarget {
   #joined = false;
 
   #noteStep(before) {
-    this.#steps = [...this.#steps, { at: this.at, before, spot: this.spot }].slice(-MOST_STEPS);
+    this.#steps = [...this.#steps, { at: this.at, before, spot: this.spot }].slice(-MAX_STEPS);
     remember(this.#stepsName, JSON.stringify(this.#steps));
   }
 
@@ -283,7 +283,7 @@ export class BatchEditor extends EventTarget {
 function stepsOf(text, items) {
   try {
     const steps = JSON.parse(text ?? "[]");
-    return steps.filter((step) => step.at >= 0 && step.at < items && step.before).slice(-MOST_STEPS);
+    return steps.filter((step) => step.at >= 0 && step.at < items && step.before).slice(-MAX_STEPS);
   } catch {
     return [];
   }

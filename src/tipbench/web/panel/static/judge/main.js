@@ -14,7 +14,7 @@ import { RubricView, shortKeys, showScales } from "./view_rubric.js";
 import { ScenarioView } from "./view_scenario.js";
 import { TipsView } from "./view_tips.js";
 
-const FRESH_MS = 20_000; // a page hidden for longer loads the batch again
+const STALE_AFTER_MS = 20_000; // a page hidden for longer loads the batch again
 const byId = (id) => document.getElementById(id);
 const root = byId("desk");
 const { kind, url, sheet } = root.dataset;
@@ -185,7 +185,7 @@ function refreshing(editor, outbox, api) {
     if (document.hidden) {
       hidden = Date.now();
       outbox.flush();
-    } else if (Date.now() - hidden > FRESH_MS) {
+    } else if (Date.now() - hidden > STALE_AFTER_MS) {
       outbox.unstick();
       const result = await api.load();
       if (result.kind !== "ok") return;

@@ -4,8 +4,8 @@ import { same } from "./answer_formats.js";
 
 const PREFIX = "tipbench.outbox.";
 const FIRST_PAUSE_MS = 1000;
-const LONGEST_PAUSE_MS = 30_000;
-const MOST_SENT = 8;
+const MAX_PAUSE_MS = 30_000;
+const MAX_SENT = 8;
 
 /** Events: `saved` (detail: item, answer, batch), `stuck` (detail: item), `change`. */
 export class Outbox extends EventTarget {
@@ -129,7 +129,7 @@ export class Outbox extends EventTarget {
         this.#pause = this.#resumeAt = 0;
         continue;
       }
-      this.#pause = Math.min(LONGEST_PAUSE_MS, this.#pause * 2 || FIRST_PAUSE_MS);
+      this.#pause = Math.min(MAX_PAUSE_MS, this.#pause * 2 || FIRST_PAUSE_MS);
       this.#resumeAt = Date.now() + this.#pause * (0.75 + Math.random() / 2);
       return;
     }
@@ -145,7 +145,7 @@ export class Outbox extends EventTarget {
   /** Send one entry; false if the server was not reached. */
   async #deliver(item, entry) {
     const { version, content, seconds } = entry;
-    if (!entry.sent.some((each) => same(each, content))) entry.sent = [...entry.sent, content].slice(-MOST_SENT);
+    if (!entry.sent.some((each) => same(each, content))) entry.sent = [...entry.sent, content].slice(-MAX_SENT);
     this.#keep(item); // before sending: the response may be lost
     const result = await this.#send(item, { version, ...content, seconds: Math.round(seconds * 10) / 10 });
     if (this.#entries.get(item) !== entry) return true; // replaced during the request

@@ -1,6 +1,6 @@
 // Tabs of one browser on one batch: each has its own name, and publishes what the server has confirmed.
 
-const ROLL_CALL_MS = 150;
+const REPLY_WAIT_MS = 150;
 
 export class Tabs {
   #channel = null;
@@ -23,7 +23,7 @@ export class Tabs {
   /** Returns the names of the other tabs. A duplicated tab has our name; then we take another. */
   async others(sheet) {
     this.#channel?.postMessage({ query: true });
-    await new Promise((resolve) => setTimeout(resolve, this.#channel ? ROLL_CALL_MS : 0));
+    await new Promise((resolve) => setTimeout(resolve, this.#channel ? REPLY_WAIT_MS : 0));
     if (this.#alive.has(this.name)) this.name = crypto.getRandomValues(new Uint32Array(2)).join("-");
     remember(`tipbench.tab.${sheet}`, this.name);
     return this.#alive;

@@ -18,13 +18,13 @@ export class DuelView {
     const side = (name) => el("section", { class: "side", "aria-label": `Answer ${name.toUpperCase()}`, "data-side": name },
       el("h2", { class: "side-name" }, name.toUpperCase()), this.#sides[name]);
     root.replaceChildren(
-      el("div", { class: "sides" }, side("a"), side("b")),
+      el("div", { class: "sides", role: "group", "aria-label": "Both answers", tabindex: "0" }, side("a"), side("b")),
       el("div", { class: "choices-bar", role: "radiogroup", "aria-label": "Which answer is better?" }, ...this.#choices));
   }
 
   show(item) {
     for (const name of ["a", "b"]) this.#sides[name].replaceChildren(...item.raw[name].map(tipOf));
-    toTop(this.#root);
+    toTop(this.#root.firstElementChild);
     this.refresh(item);
   }
 

@@ -1,7 +1,7 @@
 // The start form: models that Ollama lists late, dependent fields, and a note when the plan no longer matches the
 // form.
 
-const form = document.getElementById("run-form");
+const form = document.getElementById("start-form");
 
 /** Requests the models again, since Ollama was too slow for the page, and adds a box for each; a name already typed is
  *  ticked there instead. */

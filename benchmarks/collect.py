@@ -196,7 +196,7 @@ class _Bench:
 
 
 def _ollama(work: Work) -> ScriptedProcess:
-    return ScriptedProcess(MODELS, call_s=work.call_s, options=("--blobs", "distinct"))
+    return ScriptedProcess(MODELS, call_s=work.call_s)
 
 
 def _first(log: dict[str, Any]) -> float:

@@ -88,9 +88,9 @@ def test_two_collects_at_once_on_one_ollama_take_turns(home: Path, mlflow_url: s
         first = (*common, "--models", "alpha:135m", "--experiment", busy)
         second = (*common, "--models", "beta:135m", "--experiment", later)
         running = start_tipbench(*first, home=home, log=tmp_path / "log")
-        wait_until(lambda: bool(server.log(brief=True)["max_resident"]), running)
+        wait_until(lambda: bool(server.log()["max_resident"]), running)
         refused = tipbench(*second, home=home, check=False)
-        server.script(set={"call_s": 0.05})
+        server.set(call_s=0.05)
         assert refused.returncode == 1
         assert busy in refused.stderr
         assert "Traceback" not in refused.stderr

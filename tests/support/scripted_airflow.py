@@ -1,13 +1,12 @@
-"""A scripted Airflow: the real one's routes and states, and a DAG of four steps that really collects.
+"""A scripted Airflow: the routes and states of the real one, and a DAG that runs the real collect command.
 
-For tests of the runner without an installed Airflow, and for faults that a real one does not show on demand.
+For tests of the runner without an installed Airflow, and for faults that a real one does not produce on demand.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
@@ -18,14 +17,15 @@ from support.scripted_dag import Collecting, ScriptedDagRun
 DAG = "bench_collect"
 USER, PASSWORD = "bench", "a-password-for-tests"
 Reply = tuple[int, Any]
-_MOST_BODY = 1_000_000
+_FAULTS = {"busy": (503, b"try later"), "html": (200, b"<html>another program</html>")}
+_MAX_BODY_BYTES = 1_000_000
 
 
 class ScriptedAirflow:
-    """The server in a thread of this process. `fault` is what every answer becomes: away, busy, html or nothing."""
+    """The server in a thread of this process. `fault` replaces every response: away, busy, html, or empty for none."""
 
     def __init__(self, home: Path, collecting: Collecting | None = None) -> None:
-        """`collecting` takes the place of the real command: it prints into the log and gives its exit code."""
+        """`collecting` replaces the real command: it writes to the log and returns an exit code."""
         self.home = home
         self.collecting = collecting
         self.fault = ""
@@ -38,9 +38,9 @@ class ScriptedAirflow:
         self.logins = 0
         self.requests: list[tuple[str, str]] = []
         self.runs: dict[str, ScriptedDagRun] = {}
-        self.lose_answers_to = ""  # a path: its requests are carried out, and their answers never come
-        self.broken, self.broken_with = "", 500  # part of a path: what has it is answered with this status
-        self.repeats = ""  # the beginning of a path: what is sent there comes back as an error
+        self.lose_answers_to = ""  # a path whose next request is carried out without a response
+        self.broken, self.broken_with = "", 500  # part of a path, and the status of its responses
+        self.repeats = ""  # the beginning of a path whose requests are returned as an error
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
@@ -61,11 +61,11 @@ class ScriptedAirflow:
         self._thread.join(10)
 
     def count(self, method: str, part: str) -> int:
-        """The number of requests with this method and part of the path."""
+        """The number of requests with this method whose path contains `part`."""
         return sum(method == each and part in path for each, path in self.requests)
 
     def answer(self, method: str, url: str, body: dict[str, Any], bearer: str) -> Reply:
-        """The response of the real Airflow."""
+        """The response that the real Airflow would send."""
         parts = urlsplit(url)
         query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
         self.requests.append((method, parts.path))
@@ -161,7 +161,7 @@ def _handler(site: ScriptedAirflow) -> type[BaseHTTPRequestHandler]:
             """Drop the access log."""
 
         def _serve(self) -> None:
-            size = min(int(self.headers.get("content-length", 0)), _MOST_BODY)
+            size = min(int(self.headers.get("content-length", 0)), _MAX_BODY_BYTES)
             body = json.loads(self.rfile.read(size) or b"{}")
             if site.fault == "away":
                 self.close_connection = True
@@ -172,7 +172,10 @@ def _handler(site: ScriptedAirflow) -> type[BaseHTTPRequestHandler]:
                 site.lose_answers_to = ""
                 self.close_connection = True
                 return
-            self._write(*_faulty(site.fault, status, answer))
+            if site.fault in _FAULTS:
+                self._write(*_FAULTS[site.fault])
+            else:
+                self._write(status, b"" if answer is None else json.dumps(answer).encode())
 
         do_GET = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815 - as the base class calls them
 
@@ -183,11 +186,3 @@ def _handler(site: ScriptedAirflow) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(content)
 
     return Handler
-
-
-def _faulty(fault: str, status: int, answer: Any) -> tuple[int, bytes]:
-    made: dict[str, Callable[[], tuple[int, bytes]]] = {
-        "busy": lambda: (503, b"try later"),
-        "html": lambda: (200, b"<html>another program</html>"),
-    }
-    return made[fault]() if fault in made else (status, b"" if answer is None else json.dumps(answer).encode())

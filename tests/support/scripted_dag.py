@@ -26,7 +26,7 @@ _SIMPLE = ("plan", "export_for_judge", "wait_for_judge", "compare", "outcome")
 
 @dataclass
 class ScriptedTask:
-    """A task, or one instance of a mapped one. `logs` by attempt."""
+    """A task, or one instance of a mapped task. `logs` are by attempt."""
 
     task_id: str
     map_index: int = -1
@@ -38,13 +38,12 @@ class ScriptedTask:
     logs: dict[int, list[str]] = field(default_factory=dict)
 
     def begin(self) -> list[str]:
-        """A new attempt; its log."""
+        """Start a new attempt and return its log."""
         self.attempt += 1
         self.state, self.started = "running", datetime.now(UTC).isoformat()
         return self.logs.setdefault(self.attempt, [])
 
     def to_json(self) -> dict[str, Any]:
-        """As the API shows it."""
         return {
             "task_id": self.task_id, "map_index": self.map_index, "state": self.state, "try_number": self.attempt,
             "start_date": self.started, "pool": self.pool, "rendered_map_index": self.model,
@@ -52,7 +51,7 @@ class ScriptedTask:
 
 
 class Site(Protocol):
-    """What a run sees of its Airflow."""
+    """The part of the scripted Airflow that a run uses."""
 
     home: Path
     paused: bool
@@ -77,12 +76,10 @@ class ScriptedDagRun:
 
     @property
     def tasks(self) -> list[ScriptedTask]:
-        """All of them."""
         plan, *rest = self._others.values()
         return [plan, *self._collects, *rest]
 
     def task(self, task_id: str, map_index: int) -> ScriptedTask | None:
-        """One of them."""
         return next((t for t in self.tasks if (t.task_id, t.map_index) == (task_id, map_index)), None)
 
     def start(self) -> None:
@@ -92,20 +89,15 @@ class ScriptedDagRun:
         self._thread.join(60)
 
     def cancel(self) -> None:
-        """As when the run is set to failed: SIGTERM to what runs, nothing new begins."""
+        """Send SIGTERM to the running task and start no other, as when a run is set to failed."""
         self._cancelled.set()
         process = self._process
         if process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
 
-    def kill_task(self) -> None:
-        """End what runs as a crash does."""
-        assert self._process is not None
-        os.killpg(self._process.pid, signal.SIGKILL)
-
     def judged(self, body: Mapping[str, Any]) -> tuple[int, Any]:
-        """Answer the waiting task's gate."""
+        """Respond to the task that waits for the judge."""
         if self._answered.is_set():
             return 409, {"detail": "has already been updated"}
         if body.get("chosen_options") != ["Compare now"]:
@@ -114,7 +106,7 @@ class ScriptedDagRun:
         return 200, {"chosen_options": body["chosen_options"]}
 
     def clear(self, task_ids: list[Any]) -> None:
-        """Run these again, and what follows them."""
+        """Run these tasks again, and the ones after them."""
         self.join()
         named = {tuple(each) if isinstance(each, list) else (each, -1) for each in task_ids}
         follows = False
@@ -205,4 +197,4 @@ class ScriptedDagRun:
 
 def _lines(stream: Any, log: list[str]) -> None:
     for line in stream:
-        log.append(line.rstrip("\n"))  # noqa: PERF401 - it is read while it grows
+        log.append(line.rstrip("\n"))  # noqa: PERF401 - the log is read while it grows

@@ -33,7 +33,7 @@ def count_cells(mlflow_url: str, experiment: str, status: str = "FINISHED") -> i
 
 
 def wait_until(check: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    """Wait for something that must happen while the command runs."""
+    """Wait for a condition that must become true while the command runs."""
     assert eventually(lambda: check() or process.poll() is not None, 120)
     assert check(), "the collect ended too early"
 

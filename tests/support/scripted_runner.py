@@ -50,9 +50,9 @@ class ScriptedRunner:
         """Do nothing."""
 
 
-def progress_of(events: Iterable[Event]) -> Progress:
+def progress_of(events: Iterable[Event], begin: Progress | None = None) -> Progress:
     """Return the progress after all these events."""
-    progress = Progress()
+    progress = begin or Progress()
     for event in events:
         progress = progress.after(event)
     return progress

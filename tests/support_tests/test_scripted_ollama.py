@@ -43,6 +43,7 @@ from support.scripted_ollama import (
     requested_tips,
     tips,
 )
+from support.threads import in_threads
 
 
 @pytest.fixture
@@ -112,11 +113,7 @@ class TestMemory:
         assert server.log.max_resident == 2
 
     def test_concurrent_first_calls_load_once(self, server: ScriptedOllama) -> None:
-        threads = [threading.Thread(target=chat, args=(server.url,)) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(8, lambda _: chat(server.url))
         assert server.log.loads == {A: 1}
         assert eventually(lambda: len(server.log.calls(A, outcome="finished")) == 8)
 

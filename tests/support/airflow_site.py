@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from support.polling import eventually
 from support.scripted_airflow import PASSWORD, USER, ScriptedAirflow
 from tipbench.errors import NotEnoughData, TipbenchError
 from tipbench.jobs.airflow import AirflowRunner
@@ -114,7 +115,4 @@ def airflow_site(home: Path) -> Iterator[Site]:
 
 
 def wait_for(site: Site, job: Job, state: JobState) -> None:
-    deadline = time.monotonic() + 120
-    while (now := site.store.get(job.id)).state is not state:
-        assert time.monotonic() < deadline, now
-        time.sleep(0.01)
+    assert eventually(lambda: site.store.get(job.id).state is state, 120), site.store.get(job.id)

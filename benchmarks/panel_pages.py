@@ -36,7 +36,7 @@ COLD_LIMIT = 1.1  # × MLflow's search
 _WARM_REQUESTS = 9
 _SHEET_CELLS = 24
 _START_TIMEOUT_S = 60.0
-_TOKEN = "a-token-for-the-benchmark-only"  # noqa: S105
+_TOKEN = "a-token-for-the-panel-benchmark-only"  # noqa: S105
 
 
 @dataclass

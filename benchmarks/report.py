@@ -142,7 +142,7 @@ def write_json(path: Path, results: Sequence[Result], note: str) -> None:
         }
         for result in results
     ]
-    text = json.dumps({"machine": machine(), "results": content}, indent=1, ensure_ascii=False)
+    text = json.dumps({"machine": machine(), "results": content}, indent=1, ensure_ascii=False, default=asdict)
     path.write_text(text + "\n", encoding="utf-8")
 
 

@@ -1,9 +1,8 @@
-"""The leaderboard's statistics, and `tipbench compare` against the bare reading of the same runs from MLflow."""
+"""The leaderboard's statistics, and `tipbench compare` against a loop that only reads the same runs from MLflow."""
 
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from loops import read_loop
-from report import Claim, NotMeasured, Progress, Result, say
+from report import Claim, NotMeasured, Result, Size, count_rounds, median_s, say
 from servers import record_cells, start_mlflow
 from tipbench.compare.attribution import attribute
 from tipbench.compare.matrix import Pair, Score, ScoreMatrix, score_matrix
@@ -27,34 +26,29 @@ EXPERIMENT = "tip-bench-bench-compare"
 SMALL, LARGE = (12, 32), (200, 500)
 
 
-def measure(rounds: int, runs: int, note: str) -> Result:
-    """Statistics on made-up scores, then the whole command on recorded runs."""
-    say(f"compare: {rounds} × (12 × 32, 200 × 500, {runs} runs from MLflow)")
-    small, large = (tuple(_timed(_matrix(*size)) for _ in range(rounds)) for size in (SMALL, LARGE))
+def measure(size: Size) -> Result:
+    """Measure the statistics on random scores, then the whole command on recorded runs."""
+    small, large = (tuple(_timed(_matrix(*shape)) for _ in range(size.rounds)) for shape in (SMALL, LARGE))
     with tempfile.TemporaryDirectory(prefix="tipbench-bench-") as name, start_mlflow(Path(name)) as mlflow:
-        models = [f"model-{number}:1b" for number in range(runs // 24)]
+        models = [f"model-{number}:1b" for number in range(size.cells // 24)]
         with MlflowStore(mlflow.url) as store:
             say(f"  recording {24 * len(models)} cells and letting the rules judge score them")
             experiment = record_cells(store, models=models, experiment=EXPERIMENT)
             run_judge(store, experiment, RulesJudge(), ExportRequest(), report=say)
-        progress = Progress(rounds * 16.0)
         loops, commands = [], []
-        for _ in range(rounds):
+        for _ in count_rounds("compare", size.rounds):
             loops.append(read_loop(mlflow.url, experiment.experiment_id, 24 * len(models)))
-            progress.step("handed out by MLflow", 6.0, loops[-1])
             commands.append(_command(mlflow.url, Path(name)))
-            progress.step("tipbench compare", 10.0, commands[-1])
     ratios = tuple(command / loop for command, loop in zip(commands, loops, strict=True))
-    medians = f"{statistics.median(commands):.2f} s; bare reading {statistics.median(loops):.2f} s"
+    medians = f"{median_s(commands)}; raw reading loop {median_s(loops)}"
     return Result(
         "compare",
-        note,
         (
             Claim("12 pairs × 32 scenarios, 10 000 flips and resamples", 0.3, "s", small, "rank and attribution"),
             Claim("200 pairs × 500 scenarios", 5.0, "s", large, "rank and attribution"),
             Claim(f"{24 * len(models)} runs: whole command", 1.3, "×", ratios, medians),
         ),
-        [{"bare_s": a, "compare_s": b} for a, b in zip(loops, commands, strict=True)],
+        [{"loop_s": a, "compare_s": b} for a, b in zip(loops, commands, strict=True)],
     )
 
 
@@ -84,5 +78,5 @@ def _command(url: str, home: Path) -> float:
         command, capture_output=True, check=False, env={**os.environ, "TIPBENCH_HOME": str(home / "home")}
     )
     if done.returncode != 0:
-        raise NotMeasured(f"tipbench compare ended with {done.returncode}: {done.stderr.decode()[-400:]}")
+        raise NotMeasured(f"tipbench compare exited with {done.returncode}: {done.stderr.decode()[-400:]}")
     return time.perf_counter() - began

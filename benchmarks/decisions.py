@@ -1,4 +1,4 @@
-"""The work of the serving benchmark: requests with K candidates, the same for every program."""
+"""The requests and rewards of the serving benchmark, the same for every program."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CATEGORIES = ("focus", "break", "planning", "contact")
 
 
 def request_body(candidates: int, seed: int) -> Any:
-    """A score request as an app sends it, with everything that a policy may use."""
+    """A score request of an app, with all values that a policy can use."""
     rng = random.Random(seed)
     return {
         "user_id": f"user-{seed % 1000}",
@@ -41,5 +41,5 @@ def request_body(candidates: int, seed: int) -> Any:
 
 
 def reward_for(features: Any, rng: random.Random) -> float:
-    """A reward that depends on what was chosen, so that there is something to learn."""
+    """A reward that depends on the chosen candidate, so that a policy can learn."""
     return max(-1.0, min(1.0, float(features[2]) - float(features[3]) + rng.gauss(0, 0.3)))

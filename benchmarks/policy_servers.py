@@ -2,7 +2,7 @@
 
 `tipbench` is the policy server. `smallest` does the same log write and nothing else: it parses the body, replaces the
 user id by its keyed hash, appends the request with a prepared decision to the same event log, waits for the commit and
-sends a prepared answer. Both print their port, then serve until they are stopped.
+sends a prepared response. Both print their port and a token, then serve until they are stopped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CANDIDATES = 20
 
 
 def main(name: str, home: Path) -> None:
-    """Serve until stopped; prints the port and a token."""
+    """Print the port and a token, then serve until stopped."""
     with contextlib.ExitStack() as stack:
         sock = stack.enter_context(contextlib.closing(listen("127.0.0.1", 0)))
         tokens = TokenStore(stack.enter_context(contextlib.closing(panel_database(home))))
@@ -50,7 +50,7 @@ def main(name: str, home: Path) -> None:
 
 
 def sample(home: Path) -> tuple[dict[str, Any], bytes]:
-    """The log entry and the answer of one real decision, for the smallest application to repeat."""
+    """The log entry and the response of one real decision, for the smallest application to repeat."""
     home.mkdir(parents=True)
     with contextlib.closing(PolicyService(home)) as service:
         answer = service.score("egreedy/v1", request_body(CANDIDATES, 1))

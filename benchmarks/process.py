@@ -1,4 +1,4 @@
-"""One `tipbench collect` as a process of its own, watched from outside: journal, memory, CPU, wall time."""
+"""Runs `tipbench collect` as a process and measures it from outside: journal, memory, CPU and wall time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +17,8 @@ _CELL = b'{"put":{"kind":"cell"'
 
 
 @dataclass(frozen=True)
-class Ended:
-    """What was seen of a collect. Times are seconds since the epoch."""
+class CollectProcess:
+    """The measured values of an ended collect. Times are seconds since the epoch."""
 
     started: float
     last_entry: float
@@ -32,10 +32,10 @@ class Ended:
         return self.ended - self.started
 
 
-def run_collect(options: Mapping[str, str], folder: Path, bytecode: Path) -> Ended:
-    """Run a collect in `folder` with these options and watch it until it has ended.
+def run_collect(options: Mapping[str, str], folder: Path, bytecode: Path) -> CollectProcess:
+    """Run a collect in `folder` with these options.
 
-    Python keeps its bytecode in `bytecode`, filled by the first run: as after an installation, nothing is compiled.
+    The first run writes Python's bytecode into `bytecode`; later runs compile nothing, as after an installation.
     """
     home = folder / "home"
     command = [sys.executable, "-m", "tipbench", "collect"]
@@ -59,12 +59,13 @@ def run_collect(options: Mapping[str, str], folder: Path, bytecode: Path) -> End
             process.wait()
             raise
     if process.returncode != 0:
-        raise NotMeasured(_report(command, process.returncode, folder / "output.txt"))
+        tail = (folder / "output.txt").read_text("utf-8", "replace")[-2000:]
+        raise NotMeasured(f"`{' '.join(command)}` exited with {process.returncode}:\n{tail}")
     return ended
 
 
 class _Watch:
-    """Looks every 10 ms: new entries of the journal, the process's peak memory, its end."""
+    """Polls every 10 ms for new journal entries, the process's peak memory and its end."""
 
     def __init__(self, journals: Path) -> None:
         self._journals = journals
@@ -75,7 +76,7 @@ class _Watch:
         self._entries = 0
         self._peak: int | None = None
 
-    def until_end(self, process: subprocess.Popen[bytes], started: float) -> Ended:
+    def until_end(self, process: subprocess.Popen[bytes], started: float) -> CollectProcess:
         status = Path(f"/proc/{process.pid}/status")
         try:
             while True:
@@ -84,22 +85,22 @@ class _Watch:
                     ended = time.time()
                     process.returncode = os.waitstatus_to_exitcode(code)
                     cpu_s = usage.ru_utime + usage.ru_stime
-                    return Ended(started, self._last_entry, ended, self._entries, cpu_s, self._peak)
-                self._look_at_journal()
+                    return CollectProcess(started, self._last_entry, ended, self._entries, cpu_s, self._peak)
+                self._read_journal()
                 self._peak = _peak_bytes(status) or self._peak
                 time.sleep(_POLL_S)
         finally:
             if self._fd is not None:
                 os.close(self._fd)
 
-    def _look_at_journal(self) -> None:
+    def _read_journal(self) -> None:
         if self._fd is None:
             found = next(self._journals.glob("*/*.jsonl"), None)
             if found is None:
                 return
             self._fd = os.open(found, os.O_RDONLY)
         size = os.fstat(self._fd).st_size
-        if size < self._offset:  # emptied, since everything in it was kept
+        if size < self._offset:  # emptied once everything in it was recorded
             self._offset, self._rest = 0, b""
         data = os.pread(self._fd, size - self._offset, self._offset)
         self._offset += len(data)
@@ -111,7 +112,7 @@ class _Watch:
 
 
 def _peak_bytes(status: Path) -> int | None:
-    # Not ru_maxrss: Linux counts the memory of the parent in it, from before the exec.
+    # ru_maxrss would include the parent's memory from before the exec.
     try:
         for line in status.read_bytes().splitlines():
             if line.startswith(b"VmHWM:"):
@@ -125,8 +126,3 @@ def _environment(home: Path, bytecode: Path) -> dict[str, str]:
     settings = ("TIPBENCH_", "MLFLOW_", "OLLAMA_", "PYTHONDONTWRITEBYTECODE")
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(settings)}
     return inherited | {"TIPBENCH_HOME": str(home), "PYTHONPYCACHEPREFIX": str(bytecode)}
-
-
-def _report(command: Sequence[str], code: int, output: Path) -> str:
-    tail = output.read_text("utf-8", "replace")[-2000:]
-    return f"`{' '.join(command)}` ended with {code}. It said:\n{tail}"

@@ -1,4 +1,4 @@
-"""Claims and how they are shown: one row each with limit, measured value, ratio and verdict."""
+"""Claims with their measured values, and the table and JSON that show them."""
 
 from __future__ import annotations
 
@@ -8,26 +8,41 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 
 class NotMeasured(Exception):
-    """The measurement itself went wrong, so there is no number."""
+    """The measurement itself failed, so there is no value."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much to measure. The claims are about the defaults."""
+
+    rounds: int = 3
+    cells: int = 2400
+    quick: bool = False
+
+    @property
+    def note(self) -> str:
+        if self.quick:
+            return "quick: the claims do not apply"
+        return f"median of {self.rounds} rounds" + ("" if self == Size() else "; not the size of the claims")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A promise and what was measured: one value a round, of which the median counts. No values: not measured."""
+    """A limit and one measured value per round, of which the median counts. No values: not measured."""
 
     name: str
     limit: float
-    unit: str  # of the limit and the values; "×" is a multiple of the rival's time
+    unit: str  # of the limit and the values; "×" is a multiple of the comparison's time
     values: tuple[float, ...]
     measured: str  # the medians behind it, for people
-    exact: bool = False  # must equal the limit in every round, instead of staying below
+    exact: bool = False  # whether each value must equal the limit, instead of the median staying below
 
     @property
     def median(self) -> float | None:
@@ -55,10 +70,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Result:
-    """What one benchmark found: claims, and everything measured, for those who want to reckon for themselves."""
+    """The claims of one benchmark, and every measured value by round."""
 
     benchmark: str
-    note: str
     claims: tuple[Claim, ...]
     rounds: Sequence[Mapping[str, Any]]
 
@@ -66,38 +80,29 @@ class Result:
     def failed(self) -> bool:
         return any(claim.passed is False for claim in self.claims)
 
-    def to_json(self) -> dict[str, Any]:
-        claims = [asdict(c) | {"median": c.median, "verdict": c.verdict} for c in self.claims]
-        return {"benchmark": self.benchmark, "note": self.note, "claims": claims, "rounds": list(self.rounds)}
 
-
-class Progress:
-    """Lines on stderr: what is being measured, how long it took, and roughly how long the rest will take."""
-
-    def __init__(self, expected_s: float) -> None:
-        self._left_s = expected_s
-        self._pace = 1.0
-
-    def step(self, name: str, expected_s: float, took_s: float) -> None:
-        """A step is done; the rest is expected to be as slow or fast as this one was."""
-        self._left_s = max(0.0, self._left_s - expected_s)
-        if expected_s > 1:
-            self._pace += 0.3 * (took_s / expected_s - self._pace)
-        say(f"  {name}: {took_s:.1f} s; about {minutes(self._left_s * self._pace)} left")
+def count_rounds(benchmark: str, rounds: int) -> Iterator[int]:
+    """Yield the numbers of the rounds, from 1, and print the progress on stderr."""
+    began = time.monotonic()
+    for number in range(1, rounds + 1):
+        say(f"{benchmark}: round {number} of {rounds}")
+        yield number
+        took_s = time.monotonic() - began
+        say(f"  {took_s:.0f} s; about {took_s / number * (rounds - number):.0f} s left")
 
 
 def say(text: str) -> None:
-    """A line of progress."""
+    """Print a line of progress on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
-def minutes(seconds: float) -> str:
-    """A time for people."""
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+def median_s(values: Iterable[float]) -> str:
+    """The median of times as text."""
+    return f"{statistics.median(values):.2f} s"
 
 
 def machine() -> dict[str, str]:
-    """Where it was measured: a number without its machine says little."""
+    """The machine, system and date of the measurement."""
     cpu = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
@@ -116,20 +121,29 @@ def machine() -> dict[str, str]:
     }
 
 
-def show(result: Result) -> None:
-    """The claims as a table on stdout."""
+def show(result: Result, note: str) -> None:
+    """Print the claims as a table."""
     rows = [("claim", "limit", "measured (medians)", "ratio or value", ""), *(claim.row() for claim in result.claims)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    print(f"\n{result.benchmark}: {result.note}")
+    print(f"\n{result.benchmark}: {note}")
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     sys.stdout.flush()
 
 
-def write_json(path: Path, results: Sequence[Result]) -> None:
-    """Everything measured, with the machine."""
-    content = {"machine": machine(), "results": [result.to_json() for result in results]}
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def write_json(path: Path, results: Sequence[Result], note: str) -> None:
+    """Write every measured value, with the machine."""
+    content = [
+        {
+            "benchmark": result.benchmark,
+            "note": note,
+            "claims": [asdict(c) | {"median": c.median, "verdict": c.verdict} for c in result.claims],
+            "rounds": list(result.rounds),
+        }
+        for result in results
+    ]
+    text = json.dumps({"machine": machine(), "results": content}, indent=1, ensure_ascii=False, default=asdict)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def _number(value: float, unit: str) -> str:

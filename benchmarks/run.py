@@ -1,4 +1,4 @@
-"""What `make bench` runs: every benchmark, its claims as rows, exit 1 when one does not hold.
+"""Run the benchmarks, print each claim as a row, and exit with 1 if one does not hold.
 
 python benchmarks/run.py [--quick] [--rounds N] [--cells N] [--json FILE] [NAME …]
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import collect
@@ -18,72 +17,24 @@ import real_ollama
 import report
 import serving
 import simulation
+from report import Size
 from work import Work
 
-
-@dataclass(frozen=True)
-class Size:
-    """How thoroughly to measure."""
-
-    rounds: int = 5
-    cells: int = 2400
-    slow_cells: int = 24
-    quick: bool = False
-
-    @property
-    def note(self) -> str:
-        if self.quick:
-            return "quick: not the claim"
-        full = self == Size()
-        return f"median of {self.rounds}, in turn" + ("" if full else "; smaller than the claim")
-
-
-def run_collect(size: Size) -> report.Result:
-    """tipbench collect against raw loops."""
-    return collect.measure(collect.scenes(size.cells, size.slow_cells), size.rounds, size.note)
-
-
-def run_real_ollama(size: Size) -> report.Result:
-    """tipbench collect on a real Ollama against a bare sequential loop."""
-    return real_ollama.measure(size.rounds, size.note)
-
-
-def run_compare(size: Size) -> report.Result:
-    """tipbench compare: its statistics, and against the bare reading of the same runs."""
-    return compare.measure(size.rounds, size.cells, size.note)
-
-
-def run_panel(size: Size) -> report.Result:
-    """tipbench panel on a large experiment against MLflow's own search."""
-    return panel_pages.measure(size.rounds, size.cells, size.note)
-
-
-def run_serving(size: Size) -> report.Result:
-    """The policies against VowpalWabbit and MABWiser, the policy server against the smallest ASGI application."""
-    requests, users = (1000, 5000) if size.quick else (8000, 100_000)
-    return serving.measure(size.rounds, requests, users, size.note)
-
-
-def run_simulation(size: Size) -> report.Result:
-    """Simulated decisions per CPU-second, and the CPU time of a promotion check."""
-    return simulation.measure(size.rounds, 20_000 if size.quick else 200_000, size.note)
-
-
 BENCHMARKS: dict[str, Callable[[Size], report.Result]] = {
-    "collect": run_collect,
-    "real-ollama": run_real_ollama,
-    "compare": run_compare,
-    "panel": run_panel,
-    "serving": run_serving,
-    "simulation": run_simulation,
+    "collect": collect.measure,
+    "real-ollama": real_ollama.measure,
+    "compare": compare.measure,
+    "panel": panel_pages.measure,
+    "serving": serving.measure,
+    "simulation": simulation.measure,
 }
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the named benchmarks, or all."""
+    """Run the benchmarks given by name, or all."""
     args = _parser().parse_args(arguments)
-    default = Size(rounds=1, cells=240, slow_cells=12, quick=True) if args.quick else Size()
-    size = Size(args.rounds or default.rounds, args.cells or default.cells, default.slow_cells, args.quick)
+    default = Size(rounds=1, cells=240, quick=True) if args.quick else Size()
+    size = Size(args.rounds or default.rounds, args.cells or default.cells, args.quick)
     try:
         results = [BENCHMARKS[name](size) for name in args.names or BENCHMARKS]
     except report.NotMeasured as exc:
@@ -93,19 +44,19 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     print("  ".join(f"{key}: {value}" for key, value in report.machine().items()))
     for result in results:
-        report.show(result)
+        report.show(result, size.note)
     if args.json:
-        report.write_json(args.json, results)
+        report.write_json(args.json, results, size.note)
     return int(any(result.failed for result in results) and not size.quick)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="benchmarks/run.py", description="Measure tipbench against raw loops.")
     parser.add_argument("names", nargs="*", type=_benchmark, metavar="NAME", help=f"of {', '.join(BENCHMARKS)} (all)")
-    parser.add_argument("--quick", action="store_true", help="one small round, a few minutes at most; not the claim")
-    parser.add_argument("--rounds", type=_positive, help="rounds, of which the median counts (5)")
-    parser.add_argument("--cells", type=_cells, help="cells in the large grid (2400)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    parser.add_argument("--quick", action="store_true", help="one small round, a few minutes; the claims do not apply")
+    parser.add_argument("--rounds", type=_positive, help=f"rounds, of which the median counts ({Size.rounds})")
+    parser.add_argument("--cells", type=_cells, help=f"cells in the large grid ({Size.cells})")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measured value")
     return parser
 
 
@@ -117,7 +68,7 @@ def _benchmark(text: str) -> str:
 
 def _cells(text: str) -> int:
     try:
-        return Work(_positive(text), 0.05, 8).cells
+        return Work(_positive(text)).cells
     except ValueError as exc:
         raise argparse.ArgumentTypeError(str(exc)) from exc
 

@@ -1,4 +1,4 @@
-"""The servers of the tests, which the benchmarks use too: a scripted Ollama and a real MLflow, on free ports."""
+"""The parts of the tests' support code that the benchmarks use."""
 
 from __future__ import annotations
 

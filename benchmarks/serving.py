@@ -1,4 +1,4 @@
-"""The policies in process beside VowpalWabbit and MABWiser, the policy server beside the smallest ASGI application."""
+"""The policies against VowpalWabbit and MABWiser, the policy server against the smallest ASGI application."""
 
 from __future__ import annotations
 
@@ -22,60 +22,57 @@ import numpy as np
 
 from decisions import request_body, reward_for
 from policy_servers import CANDIDATES
-from report import Claim, NotMeasured, Progress, Result, say
+from report import Claim, NotMeasured, Result, Size, count_rounds, say
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.service import PolicyService
 from tipbench.serve.tallies import Tallies
 
-SIZES = (5, 10, 50)
-HTTP_FLOOR = 0.7  # of the smallest application's requests per CPU-second
+CANDIDATE_COUNTS = (5, 50)
+MIN_HTTP_RATIO = 0.7  # of the smallest application's requests per CPU-second
 CONNECTIONS = 32
 BATCHES = 20
-AHEAD = 1.0
-REWARDS_PER_S = 10_000
-P99_MS = 10.0
-SCORE_US = 60.0
+MIN_REWARDS_PER_S = 10_000
+MAX_P99_MS = 10.0
+MAX_SCORE_US = 60.0
 
 
-def measure(rounds: int, requests: int, users: int, note: str) -> Result:
-    """Measure everything `rounds` times, the programs of a round in turn."""
-    progress = Progress(rounds * 40.0)
-    kept: list[dict[str, Any]] = []
-    for number in range(rounds):
-        began = time.perf_counter()
+def measure(size: Size) -> Result:
+    """Measure all programs in turn in each round, then the memory once."""
+    requests, users = (1000, 5000) if size.quick else (8000, 100_000)
+    rounds: list[dict[str, Any]] = []
+    for _ in count_rounds("serving", size.rounds):
         values: dict[str, Any] = {}
-        for size in SIZES:
+        for k in CANDIDATE_COUNTS:
             for name, program in PROGRAMS.items():
-                values[f"{name} K={size}"] = program(size, 400 if name == "mabwiser" else 2000)
+                values[f"{name} K={k}"] = program(k, 400 if name == "mabwiser" else 2000)
         values["score"] = _score_us()
         values |= {f"http {name}": load for name, load in _http(requests).items()}
         values["service"] = _service(requests)
-        kept.append(values)
-        progress.step(f"serving, round {number + 1}", 40.0, time.perf_counter() - began)
+        rounds.append(values)
     memory = _memory(users)
-    return Result("serving", note, tuple(_claims(kept, memory, users)), [*kept, {"memory": memory}])
+    return Result("serving", tuple(_claims(rounds, memory, users)), [*rounds, {"memory": memory}])
 
 
-def _claims(kept: Sequence[Mapping[str, Any]], memory: float, users: int) -> Iterator[Claim]:
-    for size in SIZES:
-        ours = [each[f"tipbench K={size}"] for each in kept]
-        for rival in ("vowpalwabbit", "mabwiser"):
-            theirs = [each[f"{rival} K={size}"] for each in kept]
-            ratios = tuple(other / own for other, own in zip(theirs, ours, strict=True))
-            text = f"{_rate(ours)} against {_rate(theirs)} decisions and rewards/s"
-            yield Claim(f"score + learn at K = {size}, {rival}", AHEAD, "×", ratios, text)
-    scored = tuple(each["score"] for each in kept)
+def _claims(rounds: Sequence[Mapping[str, Any]], memory: float, users: int) -> Iterator[Claim]:
+    for k in CANDIDATE_COUNTS:
+        own_rates = [each[f"tipbench K={k}"] for each in rounds]
+        for other in ("vowpalwabbit", "mabwiser"):
+            other_rates = [each[f"{other} K={k}"] for each in rounds]
+            ratios = tuple(theirs / own for theirs, own in zip(other_rates, own_rates, strict=True))
+            text = f"{_rate(own_rates)} against {_rate(other_rates)} decisions and rewards/s"
+            yield Claim(f"score + learn at K = {k}, {other}", 1.0, "×", ratios, text)
+    scored = tuple(each["score"] for each in rounds)
     text = f"{statistics.median(scored):.0f} µs from the raw request"
-    yield Claim("features and score of egreedy/v3 at K = 10, CPU time", SCORE_US, "µs", scored, text)
-    own, base = ([each[f"http {name}"] for each in kept] for name in ("tipbench", "smallest"))
+    yield Claim("features and score of egreedy/v3 at K = 10, CPU time", MAX_SCORE_US, "µs", scored, text)
+    own, base = ([each[f"http {name}"] for each in rounds] for name in ("tipbench", "smallest"))
     ratios = tuple(b.per_cpu_s / o.per_cpu_s for o, b in zip(own, base, strict=True))
     text = f"{_rate([o.per_cpu_s for o in own])} against {_rate([b.per_cpu_s for b in base])} requests per CPU-second"
-    yield Claim(f"HTTP at K = {CANDIDATES}, logged and awaited", round(1 / HTTP_FLOOR, 3), "×", ratios, text)
+    yield Claim(f"HTTP at K = {CANDIDATES}, logged and awaited", round(1 / MIN_HTTP_RATIO, 3), "×", ratios, text)
     p99, base_p99 = (tuple(load.p99_s * 1000 for load in loads) for loads in (own, base))
     text = f"{statistics.median(p99):.1f} ms; the smallest application {statistics.median(base_p99):.1f} ms"
-    yield Claim("HTTP, p99 at a quarter of the full rate", P99_MS, "ms", p99, text)
-    rates, per_cpu_s = zip(*(each["service"] for each in kept), strict=True)
-    slow = tuple(REWARDS_PER_S / rate for rate in rates)
+    yield Claim("HTTP, p99 at a quarter of the full rate", MAX_P99_MS, "ms", p99, text)
+    rates, per_cpu_s = zip(*(each["service"] for each in rounds), strict=True)
+    slow = tuple(MIN_REWARDS_PER_S / rate for rate in rates)
     text = f"{_rate(rates)} rewards/s, {_rate(per_cpu_s)} per CPU-second"
     yield Claim("rewards in process, group commit, ≥ 10,000/s", 1.0, "×", slow, text)
     yield Claim(f"memory with {users:,} users", 1.0, "GB", (memory / 1e9,), f"{memory / 1e6:.0f} MB")
@@ -88,7 +85,7 @@ def _rate(values: Sequence[float]) -> str:
 # In process
 
 
-def _ours(size: int, rounds: int) -> float:
+def _tipbench(size: int, rounds: int) -> float:
     """egreedy/v3: features from the raw request, the decision with its probabilities, the update."""
     policy, requests = POLICIES["egreedy/v3"], [request_body(size, seed) for seed in range(64)]
     moments = [datetime.fromisoformat(request["at"]) for request in requests]
@@ -166,7 +163,7 @@ def _mabwiser(size: int, rounds: int) -> float:
 
 
 PROGRAMS: dict[str, Callable[[int, int], float]] = {
-    "tipbench": _ours,
+    "tipbench": _tipbench,
     "vowpalwabbit": _vowpalwabbit,
     "mabwiser": _mabwiser,
 }
@@ -194,7 +191,7 @@ def _service(count: int) -> tuple[float, float]:
 
 
 def _memory(users: int) -> float:
-    """Resident memory of a process that learned once from each of so many users."""
+    """The peak memory in bytes of a process that learned once from each of `users` users."""
     code = f"""
 import contextlib, tempfile, sys
 from pathlib import Path
@@ -224,16 +221,15 @@ with tempfile.TemporaryDirectory() as folder, contextlib.closing(PolicyService(P
 
 @dataclass(frozen=True)
 class Load:
-    """What a server did under load."""
+    """The measured values of a server under load."""
 
     per_cpu_s: float  # requests per CPU-second of the server
-    per_s: float
     p99_s: float  # at a quarter of the full rate
 
 
 @contextlib.contextmanager
 def _server(name: str) -> Iterator[tuple[int, int, list[bytes]]]:
-    """A server as a process: its pid, its port and requests for it."""
+    """Start a server as a process; yields its pid, its port and requests for it."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(Path(__file__).with_name("policy_servers.py")), name, folder]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -250,7 +246,7 @@ def _server(name: str) -> Iterator[tuple[int, int, list[bytes]]]:
 
 
 def _http(requests: int) -> dict[str, Load]:
-    """Load both servers in turn, in small batches: what else the machine does slows both alike."""
+    """Load both servers in turn, in small batches, so that other work on the machine slows both alike."""
     batch = max(1, requests // BATCHES)
     cpu_s, took_s = {"smallest": 0.0, "tipbench": 0.0}, {"smallest": 0.0, "tipbench": 0.0}
     with _server("smallest") as smallest, _server("tipbench") as tipbench:
@@ -268,7 +264,7 @@ def _http(requests: int) -> dict[str, Load]:
             count = batch * BATCHES
             gaps = np.random.default_rng(1).exponential(4 * took_s[name] / count, size=min(requests, 2000))
             times = asyncio.run(_arrivals(port, bodies, gaps.cumsum().tolist()))
-            found[name] = Load(count / cpu_s[name], count / took_s[name], float(np.percentile(times, 99)))
+            found[name] = Load(count / cpu_s[name], float(np.percentile(times, 99)))
     return found
 
 
@@ -285,12 +281,12 @@ async def _request(connection: Connection, message: bytes) -> None:
     writer.write(message)
     head = await reader.readuntil(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.1 200"):
-        raise NotMeasured(f"the server answered {head[:200]!r}")
+        raise NotMeasured(f"the server returned {head[:200]!r}")
     await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]))
 
 
 async def _load(port: int, messages: Sequence[bytes], count: int) -> None:
-    """Send `count` requests over a fixed number of connections, each as soon as the one before it is answered."""
+    """Send `count` requests over a fixed number of connections, each after the response to the one before."""
     numbers = iter(range(count))
 
     async def send() -> None:
@@ -303,9 +299,9 @@ async def _load(port: int, messages: Sequence[bytes], count: int) -> None:
 
 
 async def _arrivals(port: int, messages: Sequence[bytes], moments: Sequence[float]) -> list[float]:
-    """Send requests at given moments, answered or not, as users do; return how long after its moment each was answered.
+    """Send requests at these moments, as independent users do; returns the seconds from each moment to its response.
 
-    Connections that wait for their own answers would arrive in bursts, and measure the burst.
+    Connections that wait for their own responses would send in bursts, and measure the burst.
     """
     idle: asyncio.Queue[Connection] = asyncio.Queue()
     for _ in range(CONNECTIONS):

@@ -1,4 +1,4 @@
-"""The work that is measured: one grid, as flags for tipbench, as questions for a raw loop, as runs for a raw logger."""
+"""The measured work: one grid, as options for tipbench, as chat requests for one raw loop, as runs for another."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tipbench.plan.suite import load_suite
 MODELS = ("a:1b", "b:1b", "c:1b", "d:1b")
 _PROMPTS = ("v1", "v2-mentor", "v3-few-shot")
 _SCENARIOS = 8
-_MOST_REPEATS = 100
-_KEEP_WARM_S = 60
-_PAGE = 250
+_MAX_REPEATS = 100
+_KEEP_ALIVE_S = 60
+_PAGE_SIZE = 250
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Work:
-    """A grid of exactly `cells` cells over four models, how long a call takes, and how many run at once."""
+    """A grid of exactly `cells` cells over four models; calls of `call_s` seconds, `concurrency` at the same time."""
 
     cells: int
-    call_s: float
-    concurrency: int
+    call_s: float = 0.05
+    concurrency: int = 8
 
     def __post_init__(self) -> None:
         _shape(self.cells)
@@ -48,28 +48,33 @@ class Work:
             "concurrency": str(self.concurrency),
         }
 
-    def questions(self) -> dict[str, list[bytes]]:
-        """For each model the bodies that tipbench sends for it, encoded beforehand."""
-        config = CollectConfig.model_validate(self.config)
-        cells = plan_grid(load_suite(config.suite), config, [ModelIdentity(model, model) for model in MODELS])
-        return {model: [question(cell) for cell in group] for model, group in blocks(cells)}
+    def chat_bodies(self) -> dict[str, list[bytes]]:
+        """The bodies of the chat requests by model."""
+        return chat_bodies(self.config)
 
 
 def _shape(cells: int) -> tuple[int, int]:
-    """Scenarios and repeats that give exactly this number of cells."""
+    """The scenarios and repeats that give exactly this number of cells."""
     pairs = len(MODELS) * len(_PROMPTS)
     each, rest = divmod(cells, pairs)
-    fitting = [n for n in range(1, _SCENARIOS + 1) if each and each % n == 0 and each // n <= _MOST_REPEATS]
+    fitting = [n for n in range(1, _SCENARIOS + 1) if each and each % n == 0 and each // n <= _MAX_REPEATS]
     if rest or not fitting:
         raise ValueError(
-            f"{cells} cells are no grid of {len(MODELS)} models, {len(_PROMPTS)} prompts, up to {_SCENARIOS} "
-            f"scenarios and {_MOST_REPEATS} repeats; take a multiple of {pairs}, such as 96, 240 or 2400."
+            f"{cells} cells are not a grid of {len(MODELS)} models, {len(_PROMPTS)} prompts, up to {_SCENARIOS} "
+            f"scenarios and {_MAX_REPEATS} repeats; use a multiple of {pairs}, such as 96, 240 or 2400."
         )
     return fitting[-1], each // fitting[-1]
 
 
-def question(cell: PlannedCell) -> bytes:
-    """The body that tipbench sends for a cell."""
+def chat_bodies(options: Mapping[str, str]) -> dict[str, list[bytes]]:
+    """The bodies of the chat requests that tipbench sends for a grid with these options, by model."""
+    config = CollectConfig.model_validate(options)
+    models = [ModelIdentity(model, model) for model in options["models"].split(",")]
+    cells = plan_grid(load_suite(config.suite), config, models)
+    return {model: [_chat_body(cell) for cell in group] for model, group in blocks(cells)}
+
+
+def _chat_body(cell: PlannedCell) -> bytes:
     messages = [{"role": "user", "content": cell.rendered.user}]
     if cell.rendered.system:
         messages.insert(0, {"role": "system", "content": cell.rendered.system})
@@ -78,43 +83,43 @@ def question(cell: PlannedCell) -> bytes:
         "messages": messages,
         "stream": True,
         "truncate": False,
-        "keep_alive": _KEEP_WARM_S,
+        "keep_alive": _KEEP_ALIVE_S,
         "options": dict(cell.options),
     }
     return json.dumps(body).encode()
 
 
-def asked(bodies: Iterable[bytes]) -> Counter[str]:
-    """What is asked in these bodies; compare with `heard`."""
+def count_chats(bodies: Iterable[bytes]) -> Counter[str]:
+    """Count equal chat requests, as `count_logged_chats` does."""
     parsed = (json.loads(body) for body in bodies)
-    return Counter(_asked(body["model"], messages_hash(body["messages"]), body["options"]) for body in parsed)
+    return Counter(_chat_key(body["model"], messages_hash(body["messages"]), body["options"]) for body in parsed)
 
 
-def heard(log: Mapping[str, Any]) -> Counter[str]:
-    """What the scripted server was asked, by its log."""
-    return Counter(_asked(chat["model"], chat["messages"], chat["options"]) for chat in chats(log))
+def count_logged_chats(log: Mapping[str, Any]) -> Counter[str]:
+    """Count equal chat requests in a scripted server's log."""
+    return Counter(_chat_key(chat["model"], chat["messages"], chat["options"]) for chat in logged_chats(log))
 
 
-def chats(log: Mapping[str, Any]) -> list[Json]:
-    """The questions in a scripted server's log."""
+def logged_chats(log: Mapping[str, Any]) -> list[Json]:
+    """The chat requests in a scripted server's log."""
     return [request for request in log["requests"] if request["path"] == "/api/chat"]
 
 
-def _asked(model: str, messages: str, options: Mapping[str, float]) -> str:
-    return json.dumps([model, messages, sorted(options.items())])
+def _chat_key(model: str, messages_hash: str, options: Mapping[str, float]) -> str:
+    return json.dumps([model, messages_hash, sorted(options.items())])
 
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """A run as three requests: creation with all tags, params and metrics (the run's id goes in front), the end."""
+    """A run as the bodies of three requests: creation with all tags, params and metrics, the end."""
 
-    create: bytes  # with %EXPERIMENT% where the experiment's id belongs
-    batch: bytes  # all but the run's id
-    end: bytes  # all but the run's id
+    create: bytes  # with %EXPERIMENT% in place of the experiment's id
+    batch: bytes  # without the run's id
+    end: bytes  # without the run's id
 
 
 def recorded_runs(mlflow_url: str, experiment: str) -> list[LoggedRun]:
-    """The cell runs of an experiment, every param, metric, tag and text, as requests that would log them again."""
+    """The cell runs of an experiment as requests that would log them again, with all tags, params and metrics."""
     with httpx.Client(base_url=f"{mlflow_url}/api/2.0/mlflow/", trust_env=False, timeout=120) as client:
         found = client.get("experiments/get-by-name", params={"experiment_name": experiment}).raise_for_status()
         return [_logged(run) for run in _search(client, found.json()["experiment"]["experiment_id"])]
@@ -122,7 +127,7 @@ def recorded_runs(mlflow_url: str, experiment: str) -> list[LoggedRun]:
 
 def _search(client: httpx.Client, experiment_id: str) -> Iterator[Json]:
     where = "tags.kind = 'cell' AND attributes.status = 'FINISHED'"
-    body: Json = {"experiment_ids": [experiment_id], "filter": where, "max_results": _PAGE}
+    body: Json = {"experiment_ids": [experiment_id], "filter": where, "max_results": _PAGE_SIZE}
     while True:
         page = client.post("runs/search", json=body).raise_for_status().json()
         yield from page.get("runs", [])

@@ -1,4 +1,4 @@
-"""Servers and folders that tests share. Each is real, started once and stopped at the end."""
+"""Fixtures for shared servers and folders, and the markers of the tests."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from support.weights import shared_weights_home
 
 __all__ = ["airflow", "airflow_mlflow_url", "browser", "scripted", "worker_home"]
 
-# A killed session still stops its servers. One started in the background would ignore SIGINT, and so would the
-# processes that tests interrupt.
+# A session that gets SIGTERM still stops its servers. A session in the background would ignore SIGINT, and so would
+# the processes that tests interrupt.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # The same examples in every run; `HYPOTHESIS_PROFILE=explore` looks for new ones.
@@ -35,15 +35,15 @@ providers.is_local_module_file = lambda _: False  # type: ignore[attr-defined,as
 _KEPT = ("TIPBENCH_TEST_CACHE", "TIPBENCH_OLLAMA", "TIPBENCH_BUILD_OLLAMA", "TIPBENCH_CHROMIUM")
 
 
-# Fixtures behind which a real server, browser or model starts.
+# Fixtures that start a real server, browser or model.
 REAL = {"airflow", "browser", "gguf", "ollama", "real_mlflow_url", "weights_home", "worker_home"}
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in a hook of the same name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what needs a real part, and keeps the tests of one part in one process, which starts it once.
+    """Mark the tests that use a real server, browser or model, and group them so that one process starts each of these.
 
-    The long groups come first: the models and servers, so that no two models of Ollama run at once, the browser, and
+    The long groups come first: models and servers, in one group so that no two models run at once; the browser; and
     Airflow, which waits more than it computes. Every other file is a separate group.
     """
     for item in items:
@@ -56,18 +56,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Groups that pytest-xdist ignores would start every server several times, and two models at once."""
+    """Check that pytest-xdist uses the groups: without them every server would start several times."""
     if session.config.getoption("loadgroup", default=False):
         assert all("@" in item.nodeid for item in session.items), "pytest-xdist does not keep groups together"
 
 
 _ORDER = {"servers": 0, "browser": 1, "airflow": 2, "compare/test_simulation": 3, "web/test_attacker": 4}
-_SERVERS = ("http.server", "support.scripted", "support.little_airflow", "support.airflow_site", "support.panel_site",
-            "support.policy_site", "web.panels", "web.hook_receiver")  # fmt: skip
+_SERVERS = ("http.server", "support.scripted", "support.airflow_site", "support.panel_site", "support.policy_site",
+            "web.panels", "web.hook_receiver")  # fmt: skip
 
 
 def _starts_a_server(item: pytest.Item) -> bool:
-    """Whether a test runs a server, scripted or ours: its fixtures do, or its module imports one."""
+    """Whether a test's fixtures or its module's imports start a scripted server or one of tipbench's."""
     if {"mlflow_url", "scripted", "served", "empty"} & set(
         getattr(item, "fixturenames", ())
     ) or item.get_closest_marker("server"):
@@ -87,7 +87,7 @@ def _group(item: pytest.Item) -> str:
 
 @pytest.fixture(autouse=True)
 def _no_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`make quick` starts no server: a test that does is marked `server`, `real` or `process`."""
+    """Fail tests that start a server without the marker `server`, `real` or `process`: `make quick` starts none."""
     if not any(request.node.get_closest_marker(name) for name in ("server", "real", "process")):
 
         def listen(*_: object) -> None:
@@ -98,7 +98,7 @@ def _no_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No test sees the user's settings, and none writes outside its own folder."""
+    """Remove the user's settings from the environment and set the home to a temporary folder."""
     for name in list(os.environ):
         if name.startswith(("TIPBENCH_", "MLFLOW_", "OLLAMA_")) and name not in _KEPT:
             monkeypatch.delenv(name)
@@ -109,14 +109,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def mlflow_url() -> Iterator[str]:
-    """The scripted MLflow of one file of tests; experiments need unique names."""
+    """A scripted MLflow for one test file, in which experiments need unique names."""
     with ScriptedMlflow() as server:
         yield server.url
 
 
 @pytest.fixture(scope="session")
 def real_mlflow_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real MLflow server, for what is about MLflow itself and for the flows through the whole product."""
+    """A real MLflow server, for tests of MLflow itself and of the whole product."""
     with start_mlflow(tmp_path_factory.mktemp("mlflow")) as server:
         yield server.url
 

@@ -1,9 +1,8 @@
-"""The Engine port: one suite, run on every engine, each real: template, embedded weights, a real Ollama."""
+"""The Engine port: one suite for every engine: the template, the embedded model and a real Ollama."""
 
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import pytest
 
 from support.real_ollama import RealOllama
 from support.requests import ask
+from support.threads import in_threads
 from tipbench.errors import ModelRefused
 from tipbench.generate.engine import Completion, Engine, EngineFailure, FailureKind, GenerationRequest, engine_of
 from tipbench.generate.llamacpp import LlamaCppEngine
@@ -22,7 +22,7 @@ from tipbench.generate.template import TemplateEngine
 
 @dataclass
 class Subject:
-    """An engine, a model that it has, and a missing one."""
+    """An engine, a model that it has, and one that it does not have."""
 
     engine: Engine
     model: str
@@ -93,15 +93,7 @@ def test_the_same_request_gives_the_same_answer_after_any_other(subject: Subject
 
 
 def test_calls_from_several_threads_all_return(subject: Subject) -> None:
-    results: list[Completion | EngineFailure] = []
-    threads = [
-        threading.Thread(target=lambda: results.append(subject.engine.complete(subject.ask(num_predict=4))))
-        for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
+    results = in_threads(3, lambda _: subject.engine.complete(subject.ask(num_predict=4)))
     assert [type(result) for result in results] == [Completion] * 3
 
 

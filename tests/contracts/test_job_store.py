@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
+from support.threads import in_threads
 from tipbench.errors import JobConflict, JobNotFound, UsageError
 from tipbench.jobs.job import (
     ENDED,
@@ -106,51 +107,35 @@ def test_an_invalid_key_is_refused(store: JobStore) -> None:
 
 
 def test_the_same_key_on_two_panels_makes_one_job(path: Path) -> None:
-    made: list[tuple[str, bool]] = []
-
-    def click() -> None:
+    def add(_: int) -> tuple[str, bool]:
         with JobStore(path) as store:
             job, new = store.add(REQUEST, "key-1")
-            made.append((job.id, new))
+            return job.id, new
 
-    in_threads(click, 8)
-    assert len(made) == 8
+    made = in_threads(8, add)
     assert len({job_id for job_id, _ in made}) == 1
     assert sum(new for _, new in made) == 1
 
 
 def test_many_panels_can_create_the_store_at_once(tmp_path: Path) -> None:
+    def add(path: Path, _: int) -> str:
+        with JobStore(path) as store:
+            return store.add(REQUEST)[0].id
+
     for number in range(20):
-        opened: list[str] = []
-
-        def open_it(path: Path = tmp_path / str(number) / "jobs.db", opened: list[str] = opened) -> None:
-            with JobStore(path) as store:
-                opened.append(store.add(REQUEST)[0].id)
-
-        in_threads(open_it, 8)
-        assert len(set(opened)) == 8
+        assert len(set(in_threads(8, partial(add, tmp_path / str(number) / "jobs.db")))) == 8
 
 
 def test_of_several_callers_that_move_a_job_one_succeeds(path: Path) -> None:
     with JobStore(path) as store:
         job = store.add(REQUEST)[0]
-        won: list[bool] = []
 
-        def move() -> None:
+        def move(_: int) -> bool:
             with JobStore(path) as mine:
-                won.append(mine.move(job.id, JobState.QUEUED, RUNNING) is not None)
+                return mine.move(job.id, JobState.QUEUED, RUNNING) is not None
 
-        in_threads(move, 8)
-        assert sorted(won) == [False] * 7 + [True]
+        assert sorted(in_threads(8, move)) == [False] * 7 + [True]
         assert store.get(job.id).state is RUNNING
-
-
-def in_threads(act: Callable[[], None], number: int) -> None:
-    threads = [threading.Thread(target=act) for _ in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
 
 
 DAY_S = 86_400.0
@@ -316,13 +301,13 @@ def test_every_state_has_its_transitions_and_final_states_have_none() -> None:
 
 def test_the_path_between_two_states_has_only_legal_transitions() -> None:
     for old, new in itertools.product(JobState, repeat=2):
-        road = transitions_between(old, new)
-        for here, there in zip((old, *road), road, strict=False):
-            assert there in MOVES[here]
+        path = transitions_between(old, new)
+        for before, after in zip((old, *path), path, strict=False):
+            assert after in MOVES[before]
         if old is new or old in ENDED or new is JobState.QUEUED:
-            assert road == ()
+            assert path == ()
         else:
-            assert road[-1] is new
+            assert path[-1] is new
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -341,13 +326,13 @@ class StoreMachine(RuleBasedStateMachine):
         self.keys: dict[str, tuple[int, str]] = {}
 
     @rule(target=jobs, key=st.sampled_from("abc"), n_tips=st.integers(1, 2))
-    def order(self, key: str, n_tips: int) -> str:
-        order = replace(REQUEST, arguments={"n_tips": n_tips})
+    def add(self, key: str, n_tips: int) -> str:
+        request = replace(REQUEST, arguments={"n_tips": n_tips})
         if key in self.keys and self.keys[key][0] != n_tips:
             with pytest.raises(JobConflict):
-                self.store.add(order, key)
+                self.store.add(request, key)
             return self.keys[key][1]
-        job, new = self.store.add(order, key)
+        job, new = self.store.add(request, key)
         assert new == (key not in self.keys)
         self.keys.setdefault(key, (n_tips, job.id))
         assert self.keys[key][1] == job.id
@@ -368,9 +353,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(job=jobs)
     def claim(self, job: str) -> None:
-        may = self.expected[job] is JobState.QUEUED and job not in self.cancelled
-        assert (self.store.claim(job) is not None) == may
-        if may:
+        claimable = self.expected[job] is JobState.QUEUED and job not in self.cancelled
+        assert (self.store.claim(job) is not None) == claimable
+        if claimable:
             self.claimed.add(job)
 
     @rule(job=jobs)

@@ -1,8 +1,7 @@
-"""The RunStore port: one suite, run on memory, on a real MLflow server and on the scripted one that other tests use."""
+"""The RunStore port: one suite for the store in memory, a real MLflow server and the scripted MLflow of other tests."""
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.threads import in_threads
 from tipbench.errors import CorruptText, MlflowError
 from tipbench.record import mlflow
 from tipbench.record.mlflow import MlflowStore
@@ -30,7 +30,7 @@ class Bench:
     experiment: str
 
     def half_write(self, run: NewRun) -> str:
-        """What an interrupted `record` leaves: created, and nothing more."""
+        """Create a run without its content, as an interrupted `record` does."""
         if isinstance(self.store, MemoryStore):
             return self.store.begin(self.experiment, run)
         tags = {"kind": run.kind, "tipbench.record": run.record_id, "cell_key": run.cell_key or ""}
@@ -39,11 +39,11 @@ class Bench:
             "start_time": run.start_ms,
             "tags": [{"key": key, "value": value} for key, value in tags.items()],
         }
-        answer = httpx.post(f"{self.store.url}/api/2.0/mlflow/runs/create", json=body, trust_env=False, timeout=60)
-        return str(answer.json()["run"]["info"]["run_id"])
+        response = httpx.post(f"{self.store.url}/api/2.0/mlflow/runs/create", json=body, trust_env=False, timeout=60)
+        return str(response.json()["run"]["info"]["run_id"])
 
     def lose_tag(self, run_id: str, key: str) -> None:
-        """Damage a text from outside."""
+        """Delete a tag, which damages the text stored in it."""
         if isinstance(self.store, MemoryStore):
             del self.store._runs[run_id].texts[key]
             return
@@ -52,7 +52,7 @@ class Bench:
         httpx.post(url, json=body, trust_env=False, timeout=60).raise_for_status()
 
     def text_tags(self, run_id: str) -> set[str]:
-        """The keys of all tags that hold texts, needed or left over."""
+        """The keys of all tags with texts, needed or left over."""
         if isinstance(self.store, MemoryStore):
             return set(self.store._runs[run_id].texts)
         url = f"{self.store.url}/api/2.0/mlflow/runs/get?run_id={run_id}"
@@ -350,24 +350,15 @@ def test_an_experiment_is_found_by_name_and_created_once(bench: Bench) -> None:
 
 def test_concurrent_callers_of_ensure_get_the_same_experiment(bench: Bench) -> None:
     name = f"tip-bench-{uuid.uuid4().hex}"
-    ids: list[str] = []
-    threads = [
-        threading.Thread(target=lambda: ids.append(bench.store.ensure_experiment(name).experiment_id)) for _ in range(6)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(ids) == 6
-    assert len(set(ids)) == 1
+    assert len(set(in_threads(6, lambda _: bench.store.ensure_experiment(name).experiment_id))) == 1
 
 
 def test_touch_sets_a_new_revision_each_time(bench: Bench) -> None:
     seen = set()
     for _ in range(3):
         bench.store.touch(bench.experiment)
-        (there,) = [each for each in bench.store.experiments() if each.experiment_id == bench.experiment]
-        seen.add(there.tags["tipbench.revision"])
+        (found,) = [each for each in bench.store.experiments() if each.experiment_id == bench.experiment]
+        seen.add(found.tags["tipbench.revision"])
     assert len(seen) == 3
 
 
@@ -390,11 +381,7 @@ def test_two_writers_at_once_lose_nothing(bench: Bench) -> None:
             key = f"{writer}-{number}"
             bench.store.record(bench.experiment, a_run(cell_key=key, texts={"artifact:raw.txt": key}))
 
-    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(2, write)
     runs = list(bench.store.search(bench.experiment, where={"kind": "cell"}))
     assert len({run.tags["cell_key"] for run in runs}) == 12
     assert all(bench.store.get(run.run_id)[1]["artifact:raw.txt"] == run.tags["cell_key"] for run in runs)
@@ -444,7 +431,7 @@ def test_reading_what_is_not_a_key_of_a_text_is_a_bug(bench: Bench) -> None:
 
 AT = 1_700_000_100_000
 KEY = "artifact:scores.json"
-# A text of no part, one, two and five; each is followed by a longer and a shorter one.
+# Texts of one to five parts and an empty one, in an order in which they grow and shrink.
 SIZES = ["s" * 8000, "", "t" * 8001, TEXT[:30_000], "f" * 40_000, "s", "f" * 40_000, "t" * 8001, "", TEXT[:30_000]]
 
 

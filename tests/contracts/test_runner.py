@@ -1,10 +1,9 @@
-"""The Runner port: one suite, run on every runner, with real commands on real and scripted servers."""
+"""The Runner port: one suite for every runner, with real commands on real and scripted servers."""
 
 from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +16,10 @@ import pytest
 
 from support.job_processes import kill_jobs
 from support.real_airflow import DAG, RealAirflow
-from support.scripted_airflow import PASSWORD as PASSWORD_THERE
+from support.scripted_airflow import PASSWORD as AIRFLOW_PASSWORD
 from support.scripted_airflow import USER, ScriptedAirflow
 from support.scripted_ollama import Fault, ScriptedOllama
+from support.threads import in_threads
 from tipbench.errors import JobStartError, ServerUnavailable, TipbenchError
 from tipbench.jobs.airflow import AirflowRunner, run_id_of
 from tipbench.jobs.airflow_api import AirflowAccess, AirflowApi
@@ -38,19 +38,19 @@ PASSWORD = "hunter2-0b5c"
 POLL_S = 0.1
 WAIT_S = 600.0  # a real Airflow on a busy machine takes minutes
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(1200)]  # our own waits end first, with a better message
+pytestmark = [pytest.mark.process, pytest.mark.timeout(1200)]  # longer than WAIT_S, which has a better message
 
 
 @dataclass
 class Bench:
-    """A runner on this machine, the list of its jobs, and how to make its jobs unreachable."""
+    """The local runner, the store of its jobs, and how to make its jobs unreachable."""
 
     make_runner: Callable[[], Runner]
     store: JobStore
     mlflow_url: str
     home: Path
     name: str = "local"
-    judges: bool = True  # whether it runs judges too
+    judges: bool = True  # whether it also runs judge jobs
 
     @property
     def runner(self) -> Runner:
@@ -102,18 +102,18 @@ class Bench:
         return lambda: aside.rename(known)
 
     def kill(self, job: Job) -> None:
-        """End it as a crash does."""
+        """End the job as a crash does."""
         process = JobFolder(self.home / "jobs", job.id).process
         assert process is not None
         os.killpg(process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End what is left."""
+        """End all jobs."""
         kill_jobs(self.store, self.home)
 
 
 @dataclass
-class LittleBench(Bench):
+class ScriptedAirflowBench(Bench):
     """The Airflow runner on the scripted Airflow."""
 
     airflow: ScriptedAirflow = field(kw_only=True)
@@ -161,7 +161,7 @@ class AirflowBench(Bench):
 
 @dataclass(frozen=True)
 class NamedServer:
-    """MLflow at the address of the job; without pending cells."""
+    """MLflow at the address of the job; one cell is always pending."""
 
     def address(self, job: Job) -> str:
         return str(job.arguments["mlflow_url"])
@@ -172,11 +172,11 @@ class NamedServer:
 
 @pytest.fixture(scope="session")
 def mlflow_url(airflow_mlflow_url: str) -> str:
-    """The one that the shared Airflow's worker is configured for."""
+    """The MLflow of the shared Airflow's worker."""
     return airflow_mlflow_url
 
 
-@pytest.fixture(params=["local", "little airflow"])
+@pytest.fixture(params=["local", "scripted airflow"])
 def bench(request: pytest.FixtureRequest, home: Path, mlflow_url: str) -> Iterator[Bench]:
     yield from _benches(request, home, mlflow_url)
 
@@ -184,9 +184,9 @@ def bench(request: pytest.FixtureRequest, home: Path, mlflow_url: str) -> Iterat
 REAL_AIRFLOW = pytest.param("airflow", marks=[pytest.mark.real, pytest.mark.xdist_group("airflow")])
 
 
-@pytest.fixture(params=["local", "little airflow", REAL_AIRFLOW])
+@pytest.fixture(params=["local", "scripted airflow", REAL_AIRFLOW])
 def any_bench(request: pytest.FixtureRequest, home: Path, mlflow_url: str) -> Iterator[Bench]:
-    """Also the real Airflow, which takes seconds for a task: only for tests that it could fail."""
+    """Also the real Airflow, for tests that it could fail; it takes seconds per task."""
     yield from _benches(request, home, mlflow_url)
 
 
@@ -202,9 +202,9 @@ def _bench(
 ) -> Bench:
     if kind == "local":
         return Bench(lambda: LocalRunner(home, grace_s=30), store, mlflow_url, home)
-    if kind == "little airflow":
-        little = stack.enter_context(ScriptedAirflow(home))
-        access = AirflowAccess(little.url, USER, PASSWORD_THERE)
+    if kind == "scripted airflow":
+        scripted = stack.enter_context(ScriptedAirflow(home))
+        access = AirflowAccess(scripted.url, USER, AIRFLOW_PASSWORD)
     else:
         real: RealAirflow = request.getfixturevalue("airflow")
         access = AirflowAccess(real.url, "bench", real.password)
@@ -215,8 +215,8 @@ def _bench(
     rest = stack.enter_context(closing(AirflowApi(access, timeout_s=60, backoff_s=0)))
     options: dict[str, Any] = {"name": "airflow", "judges": False}
     runner = lambda: AirflowRunner(home, rest, NamedServer(), poll_s=POLL_S, check_s=1, settle_s=5)  # noqa: E731
-    if kind == "little airflow":
-        return LittleBench(runner, store, mlflow_url, home, **options, airflow=little)
+    if kind == "scripted airflow":
+        return ScriptedAirflowBench(runner, store, mlflow_url, home, **options, airflow=scripted)
     return AirflowBench(runner, store, mlflow_url, home, **options, rest=rest, airflow=real)
 
 
@@ -347,11 +347,7 @@ def test_a_job_that_cannot_do_its_work_has_failed_with_a_reason(any_bench: Bench
 
 def test_a_job_started_many_times_runs_once(bench: Bench, slow: ScriptedOllama) -> None:
     job = slow_job(bench, slow)
-    threads = [threading.Thread(target=bench.make_runner().start, args=(job,)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_S)
+    in_threads(4, lambda _: bench.runner.start(job))
     bench.until(job, lambda seen: seen.state in ENDED)
     bench.runner.start(job)  # an ended job is not started again
     assert bench.runner.observe(job).state is JobState.SUCCEEDED
@@ -391,18 +387,18 @@ def test_a_job_that_crashes_is_lost_and_not_running(bench: Bench, slow: Scripted
     assert seen.state is JobState.LOST
     assert seen.exit_code is None
     assert "retry" in seen.reason
-    assert bench.runner.events(job), "earlier events are still there"
+    assert bench.runner.events(job), "earlier events are kept"
 
 
-def test_a_running_job_can_be_followed_is_not_forgotten_and_is_lost_only_while_out_of_sight(
+def test_a_running_job_can_be_followed_and_not_forgotten_and_is_lost_only_while_unreachable(
     bench: Bench, slow: ScriptedOllama
 ) -> None:
     job = held_job(bench, slow)
     with pytest.raises(TipbenchError, match="is still running"):
         bench.runner.forget(job)
-    bring_back = bench.hide(job)
+    show = bench.hide(job)
     assert bench.see(job).state is JobState.LOST
-    bring_back()
+    show()
     assert bench.until(job, lambda seen: seen.state is not JobState.LOST).state is JobState.RUNNING
     slow.clear_faults()
     followed: list[RecordedEvent] = []

@@ -1,4 +1,4 @@
-"""kill -9 before and after each request of a collect and of an apply: nothing is lost, mixed or done twice."""
+"""SIGKILL before and after each write of a collect and of an apply: nothing is lost, mixed or done twice."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class KillingMlflow(ScriptedMlflow):
         self._seen: Counter[str] = Counter()
 
     def run_and_kill(self, *words: str, home: Path, log: Path, at: tuple[str, int], after: bool) -> None:
-        """Run a command that must reach the nth request of this kind."""
+        """Run a command and kill it at the nth request to a path; `at` is (path, n)."""
         self._seen.clear()
         self._started.clear()
         self._at, self._after = at, after
@@ -68,7 +68,7 @@ class KillingMlflow(ScriptedMlflow):
         assert self._client is not None
         self._client.send_signal(signal.SIGKILL)
         self._client.wait()
-        raise ConnectionError  # ends the request: a killed client sends nothing more and reads nothing
+        raise ConnectionError  # ends the request without a response
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def _kill_in_mid_answer(options: tuple[str, ...], home: Path, server: ScriptedOl
 
 
 def _check_texts(texts: dict[str, str], metrics: Any) -> None:
-    """Reading them checked the hashes of long texts; the answer must also agree with what was measured of it."""
+    """Check the texts against each other and the metrics; reading them has checked the hashes of long texts."""
     tips = json.loads(texts["artifact:candidates.json"])
     assert json.loads(texts["artifact:raw.txt"]) == tips
     assert len(tips) == metrics["n_candidates"] == 2
@@ -123,7 +123,7 @@ def _check_texts(texts: dict[str, str], metrics: Any) -> None:
 
 
 def _check_no_finished_cell_was_requested_again(chats: list[Request], runs: list[StoredRun]) -> None:
-    """A cell's question after its recorded answer had ended would be a cell generated twice."""
+    """Check that no chat request of a cell came after the end of its recorded answer."""
     ended = {(run.params["model"], int(run.tags["cell_seed"])): (run.end_ms or 0) / 1000 for run in runs}
     assert len(chats) >= CELLS
     for chat in chats:
@@ -160,7 +160,7 @@ def test_an_apply_killed_at_each_step_is_all_or_nothing_for_each_item(
 
 
 def _check_nothing_is_mixed(desk: Desk, judging: StoredSheet, versions: list[dict[str, Any]]) -> None:
-    """Each cell has the scores of the version under way or of the one before; never something in between."""
+    """Check that each cell has the scores of one version: the one being applied or the one before."""
     found = desk.store.read(desk.experiment.experiment_id, where={"kind": "cell"}, texts=[SCORES])
     for run, texts in found:
         given = read_scores(texts.get(SCORES)).judges.get("anna")

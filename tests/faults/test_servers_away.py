@@ -33,7 +33,7 @@ def count_cells(mlflow_url: str, experiment: str, status: str = "FINISHED") -> i
 
 
 def wait_until(check: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    """Wait for something that must happen while the command runs."""
+    """Wait for a condition that must become true while the command runs."""
     assert eventually(lambda: check() or process.poll() is not None, 120)
     assert check(), "the collect ended too early"
 
@@ -88,9 +88,9 @@ def test_two_collects_at_once_on_one_ollama_take_turns(home: Path, mlflow_url: s
         first = (*common, "--models", "alpha:135m", "--experiment", busy)
         second = (*common, "--models", "beta:135m", "--experiment", later)
         running = start_tipbench(*first, home=home, log=tmp_path / "log")
-        wait_until(lambda: bool(server.log(brief=True)["max_resident"]), running)
+        wait_until(lambda: bool(server.log()["max_resident"]), running)
         refused = tipbench(*second, home=home, check=False)
-        server.script(set={"call_s": 0.05})
+        server.set(call_s=0.05)
         assert refused.returncode == 1
         assert busy in refused.stderr
         assert "Traceback" not in refused.stderr

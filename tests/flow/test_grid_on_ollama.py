@@ -1,4 +1,4 @@
-"""The main job on real parts: a real Ollama with three different sets of weights, a real MLflow, the real command."""
+"""A grid on real servers: an Ollama with three models of different blobs, an MLflow, the real command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tipbench.record.mlflow import MlflowStore
 from tipbench.record.run import StoredRun
 
 MODELS = ("alpha:135m", "beta:135m", "gamma:135m")
-ASK = ("--n-tips", "2", "--num-predict", "16", "--num-ctx", "2048")
+SMALL = ("--n-tips", "2", "--num-predict", "16", "--num-ctx", "2048")
 CELLS = 9
 
 pytestmark = pytest.mark.process
@@ -25,7 +25,6 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture(scope="module")
 def mlflow_url(real_mlflow_url: str) -> str:
-    """MLflow itself is part of what is tested here."""
     return real_mlflow_url
 
 
@@ -42,7 +41,7 @@ def test_three_models_and_three_prompts_with_one_set_of_weights_in_memory(
     experiment = f"tip-bench-three-{uuid4().hex[:8]}"
     options = (
         *("collect", "--models", ",".join(MODELS), "--ollama-url", ollama.url, "--mlflow-url", mlflow_url),
-        *(*ASK, "--n-scenarios", "1", "--experiment", experiment),
+        *(*SMALL, "--n-scenarios", "1", "--experiment", experiment),
     )
     before = ollama.loads
     with PsWatcher(ollama.url, interval_s=0.05) as watcher:
@@ -77,9 +76,9 @@ def test_three_models_and_three_prompts_with_one_set_of_weights_in_memory(
 def test_unload_call_loads_once_for_every_cell(home: Path, ollama: RealOllama, mlflow_url: str) -> None:
     experiment = f"tip-bench-unload-call-{uuid4().hex[:8]}"
     options = ("--models", "alpha:135m", "--ollama-url", ollama.url, "--mlflow-url", mlflow_url)
-    small = (*ASK, "--n-scenarios", "2", "--prompts", "v1", "--unload", "call")
+    grid = (*SMALL, "--n-scenarios", "2", "--prompts", "v1", "--unload", "call")
     before = ollama.loads
-    tipbench("collect", *options, *small, "--experiment", experiment, home=home)
+    tipbench("collect", *options, *grid, "--experiment", experiment, home=home)
     assert len(runs(mlflow_url, experiment)) == 2
     assert ollama.loads - before == 2
 
@@ -90,8 +89,8 @@ def test_a_model_loaded_by_another_client_is_seen_and_reported(home: Path, ollam
     other = threading.Thread(target=_load_another_after_one_answer, args=(ollama, chats(ollama)))
     with PsWatcher(ollama.url, interval_s=0.05) as watcher:
         other.start()
-        small = (*ASK, "--prompts", "v1", "--n-scenarios", "6", "--evict")
-        done = tipbench("collect", *options, *small, "--experiment", experiment, home=home)
+        grid = (*SMALL, "--prompts", "v1", "--n-scenarios", "6", "--evict")
+        done = tipbench("collect", *options, *grid, "--experiment", experiment, home=home)
         other.join()
     assert watcher.max_resident == 2, "the test's second client should have loaded its model as well"
     assert "another client loaded gamma:135m" in done.stderr
@@ -105,7 +104,7 @@ def test_a_model_loaded_by_another_client_is_seen_and_reported(home: Path, ollam
 
 
 def chats(ollama: RealOllama) -> int:
-    """How many chats the server has answered, by its own log."""
+    """The number of chat requests in the server's log."""
     return ollama.log_file.read_text("utf-8", "replace").count('"/api/chat"')
 
 

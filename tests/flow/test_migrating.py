@@ -40,7 +40,7 @@ def test_every_mapped_command_runs_in_the_order_of_the_page(
 
 
 def _fill(file: Path, mlflow_url: str) -> None:
-    """Fill in a sheet as an honest judge, with the controls' scores from its key."""
+    """Fill in a sheet with the reference scores of its controls."""
     raw = json.loads(file.read_text("utf-8"))
     with MlflowStore(mlflow_url) as store:
         experiment = store.experiment(raw["experiment"])

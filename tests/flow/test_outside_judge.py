@@ -1,7 +1,7 @@
-"""The whole loop without a person: collect → webhook → a judge outside → its scores → the leaderboard.
+"""The whole loop without a person: collect → webhook → an external judge → its scores → the leaderboard.
 
-Real parts: `tipbench panel` and its jobs as processes, a browser; the judge is a small server over HTTP that
-knows the webhook's secret and has a judge's token.
+`tipbench panel` and its jobs are processes, the browser is real; the judge is a small HTTP server with the webhook's
+secret and a judge's token.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ DOCS = Path(__file__).parents[2] / "docs" / "webhook.md"
 
 @dataclass
 class OutsideJudge:
-    """Accepts signed deliveries once each, fetches a sheet, fills it in and sends it back."""
+    """Accepts each signed delivery once, requests a sheet, fills it in and applies it."""
 
-    experiment: str = ""  # the others on the MLflow are other tests'
+    experiment: str = ""  # deliveries of other tests' experiments are ignored
     panel: str = ""
     token: str = ""
     begin: threading.Event = field(default_factory=threading.Event)
@@ -60,7 +60,7 @@ class OutsideJudge:
     _known: set[str] = field(default_factory=set)
 
     def answer(self, got: Got) -> int:
-        """Respond to the panel at once, before the work."""
+        """Respond to the panel at once and judge in a thread."""
         try:
             verify(SECRET, got.headers, got.body, self.clock(), self._seen)
         except DeliveryRefused as exc:
@@ -82,11 +82,11 @@ class OutsideJudge:
                 applied = client.post(links["apply"], json=filled(sheet.json()))
                 assert applied.status_code == 200, applied.text
                 self.applied.append(applied.json())
-        except BaseException as exc:  # noqa: BLE001 - raised in the test, which would wait in vain otherwise
+        except BaseException as exc:  # noqa: BLE001 - the test asserts that there is none
             self.faults.append(exc)
 
     def done(self) -> Any:
-        """The panel's response to the scores."""
+        """Wait for the panel's response to the scores and return it."""
         deadline = time.monotonic() + WAIT_S
         while not self.applied:
             assert not self.faults, self.faults
@@ -96,7 +96,7 @@ class OutsideJudge:
 
 
 def filled(sheet: dict[str, Any]) -> dict[str, Any]:
-    """A judge who gives the reference scores."""
+    """The sheet with the reference scores of controls, and 3 for all other tips."""
     agreed = {control.tip: control.scores for control in load_suite("tips").controls}
     for item in sheet["items"]:
         for tip in item["tips"]:
@@ -117,7 +117,7 @@ def panel(home: Path, mlflow_url: str, hook_url: str) -> Iterator[PanelProcess]:
         yield process
 
 
-def introduced(process: PanelProcess, judge: OutsideJudge) -> OutsideJudge:
+def with_token(process: PanelProcess, judge: OutsideJudge) -> OutsideJudge:
     """Give the judge a token and the panel's address."""
     made = process.client.post(f"{API}/tokens", json={"role": "judge", "name": JUDGE})
     judge.token, judge.panel = made.json()["token"], str(process.client.base_url)
@@ -125,13 +125,13 @@ def introduced(process: PanelProcess, judge: OutsideJudge) -> OutsideJudge:
 
 
 def deliveries(process: PanelProcess, experiment: str) -> list[Any]:
-    """Those of one experiment; there are as many others as the tests before have left cells."""
+    """The deliveries of one experiment."""
     items = process.client.get(f"{API}/hook/deliveries", params={"limit": MOST}).json()["items"]
     return [item for item in items if item["experiment"] == experiment]
 
 
 def until(process: PanelProcess, experiment: str, wanted: Callable[[Any], object]) -> Any:
-    """The experiment's delivery, once it is as wanted."""
+    """Wait until the experiment's delivery meets a condition and return it."""
     deadline = time.monotonic() + WAIT_S
     while not ((found := deliveries(process, experiment)) and wanted(found[0])):
         assert time.monotonic() < deadline, f"{found}\n{process.stderr}"
@@ -148,7 +148,7 @@ def test_scores_of_an_outside_judge_reach_the_board_and_its_page(home: Path, mlf
     name = f"tip-bench-outside-{uuid4().hex[:8]}"
     judge = OutsideJudge(name)
     with receiving(Receiver(judge.answer)) as receiver, panel(home, mlflow_url, receiver.url) as process:
-        introduced(process, judge)
+        with_token(process, judge)
         process.ended(process.run(experiment=name, **SMALL)["id"])
         until(process, name, lambda delivery: delivery["state"] == "delivered")
         assert judged(process, name) == 0
@@ -188,39 +188,39 @@ def test_a_receiver_that_was_down_is_notified_later_even_after_the_panel_was_kil
         assert (missed["state"], missed["attempts"][0]["status"]) == ("queued", None)
         process.kill()
         process.start()
-        introduced(process, judge)
+        with_token(process, judge)
         with receiving(receiver):
-            taken = until(process, name, lambda delivery: delivery["state"] == "delivered")
+            delivered = until(process, name, lambda delivery: delivery["state"] == "delivered")
             judge.done()
             assert judged(process, name) == CELLS
-    assert taken["id"] == missed["id"]
-    assert len(taken["attempts"]) >= 2
+    assert delivered["id"] == missed["id"]
+    assert len(delivered["attempts"]) >= 2
 
 
 def test_the_receiver_of_the_documentation_works_unchanged(home: Path, tmp_path: Path) -> None:
-    """On an MLflow that has nothing else: it judges all that is pending."""
+    """Needs its own MLflow: the receiver judges all pending cells."""
     name, port, script = "tip-bench-outside-docs", free_port(), tmp_path / "receiver.py"
     script.write_text(re.findall(r"```python\n(.*?)```", DOCS.read_text("utf-8"), re.DOTALL)[0], "utf-8")
     with (
         ScriptedMlflow() as mlflow,
         panel(home, mlflow.url, f"http://127.0.0.1:{port}/tipbench") as process,
     ):
-        judge = introduced(process, OutsideJudge())
+        judge = with_token(process, OutsideJudge())
         variables = {**os.environ, "SECRET": SECRET, "PANEL": judge.panel.rstrip("/"), "TOKEN": judge.token}
         with (tmp_path / "log").open("wb") as log:
             receiver = subprocess.Popen([sys.executable, script, str(port)], env=variables, stdout=log, stderr=log)
         try:
             process.ended(process.run(experiment=name, **SMALL)["id"])
             until(process, name, lambda delivery: delivery["state"] == "delivered")
-            came_back = history(process, name)
+            sheets = history(process, name)
         finally:
             receiver.kill()
             receiver.wait(30)
-    assert [(sheet["judge"], sheet["finished"]) for sheet in came_back] == [(JUDGE, came_back[0]["items"])]
+    assert [(sheet["judge"], sheet["finished"]) for sheet in sheets] == [(JUDGE, sheets[0]["items"])]
 
 
 def history(process: PanelProcess, experiment: str) -> list[Any]:
-    """The experiment's sheets, once one has come back."""
+    """Wait until a sheet is applied and return the experiment's sheets."""
     deadline = time.monotonic() + WAIT_S
     while not (found := process.client.get(f"{API}/judges/{experiment}").json()["history"]):
         assert time.monotonic() < deadline, process.stderr

@@ -32,7 +32,7 @@ TESTS = Path(__file__).parents[1]
 
 
 class EchoEngine(InProcessEngine):
-    """Repeats the scenario's tasks as tips."""
+    """Writes tips that name the model and the scenario."""
 
     name = "echo"
 
@@ -61,7 +61,7 @@ ECHO = EngineType("echo", build, "the echo", needs_lock=True)
 
 @pytest.fixture
 def worker(tmp_path: Path, mlflow_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Registers the engine here and in every process that a task starts."""
+    """Register the engine in this process and in every process that a task starts."""
     monkeypatch.setitem(ENGINES, ECHO.name, ECHO)
     folder = tmp_path / "path"
     folder.mkdir()
@@ -92,11 +92,11 @@ def test_a_new_engine_is_planned_collected_judged_compared_and_shown(home: Path,
     from web.panels import API, serving  # not at the top: the worker's process imports this file
 
     experiment = "tip-bench-own-engine"
-    asked = ["--models", ",".join(MODELS), "--prompts", "v1", "--n-tips", "2", "--experiment", experiment]
+    options = ["--models", ",".join(MODELS), "--prompts", "v1", "--n-tips", "2", "--experiment", experiment]
     assert [row["model"] for row in printed("models", "list") if row["engine"] == "echo"] == MODELS
-    plan = printed("plan", *asked)
+    plan = printed("plan", *options)
     assert ([row["model"] for row in plan["models"]], plan["refused"], plan["to_generate"]) == (MODELS, [], 16)
-    collected = printed("collect", *asked)
+    collected = printed("collect", *options)
     assert (collected["generated"], collected["failed"]) == (16, 0)
     judge(worker, experiment)
     board = printed("compare", experiment)

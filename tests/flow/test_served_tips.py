@@ -1,4 +1,4 @@
-"""From models to a served tip and what its users did with it: every step a command, the last ones HTTP requests."""
+"""From collect to served tips and their rewards: every step is a command, the last ones are HTTP requests."""
 
 from __future__ import annotations
 

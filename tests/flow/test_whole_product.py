@@ -1,8 +1,8 @@
-"""The whole product once, as a team uses it: every step is one command, with a known right answer.
+"""The whole product as a team uses it: every step is one command with a known result.
 
-Three models, two prompts, eight scenarios. Alpha's answers are worth two points more on every scale than beta's, three
-more than gamma's; its two prompts are worth the same. So alpha must lead, its two prompts must tie, and duels, which
-prefer the second, may not change that.
+Three models, two prompts, eight scenarios. On every scale alpha's answers get two points more than beta's and three
+more than gamma's; its two prompts get the same. So alpha must lead and its two prompts must tie; the duels, which
+prefer one of them, must not change that.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ BOARD_KEYS = {
 
 
 def worth(run: StoredRun, number: int) -> int:
-    """What a tip is worth on every scale: its model's level plus a random half."""
+    """The score of a tip on every scale: its model's level, or one more by a fixed random draw."""
     coin = random.Random(f"{run.params['model']}{run.params['prompt_version']}{run.params['scenario']}{number}")
     return LEVELS[run.params["model"]] + coin.randint(0, 1)
 
 
 @dataclass(frozen=True)
 class Team:
-    """A user at a command line, with a shared MLflow."""
+    """Runs commands on a shared MLflow."""
 
     home: Path
     folder: Path
@@ -74,12 +74,12 @@ class Team:
         )
 
     def judge(self, experiment: str, name: str, harsh: int = 0) -> dict[str, Any]:
-        """Export, fill with what the tips are worth, apply; returns the output of apply."""
+        """Export a sheet, fill it with the tips' scores and apply it; returns the output of apply."""
         file = self.folder / f"{experiment}-{name}.json"
         self.run("judge", "export", "--experiment", experiment, "--judge", name, "--out", str(file))
         sheet = json.loads(file.read_text("utf-8"))["sheet"]
         with self.store() as store:
-            found = there(store, experiment)
+            found = find_experiment(store, experiment)
             judging = find_sheet(store, found.experiment_id, experiment, sheet)
             cells = {run.run_id: run for run in store.search(found.experiment_id, where={"kind": "cell"})}
         assert judging is not None
@@ -92,12 +92,12 @@ class Team:
         return dict(self.json("judge", "apply", str(file)))
 
     def duel(self, experiment: str, name: str, winner: str) -> dict[str, Any]:
-        """Export the duels, let one prompt win all of them, apply."""
+        """Export the duels, let one prompt win all of them and apply them; returns the output of apply."""
         file = self.folder / "duels.json"
         self.run("judge", "duel", "--experiment", experiment, "--judge", name, "--out", str(file))
         raw = json.loads(file.read_text("utf-8"))
         with self.store() as store:
-            key = find_duel(store, there(store, experiment).experiment_id, experiment, raw["sheet"])
+            key = find_duel(store, find_experiment(store, experiment).experiment_id, experiment, raw["sheet"])
         assert key is not None
         for item in raw["items"]:
             item["winner"] = "ab"[[key.names[run][1] for run in key.sides[item["item"]]].index(winner)]
@@ -105,7 +105,7 @@ class Team:
         return dict(self.json("judge", "apply", str(file)))
 
 
-def there(store: MlflowStore, experiment: str) -> Experiment:
+def find_experiment(store: MlflowStore, experiment: str) -> Experiment:
     found = store.experiment(experiment)
     assert found is not None
     return found
@@ -129,7 +129,7 @@ def test_from_collect_to_a_decision(team: Team) -> None:
     assert team.judge(MAY, "ben", harsh=1)["status"] == "applied"
 
     board = team.json("compare", MAY)
-    _the_planted_answer_is_found(board)
+    _the_expected_ranking_is_found(board)
     leader = _every_form_has_the_same_numbers(team, board)
     _other_questions_get_their_answers(team)
     _the_gate_opens_and_closes(team)
@@ -145,7 +145,7 @@ def test_from_collect_to_a_decision(team: Team) -> None:
     _a_decision_is_frozen(team, leader, other)
     _june_is_compared_with_may(team)
     with team.store() as store:
-        kept = list(store.search(there(store, MAY).experiment_id, where={"kind": "leaderboard"}))
+        kept = list(store.search(find_experiment(store, MAY).experiment_id, where={"kind": "leaderboard"}))
     texts = {run.tags["mlflow.note.content"] for run in kept}
     assert {board["verdict"]["text"], after["verdict"]["text"]} <= texts
     assert len({run.tags["tipbench.record"] for run in kept}) == len(kept), "the same board is kept once"
@@ -160,7 +160,7 @@ def _nothing_is_claimed_before_judging(team: Team) -> None:
     team.run("compare", "whole", code=2)
 
 
-def _the_planted_answer_is_found(board: dict[str, Any]) -> None:
+def _the_expected_ranking_is_found(board: dict[str, Any]) -> None:
     assert set(board) >= BOARD_KEYS
     verdict = board["verdict"]
     assert board["judges"] == ["anna", "ben"]

@@ -1,4 +1,4 @@
-"""What axe-core finds on a page in two looks; whether it scrolls sideways, shifts while it loads, is cut or large."""
+"""Faults of a page: axe-core's violations, horizontal scrolling, layout shifts, cut tables and a large size."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Route
 
 WIDE, NARROW = 1280, 360
-MOST_SHIFT = 0.01  # cumulative layout shift
-MOST_BYTES = 120_000  # of a page as it is sent, compressed
+MAX_SHIFT = 0.01  # cumulative layout shift
+MAX_BYTES = 120_000  # of the compressed page
 _SHIFT = """() => new Promise(done => { let sum = 0;
     const add = list => { for (const each of list.getEntries()) if (!each.hadRecentInput) sum += each.value; };
     new PerformanceObserver(add).observe({type: 'layout-shift', buffered: true});
@@ -27,7 +27,7 @@ _LOOKS: tuple[tuple[int, Literal["light", "dark"]], ...] = ((WIDE, "light"), (NA
 
 
 def faults(axe: Axe, sight: Sight, *, both: bool = False) -> Iterator[str]:
-    """The violations of a page that is wide and light, with `both` also narrow and dark; sideways scrolling counts."""
+    """Violations of the wide, light page, with `both` also of the narrow, dark one; horizontal scrolling of either."""
     for at, (width, scheme) in enumerate(_LOOKS):
         sight.page.set_viewport_size({"width": width, "height": 900})
         sight.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
@@ -42,20 +42,19 @@ def faults(axe: Axe, sight: Sight, *, both: bool = False) -> Iterator[str]:
 
 
 def load_faults(sight: Sight, path: str, *, until: str = "main") -> Iterator[str]:
-    """Open a page whose scripts come late; what shifts until an element is shown, cut tables, and too large a size."""
-    sight.page.route("**/*.js*", _pass_on_late)
+    """Open a page with delayed scripts; yields layout shifts until an element is shown, cut tables and a large size."""
+    sight.page.route("**/*.js*", _delay)
     sight.page.goto(sight.origin + path, wait_until="load")
     sight.page.locator(until).wait_for()
     sight.page.unroute("**/*.js*")
     shift, size = float(sight.page.evaluate(_SHIFT)), int(sight.page.evaluate(_BYTES))
-    if shift > MOST_SHIFT:
+    if shift > MAX_SHIFT:
         yield f"{path} shifts by {shift:.3f}"
-    if not 0 < size <= MOST_BYTES:
+    if not 0 < size <= MAX_BYTES:
         yield f"{path} has {size} bytes"
     yield from (f"{path}: the table {name} is cut" for name in sight.page.evaluate(_CUT))
 
 
-def _pass_on_late(route: Route) -> None:
-    """After the first paint of a page that does not wait for its scripts, as on a busy machine."""
-    time.sleep(0.1)
+def _delay(route: Route) -> None:
+    time.sleep(0.1)  # longer than the first paint of a page that does not wait for its scripts
     route.fallback()

@@ -1,4 +1,4 @@
-"""The Airflow runner on a scripted Airflow, with models that answer, fail or print what a test sets."""
+"""The Airflow runner on a scripted Airflow, whose collects succeed or fail as a test sets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from support.polling import eventually
 from support.scripted_airflow import PASSWORD, USER, ScriptedAirflow
 from tipbench.errors import NotEnoughData, TipbenchError
 from tipbench.jobs.airflow import AirflowRunner
@@ -47,21 +48,21 @@ def emit(log: list[str], *events: wire.Event) -> None:
     log += [event_line(event, time.time()).decode().rstrip() for event in events]
 
 
-def story(model: str, log: list[str], generated: int = 2) -> int:
-    """What a collect of two cells prints."""
+def story(model: str, log: list[str]) -> int:
+    """Write the events of a successful collect of two cells."""
     emit(log, wire.Started("1"), wire.BlockStarted(model, 2))
     log.append(f"collecting {model}")
     for number in (1, 2):
         emit(log, wire.CellFinished(model, "v1", f"s{number}", number, 2, output_tokens=5))
     emit(log, wire.BlockFinished(model), wire.Evidence(10, 1, 0.5, 1))
-    emit(log, wire.Collected("tip-bench-x", 2, 2 - generated, generated, 0, url=f"{MLFLOW}/#/experiments/1"))
+    emit(log, wire.Collected("tip-bench-x", 2, 0, 2, 0, url=f"{MLFLOW}/#/experiments/1"))
     emit(log, wire.Exit(0))
     return 0
 
 
 @dataclass
 class Site:
-    """A scripted Airflow and the runner on it. `failing` models fail, with a reason."""
+    """A scripted Airflow and its runner. Collects of the `failing` models fail with a reason."""
 
     airflow: ScriptedAirflow
     store: JobStore
@@ -104,7 +105,7 @@ class Site:
 
 @contextmanager
 def airflow_site(home: Path) -> Iterator[Site]:
-    """One for a test."""
+    """A new site."""
     with JobStore(home / "jobs" / "jobs.db") as store, ScriptedAirflow(home) as airflow:
         access = AirflowAccess(airflow.url, USER, PASSWORD)
         with closing(AirflowApi(access, backoff_s=0)) as rest:
@@ -114,7 +115,4 @@ def airflow_site(home: Path) -> Iterator[Site]:
 
 
 def wait_for(site: Site, job: Job, state: JobState) -> None:
-    deadline = time.monotonic() + 120
-    while (now := site.store.get(job.id)).state is not state:
-        assert time.monotonic() < deadline, now
-        time.sleep(0.01)
+    assert eventually(lambda: site.store.get(job.id).state is state, 120), site.store.get(job.id)

@@ -1,4 +1,4 @@
-"""One experiment per state of a board, recorded and judged like any other, for pages that show each of them."""
+"""One recorded and judged experiment for each state of a board."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ Level = Callable[[StoredRun, random.Random], int]
 
 
 class SizedStore(MemoryStore):
-    """Records each model with its size, memory and speed, which the helper that records cells does not vary."""
+    """Records each model with its own size, memory and speed; `record_cells` gives all the same."""
 
     def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
-        """Records the run."""
         billions = SIZES.get(run.params.get("model", ""))
         if billions is not None:
             tags = {**run.tags, "memory_bytes": str(int(billions * 0.7 * 2**30))}
@@ -38,7 +37,7 @@ class SizedStore(MemoryStore):
 
 
 def board_states() -> MemoryStore:
-    """A store with an experiment for each state, named after it."""
+    """A store with an experiment for each state, named after the state."""
     store = SizedStore()
     _desk(store, "unjudged")
     _desk(store, "unusable", write=lambda _cell, _rng: "I would rather not.")
@@ -79,7 +78,7 @@ def _desk(
 
 
 def _judge(desk: Desk, level: Level, *, scenarios: int | None = None) -> None:
-    """Judges all cells, or those of the first scenarios, at the given levels; controls at their references."""
+    """Judge all cells, or those of the first scenarios, at these levels; controls at their references."""
     judging = desk.export("anna", everything=True).stored
     raw, cells = fill(judging), desk.cells()
     chosen = sorted({run.params["scenario"] for run in cells.values()})[:scenarios]
@@ -93,7 +92,7 @@ def _judge(desk: Desk, level: Level, *, scenarios: int | None = None) -> None:
 
 
 def _by_model(lead: int) -> Level:
-    """Returns levels with which the large model and prompt v1 lead, or with which nothing does."""
+    """Levels at which the large model with prompt v1 leads, or none does for a lead of 0."""
 
     def level(run: StoredRun, rng: random.Random) -> int:
         best = run.params["model"] == "large:3b" and run.params["prompt_version"] == "v1"

@@ -1,4 +1,4 @@
-"""Hand-made boards: stored runs with known scores, as collect and judge leave them."""
+"""Boards from stored runs with known scores."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Missing = Callable[[Pair, str], bool]
 
 
 def cell(pair: Pair, scenario: str, composite: float | None, **other: Any) -> StoredRun:
-    """The run of one cell; without a composite it is pending."""
+    """The run of one cell, pending if it has no composite."""
     judged = composite is not None
     third = (composite or 0) / 17 * 5
     metrics = {"composite": composite, **dict.fromkeys(SCALES, third)} if composite is not None else {}
@@ -77,7 +77,7 @@ def board(
     experiment: str = "tip-bench-test",
     **changes: Any,
 ) -> Leaderboard:
-    """A board whose rows differ by model and prompt; the first half of the pairs is better by up to `lead`."""
+    """A board whose mean scores rise from the first pair to the last by three times `lead`."""
     rng = random.Random(seed)
     difficulty = {scenario: rng.gauss(0, 1) for scenario in scenario_names(n)}
     runs = []
@@ -94,7 +94,7 @@ def board(
 
 
 def answers(made: Leaderboard, *, tips: Sequence[str] = (), scenarios: int = 3) -> tuple[ScenarioAnswers, ...]:
-    """What every pair of a board wrote, in some scenarios."""
+    """The answers of every pair of a board in its first scenarios."""
     cards = {scenario.id: scenario.to_card() for scenario in load_suite("tips-32").scenarios}
     texts = tips or (
         "Before the tea, write the first line of the handover note; stop after five minutes.",
@@ -108,13 +108,9 @@ def answers(made: Leaderboard, *, tips: Sequence[str] = (), scenarios: int = 3) 
         for text in texts
     )
     return tuple(
-        ScenarioAnswers(name, cards.get(name), tuple(_answer(made, pair, row, written) for pair in _ranked(made)))
+        ScenarioAnswers(name, cards.get(name), tuple(_answer(made, each.pair, row, written) for each in made.standings))
         for row, name in enumerate(made.matrix.scenarios[:scenarios])
     )
-
-
-def _ranked(made: Leaderboard) -> list[Pair]:
-    return [standing.pair for standing in made.standings]
 
 
 def _answer(made: Leaderboard, pair: Pair, row: int, tips: tuple[AnswerTip, ...]) -> Answer:
@@ -125,7 +121,7 @@ def _answer(made: Leaderboard, pair: Pair, row: int, tips: tuple[AnswerTip, ...]
 
 
 def judging() -> JudgingStatus:
-    """Two judges, one of them drifted, and the rules."""
+    """The status of two judges, one of them drifted, and the rules judge."""
     scales = [
         {"scale": name, "n": 40, "bias": bias, "interval": [bias - 0.3, bias + 0.3], "difference": bias,
          "error": 0.4, "beyond": bias > 0.5}

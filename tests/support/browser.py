@@ -1,4 +1,4 @@
-"""A real Chromium, started once a module. Without one the tests are skipped; with CI=true that is a failure."""
+"""A real Chromium, started once per module. Without one the tests are skipped, on CI they fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-# Nothing of the browser's own may reach for the network: what leaves is the page's doing.
+# Without requests of the browser itself, every request comes from the page.
 FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
@@ -23,13 +23,13 @@ FLAGS = (
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium, headless. No longer than a module: Playwright keeps an event loop running, and others need theirs."""
+    """A headless Chromium. Not for the session: Playwright's running event loop would disturb other modules."""
     if importlib.util.find_spec("playwright") is None:
-        _without("playwright is not installed: pip install 'tipbench[dev]'")
+        _skip("playwright is not installed: pip install 'tipbench[dev]'")
     named = os.environ.get("TIPBENCH_CHROMIUM")
     found = shutil.which(named) if named else next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
-        _without(f"no Chromium here ({named or ', '.join(NAMES)}); install it, or set TIPBENCH_CHROMIUM to its path")
+        _skip(f"no Chromium here ({named or ', '.join(NAMES)}); install it, or set TIPBENCH_CHROMIUM to its path")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -38,7 +38,7 @@ def browser() -> Iterator[Browser]:
         started.close()
 
 
-def _without(reason: str) -> NoReturn:
+def _skip(reason: str) -> NoReturn:
     if os.environ.get("CI") == "true":
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)

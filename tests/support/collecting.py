@@ -1,4 +1,4 @@
-"""A collect inside the test's process, on a scripted Ollama and a store in memory."""
+"""Collects in the test's process, on a scripted Ollama and a store in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL = {"n_tips": 2, "num_predict": 64, "n_scenarios": 4, "server_wait_s": 5, "
 
 @dataclass
 class Collecting:
-    """Shared by several collects: home, store, server, and their events."""
+    """The home, store and server of several collects, and their events."""
 
     home: Path
     ollama_url: str
@@ -31,7 +31,6 @@ class Collecting:
         return make_config({**SMALL, "ollama_url": self.ollama_url, "models": "alpha:135m,beta:135m", **changes})
 
     def run(self, **changes: object) -> Summary:
-        """One collect."""
         environment = CollectEnvironment(
             home=self.home,
             open_store=lambda: TrackingStore(self.store, "memory", "memory"),

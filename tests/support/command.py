@@ -13,7 +13,7 @@ from typing import Any
 def tipbench(
     *arguments: str, home: Path, timeout_s: float = 300, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
+    """Run a command; raises if it fails, unless `check` is false."""
     done = subprocess.run(_command(arguments), env=_env(home), capture_output=True, text=True, timeout=timeout_s)  # noqa: PLW1510
     if check and done.returncode != 0:
         raise AssertionError(f"tipbench {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
@@ -21,12 +21,12 @@ def tipbench(
 
 
 def tipbench_json(*arguments: str, home: Path, timeout_s: float = 300) -> Any:
-    """Run a command with --json and read what it prints."""
+    """Run a command with --json and return its parsed output."""
     return json.loads(tipbench(*arguments, "--json", home=home, timeout_s=timeout_s).stdout)
 
 
 def start_tipbench(*arguments: str, home: Path, log: Path | None = None) -> subprocess.Popen[bytes]:
-    """Start a command and return at once; its output goes to `log`."""
+    """Start a command, with its output in `log`."""
     output: Any = log.open("ab") if log is not None else subprocess.DEVNULL
     try:
         return subprocess.Popen(_command(arguments), env=_env(home), stdout=output, stderr=output)

@@ -1,7 +1,7 @@
 """Forty hostile texts that an attacker could store in MLflow. Shown as text they do nothing.
 
-Whatever they would make of a page carries the mark `data-xss`, runs `alert` or asks `evil.example`: a test looks for
-an element with that mark, for a dialog and for a request.
+A page that interprets one of them gets an element with the attribute `data-xss`, opens a dialog or sends a request to
+`evil.example`: tests check that none of these happens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from support.sample_experiment import Words
 from tipbench.plan.suite import load_suite
 
 MARK = "data-xss"
-ELSEWHERE = "evil.example"
 
 HOSTILE: Mapping[str, str] = {
     "script": "<script data-xss>alert(1)</script>",
@@ -69,14 +68,14 @@ def fitting(text: str, longest: int) -> str:
 
 
 def hostile_names(longest: int) -> tuple[str, ...]:
-    """All forty as names that differ."""
+    """All forty texts as valid, different names."""
     names = {fitting(text, longest): None for text in HOSTILE.values()}
     assert len(names) == len(HOSTILE), "two of them begin alike"
     return tuple(names)
 
 
 def hostile_words(folder: Path) -> Words:
-    """An experiment whose models, prompts, judges, servers and suite are all hostile."""
+    """The words of an experiment whose models, prompts, judges, servers and suite are all hostile."""
     texts, names = tuple(HOSTILE.values()), hostile_names(60)
     suite = load_suite(str(_hostile_suite(folder)))
     versions = (names[0], names[19], "v/ü " + names[6])
@@ -99,7 +98,7 @@ def hostile_words(folder: Path) -> Words:
 
 
 def _hostile_suite(folder: Path) -> Path:
-    """The built-in suite and one more persona, all of whose texts are hostile."""
+    """The built-in suite with one more persona, whose texts are all hostile."""
     lines = [json.dumps(name, ensure_ascii=False).replace("\x7f", "") for name in hostile_names(1500)]
     tasks = "".join(f"[[personas.tasks]]\ntitle = {title}\npriority = 2\nage_days = 3\n" for title in lines[-6:])
     content = f"""name = "hostile"

@@ -1,4 +1,4 @@
-"""A judge at the page of a batch in a real browser; counts key presses and reads what the page shows."""
+"""A judge's use of the batch page in a real browser, with its key presses counted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tipbench.web.batches import batch_service_of
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-_GIVEN = ("scores", "overlong", "note")
+_TIP_FIELDS = ("scores", "overlong", "note")
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Office:
         return Identity(self.judge, Role.JUDGE, "in-the-test")
 
     def newcomer(self) -> Office:
-        """The same for another judge without a batch."""
+        """The same panel for a new judge without a batch."""
         name = f"judge-{uuid4().hex[:8]}"
         _, secret = self.site.panel.guard.tokens.create(Role.JUDGE, name, life_s=None)
         return replace(self, site=replace(self.site, judge=secret), judge=name)
 
     def open(self, kind: Kind = Kind.SHEET, limit: int | None = None) -> str:
-        """The judge's batch; its sheet."""
+        """Open a batch for the judge and return its sheet."""
         return batch_service_of(self.site.app).open(self.who, EXPERIMENT, kind=kind, limit=limit).batch.sheet
 
     def judging(self, sheet: str) -> StoredSheet:
@@ -54,26 +54,26 @@ class Office:
         return found
 
     def whole(self, sheet: str) -> dict[str, Any]:
-        """The batch as the server has it."""
+        """The batch on the server."""
         return batch_service_of(self.site.app).detail(self.who, sheet).model_dump(exclude_unset=True)
 
     def answer(self, sheet: str, number: int) -> dict[str, Any]:
-        """The server's content of an item, by its position from 1."""
+        """The saved answer of an item, by its position from 1."""
         found: dict[str, Any] = self.whole(sheet)["items"][number - 1]["answer"]
         return found
 
     def submit(self, sheet: str, rule: Rule = agreed, *, but: int = 0) -> None:
         """Submit all items but the last `but` by a rule, without the page."""
-        filled, there = fill(self.judging(sheet), rule)["items"], self.whole(sheet)["items"]
-        for item, now in list(zip(filled, there, strict=True))[: len(there) - but]:
-            tips = [{name: tip[name] for name in _GIVEN} for tip in item["tips"]]
-            body = {"version": now["answer"]["version"], "state": "submitted", "tips": tips}
+        filled, saved = fill(self.judging(sheet), rule)["items"], self.whole(sheet)["items"]
+        for item, current in list(zip(filled, saved, strict=True))[: len(saved) - but]:
+            tips = [{name: tip[name] for name in _TIP_FIELDS} for tip in item["tips"]]
+            body = {"version": current["answer"]["version"], "state": "submitted", "tips": tips}
             batch_service_of(self.site.app).save(self.who, sheet, item["item"], ItemRequest.model_validate(body))
 
 
 @contextmanager
 def judging_office(home: Path, **cells: Any) -> Iterator[Office]:
-    """On a store in memory, by default with 48 answered cells."""
+    """A panel on a store in memory, by default with 48 answered cells."""
     store = MemoryStore()
     desk = Desk(store, record_cells(store, **cells))
     store.touch(desk.experiment.experiment_id)
@@ -83,7 +83,7 @@ def judging_office(home: Path, **cells: Any) -> Iterator[Office]:
 
 @dataclass
 class AtDesk:
-    """The judge at the page."""
+    """The open page of a batch."""
 
     sight: Sight
     sheet: str
@@ -94,13 +94,13 @@ class AtDesk:
         return self.sight.page
 
     def press(self, *keys: str) -> None:
-        """One key after the other, each counted."""
+        """Press the keys in order and count them."""
         for key in keys:
             self.page.keyboard.press(key)
         self.presses += len(keys)
 
     def score(self, item: Mapping[str, Any]) -> None:
-        """Every score of a filled item."""
+        """Press the keys of all scores of a filled item."""
         self.press(*(str(score) for tip in item["tips"] for score in tip["scores"].values()))
 
     def ready(self) -> None:
@@ -108,7 +108,7 @@ class AtDesk:
 
     @property
     def number(self) -> int:
-        """Which item is shown."""
+        """The number of the current item."""
         return int(self.page.locator("[data-part=title]").inner_text().split()[1])
 
     def on(self, number: int) -> None:
@@ -124,7 +124,7 @@ class AtDesk:
         self.page.locator(".save-state", has_text=words).wait_for()
 
     def scores(self) -> list[int | None]:
-        """As the page shows them, in order."""
+        """The scores on the page, in order."""
         script = """[...document.querySelectorAll('.group')].map(group =>
             Number(group.querySelector('[aria-checked=true]')?.dataset.score) || null)"""
         found: list[int | None] = self.page.evaluate(script)
@@ -140,12 +140,12 @@ class AtDesk:
         return int(self.page.evaluate(script))
 
     def finish(self) -> None:
-        """In the dialog that is open."""
+        """Confirm the open dialog."""
         self.page.get_by_role("button", name="Finish batch", exact=True).click()
 
 
 def sit_down(visit: Visit, site: Site, sheet: str, **more: Any) -> AtDesk:
-    """The judge opens the page of a batch."""
+    """Open the page of a batch as a judge."""
     at = AtDesk(visit(site, "judge", **more), sheet)
     assert at.sight.go(f"/judge/batches/{sheet}") == 200
     at.ready()
@@ -153,7 +153,7 @@ def sit_down(visit: Visit, site: Site, sheet: str, **more: Any) -> AtDesk:
 
 
 def another_tab(at: AtDesk) -> AtDesk:
-    """The same batch in the same browser once more."""
+    """Open the same batch in another tab of the same browser."""
     other = AtDesk(Sight(at.page.context.new_page(), at.sight.origin), at.sheet)
     other.page.goto(at.page.url.partition("#")[0])
     other.ready()

@@ -15,7 +15,7 @@ RUBRIC = "tip-v1@" + "a" * 64
 
 
 def scored(columns: Mapping[Pair, Sequence[float | None]], **over: Any) -> BoardCells:
-    """A board of these composites, scenario by scenario; None is a cell that is not scored."""
+    """The cells of a board with these composites by scenario; None is an unscored cell."""
     cells = [
         _cell(pair, f"p{at % 4}@s{at}", value) for pair, values in columns.items() for at, value in enumerate(values)
     ]
@@ -37,11 +37,11 @@ def _cell(pair: Pair, scenario: str, value: float | None) -> BoardCell:
     return BoardCell(run, {} if value is None else {"composite": value})
 
 
-Level = Callable[[StoredRun, int], int]  # a run and the number of a tip: the score of every scale
+Level = Callable[[StoredRun, int], int]  # (run, number of the tip) → the score on every scale
 
 
 def judge_at(desk: Desk, level: Level, judge: str = "anna") -> None:
-    """Judge every cell of the desk at the given level."""
+    """Judge every cell of an experiment at these levels."""
     judging = desk.export(judge, everything=True).stored
     raw, cells = fill(judging), desk.cells()
     for run_id, item in items_of(raw, judging).items():

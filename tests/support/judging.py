@@ -1,4 +1,4 @@
-"""Recorded cells to be judged, and judges who fill sheets by a rule."""
+"""Recorded cells, and judges who fill sheets by a rule."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ MODELS = ("alpha:135m", "beta:1b")
 Write = Callable[[PlannedCell, random.Random], str]
 
 
-def three_tips(cell: PlannedCell, rng: random.Random) -> str:
-    """An answer in the requested format, different for every cell."""
-    n_tips = 3
+def three_tips(_cell: PlannedCell, rng: random.Random) -> str:
+    """A random answer in the requested format."""
     things = ["open the window", "write one line", "call the shop", "sort three papers", "put the kettle on"]
     tips = [
         {"tip": f"Tip {rng.randrange(10**9)}: {rng.choice(things)} for {n + 2} minutes.", "rationale": "It is short."}
-        for n in range(n_tips)
+        for n in range(3)
     ]
     return json.dumps(tips)
 
@@ -54,7 +53,7 @@ def record_cells(
     build: str = "1",
     **options: object,
 ) -> Experiment:
-    """A grid of answered cells, recorded as a collect records them."""
+    """Record a grid of answered cells, as a collect does."""
     found = store.ensure_experiment(experiment)
     suite = suite or load_suite("tips")
     values = {"models": ",".join(models), "n_tips": 3, "experiment": experiment, "prompts": ",".join(suite.prompts)}
@@ -70,21 +69,20 @@ def record_cells(
 
 
 class SeededStore(MemoryStore):
-    """A store in memory whose run ids are the same in every test run: what a sheet shows may depend on their order."""
+    """A store in memory whose run ids are the same in every test run, because the order of a sheet depends on them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._ids = random.Random(1)
 
     def begin(self, experiment_id: str, run: NewRun) -> str:
-        """As `MemoryStore.begin`, with a seeded id."""
         kept = self._runs.pop(super().begin(experiment_id, run))
         run_id = f"{self._ids.getrandbits(128):032x}"
         self._runs[run_id] = replace(kept, run=replace(kept.run, run_id=run_id))
         return run_id
 
     def copy_from(self, other: SeededStore) -> None:
-        """Start from what the other store has, without changing it later."""
+        """Copy the content of the other store."""
         self._experiments = dict(other._experiments)
         self._runs = {run_id: replace(kept, texts=dict(kept.texts)) for run_id, kept in other._runs.items()}
         self._ids.setstate(other._ids.getstate())
@@ -98,12 +96,12 @@ def at_random(rng: random.Random, _reference: int) -> int:
 
 
 def agreed(_rng: random.Random, reference: int) -> int:
-    """A judge who always gives the reference scores, so that no test depends on chance."""
+    """A judge who gives the reference scores, so that no test depends on chance."""
     return reference
 
 
 def honest(rng: random.Random, reference: int) -> int:
-    """A person: near the reference if there is one."""
+    """A judge who gives scores near the reference."""
     return min(5, max(1, round(reference + rng.gauss(0, 0.6))))
 
 
@@ -113,7 +111,7 @@ def always(score: int) -> Rule:
 
 
 def fill(judging: StoredSheet, rule: Rule = agreed, *, judge: str | None = None, seed: int = 1) -> dict[str, Any]:
-    """The sheet's JSON with every score filled in; the rule sees the reference of a control, else any score."""
+    """The sheet's JSON with all scores filled in; the rule gets a control's reference, else a random score."""
     rng = random.Random(seed)
     raw: dict[str, Any] = json.loads(json.dumps(sheet_json(judging.sheet)))
     if judge is not None:
@@ -126,7 +124,7 @@ def fill(judging: StoredSheet, rule: Rule = agreed, *, judge: str | None = None,
 
 
 def fill_csv(text: str, filled: Mapping[str, Any], *, delimiter: str = ",") -> str:
-    """A sheet as CSV with the scores of a filled JSON sheet written in, saved by some spreadsheet."""
+    """The CSV sheet with the scores of a filled JSON sheet, as a spreadsheet saves it."""
     rows = list(csv.DictReader(io.StringIO(text.removeprefix("\ufeff"))))
     tips = {(item["item"], str(at)): tip for item in filled["items"] for at, tip in enumerate(item["tips"], start=1)}
     for row in rows:
@@ -141,7 +139,7 @@ def fill_csv(text: str, filled: Mapping[str, Any], *, delimiter: str = ",") -> s
 
 
 def by_hand(item: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics that a filled item must give under the built-in rubric: scales, flags and composite."""
+    """The expected metrics of a filled item under the built-in rubric: scales, flags and composite."""
     tips = item["tips"]
     means = {name: fmean(tip["scores"][name] for tip in tips) for name in tips[0]["scores"]}
     return {
@@ -157,14 +155,14 @@ def by_hand(item: Mapping[str, Any]) -> dict[str, float]:
 
 
 def items_of(raw: Mapping[str, Any], judging: StoredSheet, kind: ItemKind = ItemKind.CELL) -> dict[str, Any]:
-    """A filled sheet's items of one kind, by their run, or by their id without one."""
+    """The items of one kind in a filled sheet, by run id, or by item id if they have no run."""
     items = {item["item"]: item for item in raw["items"]}
     return {entry.run_id or entry.item.id: items[entry.item.id] for entry in judging.entries if entry.kind is kind}
 
 
 @dataclass(frozen=True)
 class Desk:
-    """An experiment with answers, and the way of a sheet from export to apply, without the command line."""
+    """Exports and applies the sheets of an experiment, without the command line."""
 
     store: RunStore
     experiment: Experiment
@@ -186,7 +184,7 @@ class Desk:
         return work.run(accept=accept, final=final, dry_run=dry_run)
 
     def judged_by(self, judge: str, rule: Rule = agreed, *, seed: int = 1, **options: Any) -> ApplyResult:
-        """Export, fill and apply."""
+        """Export a sheet, fill it and apply it."""
         return self.apply(fill(self.export(judge, **options).stored, rule, seed=seed))
 
     def cells(self) -> dict[str, StoredRun]:
@@ -197,7 +195,7 @@ class Desk:
         return {run.run_id: read_scores(texts.get(SCORES)) for run, texts in found}
 
     def everything(self) -> dict[str, tuple[StoredRun, dict[str, str]]]:
-        """All that judging could have written, to be compared before and after."""
+        """All runs with the texts that judging writes, to compare before and after."""
         texts = [SCORES, RUBRIC, SHEET, KEY, ANSWERS, DRIFT]
         found = self.store.read(self.experiment.experiment_id, where={}, texts=texts)
         return {run.run_id: (run, kept) for run, kept in found}

@@ -16,29 +16,27 @@ from typing import Self
 
 import pytest
 
-START_S = 120.0
+START_TIMEOUT_S = 120.0
 
 
 class RealMlflow:
     """`mlflow server` in its own process group, on SQLite under `folder`."""
 
-    def __init__(self, folder: Path, *, prefix: str = "", port: int = 0) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = port or free_port()
-        self.url = f"http://127.0.0.1:{self.port}{prefix}"
-        self._prefix = prefix
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Self:
-        """Returns when it answers."""
+        """Start the server; returns once it responds."""
         require_mlflow()
-        prefix = ["--static-prefix", self._prefix] if self._prefix else []
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)),
                     *("--workers", "1", "--backend-store-uri", "sqlite:///mlflow.db"),
-                    *("--artifacts-destination", "./artifacts", "--uvicorn-opts", "--no-access-log", *prefix),
+                    *("--artifacts-destination", "./artifacts", "--uvicorn-opts", "--no-access-log"),
                 ],
                 cwd=self.folder,
                 env=_environment(),
@@ -55,7 +53,7 @@ class RealMlflow:
         return self
 
     def stop(self) -> None:
-        """Ends every process of it."""
+        """End all its processes."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -77,21 +75,21 @@ class RealMlflow:
         self.stop()
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + START_S
-        while not _answers(f"{self.url}/health"):
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not _responds(f"{self.url}/health"):
             if process.poll() is not None or time.monotonic() > deadline:
                 log = (self.folder / "server.log").read_text("utf-8", "replace")
                 pytest.fail(f"mlflow server did not start:\n{log[-3000:]}")
             time.sleep(0.1)
 
 
-def start_mlflow(folder: Path, *, prefix: str = "", port: int = 0) -> RealMlflow:
-    """A server that answers; stop it, or use it in a `with`."""
-    return RealMlflow(folder, prefix=prefix, port=port).start()
+def start_mlflow(folder: Path) -> RealMlflow:
+    """A started server; stop it, or use it in a `with`."""
+    return RealMlflow(folder).start()
 
 
 def require_mlflow() -> None:
-    """Skip without MLflow; in CI its absence is a failure."""
+    """Skip the test without MLflow; on CI it fails."""
     if importlib.util.find_spec("mlflow") is None:
         reason = "mlflow is not installed: pip install 'tipbench[local]'"
         if os.environ.get("CI") == "true":
@@ -100,7 +98,6 @@ def require_mlflow() -> None:
 
 
 def free_port() -> int:
-    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -114,7 +111,7 @@ def _group_alive(group: int) -> bool:
     return True
 
 
-def _answers(url: str) -> bool:
+def _responds(url: str) -> bool:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=2.0) as response:
@@ -124,8 +121,8 @@ def _answers(url: str) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    ours = {key: value for key, value in os.environ.items() if "MLFLOW" not in key}
-    return ours | {
+    inherited = {key: value for key, value in os.environ.items() if "MLFLOW" not in key}
+    return inherited | {
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "true",

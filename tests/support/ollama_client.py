@@ -1,4 +1,4 @@
-"""A plain client of Ollama for tests of servers: returns what was received, without checks."""
+"""A plain Ollama client for tests of servers, without checks."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from support.polling import eventually
 
 ASK = [{"role": "system", "content": "You are a coach."}, {"role": "user", "content": "Write exactly 2 short tips."}]
 A, B = "alpha:135m", "beta:135m"
-_NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # reading them is most of a client's cost
+_NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading certificates is slow
 
 
 def plain_client(timeout: float = 60.0) -> httpx.Client:
-    """A client that is cheap to make."""
     return httpx.Client(trust_env=False, timeout=timeout, verify=_NO_CERTIFICATES)
 
 
 @dataclass
 class ChatResult:
-    """What a client got: the parsed lines, what could not be parsed, and how it ended."""
+    """A received response: its parsed lines, the invalid ones, and the name of the error that ended it."""
 
     status: int
     lines: list[dict[str, object]]
@@ -41,7 +40,7 @@ class ChatResult:
 
 
 def chat(url: str, model: str = A, *, timeout: float = 60.0, **more: object) -> ChatResult:
-    """Sends a request to /api/chat and returns everything received, and how it ended."""
+    """Send a request to /api/chat and return the response."""
     got = ChatResult(0, [], [])
     body = {"model": model, "messages": ASK} | more
     try:
@@ -71,13 +70,11 @@ def _keep(line: bytes, got: ChatResult) -> None:
 
 
 def post(url: str, path: str, **body: object) -> httpx.Response:
-    """POSTs a JSON body."""
     with plain_client() as client:
         return client.post(f"{url}{path}", json=body)
 
 
 def get(url: str, path: str) -> dict[str, object]:
-    """GETs a JSON object."""
     with plain_client() as client:
         return dict(client.get(f"{url}{path}").json())
 
@@ -90,12 +87,12 @@ def resident(url: str) -> list[str]:
 
 
 def until_empty(url: str, wait_s: float = 60.0) -> bool:
-    """Whether /api/ps was seen empty in time."""
+    """Wait until /api/ps is empty; returns False after `wait_s` seconds."""
     return eventually(lambda: not resident(url), wait_s)
 
 
 def leave_early(url: str, after_s: float) -> None:
-    """Sends a request and disconnects before the response."""
+    """Send a chat request and disconnect before the response."""
     host, port = url.removeprefix("http://").split(":")
     body = json.dumps({"model": A, "messages": ASK}).encode()
     with socket.create_connection((host, int(port))) as client:
@@ -104,6 +101,5 @@ def leave_early(url: str, after_s: float) -> None:
 
 
 def number(value: object) -> float:
-    """A counter of the last object."""
     assert isinstance(value, int | float)
     return float(value)

@@ -1,4 +1,4 @@
-"""The panel on a real port of this machine, in this process: for browsers and for programs that test servers."""
+"""The panel on a real port, in this process, for browsers and other clients."""
 
 from __future__ import annotations
 
@@ -26,17 +26,15 @@ from tipbench.web.deps import Panel
 from tipbench.web.options import PanelOptions
 from tipbench.web.server import listen, server_url
 
-START_S = 30.0
+START_TIMEOUT_S = 30.0
 JUDGE = "reviewer-1"
-
-
 _prepared: list[BaseRoute] = []
 
 
 def make_app(
     settings: Settings, *, store: RunStore | None = None, runners: Mapping[str, Runner] | None = None
 ) -> FastAPI:
-    """The application, with the routes of the first one: FastAPI prepares them per application, for 0.3 s of CPU.
+    """An application with the routes of the first one: FastAPI would take 0.3 s to prepare them again.
 
     Responses to judges are not delayed.
     """
@@ -58,7 +56,7 @@ def fixed_draws(patch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Site:
-    """A panel that answers, and the tokens for it."""
+    """A running panel, and tokens for it."""
 
     url: str
     app: FastAPI
@@ -79,7 +77,7 @@ def panel_site(
     environment: Mapping[str, str] | None = None,
     runner: Runner | None = None,
 ) -> Iterator[Site]:
-    """The application on this store, served until the block ends; by default a scripted runner ends jobs at once."""
+    """Serve the application on this store until the block ends; the default runner ends jobs at once."""
     settings = load_settings({"TIPBENCH_HOME": str(home), **(environment or {})}, home.parent)
     jobs = runner or ScriptedRunner()
     app = make_app(settings, store=store, runners={jobs.name: jobs})
@@ -92,7 +90,7 @@ def panel_site(
 
 @contextmanager
 def listening(app: Any) -> Iterator[str]:
-    """Serve any application on a free port; yields its address without the last slash."""
+    """Serve an application on a free port; yields its address without the trailing slash."""
     options = PanelOptions(port=0)
     sock = listen(options.host, options.port)
     server = uvicorn.Server(
@@ -103,12 +101,12 @@ def listening(app: Any) -> Iterator[str]:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
     try:
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + START_TIMEOUT_S
         while not server.started and thread.is_alive() and time.monotonic() < deadline:
             time.sleep(0.02)
         assert server.started, "the panel did not start"
         yield server_url(sock, options.host).rstrip("/")
     finally:
         server.should_exit = True
-        thread.join(START_S)
+        thread.join(START_TIMEOUT_S)
         sock.close()

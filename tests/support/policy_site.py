@@ -1,4 +1,4 @@
-"""The policy server on a real port of this machine: in this process, or as a subprocess."""
+"""The policy server on a real port, in this process or as a subprocess."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TIPS = [{"tip_id": "t9", "category": "focus", "composite": 12.5}, {"tip_id": "t4
 
 @dataclass
 class Clock:
-    """Time that tests can move."""
+    """A clock that tests can move."""
 
     ahead: float = 0.0
     now: Callable[[], float] = field(default=time.time)
@@ -42,7 +42,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class PolicySite:
-    """A server that answers; requests are an app's unless another token is given."""
+    """A running server; requests use an app's token unless `as_` names another role or token."""
 
     url: str
     app: PolicyServer
@@ -69,12 +69,12 @@ class PolicySite:
         return answer
 
     def wait_for_shadows(self) -> None:
-        """Wait until the shadows have scored all answers so far."""
-        self.get("/healthz", as_=None)  # an answer is queued for the shadows after it was sent, before the next one
+        """Wait until the shadows have scored all responses so far."""
+        self.get("/healthz", as_=None)  # a response is queued for the shadows after it is sent, before the next one
         self.recommender.wait()
 
     def error(self, response: httpx.Response) -> tuple[int, str, str | None]:
-        """Return status, code and path of an error, which must have the one shape."""
+        """The status, code and path of an error response, after checking its form."""
         error = response.json()["error"]
         assert error.keys() == {"code", "message", "path"}
         assert error["message"]
@@ -112,7 +112,7 @@ def policy_site(
 
 @contextlib.contextmanager
 def serve_process(home: Path, *options: str) -> Iterator[tuple[httpx.Client, subprocess.Popen[str]]]:
-    """`tipbench serve` on a free port, with an app's token."""
+    """Run `tipbench serve` on a free port; yields a client with an app's token, and the process."""
     token = tipbench("token", "create", "--role", "app", "--name", "test", home=home).stdout.strip()
     process = subprocess.Popen(
         [sys.executable, "-m", "tipbench", "serve", "--port", "0", *options],
@@ -132,7 +132,7 @@ def serve_process(home: Path, *options: str) -> Iterator[tuple[httpx.Client, sub
 
 @dataclass(frozen=True)
 class ServerChooser:
-    """A policy server that decides for simulated users: a `Chooser` of `support.simulated_requests`.
+    """Lets a policy server decide for simulated users, as a `Chooser` of `support.simulated_requests`.
 
     `path` is that of a policy, or empty for the active policy.
     """

@@ -1,4 +1,4 @@
-"""Waiting for a condition, with a limit that only a broken test reaches."""
+"""Waiting for a condition."""
 
 from __future__ import annotations
 

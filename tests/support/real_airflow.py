@@ -1,7 +1,7 @@
-"""The real Airflow for tests, in a separate environment, because its dependencies conflict with ours.
+"""A real Airflow for tests, in a separate environment, because its dependencies conflict with tipbench's.
 
-It is found in TIPBENCH_AIRFLOW (a virtual environment), else in `airflow` in the tests' cache, where `.ci/run` makes
-it. What runs is airflow/local.py, the same as with `make airflow`.
+TIPBENCH_AIRFLOW names the virtual environment; the default is `airflow` in the tests' cache, where `.ci/run` makes it.
+Airflow is started by airflow/local.py, as by `make airflow`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from typing import Any, Self
 import httpx
 import pytest
 
-from support.weights import cache_folder
+from support.real_ollama import cache_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 DAG = "bench_collect"
 ENDED = frozenset({"success", "failed"})
-START_S = 420.0
-STOP_S = 150.0  # airflow/local.py may need 120: killed before that, it would leave parts of Airflow behind
-ANSWER_S = 60.0
-_NAMED = os.environ.get("TIPBENCH_AIRFLOW")  # read now: tests see no variable of ours
+START_TIMEOUT_S = 420.0
+STOP_TIMEOUT_S = 150.0  # airflow/local.py may need 120: killed before that, it would leave parts of Airflow behind
+REQUEST_TIMEOUT_S = 60.0
+_ENVIRONMENT = os.environ.get("TIPBENCH_AIRFLOW")  # read on import: in tests the TIPBENCH_ variables are not set
 
 
 def airflow_environment() -> Path:
     """The virtual environment with Airflow. Without one the test is skipped, on CI it fails."""
-    folder = Path(_NAMED) if _NAMED else cache_folder() / "airflow"
+    folder = Path(_ENVIRONMENT) if _ENVIRONMENT else cache_dir() / "airflow"
     if not (folder / "bin" / "airflow").exists():
         reason = f"there is no Airflow in {folder}: make airflow-environment AIRFLOW_VENV={folder}"
         if os.environ.get("CI") == "true":
@@ -47,37 +47,44 @@ def airflow_environment() -> Path:
 
 
 def fresh(name: str) -> str:
-    """A unique name for what stays in a shared server: a test may be run again."""
+    """A unique name in a shared server, so that a test can be repeated."""
     return f"{name}-{uuid.uuid4().hex[:8]}"
 
 
 class RealAirflow:
-    """Airflow with our DAG, started by airflow/local.py; the same folder may be started again."""
+    """Airflow with tipbench's DAG, started by airflow/local.py; it can be started again."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], *, dags: Path | None = None) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self.folder = folder
         self.url = ""
         self.passwords: dict[str, str] = {}
         self._environment = dict(environment)
         self._port = 0
         self._tokens: dict[str, str] = {}
-        self._dags = dags or ROOT / "dags"
         self._process: subprocess.Popen[str] | None = None
 
     @property
     def password(self) -> str:
-        """Of the user `bench`, who may trigger runs and answer."""
+        """The password of the user `bench`, who may trigger runs and respond to them."""
         return self.passwords["bench"]
 
     def start(self) -> Self:
-        """Returns when it is healthy; at once when it runs already."""
+        """Start it unless it runs already; returns once it is healthy."""
         if self._process is not None and self._process.poll() is None:
             return self
-        self.stop()  # closes what is left of one that ended by itself
+        self.stop()  # closes the output of a process that ended by itself
         script = [sys.executable, str(ROOT / "airflow" / "local.py"), "--environment", str(airflow_environment())]
         with (self.folder / "setup.log").open("a", encoding="utf-8") as log:
             self._process = subprocess.Popen(
-                [*script, "--home", str(self.folder / "airflow"), "--dags", str(self._dags), "--port", str(self._port)],
+                [
+                    *script,
+                    "--home",
+                    str(self.folder / "airflow"),
+                    "--dags",
+                    str(ROOT / "dags"),
+                    "--port",
+                    str(self._port),
+                ],
                 env={**os.environ, **self._environment},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -100,7 +107,7 @@ class RealAirflow:
         assert stdout is not None
         threading.Thread(target=lambda: lines.put(stdout.readline()), daemon=True).start()
         try:
-            line = lines.get(timeout=START_S)
+            line = lines.get(timeout=START_TIMEOUT_S)
         except queue.Empty:
             line = ""
         if not line:
@@ -108,13 +115,13 @@ class RealAirflow:
         return line
 
     def stop(self) -> None:
-        """Ends every process of it; local.py ends its group, and is ended itself if it does not."""
+        """End all its processes: local.py ends its process group, and is killed if it does not."""
         process, self._process = self._process, None
         if process is None:
             return
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(timeout=STOP_S)
+            process.wait(timeout=STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -128,14 +135,14 @@ class RealAirflow:
         self.stop()
 
     def client(self, user: str = "bench") -> httpx.Client:
-        """A client of the user `bench`, or of `admin`, who is logged in once."""
+        """A client logged in as `bench` or `admin`."""
         if user not in self._tokens:
             body = {"username": user, "password": self.passwords[user]}
-            answer = httpx.post(f"{self.url}/auth/token", json=body, timeout=ANSWER_S, trust_env=False)
-            assert answer.status_code == 201, answer.text
-            self._tokens[user] = answer.json()["access_token"]
+            response = httpx.post(f"{self.url}/auth/token", json=body, timeout=REQUEST_TIMEOUT_S, trust_env=False)
+            assert response.status_code == 201, response.text
+            self._tokens[user] = response.json()["access_token"]
         headers = {"Authorization": f"Bearer {self._tokens[user]}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=ANSWER_S, trust_env=False)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=REQUEST_TIMEOUT_S, trust_env=False)
 
     def trigger(self, run_id: str, conf: Mapping[str, Any]) -> None:
         """Start a DAG run."""
@@ -146,7 +153,7 @@ class RealAirflow:
 
     @contextmanager
     def without_pool(self, name: str = "ollama") -> Iterator[Callable[[], None]]:
-        """The pool is deleted; what is handed out makes it again, at the latest at the end."""
+        """Delete the pool; the yielded function creates it again, as the end of the block does."""
         with self.client("admin") as admin, ExitStack() as stack:
 
             def make() -> None:
@@ -159,7 +166,7 @@ class RealAirflow:
 
     @contextmanager
     def paused(self) -> Iterator[Callable[[], None]]:
-        """The DAG is paused; what is handed out ends that, at the latest at the end."""
+        """Pause the DAG; the yielded function resumes it, as the end of the block does."""
         with self.client("admin") as admin, ExitStack() as stack:
 
             def pause(*, is_paused: bool = False) -> None:
@@ -170,7 +177,7 @@ class RealAirflow:
             yield pause
 
     def end_runs(self) -> None:
-        """Fail every active run and wait for its end: it would hold the pool that others wait for."""
+        """Fail every active run and wait for its end: it would occupy the pool that others wait for."""
         left = [str(run["dag_run_id"]) for run in self._runs("", state=["queued", "running"], limit=100)["dag_runs"]]
         with self.client() as client:
             for run_id in left:
@@ -185,7 +192,7 @@ class RealAirflow:
         return answer.json()
 
     def run_state(self, run_id: str) -> str:
-        """How the DAG run is: queued, running, success or failed."""
+        """The state of a DAG run: queued, running, success or failed."""
         return str(self._runs(f"/{run_id}")["state"])
 
     def tasks(self, run_id: str) -> list[dict[str, Any]]:
@@ -193,21 +200,21 @@ class RealAirflow:
         return list(self._runs(f"/{run_id}/taskInstances", limit=100)["task_instances"])
 
     def states(self, run_id: str) -> dict[str, str]:
-        """State by task, a mapped one with its model: `collect baseline:template`."""
+        """The state by task; a mapped task has its model in its name: `collect baseline:template`."""
         return {
             " ".join(part for part in (each["task_id"], each.get("rendered_map_index")) if part): str(each["state"])
             for each in self.tasks(run_id)
         }
 
     def returned(self, run_id: str, task_id: str, map_index: int = -1) -> Any:
-        """What a task returned."""
+        """The return value of a task."""
         path = f"/api/v2/dags/{DAG}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/return_value"
         with self.client() as client:
             answer = client.get(path, params={"map_index": map_index, "deserialize": True})
         return answer.json().get("value") if answer.status_code == 200 else None
 
     def wait_for(self, run_id: str, states: frozenset[str], within_s: float = 300.0) -> str:
-        """The state of the run once it is one of these; fails with the tasks' states when it is not in time."""
+        """Wait until the run has one of these states and return it; fails with the tasks' states after `within_s`."""
         deadline = time.monotonic() + within_s
         while (state := self.run_state(run_id)) not in states:
             if time.monotonic() > deadline:
@@ -216,7 +223,7 @@ class RealAirflow:
         return state
 
     def expect(self, run_id: str, expected: str, within_s: float = 300.0) -> None:
-        """Wait for the end of the run; fails with the states and logs that explain it if it is not as expected."""
+        """Wait for the end of the run; fails with states and logs if it did not end in the expected state."""
         if (state := self.wait_for(run_id, ENDED, within_s)) == expected:
             return
         report = [f"{run_id} ended as {state}, expected {expected}: {self.states(run_id)}"]
@@ -229,7 +236,7 @@ class RealAirflow:
         pytest.fail("\n".join(report))
 
     def wait_for_task(self, run_id: str, task: str, states: frozenset[str], within_s: float = 300.0) -> str:
-        """The same for a task, named as in `states`."""
+        """Do the same for a task, named as in `states`."""
         deadline = time.monotonic() + within_s
         while (state := self.states(run_id).get(task, "")) not in states:
             if time.monotonic() > deadline:
@@ -238,7 +245,7 @@ class RealAirflow:
         return state
 
     def logs(self, run_id: str, task_id: str, attempt: int = 1, map_index: int = -1) -> str:
-        """What a try of a task wrote."""
+        """The log of one attempt of a task."""
         path = f"/api/v2/dags/{DAG}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{attempt}"
         with self.client() as client:
             return client.get(path, params={"map_index": map_index, "full_content": True}).text

@@ -1,6 +1,6 @@
-"""The real Ollama for tests: finds it or builds it, starts it on a free port, imports small models.
+"""A real Ollama for tests: finds or builds the binary, starts it on a free port, imports small models.
 
-`python tests/support/real_ollama.py` prints the binary's path, after building it where it is missing (Go and gcc).
+`python tests/support/real_ollama.py` prints the binary's path and builds it if it is missing (with Go and gcc).
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
@@ -44,13 +43,13 @@ _NO_AMX = " -mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 
 
 class OllamaMissingError(Exception):
-    """There is no usable binary; the message has the reason and the next step."""
+    """No usable binary; the message has the reason and the next step."""
 
 
 def cache_dir() -> Path:
-    """The folder for what is expensive to make: TIPBENCH_TEST_CACHE, else .cache in the repository."""
-    named = os.environ.get("TIPBENCH_TEST_CACHE")
-    return Path(named) if named else Path(__file__).resolve().parents[2] / ".cache"
+    """The cache that test runs share: TIPBENCH_TEST_CACHE, else .cache in the repository."""
+    root = Path(__file__).resolve().parents[2]
+    return Path(os.environ.get("TIPBENCH_TEST_CACHE") or root / ".cache").absolute()
 
 
 def _cpu_info() -> list[str]:
@@ -63,23 +62,23 @@ def _cpu_has_amx() -> bool:
 
 
 def cpu_key() -> str:
-    """Names the kind of CPU: a binary made with -march=native does not run on another."""
+    """An identifier of the kind of CPU: a binary made with -march=native does not run on another."""
     facts = sorted({line for line in _cpu_info() if line.startswith(("model name", "flags", "Features", "CPU part"))})
     seed = "\n".join(facts) or platform.processor()
     return f"{platform.machine()}-{hashlib.sha256(seed.encode()).hexdigest()[:10]}"
 
 
 def cached_binary() -> Path:
-    """Where the built binary belongs, whether it is there or not."""
+    """The path of the built binary, which may not exist."""
     return cache_dir() / f"ollama-{OLLAMA_VERSION}-{cpu_key()}" / "ollama"
 
 
 def find_binary() -> Path | None:
-    """TIPBENCH_OLLAMA, else a fitting `ollama` on PATH, else the one in the cache."""
+    """TIPBENCH_OLLAMA, else a supported `ollama` on PATH, else the one in the cache."""
     named = os.environ.get("TIPBENCH_OLLAMA")
     if named:
         if not fits(Path(named)):
-            raise OllamaMissingError(f"TIPBENCH_OLLAMA is {named}, which is no Ollama from 0.11.4 to below 0.30.")
+            raise OllamaMissingError(f"TIPBENCH_OLLAMA is {named}, which is not an Ollama from 0.11.4 to below 0.30.")
         return Path(named)
     on_path = shutil.which("ollama")
     if on_path and fits(Path(on_path)):
@@ -88,10 +87,10 @@ def find_binary() -> Path | None:
 
 
 def fits(binary: Path) -> bool:
-    """Whether the tests know this version: from 0.30 on the server needs a second program and behaves otherwise."""
+    """Whether the tests support this version: from 0.30 on the server needs a second program and differs."""
     if not os.access(binary, os.X_OK):
         return False
-    # An unused port: a running server of another version must not answer in the binary's place.
+    # An unused port, because the command prints the version of a running server.
     env = os.environ | {"OLLAMA_HOST": "127.0.0.1:1"}
     try:
         done = subprocess.run([binary, "--version"], capture_output=True, text=True, env=env, timeout=30, check=False)
@@ -102,7 +101,7 @@ def fits(binary: Path) -> bool:
 
 
 def build_binary() -> Path:
-    """Builds Ollama into the cache, once: some three minutes with Go and gcc, nothing else needed."""
+    """Build Ollama into the cache, once; takes about three minutes with Go and gcc."""
     target = cached_binary()
     with _locked(target.parent):
         if fits(target):
@@ -123,7 +122,7 @@ def build_binary() -> Path:
 
 
 def ollama_binary() -> Path:
-    """For tests: the binary; without one the test is skipped, or fails under CI=true."""
+    """The binary for a test. Without one the test is skipped, on CI it fails."""
     import pytest
 
     in_ci = os.environ.get("CI") == "true"
@@ -149,13 +148,12 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def sha256_of(path: Path) -> str:
-    """The file's hash, which is also its blob's name."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def variant(gguf: Path, name: str) -> Path:
-    """The same weights under another general.name, so another blob; made once, kept in the cache."""
+    """The same weights with another general.name, so another blob; made once and cached."""
     folder = cache_dir() / "gguf-variants" / sha256_of(gguf)[:16]
     target = folder / f"{name}.gguf"
     with _locked(folder):
@@ -170,12 +168,11 @@ def variant(gguf: Path, name: str) -> Path:
 class RealOllama:
     """`ollama serve` on a free port, with its models under `folder`."""
 
-    def __init__(self, folder: Path, *, binary: Path | None = None, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.binary = binary or ollama_binary()
+        self.binary = ollama_binary()
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._extra = dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -184,8 +181,8 @@ class RealOllama:
     def __exit__(self, *exc: object) -> None:
         self.stop()
 
-    def start(self, wait_s: float = 30.0) -> Self:
-        """Returns when it answers."""
+    def start(self) -> Self:
+        """Start the server; returns once it responds."""
         (self.folder / "models" / "blobs").mkdir(parents=True, exist_ok=True)
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
@@ -196,8 +193,8 @@ class RealOllama:
                 stderr=log,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + wait_s
-        while not self._answers():
+        deadline = time.monotonic() + 30
+        while not self._responds():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
                 raise RuntimeError(f"ollama serve did not start:\n{self.log_file.read_text()[-2000:]}")
@@ -205,7 +202,7 @@ class RealOllama:
         return self
 
     def stop(self) -> None:
-        """Sends SIGTERM, and SIGKILL after five seconds."""
+        """Send SIGTERM, and SIGKILL after five seconds."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -213,7 +210,7 @@ class RealOllama:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to the server and its runners."""
+        """Send SIGKILL to the server and its runners."""
         if self._process is None:
             return
         with suppress(ProcessLookupError):
@@ -222,7 +219,7 @@ class RealOllama:
         self._process = None
 
     def restart(self) -> None:
-        """Starts it again on the same port; kills it first where it still runs."""
+        """Start it again on the same port; kills it first if it still runs."""
         self.kill()
         self.start()
 
@@ -232,12 +229,14 @@ class RealOllama:
 
     @property
     def loads(self) -> int:
-        """How often weights were loaded since the folder was made, by the server's own log."""
+        """The number of loads since the first start, from the server's log."""
         return self.log_file.read_text("utf-8", "replace").count("llama runner started")
 
     def create(self, name: str, gguf: Path) -> None:
-        """Imports a GGUF as a chat model in ChatML."""
-        self._lend_blob(gguf)
+        """Import a GGUF as a chat model in ChatML."""
+        blob = self.folder / "models" / "blobs" / f"sha256-{sha256_of(gguf)}"
+        if not blob.exists():  # an existing blob is not uploaded: a link saves 100 MB per model and server
+            blob.symlink_to(gguf.resolve())
         modelfile = self.folder / "Modelfile"
         modelfile.write_text(MODELFILE.format(gguf=gguf.resolve()))
         command = [str(self.binary), "create", name, "-f", str(modelfile)]
@@ -246,27 +245,21 @@ class RealOllama:
             raise RuntimeError(f"ollama create {name} failed: {done.stderr[-1000:]}")
 
     def three_models(self, gguf: Path) -> list[str]:
-        """Three models of three different blobs: the server keeps them apart, so a test can see two at once."""
+        """Import three models of three different blobs: models of one blob would share a runner."""
         names = ["alpha", "beta", "gamma"]
         for name in names:
             self.create(f"{name}:135m", variant(gguf, name))
         return [f"{name}:135m" for name in names]
 
-    def _lend_blob(self, gguf: Path) -> None:
-        # A blob that is there already is not uploaded: a link saves 100 MB a model and server.
-        blob = self.folder / "models" / "blobs" / f"sha256-{sha256_of(gguf)}"
-        if not blob.exists():
-            blob.symlink_to(gguf.resolve())
-
     def _env(self) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("OLLAMA_") and "proxy" not in k.lower()}
         own = {"OLLAMA_HOST": f"127.0.0.1:{self.port}", "OLLAMA_MODELS": str(self.folder / "models")}
-        return inherited | own | {"OLLAMA_NOPRUNE": "1", "HOME": str(self.folder)} | self._extra
+        return inherited | own | {"OLLAMA_NOPRUNE": "1", "HOME": str(self.folder)}
 
-    def _answers(self) -> bool:
+    def _responds(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/api/version", timeout=2) as answer:
-                return bool(answer.status == 200)
+            with urllib.request.urlopen(f"{self.url}/api/version", timeout=2) as response:
+                return bool(response.status == 200)
         except OSError:
             return False
 
@@ -275,15 +268,6 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-@dataclass(frozen=True)
-class PsSample:
-    """The content of /api/ps at a time (seconds since the epoch)."""
-
-    time: float
-    names: tuple[str, ...]
-    digests: tuple[str, ...]
 
 
 class PsWatcher:
@@ -295,8 +279,7 @@ class PsWatcher:
         self._interval_s = interval_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="ps-watcher", daemon=True)
-        self.samples: list[PsSample] = []
-        self.misses = 0
+        self.samples: list[tuple[float, tuple[str, ...]]] = []  # seconds since the epoch, and the models' names
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -308,17 +291,16 @@ class PsWatcher:
 
     @property
     def max_resident(self) -> int:
-        return max((len(sample.digests) for sample in self.samples), default=0)
+        return max((len(names) for _, names in self.samples), default=0)
 
     @property
     def seen(self) -> set[str]:
-        """Every model that was ever listed."""
-        return {name for sample in self.samples for name in sample.names}
+        """All models that were listed at any time."""
+        return {name for _, names in self.samples for name in names}
 
     @property
     def largest_gap_s(self) -> float:
-        times = [sample.time for sample in self.samples]
-        return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
+        return max((b[0] - a[0] for a, b in itertools.pairwise(self.samples)), default=0.0)
 
     def _watch(self) -> None:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=5)
@@ -326,10 +308,8 @@ class PsWatcher:
             try:
                 connection.request("GET", "/api/ps")
                 models = json.load(connection.getresponse())["models"]
-                names, digests = (tuple(str(model[key]) for model in models) for key in ("name", "digest"))
-                self.samples.append(PsSample(time.time(), names, digests))
+                self.samples.append((time.time(), tuple(str(model["name"]) for model in models)))
             except (OSError, http.client.HTTPException, ValueError, KeyError):
-                self.misses += 1
                 connection.close()
             self._over.wait(self._interval_s)
         connection.close()

@@ -1,4 +1,4 @@
-"""Questions and planned cells for tests."""
+"""Generation requests and planned cells for tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def planned(model: str = "alpha:135m", digest: str = "sha-alpha", **config: obje
 def ask(
     model: str = "alpha:135m", *, last: bool = False, timeout_s: float = 120.0, **config: object
 ) -> GenerationRequest:
-    """The question of the first cell of a small grid."""
+    """The generation request of the first cell of a small grid."""
     values: dict[str, Any] = {"num_predict": 64, "n_tips": 2, **config}
     cell = planned(model, **values)[0]
     return GenerationRequest(

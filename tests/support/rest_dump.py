@@ -1,4 +1,4 @@
-"""An experiment as MLflow's REST API once returned it, loaded into another MLflow server over the same API."""
+"""Loads a stored dump of an experiment from MLflow's REST API into another MLflow server."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _RUN_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")
 
 @dataclass(frozen=True)
 class LoadedDump:
-    """A loaded experiment. `runs` are as recorded, by their recorded ids; `ids` maps these to the present ones."""
+    """A loaded experiment. `runs` are by their ids in the dump; `ids` maps these to the ids on the server."""
 
     name: str
     runs: dict[str, Any]
     ids: dict[str, str] = field(default_factory=dict)
 
     def translate(self, text: str) -> str:
-        """The text with present run ids in place of recorded ones, because a server chooses its ids itself."""
+        """Replace the dump's run ids in a text by the server's, which chooses its ids itself."""
         return _RUN_ID.sub(lambda match: self.ids.get(match[0], match[0]), text)
 
 
 def read_dump(folder: Path) -> dict[str, Any]:
-    """The runs of `runs.jsonl` by id, oldest first. Its first line has the long tag values that many runs share."""
+    """The runs of `runs.jsonl` by id, oldest first. Its first line has the long tag values of several runs."""
     first, *runs = (json.loads(line) for line in (folder / "runs.jsonl").read_text("utf-8").split("\n") if line)
     for run in runs:
         for tag in run["data"]["tags"]:
@@ -39,8 +39,8 @@ def read_dump(folder: Path) -> dict[str, Any]:
 def load_dump(folder: Path, url: str, name: str) -> LoadedDump:
     """Create the experiment under `name` with all its runs, their times and statuses.
 
-    Runs refer to older ones only, so one pass is enough. A run id in a text of several parts would change the text's
-    hash; the dumps have none there.
+    Runs refer to older runs only, so one pass is enough. The dumps have no run ids in texts of several parts, whose
+    hash a new id would change.
     """
     loaded = LoadedDump(name, read_dump(folder))
     tags = json.loads((folder / "experiment.json").read_text("utf-8"))["tags"]

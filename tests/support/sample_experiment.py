@@ -1,4 +1,4 @@
-"""An experiment with something of everything: what the pages must be able to show, in any store."""
+"""An experiment with runs of all kinds and states, for the pages that show them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _HOUR_MS = 3_600_000
 
 @dataclass(frozen=True)
 class Words:
-    """Everything in the experiment that other clients have written."""
+    """The texts and names of the experiment, which come from outside."""
 
     suite: Suite = field(default_factory=lambda: load_suite("tips"))
     models: tuple[str, ...] = ("qwen2.5:0.5b", "gemma3:1b", "llama3.2:3b", "baseline:template")
@@ -53,16 +53,16 @@ class Words:
     failures: tuple[str, ...] = ("The server closed the connection.",)
     refused: tuple[tuple[str, str], ...] = (("gemma3:27b", "gemma3:27b has 27.4B parameters; the limit is 4B."),)
     foreign: tuple[str, ...] = ("mistral:7b",)
-    scenarios: tuple[str, ...] = ()  # of more cells, judged, whose scenarios no suite has
+    scenarios: tuple[str, ...] = ()  # of additional judged cells; no suite has these scenarios
 
 
 @dataclass(frozen=True)
 class SampleExperiment:
-    """What was put in, by what it is there to show."""
+    """The recorded experiment."""
 
     desk: Desk
     pairs: tuple[Pair, ...]
-    runs: dict[str, str]  # one run of each sort
+    runs: dict[str, str]  # one run id for each kind and state
     held_sheet: str
     open_sheet: str
 
@@ -72,18 +72,18 @@ class SampleExperiment:
 
 
 def record_sample(store: RunStore, name: str = SAMPLE_EXPERIMENT, words: Words | None = None) -> SampleExperiment:
-    """Fill an experiment: several models × the suite's prompts × its scenarios, judged by two, with every odd run."""
+    """Record models × prompts × scenarios, judged by two judges, and runs of every other kind and state."""
     words = words or Words()
     desk = Desk(store, store.ensure_experiment(name))
-    room = _SampleWriter(desk, words)
-    runs = room.record_grid()
+    writer = _SampleWriter(desk, words)
+    runs = writer.record_grid()
     run_judge(store, desk.experiment, RulesJudge(), ExportRequest())
-    held, still_open = room.judge()
-    runs |= room.record_late()
-    room.record_others()
+    held, still_open = writer.judge()
+    runs |= writer.record_late()
+    writer.record_others()
     store.touch(desk.experiment.experiment_id)
     pairs = tuple(Pair(*each) for each in product(words.models, words.suite.prompts))
-    return SampleExperiment(desk, pairs, runs | room.kinds(), held, still_open)
+    return SampleExperiment(desk, pairs, runs | writer.kinds(), held, still_open)
 
 
 @dataclass(frozen=True)
@@ -91,17 +91,17 @@ class _SampleWriter:
     desk: Desk
     words: Words
     tick: Iterator[int] = field(default_factory=lambda: count(int(time.time() * 1000) - 48 * _HOUR_MS, 60_000))
-    used: Counter[str] = field(default_factory=Counter)  # how many of each sort of text were used
+    used: Counter[str] = field(default_factory=Counter)  # texts used so far, by field of Words
 
     @property
     def config(self) -> CollectConfig:
         return make_config({"models": "as-written", "prompts": "v1", "n_tips": 3, "experiment": SAMPLE_EXPERIMENT})
 
-    def next(self, sort: str) -> str:
-        """The next text of a sort, and after the last the first again."""
-        texts: tuple[str, ...] = getattr(self.words, sort)
-        self.used[sort] += 1
-        return texts[(self.used[sort] - 1) % len(texts)]
+    def next(self, name: str) -> str:
+        """The next text of a field of Words, in a cycle."""
+        texts: tuple[str, ...] = getattr(self.words, name)
+        self.used[name] += 1
+        return texts[(self.used[name] - 1) % len(texts)]
 
     def cells(self, model: str, build: str = "2") -> list[tuple[ModelFacts, PlannedCell]]:
         facts = ModelFacts(model, "ollama", "0.11.4", "box", f"sha256:{_hash(model)}{build}", 1.5, "Q4_K_M")
@@ -135,7 +135,7 @@ class _SampleWriter:
         return json.dumps(tips, ensure_ascii=True)
 
     def record_grid(self) -> dict[str, str]:
-        """All cells answered; one of them at the second try, one after a build that is stale, one without a tip."""
+        """Record the grid: one cell at the second attempt, one also with an older build, one without a usable tip."""
         runs: dict[str, str] = {}
         for at, model in enumerate(self.words.models):
             cells = self.cells(model)
@@ -152,7 +152,7 @@ class _SampleWriter:
         return runs
 
     def judge(self) -> tuple[str, str]:
-        """Two sheets of the first judge, one of the second, one of the second that is held, one that is out."""
+        """Apply two sheets of the first judge and one of the second; the second also has a held and an open one."""
         first, second = self.words.judges
         half = len(self.words.models) * len(self.words.suite.prompts) * len(self.words.suite.scenarios) // 2
         for options in ({"limit": half}, {}):
@@ -168,7 +168,7 @@ class _SampleWriter:
         assert applied.status == "applied", applied
 
     def filled(self, judging: StoredSheet, *, careless: bool = False) -> dict[str, object]:
-        """Scores that follow the model and the prompt; controls as agreed on, unless the judge does not look."""
+        """Fill a sheet with scores by model and prompt, controls with their references; a careless judge gives 5."""
         rule: Rule = (lambda _rng, _reference: 5) if careless else (lambda _rng, reference: reference)
         raw, cells = fill(judging, rule), self.desk.cells()
         for entry, item in zip(judging.entries, raw["items"], strict=True):
@@ -184,7 +184,7 @@ class _SampleWriter:
         return raw
 
     def record_late(self) -> dict[str, str]:
-        """After the judging: cells of a newcomer that wait for a judge, and every failure there can be."""
+        """Record runs after the judging: pending cells of a new model, and a failure with each message."""
         cells = self.cells("newcomer:3b")
         pending = [self.record(*cell, self.answer()) for cell in cells[:3]]
         failed = [
@@ -195,7 +195,7 @@ class _SampleWriter:
         return {"pending": pending[0], "failed": failed[0]}
 
     def record_unknown(self, model: str, scenario: str, at: int) -> None:
-        """A judged cell of a scenario that is in no suite at hand."""
+        """Record a judged cell of a scenario that is in no suite."""
         facts, cell = self.cells(model)[0]
         run = cell_run(
             RunContext(self.config, self.words.suite, COLLECTION), facts,
@@ -217,7 +217,7 @@ class _SampleWriter:
         )  # fmt: skip
 
     def record_others(self) -> None:
-        """The runs that are not cells."""
+        """Record the runs that are not cells."""
         store, experiment = self.desk.store, self.desk.experiment
         evidence = Evidence(412, 1, 0.9, 3, 1, self.words.foreign, (0.4, 0.6, 0.5))
         refused = dict(self.words.refused)
@@ -251,7 +251,7 @@ class _SampleWriter:
 
 
 def empty_experiment(store: RunStore, name: str) -> Experiment:
-    """One in which a model was refused, and nothing else ever happened."""
+    """An experiment with a refused model and no other run."""
     experiment = store.ensure_experiment(name)
     run: NewRun = refused_run("gemma3:27b", "gemma3:27b has 27.4B parameters; the limit is 4B.", 1)
     store.record(experiment.experiment_id, run)
@@ -264,5 +264,5 @@ def _hash(*parts: object) -> str:
 
 
 def _share(*parts: object) -> float:
-    """A number from 0 to 1 that always is the same for the same things."""
+    """A number from 0 to 1 that depends only on the parts."""
     return int(_hash(*parts)[:8], 16) / 0xFFFFFFFF

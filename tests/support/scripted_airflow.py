@@ -1,31 +1,45 @@
-"""A scripted Airflow: the real one's routes and states, and a DAG of four steps that really collects.
+"""A scripted Airflow: the routes and states of the real one, and a DAG that runs the real collect command.
 
-For tests of the runner without an installed Airflow, and for faults that a real one does not show on demand.
+For tests of the runner without an installed Airflow, and for faults that a real one does not produce on demand.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from support.scripted_dag import Collecting, ScriptedDagRun
+from tipbench.jobs.command import command_arguments
+from tipbench.jobs.job import JobKind, JobRequest
+from tipbench.plan.config import split_names
 
 DAG = "bench_collect"
 USER, PASSWORD = "bench", "a-password-for-tests"
 Reply = tuple[int, Any]
-_MOST_BODY = 1_000_000
+_FAULTS = {"busy": (503, b"try later"), "html": (200, b"<html>another program</html>")}
+_MAX_BODY_BYTES = 1_000_000
+Collecting = Callable[[str, list[str]], int]  # model, log → exit code
+_SIMPLE = ("plan", "export_for_judge", "wait_for_judge", "compare", "outcome")
 
 
 class ScriptedAirflow:
-    """The server in a thread of this process. `fault` is what every answer becomes: away, busy, html or nothing."""
+    """The server in a thread of this process. `fault` replaces every response: away, busy, html, or empty for none."""
 
     def __init__(self, home: Path, collecting: Collecting | None = None) -> None:
-        """`collecting` takes the place of the real command: it prints into the log and gives its exit code."""
+        """`collecting` replaces the real command: it writes to the log and returns an exit code."""
         self.home = home
         self.collecting = collecting
         self.fault = ""
@@ -38,9 +52,9 @@ class ScriptedAirflow:
         self.logins = 0
         self.requests: list[tuple[str, str]] = []
         self.runs: dict[str, ScriptedDagRun] = {}
-        self.lose_answers_to = ""  # a path: its requests are carried out, and their answers never come
-        self.broken, self.broken_with = "", 500  # part of a path: what has it is answered with this status
-        self.repeats = ""  # the beginning of a path: what is sent there comes back as an error
+        self.lose_answers_to = ""  # a path whose next request is carried out without a response
+        self.broken, self.broken_with = "", 500  # part of a path, and the status of its responses
+        self.repeats = ""  # the beginning of a path whose requests are returned as an error
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
@@ -61,11 +75,11 @@ class ScriptedAirflow:
         self._thread.join(10)
 
     def count(self, method: str, part: str) -> int:
-        """The number of requests with this method and part of the path."""
+        """The number of requests with this method whose path contains `part`."""
         return sum(method == each and part in path for each, path in self.requests)
 
     def answer(self, method: str, url: str, body: dict[str, Any], bearer: str) -> Reply:
-        """The response of the real Airflow."""
+        """The response that the real Airflow would send."""
         parts = urlsplit(url)
         query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
         self.requests.append((method, parts.path))
@@ -161,7 +175,7 @@ def _handler(site: ScriptedAirflow) -> type[BaseHTTPRequestHandler]:
             """Drop the access log."""
 
         def _serve(self) -> None:
-            size = min(int(self.headers.get("content-length", 0)), _MOST_BODY)
+            size = min(int(self.headers.get("content-length", 0)), _MAX_BODY_BYTES)
             body = json.loads(self.rfile.read(size) or b"{}")
             if site.fault == "away":
                 self.close_connection = True
@@ -172,7 +186,10 @@ def _handler(site: ScriptedAirflow) -> type[BaseHTTPRequestHandler]:
                 site.lose_answers_to = ""
                 self.close_connection = True
                 return
-            self._write(*_faulty(site.fault, status, answer))
+            if site.fault in _FAULTS:
+                self._write(*_FAULTS[site.fault])
+            else:
+                self._write(status, b"" if answer is None else json.dumps(answer).encode())
 
         do_GET = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815 - as the base class calls them
 
@@ -185,9 +202,168 @@ def _handler(site: ScriptedAirflow) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def _faulty(fault: str, status: int, answer: Any) -> tuple[int, bytes]:
-    made: dict[str, Callable[[], tuple[int, bytes]]] = {
-        "busy": lambda: (503, b"try later"),
-        "html": lambda: (200, b"<html>another program</html>"),
-    }
-    return made[fault]() if fault in made else (status, b"" if answer is None else json.dumps(answer).encode())
+@dataclass
+class ScriptedTask:
+    """A task, or one instance of a mapped task. `logs` are by attempt."""
+
+    task_id: str
+    map_index: int = -1
+    model: str | None = None
+    pool: str = "default_pool"
+    state: str | None = None
+    attempt: int = 0
+    started: str | None = None
+    logs: dict[int, list[str]] = field(default_factory=dict)
+
+    def begin(self) -> list[str]:
+        """Start a new attempt and return its log."""
+        self.attempt += 1
+        self.state, self.started = "running", datetime.now(UTC).isoformat()
+        return self.logs.setdefault(self.attempt, [])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "task_id": self.task_id, "map_index": self.map_index, "state": self.state, "try_number": self.attempt,
+            "start_date": self.started, "pool": self.pool, "rendered_map_index": self.model,
+        }  # fmt: skip
+
+
+class ScriptedDagRun:
+    """A DAG run on its own thread: plan, one collect per model, export, wait for the judge, compare."""
+
+    def __init__(self, site: ScriptedAirflow, conf: Mapping[str, Any]) -> None:
+        self.conf = dict(conf)
+        self._site = site
+        self.key = secrets.token_hex(4)
+        self.state = "queued"
+        self._cancelled, self._answered = threading.Event(), threading.Event()
+        self._process: subprocess.Popen[str] | None = None
+        models = split_names(self.conf["models"])
+        self._collects = [ScriptedTask("collect", at, model, "ollama") for at, model in enumerate(models)]
+        self._others = {name: ScriptedTask(name) for name in _SIMPLE}
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    @property
+    def tasks(self) -> list[ScriptedTask]:
+        plan, *rest = self._others.values()
+        return [plan, *self._collects, *rest]
+
+    def task(self, task_id: str, map_index: int) -> ScriptedTask | None:
+        return next((t for t in self.tasks if (t.task_id, t.map_index) == (task_id, map_index)), None)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join(60)
+
+    def cancel(self) -> None:
+        """Send SIGTERM to the running task and start no other, as when a run is set to failed."""
+        self._cancelled.set()
+        process = self._process
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+
+    def judged(self, body: Mapping[str, Any]) -> tuple[int, Any]:
+        """Respond to the task that waits for the judge."""
+        if self._answered.is_set():
+            return 409, {"detail": "has already been updated"}
+        if body.get("chosen_options") != ["Compare now"]:
+            return 400, {"detail": "Invalid options"}
+        self._answered.set()
+        return 200, {"chosen_options": body["chosen_options"]}
+
+    def clear(self, task_ids: list[Any]) -> None:
+        """Run these tasks again, and the ones after them."""
+        self.join()
+        named = {tuple(each) if isinstance(each, list) else (each, -1) for each in task_ids}
+        follows = False
+        for task in self.tasks:
+            if (task.task_id, task.map_index) in named or (follows and task.task_id in _SIMPLE):
+                task.state, follows = None, True
+        self.state = "queued"
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._until(lambda: not self._site.paused)
+        self.state = "running"
+        self._simple("plan", "planned")
+        for task in self._collects:
+            if task.state is None:
+                self._collect(task)
+        self._simple("export_for_judge", "exported")
+        if self.conf.get("wait_for_judge") and not self._cancelled.is_set():
+            self._others["wait_for_judge"].begin()
+            self._others["wait_for_judge"].state = "awaiting_input"
+            self._until(self._answered.is_set)
+        self._simple("wait_for_judge", "", skip=not self.conf.get("wait_for_judge"))
+        self._simple("compare", "compared")
+        failed = any(task.state == "failed" for task in self._collects)
+        self._simple("outcome", "a model failed" if failed else "all models are collected")
+        if failed:
+            self._others["outcome"].state = "failed"
+        self.state = "failed" if failed or self._cancelled.is_set() else "success"
+
+    def _simple(self, name: str, words: str, *, skip: bool = False) -> None:
+        task = self._others[name]
+        if task.state not in (None, "awaiting_input"):
+            return
+        if skip or self._cancelled.is_set():
+            task.state = "skipped"
+            return
+        (task.logs[task.attempt] if task.state else task.begin()).append(words)
+        task.state = "success"
+
+    def _until(self, wanted: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 120
+        while not wanted() and not self._cancelled.is_set() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def _collect(self, task: ScriptedTask) -> None:
+        task.state = "scheduled"
+        self._until(lambda: task.pool in self._site.pools)
+        if self._cancelled.is_set():
+            task.state = "skipped"
+            return
+        log = task.begin()
+        collecting = self._site.collecting or self._command
+        code = collecting(task.model or "", log)
+        task.state = "failed" if code else "success"
+
+    def _command(self, model: str, log: list[str]) -> int:
+        options = {**self.conf, "models": model, "skip_refused": False}
+        options.pop("wait_for_judge", None)
+        words = command_arguments(JobRequest(JobKind.COLLECT, options["experiment"], options))
+        reading, writing = os.pipe()
+        with subprocess.Popen(
+            [sys.executable, "-m", "tipbench", *words],
+            env={
+                **os.environ,
+                "TIPBENCH_HOME": str(self._site.home / "worker"),
+                "TIPBENCH_EVENTS": f"/dev/fd/{writing}",
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            pass_fds=[writing],
+            start_new_session=True,
+        ) as self._process:
+            os.close(writing)
+            if self._cancelled.is_set():
+                self.cancel()
+            printing = threading.Thread(target=_lines, args=(self._process.stdout, log), daemon=True)
+            printing.start()
+            with os.fdopen(reading, encoding="utf-8") as events:
+                _lines(events, log)
+            printing.join(60)
+            code = self._process.wait(60)
+        self._process = None
+        return code
+
+
+def _lines(stream: Any, log: list[str]) -> None:
+    for line in stream:
+        log.append(line.rstrip("\n"))  # noqa: PERF401 - the log is read while it grows

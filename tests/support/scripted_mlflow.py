@@ -1,7 +1,7 @@
-"""MLflow's REST API in memory: the part that tipbench uses, with MLflow's limits, silent cutting and error codes.
+"""The part of MLflow's REST API that tipbench uses, in memory, with MLflow's limits, truncation and error codes.
 
 A request takes about a millisecond instead of the real server's 20 to 80. `contracts/test_run_store.py` runs the same
-suite on both, so a test may use this one unless it is about MLflow itself.
+suite on both, so a test can use this one unless it is about MLflow itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
 VERSION = "3.17.2"
-TAG_CHARS = 8000  # longer values are cut without a word, as MLflow does
+TAG_CHARS = 8000  # longer values are truncated without an error, as in MLflow
 PARAM_CHARS = 6000
 KEY_CHARS = 250
 BATCH_LIMITS = {"params": 100, "tags": 100, "metrics": 1000}
@@ -87,7 +87,7 @@ class _Experiment:
 
 
 class ScriptedMlflow:
-    """Serves on a free port of 127.0.0.1 until closed; every request sees the whole effect of the one before."""
+    """Serves on a free port of 127.0.0.1 until closed, one request at a time."""
 
     def __init__(self) -> None:
         self._experiments: dict[str, _Experiment] = {}
@@ -108,7 +108,7 @@ class ScriptedMlflow:
         self._http.server_close()
 
     def answer(self, path: str, body: Json) -> Json:
-        """The response to one call; ApiError where MLflow refuses."""
+        """The response to one request; raises ApiError where MLflow returns an error."""
         route = _ROUTES.get(path)
         if route is None:
             raise ApiError(404, "ENDPOINT_NOT_FOUND", path)
@@ -144,7 +144,7 @@ class ScriptedMlflow:
         experiment = self._experiment(body["experiment_id"])
         _check_batch({"tags": body.get("tags", ())})
         run = _Run(uuid.uuid4().hex, experiment.experiment_id, int(body.get("start_time", 0)), len(self._runs))
-        run.tags.update(_cut(body.get("tags", ()), TAG_CHARS))
+        run.tags.update(_truncate(body.get("tags", ()), TAG_CHARS))
         self._runs[run.run_id] = run
         return {"run": run.to_json()}
 
@@ -154,12 +154,12 @@ class ScriptedMlflow:
     def _log_batch(self, body: Json) -> Json:
         run = self._active(body["run_id"])
         _check_batch(body)
-        params = _cut(body.get("params", ()), PARAM_CHARS)
+        params = _truncate(body.get("params", ()), PARAM_CHARS)
         for key, value in params.items():
             if run.params.get(key, value) != value:
                 raise ApiError(400, "INVALID_PARAMETER_VALUE", f"Changing param values is not allowed: {key!r}")
         run.params.update(params)
-        run.tags.update(_cut(body.get("tags", ()), TAG_CHARS))
+        run.tags.update(_truncate(body.get("tags", ()), TAG_CHARS))
         for item in body.get("metrics", ()):
             entry = (int(item.get("step", 0)), int(item["timestamp"]), float(item["value"]))
             run.metrics[item["key"]] = max(entry, run.metrics.get(item["key"], entry))
@@ -167,7 +167,7 @@ class ScriptedMlflow:
 
     def _set_tag(self, body: Json) -> Json:
         run = self._active(body["run_id"])
-        run.tags.update(_cut([{"key": body["key"], "value": body["value"]}], TAG_CHARS))
+        run.tags.update(_truncate([body], TAG_CHARS))
         return {}
 
     def _delete_tag(self, body: Json) -> Json:
@@ -238,7 +238,7 @@ def _pairs(values: Mapping[str, str]) -> list[Json]:
     return [{"key": key, **({"value": value} if value else {})} for key, value in values.items()]
 
 
-def _cut(items: Any, limit: int) -> dict[str, str]:
+def _truncate(items: Any, limit: int) -> dict[str, str]:
     return {item["key"]: item.get("value", "")[:limit] for item in items}
 
 
@@ -303,7 +303,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that was killed in the middle of a request is what some tests are about."""
+        """Print nothing: some tests kill a client in the middle of a request."""
 
     def close_connections(self) -> None:
         for connection in list(self._open):

@@ -10,12 +10,6 @@ from tipbench.jobs.job import Job, JobState, JobStatus, LogTail, RecordedEvent
 from tipbench.jobs.progress import Progress
 from tipbench.record.events import Event
 
-Emitted = Callable[[Job], Sequence[Event]]
-
-
-def _nothing(_job: Job) -> Sequence[Event]:
-    return ()
-
 
 @dataclass
 class ScriptedRunner:
@@ -23,13 +17,13 @@ class ScriptedRunner:
 
     name: str = "local"
     ends: Callable[[Job], JobStatus] = lambda _job: JobStatus(JobState.SUCCEEDED, 0)
-    emitted: Emitted = _nothing
+    emitted: Callable[[Job], Sequence[Event]] = lambda _job: ()
     printed: str = ""
     _cancelled: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self, job: Job) -> None:
-        """Nothing is started."""
+        """Start nothing."""
 
     def observe(self, job: Job) -> JobStatus:
         """Return the scripted status, unless the job was cancelled."""
@@ -37,7 +31,7 @@ class ScriptedRunner:
             return JobStatus(JobState.CANCELLED) if job.id in self._cancelled else self.ends(job)
 
     def cancel(self, job: Job) -> None:
-        """Ends it at once."""
+        """Cancel the job at once."""
         with self._lock:
             self._cancelled.add(job.id)
 
@@ -47,13 +41,13 @@ class ScriptedRunner:
         events = [RecordedEvent(cursor, at, event) for cursor, event in enumerate(self.emitted(job), start=1)]
         return events[after : after + limit]
 
-    def log(self, job: Job, max_bytes: int = 65_536) -> LogTail:  # noqa: ARG002 - all have printed the same
+    def log(self, job: Job, max_bytes: int = 65_536) -> LogTail:  # noqa: ARG002 - all jobs have the same output
         """Return the tail of the scripted output."""
         whole = self.printed.encode("utf-8", "backslashreplace")
         return LogTail(whole[-max_bytes:].decode("utf-8", "replace"), len(whole), len(whole) > max_bytes)
 
     def forget(self, job: Job) -> None:
-        """There is nothing to forget."""
+        """Do nothing."""
 
 
 def progress_of(events: Iterable[Event], begin: Progress | None = None) -> Progress:

@@ -45,7 +45,7 @@ def candidate(number: int = 0) -> Candidate:
 
 
 def score_request(user: str = "u1", k: int = 3, **changes: Any) -> ScoreRequest:
-    """A valid request, validated as the server does; a change to None removes the key."""
+    """A valid request, validated as by the server; a change to None removes the key."""
     request = {
         "user_id": user,
         "at": AT,
@@ -64,7 +64,7 @@ def reward_request(event: str, user: str = "u1", **changes: Any) -> RewardReques
 
 @contextlib.contextmanager
 def serving(home: Path, **options: Any) -> Iterator[PolicyService]:
-    """A service that is closed at the end; a new home gets the same secret in every run, so draws repeat."""
+    """A service that is closed at the end; a new home gets a fixed secret, so that draws repeat."""
     home.mkdir(parents=True, exist_ok=True)
     if not (home / SECRET_FILE).exists():
         (home / SECRET_FILE).write_text("5e" * 32)
@@ -73,7 +73,7 @@ def serving(home: Path, **options: Any) -> Iterator[PolicyService]:
 
 
 def learn(service: PolicyService, policy: str, count: int, user: str = "u1", prefix: str = "e") -> None:
-    """Score and reward events, with rewards that vary."""
+    """Score `count` events and reward them with different actions."""
     actions = ("completed", "dismissed", "snoozed", "ignored")
     for number in range(count):
         event = f"{prefix}{number}"

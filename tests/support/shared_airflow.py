@@ -1,9 +1,7 @@
-"""A real Airflow with our DAG, a real MLflow and a scripted Ollama; one of each for the whole test session."""
+"""A real Airflow with tipbench's DAG, a scripted MLflow and a scripted Ollama, one each per test session."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,16 +18,9 @@ MODELS = ("alpha:135m", "beta:135m", ModelSpec("huge:70b", params=70_000_000_000
 def worker_home(tmp_path_factory: pytest.TempPathFactory, weights_home: Path) -> Path:
     """The home of tipbench on the worker, with the embedded model's weights."""
     folder = tmp_path_factory.mktemp("worker") / "home"
-    (folder / "models").mkdir(parents=True)
-    for file in (weights_home / "models").iterdir():
-        os.link(file, folder / "models" / file.name) if _same_disk(file, folder) else shutil.copy(
-            file, folder / "models"
-        )
+    folder.mkdir()
+    (folder / "models").symlink_to(weights_home / "models")
     return folder
-
-
-def _same_disk(file: Path, folder: Path) -> bool:
-    return file.stat().st_dev == folder.stat().st_dev
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +40,11 @@ def airflow_mlflow_url() -> Iterator[str]:
 def airflow(
     tmp_path_factory: pytest.TempPathFactory, airflow_mlflow_url: str, worker_home: Path, scripted: ScriptedOllama
 ) -> Iterator[RealAirflow]:
-    """Scheduler, API and all, started once: that takes a minute. A test that stops it starts it again."""
-    own = {"MLFLOW_TRACKING_URI": airflow_mlflow_url, "TIPBENCH_HOME": str(worker_home), "OLLAMA_HOST": scripted.url}
-    with RealAirflow(tmp_path_factory.mktemp("airflow"), own) as running:
+    """The whole Airflow, whose start takes a minute. A test that stops it starts it again."""
+    environment = {
+        "MLFLOW_TRACKING_URI": airflow_mlflow_url,
+        "TIPBENCH_HOME": str(worker_home),
+        "OLLAMA_HOST": scripted.url,
+    }
+    with RealAirflow(tmp_path_factory.mktemp("airflow"), environment) as running:
         yield running

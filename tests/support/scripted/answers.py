@@ -28,7 +28,7 @@ _WHY = ("A small start removes the threshold.", "It is due first.", "This hour s
 
 
 def tips(model: str, messages: Sequence[Message], options: Mapping[str, object], nth: int) -> str:
-    """Exactly the requested JSON array, the same for the same model, messages and seed."""
+    """The requested JSON array; equal for the same model, messages and seed."""
     seed = hashlib.sha256(f"{model}|{options.get('seed')}|".encode())
     for message in messages:
         seed.update(str(message.get("content")).encode("utf-8", "replace"))
@@ -37,7 +37,7 @@ def tips(model: str, messages: Sequence[Message], options: Mapping[str, object],
 
 
 def requested_tips(messages: Sequence[Message]) -> int:
-    """The number of tips that the last user message requests, after any examples; 3 without one."""
+    """The number of tips that the last user message requests; 3 if it has none."""
     users = [str(message.get("content")) for message in messages if message.get("role") == "user"]
     found = _NUMBER_OF_TIPS.findall(users[-1]) if users else []
     return min(max(int(found[-1]), 1), 50) if found else 3
@@ -51,7 +51,7 @@ def _tip(number: int) -> dict[str, str]:
 
 
 def huge_text(n_bytes: int = 200_000) -> str:
-    """A text of at least that many UTF-8 bytes, with emoji, NULs, quotes and line ends."""
+    """A text of at least `n_bytes` UTF-8 bytes, with emoji, NULs, quotes and line ends."""
     line = 'Plan 🌿 the day\x00 "slowly" – naïve 👩🏽‍💻 \\ tab\t and\r\nline {n}\n'
     size = len(line.encode())
     return "".join(line.replace("{n}", str(n)) for n in range(n_bytes // size + 1))

@@ -1,4 +1,4 @@
-"""The answer of /api/chat, as NDJSON in chunks over the time of the call, and every way it can go wrong."""
+"""The response of /api/chat: NDJSON in chunks over the time of the call, with faults."""
 
 from __future__ import annotations
 
@@ -16,49 +16,50 @@ from support.scripted.wire import STREAM_END, STREAM_HEAD, Connection, chunk
 
 _CUTS = ("error_line", "no_done", "reset_after", "hang_after", "garbage")
 _TEAR = 7  # bytes held back by a torn write
+_CHUNKS = 24  # objects of a streamed answer
+_WRITES = 3  # spread over the time of the call
 
 
 def now() -> str:
-    """Now as Ollama writes it."""
+    """The current time in Ollama's format."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
 def prompt_tokens(messages: Iterable[Mapping[str, object]]) -> int:
-    """Four characters a token and four tokens a message: no tokeniser, but always the same."""
+    """A fixed estimate: four characters per token, plus four tokens per message."""
     return sum(4 + (len(str(message.get("content"))) + 3) // 4 for message in messages)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer before anything has struck it. `began` is on the monotonic clock, before any load."""
+    """One answer before its faults are applied. `began` is on the monotonic clock, before any load."""
 
     model: str
     text: str
     call_s: float
-    chunks: int
-    writes: int
     prompt_tokens: int
     load_s: float
     began: float
     thinks: bool
-    struck: Mapping[str, Fault]
+    faults: Mapping[str, Fault]
     done_reason: str = "stop"
+    chunks: int = _CHUNKS
 
     def altered(self) -> Answer:
-        """The answer with the faults that change its text or time."""
+        """Return the answer with the faults that change its text or time."""
         text, call_s, reason, chunks = self.text, self.call_s, self.done_reason, self.chunks
-        if huge := self.struck.get("huge"):
+        if huge := self.faults.get("huge"):
             text, chunks = huge_text(int(huge.value or 200_000)), max(chunks, 100)
-        if "length" in self.struck:
+        if "length" in self.faults:
             text, reason = text[: len(text) // 2], "length"
-        if slow := self.struck.get("slow"):
+        if slow := self.faults.get("slow"):
             call_s = slow.value or 0.0
         return replace(self, text=text, call_s=call_s, done_reason=reason, chunks=chunks)
 
     def last(self) -> dict[str, object]:
         """The fields of the object with `done`."""
         fields: dict[str, object] = {"done_reason": self.done_reason, "done": True}
-        if "no_counters" in self.struck:
+        if "no_counters" in self.faults:
             return fields
         call_ns = max(int(self.call_s * 1e9), 20)
         counters = {
@@ -73,7 +74,7 @@ class Answer:
 
 
 class _Lines:
-    """Makes the lines of one stream; all carry the time the stream began."""
+    """Formats the lines of one stream; all have the time at which it began."""
 
     def __init__(self, model: str) -> None:
         self._head = f'{{"model":{json.dumps(model)},"created_at":"{now()}","message":{{"role":"assistant","content":'
@@ -89,7 +90,7 @@ class _Lines:
 
 
 class _Writer:
-    """Writes to the client; when torn, holds the last bytes of every write back for the next."""
+    """Writes to the client; if torn, the last bytes of every write are sent with the next one."""
 
     def __init__(self, connection: Connection, *, torn: bool) -> None:
         self._connection = connection
@@ -109,44 +110,44 @@ class _Writer:
 
 
 async def send_whole(answer: Answer, entry: Request, connection: Connection) -> None:
-    """The answer for `stream: false`: one JSON object."""
-    answer, struck = answer.altered(), answer.struck
+    """Send the answer as one JSON object, for `stream: false`."""
+    answer, faults = answer.altered(), answer.faults
     await asyncio.sleep(answer.call_s)
-    if "hang_after" in struck:
+    if "hang_after" in faults:
         await asyncio.Event().wait()
-    if "reset_after" in struck:
+    if "reset_after" in faults:
         entry.outcome = "reset"
         connection.reset()
         return
-    if "error_line" in struck:
+    if "error_line" in faults:
         entry.status = 500
         connection.answer(500, {"error": "an error was encountered while running the model"})
         return
-    incomplete = "no_done" in struck or "done_false" in struck
+    incomplete = "no_done" in faults or "done_false" in faults
     fields: dict[str, object] = {"done": False} if incomplete else answer.last()
     message = {"role": "assistant", "content": answer.text}
     connection.answer(200, {"model": answer.model, "created_at": now(), "message": message} | fields)
 
 
 async def stream(answer: Answer, entry: Request, connection: Connection) -> None:
-    """The answer as a stream of objects."""
-    answer, struck = answer.altered(), answer.struck
-    lines, writer = _Lines(answer.model), _Writer(connection, torn="torn" in struck)
-    if "done_false" in struck:
+    """Send the answer as a stream of objects."""
+    answer, faults = answer.altered(), answer.faults
+    lines, writer = _Lines(answer.model), _Writer(connection, torn="torn" in faults)
+    if "done_false" in faults:
         await asyncio.sleep(answer.call_s)
         writer.finish(STREAM_HEAD + lines.piece(answer.text) + STREAM_END)
         return
     pieces = [lines.piece(text) for text in split(answer.text, answer.chunks)]
-    cut = next((struck[kind] for kind in _CUTS if kind in struck), None)
+    cut = next((faults[kind] for kind in _CUTS if kind in faults), None)
     rest: list[bytes] = []
     if cut is not None:
         at = len(pieces) // 2 if cut.value is None else int(cut.value)
         pieces, rest = pieces[:at], pieces[at:]
-    if answer.thinks or "thinking" in struck:
+    if answer.thinks or "thinking" in faults:
         pieces[:0] = [lines.piece("", thought) for thought in ("Let me think", " about 🌿 this.")]
-    ended = cut is None and "endless" not in struck
+    ended = cut is None and "endless" not in faults
     await _paced(answer, pieces, writer, end_with=lines if ended else None)
-    if "endless" in struck:
+    if "endless" in faults:
         await _endless(pieces or [lines.piece("on and on ")], writer)
     if cut is not None:
         await _cut_off(cut.kind, rest, _end(lines, answer), writer, entry, connection)
@@ -158,9 +159,9 @@ def _end(lines: _Lines, answer: Answer) -> bytes:
 
 
 async def _paced(answer: Answer, pieces: list[bytes], writer: _Writer, *, end_with: _Lines | None) -> None:
-    """Writes the pieces in a few groups, evenly over the time of the call; the end goes with the last group."""
+    """Write the pieces in a few groups, evenly over the time of the call; the end goes with the last group."""
     loop = asyncio.get_running_loop()
-    began, n = loop.time(), answer.writes if answer.call_s > 0 else 1
+    began, n = loop.time(), _WRITES if answer.call_s > 0 else 1
     step = -(-len(pieces) // n) or 1
     data = STREAM_HEAD
     for i in range(n):
@@ -195,6 +196,6 @@ async def _cut_off(
     elif kind == "hang_after":
         await asyncio.Event().wait()
     else:
-        await asyncio.sleep(0.03)  # the tokens must have left: a RST discards what is still queued
+        await asyncio.sleep(0.03)  # a RST discards the tokens that are not sent yet
         entry.outcome = "reset"
         connection.reset()

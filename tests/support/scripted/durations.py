@@ -12,11 +12,11 @@ _PART = re.compile(r"(\d+\.?\d*|\.\d+)([^\d.]*)")
 
 
 class BadDurationError(ValueError):
-    """The text Ollama answers with, status 400."""
+    """The error message of Ollama's response, status 400."""
 
 
-def keep_alive_seconds(value: object, *, whole_seconds: bool) -> float | None:
-    """Seconds to stay, NEVER for a negative value, None when absent. Old servers drop a number's fraction."""
+def keep_alive_seconds(value: object) -> float | None:
+    """Seconds until the unload, NEVER for a negative value, None when absent. A number's fraction is dropped."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -25,11 +25,11 @@ def keep_alive_seconds(value: object, *, whole_seconds: bool) -> float | None:
     seconds = go_duration(value) if isinstance(value, str) else value
     if seconds < 0:
         return NEVER
-    return int(seconds) if whole_seconds and not isinstance(value, str) else float(seconds)
+    return float(seconds) if isinstance(value, str) else int(seconds)
 
 
 def go_duration(text: str) -> float:
-    """What Go's time.ParseDuration makes of a text, in seconds."""
+    """The seconds that Go's time.ParseDuration returns for a text."""
     sign, rest = (-1.0, text[1:]) if text[:1] == "-" else (1.0, text.removeprefix("+"))
     if rest == "0":
         return 0.0

@@ -1,10 +1,9 @@
-"""What a scripted server has seen: every request, every load, and how many models were resident."""
+"""The log of a scripted server: requests, loads, and how many models were resident."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,16 +22,14 @@ class Request:
     path: str
     started: float
     model: str | None = None
-    nth: int = 0  # the model's how-manieth chat call, from 1
+    nth: int = 0  # number of this call among the model's calls of the path, from 1
     keep_alive: object = None
     options: dict[str, object] = field(default_factory=dict)
-    messages: str = ""  # messages_hash of them
+    messages: str = ""  # their messages_hash
     finished: float | None = None
     outcome: str = "running"
     status: int = 0
-    faults: tuple[str, ...] = ()
     load_s: float | None = None  # waited for the model; None where none was needed
-    loaded: bool = False  # this request made the server load
     body: dict[str, object] = field(default_factory=dict, repr=False)  # in process only
 
     def as_json(self) -> dict[str, object]:
@@ -42,21 +39,20 @@ class Request:
 
 @dataclass
 class Log:
-    """Grows while the server runs; read it from any thread."""
+    """Grows while the server runs; may be read from any thread."""
 
     requests: list[Request] = field(default_factory=list)
     loads: Counter[str] = field(default_factory=Counter)
     unloads: Counter[str] = field(default_factory=Counter)
-    timeline: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)
-    max_resident: int = 0  # weights in memory, whether /api/ps listed them or not
+    resident: tuple[str, ...] = ()  # weights in memory, whether /api/ps lists them or not
+    max_resident: int = 0
 
-    def resident(self, names: Sequence[str]) -> None:
-        """Notes the set of resident models after a change."""
-        self.timeline.append((time.time(), tuple(names)))
+    def set_resident(self, names: Sequence[str]) -> None:
+        self.resident = tuple(names)
         self.max_resident = max(self.max_resident, len(names))
 
     def calls(self, model: str | None = None, *, path: str = "/api/chat", outcome: str | None = None) -> list[Request]:
-        """The requests to a path, of one model and with one outcome where given."""
+        """The requests to a path, filtered by model and outcome."""
         return [
             request
             for request in list(self.requests)
@@ -65,15 +61,7 @@ class Log:
             and (outcome is None or request.outcome == outcome)
         ]
 
-    def as_json(self, *, brief: bool = False) -> dict[str, object]:
-        """The body of GET /_log; brief leaves the requests out."""
-        outcomes = Counter(request.outcome for request in self.requests if request.path == "/api/chat")
-        answer: dict[str, object] = {
-            "loads": dict(self.loads),
-            "unloads": dict(self.unloads),
-            "max_resident": self.max_resident,
-            "timeline": self.timeline,
-            "n_requests": len(self.requests),
-            "chat_outcomes": dict(outcomes),
-        }
-        return answer if brief else answer | {"requests": [request.as_json() for request in self.requests]}
+    def as_json(self) -> dict[str, object]:
+        """The body of GET /_log."""
+        requests = [request.as_json() for request in self.requests]
+        return {"loads": dict(self.loads), "max_resident": self.max_resident, "requests": requests}

@@ -1,4 +1,4 @@
-"""Which weights are in memory: loading, keep_alive, unloading, as Ollama's scheduler does it."""
+"""The models in memory: loading, keep_alive and unloading, as in Ollama's scheduler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from support.scripted.faults import Script
 from support.scripted.log import Log
 from support.scripted.models import ModelSpec
 
-_FOREVER_S = 292.4 * 365 * 86400  # what Ollama lists for "never": Go's longest duration
+_DEFAULT_KEEP_ALIVE_S = 300.0
+_FOREVER_S = 292.4 * 365 * 86400  # Ollama shows "never" as Go's longest duration
 
 
 class LoadError(Exception):
@@ -21,15 +22,10 @@ class LoadError(Exception):
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """Times in seconds. The defaults are those of a small model on a real server, or faster."""
+    """How long loading and unloading take. The defaults are those of a small model on a real server, or faster."""
 
     load_s: float = 0.05
     unload_s: float = 0.01
-    keep_alive_s: float = 300.0  # for requests without keep_alive
-    max_loaded: int = 3  # OLLAMA_MAX_LOADED_MODELS; 0: no limit
-    parallel: int = 0  # OLLAMA_NUM_PARALLEL; 0: no limit
-    hide_loading: bool = False
-    newest_name: bool = False  # of two names of one blob, list the one used last
 
 
 @dataclass(eq=False)
@@ -39,10 +35,9 @@ class Runner:
     spec: ModelSpec
     num_ctx: int
     stay_s: float
-    slots: asyncio.Semaphore | None
     users: int = 0
     loading: bool = True
-    evicting: bool = False  # no new users: it goes as soon as it is idle
+    evicting: bool = False  # no new users: it is unloaded as soon as it is idle
     stopping: bool = False
     expires_at: float = math.inf
     timer: asyncio.TimerHandle | None = None
@@ -74,33 +69,34 @@ class Memory:
         self._script = script
         self._log = log
         self._runners: dict[str, Runner] = {}
-        self._hidden: set[str] = set()
         self._stops: set[asyncio.Task[None]] = set()
 
     def listed(self) -> list[dict[str, object]]:
-        """What /api/ps shows, the longest stay first."""
-        shown = [r for r in self._runners.values() if not (r.loading and r.spec.blob_sha in self._hidden)]
-        return sorted((r.listed() for r in shown), key=lambda entry: str(entry["expires_at"]), reverse=True)
+        """The entries of /api/ps, the longest stay first."""
+        entries = (runner.listed() for runner in self._runners.values())
+        return sorted(entries, key=lambda entry: str(entry["expires_at"]), reverse=True)
 
-    async def acquire(self, spec: ModelSpec, num_ctx: int, keep_alive: float | None) -> tuple[Runner, bool]:
-        """A runner for one request, and whether it had to be loaded for it. Give it back with `release`."""
+    async def acquire(self, spec: ModelSpec, num_ctx: int, keep_alive: float | None) -> Runner:
+        """Return a loaded runner for one request, which ends with `release`."""
         while True:
             runner = self._runners.get(spec.blob_sha)
             if runner is None:
-                if await self._made_room():
-                    return await self._load(spec, num_ctx, keep_alive), True
-            elif runner.stopping or runner.evicting:
+                return await self._load(spec, num_ctx, keep_alive)
+            if runner.stopping or runner.evicting:
                 await runner.gone.wait()
             elif runner.loading:
                 await runner.ready.wait()
             elif runner.num_ctx != num_ctx:
-                self._evict(runner)
+                runner.evicting = True
+                if runner.users <= 0:
+                    self._stop(runner)
             else:
-                self._use(runner, spec, keep_alive)
-                return runner, False
+                runner.users += 1
+                runner.stay_s = runner.stay_s if keep_alive is None else keep_alive
+                return runner
 
     def release(self, runner: Runner) -> None:
-        """The request is over: the stay begins, or the unload."""
+        """End a request: the stay begins, or the unload."""
         runner.users -= 1
         if runner.users > 0 or runner.stopping or self._runners.get(runner.spec.blob_sha) is not runner:
             return
@@ -112,7 +108,7 @@ class Memory:
             self._arm(runner, runner.stay_s)
 
     def expire(self, spec: ModelSpec) -> None:
-        """The explicit unload: only marks, and acts when the model is idle."""
+        """Unload a model at once, or as soon as it is idle."""
         runner = self._runners.get(spec.blob_sha)
         if runner is None or runner.stopping:
             return
@@ -122,48 +118,30 @@ class Memory:
             self._stop(runner)
 
     def lose_all(self) -> None:
-        """The server process died, and its weights with it."""
+        """Drop all models, as when the server process dies."""
         for runner in list(self._runners.values()):
             self._remove(runner)
 
     def close(self) -> None:
-        """Stops every pending unload and timer."""
+        """Cancel every pending unload and timer."""
         for task in self._stops:
             task.cancel()
         for runner in self._runners.values():
             if runner.timer is not None:
                 runner.timer.cancel()
 
-    async def _made_room(self) -> bool:
-        limit = self.settings.max_loaded
-        if not limit or len(self._runners) < limit:
-            return True
-        going = min(self._runners.values(), key=lambda r: (not r.stopping, r.users > 0 or r.loading, r.stay_s))
-        if going.loading:
-            await going.ready.wait()
-        self._evict(going)
-        await going.gone.wait()
-        return False
-
     async def _load(self, spec: ModelSpec, num_ctx: int, keep_alive: float | None) -> Runner:
-        settings, name = self.settings, spec.full
-        stay_s = settings.keep_alive_s if keep_alive is None else keep_alive
-        slots = asyncio.Semaphore(settings.parallel) if settings.parallel else None
-        runner = Runner(spec, num_ctx, stay_s, slots, users=1)
+        name = spec.full
+        runner = Runner(spec, num_ctx, _DEFAULT_KEEP_ALIVE_S if keep_alive is None else keep_alive, users=1)
         self._runners[spec.blob_sha] = runner
         self._log.loads[name] += 1
-        self._note()
-        nth, nth_all = self._log.loads[name], self._log.loads.total()
-        strikes = self._script.memory(("load_delay", "load_error", "hide_loading"), name, nth, nth_all)
-        if settings.hide_loading or "hide_loading" in strikes:
-            self._hidden.add(spec.blob_sha)
-        slow = strikes.get("load_delay")
+        self._log_resident()
+        faults = self._script.take(("load_error",), "/api/chat", name, self._log.loads[name], self._log.loads.total())
         loaded = False
         try:
-            await asyncio.sleep(slow.value or 0.0 if slow else settings.load_s)
-            loaded = "load_error" not in strikes
+            await asyncio.sleep(self.settings.load_s)
+            loaded = not faults
         finally:
-            self._hidden.discard(spec.blob_sha)
             runner.loading = False
             if not loaded:
                 self._remove(runner)
@@ -172,21 +150,8 @@ class Memory:
             raise LoadError("llama runner process has terminated: exit status 2")
         return runner
 
-    def _use(self, runner: Runner, spec: ModelSpec, keep_alive: float | None) -> None:
-        runner.users += 1
-        if keep_alive is not None:
-            runner.stay_s = keep_alive
-        if self.settings.newest_name and runner.spec.full != spec.full:
-            runner.spec = spec
-            self._note()
-
-    def _evict(self, runner: Runner) -> None:
-        runner.evicting = True
-        if runner.users <= 0 and not runner.stopping:
-            self._stop(runner)
-
     def _arm(self, runner: Runner, after_s: float) -> None:
-        # A timer that fires too early looks again, so only a shorter stay needs a new one: cheaper than one a call.
+        # A timer that fires too early is set again, so only a shorter stay needs a new one: cheaper than one per call.
         loop = asyncio.get_running_loop()
         if runner.timer is not None:
             if runner.timer.when() <= loop.time() + after_s:
@@ -215,11 +180,10 @@ class Memory:
     async def _unload(self, runner: Runner) -> None:
         name = runner.spec.full
         nth, nth_all = self._log.unloads[name] + 1, self._log.unloads.total() + 1
-        strikes = self._script.memory(("unload_delay", "stuck"), name, nth, nth_all)
-        slow, stuck = strikes.get("unload_delay"), strikes.get("stuck")
+        stuck = self._script.take(("stuck",), "/api/chat", name, nth, nth_all).get("stuck")
         while stuck is not None and self._script.holds(stuck):
             await asyncio.sleep(0.02)
-        await asyncio.sleep(slow.value or 0.0 if slow else self.settings.unload_s)
+        await asyncio.sleep(self.settings.unload_s)
         self._remove(runner)
 
     def _remove(self, runner: Runner) -> None:
@@ -228,9 +192,9 @@ class Memory:
         if self._runners.get(runner.spec.blob_sha) is runner:
             del self._runners[runner.spec.blob_sha]
             self._log.unloads[runner.spec.full] += 1
-            self._note()
+            self._log_resident()
         runner.stopping = True
         runner.gone.set()
 
-    def _note(self) -> None:
-        self._log.resident([runner.spec.full for runner in self._runners.values()])
+    def _log_resident(self) -> None:
+        self._log.set_resident([runner.spec.full for runner in self._runners.values()])

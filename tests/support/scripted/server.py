@@ -24,23 +24,15 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Settings:
-    """How the server behaves when nothing goes wrong. Times in seconds."""
+    """How the server behaves without faults."""
 
-    version: str = "0.11.4"
     call_s: float = 0.0  # from loaded to the last byte
-    chunks: int = 24  # objects an answer is streamed in
-    writes: int = 3  # number of writes, spread over call_s
     reply: Reply = tips
     memory: MemorySettings = field(default_factory=MemorySettings)
 
-    @property
-    def modern(self) -> bool:
-        """From 0.30: a loading model is hidden, prompts are cut to half, `truncate: false` and fractions count."""
-        return tuple(int(part) for part in self.version.split(".")[:2]) >= (0, 30)
-
 
 class RefusedError(Exception):
-    """An answer other than 200."""
+    """A response other than 200."""
 
     def __init__(self, status: int, error: str) -> None:
         super().__init__(error)
@@ -48,42 +40,39 @@ class RefusedError(Exception):
 
 
 class Server:
-    """The routes and what they share. Lives on one event loop."""
+    """The routes and their state. Used on one event loop."""
 
     def __init__(self, models: Sequence[ModelSpec | str], settings: Settings, faults: Sequence[Fault]) -> None:
         self.log = Log()
         self.library = Library(models)
         self.script = Script(faults)
-        if settings.modern:
-            settings = replace(settings, memory=replace(settings.memory, hide_loading=True))
         self.settings = settings
         self.memory = Memory(settings.memory, self.script, self.log)
-        self.control: Callable[[Body], Awaitable[object]] | None = None  # POST /_script
         self._nth_path: Counter[str] = Counter()
         self._nth_model: Counter[str] = Counter()
-        self._gets: dict[str, Callable[[HttpRequest], object]] = {
-            "/": lambda _: "Ollama is running",
-            "/api/version": lambda _: {"version": self.settings.version},
-            "/api/tags": lambda _: {"models": [spec.listed() for spec in self.library.all()]},
-            "/api/ps": lambda _: {"models": self.memory.listed()},
-            "/_log": lambda request: self.log.as_json(brief="brief=1" in request.query),
+        self._gets: dict[str, Callable[[], object]] = {
+            "/": lambda: "Ollama is running",
+            "/api/version": lambda: {"version": "0.11.4"},
+            "/api/tags": lambda: {"models": [spec.listed() for spec in self.library.all()]},
+            "/api/ps": lambda: {"models": self.memory.listed()},
+            "/_log": self.log.as_json,
         }
         self._posts: dict[str, Callable[[Body, Request, Connection], Awaitable[None]]] = {
             "/api/show": self._show,
             "/api/generate": self._generate,
             "/api/chat": self._chat,
-            "/_script": self._script_body,
+            "/_set": self._set,
         }
 
     def apply(self, **changes: object) -> None:
-        """Changes settings at run time; names of MemorySettings count too."""
+        """Change settings at run time, including those of MemorySettings."""
         memory = {name: changes.pop(name) for name in list(changes) if hasattr(self.settings.memory, name)}
         kept = replace(self.settings.memory, **memory)  # type: ignore[arg-type]
         self.settings = replace(self.settings, memory=kept, **changes)  # type: ignore[arg-type]
         self.memory.settings = self.settings.memory
 
     async def handle(self, http: HttpRequest, connection: Connection) -> None:
-        """One request, from its log entry to its last byte."""
+        """Log a request and respond to it."""
         entry = Request(http.path, time.time())
         if not http.path.startswith("/_"):
             self.log.requests.append(entry)
@@ -112,11 +101,11 @@ class Server:
             return
         body = _parse(http.body) if table is self._posts else {}
         self._describe(entry, body)
-        if await self._struck_early(entry, connection):
+        if await self._fail_early(entry, connection):
             return
         entry.status = 200
         if table is self._gets:
-            connection.answer(200, self._gets[http.path](http))
+            connection.answer(200, self._gets[http.path]())
         else:
             await self._posts[http.path](body, entry, connection)
 
@@ -135,30 +124,28 @@ class Server:
         entry.messages = messages_hash(body["messages"]) if body.get("messages") else ""
         entry.body = body
 
-    async def _struck_early(self, entry: Request, connection: Connection) -> bool:
-        struck = self.script.take(EARLY, entry.path, entry.model, entry.nth, self._nth_path[entry.path])
-        entry.faults = tuple(struck)
-        if "delay" in struck:
-            await asyncio.sleep(struck["delay"].value or 0.0)
-        while "hold" in struck and self.script.holds(struck["hold"]):
+    async def _fail_early(self, entry: Request, connection: Connection) -> bool:
+        """Apply the faults that precede a response; returns whether there is none to send."""
+        faults = self.script.take(EARLY, entry.path, entry.model, entry.nth, self._nth_path[entry.path])
+        while "hold" in faults and self.script.holds(faults["hold"]):
             await asyncio.sleep(0.01)
-        if "reset" in struck:
+        if "reset" in faults:
             entry.outcome = "reset"
             connection.reset()
             return True
-        if "hang" in struck:
+        if "hang" in faults:
             await asyncio.Event().wait()
-        if "busy" in struck:
+        if "busy" in faults:
             raise RefusedError(503, "server busy, please try again.  maximum pending requests exceeded")
-        if "missing" in struck:
+        if "missing" in faults:
             raise RefusedError(404, f'model "{entry.model}" not found, try pulling it first')
-        if "status" in struck:
-            raise RefusedError(int(struck["status"].value or 500), "scripted error")
+        if "status" in faults:
+            raise RefusedError(int(faults["status"].value or 500), "scripted error")
         return False
 
     def _keep_alive(self, body: Body) -> float | None:
         try:
-            return keep_alive_seconds(body.get("keep_alive"), whole_seconds=not self.settings.modern)
+            return keep_alive_seconds(body.get("keep_alive"))
         except BadDurationError as exc:
             raise RefusedError(400, str(exc)) from exc
 
@@ -205,19 +192,14 @@ class Server:
             raise RefusedError(400, f'"{body["model"]}" does not support chat')
         if body.get("think") and "thinking" not in spec.capabilities:
             raise RefusedError(400, f"registry.ollama.ai/library/{spec.full} does not support thinking")
-        struck = self.script.take(CHAT, entry.path, entry.model, entry.nth, self._nth_path[entry.path])
-        entry.faults += tuple(struck)
+        faults = self.script.take(CHAT, entry.path, entry.model, entry.nth, self._nth_path[entry.path])
         began = time.monotonic()
         runner = await self._acquire(spec, entry, keep_alive)
         try:
             if not body.get("messages"):
                 connection.answer(200, empty | {"created_at": chat.now(), "done_reason": "load"})
                 return
-            if runner is not None and runner.slots is not None:
-                async with runner.slots:
-                    await self._answer(spec, body, entry, connection, struck, began)
-            else:
-                await self._answer(spec, body, entry, connection, struck, began)
+            await self._answer(spec, body, entry, connection, faults, began)
         finally:
             if runner is not None:
                 self.memory.release(runner)
@@ -228,14 +210,11 @@ class Server:
         began = time.monotonic()
         num_ctx = entry.options.get("num_ctx", 4096)
         try:
-            runner, entry.loaded = await self.memory.acquire(
-                spec, num_ctx if isinstance(num_ctx, int) else 4096, keep_alive
-            )
+            return await self.memory.acquire(spec, num_ctx if isinstance(num_ctx, int) else 4096, keep_alive)
         except LoadError as exc:
             raise RefusedError(500, str(exc)) from exc
         finally:
             entry.load_s = time.monotonic() - began
-        return runner
 
     async def _answer(
         self,
@@ -243,42 +222,34 @@ class Server:
         body: Body,
         entry: Request,
         connection: Connection,
-        struck: dict[str, Fault],
+        faults: dict[str, Fault],
         began: float,
     ) -> None:
         prompt_tokens = chat.prompt_tokens(body["messages"])
         num_ctx = entry.options.get("num_ctx", 4096)
         limit = int(num_ctx) if isinstance(num_ctx, int | float) else 4096
-        too_long = self.settings.modern and body.get("truncate") is False and prompt_tokens > limit
-        if "prompt_too_long" in struck or too_long:
+        if "prompt_too_long" in faults:
             raise RefusedError(400, "the input length exceeds the context length")
-        if "truncated" in struck or "truncated_half" in struck or prompt_tokens > limit:
-            half = "truncated_half" in struck or (self.settings.modern and "truncated" not in struck)
-            prompt_tokens = limit // 2 if half else limit
+        if "truncated" in faults or "truncated_half" in faults or prompt_tokens > limit:
+            prompt_tokens = limit // 2 if "truncated_half" in faults else limit
         answer = chat.Answer(
             model=str(body["model"]),
             text=self.settings.reply(spec.full, body["messages"], entry.options, entry.nth),
             call_s=self.settings.call_s,
-            chunks=self.settings.chunks,
-            writes=self.settings.writes,
             prompt_tokens=prompt_tokens,
             load_s=entry.load_s or 0.0,
             began=began,
             thinks="thinking" in spec.capabilities and body.get("think") is not False,
-            struck=struck,
+            faults=faults,
         )
         if body.get("stream") is False:
             await chat.send_whole(answer, entry, connection)
         else:
             await chat.stream(answer, entry, connection)
 
-    async def _script_body(self, body: Body, _entry: Request, connection: Connection) -> None:
-        if self.control is None:
-            raise RefusedError(404, "no script here")
-        try:
-            connection.answer(200, await self.control(body))
-        except (ValueError, TypeError) as exc:
-            raise RefusedError(400, str(exc)) from exc
+    async def _set(self, body: Body, _entry: Request, connection: Connection) -> None:
+        self.apply(**body)
+        connection.answer(200, {})
 
 
 def _parse(data: bytes) -> Body:

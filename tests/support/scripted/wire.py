@@ -1,4 +1,4 @@
-"""Just enough HTTP/1.1 for one server on loopback: keep-alive, chunked answers, resets, and noticing who leaves."""
+"""The part of HTTP/1.1 that a server on loopback needs: keep-alive, chunked bodies, resets, disconnects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ class HttpRequest:
 
     method: str
     path: str
-    query: str
     body: bytes
 
 
@@ -29,7 +28,7 @@ Handler = Callable[[HttpRequest, "Connection"], Awaitable[None]]
 
 
 class Connection(asyncio.Protocol):
-    """One client. Its requests are handled one after the other; a client that leaves cancels the handler."""
+    """One client. Its requests are handled one after the other; a disconnect cancels the handler."""
 
     def __init__(self, handler: Handler, connections: set[Connection]) -> None:
         self._handler = handler
@@ -52,12 +51,12 @@ class Connection(asyncio.Protocol):
             self._next()
 
     def eof_received(self) -> bool:
-        self._leave()
+        self._cancel()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._all.discard(self)
-        self._leave()
+        self._cancel()
 
     def pause_writing(self) -> None:
         self._may_write.clear()
@@ -65,7 +64,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._may_write.set()
 
-    def _leave(self) -> None:
+    def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
 
@@ -91,7 +90,7 @@ class Connection(asyncio.Protocol):
         end = self._buffer.find(b"\r\n\r\n")
         if end < 0:
             if len(self._buffer) > MAX_HEAD:
-                raise ValueError("head of the request too long")
+                raise ValueError("request headers too long")
             return None
         line, *headers = self._buffer[:end].decode("latin-1").split("\r\n")
         parts = line.split(" ")
@@ -105,41 +104,40 @@ class Connection(asyncio.Protocol):
             elif name.lower() == "transfer-encoding":
                 raise ValueError("the scripted server needs a Content-Length")
         if not 0 <= length <= MAX_BODY:
-            raise ValueError("body of the request too long")
+            raise ValueError("request body too long")
         if len(self._buffer) < end + 4 + length:
             return None
         body = self._buffer[end + 4 : end + 4 + length]
         self._buffer = self._buffer[end + 4 + length :]
-        path, _, query = parts[1].partition("?")
-        return HttpRequest(parts[0], path, query, body)
+        return HttpRequest(parts[0], parts[1].partition("?")[0], body)
 
     @property
     def closing(self) -> bool:
         return self._transport is None or self._transport.is_closing()
 
     def answer(self, status: int, body: object) -> None:
-        """A whole answer: JSON, or plain text for a str."""
+        """Send a complete response: JSON, or plain text for a str."""
         kind = "text/plain; charset=utf-8" if isinstance(body, str) else "application/json; charset=utf-8"
         data = (body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)).encode("utf-8", "replace")
         head = f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}"
         self.write(head.encode() + b"\r\n\r\n" + data)
 
     def write(self, data: bytes) -> None:
-        """Hands bytes to the kernel without waiting."""
+        """Send bytes without waiting."""
         if self._transport is not None:
             self._transport.write(data)
 
     async def drain(self) -> None:
-        """Waits while the client reads more slowly than we write."""
+        """Wait until the client has read most of the bytes written."""
         await self._may_write.wait()
 
     def close(self) -> None:
-        """Ends the connection after what is written."""
+        """Close the connection once the bytes written are sent."""
         if self._transport is not None:
             self._transport.close()
 
     def reset(self) -> None:
-        """Ends the connection with a RST."""
+        """Close the connection with a RST."""
         self.dropped = True
         if self._transport is None or self._transport.is_closing():
             return

@@ -185,7 +185,7 @@ class Waits:
             await asyncio.to_thread(take_lock)
 
 
-def test_a_judges_export_apply_and_close_wait_without_lock_and_slot_for_sheets(
+def test_a_judges_apply_and_close_wait_without_lock_and_slot_for_sheets(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(security, "MAX_SHEETS", 1)
@@ -202,18 +202,16 @@ def test_a_judges_export_apply_and_close_wait_without_lock_and_slot_for_sheets(
             return time.perf_counter() - started + waits.seconds.pop()
 
         batch = served.post(f"{base}/batches", token=served.judge).json()["batch"]
-        assert waits.seconds.pop() > 0
         filled = served.post(f"{base}/sheets", token=served.judge).json()
         for item in filled["items"]:
             for tip in item["tips"]:
                 tip["scores"] = dict.fromkeys(tip["scores"], 3)
-        waits.seconds.clear()
+        assert waits.seconds == []  # an export is not delayed
         quick = post(f"{base}/apply", 422, content=b"{", headers=JSON)  # nothing is read or written
         slow = post(f"{base}/apply", 200, content=json.dumps(filled).encode(), headers=JSON)
         closed = post(f"{base}/batches/{batch['sheet']}/close", 200)
         assert min(quick, slow, closed) >= JUDGES_RESPONSE_S
-        assert quick == pytest.approx(JUDGES_RESPONSE_S, abs=1.0)
-        served.post(f"{base}/sheets")
+        served.post(f"{base}/apply", content=b"{", headers=JSON)
         assert waits.seconds == []  # an admin's response is not delayed
 
 

@@ -156,19 +156,20 @@ def concurrency_limits(request: Request) -> ConcurrencyLimits:
 
 
 async def limit_concurrency(request: Request, who: Annotated[Identity, Depends(authenticate)]) -> AsyncIterator[None]:
-    """Hold one of the token's slots. A judge has a lower body limit, and its response is sent at a fixed time.
-
-    The slot is held until then: requests of the same token must not show either when the work ended.
-    """
-    limits = concurrency_limits(request)
+    """Hold one of the token's slots for work on sheets. A judge's body limit is lower than an admin's."""
     if who.is_judge:
         request.state.max_bytes = MAX_JUDGE_SHEET_BYTES  # enforced by `SecurityMiddleware`
-    async with limits.slot(who):
-        try:
-            yield
-        finally:
-            if who.is_judge:
-                await limits.wait_to_respond(request.state.arrived)
+    async with concurrency_limits(request).slot(who):
+        yield
+
+
+async def fix_response_time(request: Request, who: Annotated[Identity, Depends(authenticate)]) -> AsyncIterator[None]:
+    """Delay a judge's response so that its time does not depend on the work; see `wait_to_respond`."""
+    try:
+        yield
+    finally:
+        if who.is_judge:
+            await concurrency_limits(request).wait_to_respond(request.state.arrived)
 
 
 async def sheet_room(request: Request) -> AsyncIterator[None]:
@@ -177,7 +178,9 @@ async def sheet_room(request: Request) -> AsyncIterator[None]:
         yield
 
 
-# Set on a router, it runs before authorisation, which reads the body for its CSRF token. The scope "function" ends a
-# dependency before the response is sent, the last one first: a judge's response waits without a slot for sheets.
+# Set on a router, it runs before authorisation, which reads the body for its CSRF token. The scope "function" ends
+# dependencies before the response is sent, the last one first: a delayed response holds the token's slot, so that other
+# requests of the token do not show when the work ended, but no slot for sheets.
 LIMIT_CONCURRENCY = Depends(limit_concurrency, scope="function")
+FIX_RESPONSE_TIME = Depends(fix_response_time, scope="function")
 LIMIT_SHEETS = Depends(sheet_room, scope="function")

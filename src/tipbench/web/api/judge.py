@@ -33,7 +33,7 @@ from tipbench.web.batch_items import (
     UndoRequest,
 )
 from tipbench.web.batches import BatchService, batch_service_of
-from tipbench.web.deps import LIMIT_CONCURRENCY, Admin, Judge, PanelState, Store, concurrency_limits
+from tipbench.web.deps import FIX_RESPONSE_TIME, LIMIT_CONCURRENCY, Admin, Judge, PanelState, Store, concurrency_limits
 from tipbench.web.errors import Invalid
 from tipbench.web.forms import JSON, LIMIT, Limit, Next, body_of, body_schema, content_type, read_json
 from tipbench.web.job_service import Key
@@ -108,7 +108,12 @@ def export(
     return sheet_response(judging, query, 201)
 
 
-@sheet_router.post("/{experiment:path}/apply", summary="Apply a filled sheet", openapi_extra=_FILLED)
+@sheet_router.post(
+    "/{experiment:path}/apply",
+    summary="Apply a filled sheet",
+    openapi_extra=_FILLED,
+    dependencies=[FIX_RESPONSE_TIME],
+)
 def apply(
     experiment: ExperimentPath,
     filled: Annotated[dict[str, Any], Depends(read_filled, scope="function")],
@@ -266,7 +271,7 @@ def undo(
     return batches.undo(who, sheet, item, request.version, experiment)
 
 
-@batch_router.post("/{sheet}/close", summary="Close a batch", dependencies=[LIMIT_CONCURRENCY])
+@batch_router.post("/{sheet}/close", summary="Close a batch", dependencies=[LIMIT_CONCURRENCY, FIX_RESPONSE_TIME])
 def close(experiment: ExperimentPath, sheet: SheetPath, who: Judge, batches: Batches) -> BatchClosedShape:
     """Apply the scores of the submitted items, or hold them if the judge exceeds the drift limit.
 

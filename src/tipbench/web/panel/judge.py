@@ -27,6 +27,7 @@ from tipbench.web.batch_items import BatchShape
 from tipbench.web.batch_store import Kind
 from tipbench.web.batches import ANSWERS, batch_service_of
 from tipbench.web.deps import (
+    FIX_RESPONSE_TIME,
     LIMIT_CONCURRENCY,
     LIMIT_SHEETS,
     Judge,
@@ -224,7 +225,7 @@ async def preview(request: Request, judge: Judge, panel: PanelState, store: Stor
         return await run_in_threadpool(_preview_upload, request, panel, store, judge, name, file)
 
 
-@limited_router.post("/judge/uploads/{upload_id}/apply", dependencies=[LIMIT_SHEETS])
+@limited_router.post("/judge/uploads/{upload_id}/apply", dependencies=[FIX_RESPONSE_TIME, LIMIT_SHEETS])
 def apply(
     request: Request,
     upload_id: UploadId,

@@ -116,6 +116,13 @@ def test_a_reference_that_is_better_comes_first() -> None:
     assert any(line.startswith("Beats baseline:template: +") for line in beaten.lines)
 
 
+def test_a_reference_alone_ranks_nothing_and_needs_a_model() -> None:
+    found = card({TEMPLATE: GOOD})
+    assert (found.state, found.title) == ("unranked", "No answer yet: too little is collected")
+    assert found.lines == ("Nothing to rank: only the reference baseline:template is recorded.",)
+    assert found.next == "Next: collect a model with a prompt, which can be ranked."
+
+
 def test_provisional_scores_are_never_called_sure() -> None:
     found = card({A: GOOD, B: LOW}, cells={"provisional": True, "judges": ("rules",)})
     assert (found.state, found.title) == ("provisional", "For now: a:3b/v1")

@@ -57,6 +57,8 @@ def answer_card(board: Leaderboard) -> AnswerCard:
 def card_state(board: Leaderboard) -> CardState:
     """Return the state of a board."""
     ranking = board.ranking
+    if not board.standings:  # only a reference, or nothing
+        return CardState.UNRANKED
     if not board.judges:
         answered = [standing.usable for standing in board.standings if standing.usable]
         unusable = bool(answered) and not any(usable.rate for usable in answered)
@@ -86,7 +88,7 @@ def _title(board: Leaderboard, state: CardState) -> str:
     return {
         CardState.UNJUDGED: "Not judged yet",
         CardState.UNUSABLE: "No usable answers",
-        CardState.UNRANKED: "No answer yet: too little is judged",
+        CardState.UNRANKED: f"No answer yet: too little is {'judged' if board.standings else 'collected'}",
         CardState.PROVISIONAL: f"For now: {name}",
         CardState.EARLY: f"For now: {name}",
         CardState.BEHIND: f"Use none of them: {reference} is better",
@@ -223,6 +225,8 @@ def _next(board: Leaderboard, state: CardState) -> str:
             f"Next: judge {plural(missing, 'scenario')} by hand, so that people's scores count: "
             f"`tipbench judge export --experiment {experiment}`."
         )
+    if not board.standings:
+        return "Next: collect a model with a prompt, which can be ranked."
     if state is CardState.BEHIND:
         return "Next: use the reference, or try other prompts and models."
     if state is CardState.DECIDED and board.by:

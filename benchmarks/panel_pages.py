@@ -20,7 +20,7 @@ import httpx
 
 from loops import read_loop
 from report import Claim, NotMeasured, Result, Size, count_rounds, median_s, say
-from servers import Desk, fill, record_cells, start_mlflow
+from servers import SheetDriver, fill, record_cells, start_mlflow
 from tipbench.record.mlflow import MlflowStore
 
 EXPERIMENT = "tip-bench-bench-panel"
@@ -60,10 +60,10 @@ def measure(size: Size) -> Result:
         MlflowStore(mlflow.url) as store,
     ):
         say(f"panel: recording {cells} cells and judging them")
-        desk = Desk(store, record_cells(store, models=models, experiment=EXPERIMENT))
-        if desk.judged_by("anna", everything=True).status != "applied":
+        driver = SheetDriver(store, record_cells(store, models=models, experiment=EXPERIMENT))
+        if driver.judged_by("anna", everything=True).status != "applied":
             raise NotMeasured("The first judge's sheet was held.")
-        bench = _Bench(Path(name) / "home", mlflow.url, desk, cells)
+        bench = _Bench(Path(name) / "home", mlflow.url, driver, cells)
         done = [bench.round(f"judge-{number}") for number in count_rounds("panel", size.rounds)]
     return Result("panel", tuple(claims(cells, done)), [vars(each) for each in done])
 
@@ -88,11 +88,11 @@ def claims(cells: int, rounds: list[Round]) -> Iterator[Claim]:
 class _Bench:
     """Measures over HTTP, as a browser would."""
 
-    def __init__(self, home: Path, mlflow_url: str, desk: Desk, cells: int) -> None:
+    def __init__(self, home: Path, mlflow_url: str, driver: SheetDriver, cells: int) -> None:
         home.mkdir()
         self._home = home
         self._mlflow_url = mlflow_url
-        self._desk = desk
+        self._driver = driver
         self._cells = cells
         settings = {"TIPBENCH_HOME": str(home), "TIPBENCH_ADMIN_TOKEN": _TOKEN, "MLFLOW_TRACKING_URI": mlflow_url}
         self._environment = {**os.environ, **settings}
@@ -100,9 +100,9 @@ class _Bench:
     def round(self, judge: str) -> Round:
         """Measure MLflow's search, a cold panel, a warm one, and the first responses after a sheet was applied."""
         sheet = self._home / f"{judge}.json"
-        judging = self._desk.export(judge, everything=True, limit=_SHEET_CELLS).stored
+        judging = self._driver.export(judge, everything=True, limit=_SHEET_CELLS).stored
         sheet.write_text(json.dumps(fill(judging)), encoding="utf-8")
-        result = Round(search_s=read_loop(self._mlflow_url, self._desk.experiment.experiment_id, self._cells))
+        result = Round(search_s=read_loop(self._mlflow_url, self._driver.experiment.experiment_id, self._cells))
         with self._panel() as client:
             result.cold_s, _ = _get(client, PATHS[COLD])
             for name, path in PATHS.items():

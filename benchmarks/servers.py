@@ -7,17 +7,17 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
-from support.judging import Desk, fill, record_cells
+from support.judging import SheetDriver, fill, record_cells
 from support.mlflow_server import start_mlflow
 from support.real_ollama import PsWatcher, RealOllama
 from support.scripted_ollama import ScriptedProcess, messages_hash
 from support.weights import shared_weights_home
 
 __all__ = [
-    "Desk",
     "PsWatcher",
     "RealOllama",
     "ScriptedProcess",
+    "SheetDriver",
     "fill",
     "messages_hash",
     "record_cells",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support.command import tipbench
-from support.judging import Desk, fill
+from support.judging import SheetDriver, fill
 from support.real_airflow import DAG, RealAirflow, fresh
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 from tipbench.errors import AirflowUnavailable, JobStartError
@@ -78,7 +78,7 @@ def test_a_run_goes_from_the_panel_through_airflow_and_the_judge_to_the_comparis
     with MlflowStore(mlflow_url) as store:
         found = store.experiment(experiment)
         assert found is not None
-        (home / "sheet.json").write_text(json.dumps(fill(Desk(store, found).export("anna").stored)), "utf-8")
+        (home / "sheet.json").write_text(json.dumps(fill(SheetDriver(store, found).export("anna").stored)), "utf-8")
     words = ("judge", "apply", str(home / "sheet.json"), "--judge", "anna", "--mlflow-url", mlflow_url)
     tipbench(*words, home=home)
     ended = job_once(served, job["id"], "succeeded", "failed")

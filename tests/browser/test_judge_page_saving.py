@@ -17,7 +17,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from support.judge_page import AtDesk, Office, another_tab, judging_office, sit_down
+from support.judge_page import BatchPage, JudgingSite, another_tab, judging_site, open_batch_page
 from support.judging import record_cells
 from support.mlflow_server import free_port
 from support.panel_pages import Visit
@@ -32,42 +32,42 @@ TOKEN = "an-operators-own-token-of-32-or-more"
 
 
 @pytest.fixture(scope="module")
-def building(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
-    with judging_office(tmp_path_factory.mktemp("building") / "home", n_scenarios=4) as made:
+def building(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgingSite]:
+    with judging_site(tmp_path_factory.mktemp("building") / "home", n_scenarios=4) as made:
         yield made
 
 
 @pytest.fixture
-def office(building: Office) -> Office:
+def judging(building: JudgingSite) -> JudgingSite:
     """A shared panel with a new judge; its tests finish no batch."""
     return building.newcomer()
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Office]:
+def own(tmp_path: Path) -> Iterator[JudgingSite]:
     """A panel for one test, which may finish batches."""
-    with judging_office(tmp_path / "home", n_scenarios=4) as made:
+    with judging_site(tmp_path / "home", n_scenarios=4) as made:
         yield made
 
 
 @pytest.fixture
-def at(office: Office, visit: Visit) -> AtDesk:
+def at(judging: JudgingSite, visit: Visit) -> BatchPage:
     """A judge with a new batch."""
-    return sit_down(visit, office.site, office.open())
+    return open_batch_page(visit, judging.site, judging.open())
 
 
-def test_a_reload_in_the_middle_of_a_draft_loses_nothing(office: Office, at: AtDesk) -> None:
+def test_a_reload_in_the_middle_of_a_draft_loses_nothing(judging: JudgingSite, at: BatchPage) -> None:
     at.press("j", "3", "4", "5", "2")
     at.page.reload()  # at once: not even a request is out
     at.ready()
     at.on(2)
     assert at.scores()[:5] == [3, 4, 5, 2, None]
     at.expect_state("Draft saved")
-    assert office.answer(at.sheet, 2)["tips"][1]["scores"]["relevance"] == 2
+    assert judging.answer(at.sheet, 2)["tips"][1]["scores"]["relevance"] == 2
     assert at.kept_here() == 0
 
 
-def test_without_a_connection_judging_continues(office: Office, at: AtDesk) -> None:
+def test_without_a_connection_judging_continues(judging: JudgingSite, at: BatchPage) -> None:
     at.page.context.set_offline(True)
     at.press(*"333333333", "Control+Enter")
     at.page.get_by_text("The panel is unreachable").wait_for()
@@ -78,19 +78,19 @@ def test_without_a_connection_judging_continues(office: Office, at: AtDesk) -> N
     at.page.context.set_offline(False)
     at.expect_state("Draft saved")
     at.page.get_by_text("The panel is unreachable").wait_for(state="hidden")
-    assert (office.answer(at.sheet, 1)["state"], at.kept_here()) == ("submitted", 0)
+    assert (judging.answer(at.sheet, 1)["state"], at.kept_here()) == ("submitted", 0)
 
 
-def test_a_batch_is_not_finished_while_something_is_unsaved(office: Office, at: AtDesk) -> None:
+def test_a_batch_is_not_finished_while_something_is_unsaved(judging: JudgingSite, at: BatchPage) -> None:
     at.page.context.set_offline(True)
     at.press(*"333333333", "Control+Enter")
     at.page.get_by_role("button", name="Finish batch…").click()
     at.finish()
     at.page.get_by_text("Your scores are saved in this browser; finish once it is reachable.").wait_for()
-    assert office.whole(at.sheet)["batch"]["status"] == "open"
+    assert judging.whole(at.sheet)["batch"]["status"] == "open"
 
 
-def test_a_lost_response_is_not_a_conflict(office: Office, at: AtDesk) -> None:
+def test_a_lost_response_is_not_a_conflict(judging: JudgingSite, at: BatchPage) -> None:
     lost: list[int] = []
 
     def swallow(route: Route) -> None:
@@ -105,16 +105,16 @@ def test_a_lost_response_is_not_a_conflict(office: Office, at: AtDesk) -> None:
     at.press("4")  # another score before the next attempt
     at.page.locator(".save-state", has_text="Draft saved").wait_for()
     assert lost == [200, 409] or lost == [200, 200]
-    answer = office.answer(at.sheet, 1)
+    answer = judging.answer(at.sheet, 1)
     assert answer["tips"][0]["scores"] == {"relevance": 3, "actionability": 4, "tone": None}
     assert at.page.locator(".conflict").is_hidden()
 
 
-def test_two_devices_do_not_overwrite_each_other(office: Office, at: AtDesk, visit: Visit) -> None:
-    other = sit_down(visit, office.site, at.sheet)
+def test_two_devices_do_not_overwrite_each_other(judging: JudgingSite, at: BatchPage, visit: Visit) -> None:
+    other = open_batch_page(visit, judging.site, at.sheet)
     conflict(at, other, 1)
     assert at.mark(1) == "conflict"
-    assert relevance(office, at.sheet, 1) == 2
+    assert relevance(judging, at.sheet, 1) == 2
     at.page.reload()
     at.ready()
     at.expect_state("Conflict")
@@ -123,21 +123,21 @@ def test_two_devices_do_not_overwrite_each_other(office: Office, at: AtDesk, vis
     assert "relevance 2" in box
     at.page.get_by_role("button", name="Take the other").click()
     at.expect_state("Draft saved")
-    assert (at.scores()[0], relevance(office, at.sheet, 1)) == (2, 2)
+    assert (at.scores()[0], relevance(judging, at.sheet, 1)) == (2, 2)
     with at.page.expect_response(lambda response: response.request.method != "GET"):
         at.press("u")  # what was given up comes back
     at.expect_state("Draft saved")
-    assert (at.scores()[0], relevance(office, at.sheet, 1)) == (5, 5)
+    assert (at.scores()[0], relevance(judging, at.sheet, 1)) == (5, 5)
 
     at.press("j")
     other.press("j")
     conflict(at, other, 2)
     at.page.get_by_role("button", name="Keep mine").click()
     at.expect_state("Draft saved")
-    assert (at.scores()[0], relevance(office, at.sheet, 2)) == (5, 5)
+    assert (at.scores()[0], relevance(judging, at.sheet, 2)) == (5, 5)
 
 
-def conflict(at: AtDesk, other: AtDesk, number: int) -> None:
+def conflict(at: BatchPage, other: BatchPage, number: int) -> None:
     """Two devices score the same item."""
     for each, score, state in ((other, "2", "Draft saved"), (at, "5", "Conflict")):
         each.on(number)
@@ -145,13 +145,13 @@ def conflict(at: AtDesk, other: AtDesk, number: int) -> None:
         each.expect_state(state)
 
 
-def relevance(office: Office, sheet: str, number: int) -> int:
+def relevance(judging: JudgingSite, sheet: str, number: int) -> int:
     """The stored score of an item's first tip."""
-    found: int = office.answer(sheet, number)["tips"][0]["scores"]["relevance"]
+    found: int = judging.answer(sheet, number)["tips"][0]["scores"]["relevance"]
     return found
 
 
-def test_two_tabs_of_one_browser_stay_in_sync(office: Office, at: AtDesk) -> None:
+def test_two_tabs_of_one_browser_stay_in_sync(judging: JudgingSite, at: BatchPage) -> None:
     other = another_tab(at)
     at.press("4")
     other.page.locator(".group.is-scored").first.wait_for()
@@ -159,10 +159,10 @@ def test_two_tabs_of_one_browser_stay_in_sync(office: Office, at: AtDesk) -> Non
     other.press("ArrowRight", "3")
     other.expect_state("Draft saved")
     at.page.wait_for_function("document.querySelectorAll('.group.is-scored').length === 2")
-    assert office.answer(at.sheet, 1)["tips"][0]["scores"] == {"relevance": 4, "actionability": 3, "tone": None}
+    assert judging.answer(at.sheet, 1)["tips"][0]["scores"] == {"relevance": 4, "actionability": 3, "tone": None}
 
 
-def test_unsent_answers_of_a_closed_tab_are_sent_by_the_next(office: Office, at: AtDesk) -> None:
+def test_unsent_answers_of_a_closed_tab_are_sent_by_the_next(judging: JudgingSite, at: BatchPage) -> None:
     at.page.context.set_offline(True)
     at.press("4", "5")
     at.expect_state("saved in this browser")
@@ -170,25 +170,25 @@ def test_unsent_answers_of_a_closed_tab_are_sent_by_the_next(office: Office, at:
     at.page.close()
     page.context.set_offline(False)
     at.sight.page = page
-    page.goto(f"{office.site.url}/judge/batches/{at.sheet}")
+    page.goto(f"{judging.site.url}/judge/batches/{at.sheet}")
     at.ready()
     at.expect_state("Draft saved")
     assert at.scores()[:2] == [4, 5]
 
 
-def test_an_ended_session_is_shown_and_nothing_is_lost(office: Office, at: AtDesk) -> None:
-    tokens = office.site.panel.guard.tokens
+def test_an_ended_session_is_shown_and_nothing_is_lost(judging: JudgingSite, at: BatchPage) -> None:
+    tokens = judging.site.panel.guard.tokens
     for token in tokens.all():
-        if token.name == office.judge:
+        if token.name == judging.judge:
             tokens.revoke(token.id)
     at.press("4")
     at.page.get_by_text("Your session has ended").wait_for()
     assert (at.kept_here(), at.save_state) == (1, "!\nSession ended: saved in this browser")
 
 
-def test_a_batch_closed_on_another_device_is_reported(own: Office, visit: Visit) -> None:
-    at = sit_down(visit, own.site, own.open())
-    other = sit_down(visit, own.site, at.sheet)
+def test_a_batch_closed_on_another_device_is_reported(own: JudgingSite, visit: Visit) -> None:
+    at = open_batch_page(visit, own.site, own.open())
+    other = open_batch_page(visit, own.site, at.sheet)
     other.press(*"333333333", "Control+Enter")
     other.page.get_by_role("button", name="Finish batch…").click()
     other.finish()
@@ -246,7 +246,7 @@ def test_a_panel_killed_in_the_middle_of_a_draft_loses_nothing(home: Path, mlflo
     with running_panel(home, port, mlflow_url) as client:
         sheet = client.post(batches, json={}).json()["batch"]["sheet"]
         site = Site(f"http://127.0.0.1:{port}", FastAPI(), TOKEN, TOKEN, home)
-        at = sit_down(visit, site, sheet)
+        at = open_batch_page(visit, site, sheet)
         at.press("3", "4")
         at.expect_state("Draft saved")
         at.press("5")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.accessibility import NARROW, WIDE, faults, load_faults
-from support.judge_page import AtDesk, Office, judging_office, sit_down
+from support.judge_page import BatchPage, JudgingSite, judging_site, open_batch_page
 from support.judging import always
 from support.panel_pages import Visit
 from tipbench.web.batch_store import Kind
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from axe_playwright_python.sync_playwright import Axe
 
 FINGER = 44  # px
-BOXES = """[...document.querySelectorAll('.score, .tip-text, .desk-actions .button, .queue-item, h1, .brief')]
+BOXES = """[...document.querySelectorAll('.score, .tip-text, .driver-actions .button, .queue-item, h1, .brief')]
     .map(each => each.getBoundingClientRect()).map(box => [box.x, box.y, box.width, box.height])"""
 
 
 @pytest.fixture(scope="module")
-def building(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
-    with judging_office(tmp_path_factory.mktemp("touch") / "home") as made:
+def building(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgingSite]:
+    with judging_site(tmp_path_factory.mktemp("touch") / "home") as made:
         yield made
 
 
 @pytest.fixture
-def office(building: Office) -> Office:
+def judging(building: JudgingSite) -> JudgingSite:
     """A shared panel with a new judge; its tests finish no batch."""
     return building.newcomer()
 
 
 @pytest.fixture
-def phone(office: Office, visit: Visit) -> AtDesk:
-    at = sit_down(visit, office.site, office.open(), width=NARROW, has_touch=True, is_mobile=True)
+def phone(judging: JudgingSite, visit: Visit) -> BatchPage:
+    at = open_batch_page(visit, judging.site, judging.open(), width=NARROW, has_touch=True, is_mobile=True)
     at.page.set_viewport_size({"width": NARROW, "height": 740})
     return at
 
@@ -44,7 +44,7 @@ def phone(office: Office, visit: Visit) -> AtDesk:
 # by touch
 
 
-def test_an_item_is_judged_by_touch_alone(office: Office, phone: AtDesk) -> None:
+def test_an_item_is_judged_by_touch_alone(judging: JudgingSite, phone: BatchPage) -> None:
     number = phone.number
     groups = phone.page.locator(".group")
     for at in range(groups.count()):
@@ -54,12 +54,12 @@ def test_an_item_is_judged_by_touch_alone(office: Office, phone: AtDesk) -> None
     phone.on(number + 1)
     phone.page.locator(".queue-item").nth(number - 1).tap()
     phone.expect_state("Submitted")
-    assert office.answer(phone.sheet, number)["state"] == "submitted"
+    assert judging.answer(phone.sheet, number)["state"] == "submitted"
 
 
-def test_every_target_is_wide_enough_for_a_finger(phone: AtDesk) -> None:
+def test_every_target_is_wide_enough_for_a_finger(phone: BatchPage) -> None:
     phone.page.locator(".brief").tap()
-    script = """[...document.querySelectorAll('#desk button')].filter(each => each.checkVisibility())
+    script = """[...document.querySelectorAll('#driver button')].filter(each => each.checkVisibility())
         .map(each => [each.textContent, each.getBoundingClientRect()])
         .filter(([, box]) => Math.min(box.width, box.height) < 44).map(([text]) => text)"""
     small = [text for text in phone.page.evaluate(script) if text not in ("Finish batch…", "Show full rubric")]
@@ -67,7 +67,7 @@ def test_every_target_is_wide_enough_for_a_finger(phone: AtDesk) -> None:
     assert phone.page.locator(".score").first.bounding_box()["width"] >= FINGER  # type: ignore[index]
 
 
-def test_the_bar_and_the_scales_wording_stay_in_sight(phone: AtDesk) -> None:
+def test_the_bar_and_the_scales_wording_stay_in_sight(phone: BatchPage) -> None:
     for _ in range(2):
         for part in (".submit", ".brief", ".queue-item[aria-current]", ".scenario summary"):
             box = phone.page.locator(part).bounding_box()
@@ -78,7 +78,7 @@ def test_the_bar_and_the_scales_wording_stay_in_sight(phone: AtDesk) -> None:
         phone.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
-def test_the_rubric_opens_over_the_page_and_scores(phone: AtDesk) -> None:
+def test_the_rubric_opens_over_the_page_and_scores(phone: BatchPage) -> None:
     phone.page.locator(".brief").tap()
     step = phone.page.locator(".step").nth(3)
     assert step.is_visible()
@@ -87,7 +87,7 @@ def test_the_rubric_opens_over_the_page_and_scores(phone: AtDesk) -> None:
     phone.press("u")
 
 
-def test_skipping_by_touch_takes_a_ready_reason(office: Office, phone: AtDesk) -> None:
+def test_skipping_by_touch_takes_a_ready_reason(judging: JudgingSite, phone: BatchPage) -> None:
     number = phone.number
     phone.page.get_by_role("button", name="Skip").tap()
     phone.page.get_by_role("button", name="The text is garbled").tap()
@@ -97,8 +97,8 @@ def test_skipping_by_touch_takes_a_ready_reason(office: Office, phone: AtDesk) -
 
 
 @pytest.mark.parametrize("width", [NARROW, WIDE])
-def test_nothing_jumps_while_scores_come_in(office: Office, visit: Visit, width: int) -> None:
-    at = sit_down(visit, office.site, office.open(), width=width)
+def test_nothing_jumps_while_scores_come_in(judging: JudgingSite, visit: Visit, width: int) -> None:
+    at = open_batch_page(visit, judging.site, judging.open(), width=width)
     at.page.locator("[data-do=next]").first.wait_for(state="attached")
     at.page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
     before = at.page.evaluate(BOXES)
@@ -111,18 +111,18 @@ def test_nothing_jumps_while_scores_come_in(office: Office, visit: Visit, width:
 
 
 @pytest.mark.parametrize("width", [NARROW, WIDE])
-def test_nothing_jumps_when_the_script_shows_the_desk(office: Office, visit: Visit, width: int) -> None:
-    sight = visit(office.site, "judge", width=width)
-    assert list(load_faults(sight, f"/judge/batches/{office.open()}", until="#desk:not([hidden])")) == []
+def test_nothing_jumps_when_the_script_shows_the_batch(judging: JudgingSite, visit: Visit, width: int) -> None:
+    sight = visit(judging.site, "judge", width=width)
+    assert list(load_faults(sight, f"/judge/batches/{judging.open()}", until="#driver:not([hidden])")) == []
 
 
 # every look
 
 
-def test_the_page_has_no_violation(office: Office, visit: Visit, axe: Axe) -> None:
-    at = sit_down(visit, office.site, office.open())
+def test_the_page_has_no_violation(judging: JudgingSite, visit: Visit, axe: Axe) -> None:
+    at = open_batch_page(visit, judging.site, judging.open())
     at.press("3", "4", "f", "o")
-    wrong = [f"desk {fault}" for fault in faults(axe, at.sight, both=True)]
+    wrong = [f"driver {fault}" for fault in faults(axe, at.sight, both=True)]
     for key, name in (("?", "keys"), ("s", "skip"), ("n", "note")):
         at.press(key)
         wrong += [f"{name} {fault}" for fault in faults(axe, at.sight)]
@@ -132,9 +132,9 @@ def test_the_page_has_no_violation(office: Office, visit: Visit, axe: Axe) -> No
     assert wrong == []
 
 
-def test_a_conflict_has_no_violation(office: Office, visit: Visit, axe: Axe) -> None:
-    sheet = office.open()
-    at, other = (sit_down(visit, office.site, sheet) for _ in range(2))
+def test_a_conflict_has_no_violation(judging: JudgingSite, visit: Visit, axe: Axe) -> None:
+    sheet = judging.open()
+    at, other = (open_batch_page(visit, judging.site, sheet) for _ in range(2))
     for each, digit in ((other, "2"), (at, "5")):
         each.page.locator(".queue-item").nth(9).click()
         each.press(digit)
@@ -144,9 +144,9 @@ def test_a_conflict_has_no_violation(office: Office, visit: Visit, axe: Axe) -> 
 
 @pytest.mark.parametrize("width", [360, 1024])
 def test_the_buttons_of_a_duel_are_in_sight_and_cover_no_text(tmp_path: Path, visit: Visit, width: int) -> None:
-    with judging_office(tmp_path / "home") as office:
-        office.desk.judged_by("anna", everything=True)
-        at = sit_down(visit, office.site, office.open(Kind.DUEL, limit=4), width=width)
+    with judging_site(tmp_path / "home") as judging:
+        judging.driver.judged_by("anna", everything=True)
+        at = open_batch_page(visit, judging.site, judging.open(Kind.DUEL, limit=4), width=width)
         at.page.set_viewport_size({"width": width, "height": 640})
         buttons = at.page.locator(".choice-button")
         assert buttons.count() == 3
@@ -164,22 +164,22 @@ def test_the_buttons_of_a_duel_are_in_sight_and_cover_no_text(tmp_path: Path, vi
 
 
 def test_duels_have_no_violation(tmp_path: Path, visit: Visit, axe: Axe) -> None:
-    with judging_office(tmp_path / "home") as office:
-        office.desk.judged_by("anna", everything=True)
-        at = sit_down(visit, office.site, office.open(Kind.DUEL, limit=4))
+    with judging_site(tmp_path / "home") as judging:
+        judging.driver.judged_by("anna", everything=True)
+        at = open_batch_page(visit, judging.site, judging.open(Kind.DUEL, limit=4))
         at.press("a", "k")
         assert list(faults(axe, at.sight)) == []
 
 
 def test_the_end_of_a_batch_has_no_violation(tmp_path: Path, visit: Visit, axe: Axe) -> None:
-    with judging_office(tmp_path / "home") as office:
-        sheet = office.open()
-        office.submit(sheet, always(5))
-        at = sit_down(visit, office.site, sheet)
+    with judging_site(tmp_path / "home") as judging:
+        sheet = judging.open()
+        judging.submit(sheet, always(5))
+        at = open_batch_page(visit, judging.site, sheet)
         at.page.get_by_role("button", name="Finish batch…").click()
         at.finish()
         at.page.get_by_role("heading", name="Not counted yet").wait_for()
         wrong = list(faults(axe, at.sight))
-        at.sight.go(f"/judge?experiment={office.desk.experiment.name}")
+        at.sight.go(f"/judge?experiment={judging.driver.experiment.name}")
         wrong += faults(axe, at.sight)
         assert wrong == []

@@ -99,10 +99,10 @@ def test_values_of_the_url_are_text(visit: Visit, hostile: Shown, given: str) ->
 
 def test_tips_rationales_and_notes_are_shown_exactly(visit: Visit, hostile: Shown) -> None:
     sight = visit(hostile.site)
-    desk = hostile.content.desk
+    driver = hostile.content.driver
     wanted = {(place, printed(text)) for place in ("tip", "rationale", "note") for text in HOSTILE.values()}
-    for run_id, scores in desk.scores().items():
-        tips = json.loads(desk.store.get(run_id)[1].get("artifact:candidates.json", "[]"))
+    for run_id, scores in driver.scores().items():
+        tips = json.loads(driver.store.get(run_id)[1].get("artifact:candidates.json", "[]"))
         there = {(place, printed(tip[place])): tip[place] for tip in tips for place in ("tip", "rationale")}
         notes = [tip.note for given in scores.judges.values() for tip in given.tips]
         there |= {("note", printed(note)): note for note in notes}

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from invoke_command import invoke
 
-from support.judging import Desk
+from support.judging import SheetDriver
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 from tipbench.cli.airflow_tasks import (
     ChildProcess,
@@ -80,7 +80,7 @@ def judge(conf: dict[str, Any]) -> None:
     with MlflowStore(conf["mlflow_url"]) as store:
         experiment = store.experiment(conf["experiment"])
         assert experiment is not None
-        Desk(store, experiment).judged_by("anna")
+        SheetDriver(store, experiment).judged_by("anna")
 
 
 def rows(conf: dict[str, Any]) -> dict[str, int]:

@@ -15,7 +15,7 @@ from invoke_command import Ended, invoke, refused
 
 from support.boards import HOSTILE, TWELVE, board
 from support.judged import judge_at
-from support.judging import Desk, fill, items_of, record_cells
+from support.judging import SheetDriver, fill, items_of, record_cells
 from support.mlflow_server import free_port
 from tipbench.cli.compare import show_board
 from tipbench.compare.matrix import Pair
@@ -48,15 +48,17 @@ def raised(run: StoredRun, number: int) -> int:
 def comparing(mlflow_url: str) -> str:
     with MlflowStore(mlflow_url) as store:
         for experiment, level in ((JUDGED, planted), (LATER, raised)):
-            desk = Desk(store, record_cells(store, models=MODELS, experiment=experiment, prompts="v1,v2-mentor"))
-            judge_at(desk, level)
+            driver = SheetDriver(
+                store, record_cells(store, models=MODELS, experiment=experiment, prompts="v1,v2-mentor")
+            )
+            judge_at(driver, level)
         for experiment in (FRESH, RULED):
             record_cells(store, models=MODELS, experiment=experiment, prompts="v1,v2-mentor", n_scenarios=2)
         record_cells(store, models=MODELS, experiment=JUDGED, prompts="v1", temperature=0.2, n_scenarios=2, start_ms=1)
-        desk = Desk(store, record_cells(store, models=MODELS, experiment=MIXED, prompts="v1", n_scenarios=2))
-        judge_at(desk, planted)
+        driver = SheetDriver(store, record_cells(store, models=MODELS, experiment=MIXED, prompts="v1", n_scenarios=2))
+        judge_at(driver, planted)
         other = RunChange(tags={"scores_rubric": f"tip-v2@{'cd' * 32}"}, at_ms=1)
-        store.update(next(iter(desk.cells())), other)
+        store.update(next(iter(driver.cells())), other)
         store.ensure_experiment(EMPTY)
     return mlflow_url
 
@@ -409,23 +411,23 @@ def test_focus_exports_the_most_informative_cells_of_the_tied_rows(comparing: st
     """Two of five rows tie, two scenarios wait: only the two rows' answers to these are on the sheet."""
     experiment, models, out = "tip-bench-compare-focus", [f"m{at}:1b" for at in range(5)], tmp_path / "sheet.json"
     with MlflowStore(comparing) as store:
-        desk = Desk(store, record_cells(store, models=models, experiment=experiment, prompts="v1"))
-        cells = desk.cells()
+        driver = SheetDriver(store, record_cells(store, models=models, experiment=experiment, prompts="v1"))
+        cells = driver.cells()
         scenarios = sorted({run.params["scenario"] for run in cells.values()})
-        judging = desk.export("anna", everything=True).stored
+        judging = driver.export("anna", everything=True).stored
         raw = fill(judging)
         for run_id, item in items_of(raw, judging).items():
             at = scenarios.index(cells[run_id].params["scenario"])
             for tip in item["tips"]:
                 tip["scores"] = dict.fromkeys(tip["scores"], near_the_top(cells[run_id], at) if at < 6 else None)
-        assert desk.apply(raw).status == "applied"
+        assert driver.apply(raw).status == "applied"
         where = ("--experiment", experiment, "--judge", "anna", "--out", str(out))
         ended = invoke("judge", "export", "--focus", "--seed", "1", *where)
         assert ended.code == 0, ended.stderr
         assert "in focus: 2 pairs in 2 scenarios" in ended.stderr
         assert not any(model in ended.stderr for model in models), "the sheet and the message about it are blind"
         sheet = json.loads(out.read_text("utf-8"))["sheet"]
-        found = find_sheet(store, desk.experiment.experiment_id, experiment, sheet)
+        found = find_sheet(store, driver.experiment.experiment_id, experiment, sheet)
     assert found is not None
     runs = [cells[entry.run_id] for entry in found.entries if entry.kind is ItemKind.CELL and entry.run_id]
     assert sorted((run.params["model"], run.params["scenario"]) for run in runs) == [

@@ -11,7 +11,7 @@ import pytest
 from invoke_command import invoke, refused
 
 from support.judged import judge_at
-from support.judging import Desk, record_cells
+from support.judging import SheetDriver, record_cells
 from tipbench.cli.main import app
 from tipbench.judge.duels import StoredDuelSheet, find_duel
 from tipbench.record.mlflow import MlflowStore
@@ -33,9 +33,9 @@ def apart(run: StoredRun, number: int) -> int:
 def duelling(mlflow_url: str) -> str:
     with MlflowStore(mlflow_url) as store:
         for experiment, level in ((TIED, tied), (DECIDED, apart), (FRESH, None)):
-            desk = Desk(store, record_cells(store, models=MODELS, experiment=experiment, prompts="v1"))
+            driver = SheetDriver(store, record_cells(store, models=MODELS, experiment=experiment, prompts="v1"))
             if level is not None:
-                judge_at(desk, level)
+                judge_at(driver, level)
     return mlflow_url
 
 

@@ -9,7 +9,7 @@ import pytest
 from invoke_command import Ended, invoke, refused
 
 from support.judged import judge_at
-from support.judging import Desk, record_cells
+from support.judging import SheetDriver, record_cells
 from support.mlflow_server import free_port
 from tipbench.record.mlflow import MlflowStore
 from tipbench.record.run import StoredRun
@@ -31,7 +31,9 @@ def level(run: StoredRun, number: int) -> int:
 def gated(mlflow_url: str) -> str:
     with MlflowStore(mlflow_url) as store:
         models = ("good:1b", "bad:1b")
-        judge_at(Desk(store, record_cells(store, models=models, experiment=EXPERIMENT, prompts="v1,v2-mentor")), level)
+        judge_at(
+            SheetDriver(store, record_cells(store, models=models, experiment=EXPERIMENT, prompts="v1,v2-mentor")), level
+        )
         record_cells(store, models=models, experiment=FRESH, prompts="v1")
     return mlflow_url
 

@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 from support.boards import SCALES
-from support.judging import MODELS, Desk, SeededStore, record_cells
+from support.judging import MODELS, SeededStore, SheetDriver, record_cells
 from tipbench.compare.answers import Answer, ScenarioAnswers, read_answers
 from tipbench.compare.cells import CellFilter, read_board
 from tipbench.compare.leaderboard import BoardOptions, Leaderboard, make_board
@@ -15,28 +15,28 @@ from tipbench.plan.suite import load_suite
 
 
 @pytest.fixture(scope="module")
-def desk() -> Desk:
+def driver() -> SheetDriver:
     """Two models in three scenarios, judged by two people."""
     store = SeededStore()
-    desk = Desk(store, record_cells(store, prompts="v1", n_scenarios=3))
-    desk.judged_by("anna")
-    desk.judged_by("ben", seed=2, everything=True)
-    return desk
+    driver = SheetDriver(store, record_cells(store, prompts="v1", n_scenarios=3))
+    driver.judged_by("anna")
+    driver.judged_by("ben", seed=2, everything=True)
+    return driver
 
 
-def read(desk: Desk, question: CellFilter | None = None) -> tuple[Leaderboard, tuple[ScenarioAnswers, ...]]:
+def read(driver: SheetDriver, question: CellFilter | None = None) -> tuple[Leaderboard, tuple[ScenarioAnswers, ...]]:
     question = question or CellFilter()
-    cells = read_board(desk.store, desk.experiment.experiment_id, question)
-    made = make_board(desk.experiment.name, cells, BoardOptions(scales=SCALES))
-    return made, read_answers(desk.store, desk.experiment, made, cells)
+    cells = read_board(driver.store, driver.experiment.experiment_id, question)
+    made = make_board(driver.experiment.name, cells, BoardOptions(scales=SCALES))
+    return made, read_answers(driver.store, driver.experiment, made, cells)
 
 
 def all_answers(found: tuple[ScenarioAnswers, ...]) -> list[Answer]:
     return [answer for scenario in found for answer in scenario.answers]
 
 
-def test_every_scenario_has_its_card_and_every_pair_in_the_boards_order(desk: Desk) -> None:
-    made, found = read(desk)
+def test_every_scenario_has_its_card_and_every_pair_in_the_boards_order(driver: SheetDriver) -> None:
+    made, found = read(driver)
     cards = {scenario.id: scenario.to_card() for scenario in load_suite("tips").scenarios}
     assert [each.scenario for each in found] == list(made.matrix.scenarios)
     for each in found:
@@ -45,8 +45,8 @@ def test_every_scenario_has_its_card_and_every_pair_in_the_boards_order(desk: De
 
 
 @pytest.mark.parametrize("judge", [None, "anna", "ben"])
-def test_the_scores_shown_make_the_composite_shown(desk: Desk, judge: str | None) -> None:
-    _, found = read(desk, CellFilter(judge=judge))
+def test_the_scores_shown_make_the_composite_shown(driver: SheetDriver, judge: str | None) -> None:
+    _, found = read(driver, CellFilter(judge=judge))
     for answer in all_answers(found):
         assert len(answer.tips) == 3
         scales = sum(fmean(tip.scores[name] for tip in answer.tips) for name in SCALES)
@@ -54,22 +54,22 @@ def test_the_scores_shown_make_the_composite_shown(desk: Desk, judge: str | None
         assert answer.format_ok
 
 
-def test_one_judges_board_shows_that_judges_scores(desk: Desk) -> None:
-    scores = desk.scores()
-    _, found = read(desk, CellFilter(judge="ben"))
+def test_one_judges_board_shows_that_judges_scores(driver: SheetDriver) -> None:
+    scores = driver.scores()
+    _, found = read(driver, CellFilter(judge="ben"))
     given = {tuple(tip.scores.values()) for answer in all_answers(found) for tip in answer.tips}
     own = {tuple(map(float, tip.scores.values())) for cell in scores.values() for tip in cell.judges["ben"].tips}
     assert given == own
 
 
-def test_the_filter_of_the_board_is_the_filter_of_its_answers(desk: Desk) -> None:
-    _, found = read(desk, CellFilter(where={"params.model": MODELS[0]}))
+def test_the_filter_of_the_board_is_the_filter_of_its_answers(driver: SheetDriver) -> None:
+    _, found = read(driver, CellFilter(where={"params.model": MODELS[0]}))
     assert {answer.pair.model for answer in all_answers(found)} == {MODELS[0]}
 
 
 def test_pending_answers_have_no_scores() -> None:
     store = SeededStore()
-    _, found = read(Desk(store, record_cells(store, prompts="v1", n_scenarios=1)))
+    _, found = read(SheetDriver(store, record_cells(store, prompts="v1", n_scenarios=1)))
     for answer in all_answers(found):
         assert answer.state == "pending"
         assert answer.composite is None
@@ -78,9 +78,9 @@ def test_pending_answers_have_no_scores() -> None:
 
 def test_without_the_suite_answers_are_shown_without_cards() -> None:
     store = SeededStore()
-    desk = Desk(store, record_cells(store, prompts="v1", n_scenarios=1))
-    for kept in desk.cells().values():
+    driver = SheetDriver(store, record_cells(store, prompts="v1", n_scenarios=1))
+    for kept in driver.cells().values():
         kept.params["suite"] = "somebody-elses"  # type: ignore[index]
-    _, found = read(desk)
+    _, found = read(driver)
     assert [each.card for each in found] == [None]
     assert all_answers(found)

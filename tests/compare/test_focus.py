@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.judged import scored
-from support.judging import Desk, SeededStore, fill, items_of, record_cells
+from support.judging import SeededStore, SheetDriver, fill, items_of, record_cells
 from tipbench.compare.cells import BoardCells, CellFilter, Focus, focus, read_board
 from tipbench.compare.leaderboard import BoardOptions, make_board
 from tipbench.compare.matrix import Pair
@@ -127,26 +127,26 @@ def test_a_focused_sheet_has_the_cells_of_the_focus_first_and_none_of_others() -
     """Through a store: six of eight scenarios are judged, then the most informative cells."""
     store = SeededStore()
     models = ("one:1b", "two:1b", "three:1b", "four:1b", "five:1b", "six:1b")
-    desk = Desk(store, record_cells(store, models=models, prompts="v1"))
-    scenarios = sorted({run.params["scenario"] for run in desk.cells().values()})
-    judge_some(desk, set(scenarios[2:]))
-    cells = read_board(store, desk.experiment.experiment_id, CellFilter())
+    driver = SheetDriver(store, record_cells(store, models=models, prompts="v1"))
+    scenarios = sorted({run.params["scenario"] for run in driver.cells().values()})
+    judge_some(driver, set(scenarios[2:]))
+    cells = read_board(store, driver.experiment.experiment_id, CellFilter())
     found = focused(cells)
     assert found is not None
     assert {pair.model for pair in found.pairs} == {"one:1b", "two:1b"}
-    done = desk.export("anna", only=found.run_ids, first=found.scenarios, overlap=0.0)
-    cells_of_desk = desk.cells()
+    done = driver.export("anna", only=found.run_ids, first=found.scenarios, overlap=0.0)
+    runs_by_id = driver.cells()
     runs = {entry.run_id for entry in done.stored.entries if entry.kind is ItemKind.CELL and entry.run_id}
     assert runs == found.run_ids
-    assert {cells_of_desk[run_id].params["scenario"] for run_id in runs} == set(scenarios[:2])
+    assert {runs_by_id[run_id].params["scenario"] for run_id in runs} == set(scenarios[:2])
     assert len(runs) == 4
 
 
-def judge_some(desk: Desk, scenarios: set[str]) -> None:
-    judging = desk.export("anna", everything=True).stored
-    raw, cells = fill(judging), desk.cells()
+def judge_some(driver: SheetDriver, scenarios: set[str]) -> None:
+    judging = driver.export("anna", everything=True).stored
+    raw, cells = fill(judging), driver.cells()
     for run_id, item in items_of(raw, judging).items():
         keep = cells[run_id].params["scenario"] in scenarios
         for number, tip in enumerate(item["tips"]):
             tip["scores"] = dict.fromkeys(tip["scores"], near(cells[run_id], number) if keep else None)
-    assert desk.apply(raw).status == "applied"
+    assert driver.apply(raw).status == "applied"

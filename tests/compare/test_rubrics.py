@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.judging import Desk, SeededStore, fill, record_cells, three_tips
+from support.judging import SeededStore, SheetDriver, fill, record_cells, three_tips
 from tipbench.compare.cells import BoardCells, CellFilter, find_rubric, read_board, read_rubric
 from tipbench.compare.leaderboard import read_leaderboard, scale_names
 from tipbench.judge.export import ExportRequest
@@ -29,9 +29,9 @@ def sometimes_nothing(cell: PlannedCell, rng: random.Random) -> str:
     return "Sorry, no." if cell.scenario.id == FLOORED else three_tips(cell, rng)
 
 
-def desk() -> Desk:
+def driver() -> SheetDriver:
     store = SeededStore()
-    return Desk(store, record_cells(store, prompts="v1", write=sometimes_nothing))
+    return SheetDriver(store, record_cells(store, prompts="v1", write=sometimes_nothing))
 
 
 def harder_suite(folder: Path) -> str:
@@ -44,7 +44,7 @@ def harder_suite(folder: Path) -> str:
     return str(folder / "tips")
 
 
-def board(at: Desk, **question: object) -> BoardCells:
+def board(at: SheetDriver, **question: object) -> BoardCells:
     return read_board(at.store, at.experiment.experiment_id, CellFilter(**question))  # type: ignore[arg-type]
 
 
@@ -54,7 +54,7 @@ def floors(cells: BoardCells) -> set[float]:
 
 def test_floors_use_the_judges_rubric(tmp_path: Path) -> None:
     """As a provisional sheet under another rubric leaves them: scored anew, floors as collected."""
-    at, folder = desk(), harder_suite(tmp_path)
+    at, folder = driver(), harder_suite(tmp_path)
     run_judge(at.store, at.experiment, RulesJudge(), ExportRequest(suite=folder))
     harder = load_suite(folder).rubric
     for run_id, run in at.cells().items():  # whichever floor judging leaves behind
@@ -69,7 +69,7 @@ def test_floors_use_the_judges_rubric(tmp_path: Path) -> None:
 
 def test_one_experiment_may_have_judges_and_rules_of_two_rubrics(tmp_path: Path) -> None:
     """Neither board is refused, and each has its own floor."""
-    at, folder = desk(), harder_suite(tmp_path)
+    at, folder = driver(), harder_suite(tmp_path)
     at.judged_by("anna")
     run_judge(at.store, at.experiment, RulesJudge(), ExportRequest(suite=folder))
     judged, provisional = board(at), board(at, provisional=True)
@@ -79,7 +79,7 @@ def test_one_experiment_may_have_judges_and_rules_of_two_rubrics(tmp_path: Path)
 
 
 def test_a_rubric_is_found_with_a_scored_cell_or_with_a_sheet(tmp_path: Path) -> None:
-    at, folder = desk(), harder_suite(tmp_path)
+    at, folder = driver(), harder_suite(tmp_path)
     runs = list(at.cells().values())
     harder = load_suite(folder).rubric
 
@@ -99,13 +99,13 @@ def test_a_rubric_that_cannot_be_read_is_none() -> None:
 
 
 def test_scales_come_from_the_rubric_of_the_scores_or_from_the_collected_one() -> None:
-    at = desk()
+    at = driver()
     assert scale_names(at.store, board(at)) == TIPS.scale_names
     at.judged_by("anna")
     assert scale_names(at.store, board(at)) == TIPS.scale_names
 
 
-def contested(at: Desk, judge: str, limit: int) -> None:
+def contested(at: SheetDriver, judge: str, limit: int) -> None:
     """A judge who finds every answer ill-formed and overlong."""
     judging = at.export(judge, limit=limit).stored
     raw = fill(judging)
@@ -118,7 +118,7 @@ def contested(at: Desk, judge: str, limit: int) -> None:
 
 @pytest.mark.parametrize("question", [{"judge": "anna"}, {"provisional": True}])
 def test_flags_are_those_of_the_judge_or_computed(question: dict[str, object]) -> None:
-    at = desk()
+    at = driver()
     contested(at, "ben", 6)
     if "judge" in question:
         at.judged_by("anna", overlap=0.0)
@@ -134,5 +134,5 @@ def test_flags_are_those_of_the_judge_or_computed(question: dict[str, object]) -
     assert all(standing.means["overlong"] == 0.0 for standing in made.standings)
 
 
-def _without_provisional(at: Desk, run_id: str) -> str:
+def _without_provisional(at: SheetDriver, run_id: str) -> str:
     return scores_text(replace(at.scores()[run_id], provisional={}))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from support.command import start_tipbench, tipbench
-from support.judging import Desk, by_hand, fill, items_of, record_cells
+from support.judging import SheetDriver, by_hand, fill, items_of, record_cells
 from support.polling import eventually
 from support.scripted_mlflow import Json, ScriptedMlflow
 from support.scripted_ollama import Request, ScriptedOllama
@@ -138,8 +138,8 @@ def test_an_apply_killed_at_each_step_is_all_or_nothing_for_each_item(
     file = tmp_path / "sheet.json"
     options = ("judge", "apply", str(file), "--mlflow-url", mlflow.url)
     with MlflowStore(mlflow.url) as store:
-        desk = Desk(store, record_cells(store, experiment=EXPERIMENT, prompts="v1", n_scenarios=6))
-        judging = desk.export("anna", seed=1).stored
+        driver = SheetDriver(store, record_cells(store, experiment=EXPERIMENT, prompts="v1", n_scenarios=6))
+        judging = driver.export("anna", seed=1).stored
         versions: list[dict[str, Any]] = []
         for seed in (1, 2):  # new scores, then revised ones
             versions.append(fill(judging, seed=seed))
@@ -147,9 +147,9 @@ def test_an_apply_killed_at_each_step_is_all_or_nothing_for_each_item(
             for nth, after in ((1, False), (1, True), (4, False)):
                 at = ("runs/log-batch", nth)
                 mlflow.run_and_kill(*options, home=home, log=tmp_path / "log", at=at, after=after)
-                _check_nothing_is_mixed(desk, judging, versions)
+                _check_nothing_is_mixed(driver, judging, versions)
             tipbench(*options, home=home)
-        runs, scores, last = desk.cells(), desk.scores(), items_of(versions[-1], judging)
+        runs, scores, last = driver.cells(), driver.scores(), items_of(versions[-1], judging)
     assert len(runs) == 12
     for run_id, run in runs.items():
         assert (run.state, run.tags["judge_pending"], run.tags["held"]) == ("judged", "false", "false")
@@ -159,9 +159,9 @@ def test_an_apply_killed_at_each_step_is_all_or_nothing_for_each_item(
         assert history == [_scores(versions[0], judging, run_id)], "each version once, in order"
 
 
-def _check_nothing_is_mixed(desk: Desk, judging: StoredSheet, versions: list[dict[str, Any]]) -> None:
+def _check_nothing_is_mixed(driver: SheetDriver, judging: StoredSheet, versions: list[dict[str, Any]]) -> None:
     """Check that each cell has the scores of one version: the one being applied or the one before."""
-    found = desk.store.read(desk.experiment.experiment_id, where={"kind": "cell"}, texts=[SCORES])
+    found = driver.store.read(driver.experiment.experiment_id, where={"kind": "cell"}, texts=[SCORES])
     for run, texts in found:
         given = read_scores(texts.get(SCORES)).judges.get("anna")
         if given is None:

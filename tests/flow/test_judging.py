@@ -12,7 +12,7 @@ import pytest
 
 import tipbench as package
 from support.command import tipbench, tipbench_json
-from support.judging import Desk, by_hand, fill, fill_csv, items_of
+from support.judging import SheetDriver, by_hand, fill, fill_csv, items_of
 from support.scripted_ollama import ScriptedOllama
 from tipbench.judge.sheet_file import unescape_cell
 from tipbench.judge.sheet_store import ItemKind, StoredSheet, find_sheet
@@ -31,12 +31,12 @@ CELLS = 48
 class Place:
     """The experiment, its MLflow, and the suite of its collect."""
 
-    desk: Desk
+    driver: SheetDriver
     url: str
     suite: Path
 
     def judging(self, sheet: str) -> StoredSheet:
-        found = find_sheet(self.desk.store, self.desk.experiment.experiment_id, EXPERIMENT, sheet)
+        found = find_sheet(self.driver.store, self.driver.experiment.experiment_id, EXPERIMENT, sheet)
         assert found is not None
         return found
 
@@ -69,13 +69,13 @@ def place(mlflow_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with MlflowStore(mlflow_url) as store:
         experiment = store.experiment(EXPERIMENT)
         assert experiment is not None
-        yield Place(Desk(store, experiment), mlflow_url, suite)
+        yield Place(SheetDriver(store, experiment), mlflow_url, suite)
 
 
 def test_a_sheet_of_real_cells_does_not_reveal_their_origin(place: Place, home: Path, tmp_path: Path) -> None:
     needles = {"unmistakable", "zebra", "okapi", "marmalade", "trombone", "rhubarb", SUITE}
     needles |= {"sha256:", "ollama", "latency"}
-    for run in place.desk.cells().values():
+    for run in place.driver.cells().values():
         needles |= {run.run_id, *(run.tags[name] for name in ("cell_key", "conditions", "collection", "prompt_hash"))}
         needles |= {run.params["model_digest"], run.params["model_digest"].removeprefix("sha256:")[:12]}
         needles |= {run.tags["scenario_hash"], run.tags["cell_seed"]}
@@ -104,15 +104,15 @@ def test_the_round_trip_of_two_judges_on_several_machines(place: Place, home: Pa
     filled.write_text(json.dumps(raw))
 
     elsewhere = tmp_path / "elsewhere"
-    before = place.desk.everything()
+    before = place.driver.everything()
     trial = place.apply(elsewhere, filled, "--dry-run")
     assert len(trial["changes"]) == len(raw["items"])
-    assert place.desk.everything() == before
+    assert place.driver.everything() == before
 
     done = place.apply(elsewhere, filled)
     assert (done["status"], done["applied"]) == ("applied", len(raw["items"]))
     assert (done["unfinished"], done["errors"]) == (0, [])
-    cells = place.desk.cells()
+    cells = place.driver.cells()
     assert len(cells) == CELLS
     assert {run.tags["judge_pending"] for run in cells.values()} == {"false"}
     for run_id, item in items_of(raw, judging).items():
@@ -121,10 +121,10 @@ def test_the_round_trip_of_two_judges_on_several_machines(place: Place, home: Pa
     counts = {row["experiment"]: row for row in tipbench_json("experiments", "--mlflow-url", place.url, home=elsewhere)}
     assert (counts[EXPERIMENT]["judged"], counts[EXPERIMENT]["pending"]) == (CELLS, 0)
 
-    before = place.desk.everything()
+    before = place.driver.everything()
     again = place.apply(tmp_path / "third", filled)
     assert again["changed"] == 0
-    assert place.desk.everything() == before
+    assert place.driver.everything() == before
     copy = tmp_path / "copy.json"
     place.export(tmp_path / "third", copy, "--sheet", sheet)
     assert copy.read_bytes() == out.read_bytes()
@@ -141,12 +141,12 @@ def _second_judge(place: Place, home: Path, tmp_path: Path, elsewhere: Path) -> 
     judging = place.judging(unescape_cell(sheet))
     shared = [entry.run_id for entry in judging.entries if entry.kind is ItemKind.CELL]
     assert len(shared) == 12, "a fifth of 48, in whole scenarios"
-    before = {run_id: run.metrics["composite"] for run_id, run in place.desk.cells().items()}
+    before = {run_id: run.metrics["composite"] for run_id, run in place.driver.cells().items()}
     raw = fill(judging, seed=2)
     table.write_text(fill_csv(text, raw, delimiter="\t"), newline="")
     assert place.apply(elsewhere, table)["status"] == "applied"
 
-    after = place.desk.cells()
+    after = place.driver.cells()
     given = items_of(raw, judging)
     for run_id, composite in before.items():
         both = (composite + by_hand(given[run_id])["composite"]) / 2 if run_id in given else composite

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from support.judging import Desk, agreed
+from support.judging import SheetDriver, agreed
 from tipbench.cli.airflow_tasks import collect_model, compare, export_for_judge, plan_models
 from tipbench.cli.main import app
 from tipbench.generate.engine import (
@@ -85,7 +85,7 @@ def judge(url: str, experiment: str) -> None:
     with MlflowStore(url) as store:
         found = store.experiment(experiment)
         assert found is not None
-        Desk(store, found).judged_by("anna", agreed)
+        SheetDriver(store, found).judged_by("anna", agreed)
 
 
 def test_a_new_engine_is_planned_collected_judged_compared_and_shown(home: Path, worker: str) -> None:

@@ -249,7 +249,7 @@ def test_of_two_supervisors_one_leads_and_the_other_takes_over(queue: Queue, tmp
 
 @pytest.fixture
 def expiring(tmp_path: Path) -> Iterator[tuple[Queue, list[float]]]:
-    """A desk that deletes jobs a day after their end, and its clock."""
+    """A driver that deletes jobs a day after their end, and its clock."""
     runner, now = ScriptedRunner(), [1_000_000.0]
     with JobStore(tmp_path / "jobs.db", clock=lambda: now[0]) as store:
         supervisor = Supervisor(store, {"local": runner}, tmp_path / "lock", keep_s=86_400)

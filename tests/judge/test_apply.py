@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.judging import Desk, SeededStore, always, fill, items_of, record_cells
+from support.judging import SeededStore, SheetDriver, always, fill, items_of, record_cells
 from tipbench.errors import MlflowError
 from tipbench.judge.apply import SheetApplier
 from tipbench.judge.scores import NO_SCORES, SCORES, scores_text
@@ -42,20 +42,20 @@ def store() -> BusyStore:
 
 
 @pytest.fixture
-def desk(store: BusyStore) -> Desk:
-    return Desk(store, record_cells(store, models=("alpha:135m",)))
+def driver(store: BusyStore) -> SheetDriver:
+    return SheetDriver(store, record_cells(store, models=("alpha:135m",)))
 
 
-def states(desk: Desk) -> Counter[str | None]:
-    return Counter(run.state for run in desk.cells().values())
+def states(driver: SheetDriver) -> Counter[str | None]:
+    return Counter(run.state for run in driver.cells().values())
 
 
 def blank(judging: StoredSheet) -> dict[str, Any]:
     return dict(json.loads(json.dumps(sheet_json(judging.sheet))))
 
 
-def read(desk: Desk, judging: StoredSheet) -> StoredSheet:
-    found = find_sheet(desk.store, desk.experiment.experiment_id, desk.experiment.name, judging.sheet.id)
+def read(driver: SheetDriver, judging: StoredSheet) -> StoredSheet:
+    found = find_sheet(driver.store, driver.experiment.experiment_id, driver.experiment.name, judging.sheet.id)
     assert found is not None
     return found
 
@@ -63,47 +63,47 @@ def read(desk: Desk, judging: StoredSheet) -> StoredSheet:
 # Other sheets of the same judge
 
 
-def test_a_held_sheet_does_not_change_scores_of_another(desk: Desk) -> None:
-    one, two = (desk.export("anna").stored for _ in range(2))
-    desk.apply(fill(one))
-    before = {run_id: run.metrics["composite"] for run_id, run in desk.cells().items()}
-    assert desk.apply(fill(two, always(3))).held
-    assert states(desk) == {"judged": CELLS}
-    assert {run.tags["held"] for run in desk.cells().values()} == {"true"}
-    assert {run_id: run.metrics["composite"] for run_id, run in desk.cells().items()} == before
-    desk.apply(fill(two, always(3)), accept="agreed")
-    assert {run.metrics["composite"] for run in desk.cells().values()} == {11.0}
-    assert {run.tags["held"] for run in desk.cells().values()} == {"false"}
+def test_a_held_sheet_does_not_change_scores_of_another(driver: SheetDriver) -> None:
+    one, two = (driver.export("anna").stored for _ in range(2))
+    driver.apply(fill(one))
+    before = {run_id: run.metrics["composite"] for run_id, run in driver.cells().items()}
+    assert driver.apply(fill(two, always(3))).held
+    assert states(driver) == {"judged": CELLS}
+    assert {run.tags["held"] for run in driver.cells().values()} == {"true"}
+    assert {run_id: run.metrics["composite"] for run_id, run in driver.cells().items()} == before
+    driver.apply(fill(two, always(3)), accept="agreed")
+    assert {run.metrics["composite"] for run in driver.cells().values()} == {11.0}
+    assert {run.tags["held"] for run in driver.cells().values()} == {"false"}
 
 
-def test_a_sheet_held_counted_and_held_again_equals_one_held_from_the_start(desk: Desk) -> None:
-    one, two = (desk.export("anna").stored for _ in range(2))
-    desk.apply(fill(one))
-    before = {run_id: (run.state, run.metrics["composite"]) for run_id, run in desk.cells().items()}
+def test_a_sheet_held_counted_and_held_again_equals_one_held_from_the_start(driver: SheetDriver) -> None:
+    one, two = (driver.export("anna").stored for _ in range(2))
+    driver.apply(fill(one))
+    before = {run_id: (run.state, run.metrics["composite"]) for run_id, run in driver.cells().items()}
     for rule, accept in ((always(3), None), (always(3), "yes"), (always(1), None)):
-        desk.apply(fill(two, rule), accept=accept)
-    assert {run_id: (run.state, run.metrics["composite"]) for run_id, run in desk.cells().items()} == before
+        driver.apply(fill(two, rule), accept=accept)
+    assert {run_id: (run.state, run.metrics["composite"]) for run_id, run in driver.cells().items()} == before
 
 
 # Two machines
 
 
-def test_scores_written_by_another_machine_during_an_apply_are_not_lost(desk: Desk, store: BusyStore) -> None:
+def test_scores_written_by_another_machine_during_an_apply_are_not_lost(driver: SheetDriver, store: BusyStore) -> None:
     """Ben's whole sheet is applied after anna's apply has read every cell and before it writes the first."""
-    anna, ben = (desk.export(name, everything=True).stored for name in ("anna", "ben"))
+    anna, ben = (driver.export(name, everything=True).stored for name in ("anna", "ben"))
 
     def meanwhile(_run_id: str) -> None:
-        desk.apply(fill(ben, seed=2))
+        driver.apply(fill(ben, seed=2))
 
     store.meanwhile = meanwhile
-    desk.apply(fill(anna))
-    assert {frozenset(scores.judges) for scores in desk.scores().values()} == {frozenset(("anna", "ben"))}
-    assert {run.tags["judges"] for run in desk.cells().values()} == {'["anna", "ben"]'}
+    driver.apply(fill(anna))
+    assert {frozenset(scores.judges) for scores in driver.scores().values()} == {frozenset(("anna", "ben"))}
+    assert {run.tags["judges"] for run in driver.cells().values()} == {'["anna", "ben"]'}
 
 
-def test_scores_overwritten_by_another_machine_are_written_again(desk: Desk, store: BusyStore) -> None:
+def test_scores_overwritten_by_another_machine_are_written_again(driver: SheetDriver, store: BusyStore) -> None:
     """The other machine has read a cell before our change of it and writes it back afterwards."""
-    judging = desk.export("anna").stored
+    judging = driver.export("anna").stored
     first, second, *_ = items_of(fill(judging), judging)
     undone: list[str] = []
 
@@ -115,9 +115,9 @@ def test_scores_overwritten_by_another_machine_are_written_again(desk: Desk, sto
             SeededStore.update(store, first, RunChange(texts=texts, at_ms=1))
 
     store.meanwhile = meanwhile
-    desk.apply(fill(judging))
+    driver.apply(fill(judging))
     assert undone == [first]
-    assert all("anna" in scores.judges for scores in desk.scores().values())
+    assert all("anna" in scores.judges for scores in driver.scores().values())
 
 
 # Deleted runs
@@ -140,31 +140,31 @@ class ForgetfulStore(SeededStore):
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_a_deleted_answer_is_skipped_and_reported_and_the_rest_is_applied(forgotten: bool) -> None:
     store = ForgetfulStore()
-    desk = Desk(store, record_cells(store, models=("alpha:135m",)))
-    judging = desk.export("anna").stored
+    driver = SheetDriver(store, record_cells(store, models=("alpha:135m",)))
+    judging = driver.export("anna").stored
     gone = next(entry.run_id for entry in judging.entries if entry.kind is ItemKind.CELL and entry.run_id)
     if forgotten:
         del store._runs[gone]
     else:
         store.deleted.add(gone)
-    applied = desk.apply(fill(judging))
+    applied = driver.apply(fill(judging))
     assert (applied.status, applied.deleted, applied.to_json()["deleted"]) == ("applied", 1, 1)
     assert "1 answer was deleted in MLflow; its scores are kept with the sheet" in applied.sentences()
-    assert {run.state for run_id, run in desk.cells().items() if run_id != gone} == {"judged"}
-    assert len(read(desk, judging).answers) == len(judging.entries)
+    assert {run.state for run_id, run in driver.cells().items() if run_id != gone} == {"judged"}
+    assert len(read(driver, judging).answers) == len(judging.entries)
 
 
 def test_a_repeated_answer_that_was_deleted_is_left_out_of_the_judges_consistency() -> None:
     store = SeededStore()
-    desk = Desk(store, record_cells(store, models=("alpha:135m",)))
-    desk.judged_by("anna")
+    driver = SheetDriver(store, record_cells(store, models=("alpha:135m",)))
+    driver.judged_by("anna")
     record_cells(store, models=("gamma:3b",))
-    judging = desk.export("anna").stored
+    judging = driver.export("anna").stored
     gone, other = (entry.run_id for entry in judging.entries if entry.kind is ItemKind.REPEAT)
     assert gone
     assert other
     del store._runs[gone]
-    applied = desk.apply(fill(judging))
+    applied = driver.apply(fill(judging))
     assert applied.self_agreement is not None
     assert applied.self_agreement.n == 3, "the tips of the answer that was not deleted"
 
@@ -172,23 +172,23 @@ def test_a_repeated_answer_that_was_deleted_is_left_out_of_the_judges_consistenc
 # Nothing finished, blank items
 
 
-def test_an_empty_sheet_writes_nothing_and_has_no_owner(desk: Desk) -> None:
-    judging = desk.export(None).stored
-    before, revision = desk.everything(), desk.store.experiments()[0].tags
-    assert desk.apply(blank(judging), judge="anan").finished == 0
-    assert desk.everything() == before
-    assert desk.store.experiments()[0].tags == revision
-    assert desk.apply(fill(judging), judge="anna").judge == "anna"
+def test_an_empty_sheet_writes_nothing_and_has_no_owner(driver: SheetDriver) -> None:
+    judging = driver.export(None).stored
+    before, revision = driver.everything(), driver.store.experiments()[0].tags
+    assert driver.apply(blank(judging), judge="anan").finished == 0
+    assert driver.everything() == before
+    assert driver.store.experiments()[0].tags == revision
+    assert driver.apply(fill(judging), judge="anna").judge == "anna"
 
 
-def test_blank_items_with_counted_scores_are_reported(desk: Desk) -> None:
-    judging = desk.export().stored
+def test_blank_items_with_counted_scores_are_reported(driver: SheetDriver) -> None:
+    judging = driver.export().stored
     raw = fill(judging)
-    desk.apply(raw)
+    driver.apply(raw)
     for item in raw["items"][:3]:
         for tip in item["tips"]:
             tip["scores"] = dict.fromkeys(tip["scores"])
-    applied = desk.apply(raw)
+    applied = driver.apply(raw)
     assert (applied.blank, applied.unfinished, applied.changes) == (3, 0, ())
     assert "3 items are blank in the file; their earlier scores are kept" in applied.sentences()
 
@@ -196,48 +196,48 @@ def test_blank_items_with_counted_scores_are_reported(desk: Desk) -> None:
 # What an acceptance is for
 
 
-def test_an_acceptance_survives_a_new_note_and_other_scores(desk: Desk) -> None:
-    judging = desk.export().stored
+def test_an_acceptance_survives_a_new_note_and_other_scores(driver: SheetDriver) -> None:
+    judging = driver.export().stored
     raw = fill(judging, always(3))
-    desk.apply(raw, accept="team agreed")
+    driver.apply(raw, accept="team agreed")
     raw["items"][0]["tips"][0]["note"] = "a typo mended"
-    applied = desk.apply(raw)
+    applied = driver.apply(raw)
     assert (applied.status, applied.accepted) == (SheetStatus.APPLIED, "team agreed")
     other = copy.deepcopy(raw)
     other["items"][0]["format_ok"] = not other["items"][0]["format_ok"]
-    assert desk.apply(other).held, "a flag is part of what was accepted"
-    assert (read(desk, judging).acceptance, read(desk, judging).accepted) == ("team agreed", None)
-    assert desk.apply(raw).accepted == "team agreed", "these exact scores were accepted before"
-    assert states(desk) == {"judged": CELLS}
+    assert driver.apply(other).held, "a flag is part of what was accepted"
+    assert (read(driver, judging).acceptance, read(driver, judging).accepted) == ("team agreed", None)
+    assert driver.apply(raw).accepted == "team agreed", "these exact scores were accepted before"
+    assert states(driver) == {"judged": CELLS}
 
 
-def test_replaced_answers_stay_with_the_sheet(desk: Desk) -> None:
-    judging = desk.export().stored
+def test_replaced_answers_stay_with_the_sheet(driver: SheetDriver) -> None:
+    judging = driver.export().stored
     raw = fill(judging)
-    desk.apply(raw)
+    driver.apply(raw)
     item = raw["items"][5]
     former = copy.deepcopy(item)
     item["tips"][0]["scores"]["tone"] = 1 + item["tips"][0]["scores"]["tone"] % 5
-    desk.apply(raw)
+    driver.apply(raw)
     item["tips"][0]["note"] = "why"
-    desk.apply(raw)
-    _, texts = desk.store.get(judging.run_id)
+    driver.apply(raw)
+    _, texts = driver.store.get(judging.run_id)
     kept = json.loads(texts[ANSWERS])
     assert kept["items"].keys() == {each["item"] for each in raw["items"]}
     assert [each["item"] for each in kept["history"]] == [item["item"]] * 2
     assert [tip["scores"] for tip in kept["history"][0]["tips"]] == [tip["scores"] for tip in former["tips"]]
     assert all(each["at"] for each in kept["history"])
-    assert read(desk, judging).replaced[0].given.item == item["item"]
+    assert read(driver, judging).replaced[0].given.item == item["item"]
 
 
 # Progress
 
 
-def test_progress_counts_hidden_items_like_all_others(desk: Desk) -> None:
-    judging = desk.export("anna").stored
-    got = receive(desk.store, fill(judging))
+def test_progress_counts_hidden_items_like_all_others(driver: SheetDriver) -> None:
+    judging = driver.export("anna").stored
+    got = receive(driver.store, fill(judging))
     seen: list[tuple[int, int]] = []
-    work = SheetApplier(desk.store, got.experiment, got.stored, got.filled)
+    work = SheetApplier(driver.store, got.experiment, got.stored, got.filled)
     work.run(progress=lambda done, of: seen.append((done, of)))
     total = len(judging.entries)
     assert total > CELLS
@@ -247,18 +247,20 @@ def test_progress_counts_hidden_items_like_all_others(desk: Desk) -> None:
 # Small sheets
 
 
-def small_desks(count: int) -> list[Desk]:
+def small_drivers(count: int) -> list[SheetDriver]:
     """Experiments whose sheets have six control tips each."""
     store = SeededStore()
     return [
-        Desk(store, record_cells(store, models=("alpha:135m",), experiment=f"tip-bench-{n}", n_scenarios=2, seed=n))
+        SheetDriver(
+            store, record_cells(store, models=("alpha:135m",), experiment=f"tip-bench-{n}", n_scenarios=2, seed=n)
+        )
         for n in range(count)
     ]
 
 
 def test_small_sheets_of_a_judge_are_pooled_and_only_the_newest_is_held() -> None:
-    desks = small_desks(4)
-    applied = [desk.judged_by("anna", always(5), seed=n) for n, desk in enumerate(desks)]
+    drivers = small_drivers(4)
+    applied = [driver.judged_by("anna", always(5), seed=n) for n, driver in enumerate(drivers)]
     drifts = [result.drift for result in applied if result.drift]
     assert [str(result.status) for result in applied] == ["applied", "applied", "applied", "held"]
     assert [str(drift.verdict) for drift in drifts] == ["unknown", "unknown", "unknown", "beyond the limit"]
@@ -266,13 +268,13 @@ def test_small_sheets_of_a_judge_are_pooled_and_only_the_newest_is_held() -> Non
 
 
 def test_small_sheets_of_other_judges_and_held_ones_are_not_pooled() -> None:
-    desks = small_desks(5)
-    for desk in desks[:3]:
-        desk.judged_by("anna", always(5))
-    careful = desks[3].judged_by("ben").drift
+    drivers = small_drivers(5)
+    for driver in drivers[:3]:
+        driver.judged_by("anna", always(5))
+    careful = drivers[3].judged_by("ben").drift
     assert careful is not None
     assert (careful.sheets, str(careful.verdict)) == (1, "unknown")
-    assert desks[3].judged_by("anna", always(5), everything=True).held
-    after = desks[4].judged_by("anna").drift
+    assert drivers[3].judged_by("anna", always(5), everything=True).held
+    after = drivers[4].judged_by("anna").drift
     assert after is not None
     assert after.sheets == 4  # three counted ones and its own, without the held one

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from support.judging import Desk, SeededStore, always, fill, honest, record_cells
+from support.judging import SeededStore, SheetDriver, always, fill, honest, record_cells
 from tipbench.cli.judge import show_applied
 from tipbench.errors import MlflowError
 from tipbench.generate.parsing import Tip
@@ -232,22 +232,22 @@ def test_the_file_does_not_show_which_items_are_controls() -> None:
 
 
 @cache
-def answered() -> tuple[Desk, StoredSheet, dict[str, Any]]:
+def answered() -> tuple[SheetDriver, StoredSheet, dict[str, Any]]:
     """A filled sheet with new answers, answers that this judge has scored before, and controls."""
     store = SeededStore()
-    desk = Desk(store, record_cells(store, models=("alpha:135m",)))
+    driver = SheetDriver(store, record_cells(store, models=("alpha:135m",)))
     for judge in ("anna", "ben"):
-        desk.judged_by(judge, everything=True)
+        driver.judged_by(judge, everything=True)
     record_cells(store, models=("beta:1b",))
-    desk.judged_by("ben", everything=True)
-    judging = desk.export("anna", everything=True).stored
+    driver.judged_by("ben", everything=True)
+    judging = driver.export("anna", everything=True).stored
     assert {entry.kind for entry in judging.entries} == set(ItemKind)
-    return desk, judging, fill(judging, honest)
+    return driver, judging, fill(judging, honest)
 
 
-def output_of(desk: Desk, raw: dict[str, Any], capsys: pytest.CaptureFixture[str], *, dry_run: bool) -> str:
+def output_of(driver: SheetDriver, raw: dict[str, Any], capsys: pytest.CaptureFixture[str], *, dry_run: bool) -> str:
     """The whole output of an apply without the judge's own scores."""
-    applied = desk.apply(raw, dry_run=dry_run)
+    applied = driver.apply(raw, dry_run=dry_run)
     show_applied(replace(applied, changes=()))
     outputs = applied.to_json()
     changes, changed = outputs.pop("changes", None), outputs.pop("changed")
@@ -276,30 +276,30 @@ def flipped(raw: dict[str, Any], at: int) -> dict[str, Any]:
 
 
 def test_a_single_finished_item_does_not_reveal_whether_it_is_a_control(capsys: pytest.CaptureFixture[str]) -> None:
-    desk, judging, raw = answered()
-    outputs = {output_of(desk, alone(raw, at), capsys, dry_run=True) for at in some_of_each_kind(judging)}
+    driver, judging, raw = answered()
+    outputs = {output_of(driver, alone(raw, at), capsys, dry_run=True) for at in some_of_each_kind(judging)}
     assert len(outputs) == 1
 
 
 def test_a_real_apply_of_one_item_does_not_reveal_it_either(capsys: pytest.CaptureFixture[str]) -> None:
     outputs = set()
-    desk, judging, raw = answered()
-    assert isinstance(desk.store, SeededStore)
+    driver, judging, raw = answered()
+    assert isinstance(driver.store, SeededStore)
     for behind in ItemKind:
         store = SeededStore()
-        store.copy_from(desk.store)
+        store.copy_from(driver.store)
         at = next(at for at, entry in enumerate(judging.entries) if entry.kind is behind)
-        outputs.add(output_of(replace(desk, store=store), alone(raw, at), capsys, dry_run=False))
+        outputs.add(output_of(replace(driver, store=store), alone(raw, at), capsys, dry_run=False))
     assert len(outputs) == 1
 
 
 def test_a_changed_item_on_a_full_sheet_changes_only_the_verdict_of_a_dry_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    desk, judging, raw = answered()
+    driver, judging, raw = answered()
     outputs: dict[str, set[str]] = {}
     for at in some_of_each_kind(judging):
-        text = output_of(desk, flipped(raw, at), capsys, dry_run=True)
+        text = output_of(driver, flipped(raw, at), capsys, dry_run=True)
         outputs.setdefault(json.loads(text.splitlines()[0].partition("}sheet")[0] + "}")["status"], set()).add(text)
     assert {len(texts) for texts in outputs.values()} == {1}
     assert not any(re.search(r"\d\.\d", text) for texts in outputs.values() for text in texts)
@@ -307,54 +307,54 @@ def test_a_changed_item_on_a_full_sheet_changes_only_the_verdict_of_a_dry_run(
 
 def test_the_first_verdict_has_rounded_numbers_and_comes_with_the_whole_sheet() -> None:
     store = SeededStore()
-    desk = Desk(store, record_cells(store))
-    judging = desk.export("anna").stored
+    driver = SheetDriver(store, record_cells(store))
+    judging = driver.export("anna").stored
     raw = fill(judging, honest)
     for part in (10, len(raw["items"]) - 1):
-        unfinished = desk.apply({**raw, "items": raw["items"][:part]}).to_json()
+        unfinished = driver.apply({**raw, "items": raw["items"][:part]}).to_json()
         assert (unfinished["status"], unfinished["drift"], unfinished["unchecked"]) == ("applied", None, part)
         assert (unfinished["self_agreement"], unfinished["alpha"]) == (None, {})
-    whole = desk.apply(raw)
+    whole = driver.apply(raw)
     assert whole.drift is not None
     drift = whole.to_json()["drift"]
     assert drift["error"] == round(drift["error"], 1) != whole.drift.error
     assert (drift["n_controls"], whole.to_json()["unchecked"]) == (whole.drift.n_controls, 0)
     assert all(scale["bias"] == round(scale["bias"], 1) for scale in drift["scales"])
-    _, texts = desk.store.get(judging.run_id)
+    _, texts = driver.store.get(judging.run_id)
     assert json.loads(texts["artifact:drift.json"])["error"] == whole.drift.error, "exact where it is kept"
 
 
 def test_a_revision_returns_the_verdict_alone() -> None:
     store = SeededStore()
-    desk = Desk(store, record_cells(store))
-    judging = desk.export("anna").stored
+    driver = SheetDriver(store, record_cells(store))
+    judging = driver.export("anna").stored
     raw = fill(judging, honest)
-    assert desk.apply({**raw, "items": raw["items"][:-1]}, final=True).to_json()["drift"]["verdict"] == "fine"
-    assert desk.apply(raw).to_json()["drift"] == {"verdict": "ok"}, "a later item is a revision"
-    assert desk.apply(fill(judging, always(5))).to_json()["drift"] == {"verdict": "held"}
-    assert next(stored_sheets(store, desk.experiment.experiment_id, "x", "anna")).revisions == 2
-    assert desk.apply(fill(judging, always(5)), accept="agreed").to_json()["drift"] == {"verdict": "ok"}
+    assert driver.apply({**raw, "items": raw["items"][:-1]}, final=True).to_json()["drift"]["verdict"] == "fine"
+    assert driver.apply(raw).to_json()["drift"] == {"verdict": "ok"}, "a later item is a revision"
+    assert driver.apply(fill(judging, always(5))).to_json()["drift"] == {"verdict": "held"}
+    assert next(stored_sheets(store, driver.experiment.experiment_id, "x", "anna")).revisions == 2
+    assert driver.apply(fill(judging, always(5)), accept="agreed").to_json()["drift"] == {"verdict": "ok"}
 
 
 def test_a_sheet_finished_with_few_items_returns_the_verdict_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """Pooled with earlier sheets, the numbers would move exactly when the single item is a control."""
     store = SeededStore()
-    desk = Desk(store, record_cells(store))
-    desk.judged_by("anna", honest)
+    driver = SheetDriver(store, record_cells(store))
+    driver.judged_by("anna", honest)
     record_cells(store, models=("gamma:2b", "delta:4b"))
-    judging = desk.export("anna").stored
+    judging = driver.export("anna").stored
     raw, extreme = fill(judging, honest), fill(judging, always(5))
     for kind in ItemKind:
         copied = SeededStore()
         copied.copy_from(store)
-        there = replace(desk, store=copied)
+        there = replace(driver, store=copied)
         done = there.apply(alone(extreme, _of_kind(judging, kind)[0]), final=True)
         shown = done.to_json()
         assert (shown["drift"], shown["self_agreement"], shown["alpha"]) == ({"verdict": "ok"}, None, {})
         assert "deleted" not in shown
         show_applied(done)
         assert "Finished with few items filled" in capsys.readouterr().out
-        stored = next(stored_sheets(copied, desk.experiment.experiment_id, "x", "anna"))
+        stored = next(stored_sheets(copied, driver.experiment.experiment_id, "x", "anna"))
         assert stored.drift is not None
         assert stored.drift["error"] is not None, "admins see the numbers"
         assert there.apply(raw).to_json()["drift"] == {"verdict": "ok"}, "numbers come with the first verdict or never"
@@ -362,10 +362,10 @@ def test_a_sheet_finished_with_few_items_returns_the_verdict_alone(capsys: pytes
 
 def test_numbers_need_20_control_tips_of_the_sheet_or_all_items() -> None:
     store = SeededStore()
-    desk = Desk(store, record_cells(store))
-    desk.judged_by("anna")
+    driver = SheetDriver(store, record_cells(store))
+    driver.judged_by("anna")
     record_cells(store, models=("gamma:2b", "delta:4b"))
-    judging = desk.export("anna").stored
+    judging = driver.export("anna").stored
     tips = {entry.item.id: len(entry.controls) for entry in judging.entries}
     raw = fill(judging)
     controls = [item for item in raw["items"] if tips[item["item"]]]
@@ -374,19 +374,19 @@ def test_numbers_need_20_control_tips_of_the_sheet_or_all_items() -> None:
     for n, numbers in ((enough - 1, False), (enough, True)):
         copied = SeededStore()
         copied.copy_from(store)
-        done = replace(desk, store=copied).apply({**raw, "items": [*controls[:n], *others]}, final=True)
+        done = replace(driver, store=copied).apply({**raw, "items": [*controls[:n], *others]}, final=True)
         assert ("error" in done.to_json()["drift"]) is numbers
-    small = desk.export("ben", limit=4).stored
-    assert "error" in desk.apply(fill(small)).to_json()["drift"], "the whole sheet is filled"
+    small = driver.export("ben", limit=4).stored
+    assert "error" in driver.apply(fill(small)).to_json()["drift"], "the whole sheet is filled"
 
 
 def test_a_preview_reads_only_the_sheet_and_has_no_verdict() -> None:
     store = SeededStore()
-    desk = Desk(store, record_cells(store))
-    judging = desk.export("anna").stored
+    driver = SheetDriver(store, record_cells(store))
+    judging = driver.export("anna").stored
     raw = fill(judging, always(5))
     work = SheetApplier(
-        cast("RunStore", object()), desk.experiment, judging, check_sheet(raw, judging.sheet, judge="anna")
+        cast("RunStore", object()), driver.experiment, judging, check_sheet(raw, judging.sheet, judge="anna")
     )
     preview = work.run(dry_run=True).to_json()
     assert (preview["drift"], preview["status"], preview["changed"]) == (None, "applied", len(raw["items"]))
@@ -432,30 +432,30 @@ class MeasuringStore(SeededStore):
 
 
 @cache
-def small_sheet() -> tuple[MeasuringStore, Desk, StoredSheet]:
+def small_sheet() -> tuple[MeasuringStore, SheetDriver, StoredSheet]:
     store = MeasuringStore()
-    desk = Desk(store, record_cells(store, models=("alpha:135m",)))
-    return store, desk, desk.export("anna").stored
+    driver = SheetDriver(store, record_cells(store, models=("alpha:135m",)))
+    return store, driver, driver.export("anna").stored
 
 
 Note = Callable[[int], str]
 NOTES: tuple[Note, ...] = (lambda number: str(number) * MAX_NOTE, lambda number: "n" * (MAX_NOTE - 1) + str(number))
 
 
-def revise(desk: Desk, judging: StoredSheet, place: int, note: Note, *, rescore: bool, times: int = 8) -> None:
+def revise(driver: SheetDriver, judging: StoredSheet, place: int, note: Note, *, rescore: bool, times: int = 8) -> None:
     """Apply one item again and again, each time with other long notes, and with other scores if `rescore`."""
     raw = alone(fill(judging, honest), place)
     for number in range(times):
         for tip in raw["items"][0]["tips"]:
             tip["note"] = note(number)
             tip["scores"]["tone"] = 1 + number % 2 if rescore else 3
-        assert desk.apply(raw).drift is None
+        assert driver.apply(raw).drift is None
 
 
 @pytest.mark.parametrize("rescore", [False, True])
 @pytest.mark.parametrize("note", NOTES, ids=("other notes", "other ends of notes"))
 def test_revising_a_control_takes_the_same_work_in_mlflow_as_revising_an_answer(note: Note, rescore: bool) -> None:
-    base, desk, judging = small_sheet()
+    base, driver, judging = small_sheet()
     first_cell = next(at for at, entry in enumerate(judging.entries) if entry.kind is ItemKind.CELL)
     work: list[list[str]] = []
     sizes = []
@@ -463,7 +463,7 @@ def test_revising_a_control_takes_the_same_work_in_mlflow_as_revising_an_answer(
         for place in [at for at, entry in enumerate(judging.entries) if entry.kind is kind and at != first_cell][:2]:
             store = MeasuringStore()
             store.copy_from(base)
-            copied = replace(desk, store=store)
+            copied = replace(driver, store=store)
             # what if controls read this run instead?
             revise(copied, judging, first_cell, note, rescore=rescore)
             revise(copied, judging, place, note, rescore=rescore)
@@ -483,13 +483,13 @@ def test_another_judges_notes_and_scores_do_not_make_the_work_for_an_answer_diff
 
     Sizes are compared where all answers but one are scored: runs with an accomplice's notes are larger than others.
     """
-    base, desk, judging = small_sheet()
+    base, driver, judging = small_sheet()
     places = [at for kind in (ItemKind.CELL, ItemKind.CONTROL) for at in _of_kind(judging, kind)[:4]]
     work, sizes = [], []
     for share in (1, 2):
         store = MeasuringStore()
         store.copy_from(base)
-        ben = replace(desk, store=store)
+        ben = replace(driver, store=store)
         other = ben.export("ben").stored
         raw = fill(other, always(3))
         raw["items"] = raw["items"][:-1:share]
@@ -501,7 +501,7 @@ def test_another_judges_notes_and_scores_do_not_make_the_work_for_an_answer_diff
         for place in places:
             copied = MeasuringStore()
             copied.copy_from(store)
-            replace(desk, store=copied).apply(alone(fill(judging, always(3)), place))
+            replace(driver, store=copied).apply(alone(fill(judging, always(3)), place))
             work.append(sorted(copied.calls))
             if share == 1:
                 sizes.append(copied.characters)
@@ -522,11 +522,11 @@ def test_the_number_of_deleted_answers_comes_with_the_first_verdict_only() -> No
 
     gone: set[str] = set()
     store = Deleting()
-    desk = Desk(store, record_cells(store, models=("alpha:135m",)))
-    judging = desk.export("anna").stored
+    driver = SheetDriver(store, record_cells(store, models=("alpha:135m",)))
+    judging = driver.export("anna").stored
     gone.update(entry.run_id for entry in judging.entries if entry.run_id and entry.kind is ItemKind.CELL)
     raw = fill(judging, honest)
     for part in (raw["items"][:1], raw["items"][:-1]):
-        assert "deleted" not in desk.apply({**raw, "items": part}).to_json()
-    assert desk.apply({**raw, "items": []}, final=True).to_json()["deleted"] > 0
-    assert "deleted" not in desk.apply(raw).to_json(), "a later item is a revision"
+        assert "deleted" not in driver.apply({**raw, "items": part}).to_json()
+    assert driver.apply({**raw, "items": []}, final=True).to_json()["deleted"] > 0
+    assert "deleted" not in driver.apply(raw).to_json(), "a later item is a revision"

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.judged import judge_at
-from support.judging import Desk, SeededStore, record_cells
+from support.judging import SeededStore, SheetDriver, record_cells
 from tipbench.compare.cells import CellFilter, read_board
 from tipbench.compare.duels import DuelTable
 from tipbench.compare.leaderboard import BoardOptions, duels_of, make_board, with_duels
@@ -55,24 +55,24 @@ def level(run: StoredRun, number: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def judged() -> Desk:
+def judged() -> SheetDriver:
     store = SeededStore()
-    desk = Desk(store, record_cells(store, models=MODELS, prompts="v1"))
-    judge_at(desk, level)
-    return desk
+    driver = SheetDriver(store, record_cells(store, models=MODELS, prompts="v1"))
+    judge_at(driver, level)
+    return driver
 
 
 @pytest.fixture
-def desk(judged: Desk) -> Desk:
+def driver(judged: SheetDriver) -> SheetDriver:
     """A copy of the judged cells, so that each test has its own."""
     store = SeededStore()
     assert isinstance(judged.store, SeededStore)
     store.copy_from(judged.store)
-    return Desk(store, judged.experiment)
+    return SheetDriver(store, judged.experiment)
 
 
-def request(desk: Desk, **over: Any) -> DuelRequest:
-    cells = read_board(desk.store, desk.experiment.experiment_id, CellFilter())
+def request(driver: SheetDriver, **over: Any) -> DuelRequest:
+    cells = read_board(driver.store, driver.experiment.experiment_id, CellFilter())
     ranking = make_board("x", cells, BoardOptions()).ranking
     assert ranking.leader is not None
     among = {ranking.leader, *ranking.tied}
@@ -82,8 +82,8 @@ def request(desk: Desk, **over: Any) -> DuelRequest:
     return DuelRequest(runs, cells.rubric, **values)
 
 
-def export(desk: Desk, **over: Any) -> DuelExport:
-    return export_duels(desk.store, desk.experiment, request(desk, **over))
+def export(driver: SheetDriver, **over: Any) -> DuelExport:
+    return export_duels(driver.store, driver.experiment, request(driver, **over))
 
 
 def filled(done: DuelExport, winner: Callable[[str, str], str | None]) -> dict[str, Any]:
@@ -99,21 +99,21 @@ def beta_wins(a: str, b: str) -> str:
     return "a" if "beta" in a else "b"
 
 
-def apply(desk: Desk, raw: dict[str, Any], **options: Any) -> DuelApplyResult:
+def apply(driver: SheetDriver, raw: dict[str, Any], **options: Any) -> DuelApplyResult:
     judge = options.pop("judge", None)
-    return apply_duels(desk.store, raw, judge=judge, **options)
+    return apply_duels(driver.store, raw, judge=judge, **options)
 
 
-def kept(desk: Desk) -> dict[str, Any]:
-    runs = desk.store.search(desk.experiment.experiment_id, where={})
-    return {run.run_id: desk.store.get(run.run_id) for run in runs}
+def kept(driver: SheetDriver) -> dict[str, Any]:
+    runs = driver.store.search(driver.experiment.experiment_id, where={})
+    return {run.run_id: driver.store.get(run.run_id) for run in runs}
 
 
 # The file
 
 
-def test_the_duel_file_has_the_documented_format(desk: Desk) -> None:
-    raw = duel_json(export(desk).stored.sheet)
+def test_the_duel_file_has_the_documented_format(driver: SheetDriver) -> None:
+    raw = duel_json(export(driver).stored.sheet)
     assert set(raw) == {"format", "sheet", "experiment", "judge", "instructions", "rubric", "items"}
     assert (raw["format"], raw["judge"], set(raw["rubric"])) == (FORMAT, "anna", {"id", "sha256", "text"})
     assert set(raw["items"][0]) == {"item", "sha256", "scenario", "a", "b", "winner"}
@@ -121,8 +121,8 @@ def test_the_duel_file_has_the_documented_format(desk: Desk) -> None:
     assert {item["winner"] for item in raw["items"]} == {None}
 
 
-def test_only_tied_pairs_are_compared_in_both_orders(desk: Desk) -> None:
-    done = export(desk)
+def test_only_tied_pairs_are_compared_in_both_orders(driver: SheetDriver) -> None:
+    done = export(driver)
     sides = list(done.stored.sides.values())
     assert len(sides) == 2 * 8, "two pairs, eight scenarios, both orders"
     assert {model for model, _ in done.stored.names.values()} == set(MODELS[:2])
@@ -131,35 +131,35 @@ def test_only_tied_pairs_are_compared_in_both_orders(desk: Desk) -> None:
     assert (done.pairs, done.scenarios) == (2, 8)
 
 
-def test_the_file_does_not_reveal_the_pairs(desk: Desk) -> None:
-    done = export(desk)
+def test_the_file_does_not_reveal_the_pairs(driver: SheetDriver) -> None:
+    done = export(driver)
     text = duel_text(done.stored.sheet)
     for secret in ("unmistakable", '"v1"', *done.stored.names, done.stored.run_id):
         assert secret not in text
     assert len({len(item.id) for item in done.stored.sheet.items}) == 1
 
 
-def test_the_same_bytes_are_written_again(desk: Desk) -> None:
-    sheet = export(desk).stored.sheet
-    again = find_duel(desk.store, desk.experiment.experiment_id, desk.experiment.name, sheet.id)
+def test_the_same_bytes_are_written_again(driver: SheetDriver) -> None:
+    sheet = export(driver).stored.sheet
+    again = find_duel(driver.store, driver.experiment.experiment_id, driver.experiment.name, sheet.id)
     assert again is not None
     assert duel_text(again.sheet) == duel_text(sheet)
 
 
-def test_a_seed_gives_the_same_order(desk: Desk) -> None:
-    one, two, other = (export(desk, seed=seed).stored for seed in (5, 5, 6))
+def test_a_seed_gives_the_same_order(driver: SheetDriver) -> None:
+    one, two, other = (export(driver, seed=seed).stored for seed in (5, 5, 6))
     assert list(one.sides.values()) == list(two.sides.values()) != list(other.sides.values())
     assert set(one.sides).isdisjoint(two.sides), "ids do not reveal the seed either"
 
 
-def test_duels_and_sheets_are_not_mixed_up(desk: Desk) -> None:
-    before = judging_status(desk.store, desk.experiment)
-    sheet = export(desk).stored.sheet
-    place = desk.experiment.experiment_id, desk.experiment.name
-    assert find_sheet(desk.store, *place, sheet.id) is None
-    (ordinary,) = stored_sheets(desk.store, *place)
-    assert find_duel(desk.store, *place, ordinary.sheet.id) is None
-    after = judging_status(desk.store, desk.experiment)
+def test_duels_and_sheets_are_not_mixed_up(driver: SheetDriver) -> None:
+    before = judging_status(driver.store, driver.experiment)
+    sheet = export(driver).stored.sheet
+    place = driver.experiment.experiment_id, driver.experiment.name
+    assert find_sheet(driver.store, *place, sheet.id) is None
+    (ordinary,) = stored_sheets(driver.store, *place)
+    assert find_duel(driver.store, *place, ordinary.sheet.id) is None
+    after = judging_status(driver.store, driver.experiment)
     assert [judge.duels for judge in after.judges] == [1]
     assert replace(after, judges=before.judges) == before
 
@@ -172,11 +172,11 @@ def test_answers_without_a_tip_are_left_out() -> None:
         return "I cannot." if silent else three_tips(cell, rng)
 
     store = SeededStore()
-    desk = Desk(store, record_cells(store, models=MODELS[:2], prompts="v1", write=write))
-    judge_at(desk, level)
-    cells = read_board(store, desk.experiment.experiment_id, CellFilter())
+    driver = SheetDriver(store, record_cells(store, models=MODELS[:2], prompts="v1", write=write))
+    judge_at(driver, level)
+    cells = read_board(store, driver.experiment.experiment_id, CellFilter())
     runs = {cell.run.run_id: (cell.pair.model, cell.pair.prompt) for cell in cells.cells}
-    done = export_duels(store, desk.experiment, DuelRequest(runs, cells.rubric, seed=3))
+    done = export_duels(store, driver.experiment, DuelRequest(runs, cells.rubric, seed=3))
     assert done.without_tips > 0
     assert all(item.a and item.b for item in done.stored.sheet.items)
     assert done.scenarios == 8 - done.without_tips
@@ -185,76 +185,76 @@ def test_answers_without_a_tip_are_left_out() -> None:
 # Applying
 
 
-def test_applied_duels_are_read_back(desk: Desk) -> None:
-    done = export(desk)
-    applied = apply(desk, filled(done, beta_wins))
+def test_applied_duels_are_read_back(driver: SheetDriver) -> None:
+    done = export(driver)
+    applied = apply(driver, filled(done, beta_wins))
     assert (applied.finished, applied.unfinished, applied.twice, applied.same) == (16, 0, 8, 8)
-    duels = read_duels(desk.store, desk.experiment)
+    duels = read_duels(driver.store, driver.experiment)
     assert len(duels) == 16
     assert {duel.names["ab".index(str(duel.winner))][0] for duel in duels} == {MODELS[1]}
     assert {duel.judge for duel in duels} == {"anna"}
 
 
-def test_applying_again_changes_nothing(desk: Desk) -> None:
-    raw = filled(export(desk), beta_wins)
-    apply(desk, raw)
-    before = kept(desk)
-    assert apply(desk, raw).changes == ()
-    assert kept(desk) == before
+def test_applying_again_changes_nothing(driver: SheetDriver) -> None:
+    raw = filled(export(driver), beta_wins)
+    apply(driver, raw)
+    before = kept(driver)
+    assert apply(driver, raw).changes == ()
+    assert kept(driver) == before
 
 
-def test_a_dry_run_writes_nothing_and_shows_the_changes(desk: Desk) -> None:
-    raw = filled(export(desk), beta_wins)
-    before = kept(desk)
-    applied = apply(desk, raw, dry_run=True)
-    assert kept(desk) == before
+def test_a_dry_run_writes_nothing_and_shows_the_changes(driver: SheetDriver) -> None:
+    raw = filled(export(driver), beta_wins)
+    before = kept(driver)
+    applied = apply(driver, raw, dry_run=True)
+    assert kept(driver) == before
     assert {change.before for change in applied.changes} == {None}
     assert len(applied.changes) == 16
 
 
-def test_unfinished_items_stay_open_and_may_be_filled_later(desk: Desk) -> None:
-    done = export(desk)
+def test_unfinished_items_stay_open_and_may_be_filled_later(driver: SheetDriver) -> None:
+    done = export(driver)
     raw = filled(done, beta_wins)
     part = copy.deepcopy(raw)
     for item in part["items"][:10]:
         item["winner"] = None
-    assert (apply(desk, part).unfinished, len(read_duels(desk.store, desk.experiment))) == (10, 6)
-    assert apply(desk, raw).unfinished == 0
-    assert apply(desk, part).unfinished == 0, "what is emptied keeps what it had"
-    assert len(read_duels(desk.store, desk.experiment)) == 16
+    assert (apply(driver, part).unfinished, len(read_duels(driver.store, driver.experiment))) == (10, 6)
+    assert apply(driver, raw).unfinished == 0
+    assert apply(driver, part).unfinished == 0, "what is emptied keeps what it had"
+    assert len(read_duels(driver.store, driver.experiment)) == 16
 
 
-def test_a_revised_item_keeps_its_history(desk: Desk) -> None:
-    done = export(desk)
-    apply(desk, filled(done, beta_wins))
+def test_a_revised_item_keeps_its_history(driver: SheetDriver) -> None:
+    done = export(driver)
+    apply(driver, filled(done, beta_wins))
     raw = filled(done, beta_wins)
     raw["items"][4]["winner"] = "TIE "
-    (change,) = apply(desk, raw).changes
+    (change,) = apply(driver, raw).changes
     assert change.after == "tie"
-    found = find_duel(desk.store, desk.experiment.experiment_id, desk.experiment.name, done.stored.sheet.id)
+    found = find_duel(driver.store, driver.experiment.experiment_id, driver.experiment.name, done.stored.sheet.id)
     assert found is not None
     (former,) = found.history
     assert (former.item, former.winner) == (change.item, change.before)
 
 
-def test_a_preference_for_the_first_position_is_reported(desk: Desk) -> None:
-    applied = apply(desk, filled(export(desk), lambda _a, _b: "a"))
+def test_a_preference_for_the_first_position_is_reported(driver: SheetDriver) -> None:
+    applied = apply(driver, filled(export(driver), lambda _a, _b: "a"))
     assert (applied.twice, applied.same) == (8, 0)
 
 
-def test_no_cell_is_touched(desk: Desk) -> None:
-    before = desk.cells()
-    apply(desk, filled(export(desk), beta_wins))
-    assert desk.cells() == before
+def test_no_cell_is_touched(driver: SheetDriver) -> None:
+    before = driver.cells()
+    apply(driver, filled(export(driver), beta_wins))
+    assert driver.cells() == before
 
 
-def test_a_file_without_a_judge_gets_the_name_of_the_option(desk: Desk) -> None:
-    raw = filled(export(desk, judge=None), beta_wins)
+def test_a_file_without_a_judge_gets_the_name_of_the_option(driver: SheetDriver) -> None:
+    raw = filled(export(driver, judge=None), beta_wins)
     with pytest.raises(SheetRefused, match="judge's name"):
-        apply(desk, raw)
-    assert apply(desk, raw, judge="ben").judge == "ben"
+        apply(driver, raw)
+    assert apply(driver, raw, judge="ben").judge == "ben"
     with pytest.raises(SheetRefused, match="whose sheet this is"):
-        apply(desk, raw, judge="cleo")
+        apply(driver, raw, judge="cleo")
 
 
 MISTAKES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
@@ -272,50 +272,50 @@ MISTAKES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_one_mistake_refuses_the_whole_file_and_is_named(desk: Desk, name: str) -> None:
+def test_one_mistake_refuses_the_whole_file_and_is_named(driver: SheetDriver, name: str) -> None:
     spoil, message = MISTAKES[name]
-    raw = filled(export(desk), beta_wins)
+    raw = filled(export(driver), beta_wins)
     spoil(raw)
-    before = kept(desk)
+    before = kept(driver)
     with pytest.raises(SheetRefused) as caught:
-        apply(desk, raw)
+        apply(driver, raw)
     assert message in str(caught.value)
-    assert kept(desk) == before
+    assert kept(driver) == before
 
 
-def test_every_mistake_is_listed(desk: Desk) -> None:
-    raw = filled(export(desk), lambda _a, _b: "left")
+def test_every_mistake_is_listed(driver: SheetDriver) -> None:
+    raw = filled(export(driver), lambda _a, _b: "left")
     with pytest.raises(SheetRefused) as caught:
-        apply(desk, raw)
+        apply(driver, raw)
     assert len(caught.value.problems) == 16
 
 
 # Who has had what
 
 
-def test_a_judge_does_not_get_the_same_duels_again(desk: Desk) -> None:
-    apply(desk, filled(export(desk), beta_wins))
+def test_a_judge_does_not_get_the_same_duels_again(driver: SheetDriver) -> None:
+    apply(driver, filled(export(driver), beta_wins))
     with pytest.raises(NotEnoughData, match="judged by anna, in both orders"):
-        export(desk)
-    assert len(export(desk, judge="ben").stored.sheet.items) == 16
+        export(driver)
+    assert len(export(driver, judge="ben").stored.sheet.items) == 16
     with pytest.raises(NotEnoughData, match="by a judge"):
-        export(desk, judge=None)
+        export(driver, judge=None)
 
 
-def test_half_judged_comparisons_are_exported_again(desk: Desk) -> None:
-    done = export(desk)
+def test_half_judged_comparisons_are_exported_again(driver: SheetDriver) -> None:
+    done = export(driver)
     raw = filled(done, beta_wins)
     for item in raw["items"][:3]:
         item["winner"] = None
-    apply(desk, raw)
-    assert len(export(desk).stored.sheet.items) == 6
+    apply(driver, raw)
+    assert len(export(driver).stored.sheet.items) == 6
 
 
-def test_repeated_duels_of_a_judge_count_once(desk: Desk) -> None:
-    first, second = export(desk), export(desk)
-    apply(desk, filled(first, beta_wins))
-    apply(desk, filled(second, lambda _a, _b: "tie"))
-    duels = read_duels(desk.store, desk.experiment)
+def test_repeated_duels_of_a_judge_count_once(driver: SheetDriver) -> None:
+    first, second = export(driver), export(driver)
+    apply(driver, filled(first, beta_wins))
+    apply(driver, filled(second, lambda _a, _b: "tie"))
+    duels = read_duels(driver.store, driver.experiment)
     assert (len(duels), {str(duel.winner) for duel in duels}) == (16, {"tie"})
 
 
@@ -327,40 +327,40 @@ def test_repeated_duels_of_a_judge_count_once(desk: Desk) -> None:
         (100, 16),
     ],
 )
-def test_a_limit_counts_both_orders(desk: Desk, limit: int, items: int) -> None:
-    assert len(export(desk, limit=limit).stored.sheet.items) == items
+def test_a_limit_counts_both_orders(driver: SheetDriver, limit: int, items: int) -> None:
+    assert len(export(driver, limit=limit).stored.sheet.items) == items
 
 
 # With the board
 
 
-def test_duels_are_shown_with_the_board_and_do_not_change_it(desk: Desk) -> None:
-    cells = read_board(desk.store, desk.experiment.experiment_id, CellFilter())
-    before = make_board(desk.experiment.name, cells, BoardOptions())
-    assert with_duels(desk.store, desk.experiment, before, cells).duels is None
-    apply(desk, filled(export(desk), beta_wins))
-    board = with_duels(desk.store, desk.experiment, before, cells)
+def test_duels_are_shown_with_the_board_and_do_not_change_it(driver: SheetDriver) -> None:
+    cells = read_board(driver.store, driver.experiment.experiment_id, CellFilter())
+    before = make_board(driver.experiment.name, cells, BoardOptions())
+    assert with_duels(driver.store, driver.experiment, before, cells).duels is None
+    apply(driver, filled(export(driver), beta_wins))
+    board = with_duels(driver.store, driver.experiment, before, cells)
     assert isinstance(board.duels, DuelTable)
     assert board.duels.winner == Pair(MODELS[1], "v1")
     assert board.ranking == before.ranking
     assert "wins the duels" in board.verdict
 
 
-def test_duels_of_answers_that_are_not_on_the_board_do_not_count(desk: Desk) -> None:
-    apply(desk, filled(export(desk), beta_wins))
-    cells = read_board(desk.store, desk.experiment.experiment_id, CellFilter())
-    assert len(duels_of(desk.store, desk.experiment, cells)) == 16
-    assert duels_of(desk.store, desk.experiment, replace(cells, cells=cells.cells[:0])) == []
-    assert duels_of(desk.store, desk.experiment, replace(cells, rubric="other@0")) == []
-    assert duels_of(desk.store, desk.experiment, replace(cells, question=CellFilter(judge="ben"))) == []
+def test_duels_of_answers_that_are_not_on_the_board_do_not_count(driver: SheetDriver) -> None:
+    apply(driver, filled(export(driver), beta_wins))
+    cells = read_board(driver.store, driver.experiment.experiment_id, CellFilter())
+    assert len(duels_of(driver.store, driver.experiment, cells)) == 16
+    assert duels_of(driver.store, driver.experiment, replace(cells, cells=cells.cells[:0])) == []
+    assert duels_of(driver.store, driver.experiment, replace(cells, rubric="other@0")) == []
+    assert duels_of(driver.store, driver.experiment, replace(cells, question=CellFilter(judge="ben"))) == []
 
 
-def test_duels_of_pairs_that_no_longer_tie_are_left_out(desk: Desk) -> None:
-    apply(desk, filled(export(desk), beta_wins))
-    cells = read_board(desk.store, desk.experiment.experiment_id, CellFilter())
-    board = make_board(desk.experiment.name, cells, BoardOptions())
+def test_duels_of_pairs_that_no_longer_tie_are_left_out(driver: SheetDriver) -> None:
+    apply(driver, filled(export(driver), beta_wins))
+    cells = read_board(driver.store, driver.experiment.experiment_id, CellFilter())
+    board = make_board(driver.experiment.name, cells, BoardOptions())
     board = replace(board, ranking=replace(board.ranking, tied=(Pair(MODELS[2], "v1"),)))
-    assert with_duels(desk.store, desk.experiment, board, cells).duels is None
+    assert with_duels(driver.store, driver.experiment, board, cells).duels is None
 
 
 # Who meets whom
@@ -423,24 +423,24 @@ def test_no_pair_is_drawn_more_often_than_another(limit: int) -> None:
 # Sheets first, then duels
 
 
-def test_a_duel_closes_the_judges_sheets(desk: Desk) -> None:
-    export(desk)
+def test_a_duel_closes_the_judges_sheets(driver: SheetDriver) -> None:
+    export(driver)
     with pytest.raises(SheetsClosed, match="anna has opened duels"):
-        desk.export("anna", everything=True)
-    own = next(stored_sheets(desk.store, desk.experiment.experiment_id, desk.experiment.name, "anna"))
+        driver.export("anna", everything=True)
+    own = next(stored_sheets(driver.store, driver.experiment.experiment_id, driver.experiment.name, "anna"))
     raw = json.loads(sheet_text(own.sheet, own.answers))
     raw["items"][0]["tips"][0]["scores"] = {"relevance": 1, "actionability": 1, "tone": 1}
     with pytest.raises(SheetsClosed, match="closes their sheets"):
-        desk.apply(raw)
-    assert desk.export("ben", everything=True).cells, "other judges go on"
+        driver.apply(raw)
+    assert driver.export("ben", everything=True).cells, "other judges go on"
 
 
-def test_a_duel_is_refused_while_a_sheet_is_open(desk: Desk) -> None:
-    open_ = desk.export("carla", everything=True).stored
+def test_a_duel_is_refused_while_a_sheet_is_open(driver: SheetDriver) -> None:
+    open_ = driver.export("carla", everything=True).stored
     with pytest.raises(SheetsClosed, match=rf"carla has the open sheet {open_.sheet.id}"):
-        export(desk, judge="carla")
-    unnamed = filled(export(desk, judge=None), lambda _a, _b: "a")
+        export(driver, judge="carla")
+    unnamed = filled(export(driver, judge=None), lambda _a, _b: "a")
     with pytest.raises(SheetsClosed, match="open sheet"):
-        apply_duels(desk.store, {**unnamed, "judge": "carla"})
-    desk.apply(json.loads(sheet_text(open_.sheet)), judge="carla", final=True)
-    assert export(desk, judge="carla").stored.sheet.items, "finishing the sheet opens the way to duels"
+        apply_duels(driver.store, {**unnamed, "judge": "carla"})
+    driver.apply(json.loads(sheet_text(open_.sheet)), judge="carla", final=True)
+    assert export(driver, judge="carla").stored.sheet.items, "finishing the sheet opens the way to duels"

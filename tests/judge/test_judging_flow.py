@@ -15,7 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.judging import Desk, SeededStore, always, at_random, by_hand, fill, items_of, record_cells, three_tips
+from support.judging import (
+    SeededStore,
+    SheetDriver,
+    always,
+    at_random,
+    by_hand,
+    fill,
+    items_of,
+    record_cells,
+    three_tips,
+)
 from tipbench.errors import MlflowUnavailable, NotEnoughData, SheetRefused, UsageError
 from tipbench.judge import run as running
 from tipbench.judge import sheet as sheet_module
@@ -39,22 +49,22 @@ def recorded() -> tuple[SeededStore, Experiment]:
     return store, record_cells(store, models=("alpha:135m",))
 
 
-def new_desk(store: SeededStore | None = None, **options: Any) -> Desk:
-    """A new desk with 24 answers; with options, with the cells that they describe."""
+def new_driver(store: SeededStore | None = None, **options: Any) -> SheetDriver:
+    """A new driver with 24 answers; with options, with the cells that they describe."""
     store = store or SeededStore()
     if options:
-        return Desk(store, record_cells(store, **{"models": ("alpha:135m",), **options}))
+        return SheetDriver(store, record_cells(store, **{"models": ("alpha:135m",), **options}))
     store.copy_from(recorded()[0])
-    return Desk(store, recorded()[1])
+    return SheetDriver(store, recorded()[1])
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return new_desk()
+def driver() -> SheetDriver:
+    return new_driver()
 
 
-def states(desk: Desk) -> Counter[str | None]:
-    return Counter(run.state for run in desk.cells().values())
+def states(driver: SheetDriver) -> Counter[str | None]:
+    return Counter(run.state for run in driver.cells().values())
 
 
 def clear(item: dict[str, Any]) -> None:
@@ -65,14 +75,14 @@ def clear(item: dict[str, Any]) -> None:
 # What applying makes of the cells
 
 
-def test_an_applied_sheet_leaves_nothing_pending_and_has_the_expected_numbers(desk: Desk) -> None:
-    done = desk.export()
+def test_an_applied_sheet_leaves_nothing_pending_and_has_the_expected_numbers(driver: SheetDriver) -> None:
+    done = driver.export()
     raw = fill(done.stored)
-    applied = desk.apply(raw)
+    applied = driver.apply(raw)
     assert (applied.status, applied.unfinished, applied.finished) == ("applied", 0, len(raw["items"]))
-    assert states(desk) == {"judged": CELLS}
+    assert states(driver) == {"judged": CELLS}
     expected = items_of(raw, done.stored)
-    for run_id, run in desk.cells().items():
+    for run_id, run in driver.cells().items():
         numbers = by_hand(expected[run_id])
         assert {name: run.metrics[name] for name in numbers} == pytest.approx(numbers)
         assert run.tags["judge_pending"] == "false"
@@ -80,211 +90,211 @@ def test_an_applied_sheet_leaves_nothing_pending_and_has_the_expected_numbers(de
         assert run.tags["scores_rubric"] == load_suite("tips").rubric.tag
 
 
-def test_applying_again_changes_nothing(desk: Desk) -> None:
-    raw = fill(desk.export().stored)
-    desk.apply(raw)
-    before, revision = desk.everything(), desk.store.experiments()[0].tags
-    again = desk.apply(raw)
+def test_applying_again_changes_nothing(driver: SheetDriver) -> None:
+    raw = fill(driver.export().stored)
+    driver.apply(raw)
+    before, revision = driver.everything(), driver.store.experiments()[0].tags
+    again = driver.apply(raw)
     assert again.changes == ()
-    assert desk.everything() == before
-    assert desk.store.experiments()[0].tags == revision
+    assert driver.everything() == before
+    assert driver.store.experiments()[0].tags == revision
 
 
-def test_a_dry_run_writes_nothing_and_shows_hidden_items_like_all_others(desk: Desk) -> None:
+def test_a_dry_run_writes_nothing_and_shows_hidden_items_like_all_others(driver: SheetDriver) -> None:
     """If they were missing from the list, it would show the judge which items are hidden."""
-    done = desk.export()
-    before = desk.everything()
-    applied = desk.apply(fill(done.stored), dry_run=True)
-    assert desk.everything() == before
+    done = driver.export()
+    before = driver.everything()
+    applied = driver.apply(fill(done.stored), dry_run=True)
+    assert driver.everything() == before
     assert [change.item for change in applied.changes] == [item.id for item in done.stored.sheet.items]
     assert {change.before for change in applied.changes} == {None}
 
 
-def test_a_dry_run_does_not_show_scores_of_another_judge(desk: Desk) -> None:
-    desk.judged_by("anna", at_random)
-    applied = desk.apply(fill(desk.export("ben", everything=True).stored), dry_run=True)
+def test_a_dry_run_does_not_show_scores_of_another_judge(driver: SheetDriver) -> None:
+    driver.judged_by("anna", at_random)
+    applied = driver.apply(fill(driver.export("ben", everything=True).stored), dry_run=True)
     assert {change.before for change in applied.changes} == {None}
 
 
-def test_unfinished_items_stay_pending_until_the_sheet_is_further_filled(desk: Desk) -> None:
-    done = desk.export()
+def test_unfinished_items_stay_pending_until_the_sheet_is_further_filled(driver: SheetDriver) -> None:
+    done = driver.export()
     raw = fill(done.stored)
     part = copy.deepcopy(raw)
     left = list(items_of(part, done.stored))[:10]
     for run_id in left:
         clear(items_of(part, done.stored)[run_id])
-    applied = desk.apply(part)
+    applied = driver.apply(part)
     assert applied.unfinished == 10
-    assert {run_id for run_id, run in desk.cells().items() if run.state == "pending"} == set(left)
-    assert desk.apply(raw).unfinished == 0
-    assert states(desk) == {"judged": CELLS}
-    assert all(scores.history == () for scores in desk.scores().values()), "nothing was revised"
+    assert {run_id for run_id, run in driver.cells().items() if run.state == "pending"} == set(left)
+    assert driver.apply(raw).unfinished == 0
+    assert states(driver) == {"judged": CELLS}
+    assert all(scores.history == () for scores in driver.scores().values()), "nothing was revised"
 
 
 @settings(max_examples=4)
 @given(cuts=st.lists(st.integers(0, 35), min_size=1, max_size=4), seed=st.integers(0, 99))
 def test_a_sheet_applied_in_parts_ends_as_one_applied_at_once(cuts: list[int], seed: int) -> None:
     """What counts is the same whatever the parts; while under way the judge may have been held or not."""
-    desk = new_desk()
-    judging = desk.export(seed=seed).stored
+    driver = new_driver()
+    judging = driver.export(seed=seed).stored
     raw = fill(judging, seed=seed)
     for cut in sorted(cuts):
         part = copy.deepcopy(raw)
         for item in part["items"][cut:]:
             clear(item)
-        desk.apply(part)
-    desk.apply(raw)
+        driver.apply(part)
+    driver.apply(raw)
     for run_id, item in items_of(raw, judging).items():
         numbers = by_hand(item)
-        metrics = desk.cells()[run_id].metrics
+        metrics = driver.cells()[run_id].metrics
         assert {name: metrics[name] for name in numbers} == pytest.approx(numbers)
-    assert all(scores.history == () for scores in desk.scores().values())
+    assert all(scores.history == () for scores in driver.scores().values())
 
 
-def test_a_revised_score_counts_and_the_former_one_is_history(desk: Desk) -> None:
-    judging = desk.export().stored
+def test_a_revised_score_counts_and_the_former_one_is_history(driver: SheetDriver) -> None:
+    judging = driver.export().stored
     raw = fill(judging)
-    desk.apply(raw)
+    driver.apply(raw)
     run_id, item = next(iter(items_of(raw, judging).items()))
     tip = item["tips"][0]
     former = tip["scores"]["tone"]
     tip["scores"]["tone"] = 1 + former % 5
-    applied = desk.apply(raw)
+    applied = driver.apply(raw)
     assert [change.item for change in applied.changes] == [item["item"]]
-    assert desk.cells()[run_id].metrics["composite"] == pytest.approx(by_hand(item)["composite"])
-    histories = {run: scores.history for run, scores in desk.scores().items() if scores.history}
+    assert driver.cells()[run_id].metrics["composite"] == pytest.approx(by_hand(item)["composite"])
+    histories = {run: scores.history for run, scores in driver.scores().items() if scores.history}
     assert list(histories) == [run_id]
     assert [given.tips[0].scores["tone"] for given in histories[run_id]] == [former]
 
 
-def test_a_contested_flag_counts_and_the_next_judge_sees_the_computed_one(desk: Desk) -> None:
-    judging = desk.export().stored
+def test_a_contested_flag_counts_and_the_next_judge_sees_the_computed_one(driver: SheetDriver) -> None:
+    judging = driver.export().stored
     raw = fill(judging)
     run_id, item = next(iter(items_of(raw, judging).items()))
     assert item["format_ok"] is True
     item["format_ok"] = False
-    desk.apply(raw)
-    assert desk.cells()[run_id].metrics["composite"] == pytest.approx(by_hand(item)["composite"])
-    shown = desk.export("ben", everything=True).stored
+    driver.apply(raw)
+    assert driver.cells()[run_id].metrics["composite"] == pytest.approx(by_hand(item)["composite"])
+    shown = driver.export("ben", everything=True).stored
     assert {entry.run_id: entry.item.format_ok for entry in shown.entries}[run_id] is True
 
 
 # Held
 
 
-def test_a_judge_with_constant_scores_is_held_and_the_cells_stay_pending(desk: Desk) -> None:
-    applied = desk.judged_by("anna", always(5))
+def test_a_judge_with_constant_scores_is_held_and_the_cells_stay_pending(driver: SheetDriver) -> None:
+    applied = driver.judged_by("anna", always(5))
     assert applied.held
     assert applied.to_json() | {"status": "held", "applied": 0, "held": applied.finished} == applied.to_json()
-    assert states(desk) == {"pending": CELLS}
-    assert all(scores.held["anna"].held for scores in desk.scores().values()), "stored, but not counted"
-    assert {run.tags["held"] for run in desk.cells().values()} == {"true"}
+    assert states(driver) == {"pending": CELLS}
+    assert all(scores.held["anna"].held for scores in driver.scores().values()), "stored, but not counted"
+    assert {run.tags["held"] for run in driver.cells().values()} == {"true"}
 
 
-def test_a_release_is_not_a_revision(desk: Desk) -> None:
-    judging = desk.export().stored
+def test_a_release_is_not_a_revision(driver: SheetDriver) -> None:
+    judging = driver.export().stored
     raw = fill(judging, always(5))
-    desk.apply(raw)
-    applied = desk.apply(raw, accept="agreed in the team")
+    driver.apply(raw)
+    applied = driver.apply(raw, accept="agreed in the team")
     assert (applied.status, applied.accepted) == ("applied", "agreed in the team")
-    assert states(desk) == {"judged": CELLS}
-    assert all(scores.history == () for scores in desk.scores().values())
-    before = desk.everything()
-    assert desk.apply(raw).status == "applied", "an accepted drift stays accepted"
-    assert desk.everything() == before
+    assert states(driver) == {"judged": CELLS}
+    assert all(scores.history == () for scores in driver.scores().values())
+    before = driver.everything()
+    assert driver.apply(raw).status == "applied", "an accepted drift stays accepted"
+    assert driver.everything() == before
 
 
-def test_a_reason_without_drift_is_not_stored(desk: Desk) -> None:
-    judging = desk.export().stored
-    desk.apply(fill(judging), accept="just in case")
-    assert desk.apply(fill(judging, always(5))).held
-    assert states(desk) == {"pending": CELLS}
+def test_a_reason_without_drift_is_not_stored(driver: SheetDriver) -> None:
+    judging = driver.export().stored
+    driver.apply(fill(judging), accept="just in case")
+    assert driver.apply(fill(judging, always(5))).held
+    assert states(driver) == {"pending": CELLS}
 
 
-def test_scores_that_counted_do_not_when_their_sheet_is_revised_beyond_the_limit(desk: Desk) -> None:
-    judging = desk.export().stored
-    desk.apply(fill(judging))
-    applied = desk.apply(fill(judging, always(1)))
+def test_scores_that_counted_do_not_when_their_sheet_is_revised_beyond_the_limit(driver: SheetDriver) -> None:
+    judging = driver.export().stored
+    driver.apply(fill(judging))
+    applied = driver.apply(fill(judging, always(1)))
     assert applied.held
-    assert states(desk) == {"pending": CELLS}
+    assert states(driver) == {"pending": CELLS}
     assert {change.after for change in applied.changes} == {None}
-    assert desk.apply(fill(judging)).status == "applied"
-    assert states(desk) == {"judged": CELLS}
+    assert driver.apply(fill(judging)).status == "applied"
+    assert states(driver) == {"judged": CELLS}
 
 
-def test_held_cells_wait_for_others_and_not_for_the_judge_who_must_revise(desk: Desk) -> None:
-    desk.judged_by("anna", always(5))
+def test_held_cells_wait_for_others_and_not_for_the_judge_who_must_revise(driver: SheetDriver) -> None:
+    driver.judged_by("anna", always(5))
     with pytest.raises(NotEnoughData, match=rf"{CELLS} answers whose scores are held: revise their sheet"):
-        desk.export("anna")
-    assert desk.export("ben").cells == CELLS
+        driver.export("anna")
+    assert driver.export("ben").cells == CELLS
 
 
 # For whom
 
 
-def test_a_second_judge_gets_whole_scenarios_of_the_others_and_alpha_appears(desk: Desk) -> None:
-    desk.judged_by("anna", seed=1)
-    done = desk.export("ben")
+def test_a_second_judge_gets_whole_scenarios_of_the_others_and_alpha_appears(driver: SheetDriver) -> None:
+    driver.judged_by("anna", seed=1)
+    done = driver.export("ben")
     assert done.cells == 6, "a fifth of 24, rounded up to whole scenarios"
     scenarios = Counter(entry.item.scenario["id"] for entry in done.stored.entries if entry.kind is ItemKind.CELL)
     assert set(scenarios.values()) == {3}
-    applied = desk.apply(fill(done.stored, at_random, seed=2), accept="to see")
+    applied = driver.apply(fill(done.stored, at_random, seed=2), accept="to see")
     assert all(value is not None and -1 <= value < 0.5 for value in applied.alpha.values())
 
 
-def test_several_judges_count_with_their_mean(desk: Desk) -> None:
-    sheets = {name: desk.export(name, everything=True).stored for name in ("anna", "ben", "eva")}
+def test_several_judges_count_with_their_mean(driver: SheetDriver) -> None:
+    sheets = {name: driver.export(name, everything=True).stored for name in ("anna", "ben", "eva")}
     raws = {name: fill(judging, seed=at) for at, (name, judging) in enumerate(sheets.items())}
     for raw in raws.values():
-        desk.apply(raw)
+        driver.apply(raw)
     by_judge = [items_of(raws[name], sheets[name]) for name in sheets]
-    for run_id, run in desk.cells().items():
+    for run_id, run in driver.cells().items():
         numbers = [by_hand(items[run_id])["composite"] for items in by_judge]
         assert run.metrics["composite"] == pytest.approx(sum(numbers) / 3)
         assert json.loads(run.tags["judges"]) == ["anna", "ben", "eva"]
 
 
-def test_a_held_judge_does_not_change_the_mean_of_the_others(desk: Desk) -> None:
-    judging = desk.export("anna").stored
+def test_a_held_judge_does_not_change_the_mean_of_the_others(driver: SheetDriver) -> None:
+    judging = driver.export("anna").stored
     raw = fill(judging)
-    desk.apply(raw)
-    before = {run_id: run.metrics["composite"] for run_id, run in desk.cells().items()}
-    assert desk.judged_by("ben", always(5), everything=True).held
-    assert {run_id: run.metrics["composite"] for run_id, run in desk.cells().items()} == before
-    assert states(desk) == {"judged": CELLS}
+    driver.apply(raw)
+    before = {run_id: run.metrics["composite"] for run_id, run in driver.cells().items()}
+    assert driver.judged_by("ben", always(5), everything=True).held
+    assert {run_id: run.metrics["composite"] for run_id, run in driver.cells().items()} == before
+    assert states(driver) == {"judged": CELLS}
 
 
-def test_everything_exports_all_cells_this_judge_has_not_scored(desk: Desk) -> None:
-    desk.judged_by("anna")
-    assert desk.export("ben", everything=True).cells == CELLS
+def test_everything_exports_all_cells_this_judge_has_not_scored(driver: SheetDriver) -> None:
+    driver.judged_by("anna")
+    assert driver.export("ben", everything=True).cells == CELLS
     with pytest.raises(NotEnoughData, match="`--all` includes answers scored by others"):
-        desk.export(None)
+        driver.export(None)
     with pytest.raises(NotEnoughData, match="Nothing in tip-bench-judging is pending for anna"):
-        desk.export("anna", everything=True)
+        driver.export("anna", everything=True)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_sheets_fill_scenarios_in_the_order_of_the_design(desk: Desk, seed: int) -> None:
+def test_sheets_fill_scenarios_in_the_order_of_the_design(driver: SheetDriver, seed: int) -> None:
     order = [scenario.id for scenario in load_suite("tips").scenarios][::-1]
-    desk.store.tag_experiment(desk.experiment.experiment_id, design_tags(make_design(order)))
-    experiment = desk.store.experiment(desk.experiment.name)
+    driver.store.tag_experiment(driver.experiment.experiment_id, design_tags(make_design(order)))
+    experiment = driver.store.experiment(driver.experiment.name)
     assert experiment is not None
-    judging = Desk(desk.store, experiment).export("anna", limit=6, seed=seed).stored
+    judging = SheetDriver(driver.store, experiment).export("anna", limit=6, seed=seed).stored
     scenarios = {entry.item.scenario["id"] for entry in judging.entries if entry.kind is ItemKind.CELL}
     assert scenarios == set(order[: len(scenarios)])
     assert len(scenarios) < 8
 
 
-def test_a_limit_fills_whole_scenarios_and_the_next_sheet_has_the_rest(desk: Desk) -> None:
-    first = desk.export(limit=21)
+def test_a_limit_fills_whole_scenarios_and_the_next_sheet_has_the_rest(driver: SheetDriver) -> None:
+    first = driver.export(limit=21)
     assert first.cells == 21
-    desk.apply(fill(first.stored))
-    assert states(desk) == {"judged": 21, "pending": 3}
-    assert desk.export().cells == 3
+    driver.apply(fill(first.stored))
+    assert states(driver) == {"judged": 21, "pending": 3}
+    assert driver.export().cells == 3
 
 
-def test_a_small_limit_is_exceeded_by_whole_scenarios_until_the_judge_can_be_checked(desk: Desk) -> None:
-    small = desk.export("anna", limit=4)
+def test_a_small_limit_is_exceeded_by_whole_scenarios_until_the_judge_can_be_checked(driver: SheetDriver) -> None:
+    small = driver.export("anna", limit=4)
     assert (small.enough_controls, small.added) == (True, small.cells - 4)
     scenarios = Counter(entry.item.scenario["id"] for entry in small.stored.entries if entry.kind is ItemKind.CELL)
     assert set(scenarios.values()) == {CELLS // 8}, "whole scenarios"
@@ -293,49 +303,49 @@ def test_a_small_limit_is_exceeded_by_whole_scenarios_until_the_judge_can_be_che
 
 def test_a_suite_with_few_controls_exports_what_the_limit_allows(tmp_path: Path) -> None:
     folder = warm_suite(tmp_path, controls=1)
-    desk = new_desk(suite=load_suite(str(folder)))
-    small = desk.export("anna", limit=4, suite=str(folder))
+    driver = new_driver(suite=load_suite(str(folder)))
+    small = driver.export("anna", limit=4, suite=str(folder))
     assert (small.cells, small.added, small.enough_controls) == (4, 0, False)
 
 
 def test_the_same_seed_gives_the_same_items_in_the_same_order() -> None:
-    one, two, other = (new_desk().export(None, seed=seed).stored for seed in (7, 7, 8))
+    one, two, other = (new_driver().export(None, seed=seed).stored for seed in (7, 7, 8))
     texts = [[item.tips for item in judging.sheet.items] for judging in (one, two, other)]
     assert texts[0] == texts[1] != texts[2]
     assert not {item.id for item in one.sheet.items} & {item.id for item in two.sheet.items}
 
 
-def test_a_recorded_sheet_is_exported_again_with_the_same_bytes_after_its_apply(desk: Desk) -> None:
+def test_a_recorded_sheet_is_exported_again_with_the_same_bytes_after_its_apply(driver: SheetDriver) -> None:
     for judge in ("anna", None):
-        judging = desk.export(judge, everything=judge is not None).stored
+        judging = driver.export(judge, everything=judge is not None).stored
         for _ in range(2):
-            found = find_sheet(desk.store, desk.experiment.experiment_id, desk.experiment.name, judging.sheet.id)
+            found = find_sheet(driver.store, driver.experiment.experiment_id, driver.experiment.name, judging.sheet.id)
             assert found is not None
             assert sheet_text(found.sheet) == sheet_text(judging.sheet)
             assert found.entries == judging.entries
-            desk.apply(fill(judging, judge=judge or "ben"), dry_run=judge == "anna")
+            driver.apply(fill(judging, judge=judge or "ben"), dry_run=judge == "anna")
 
 
 # A sheet without a judge
 
 
-def test_a_sheet_without_a_name_belongs_to_the_first_who_fills_it(desk: Desk) -> None:
-    raw = fill(desk.export(None).stored)
+def test_a_sheet_without_a_name_belongs_to_the_first_who_fills_it(driver: SheetDriver) -> None:
+    raw = fill(driver.export(None).stored)
     with pytest.raises(SheetRefused, match="judge"):
-        desk.apply(raw)
-    desk.apply(raw, judge="ben", dry_run=True)
-    assert desk.apply(raw, judge="anna").judge == "anna", "a dry run takes nothing into possession"
-    assert desk.apply(raw).judge == "anna", "and from now on it is known whose it is"
-    before = desk.everything()
+        driver.apply(raw)
+    driver.apply(raw, judge="ben", dry_run=True)
+    assert driver.apply(raw, judge="anna").judge == "anna", "a dry run takes nothing into possession"
+    assert driver.apply(raw).judge == "anna", "and from now on it is known whose it is"
+    before = driver.everything()
     with pytest.raises(SheetRefused, match="whose sheet this is"):
-        desk.apply(raw, judge="ben")
-    assert desk.everything() == before
+        driver.apply(raw, judge="ben")
+    assert driver.everything() == before
 
 
-def test_a_sheet_is_refused_under_another_name_than_it_was_exported_for(desk: Desk) -> None:
-    raw = fill(desk.export("anna").stored, judge="ben")
+def test_a_sheet_is_refused_under_another_name_than_it_was_exported_for(driver: SheetDriver) -> None:
+    raw = fill(driver.export("anna").stored, judge="ben")
     with pytest.raises(SheetRefused, match="expected 'anna', whose sheet this is; found 'ben'"):
-        desk.apply(raw)
+        driver.apply(raw)
 
 
 @pytest.mark.parametrize(
@@ -347,44 +357,44 @@ def test_a_sheet_is_refused_under_another_name_than_it_was_exported_for(desk: De
         ("format", "tipbench-duel/9", "'tipbench-sheet/1'"),
     ],
 )
-def test_a_sheet_of_unknown_origin_is_refused(desk: Desk, key: str, value: object, message: str) -> None:
-    raw = {**fill(desk.export().stored), key: value}
+def test_a_sheet_of_unknown_origin_is_refused(driver: SheetDriver, key: str, value: object, message: str) -> None:
+    raw = {**fill(driver.export().stored), key: value}
     with pytest.raises(SheetRefused, match=message) as refused:
-        desk.apply(raw)
+        driver.apply(raw)
     assert len(str(refused.value)) < 600
 
 
 # Hidden items
 
 
-def test_repeated_answers_measure_only_the_judge(desk: Desk) -> None:
-    desk.judged_by("anna")
-    record_cells(desk.store, models=("gamma:3b",))
-    judging = desk.export("anna").stored
+def test_repeated_answers_measure_only_the_judge(driver: SheetDriver) -> None:
+    driver.judged_by("anna")
+    record_cells(driver.store, models=("gamma:3b",))
+    judging = driver.export("anna").stored
     repeats = [entry for entry in judging.entries if entry.kind is ItemKind.REPEAT]
     assert len(repeats) == 2
-    before = {entry.run_id: desk.everything()[entry.run_id or ""] for entry in repeats}
-    applied = desk.apply(fill(judging, seed=9))
+    before = {entry.run_id: driver.everything()[entry.run_id or ""] for entry in repeats}
+    applied = driver.apply(fill(judging, seed=9))
     assert applied.self_agreement is not None
     assert applied.self_agreement.n == 6
-    assert {entry.run_id: desk.everything()[entry.run_id or ""] for entry in repeats} == before
+    assert {entry.run_id: driver.everything()[entry.run_id or ""] for entry in repeats} == before
 
 
 def test_a_judge_sees_no_control_twice_while_fresh_ones_are_left() -> None:
-    desk = new_desk(models=("alpha:135m", "beta:1b"))
-    one = desk.export("anna", limit=24).stored
-    desk.apply(fill(one))
-    two = desk.export("anna").stored
+    driver = new_driver(models=("alpha:135m", "beta:1b"))
+    one = driver.export("anna", limit=24).stored
+    driver.apply(fill(one))
+    two = driver.export("anna").stored
     controls = [control for judging in (one, two) for entry in judging.entries for control in entry.controls]
     assert len(controls) >= 48
     assert len(set(controls)) == len(controls)
 
 
-def test_a_control_seen_in_another_experiment_is_not_fresh(desk: Desk) -> None:
-    elsewhere = Desk(desk.store, record_cells(desk.store, experiment="tip-bench-elsewhere"))
-    first = {control for entry in desk.export().stored.entries for control in entry.controls}
+def test_a_control_seen_in_another_experiment_is_not_fresh(driver: SheetDriver) -> None:
+    elsewhere = SheetDriver(driver.store, record_cells(driver.store, experiment="tip-bench-elsewhere"))
+    first = {control for entry in driver.export().stored.entries for control in entry.controls}
     second = {control for entry in elsewhere.export().stored.entries for control in entry.controls}
-    other = {control for entry in desk.export("ben", seed=2).stored.entries for control in entry.controls}
+    other = {control for entry in driver.export("ben", seed=2).stored.entries for control in entry.controls}
     assert first
     assert second
     assert not first & second
@@ -394,43 +404,43 @@ def test_a_control_seen_in_another_experiment_is_not_fresh(desk: Desk) -> None:
 # Provisional judges
 
 
-def ran_rules(desk: Desk) -> JudgeResult:
-    return run_judge(desk.store, desk.experiment, RulesJudge(), ExportRequest(seed=1), report=lambda _text: None)
+def ran_rules(driver: SheetDriver) -> JudgeResult:
+    return run_judge(driver.store, driver.experiment, RulesJudge(), ExportRequest(seed=1), report=lambda _text: None)
 
 
-def test_the_rules_judge_scores_provisionally_and_changes_no_score_of_people(desk: Desk) -> None:
-    ran = ran_rules(desk)
+def test_the_rules_judge_scores_provisionally_and_changes_no_score_of_people(driver: SheetDriver) -> None:
+    ran = ran_rules(driver)
     assert (ran.applied.status, ran.unscored) == ("applied", ())
-    runs = desk.cells().values()
-    assert states(desk) == {"pending": CELLS}
+    runs = driver.cells().values()
+    assert states(driver) == {"pending": CELLS}
     assert {run.tags["judge_pending"] for run in runs} == {"true"}
     assert {run.tags["provisional_judge"] for run in runs} == {"rules"}
     assert all({"provisional_composite", "provisional_tone"} <= run.metrics.keys() for run in runs)
     assert not any("composite" in run.metrics for run in runs)
-    assert desk.export("anna").cells == CELLS
+    assert driver.export("anna").cells == CELLS
 
 
 def test_provisional_scores_and_scores_of_people_are_separate_in_any_order() -> None:
     ends = []
     for order in (("rules", "anna"), ("anna", "rules")):
-        desk = new_desk()
+        driver = new_driver()
         for name in order:
             if name == "rules":
-                ran_rules(desk)
+                ran_rules(driver)
             else:
-                desk.judged_by("anna", seed=3)
-        ends.append(desk)
-    for desk in ends:
-        assert states(desk) == {"judged": CELLS}
-        for run in desk.cells().values():
+                driver.judged_by("anna", seed=3)
+        ends.append(driver)
+    for driver in ends:
+        assert states(driver) == {"judged": CELLS}
+        for run in driver.cells().values():
             assert run.tags["judges"] == '["anna"]'
             assert {"composite", "provisional_composite"} <= run.metrics.keys()
 
 
-def test_the_rules_judge_is_never_held_and_has_nothing_to_do_twice(desk: Desk) -> None:
-    assert ran_rules(desk).applied.status == "applied"
+def test_the_rules_judge_is_never_held_and_has_nothing_to_do_twice(driver: SheetDriver) -> None:
+    assert ran_rules(driver).applied.status == "applied"
     with pytest.raises(NotEnoughData, match=f"is pending for rules: all {CELLS} answers are scored") as nothing:
-        ran_rules(desk)
+        ran_rules(driver)
     assert "--all" not in str(nothing.value), "it takes everything anyway"
 
 
@@ -438,28 +448,28 @@ def test_the_rules_judge_is_never_held_and_has_nothing_to_do_twice(desk: Desk) -
 
 
 def test_cells_of_scenarios_the_suite_does_not_have_are_left_out_and_counted() -> None:
-    desk = new_desk(suite=load_suite("tips-32"), models=("alpha:135m",), prompts="v1")
-    done = desk.export(suite="tips")
+    driver = new_driver(suite=load_suite("tips-32"), models=("alpha:135m",), prompts="v1")
+    done = driver.export(suite="tips")
     assert (done.cells, done.unknown_scenarios) == (8, 24)
-    assert desk.export().cells == 32, "without --suite it is the one they were collected with"
+    assert driver.export().cells == 32, "without --suite it is the one they were collected with"
 
 
 def test_a_suite_without_any_of_the_scenarios_is_refused(tmp_path: Path) -> None:
     suite = warm_suite(tmp_path, date="2031-01-06")
     with pytest.raises(NotEnoughData, match=rf"None of the {CELLS} cells .* Pass the suite they were collected with"):
-        new_desk().export(suite=str(suite))
+        new_driver().export(suite=str(suite))
 
 
 def test_cells_of_a_suite_that_is_not_built_in_need_its_folder(tmp_path: Path) -> None:
-    desk = new_desk(suite=load_suite(str(warm_suite(tmp_path))))
+    driver = new_driver(suite=load_suite(str(warm_suite(tmp_path))))
     with pytest.raises(UsageError, match=r"collected with the suite 'warm', which is not built in\. Pass its folder"):
-        desk.export()
+        driver.export()
 
 
-def test_answers_of_a_replaced_model_are_left_out(desk: Desk) -> None:
-    record_cells(desk.store, models=("alpha:135m",), build="2", start_ms=9_000)
-    judging = desk.export().stored
-    runs = desk.cells()
+def test_answers_of_a_replaced_model_are_left_out(driver: SheetDriver) -> None:
+    record_cells(driver.store, models=("alpha:135m",), build="2", start_ms=9_000)
+    judging = driver.export().stored
+    runs = driver.cells()
     digests = Counter(runs[entry.run_id].params["model_digest"] for entry in judging.entries if entry.run_id)
     assert digests == {"sha256:alpha:135m/2": CELLS}
 
@@ -467,7 +477,7 @@ def test_answers_of_a_replaced_model_are_left_out(desk: Desk) -> None:
 def test_an_experiment_without_cells_is_refused_with_the_next_step() -> None:
     store = SeededStore()
     with pytest.raises(NotEnoughData, match=r"no answered cells yet\. Run `tipbench collect` first"):
-        Desk(store, store.ensure_experiment("tip-bench-empty")).export()
+        SheetDriver(store, store.ensure_experiment("tip-bench-empty")).export()
 
 
 # Another rubric
@@ -541,18 +551,18 @@ def fill_warm(judging: Any, shift: int = 0, seed: int = 1) -> dict[str, Any]:
 
 def test_composite_ranges_and_drift_come_from_the_rubric(tmp_path: Path) -> None:
     folder = warm_suite(tmp_path)
-    desk = new_desk(suite=load_suite(str(folder)))
-    judging = desk.export(suite=str(folder)).stored
+    driver = new_driver(suite=load_suite(str(folder)))
+    judging = driver.export(suite=str(folder)).stored
     raw = fill_warm(judging)
     off = copy.deepcopy(raw)
     off["items"][0]["tips"][0]["scores"]["short"] = 2
     with pytest.raises(SheetRefused, match=r"scores\.short: expected a whole number from -1 to 1, or null; found 2"):
-        desk.apply(off)
-    assert desk.apply(fill_warm(judging, shift=4)).held, "drift is measured on any scale"
-    assert desk.apply(raw).verdict == "ok"
+        driver.apply(off)
+    assert driver.apply(fill_warm(judging, shift=4)).held, "drift is measured on any scale"
+    assert driver.apply(raw).verdict == "ok"
     for run_id, item in items_of(raw, judging).items():
         tips = [tip["scores"] for tip in item["tips"]]
-        metrics = desk.cells()[run_id].metrics
+        metrics = driver.cells()[run_id].metrics
         overlong = [4.0 * tip["overlong"] for tip in item["tips"]]
         composites = [tip["warmth"] / 2 + 3 * tip["short"] - minus for tip, minus in zip(tips, overlong, strict=True)]
         assert metrics["composite"] == pytest.approx(sum(composites) / 3)
@@ -562,10 +572,10 @@ def test_composite_ranges_and_drift_come_from_the_rubric(tmp_path: Path) -> None
 
 def test_without_controls_the_verdict_is_unknown_and_the_scores_count(tmp_path: Path) -> None:
     folder = warm_suite(tmp_path, controls=0)
-    desk = new_desk(suite=load_suite(str(folder)))
-    judging = desk.export(suite=str(folder)).stored
+    driver = new_driver(suite=load_suite(str(folder)))
+    judging = driver.export(suite=str(folder)).stored
     assert {entry.kind for entry in judging.entries} == {ItemKind.CELL}
-    applied = desk.apply(fill_warm(judging, shift=10))
+    applied = driver.apply(fill_warm(judging, shift=10))
     assert (applied.status, applied.verdict) == ("applied", "unknown")
 
 
@@ -573,114 +583,114 @@ def no_tip_at_all(_cell: PlannedCell, _rng: random.Random) -> str:
     return "Sorry, no."
 
 
-def some_floored() -> tuple[Desk, int]:
+def some_floored() -> tuple[SheetDriver, int]:
     """No model has a tip for one scenario."""
     first = load_suite("tips").scenarios[0].id
-    return new_desk(write=lambda cell, rng: "No." if cell.scenario.id == first else three_tips(cell, rng)), 3
+    return new_driver(write=lambda cell, rng: "No." if cell.scenario.id == first else three_tips(cell, rng)), 3
 
 
 def test_answers_without_a_tip_are_on_no_sheet() -> None:
-    desk, floored = some_floored()
-    assert states(desk) == {"judged": floored, "pending": CELLS - floored}
-    done = desk.export()
+    driver, floored = some_floored()
+    assert states(driver) == {"judged": floored, "pending": CELLS - floored}
+    done = driver.export()
     assert done.cells == CELLS - floored
     assert all(entry.item.tips for entry in done.stored.entries)
 
 
 def test_under_another_rubric_all_scores_and_floors_are_new(tmp_path: Path) -> None:
-    desk, floored = some_floored()
-    desk.judged_by("anna")
+    driver, floored = some_floored()
+    driver.judged_by("anna")
     folder = warm_suite(tmp_path, limit=3)
-    left_alone = desk.export("ben", suite=str(folder))
+    left_alone = driver.export("ben", suite=str(folder))
     assert left_alone.older_rubric == CELLS
-    done = desk.export("anna", suite=str(folder), rejudge=True)
+    done = driver.export("anna", suite=str(folder), rejudge=True)
     assert (done.cells, done.older_rubric) == (CELLS - floored, 0)
     assert len(done.stored.refloor) == floored
     raw = fill_warm(done.stored)
     assert all(tip["overlong"] for item in items_of(raw, done.stored).values() for tip in item["tips"])
-    desk.apply(raw)
+    driver.apply(raw)
     warm = load_suite(str(folder)).rubric
-    for run_id, run in desk.cells().items():
-        _, texts = desk.store.get(run_id)
+    for run_id, run in driver.cells().items():
+        _, texts = driver.store.get(run_id)
         assert run.state == "judged"
         assert run.tags["scores_rubric"] == warm.tag
         assert texts["artifact:rubric.md"] == warm.text
         if run.tags.get("floored") == "true":
             assert run.metrics["composite"] == warm.floor_composite == 0.5 * 2 - 3 - 4
         else:
-            assert [given.rubric for given in desk.scores()[run_id].history] == [load_suite("tips").rubric.tag]
+            assert [given.rubric for given in driver.scores()[run_id].history] == [load_suite("tips").rubric.tag]
             assert run.metrics["overlong"] == 1.0
 
 
 def test_floors_alone_can_be_computed_again(tmp_path: Path) -> None:
-    desk = new_desk(write=no_tip_at_all)
+    driver = new_driver(write=no_tip_at_all)
     with pytest.raises(NotEnoughData):
-        desk.export()
+        driver.export()
     folder = warm_suite(tmp_path)
     with pytest.raises(
         NotEnoughData, match=rf"{CELLS} answers without a usable tip were rescored under warm-v1\. Nothing"
     ):
-        desk.export(suite=str(folder), rejudge=True)
-    assert {run.metrics["composite"] for run in desk.cells().values()} == {-6.0}
-    assert not find_sheets(desk)
+        driver.export(suite=str(folder), rejudge=True)
+    assert {run.metrics["composite"] for run in driver.cells().values()} == {-6.0}
+    assert not find_sheets(driver)
     with pytest.raises(NotEnoughData, match=r"^Nothing in"):
-        desk.export(suite=str(folder), rejudge=True)
+        driver.export(suite=str(folder), rejudge=True)
 
 
 def test_floors_wait_for_scores_that_count(tmp_path: Path) -> None:
     """Neither a provisional judge, nor a sheet of which nothing is finished, may move a board to another rubric."""
-    desk, _ = some_floored()
-    desk.judged_by("anna")
+    driver, _ = some_floored()
+    driver.judged_by("anna")
     folder = str(warm_suite(tmp_path))
-    run_judge(desk.store, desk.experiment, Script(score=1), ExportRequest(suite=folder, rejudge=True, seed=1))
-    judging = desk.export("anna", suite=folder, rejudge=True).stored
-    desk.apply(json.loads(sheet_text(judging.sheet)))
-    assert {run.tags["scores_rubric"].split("@")[0] for run in desk.cells().values()} == {"tip-v1"}
-    desk.apply(fill_warm(judging))
-    assert {run.tags["scores_rubric"].split("@")[0] for run in desk.cells().values()} == {"warm-v1"}
+    run_judge(driver.store, driver.experiment, Script(score=1), ExportRequest(suite=folder, rejudge=True, seed=1))
+    judging = driver.export("anna", suite=folder, rejudge=True).stored
+    driver.apply(json.loads(sheet_text(judging.sheet)))
+    assert {run.tags["scores_rubric"].split("@")[0] for run in driver.cells().values()} == {"tip-v1"}
+    driver.apply(fill_warm(judging))
+    assert {run.tags["scores_rubric"].split("@")[0] for run in driver.cells().values()} == {"warm-v1"}
 
 
 def test_two_rubrics_are_never_mixed_in_one_mean(tmp_path: Path) -> None:
-    desk = new_desk()
-    old = desk.export("anna").stored
-    desk.apply(fill(old))
+    driver = new_driver()
+    old = driver.export("anna").stored
+    driver.apply(fill(old))
     folder = warm_suite(tmp_path)
-    new = desk.export("ben", suite=str(folder), rejudge=True).stored
-    desk.apply(fill_warm(new))
-    composites = {run_id: run.metrics["composite"] for run_id, run in desk.cells().items()}
-    assert {run.tags["judges"] for run in desk.cells().values()} == {'["ben"]'}
-    desk.apply(fill(old, seed=77))
-    assert {run_id: run.metrics["composite"] for run_id, run in desk.cells().items()} == composites
-    assert {run.tags["scores_rubric"].split("@")[0] for run in desk.cells().values()} == {"warm-v1"}
+    new = driver.export("ben", suite=str(folder), rejudge=True).stored
+    driver.apply(fill_warm(new))
+    composites = {run_id: run.metrics["composite"] for run_id, run in driver.cells().items()}
+    assert {run.tags["judges"] for run in driver.cells().values()} == {'["ben"]'}
+    driver.apply(fill(old, seed=77))
+    assert {run_id: run.metrics["composite"] for run_id, run in driver.cells().items()} == composites
+    assert {run.tags["scores_rubric"].split("@")[0] for run in driver.cells().values()} == {"warm-v1"}
 
 
 def test_when_the_new_scores_are_held_the_old_ones_count_with_their_own_rubric(tmp_path: Path) -> None:
-    desk = new_desk()
-    desk.judged_by("anna")
-    before = {run_id: run.metrics["composite"] for run_id, run in desk.cells().items()}
+    driver = new_driver()
+    driver.judged_by("anna")
+    before = {run_id: run.metrics["composite"] for run_id, run in driver.cells().items()}
     folder = warm_suite(tmp_path)
-    new = desk.export("ben", suite=str(folder), rejudge=True).stored
-    desk.apply(fill_warm(new))
-    desk.apply(fill_warm(new, shift=5))
-    assert {run_id: run.metrics["composite"] for run_id, run in desk.cells().items()} == before
+    new = driver.export("ben", suite=str(folder), rejudge=True).stored
+    driver.apply(fill_warm(new))
+    driver.apply(fill_warm(new, shift=5))
+    assert {run_id: run.metrics["composite"] for run_id, run in driver.cells().items()} == before
     tips = load_suite("tips").rubric
-    assert {run.tags["scores_rubric"] for run in desk.cells().values()} == {tips.tag}
-    assert {desk.store.get(run_id)[1]["artifact:rubric.md"] for run_id in before} == {tips.text}
+    assert {run.tags["scores_rubric"] for run in driver.cells().values()} == {tips.tag}
+    assert {driver.store.get(run_id)[1]["artifact:rubric.md"] for run_id in before} == {tips.text}
 
 
 def test_a_later_sheet_of_the_same_judge_is_not_undone_by_an_earlier_one(tmp_path: Path) -> None:
-    desk = new_desk()
-    early, late = (exported_at(desk, at) for at in ("2031-01-01T00:00:00.000+00:00", "2031-01-02T00:00:00.000+00:00"))
-    desk.apply(fill(late, seed=2, judge="anna"))
-    before = desk.cells()
-    desk.apply(fill(early, seed=1, judge="anna"))
-    assert desk.cells() == before
+    driver = new_driver()
+    early, late = (exported_at(driver, at) for at in ("2031-01-01T00:00:00.000+00:00", "2031-01-02T00:00:00.000+00:00"))
+    driver.apply(fill(late, seed=2, judge="anna"))
+    before = driver.cells()
+    driver.apply(fill(early, seed=1, judge="anna"))
+    assert driver.cells() == before
 
 
-def exported_at(desk: Desk, exported: str) -> Any:
+def exported_at(driver: SheetDriver, exported: str) -> Any:
     """A sheet without a name, exported at a certain time."""
-    judging = desk.export(None).stored
-    desk.store.update(judging.run_id, RunChange(tags={"exported_at": exported}, at_ms=1))
+    judging = driver.export(None).stored
+    driver.store.update(judging.run_id, RunChange(tags={"exported_at": exported}, at_ms=1))
     return judging
 
 
@@ -709,18 +719,18 @@ class DyingStore(SeededStore):
 @pytest.mark.parametrize(("survived", "only_texts"), [(0, False), (1, True), (7, False), (CELLS, True)])
 def test_an_apply_that_dies_is_completed_by_the_next(survived: int, only_texts: bool) -> None:
     store = DyingStore()
-    desk = new_desk(store)
-    judging = desk.export().stored
+    driver = new_driver(store)
+    judging = driver.export().stored
     raw = fill(judging)
     store.updates_left, store.only_texts = survived, only_texts
     with pytest.raises(MlflowUnavailable):
-        desk.apply(raw)
+        driver.apply(raw)
     store.updates_left = None
-    desk.apply(raw)
-    assert states(desk) == {"judged": CELLS}
+    driver.apply(raw)
+    assert states(driver) == {"judged": CELLS}
     for run_id, item in items_of(raw, judging).items():
-        assert desk.cells()[run_id].metrics["composite"] == pytest.approx(by_hand(item)["composite"])
-    assert all(scores.history == () for scores in desk.scores().values())
+        assert driver.cells()[run_id].metrics["composite"] == pytest.approx(by_hand(item)["composite"])
+    assert all(scores.history == () for scores in driver.scores().values())
 
 
 # Judges without a person
@@ -751,12 +761,12 @@ class Script:
                 yield ItemScore(item.id, item.format_ok, tuple(TipScore(scores, tip.overlong) for tip in item.tips))
 
 
-def run_script(desk: Desk, script: Script, messages: list[str] | None = None, **options: Any) -> JudgeResult:
+def run_script(driver: SheetDriver, script: Script, messages: list[str] | None = None, **options: Any) -> JudgeResult:
     report: Callable[[str], None] = (messages if messages is not None else []).append
     accept = options.pop("accept", None)
     return run_judge(
-        desk.store,
-        desk.experiment,
+        driver.store,
+        driver.experiment,
         script,
         ExportRequest(seed=1),
         accept=accept,
@@ -764,67 +774,67 @@ def run_script(desk: Desk, script: Script, messages: list[str] | None = None, **
     )
 
 
-def test_a_judge_that_was_interrupted_continues_its_sheet(desk: Desk) -> None:
+def test_a_judge_that_was_interrupted_continues_its_sheet(driver: SheetDriver) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run_script(desk, Script(dies_after=15))
-    assert not any("provisional_composite" in run.metrics for run in desk.cells().values())
+        run_script(driver, Script(dies_after=15))
+    assert not any("provisional_composite" in run.metrics for run in driver.cells().values())
     messages: list[str] = []
     script = Script()
-    ran = run_script(desk, script, messages)
+    ran = run_script(driver, script, messages)
     assert ran.continued
-    assert script.requested == [len(find_sheets(desk)[0].entries) - 15]
+    assert script.requested == [len(find_sheets(driver)[0].entries) - 15]
     assert messages == [f"continuing the sheet {ran.applied.sheet}: 15 of {ran.applied.finished} items are scored"]
-    assert {run.metrics["provisional_composite"] for run in desk.cells().values()} == {11.0}
+    assert {run.metrics["provisional_composite"] for run in driver.cells().values()} == {11.0}
 
 
-def find_sheets(desk: Desk) -> list[Any]:
-    return list(stored_sheets(desk.store, desk.experiment.experiment_id, desk.experiment.name))
+def find_sheets(driver: SheetDriver) -> list[Any]:
+    return list(stored_sheets(driver.store, driver.experiment.experiment_id, driver.experiment.name))
 
 
-def test_items_without_a_score_are_reported_with_the_reason_and_retried_next_time(desk: Desk) -> None:
-    ran = run_script(desk, Script(skips=5))
+def test_items_without_a_score_are_reported_with_the_reason_and_retried_next_time(driver: SheetDriver) -> None:
+    ran = run_script(driver, Script(skips=5))
     assert [each.reason for each in ran.unscored] == ["no answer came"] * 5
     assert ran.to_json()["unfinished"] == 5
-    missing = [run for run in desk.cells().values() if "provisional_composite" not in run.metrics]
+    missing = [run for run in driver.cells().values() if "provisional_composite" not in run.metrics]
     assert 0 < len(missing) <= 5
-    assert not run_script(desk, Script()).unscored
-    assert all("provisional_composite" in run.metrics for run in desk.cells().values())
+    assert not run_script(driver, Script()).unscored
+    assert all("provisional_composite" in run.metrics for run in driver.cells().values())
 
 
-def test_progress_counts_to_the_total_and_only_scores_are_written(desk: Desk) -> None:
+def test_progress_counts_to_the_total_and_only_scores_are_written(driver: SheetDriver) -> None:
     seen: list[tuple[int, int, int]] = []
     entered: list[str] = []
 
     class Alone:
         def __enter__(self) -> None:
             entered.append("in")
-            assert not any("provisional_composite" in run.metrics for run in desk.cells().values())
+            assert not any("provisional_composite" in run.metrics for run in driver.cells().values())
 
         def __exit__(self, *_: object) -> None:
             entered.append("out")
 
-    ran = run_script(desk, Script(skips=2), progress=lambda *numbers: seen.append(numbers), lock=Alone)
+    ran = run_script(driver, Script(skips=2), progress=lambda *numbers: seen.append(numbers), lock=Alone)
     total = ran.applied.finished + 2
     assert seen[-1] == (total - 2, 2, total)
     assert entered == ["in", "out"]
 
 
-def test_an_automatic_judge_that_counts_is_held_if_it_drifts(desk: Desk) -> None:
+def test_an_automatic_judge_that_counts_is_held_if_it_drifts(driver: SheetDriver) -> None:
     script = Script()
     script.provisional = False
-    ran = run_script(desk, script)
+    ran = run_script(driver, script)
     assert ran.applied.held
     assert ran.applied.status is SheetStatus.HELD
-    assert states(desk) == {"pending": CELLS}
+    assert states(driver) == {"pending": CELLS}
     script = Script()
     script.provisional = False
     again = rf"held.* To accept the scores of the sheet {ran.applied.sheet}: the same command with --accept-drift"
     with pytest.raises(NotEnoughData, match=again):
-        run_script(desk, script)
+        run_script(driver, script)
     assert script.requested == []
-    assert run_script(desk, script, accept="a test").applied.accepted == "a test"
+    assert run_script(driver, script, accept="a test").applied.accepted == "a test"
     assert script.requested == [], "what was scored before is taken as it is"
-    assert states(desk) == {"judged": CELLS}
+    assert states(driver) == {"judged": CELLS}
 
 
 def counting_script(**options: Any) -> Script:
@@ -836,46 +846,46 @@ def counting_script(**options: Any) -> Script:
 @pytest.mark.parametrize(("survived", "provisional"), [(1, True), (12, False)])
 def test_an_interrupted_apply_of_a_run_is_completed_by_the_next_run(survived: int, provisional: bool) -> None:
     store = DyingStore()
-    desk = new_desk(store)
+    driver = new_driver(store)
     script = Script()
     script.provisional = provisional
     store.updates_left = survived + 1  # the answers are saved first
     with pytest.raises(MlflowUnavailable):
-        run_script(desk, script, accept=None if provisional else "a test")
+        run_script(driver, script, accept=None if provisional else "a test")
     store.updates_left = None
     messages: list[str] = []
-    ran = run_script(desk, script, messages)
+    ran = run_script(driver, script, messages)
     assert script.requested == [ran.applied.finished], "nothing was scored twice"
     assert messages == [f"the sheet {ran.applied.sheet} was only partly applied: finishing it now"]
     name = "provisional_composite" if provisional else "composite"
-    assert {run.metrics[name] for run in desk.cells().values()} == {11.0}
+    assert {run.metrics[name] for run in driver.cells().values()} == {11.0}
     assert ran.continued
     with pytest.raises(NotEnoughData):
-        run_script(desk, script)
+        run_script(driver, script)
 
 
 def test_pending_cells_are_judged_after_completing_an_interrupted_run() -> None:
     store = DyingStore()
-    desk = new_desk(store)
+    driver = new_driver(store)
     store.updates_left = 10
     with pytest.raises(MlflowUnavailable):
-        run_script(desk, Script())
+        run_script(driver, Script())
     store.updates_left = None
     record_cells(store, models=("gamma:3b",), prompts="v1")
     script = Script()
-    run_script(desk, script)
+    run_script(driver, script)
     assert len(script.requested) == 1
     assert script.requested[0] < CELLS
-    assert all("provisional_composite" in run.metrics for run in desk.cells().values())
+    assert all("provisional_composite" in run.metrics for run in driver.cells().values())
 
 
-def test_an_accepted_sheet_is_applied_and_nothing_else_is_judged_under_its_reason(desk: Desk) -> None:
-    held = run_script(desk, counting_script()).applied.sheet
-    record_cells(desk.store, models=("gamma:3b",))
+def test_an_accepted_sheet_is_applied_and_nothing_else_is_judged_under_its_reason(driver: SheetDriver) -> None:
+    held = run_script(driver, counting_script()).applied.sheet
+    record_cells(driver.store, models=("gamma:3b",))
     script = counting_script()
-    ran = run_script(desk, script, accept="we looked at them")
+    ran = run_script(driver, script, accept="we looked at them")
     assert (ran.applied.sheet, ran.applied.accepted, script.requested) == (held, "we looked at them", [])
-    assert states(desk) == {"judged": CELLS, "pending": CELLS}
+    assert states(driver) == {"judged": CELLS, "pending": CELLS}
 
 
 # MLflow is away while a filler judges
@@ -899,17 +909,17 @@ class Outage(Script):
 def test_an_mlflow_that_is_unavailable_for_a_while_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "SAVE_INTERVAL_S", 0.0)
     store = SeededStore()
-    desk = new_desk(store)
+    driver = new_driver(store)
     messages: list[str] = []
-    ran = run_script(desk, Outage(store, 5, 20), messages)
+    ran = run_script(driver, Outage(store, 5, 20), messages)
     assert ran.applied.unfinished == 0
     assert sum("Judging continues" in line for line in messages) == 1
-    assert all("provisional_composite" in run.metrics for run in desk.cells().values())
+    assert all("provisional_composite" in run.metrics for run in driver.cells().values())
 
 
 def test_an_mlflow_that_stays_unavailable_loses_no_score(tmp_path: Path) -> None:
     store = SeededStore()
-    desk = new_desk(store)
+    driver = new_driver(store)
 
     def rescue(sheet: str, text: str) -> Path:
         path = tmp_path / f"{sheet}.json"
@@ -917,29 +927,29 @@ def test_an_mlflow_that_stays_unavailable_loses_no_score(tmp_path: Path) -> None
         return path
 
     with pytest.raises(MlflowUnavailable, match=r"items are scored; .* `tipbench judge apply .*\.json`") as away:
-        run_script(desk, Outage(store, 5, None), rescue=rescue)
+        run_script(driver, Outage(store, 5, None), rescue=rescue)
     (path,) = tmp_path.iterdir()
     assert str(path) in str(away.value)
     store.away = False
-    assert desk.apply(json.loads(path.read_text())).unfinished == 0
-    assert all("provisional_composite" in run.metrics for run in desk.cells().values())
+    assert driver.apply(json.loads(path.read_text())).unfinished == 0
+    assert all("provisional_composite" in run.metrics for run in driver.cells().values())
 
 
 # Messages of an export
 
 
-def test_an_export_warns_of_too_few_controls_and_of_excluded_cells(desk: Desk) -> None:
-    assert desk.export("anna").enough_controls
-    assert desk.export("anna").other_conditions == 0
-    record_cells(desk.store, temperature=0.1, start_ms=9_000, models=("alpha:135m",))
-    assert desk.export("anna").other_conditions == CELLS
+def test_an_export_warns_of_too_few_controls_and_of_excluded_cells(driver: SheetDriver) -> None:
+    assert driver.export("anna").enough_controls
+    assert driver.export("anna").other_conditions == 0
+    record_cells(driver.store, temperature=0.1, start_ms=9_000, models=("alpha:135m",))
+    assert driver.export("anna").other_conditions == CELLS
 
 
 def test_a_sheet_keeps_its_instructions_when_a_later_version_has_others(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    driver: SheetDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judging = desk.export().stored
+    judging = driver.export().stored
     before = sheet_text(judging.sheet)
     monkeypatch.setattr(sheet_module, "instructions", lambda _rubric: "Do it quite differently.")
-    (found,) = find_sheets(desk)
+    (found,) = find_sheets(driver)
     assert sheet_text(found.sheet) == before

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.judging import Desk, SeededStore, agreed, at_random, fill, record_cells
+from support.judging import SeededStore, SheetDriver, agreed, at_random, fill, record_cells
 from tipbench.judge.controls import agreed_controls, controls_toml
 from tipbench.judge.material import read_cells
 from tipbench.plan.suite import load_suite
@@ -18,12 +18,12 @@ SUITE = load_suite("tips")
 
 
 @pytest.fixture(scope="module")
-def judged() -> Desk:
+def judged() -> SheetDriver:
     """Two judges score everything alike, a third at random what the first two have."""
     store = SeededStore()
-    desk = Desk(store, record_cells(store, models=("alpha:135m",)))
+    driver = SheetDriver(store, record_cells(store, models=("alpha:135m",)))
     for judge in ("anna", "ben"):
-        raw: dict[str, Any] = fill(desk.export(judge, everything=True, seed=1).stored, agreed, seed=1)
+        raw: dict[str, Any] = fill(driver.export(judge, everything=True, seed=1).stored, agreed, seed=1)
         for item in raw["items"]:
             for tip in item["tips"]:
                 relevance = 1 + len(tip["tip"]) % 5
@@ -32,11 +32,11 @@ def judged() -> Desk:
                     "actionability": 3,
                     "tone": min(5, relevance + (judge == "ben")),
                 }
-        desk.apply(raw, accept="these scores are the test's own")
-    return desk
+        driver.apply(raw, accept="these scores are the test's own")
+    return driver
 
 
-def test_tips_that_judges_agree_on_become_controls_with_the_lower_median(judged: Desk, tmp_path: Path) -> None:
+def test_tips_that_judges_agree_on_become_controls_with_the_lower_median(judged: SheetDriver, tmp_path: Path) -> None:
     cells = read_cells(judged.store, judged.experiment.experiment_id)
     controls = agreed_controls(cells, SUITE.rubric, per_scenario=4)
     assert Counter(control.scenario for control in controls) == dict.fromkeys((s.id for s in SUITE.scenarios), 4)
@@ -48,16 +48,16 @@ def test_tips_that_judges_agree_on_become_controls_with_the_lower_median(judged:
     assert {control.tip for control in controls} <= loaded
 
 
-def test_disagreement_too_few_judges_and_known_tips_are_left_out(judged: Desk) -> None:
+def test_disagreement_too_few_judges_and_known_tips_are_left_out(judged: SheetDriver) -> None:
     cells = read_cells(judged.store, judged.experiment.experiment_id)
     assert agreed_controls(cells, SUITE.rubric, judges=3) == []
     every = [tip.tip for cell in cells for tip in cell.tips]
     assert agreed_controls(cells, SUITE.rubric, known=every) == []
-    desk = Desk(SeededStore(), judged.experiment)
-    desk.store.copy_from(judged.store)  # type: ignore[attr-defined]
-    raw = fill(desk.export("carla", everything=True, seed=2).stored, at_random)
-    desk.apply(raw, accept="at random")
-    noisy = agreed_controls(read_cells(desk.store, desk.experiment.experiment_id), SUITE.rubric, judges=3)
+    driver = SheetDriver(SeededStore(), judged.experiment)
+    driver.store.copy_from(judged.store)  # type: ignore[attr-defined]
+    raw = fill(driver.export("carla", everything=True, seed=2).stored, at_random)
+    driver.apply(raw, accept="at random")
+    noisy = agreed_controls(read_cells(driver.store, driver.experiment.experiment_id), SUITE.rubric, judges=3)
     assert len(noisy) < len(agreed_controls(cells, SUITE.rubric, per_scenario=1000))
 
 

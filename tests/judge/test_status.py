@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support import boards
-from support.judging import Desk, SeededStore, always, at_random, fill, record_cells, three_tips
+from support.judging import SeededStore, SheetDriver, always, at_random, fill, record_cells, three_tips
 from tipbench.cli.judge_status import history_lines
 from tipbench.judge.charts import history_chart, history_rows
 from tipbench.judge.export import ExportRequest
@@ -22,13 +22,13 @@ CELLS = 24
 
 
 @pytest.fixture
-def desk() -> Desk:
+def driver() -> SheetDriver:
     store = SeededStore()
-    return Desk(store, record_cells(store, models=("alpha:135m",)))
+    return SheetDriver(store, record_cells(store, models=("alpha:135m",)))
 
 
-def status(desk: Desk) -> JudgingStatus:
-    return judging_status(desk.store, desk.experiment)
+def status(driver: SheetDriver) -> JudgingStatus:
+    return judging_status(driver.store, driver.experiment)
 
 
 def of(state: JudgingStatus, name: str) -> JudgeStatus:
@@ -40,39 +40,39 @@ def counts(state: JudgingStatus) -> tuple[int, int, int, int]:
     return state.cells, state.pending, state.held, state.judged
 
 
-def test_before_any_judging_everything_is_pending_and_drift_is_unknown(desk: Desk) -> None:
-    state = status(desk)
+def test_before_any_judging_everything_is_pending_and_drift_is_unknown(driver: SheetDriver) -> None:
+    state = status(driver)
     assert counts(state) == (CELLS, CELLS, 0, 0)
     assert (state.judges, state.history, state.alpha, state.rubrics) == ((), (), {}, ())
 
 
-def test_an_exported_sheet_counts_as_open_items(desk: Desk) -> None:
-    done = desk.export("anna")
-    anna = of(status(desk), "anna")
+def test_an_exported_sheet_counts_as_open_items(driver: SheetDriver) -> None:
+    done = driver.export("anna")
+    anna = of(status(driver), "anna")
     assert (anna.sheets, anna.open_items, anna.cells) == (1, len(done.stored.entries), 0)
     assert (anna.drift, anna.error, anna.minutes_per_item, anna.self_exact) == (None, None, None, None)
-    assert status(desk).history == (), "it has not come back"
+    assert status(driver).history == (), "it has not come back"
 
 
-def test_a_finished_sheet_has_no_open_items(desk: Desk) -> None:
-    raw = fill(desk.export("anna").stored)
+def test_a_finished_sheet_has_no_open_items(driver: SheetDriver) -> None:
+    raw = fill(driver.export("anna").stored)
     half = {**raw, "items": raw["items"][: len(raw["items"]) // 2]}
-    desk.apply(half)
-    assert of(status(desk), "anna").open_items == len(raw["items"]) - len(half["items"])
-    desk.apply(half, final=True)
-    assert of(status(desk), "anna").open_items == 0
+    driver.apply(half)
+    assert of(status(driver), "anna").open_items == len(raw["items"]) - len(half["items"])
+    driver.apply(half, final=True)
+    assert of(status(driver), "anna").open_items == 0
 
 
-def test_a_sheet_without_a_name_has_no_judge_until_it_is_applied(desk: Desk) -> None:
-    raw = fill(desk.export(None).stored)
-    assert status(desk).judges == ()
-    desk.apply(raw, judge="anna")
-    assert of(status(desk), "anna").cells == CELLS
+def test_a_sheet_without_a_name_has_no_judge_until_it_is_applied(driver: SheetDriver) -> None:
+    raw = fill(driver.export(None).stored)
+    assert status(driver).judges == ()
+    driver.apply(raw, judge="anna")
+    assert of(status(driver), "anna").cells == CELLS
 
 
-def test_what_is_applied_counts_and_the_judge_is_measured(desk: Desk) -> None:
-    desk.judged_by("anna")
-    state = status(desk)
+def test_what_is_applied_counts_and_the_judge_is_measured(driver: SheetDriver) -> None:
+    driver.judged_by("anna")
+    state = status(driver)
     assert counts(state) == (CELLS, 0, 0, CELLS)
     assert state.rubrics == ("tip-v1",)
     anna = of(state, "anna")
@@ -83,24 +83,24 @@ def test_what_is_applied_counts_and_the_judge_is_measured(desk: Desk) -> None:
     assert set(state.alpha.values()) == {None}, "one judge cannot agree with anybody"
 
 
-def test_minutes_are_those_from_export_to_apply_for_each_item(desk: Desk) -> None:
-    judging = desk.export("anna").stored
-    desk.apply(fill(judging))
+def test_minutes_are_those_from_export_to_apply_for_each_item(driver: SheetDriver) -> None:
+    judging = driver.export("anna").stored
+    driver.apply(fill(judging))
     times = {"exported_at": "2026-03-01T10:00:00.000+00:00", "applied_at": "2026-03-01T12:00:00.000+00:00"}
-    desk.store.update(judging.run_id, RunChange(tags=times, at_ms=1))
-    assert of(status(desk), "anna").minutes_per_item == pytest.approx(120 / len(judging.entries))
+    driver.store.update(judging.run_id, RunChange(tags=times, at_ms=1))
+    assert of(status(driver), "anna").minutes_per_item == pytest.approx(120 / len(judging.entries))
 
 
-def test_held_cells_are_pending_and_held_until_another_judge_has_scored_them(desk: Desk) -> None:
-    desk.judged_by("anna", always(5))
-    state = status(desk)
+def test_held_cells_are_pending_and_held_until_another_judge_has_scored_them(driver: SheetDriver) -> None:
+    driver.judged_by("anna", always(5))
+    state = status(driver)
     assert counts(state) == (CELLS, CELLS, CELLS, 0)
     anna = of(state, "anna")
     assert (anna.cells, anna.held, anna.drift) == (0, CELLS, "beyond the limit")
     assert state.use_of(anna) == "held"
-    desk.judged_by("ben")
-    assert counts(status(desk)) == (CELLS, 0, 0, CELLS)
-    assert of(status(desk), "anna").held == CELLS
+    driver.judged_by("ben")
+    assert counts(status(driver)) == (CELLS, 0, 0, CELLS)
+    assert of(status(driver), "anna").held == CELLS
 
 
 def test_the_use_of_a_judges_scores_depends_on_what_is_held_accepted_and_unchecked() -> None:
@@ -114,18 +114,18 @@ def test_the_use_of_a_judges_scores_depends_on_what_is_held_accepted_and_uncheck
     assert judging.use_of(replace(anna, cells=0)) == "none"  # has a sheet, and scored nothing yet
 
 
-def test_a_judges_trends_cover_all_measured_sheets_and_are_in_the_json(desk: Desk) -> None:
-    desk.judged_by("anna")
-    record_cells(desk.store, models=("beta:1b",))
-    desk.judged_by("anna", always(4))
-    trends = of(status(desk), "anna").trends
+def test_a_judges_trends_cover_all_measured_sheets_and_are_in_the_json(driver: SheetDriver) -> None:
+    driver.judged_by("anna")
+    record_cells(driver.store, models=("beta:1b",))
+    driver.judged_by("anna", always(4))
+    trends = of(status(driver), "anna").trends
     assert trends is not None
     assert [(each.scale, each.sheets) for each in trends.sums] == [
         (scale, 2) for scale in load_suite("tips").rubric.scale_names
     ]
     assert trends.compression is not None
     assert trends.compression.value < 0
-    (judge,) = status(desk).to_json()["judges"]
+    (judge,) = status(driver).to_json()["judges"]
     assert judge["trends"] == trends.to_json()
     assert set(judge["trends"]) == {"sums", "fatigue", "compression"}
 
@@ -134,13 +134,13 @@ def test_agreement_of_two_judges_separates_similar_from_random() -> None:
     found = {}
     for name, rule in (("alike", None), ("random", at_random)):
         store = SeededStore()
-        desk = Desk(store, record_cells(store, models=("alpha:135m",)))
-        one, two = (desk.export(judge, everything=True, seed=3).stored for judge in ("anna", "ben"))
+        driver = SheetDriver(store, record_cells(store, models=("alpha:135m",)))
+        one, two = (driver.export(judge, everything=True, seed=3).stored for judge in ("anna", "ben"))
         first = fill(one)
-        desk.apply(first)
+        driver.apply(first)
         second = fill(two, rule) if rule else _copied(first, fill(two))
-        desk.apply(second, accept="to see")
-        state = status(desk)
+        driver.apply(second, accept="to see")
+        state = status(driver)
         assert state.twice == CELLS
         found[name] = state.alpha
     assert found["alike"] == dict.fromkeys(("relevance", "actionability", "tone"), 1.0)
@@ -156,20 +156,20 @@ def _copied(source: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
     return target
 
 
-def test_repeated_answers_give_the_share_of_equal_scores(desk: Desk) -> None:
-    desk.judged_by("anna")
-    record_cells(desk.store, models=("gamma:3b",))
-    desk.judged_by("anna", seed=8)
-    share = of(status(desk), "anna").self_exact
+def test_repeated_answers_give_the_share_of_equal_scores(driver: SheetDriver) -> None:
+    driver.judged_by("anna")
+    record_cells(driver.store, models=("gamma:3b",))
+    driver.judged_by("anna", seed=8)
+    share = of(status(driver), "anna").self_exact
     assert share is not None
     assert 0 <= share <= 1
-    assert of(status(desk), "anna").sheets == 2
+    assert of(status(driver), "anna").sheets == 2
 
 
 def test_floored_answers_are_judged_and_counted_apart() -> None:
     store = SeededStore()
     first = load_suite("tips").scenarios[0].id
-    desk = Desk(
+    driver = SheetDriver(
         store,
         record_cells(
             store,
@@ -177,15 +177,15 @@ def test_floored_answers_are_judged_and_counted_apart() -> None:
             write=lambda cell, rng: "No." if cell.scenario.id == first else three_tips(cell, rng),
         ),
     )
-    state = status(desk)
+    state = status(driver)
     assert counts(state) == (CELLS, 21, 0, 3)
     assert state.floored == 3
 
 
-def test_provisional_judges_are_listed_separately_after_people(desk: Desk) -> None:
-    run_judge(desk.store, desk.experiment, RulesJudge(), ExportRequest(seed=1), report=lambda _text: None)
-    desk.judged_by("zoe")
-    state = status(desk)
+def test_provisional_judges_are_listed_separately_after_people(driver: SheetDriver) -> None:
+    run_judge(driver.store, driver.experiment, RulesJudge(), ExportRequest(seed=1), report=lambda _text: None)
+    driver.judged_by("zoe")
+    state = status(driver)
     assert [(judge.judge, judge.provisional, judge.cells) for judge in state.judges] == [
         ("zoe", False, CELLS),
         ("rules", True, CELLS),
@@ -193,11 +193,11 @@ def test_provisional_judges_are_listed_separately_after_people(desk: Desk) -> No
     assert [(sheet.judge, sheet.provisional) for sheet in state.history] == [("rules", True), ("zoe", False)]
 
 
-def test_history_is_oldest_first_with_accepted_drift(desk: Desk) -> None:
-    raw = fill(desk.export("anna").stored, always(5))
-    desk.apply(raw, accept="agreed")
-    desk.judged_by("ben", everything=True)
-    assert [(sheet.judge, sheet.status, sheet.accepted) for sheet in status(desk).history] == [
+def test_history_is_oldest_first_with_accepted_drift(driver: SheetDriver) -> None:
+    raw = fill(driver.export("anna").stored, always(5))
+    driver.apply(raw, accept="agreed")
+    driver.judged_by("ben", everything=True)
+    assert [(sheet.judge, sheet.status, sheet.accepted) for sheet in status(driver).history] == [
         ("anna", "applied", "agreed"),
         ("ben", "applied", None),
     ]
@@ -207,12 +207,12 @@ def test_history_is_oldest_first_with_accepted_drift(desk: Desk) -> None:
 
 
 @pytest.fixture
-def history(desk: Desk) -> tuple[SheetSummary, ...]:
+def history(driver: SheetDriver) -> tuple[SheetSummary, ...]:
     """A sheet beyond the limit, one that is fine, and one too small for a verdict."""
-    desk.judged_by("anna", always(5))
-    desk.judged_by("ben", everything=True)
-    desk.judged_by("eva", limit=3, everything=True)
-    return status(desk).history
+    driver.judged_by("anna", always(5))
+    driver.judged_by("ben", everything=True)
+    driver.judged_by("eva", limit=3, everything=True)
+    return status(driver).history
 
 
 def test_the_terminal_shows_a_strip_for_each_sheet_and_scale(history: tuple[SheetSummary, ...]) -> None:

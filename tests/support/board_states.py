@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from support.judging import Desk, always, fill, items_of, record_cells
+from support.judging import SheetDriver, always, fill, items_of, record_cells
 from tipbench.judge.export import ExportRequest
 from tipbench.judge.rules import RulesJudge
 from tipbench.judge.run import run_judge
@@ -39,48 +39,48 @@ class SizedStore(MemoryStore):
 def board_states() -> MemoryStore:
     """A store with an experiment for each state, named after the state."""
     store = SizedStore()
-    _desk(store, "unjudged")
-    _desk(store, "unusable", write=lambda _cell, _rng: "I would rather not.")
-    rules = _desk(store, "rules")
+    _driver(store, "unjudged")
+    _driver(store, "unusable", write=lambda _cell, _rng: "I would rather not.")
+    rules = _driver(store, "rules")
     run_judge(store, rules.experiment, RulesJudge(), ExportRequest())
-    first = _desk(store, "first-batch")
+    first = _driver(store, "first-batch")
     run_judge(store, first.experiment, RulesJudge(), ExportRequest())
     _judge(first, _by_model(0), scenarios=2)
-    held = _desk(store, "held")
+    held = _driver(store, "held")
     assert held.apply(fill(held.export("ben").stored, always(5))).status == "held"
-    accepted = _desk(store, "accepted")
+    accepted = _driver(store, "accepted")
     filled = fill(accepted.export("ben").stored, always(5))
     accepted.apply(filled)
     accepted.apply(filled, accept="The judge is known to be generous.")
-    _judge(_desk(store, "decided"), _by_model(2))
-    _judge(_desk(store, "tied"), _slightly_better)
-    _judge(_desk(store, "close"), _by_model(0))
-    _judge(_desk(store, "reference-ahead", models=(*MODELS, "baseline:template")), _template_best)
+    _judge(_driver(store, "decided"), _by_model(2))
+    _judge(_driver(store, "tied"), _slightly_better)
+    _judge(_driver(store, "close"), _by_model(0))
+    _judge(_driver(store, "reference-ahead", models=(*MODELS, "baseline:template")), _template_best)
     for name, models, suite in (("wide", 20, "tips-32"), ("large", 5, "tips-32")):
         many = tuple(f"model-{at:02}:1b" for at in range(models))
-        _judge(_desk(store, name, models=many, suite=suite), _any_level)
+        _judge(_driver(store, name, models=many, suite=suite), _any_level)
     for experiment in store.experiments():
         store.touch(experiment.experiment_id)
     return store
 
 
-def _desk(
+def _driver(
     store: MemoryStore,
     name: str,
     *,
     models: Sequence[str] = MODELS,
     suite: str = "tips",
     write: Callable[[PlannedCell, random.Random], str] | None = None,
-) -> Desk:
+) -> SheetDriver:
     options = {} if write is None else {"write": write}
     found = record_cells(store, models=models, experiment=PREFIX + name, suite=load_suite(suite), **options)  # type: ignore[arg-type]
-    return Desk(store, found)
+    return SheetDriver(store, found)
 
 
-def _judge(desk: Desk, level: Level, *, scenarios: int | None = None) -> None:
+def _judge(driver: SheetDriver, level: Level, *, scenarios: int | None = None) -> None:
     """Judge all cells, or those of the first scenarios, at these levels; controls at their references."""
-    judging = desk.export("anna", everything=True).stored
-    raw, cells = fill(judging), desk.cells()
+    judging = driver.export("anna", everything=True).stored
+    raw, cells = fill(judging), driver.cells()
     chosen = sorted({run.params["scenario"] for run in cells.values()})[:scenarios]
     for run_id, item in items_of(raw, judging).items():
         run = cells[run_id]
@@ -88,7 +88,7 @@ def _judge(desk: Desk, level: Level, *, scenarios: int | None = None) -> None:
         for tip in item["tips"]:
             value = level(run, rng) if run.params["scenario"] in chosen else None
             tip["scores"] = dict.fromkeys(tip["scores"], value and min(5, max(1, value)))
-    assert desk.apply(raw).status == "applied"
+    assert driver.apply(raw).status == "applied"
 
 
 def _by_model(lead: int) -> Level:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from support.judging import EXPERIMENT, Desk, Rule, agreed, fill, record_cells
+from support.judging import EXPERIMENT, Rule, SheetDriver, agreed, fill, record_cells
 from support.panel_pages import Sight, Visit
 from support.panel_site import JUDGE, Site, panel_site
 from tipbench.judge.sheet_store import StoredSheet, find_sheet
@@ -26,18 +26,18 @@ _TIP_FIELDS = ("scores", "overlong", "note")
 
 
 @dataclass(frozen=True)
-class Office:
+class JudgingSite:
     """A panel with pending answers."""
 
     site: Site
-    desk: Desk
+    driver: SheetDriver
     judge: str = JUDGE
 
     @property
     def who(self) -> Identity:
         return Identity(self.judge, Role.JUDGE, "in-the-test")
 
-    def newcomer(self) -> Office:
+    def newcomer(self) -> JudgingSite:
         """The same panel for a new judge without a batch."""
         name = f"judge-{uuid4().hex[:8]}"
         _, secret = self.site.panel.guard.tokens.create(Role.JUDGE, name, life_s=None)
@@ -48,8 +48,8 @@ class Office:
         return batch_service_of(self.site.app).open(self.who, EXPERIMENT, kind=kind, limit=limit).batch.sheet
 
     def judging(self, sheet: str) -> StoredSheet:
-        experiment = self.desk.experiment
-        found = find_sheet(self.desk.store, experiment.experiment_id, experiment.name, sheet)
+        experiment = self.driver.experiment
+        found = find_sheet(self.driver.store, experiment.experiment_id, experiment.name, sheet)
         assert found is not None
         return found
 
@@ -72,17 +72,17 @@ class Office:
 
 
 @contextmanager
-def judging_office(home: Path, **cells: Any) -> Iterator[Office]:
+def judging_site(home: Path, **cells: Any) -> Iterator[JudgingSite]:
     """A panel on a store in memory, by default with 48 answered cells."""
     store = MemoryStore()
-    desk = Desk(store, record_cells(store, **cells))
-    store.touch(desk.experiment.experiment_id)
+    driver = SheetDriver(store, record_cells(store, **cells))
+    store.touch(driver.experiment.experiment_id)
     with panel_site(home, store) as site:
-        yield Office(site, desk)
+        yield JudgingSite(site, driver)
 
 
 @dataclass
-class AtDesk:
+class BatchPage:
     """The open page of a batch."""
 
     sight: Sight
@@ -104,7 +104,7 @@ class AtDesk:
         self.press(*(str(score) for tip in item["tips"] for score in tip["scores"].values()))
 
     def ready(self) -> None:
-        self.page.locator("#desk:not([hidden])").wait_for()
+        self.page.locator("#driver:not([hidden])").wait_for()
 
     @property
     def number(self) -> int:
@@ -144,17 +144,17 @@ class AtDesk:
         self.page.get_by_role("button", name="Finish batch", exact=True).click()
 
 
-def sit_down(visit: Visit, site: Site, sheet: str, **more: Any) -> AtDesk:
+def open_batch_page(visit: Visit, site: Site, sheet: str, **more: Any) -> BatchPage:
     """Open the page of a batch as a judge."""
-    at = AtDesk(visit(site, "judge", **more), sheet)
+    at = BatchPage(visit(site, "judge", **more), sheet)
     assert at.sight.go(f"/judge/batches/{sheet}") == 200
     at.ready()
     return at
 
 
-def another_tab(at: AtDesk) -> AtDesk:
+def another_tab(at: BatchPage) -> BatchPage:
     """Open the same batch in another tab of the same browser."""
-    other = AtDesk(Sight(at.page.context.new_page(), at.sight.origin), at.sheet)
+    other = BatchPage(Sight(at.page.context.new_page(), at.sight.origin), at.sheet)
     other.page.goto(at.page.url.partition("#")[0])
     other.ready()
     return other

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from support.judging import Desk, fill, items_of
+from support.judging import SheetDriver, fill, items_of
 from tipbench.compare.cells import BoardCell, BoardCells
 from tipbench.compare.matrix import Pair
 from tipbench.record.run import StoredRun
@@ -40,11 +40,11 @@ def _cell(pair: Pair, scenario: str, value: float | None) -> BoardCell:
 Level = Callable[[StoredRun, int], int]  # (run, number of the tip) → the score on every scale
 
 
-def judge_at(desk: Desk, level: Level, judge: str = "anna") -> None:
+def judge_at(driver: SheetDriver, level: Level, judge: str = "anna") -> None:
     """Judge every cell of an experiment at these levels."""
-    judging = desk.export(judge, everything=True).stored
-    raw, cells = fill(judging), desk.cells()
+    judging = driver.export(judge, everything=True).stored
+    raw, cells = fill(judging), driver.cells()
     for run_id, item in items_of(raw, judging).items():
         for number, tip in enumerate(item["tips"]):
             tip["scores"] = dict.fromkeys(tip["scores"], level(cells[run_id], number))
-    assert desk.apply(raw).status == "applied"
+    assert driver.apply(raw).status == "applied"

@@ -161,7 +161,7 @@ def items_of(raw: Mapping[str, Any], judging: StoredSheet, kind: ItemKind = Item
 
 
 @dataclass(frozen=True)
-class Desk:
+class SheetDriver:
     """Exports and applies the sheets of an experiment, without the command line."""
 
     store: RunStore

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, product
 
-from support.judging import Desk, Rule, fill
+from support.judging import Rule, SheetDriver, fill
 from tipbench.compare.cells import CellFilter
 from tipbench.compare.decision import decision_run, make_decision
 from tipbench.compare.leaderboard import read_leaderboard, record_board
@@ -60,7 +60,7 @@ class Words:
 class SampleExperiment:
     """The recorded experiment."""
 
-    desk: Desk
+    driver: SheetDriver
     pairs: tuple[Pair, ...]
     runs: dict[str, str]  # one run id for each kind and state
     held_sheet: str
@@ -68,27 +68,27 @@ class SampleExperiment:
 
     @property
     def name(self) -> str:
-        return self.desk.experiment.name
+        return self.driver.experiment.name
 
 
 def record_sample(store: RunStore, name: str = SAMPLE_EXPERIMENT, words: Words | None = None) -> SampleExperiment:
     """Record models × prompts × scenarios, judged by two judges, and runs of every other kind and state."""
     words = words or Words()
-    desk = Desk(store, store.ensure_experiment(name))
-    writer = _SampleWriter(desk, words)
+    driver = SheetDriver(store, store.ensure_experiment(name))
+    writer = _SampleWriter(driver, words)
     runs = writer.record_grid()
-    run_judge(store, desk.experiment, RulesJudge(), ExportRequest())
+    run_judge(store, driver.experiment, RulesJudge(), ExportRequest())
     held, still_open = writer.judge()
     runs |= writer.record_late()
     writer.record_others()
-    store.touch(desk.experiment.experiment_id)
+    store.touch(driver.experiment.experiment_id)
     pairs = tuple(Pair(*each) for each in product(words.models, words.suite.prompts))
-    return SampleExperiment(desk, pairs, runs | writer.kinds(), held, still_open)
+    return SampleExperiment(driver, pairs, runs | writer.kinds(), held, still_open)
 
 
 @dataclass(frozen=True)
 class _SampleWriter:
-    desk: Desk
+    driver: SheetDriver
     words: Words
     tick: Iterator[int] = field(default_factory=lambda: count(int(time.time() * 1000) - 48 * _HOUR_MS, 60_000))
     used: Counter[str] = field(default_factory=Counter)  # texts used so far, by field of Words
@@ -128,7 +128,7 @@ class _SampleWriter:
             answer = Completion(text, "stop", 140 / speed, 0.4, 0.2, 900, 140, speed)
         generated = Generated(cell, answer, start, start + 3000, foreign_resident=text == "")
         run = cell_run(setting, facts, generated, tuple(supersedes))
-        return self.desk.store.record(self.desk.experiment.experiment_id, run)
+        return self.driver.store.record(self.driver.experiment.experiment_id, run)
 
     def answer(self) -> str:
         tips = [{"tip": self.next("tips"), "rationale": self.next("rationales")} for _ in range(3)]
@@ -156,21 +156,21 @@ class _SampleWriter:
         first, second = self.words.judges
         half = len(self.words.models) * len(self.words.suite.prompts) * len(self.words.suite.scenarios) // 2
         for options in ({"limit": half}, {}):
-            self.send_back(self.desk.export(first, seed=1, **options).stored)
-        self.send_back(self.desk.export(second, seed=2, limit=half // 2, everything=True).stored)
-        held = self.desk.export(second, seed=3, limit=half, everything=True).stored  # enough controls for a verdict
-        assert self.desk.apply(self.filled(held, careless=True)).status == "held"
-        still_open = self.desk.export(second, seed=4, everything=True).stored
+            self.send_back(self.driver.export(first, seed=1, **options).stored)
+        self.send_back(self.driver.export(second, seed=2, limit=half // 2, everything=True).stored)
+        held = self.driver.export(second, seed=3, limit=half, everything=True).stored  # enough controls for a verdict
+        assert self.driver.apply(self.filled(held, careless=True)).status == "held"
+        still_open = self.driver.export(second, seed=4, everything=True).stored
         return held.sheet.id, still_open.sheet.id
 
     def send_back(self, judging: StoredSheet) -> None:
-        applied = self.desk.apply(self.filled(judging))
+        applied = self.driver.apply(self.filled(judging))
         assert applied.status == "applied", applied
 
     def filled(self, judging: StoredSheet, *, careless: bool = False) -> dict[str, object]:
         """Fill a sheet with scores by model and prompt, controls with their references; a careless judge gives 5."""
         rule: Rule = (lambda _rng, _reference: 5) if careless else (lambda _rng, reference: reference)
-        raw, cells = fill(judging, rule), self.desk.cells()
+        raw, cells = fill(judging, rule), self.driver.cells()
         for entry, item in zip(judging.entries, raw["items"], strict=True):
             for at, tip in enumerate(item["tips"]):
                 tip["note"] = self.next("notes")
@@ -203,8 +203,8 @@ class _SampleWriter:
         )  # fmt: skip
         persona, _, slot = scenario.partition("@")
         scores = {"relevance": 3.0, "actionability": 3.0, "tone": 3.0, "composite": 11.0}
-        self.desk.store.record(
-            self.desk.experiment.experiment_id,
+        self.driver.store.record(
+            self.driver.experiment.experiment_id,
             replace(
                 run,
                 cell_key=_hash(scenario, at),
@@ -218,7 +218,7 @@ class _SampleWriter:
 
     def record_others(self) -> None:
         """Record the runs that are not cells."""
-        store, experiment = self.desk.store, self.desk.experiment
+        store, experiment = self.driver.store, self.driver.experiment
         evidence = Evidence(412, 1, 0.9, 3, 1, self.words.foreign, (0.4, 0.6, 0.5))
         refused = dict(self.words.refused)
         summary = Summary(
@@ -245,7 +245,7 @@ class _SampleWriter:
         for kind in RunKind:
             if kind not in (RunKind.CELL, RunKind.SIMULATION):  # simulations are recorded in another experiment
                 where = {"kind": str(kind)}
-                run = next(self.desk.store.search(self.desk.experiment.experiment_id, where=where, limit=1))
+                run = next(self.driver.store.search(self.driver.experiment.experiment_id, where=where, limit=1))
                 found[str(kind)] = run.run_id
         return found
 

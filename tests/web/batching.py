@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from support.judging import Desk, Rule, agreed, fill
+from support.judging import Rule, SheetDriver, agreed, fill
 from tipbench.judge.sheet_store import StoredSheet, find_sheet
 from tipbench.web.auth import Role
 from tipbench.web.batch_items import BatchShape
@@ -28,15 +28,15 @@ def batch_shape(**given: Any) -> BatchShape:
 
 
 @dataclass(frozen=True)
-class Clerk:
+class JudgeClient:
     """One judge's requests."""
 
     served: Served
     token: str
 
     @classmethod
-    def named(cls, served: Served, name: str, role: Role = Role.JUDGE) -> Clerk:
-        """Create a clerk with a token."""
+    def named(cls, served: Served, name: str, role: Role = Role.JUDGE) -> JudgeClient:
+        """Create a judge_client with a token."""
         return cls(served, served.panel.guard.tokens.create(role, name, life_s=3600)[1])
 
     def ask(self, method: str, path: str = "", **options: Any) -> Any:
@@ -95,22 +95,22 @@ def given(item: Mapping[str, Any]) -> dict[str, Any]:
     return {"format_ok": item["format_ok"], "tips": tips}
 
 
-def first_item(clerk: Clerk) -> tuple[str, dict[str, Any]]:
+def first_item(judge_client: JudgeClient) -> tuple[str, dict[str, Any]]:
     """The judge's batch and its first item."""
-    sheet = clerk.open()["sheet"]
-    return sheet, clerk.whole(sheet)["items"][0]
+    sheet = judge_client.open()["sheet"]
+    return sheet, judge_client.whole(sheet)["items"][0]
 
 
-def desk_of(served: Served) -> Desk:
+def driver_of(served: Served) -> SheetDriver:
     """The experiment behind the panel."""
     experiment = served.store.experiment(EXPERIMENT)
     assert experiment is not None
-    return Desk(served.store, experiment)
+    return SheetDriver(served.store, experiment)
 
 
 def kept(served: Served, sheet: str) -> StoredSheet:
     """The stored sheet with its key."""
-    found = find_sheet(served.store, desk_of(served).experiment.experiment_id, EXPERIMENT, sheet)
+    found = find_sheet(served.store, driver_of(served).experiment.experiment_id, EXPERIMENT, sheet)
     assert found is not None
     return found
 
@@ -130,6 +130,6 @@ def whole_tips(item: Mapping[str, Any], **over: Any) -> list[dict[str, Any]]:
     return [{"scores": GOOD, **over} for _ in item["tips"]]
 
 
-def refused(clerk: Clerk, response: Any) -> tuple[int, str, str | None]:
+def refused(judge_client: JudgeClient, response: Any) -> tuple[int, str, str | None]:
     """Status, code and place of a refusal."""
-    return (*clerk.served.error(response), response.json()["error"]["path"])
+    return (*judge_client.served.error(response), response.json()["error"]["path"])

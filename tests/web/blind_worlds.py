@@ -13,11 +13,11 @@ from typing import Any
 from urllib.parse import unquote
 
 from support.judged import judge_at
-from support.judging import EXPERIMENT, Desk, fill, record_cells
+from support.judging import EXPERIMENT, SheetDriver, fill, record_cells
 from tipbench.judge.sheet_store import stored_sheets
 from tipbench.plan.suite import Suite, load_suite
 from tipbench.record.store import MemoryStore
-from web.batching import Clerk
+from web.batching import JudgeClient
 from web.panels import API, Served, copied, serving
 
 MODELS = ("okapimodel-7f3a:1b", "tapirmodel-c41d:3b")
@@ -44,7 +44,7 @@ class World:
     """A panel with secrets of every kind, and all responses to its judge."""
 
     served: Served
-    clerk: Clerk
+    judge_client: JudgeClient
     exchanges: list[tuple[str, str]] = field(default_factory=list)  # request and whole response
 
     def record(self, response: Any) -> None:
@@ -100,12 +100,12 @@ def colleagues(store: MemoryStore) -> None:
     main, tied = store.experiment(EXPERIMENT), store.experiment(TIED)
     assert main is not None
     assert tied is not None
-    desk = Desk(store, main)
-    raw = fill(desk.export(COLLEAGUE).stored)
+    driver = SheetDriver(store, main)
+    raw = fill(driver.export(COLLEAGUE).stored)
     raw["items"] = raw["items"][:8]
     raw["items"][0]["tips"][0]["note"] = THEIR_NOTE
-    assert desk.apply(raw).status == "applied"
-    judge_at(Desk(store, tied), lambda run, number: 3 + (len(run.params["scenario"]) + number) % 2, COLLEAGUE)
+    assert driver.apply(raw).status == "applied"
+    judge_at(SheetDriver(store, tied), lambda run, number: 3 + (len(run.params["scenario"]) + number) % 2, COLLEAGUE)
 
 
 @functools.cache
@@ -122,6 +122,6 @@ def blind_world(home: Path) -> Iterator[World]:
     """Three experiments with marked names, a job with models, a program; responses to the judge are recorded."""
     with serving(home, copied(_recorded()), {"TIPBENCH_JUDGE_COMMAND": f"/opt/{PROGRAM} --judge"}) as served:
         assert served.post(f"{API}/run", json={"models": ",".join(MODELS)}).status_code == 202
-        made = World(served, Clerk(served, served.judge))
+        made = World(served, JudgeClient(served, served.judge))
         served.client.event_hooks = {"response": [made.record]}
         yield made

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from support.judged import judge_at
-from support.judging import Desk, record_cells
+from support.judging import SheetDriver, record_cells
 from tipbench.plan.suite import load_suite
 from tipbench.record.run import NewRun, StoredRun
 from tipbench.record.store import MemoryStore
@@ -69,13 +69,13 @@ def add_judged(store: RenamingStore, experiment: str, judge: str = "anna", suite
     """Add another fully judged experiment."""
     found = record_cells(store, experiment=experiment, suite=load_suite(suite), **options)
     store.touch(found.experiment_id)
-    judge_at(Desk(store, found), levels, judge)
+    judge_at(SheetDriver(store, found), levels, judge)
 
 
-def desk_of(served: Served, name: str = EXPERIMENT) -> Desk:
+def driver_of(served: Served, name: str = EXPERIMENT) -> SheetDriver:
     found = served.store.experiment(name)
     assert found is not None
-    return Desk(served.store, found)
+    return SheetDriver(served.store, found)
 
 
 def board_path(name: str = EXPERIMENT) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.judging import MODELS, Desk, agreed
+from support.judging import MODELS, SheetDriver, agreed
 from support.scripted_airflow import DAG, PASSWORD, ScriptedAirflow
 from tipbench.errors import NotEnoughData, UsageError
 from tipbench.jobs.airflow_api import AirflowAccess
@@ -37,7 +37,7 @@ SMALL = {"models": "baseline:template", "prompts": "v1", "n_scenarios": 2, "n_ti
 
 
 @pytest.fixture
-def little_airflow(home: Path) -> Iterator[ScriptedAirflow]:
+def scripted_airflow(home: Path) -> Iterator[ScriptedAirflow]:
     with ScriptedAirflow(home, quietly) as server:
         yield server
 
@@ -54,15 +54,15 @@ def test_without_airflow_runs_are_local_and_other_runners_are_refused(served: Se
 
 
 def test_with_airflow_it_is_the_default_runner_and_either_can_be_chosen(
-    home: Path, little_airflow: ScriptedAirflow
+    home: Path, scripted_airflow: ScriptedAirflow
 ) -> None:
-    with serving(home, environment=variables(little_airflow)) as served:
+    with serving(home, environment=variables(scripted_airflow)) as served:
         names = [served.post(f"{RUN}{query}", json=SMALL).json()["job"]["runner"] for query in ("", "?runner=local")]
     assert names == ["airflow", "local"]
 
 
-def test_the_setting_chooses_the_default_runner(home: Path, little_airflow: ScriptedAirflow) -> None:
-    with serving(home, environment=variables(little_airflow, TIPBENCH_RUNNER="local")) as served:
+def test_the_setting_chooses_the_default_runner(home: Path, scripted_airflow: ScriptedAirflow) -> None:
+    with serving(home, environment=variables(scripted_airflow, TIPBENCH_RUNNER="local")) as served:
         assert served.post(RUN, json=SMALL).json()["job"]["runner"] == "local"
 
 
@@ -86,8 +86,8 @@ def test_waiting_for_the_judge_needs_airflow(served: Served) -> None:
     assert (response.status_code, response.json()["error"]["path"]) == (422, "query.wait_for_judge")
 
 
-def test_the_body_may_be_the_conf_of_the_dag(home: Path, little_airflow: ScriptedAirflow) -> None:
-    with serving(home, environment=variables(little_airflow)) as served:
+def test_the_body_may_be_the_conf_of_the_dag(home: Path, scripted_airflow: ScriptedAirflow) -> None:
+    with serving(home, environment=variables(scripted_airflow)) as served:
         job = served.post(RUN, json={**SMALL, "wait_for_judge": True}).json()["job"]
         assert job["arguments"]["wait_for_judge"] is True
         wrong = served.post(RUN, json={**SMALL, "wait_for_judge": "later"})
@@ -96,9 +96,9 @@ def test_the_body_may_be_the_conf_of_the_dag(home: Path, little_airflow: Scripte
 
 
 def test_the_panels_server_is_sent_to_airflow_only_if_a_run_names_it(
-    home: Path, little_airflow: ScriptedAirflow
+    home: Path, scripted_airflow: ScriptedAirflow
 ) -> None:
-    with serving(home, environment=variables(little_airflow, OLLAMA_HOST="http://panels-own:11434")) as served:
+    with serving(home, environment=variables(scripted_airflow, OLLAMA_HOST="http://panels-own:11434")) as served:
         named = {"ollama_url": "http://panels-own:11434", "skip_refused": False}
         silent, chosen = (served.post(RUN, json={**SMALL, **more}).json()["job"]["arguments"] for more in ({}, named))
         form = PageForm(served.get("/run").text, "/run")
@@ -110,9 +110,9 @@ def test_the_panels_server_is_sent_to_airflow_only_if_a_run_names_it(
     assert named.items() <= chosen.items()
 
 
-def test_an_automatic_judge_runs_on_this_machine(home: Path, little_airflow: ScriptedAirflow) -> None:
+def test_an_automatic_judge_runs_on_this_machine(home: Path, scripted_airflow: ScriptedAirflow) -> None:
     store, _ = answered()
-    with serving(home, store, variables(little_airflow)) as served:
+    with serving(home, store, variables(scripted_airflow)) as served:
         response = served.post(f"{API}/judge/{EXPERIMENT}/run", json={"with": "rules"})
     assert response.json()["job"]["runner"] == "local"
 
@@ -120,8 +120,8 @@ def test_an_automatic_judge_runs_on_this_machine(home: Path, little_airflow: Scr
 # the form
 
 
-def test_the_form_offers_both_runners_and_uses_the_chosen_one(home: Path, little_airflow: ScriptedAirflow) -> None:
-    with serving(home, environment=variables(little_airflow)) as served:
+def test_the_form_offers_both_runners_and_uses_the_chosen_one(home: Path, scripted_airflow: ScriptedAirflow) -> None:
+    with serving(home, environment=variables(scripted_airflow)) as served:
         form = PageForm(served.get("/run").text, "/run")
         assert form.value("runner") == ["airflow"]
         body = form.body(do="start", models="baseline:template", prompts="v1", wait_for_judge="true")
@@ -132,8 +132,8 @@ def test_the_form_offers_both_runners_and_uses_the_chosen_one(home: Path, little
         assert again.value("wait_for_judge") == ["true"]
 
 
-def test_the_form_reports_incompatible_options(home: Path, little_airflow: ScriptedAirflow) -> None:
-    with serving(home, environment=variables(little_airflow)) as served:
+def test_the_form_reports_incompatible_options(home: Path, scripted_airflow: ScriptedAirflow) -> None:
+    with serving(home, environment=variables(scripted_airflow)) as served:
         form = PageForm(served.get("/run").text, "/run")
         body = form.body(do="start", models="baseline:template", runner="local", wait_for_judge="true")
         response = served.post("/run", content=body, headers=HEADERS)
@@ -149,48 +149,50 @@ def test_without_airflow_the_form_does_not_mention_it(served: Served) -> None:
 
 
 def test_a_run_waits_for_the_judge_and_continues_when_the_last_cell_is_judged(
-    home: Path, little_airflow: ScriptedAirflow
+    home: Path, scripted_airflow: ScriptedAirflow
 ) -> None:
     store, experiment = answered()
-    with followed(home, little_airflow, store) as served:
+    with followed(home, scripted_airflow, store) as served:
         job = served.post(f"{RUN}?wait_for_judge=true", json=OF_ALL).json()["job"]
         waiting = job_once(served, job["id"], "waiting", "48 cells wait for a judge.")
-        assert waiting["links"]["airflow"] == f"{little_airflow.url}/dags/{DAG}/runs/tipbench__{job['id']}"
+        assert waiting["links"]["airflow"] == f"{scripted_airflow.url}/dags/{DAG}/runs/tipbench__{job['id']}"
         page = served.get(f"/jobs/{job['id']}").text
         assert waiting["links"]["airflow"] in page
         assert "Waiting for a judge" in page
         assert f'href="/experiments/{EXPERIMENT}/judges"' in page
         assert "Airflow" in served.get("/jobs").text
-        Desk(store, experiment).judged_by("anna", agreed)
+        SheetDriver(store, experiment).judged_by("anna", agreed)
         assert job_once(served, job["id"], "succeeded")["exit_code"] == 0
-    assert little_airflow.count("PATCH", "hitlDetails") == 1
+    assert scripted_airflow.count("PATCH", "hitlDetails") == 1
 
 
 def test_an_unavailable_airflow_is_shown_on_the_page_and_the_job_is_found_again(
-    home: Path, little_airflow: ScriptedAirflow
+    home: Path, scripted_airflow: ScriptedAirflow
 ) -> None:
-    little_airflow.pools.clear()
+    scripted_airflow.pools.clear()
     store, _ = answered()
-    with followed(home, little_airflow, store) as served:
+    with followed(home, scripted_airflow, store) as served:
         job = served.post(RUN, json=OF_ALL).json()["job"]
         assert "no pool ollama" in job_once(served, job["id"], "running", "pool")["reason"]
         assert "airflow pools set ollama 1" in served.get(f"/jobs/{job['id']}").text
-        little_airflow.fault = "away"
+        scripted_airflow.fault = "away"
         job_once(served, job["id"], "lost", "Is its API server running?")
         assert served.get(f"/jobs/{job['id']}").status_code == 200
         assert served.get(f"{JOBS}/{job['id']}/log").status_code == 200
-        little_airflow.pools.add("ollama")
-        little_airflow.fault = ""
+        scripted_airflow.pools.add("ollama")
+        scripted_airflow.fault = ""
         job_once(served, job["id"], "succeeded")
 
 
-def test_a_paused_dag_leaves_the_job_in_the_queue_with_its_reason(home: Path, little_airflow: ScriptedAirflow) -> None:
-    little_airflow.paused = True
+def test_a_paused_dag_leaves_the_job_in_the_queue_with_its_reason(
+    home: Path, scripted_airflow: ScriptedAirflow
+) -> None:
+    scripted_airflow.paused = True
     store, _ = answered()
-    with followed(home, little_airflow, store) as served:
+    with followed(home, scripted_airflow, store) as served:
         job = served.post(RUN, json=OF_ALL).json()["job"]
         job_once(served, job["id"], "queued", "Unpause it there")
-        little_airflow.paused = False
+        scripted_airflow.paused = False
         job_once(served, job["id"], "succeeded")
 
 
@@ -240,15 +242,15 @@ def test_an_unreachable_job_is_waited_for_and_not_retried(home: Path, reason: st
 # who we are there
 
 
-def test_password_and_token_for_airflow_are_never_shown(home: Path, little_airflow: ScriptedAirflow) -> None:
+def test_password_and_token_for_airflow_are_never_shown(home: Path, scripted_airflow: ScriptedAirflow) -> None:
     store, _ = answered()
-    little_airflow.pools.clear()
-    with followed(home, little_airflow, store) as served:
+    scripted_airflow.pools.clear()
+    with followed(home, scripted_airflow, store) as served:
         job = served.post(RUN, json=OF_ALL).json()["job"]
         job_once(served, job["id"], "running", "pool")
-        little_airflow.fault = "away"
+        scripted_airflow.fault = "away"
         job_once(served, job["id"], "lost")
-        little_airflow.fault = ""
+        scripted_airflow.fault = ""
         own = f"{JOBS}/{job['id']}"
         paths = ("/settings", "/jobs", f"/jobs/{job['id']}", "/run", own, f"{own}/log", "/api/bench/config", "/metrics")
         shown = [served.get(path) for path in paths]
@@ -257,14 +259,14 @@ def test_password_and_token_for_airflow_are_never_shown(home: Path, little_airfl
         events = (home / "jobs" / job["id"] / "events.jsonl").read_text()
     assert [response.status_code for response in shown] == [200] * len(paths)
     for text in (events, *(response.text + str(response.headers) for response in shown)):
-        assert not any(secret in text for secret in (PASSWORD, *little_airflow.tokens))
+        assert not any(secret in text for secret in (PASSWORD, *scripted_airflow.tokens))
     for file in filter(Path.is_file, home.rglob("*")):
-        assert not any(secret.encode() in file.read_bytes() for secret in (PASSWORD, *little_airflow.tokens)), file
+        assert not any(secret.encode() in file.read_bytes() for secret in (PASSWORD, *scripted_airflow.tokens)), file
 
 
 @pytest.mark.process
-def test_local_jobs_do_not_get_the_airflow_credentials(home: Path, little_airflow: ScriptedAirflow) -> None:
-    given = {**variables(little_airflow), "TIPBENCH_AIRFLOW_TOKEN": "a-token-of-airflows"}
+def test_local_jobs_do_not_get_the_airflow_credentials(home: Path, scripted_airflow: ScriptedAirflow) -> None:
+    given = {**variables(scripted_airflow), "TIPBENCH_AIRFLOW_TOKEN": "a-token-of-airflows"}
     runner = LocalRunner(home, environment={**os.environ, **given})
     order = collect_request(make_config({**SMALL, "mlflow_url": "http://127.0.0.1:9", "server_wait_s": 30}))
     with JobStore(home / "jobs" / "other.db") as jobs:
@@ -294,10 +296,10 @@ def test_an_empty_setting_counts_as_unset(tmp_path: Path) -> None:
     assert (list(runners), default_runner(in_file, runners)) == (["local"], "local")
 
 
-def test_links_go_to_the_public_address(home: Path, little_airflow: ScriptedAirflow) -> None:
-    given = variables(little_airflow, TIPBENCH_AIRFLOW_PUBLIC_URL="https://airflow.example/")
+def test_links_go_to_the_public_address(home: Path, scripted_airflow: ScriptedAirflow) -> None:
+    given = variables(scripted_airflow, TIPBENCH_AIRFLOW_PUBLIC_URL="https://airflow.example/")
     store, _ = answered()
-    with followed(home, little_airflow, store, given) as served:
+    with followed(home, scripted_airflow, store, given) as served:
         job = served.post(RUN, json=OF_ALL).json()["job"]
         ended = job_once(served, job["id"], "succeeded")
     assert ended["links"]["airflow"] == f"https://airflow.example/dags/{DAG}/runs/tipbench__{job['id']}"

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from support.command import tipbench
-from support.judging import MODELS, Desk, agreed, fill, record_cells
+from support.judging import MODELS, SheetDriver, agreed, fill, record_cells
 from support.scripted_airflow import PASSWORD, ScriptedAirflow
 from tipbench.jobs.command import collect_request
 from tipbench.jobs.job import Job
@@ -25,7 +25,7 @@ from tipbench.web.cache import LIFE_S, Cache
 from tipbench.web.deps import MlflowConnection
 from tipbench.web.job_service import PanelRecords
 from web.airflow_panel import JOBS, RUN, followed, job_once, quietly, variables
-from web.batching import Clerk, kept
+from web.batching import JudgeClient, kept
 from web.panel_process import PanelProcess
 from web.panels import API, EXPERIMENT, Served, answered
 
@@ -54,9 +54,9 @@ def recorded(mlflow_url: str) -> Iterator[tuple[MlflowStore, dict[str, Any]]]:
 
 
 def by_batch(served: Served) -> None:
-    clerk = Clerk(served, served.judge)
+    judge_client = JudgeClient(served, served.judge)
     for _ in range(2):  # a batch has thirty answers at most
-        assert clerk.judged()["outcome"]["status"] == "applied"
+        assert judge_client.judged()["outcome"]["status"] == "applied"
 
 
 def by_webhook(served: Served) -> None:
@@ -91,7 +91,7 @@ def test_a_sheet_applied_on_the_command_line_ends_the_waiting(
         experiment = store.experiment(wanted["experiment"])
         assert experiment is not None
         file = home / "sheet.json"
-        file.write_text(json.dumps(fill(Desk(store, experiment).export("anna").stored)), "utf-8")
+        file.write_text(json.dumps(fill(SheetDriver(store, experiment).export("anna").stored)), "utf-8")
         tipbench("judge", "apply", str(file), "--judge", "anna", "--mlflow-url", mlflow_url, home=home)
         job_once(served, job["id"], "succeeded")
 
@@ -107,7 +107,7 @@ def test_a_panel_that_is_killed_while_a_run_waits_finds_it_again_and_answers(
         panel.kill()
         experiment = store.experiment(wanted["experiment"])
         assert experiment is not None
-        Desk(store, experiment).judged_by("anna", agreed)
+        SheetDriver(store, experiment).judged_by("anna", agreed)
         panel.start()
         assert panel.ended(job["id"])["job"]["state"] == "succeeded"
         assert PASSWORD not in panel.stderr
@@ -143,7 +143,7 @@ def test_a_waiting_run_is_cancelled_and_its_retry_waits_and_is_answered(
         again = served.post(f"{JOBS}/{job['id']}/retry").json()["job"]
         assert again["retry_of"] == job["id"]
         job_once(served, again["id"], "waiting", "48 cells wait for a judge.")
-        Desk(store, experiment).judged_by("anna", agreed)
+        SheetDriver(store, experiment).judged_by("anna", agreed)
         job_once(served, again["id"], "succeeded")
 
 
@@ -181,5 +181,5 @@ def test_cells_are_counted_after_a_change_and_periodically(home: Path) -> None:
     now[0] += LIFE_S
     records.pending(job)
     assert store.reads == 2 * first, "a write may not have changed the revision"
-    Desk(store, experiment).judged_by("anna", agreed)
+    SheetDriver(store, experiment).judged_by("anna", agreed)
     assert records.pending(job) == 0

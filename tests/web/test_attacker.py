@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from support.judging import Desk, SeededStore, always, fill, honest, record_cells
+from support.judging import SeededStore, SheetDriver, always, fill, honest, record_cells
 from tipbench.errors import SheetsClosed
 from tipbench.judge.check import MAX_NOTE
 from tipbench.judge.duels import DuelRequest, export_duels
@@ -67,7 +67,7 @@ class Attacker:
         self.rng = random.Random(seed)
         self.store = CountingStore()
         self.seed = seed
-        self.desk = Desk(self.store, record_cells(self.store, seed=seed, models=MODELS))
+        self.driver = SheetDriver(self.store, record_cells(self.store, seed=seed, models=MODELS))
         self.sheets: list[StoredSheet] = []  # whose items are guessed
         self.requests = 0
         self.sheet = self.export("anna")
@@ -76,12 +76,12 @@ class Attacker:
         """Returns a sheet as a judge's token gets it, apart from the seed."""
         self.requests += 1
         request = ExportRequest(judge=judge, everything=everything, limit=limit, seed=self.rng.getrandbits(32))
-        self.sheets.append(sheet_for(self.store, self.desk.experiment.name, SheetRequest(request, own=True)))
+        self.sheets.append(sheet_for(self.store, self.driver.experiment.name, SheetRequest(request, own=True)))
         return self.sheets[-1]
 
     def refreshed(self, sheet: StoredSheet) -> StoredSheet:
         """Returns the sheet as it is stored now."""
-        where = self.desk.experiment
+        where = self.driver.experiment
         return next(
             each
             for each in stored_sheets(self.store, where.experiment_id, where.name)
@@ -111,7 +111,7 @@ class Attacker:
         self.store.calls.clear()
         options = ApplyOptions(Identity(judge, Role.JUDGE, "token"), judge, dry_run=dry_run, final=final)
         try:
-            result = apply_sheet(self.store, self.desk.experiment.name, raw, options)
+            result = apply_sheet(self.store, self.driver.experiment.name, raw, options)
         except Forbidden as exc:
             return str(exc.code)
         seen = {key: value for key, value in result.items() if key not in VARYING}
@@ -202,10 +202,10 @@ def by_scores_of_an_accomplice(attacker: Attacker) -> dict[str, float]:
 
 
 def by_duels(attacker: Attacker) -> dict[str, float]:
-    runs = {run_id: (run.params["model"], "v1") for run_id, run in attacker.desk.cells().items()}
+    runs = {run_id: (run.params["model"], "v1") for run_id, run in attacker.driver.cells().items()}
     attacker.requests += 1
     with pytest.raises(SheetsClosed):
-        export_duels(attacker.store, attacker.desk.experiment, DuelRequest(runs, "any", "anna"))
+        export_duels(attacker.store, attacker.driver.experiment, DuelRequest(runs, "any", "anna"))
     return {}
 
 

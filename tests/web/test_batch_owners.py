@@ -16,118 +16,130 @@ from tipbench.record.store import MemoryStore
 from tipbench.web.auth import Identity, Role
 from tipbench.web.batches import batch_service_of
 from tipbench.web.errors import Forbidden
-from web.batching import Clerk, desk_of, first_item, kept, text_of
+from web.batching import JudgeClient, driver_of, first_item, kept, text_of
 from web.furnished_panel import HTML, words_of
 from web.panels import API, EXPERIMENT, JUDGE, Served, serving
 
 
 @pytest.fixture
-def clerk(served: Served) -> Clerk:
-    return Clerk(served, served.judge)
+def judge_client(served: Served) -> JudgeClient:
+    return JudgeClient(served, served.judge)
 
 
 @pytest.fixture
-def admin(served: Served) -> Clerk:
-    return Clerk(served, served.admin)
+def admin(served: Served) -> JudgeClient:
+    return JudgeClient(served, served.admin)
 
 
 # whose it is
 
 
-def test_a_judge_sees_only_its_own_batches(clerk: Clerk) -> None:
-    other = Clerk.named(clerk.served, "anna")
+def test_a_judge_sees_only_its_own_batches(judge_client: JudgeClient) -> None:
+    other = JudgeClient.named(judge_client.served, "anna")
     sheet, item = first_item(other)
-    own = clerk.open()["sheet"]
-    assert [batch["sheet"] for batch in clerk.ask("GET").json()["items"]] == [own]
-    assert clerk.served.error(clerk.ask("GET", "?judge=anna")) == (403, "forbidden")
+    own = judge_client.open()["sheet"]
+    assert [batch["sheet"] for batch in judge_client.ask("GET").json()["items"]] == [own]
+    assert judge_client.served.error(judge_client.ask("GET", "?judge=anna")) == (403, "forbidden")
     tried = [
-        clerk.ask("GET", f"/{sheet}"),
-        clerk.put(sheet, item["item"], 0),
-        clerk.undo(sheet, item["item"], 0),
-        clerk.ask("GET", f"/{sheet}/items/{item['item']}/history"),
-        clerk.close(sheet),
-        clerk.ask("POST", f"/{sheet}/reopen"),
+        judge_client.ask("GET", f"/{sheet}"),
+        judge_client.put(sheet, item["item"], 0),
+        judge_client.undo(sheet, item["item"], 0),
+        judge_client.ask("GET", f"/{sheet}/items/{item['item']}/history"),
+        judge_client.close(sheet),
+        judge_client.ask("POST", f"/{sheet}/reopen"),
     ]
-    nowhere = clerk.ask("GET", f"/{'0' * 12}")
-    assert {clerk.served.error(response) for response in tried} == {clerk.served.error(nowhere)} == {(404, "not_found")}
+    nowhere = judge_client.ask("GET", f"/{'0' * 12}")
+    assert (
+        {judge_client.served.error(response) for response in tried}
+        == {judge_client.served.error(nowhere)}
+        == {(404, "not_found")}
+    )
 
 
-def test_a_judge_named_like_a_wildcard_sees_only_its_own_batches(clerk: Clerk) -> None:
-    clerk.open()
-    desk, star = batch_service_of(clerk.served.app), Identity("*", Role.JUDGE, "made before such names were refused")
-    assert desk.page(star, EXPERIMENT).items == []
+def test_a_judge_named_like_a_wildcard_sees_only_its_own_batches(judge_client: JudgeClient) -> None:
+    judge_client.open()
+    driver, star = (
+        batch_service_of(judge_client.served.app),
+        Identity("*", Role.JUDGE, "made before such names were refused"),
+    )
+    assert driver.page(star, EXPERIMENT).items == []
     with pytest.raises(Forbidden):
-        desk.page(star, EXPERIMENT, "*")
+        driver.page(star, EXPERIMENT, "*")
 
 
-def test_an_admin_sees_counts_and_status_of_others_and_no_score(clerk: Clerk, admin: Clerk) -> None:
-    sheet = clerk.judged(always(5), but=1)["batch"]["sheet"]
+def test_an_admin_sees_counts_and_status_of_others_and_no_score(judge_client: JudgeClient, admin: JudgeClient) -> None:
+    sheet = judge_client.judged(always(5), but=1)["batch"]["sheet"]
     for query in (f"?judge={JUDGE}", "?judge=*"):
         (batch,) = admin.ask("GET", query).json()["items"]
         assert (batch["sheet"], batch["outcome"], batch["status"]) == (sheet, None, "held")
     assert admin.ask("GET").json()["items"] == []
     assert set(admin.whole(sheet)) == {"batch", "skips"}
-    item = clerk.whole(sheet)["items"][0]["item"]
+    item = judge_client.whole(sheet)["items"][0]["item"]
     for response in (admin.put(sheet, item, 1), admin.undo(sheet, item, 1), admin.close(sheet)):
         assert admin.served.error(response) == (403, "forbidden")
 
 
-def test_an_admin_judges_blind_under_the_own_name(clerk: Clerk, admin: Clerk) -> None:
+def test_an_admin_judges_blind_under_the_own_name(judge_client: JudgeClient, admin: JudgeClient) -> None:
     body = admin.judged(limit=6)
     assert body["batch"]["judge"] == "boss"
     assert "alpha" not in body["outcome"]
 
 
 def test_judging_under_the_name_of_a_provisional_judge_is_refused(served: Served) -> None:
-    rules = Clerk.named(served, "rules", Role.ADMIN)
+    rules = JudgeClient.named(served, "rules", Role.ADMIN)
     assert served.error(rules.ask("POST")) == (403, "forbidden")
 
 
-def test_a_batch_of_another_experiment_is_not_found_under_this_one(clerk: Clerk) -> None:
-    sheet = clerk.open()["sheet"]
-    response = clerk.served.get(f"{API}/judge/tip-bench-other/batches/{sheet}", token=clerk.token)
-    assert clerk.served.error(response) == (404, "not_found")
+def test_a_batch_of_another_experiment_is_not_found_under_this_one(judge_client: JudgeClient) -> None:
+    sheet = judge_client.open()["sheet"]
+    response = judge_client.served.get(f"{API}/judge/tip-bench-other/batches/{sheet}", token=judge_client.token)
+    assert judge_client.served.error(response) == (404, "not_found")
 
 
 # blindness
 
 
-def test_no_response_of_any_route_reveals_models_or_controls_to_a_judge(clerk: Clerk) -> None:
+def test_no_response_of_any_route_reveals_models_or_controls_to_a_judge(judge_client: JudgeClient) -> None:
     """All responses to a judge, errors included, are searched for models, prompts, runs and keys."""
-    served, desk = clerk.served, desk_of(clerk.served)
-    other = Clerk.named(served, "anna")
+    served, driver = judge_client.served, driver_of(judge_client.served)
+    other = JudgeClient.named(served, "anna")
     theirs, their_item = first_item(other)
-    answers = [clerk.ask("POST"), clerk.ask("POST"), clerk.ask("GET"), clerk.ask("GET", "?judge=*")]
+    answers = [
+        judge_client.ask("POST"),
+        judge_client.ask("POST"),
+        judge_client.ask("GET"),
+        judge_client.ask("GET", "?judge=*"),
+    ]
     sheet = answers[0].json()["batch"]["sheet"]
     raw = fill(kept(served, sheet), always(5))
     item = raw["items"][0]["item"]
     answers += [
-        clerk.ask("GET", f"/{sheet}"),
-        clerk.put(sheet, item, 0, "draft"),
-        clerk.put(sheet, item, 0, "skipped", reason="no"),
-        clerk.put(sheet, item, 1, "submitted"),
-        clerk.undo(sheet, item, 1),
-        clerk.undo(sheet, item, 2),
-        clerk.ask("GET", f"/{sheet}/items/{item}/history"),
-        clerk.ask("GET", f"/{theirs}"),
-        clerk.put(theirs, their_item["item"], 0),
-        clerk.close(sheet),
-        clerk.ask("POST", f"/{sheet}/accept", json={"reason": "x"}),
-        clerk.ask("POST", f"/{sheet}/return", json={"note": "x"}),
+        judge_client.ask("GET", f"/{sheet}"),
+        judge_client.put(sheet, item, 0, "draft"),
+        judge_client.put(sheet, item, 0, "skipped", reason="no"),
+        judge_client.put(sheet, item, 1, "submitted"),
+        judge_client.undo(sheet, item, 1),
+        judge_client.undo(sheet, item, 2),
+        judge_client.ask("GET", f"/{sheet}/items/{item}/history"),
+        judge_client.ask("GET", f"/{theirs}"),
+        judge_client.put(theirs, their_item["item"], 0),
+        judge_client.close(sheet),
+        judge_client.ask("POST", f"/{sheet}/accept", json={"reason": "x"}),
+        judge_client.ask("POST", f"/{sheet}/return", json={"note": "x"}),
     ]
-    clerk.answer(raw)
+    judge_client.answer(raw)
     answers += [
-        clerk.close(sheet),
-        clerk.close(sheet),
-        clerk.ask("POST", f"/{sheet}/reopen"),
-        clerk.ask("GET", f"/{sheet}"),
+        judge_client.close(sheet),
+        judge_client.close(sheet),
+        judge_client.ask("POST", f"/{sheet}/reopen"),
+        judge_client.ask("GET", f"/{sheet}"),
     ]
-    clerk.answer(fill(kept(served, sheet), honest))
-    answers += [clerk.close(sheet), clerk.ask("GET"), clerk.ask("POST", json={"kind": "duel"})]
+    judge_client.answer(fill(kept(served, sheet), honest))
+    answers += [judge_client.close(sheet), judge_client.ask("GET"), judge_client.ask("POST", json={"kind": "duel"})]
     store = served.store
     assert isinstance(store, MemoryStore)
     store.away = True
-    answers += [clerk.ask("POST"), clerk.ask("GET"), clerk.ask("GET", f"/{sheet}")]
+    answers += [judge_client.ask("POST"), judge_client.ask("GET"), judge_client.ask("GET", f"/{sheet}")]
     store.away = False
     judging = kept(served, sheet)
     controls = [control for entry in judging.entries for control in entry.controls]
@@ -136,7 +148,7 @@ def test_no_response_of_any_route_reveals_models_or_controls_to_a_judge(clerk: C
         "v1@",
         "v2-mentor",
         "v3-few-shot",
-        *desk.cells(),
+        *driver.cells(),
         judging.run_id,
         *controls,
         '"behind"',
@@ -147,11 +159,11 @@ def test_no_response_of_any_route_reveals_models_or_controls_to_a_judge(clerk: C
         assert "anna" not in response.text or response.status_code == 403
 
 
-def test_nothing_that_unblinds_is_in_the_panels_own_database(clerk: Clerk) -> None:
-    sheet = clerk.judged()["batch"]["sheet"]
-    desk, judging = desk_of(clerk.served), kept(clerk.served, sheet)
-    content = b"".join(path.read_bytes() for path in (clerk.served.home / "panel").iterdir())
-    names = [*MODELS, "v2-mentor", "v3-few-shot", *desk.cells(), judging.run_id]
+def test_nothing_that_unblinds_is_in_the_panels_own_database(judge_client: JudgeClient) -> None:
+    sheet = judge_client.judged()["batch"]["sheet"]
+    driver, judging = driver_of(judge_client.served), kept(judge_client.served, sheet)
+    content = b"".join(path.read_bytes() for path in (judge_client.served.home / "panel").iterdir())
+    names = [*MODELS, "v2-mentor", "v3-few-shot", *driver.cells(), judging.run_id]
     assert [name for name in names if name.encode() in content] == []
 
 
@@ -159,16 +171,16 @@ def test_nothing_that_unblinds_is_in_the_panels_own_database(clerk: Clerk) -> No
 
 
 @pytest.fixture
-def tied(home: Path) -> Iterator[Clerk]:
+def tied(home: Path) -> Iterator[JudgeClient]:
     """Everything is scored the same, so everything is tied."""
     store = MemoryStore()
     record_cells(store)
     with serving(home, store) as served:
-        judge_at(desk_of(served), lambda run, number: 3 + (len(run.params["scenario"]) + number) % 2)
-        yield Clerk(served, served.judge)
+        judge_at(driver_of(served), lambda run, number: 3 + (len(run.params["scenario"]) + number) % 2)
+        yield JudgeClient(served, served.judge)
 
 
-def test_duels_are_judged_like_any_batch(tied: Clerk) -> None:
+def test_duels_are_judged_like_any_batch(tied: JudgeClient) -> None:
     batch = tied.open(kind="duel")
     body = tied.whole(batch["sheet"])
     assert (batch["kind"], batch["items"]) == ("duel", 40)
@@ -185,25 +197,25 @@ def test_duels_are_judged_like_any_batch(tied: Clerk) -> None:
         assert tied.put(batch["sheet"], each["item"], 0, "submitted", winner="a").status_code == 200
     outcome = tied.close(batch["sheet"]).json()["outcome"]
     assert (outcome["status"], outcome["applied"], outcome["judged_in_both_orders"]) == ("applied", 40, 20)
-    experiment = desk_of(tied.served).experiment
+    experiment = driver_of(tied.served).experiment
     found = find_duel(tied.served.store, experiment.experiment_id, EXPERIMENT, batch["sheet"])
     assert found is not None
     assert {answer.winner for answer in found.answers.values()} == {"a"}
 
 
-def test_open_duels_are_continued_and_close_the_sheets(tied: Clerk) -> None:
+def test_open_duels_are_continued_and_close_the_sheets(tied: JudgeClient) -> None:
     duel = tied.open(kind="duel")["sheet"]
     response = tied.ask("POST", "", json={"kind": "sheet"})
     assert tied.served.error(response) == (409, "sheets_closed")
     assert tied.open(kind="duel")["sheet"] == duel
 
 
-def test_a_duel_is_refused_while_a_sheet_is_open(tied: Clerk) -> None:
+def test_a_duel_is_refused_while_a_sheet_is_open(tied: JudgeClient) -> None:
     tied.open(kind="sheet")
     assert tied.served.error(tied.ask("POST", "", json={"kind": "duel"})) == (409, "sheets_closed")
 
 
-def test_a_duel_that_is_taken_back_keeps_its_winner_and_is_counted(tied: Clerk) -> None:
+def test_a_duel_that_is_taken_back_keeps_its_winner_and_is_counted(tied: JudgeClient) -> None:
     sheet = tied.open(kind="duel", limit=4)["sheet"]
     items = [item["item"] for item in tied.whole(sheet)["items"]]
     for item in items:
@@ -215,9 +227,9 @@ def test_a_duel_that_is_taken_back_keeps_its_winner_and_is_counted(tied: Clerk) 
     assert (outcome["blank"], outcome["unfinished"], outcome["changed"]) == (1, 0, 0)
 
 
-def test_the_preview_of_filled_duels_shows_new_and_old_winners(tied: Clerk) -> None:
+def test_the_preview_of_filled_duels_shows_new_and_old_winners(tied: JudgeClient) -> None:
     served, sheet = tied.served, tied.open(kind="duel", limit=4)["sheet"]
-    found = find_duel(served.store, desk_of(served).experiment.experiment_id, EXPERIMENT, sheet)
+    found = find_duel(served.store, driver_of(served).experiment.experiment_id, EXPERIMENT, sheet)
     assert found is not None
     items = [item.id for item in found.sheet.items]
     apply = f"{API}/judge/{EXPERIMENT}/apply"
@@ -231,7 +243,7 @@ def test_the_preview_of_filled_duels_shows_new_and_old_winners(tied: Clerk) -> N
     assert f"{items[1]} open → tie" in words_of(page.text)
 
 
-def test_without_javascript_duels_offer_no_scoring_sheet(tied: Clerk) -> None:
+def test_without_javascript_duels_offer_no_scoring_sheet(tied: JudgeClient) -> None:
     path = tied.open(kind="duel")["links"]["page"]
     page = tied.served.get(path, token=tied.token, headers=HTML).text
     assert "Judging in the browser needs JavaScript" in page
@@ -239,10 +251,11 @@ def test_without_javascript_duels_offer_no_scoring_sheet(tied: Clerk) -> None:
 
 
 def test_without_duels_a_judge_does_not_learn_who_leads(served: Served) -> None:
-    desk = desk_of(served)
+    driver = driver_of(served)
     judge_at(
-        desk, lambda run, _number: 5 if run.params["model"] == MODELS[0] and run.params["prompt_version"] == "v1" else 1
+        driver,
+        lambda run, _number: 5 if run.params["model"] == MODELS[0] and run.params["prompt_version"] == "v1" else 1,
     )
-    response = Clerk(served, served.judge).ask("POST", json={"kind": "duel"})
+    response = JudgeClient(served, served.judge).ask("POST", json={"kind": "duel"})
     assert served.error(response) == (409, "not_enough_data")
     assert [name for name in (*MODELS, "v1", "leads") if name in response.text] == []

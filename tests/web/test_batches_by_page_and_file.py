@@ -7,36 +7,36 @@ from typing import Any
 
 import pytest
 
-from support.judging import MODELS, Desk, Rule, agreed, always, by_hand, fill, items_of, record_cells
+from support.judging import MODELS, Rule, SheetDriver, agreed, always, by_hand, fill, items_of, record_cells
 from tipbench.judge.apply import SheetApplier
 from tipbench.judge.check import check_sheet
 from tipbench.judge.sheet_file import sheet_csv
 from tipbench.judge.sheet_store import StoredSheet
 from tipbench.record.store import MemoryStore
-from web.batching import Clerk, desk_of, given, kept
+from web.batching import JudgeClient, driver_of, given, kept
 from web.panels import API, EXPERIMENT, JUDGE, Served, answered, copied, serving
 
 APPLY = f"{API}/judge/{EXPERIMENT}/apply"
 
 
 @pytest.fixture
-def clerk(served: Served) -> Clerk:
-    return Clerk(served, served.judge)
+def judge_client(served: Served) -> JudgeClient:
+    return JudgeClient(served, served.judge)
 
 
 def _numbers(served: Served, judging: StoredSheet) -> dict[str, Any]:
     """Return the result: all metrics and states, the single scores, the drift."""
-    desk, stored = desk_of(served), kept(served, judging.sheet.id)
-    scores = {run_id: [given.tips for given in found.counted] for run_id, found in desk.scores().items()}
-    cells = {run_id: (run.metrics, run.state) for run_id, run in desk.cells().items()}
+    driver, stored = driver_of(served), kept(served, judging.sheet.id)
+    scores = {run_id: [given.tips for given in found.counted] for run_id, found in driver.scores().items()}
+    cells = {run_id: (run.metrics, run.state) for run_id, run in driver.cells().items()}
     return {"cells": cells, "scores": scores, "drift": stored.drift, "status": stored.status, "answers": stored.answers}
 
 
 def _by_page(served: Served, _judging: StoredSheet, raw: dict[str, Any]) -> Any:
-    clerk = Clerk(served, served.judge)
-    assert clerk.open()["sheet"] == raw["sheet"]
-    clerk.answer(raw)
-    return clerk.close(raw["sheet"]).json()["outcome"]
+    judge_client = JudgeClient(served, served.judge)
+    assert judge_client.open()["sheet"] == raw["sheet"]
+    judge_client.answer(raw)
+    return judge_client.close(raw["sheet"]).json()["outcome"]
 
 
 def _by_json(served: Served, _judging: StoredSheet, raw: dict[str, Any]) -> Any:
@@ -54,7 +54,7 @@ def test_the_same_answers_by_page_by_json_and_by_csv_end_the_same(home: Path, ru
     first, _ = answered()
     experiment = first.experiment(EXPERIMENT)
     assert experiment is not None
-    judging = Desk(first, experiment).export(JUDGE, everything=True, seed=1).stored
+    judging = SheetDriver(first, experiment).export(JUDGE, everything=True, seed=1).stored
     raw = fill(judging, rule)
     raw["items"][0]["format_ok"] = not raw["items"][0]["format_ok"]
     raw["items"][1]["tips"][0] |= {"note": "=1+1, said\nthe judge", "overlong": True}
@@ -106,19 +106,19 @@ def test_a_panel_killed_between_any_two_steps_of_a_close_completes_it_by_closing
         store = Mortal()
         record_cells(store, models=MODELS[:1], n_scenarios=2, prompts="v1")
         with serving(home / f"{step}", store) as served:
-            clerk = Clerk(served, served.judge)
-            sheet = clerk.open()["sheet"]
+            judge_client = JudgeClient(served, served.judge)
+            sheet = judge_client.open()["sheet"]
             raw = fill(kept(served, sheet))
-            clerk.answer(raw)
+            judge_client.answer(raw)
             store.left, store.after = step, after
-            died = _dies(clerk, sheet)
+            died = _dies(judge_client, sheet)
         store.left = None
         with serving(home / f"{step}", store) as served:
-            clerk = Clerk(served, served.judge)
-            assert clerk.whole(sheet)["batch"]["status"] == ("open" if died else "applied")
-            outcome = clerk.close(sheet).json()["outcome"]
+            judge_client = JudgeClient(served, served.judge)
+            assert judge_client.whole(sheet)["batch"]["status"] == ("open" if died else "applied")
+            outcome = judge_client.close(sheet).json()["outcome"]
             assert (outcome["status"], outcome["applied"]) == ("applied", len(raw["items"]))
-            cells, scores = desk_of(served).cells(), desk_of(served).scores()
+            cells, scores = driver_of(served).cells(), driver_of(served).scores()
             for run_id, item in items_of(raw, kept(served, sheet)).items():
                 assert {name: cells[run_id].metrics[name] for name in by_hand(item)} == pytest.approx(by_hand(item))
                 assert [given.judge for given in scores[run_id].counted] == [JUDGE]
@@ -128,76 +128,80 @@ def test_a_panel_killed_between_any_two_steps_of_a_close_completes_it_by_closing
     pytest.fail("closing has no end")
 
 
-def _dies(clerk: Clerk, sheet: str) -> bool:
-    response = clerk.close(sheet)
+def _dies(judge_client: JudgeClient, sheet: str) -> bool:
+    response = judge_client.close(sheet)
     assert response.status_code in (200, 500)
     return bool(response.status_code == 500)
 
 
 def test_a_panel_killed_between_apply_and_note_completes_the_close_by_closing_again(
-    clerk: Clerk, monkeypatch: pytest.MonkeyPatch
+    judge_client: JudgeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sheet = clerk.open(limit=6)["sheet"]
-    raw = fill(kept(clerk.served, sheet))
-    clerk.answer(raw)
-    store = clerk.served.app.state.batches._store
+    sheet = judge_client.open(limit=6)["sheet"]
+    raw = fill(kept(judge_client.served, sheet))
+    judge_client.answer(raw)
+    store = judge_client.served.app.state.batches._store
 
     def die(*_args: Any) -> Any:
         raise Killed
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "close", die)
-        assert clerk.close(sheet).status_code == 500
-    assert kept(clerk.served, sheet).status == "applied"
-    before = desk_of(clerk.served).everything()
-    assert clerk.close(sheet).json()["outcome"]["applied"] == len(raw["items"])
-    assert desk_of(clerk.served).everything() == before
+        assert judge_client.close(sheet).status_code == 500
+    assert kept(judge_client.served, sheet).status == "applied"
+    before = driver_of(judge_client.served).everything()
+    assert judge_client.close(sheet).json()["outcome"]["applied"] == len(raw["items"])
+    assert driver_of(judge_client.served).everything() == before
 
 
 def test_a_panel_killed_between_export_and_note_finds_the_sheet_again(
-    clerk: Clerk, monkeypatch: pytest.MonkeyPatch
+    judge_client: JudgeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = clerk.served.app.state.batches._store
+    store = judge_client.served.app.state.batches._store
 
     def die(*_args: Any) -> Any:
         raise Killed
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "add", die)
-        assert clerk.ask("POST").status_code == 500
-    sheet = clerk.open()["sheet"]
-    runs = clerk.served.store.search(desk_of(clerk.served).experiment.experiment_id, where={"kind": "judging"})
+        assert judge_client.ask("POST").status_code == 500
+    sheet = judge_client.open()["sheet"]
+    runs = judge_client.served.store.search(
+        driver_of(judge_client.served).experiment.experiment_id, where={"kind": "judging"}
+    )
     assert [run.tags["sheet"] for run in runs] == [sheet]
 
 
-def test_what_is_saved_while_a_close_applies_is_counted_too(clerk: Clerk, monkeypatch: pytest.MonkeyPatch) -> None:
-    sheet = clerk.open(limit=6)["sheet"]
-    raw = fill(kept(clerk.served, sheet))
-    clerk.answer(raw, but=1)
+def test_what_is_saved_while_a_close_applies_is_counted_too(
+    judge_client: JudgeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sheet = judge_client.open(limit=6)["sheet"]
+    raw = fill(kept(judge_client.served, sheet))
+    judge_client.answer(raw, but=1)
     last, run = raw["items"][-1], SheetApplier.run
     late = [last]
 
     def slow(self: SheetApplier, **options: Any) -> Any:
         while late:
-            assert clerk.put(sheet, last["item"], 0, "submitted", **given(late.pop())).status_code == 200
+            assert judge_client.put(sheet, last["item"], 0, "submitted", **given(late.pop())).status_code == 200
         return run(self, **options)
 
     monkeypatch.setattr(SheetApplier, "run", slow)
-    outcome = clerk.close(sheet).json()["outcome"]
+    outcome = judge_client.close(sheet).json()["outcome"]
     assert (outcome["applied"], outcome["unfinished"]) == (len(raw["items"]), 0)
 
 
-def test_a_close_that_never_catches_up_is_reported(clerk: Clerk, monkeypatch: pytest.MonkeyPatch) -> None:
-    sheet = clerk.open(limit=6)["sheet"]
-    raw = fill(kept(clerk.served, sheet))
-    clerk.answer(raw)
+def test_a_close_that_never_catches_up_is_reported(judge_client: JudgeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    sheet = judge_client.open(limit=6)["sheet"]
+    raw = fill(kept(judge_client.served, sheet))
+    judge_client.answer(raw)
     first, run = raw["items"][0], SheetApplier.run
     versions = iter(range(1, 100))
 
     def slow(self: SheetApplier, **options: Any) -> Any:
-        clerk.put(sheet, first["item"], next(versions), "submitted", **given(first))
+        judge_client.put(sheet, first["item"], next(versions), "submitted", **given(first))
         return run(self, **options)
 
     monkeypatch.setattr(SheetApplier, "run", slow)
-    assert clerk.served.error(clerk.close(sheet)) == (409, "conflict")
-    assert clerk.whole(sheet)["batch"]["status"] == "open"
+    assert judge_client.served.error(judge_client.close(sheet)) == (409, "conflict")
+    assert judge_client.whole(sheet)["batch"]["status"] == "open"

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from support.judging import fill
-from web.batching import Clerk, desk_of, first_item, given, kept, whole_tips
+from web.batching import JudgeClient, driver_of, first_item, given, kept, whole_tips
 from web.panels import Served
 
 JUDGES = ("anna", "ben")
@@ -38,14 +38,14 @@ def together(works: Sequence[Callable[[], object]]) -> None:
         raise failed[0]
 
 
-def submitted(clerk: Clerk, sheet: str, item: Mapping[str, Any], rng: random.Random) -> int:
+def submitted(judge_client: JudgeClient, sheet: str, item: Mapping[str, Any], rng: random.Random) -> int:
     """Submit until a response arrives; return the number of requests that reached the panel."""
     arrived = 0
     for _ in range(TRIES):
         if rng.random() < LOST:
             continue
         times = 2 if rng.random() < TWICE else 1
-        answers = [clerk.put(sheet, item["item"], 0, "submitted", **given(item)) for _ in range(times)]
+        answers = [judge_client.put(sheet, item["item"], 0, "submitted", **given(item)) for _ in range(times)]
         arrived += times
         if rng.random() < ANSWER_LOST:
             continue
@@ -56,34 +56,34 @@ def submitted(clerk: Clerk, sheet: str, item: Mapping[str, Any], rng: random.Ran
 
 
 def test_concurrent_submissions_are_not_lost_doubled_or_shown_to_others(served: Served) -> None:
-    clerks = {name: Clerk.named(served, name) for name in JUDGES}
-    together([partial(clerk.open, limit=24) for clerk in clerks.values()])
+    judge_clients = {name: JudgeClient.named(served, name) for name in JUDGES}
+    together([partial(judge_client.open, limit=24) for judge_client in judge_clients.values()])
     raws = {}
-    for name, clerk in clerks.items():
-        raw = raws[name] = fill(kept(served, clerk.open()["sheet"]))
+    for name, judge_client in judge_clients.items():
+        raw = raws[name] = fill(kept(served, judge_client.open()["sheet"]))
         for item in raw["items"]:
             item["tips"][0]["note"] = f"only-{name}-knows"
     requests: list[int] = []
 
     def tab(name: str, number: int) -> None:
         rng, raw = random.Random(f"{name}/{number}"), raws[name]
-        requests.extend(submitted(clerks[name], raw["sheet"], item, rng) for item in raw["items"][number::TABS])
+        requests.extend(submitted(judge_clients[name], raw["sheet"], item, rng) for item in raw["items"][number::TABS])
 
     together([partial(tab, name, number) for name in JUDGES for number in range(TABS)])
     assert len(requests) == sum(len(raw["items"]) for raw in raws.values()) >= 48
     assert sum(requests) > len(requests)  # some came twice
-    together([partial(clerks[name].close, raws[name]["sheet"]) for name in JUDGES])
-    for name, clerk in clerks.items():
-        check_whole(clerk, raws[name])
-        check_alone(clerk, name, raws)
+    together([partial(judge_clients[name].close, raws[name]["sheet"]) for name in JUDGES])
+    for name, judge_client in judge_clients.items():
+        check_whole(judge_client, raws[name])
+        check_alone(judge_client, name, raws)
 
 
-def check_whole(clerk: Clerk, raw: Mapping[str, Any]) -> None:
+def check_whole(judge_client: JudgeClient, raw: Mapping[str, Any]) -> None:
     """Check that no score is lost or duplicated in the batch, the sheet's run and the cells."""
-    body, judging = clerk.whole(raw["sheet"]), kept(clerk.served, raw["sheet"])
+    body, judging = judge_client.whole(raw["sheet"]), kept(judge_client.served, raw["sheet"])
     assert (body["batch"]["done"], body["batch"]["status"]) == (len(raw["items"]), "applied")
-    store = clerk.served.app.state.batches._store
-    scores = desk_of(clerk.served).scores()
+    store = judge_client.served.app.state.batches._store
+    scores = driver_of(judge_client.served).scores()
     for entry, item in zip(judging.entries, raw["items"], strict=True):
         stored = judging.answers[item["item"]]
         assert [dict(tip.scores) for tip in stored.tips] == [tip["scores"] for tip in item["tips"]]
@@ -93,31 +93,35 @@ def check_whole(clerk: Clerk, raw: Mapping[str, Any]) -> None:
             assert [each.tips for each in own] == [stored.tips]
 
 
-def check_alone(clerk: Clerk, name: str, raws: Mapping[str, Any]) -> None:
+def check_alone(judge_client: JudgeClient, name: str, raws: Mapping[str, Any]) -> None:
     """Check that a judge does not see another's scores, notes or batches."""
     other = next(each for each in JUDGES if each != name)
     theirs = raws[other]
-    responses = [clerk.ask("GET"), clerk.ask("GET", f"/{raws[name]['sheet']}"), clerk.close(raws[name]["sheet"])]
+    responses = [
+        judge_client.ask("GET"),
+        judge_client.ask("GET", f"/{raws[name]['sheet']}"),
+        judge_client.close(raws[name]["sheet"]),
+    ]
     assert [response.status_code for response in responses] == [200] * 3
     for response in responses:
         assert f"only-{other}-knows" not in response.text
         assert theirs["sheet"] not in response.text
     item = theirs["items"][0]["item"]
-    assert clerk.served.error(clerk.ask("GET", f"/{theirs['sheet']}")) == (404, "not_found")
-    assert clerk.served.error(clerk.put(theirs["sheet"], item, 1, "empty")) == (404, "not_found")
+    assert judge_client.served.error(judge_client.ask("GET", f"/{theirs['sheet']}")) == (404, "not_found")
+    assert judge_client.served.error(judge_client.put(theirs["sheet"], item, 1, "empty")) == (404, "not_found")
 
 
 def test_two_tabs_on_one_item_share_out_every_version(served: Served) -> None:
     """In any order, each version is made by one tab, and every 409 shows the current version."""
-    clerk = Clerk(served, served.judge)
-    sheet, item = first_item(clerk)
+    judge_client = JudgeClient(served, served.judge)
+    sheet, item = first_item(judge_client)
     made: list[int] = []
 
     def tab(name: str) -> None:
         version = 0
         for number in range(15):
             body = {"tips": whole_tips(item, note=f"{name} {number}")}
-            response = clerk.put(sheet, item["item"], version, "draft", **body)
+            response = judge_client.put(sheet, item["item"], version, "draft", **body)
             if response.status_code == 409:
                 version = response.json()["detail"]["answer"]["version"]
                 continue
@@ -125,17 +129,17 @@ def test_two_tabs_on_one_item_share_out_every_version(served: Served) -> None:
             made.append(version)
 
     together([lambda: tab("left"), lambda: tab("right")])
-    steps = clerk.ask("GET", f"/{sheet}/items/{item['item']}/history").json()["items"]
+    steps = judge_client.ask("GET", f"/{sheet}/items/{item['item']}/history").json()["items"]
     assert sorted(made) == list(range(1, len(made) + 1)) == sorted(step["version"] for step in steps)
 
 
 def test_closing_twice_at_once_applies_once(served: Served) -> None:
-    clerk = Clerk(served, served.judge)
-    sheet = clerk.open(limit=6)["sheet"]
+    judge_client = JudgeClient(served, served.judge)
+    sheet = judge_client.open(limit=6)["sheet"]
     raw = fill(kept(served, sheet))
-    clerk.answer(raw)
+    judge_client.answer(raw)
     answers: list[Any] = []
-    together([lambda: answers.append(clerk.close(sheet)) for _ in range(4)])
+    together([lambda: answers.append(judge_client.close(sheet)) for _ in range(4)])
     assert {answer.status_code for answer in answers} == {200}
     assert len({answer.text for answer in answers}) == 1
-    assert all(len(found.history) == 0 for found in desk_of(served).scores().values())
+    assert all(len(found.history) == 0 for found in driver_of(served).scores().values())

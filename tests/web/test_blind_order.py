@@ -25,7 +25,7 @@ from support.panel_site import fixed_draws
 from tipbench.judge.sheet_store import ItemKind, StoredSheet
 from tipbench.plan.grid import PlannedCell
 from tipbench.record.store import MemoryStore
-from web.batching import Clerk, kept, whole_tips
+from web.batching import JudgeClient, kept, whole_tips
 from web.blind_worlds import MODELS, PROMPTS, marked_suite
 from web.panels import API, Served, serving
 
@@ -60,13 +60,13 @@ def look_at(home: Path, monkeypatch: pytest.MonkeyPatch, models: Sequence[str], 
     suite = replace(suite, prompts={name: suite.prompts[name] for name in prompts})
     experiment = record_cells(store, suite=suite, models=models, write=write)
     with serving(home, store) as served:
-        clerk = Clerk(served, served.judge)
-        sheet = clerk.open()["sheet"]
+        judge_client = JudgeClient(served, served.judge)
+        sheet = judge_client.open()["sheet"]
         files = [served.post(f"{API}/judge/{EXPERIMENT}/sheets", token=served.judge, json={"format": each}).content
                  for each in ("json", "csv")]  # fmt: skip
-        shown = timeless(clerk.whole(sheet))
-        clerk.answer(fill(kept(served, sheet)))
-        outcome = timeless(clerk.close(sheet).json())
+        shown = timeless(judge_client.whole(sheet))
+        judge_client.answer(fill(kept(served, sheet)))
+        outcome = timeless(judge_client.close(sheet).json())
     authors = {run.run_id: f"{run.params['model']}/{run.params['prompt_version']}"
                for run in store.search(experiment.experiment_id, where={"kind": "cell"})}  # fmt: skip
     return Seen(shown, tuple(files), outcome, authors)
@@ -119,9 +119,9 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> list[Drawn]:
     with pytest.MonkeyPatch.context() as patch, serving(tmp_path_factory.mktemp("blind") / "home", store) as served:
         fixed_draws(patch)
         for number in range(BATCHES_DRAWN):
-            clerk = Clerk.named(served, f"judge-{number}")
-            sheet = clerk.open()["sheet"]
-            found.append(Drawn(clerk.whole(sheet)["items"], kept(served, sheet), models))
+            judge_client = JudgeClient.named(served, f"judge-{number}")
+            sheet = judge_client.open()["sheet"]
+            found.append(Drawn(judge_client.whole(sheet)["items"], kept(served, sheet), models))
     return found
 
 
@@ -209,11 +209,11 @@ def looks(item: Mapping[str, Any]) -> tuple[Any, ...]:
 # how a control is treated
 
 
-def pair_of(clerk: Clerk) -> tuple[str, dict[str, Any], dict[str, Any]]:
+def pair_of(judge_client: JudgeClient) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """A batch of the judge's, and of it a control and an answer with the same flags."""
-    sheet = clerk.open()["sheet"]
-    items = clerk.whole(sheet)["items"]
-    behind = {entry.item.id: entry.kind for entry in kept(clerk.served, sheet).entries}
+    sheet = judge_client.open()["sheet"]
+    items = judge_client.whole(sheet)["items"]
+    behind = {entry.item.id: entry.kind for entry in kept(judge_client.served, sheet).entries}
     for one in items:
         for other in items:
             kinds = (behind[one["item"]], behind[other["item"]])
@@ -226,28 +226,28 @@ def flags(item: Mapping[str, Any]) -> tuple[Any, ...]:
     return item["format_ok"], *(tip["overlong"] for tip in item["tips"])
 
 
-def life_of(clerk: Clerk, sheet: str, item: Mapping[str, Any]) -> list[Any]:
+def life_of(judge_client: JudgeClient, sheet: str, item: Mapping[str, Any]) -> list[Any]:
     """All that is answered while an item is judged, without what names it."""
     own = item["item"]
     tips = whole_tips(item, note="n")
     answers = [
-        clerk.put(sheet, own, 0, "draft", tips=tips[:-1]),
-        clerk.put(sheet, own, 0, "draft", tips=[*tips[:-1], {"scores": {"tone": 2}}]),
-        clerk.put(sheet, own, 1, "submitted", tips=[*tips[:-1], {"scores": {"tone": 2}}]),
-        clerk.put(sheet, own, 0, "submitted", tips=tips),
-        clerk.put(sheet, own, 1, "submitted", tips=tips, format_ok=not item["format_ok"]),
-        clerk.put(sheet, own, 2, "skipped", tips=tips, reason="why"),
-        clerk.undo(sheet, own, 3),
-        clerk.ask("GET", f"/{sheet}/items/{own}/history"),
-        clerk.put(sheet, own, 4, "empty"),
+        judge_client.put(sheet, own, 0, "draft", tips=tips[:-1]),
+        judge_client.put(sheet, own, 0, "draft", tips=[*tips[:-1], {"scores": {"tone": 2}}]),
+        judge_client.put(sheet, own, 1, "submitted", tips=[*tips[:-1], {"scores": {"tone": 2}}]),
+        judge_client.put(sheet, own, 0, "submitted", tips=tips),
+        judge_client.put(sheet, own, 1, "submitted", tips=tips, format_ok=not item["format_ok"]),
+        judge_client.put(sheet, own, 2, "skipped", tips=tips, reason="why"),
+        judge_client.undo(sheet, own, 3),
+        judge_client.ask("GET", f"/{sheet}/items/{own}/history"),
+        judge_client.put(sheet, own, 4, "empty"),
     ]
     return [(answer.status_code, timeless(json.loads(answer.text.replace(own, "the item")))) for answer in answers]
 
 
 def test_every_step_of_a_controls_life_is_answered_as_an_ordinary_items(served: Served) -> None:
-    clerk = Clerk(served, served.judge)
-    sheet, control, other = pair_of(clerk)
-    first, second = life_of(clerk, sheet, control), life_of(clerk, sheet, other)
+    judge_client = JudgeClient(served, served.judge)
+    sheet, control, other = pair_of(judge_client)
+    first, second = life_of(judge_client, sheet, control), life_of(judge_client, sheet, other)
     assert [status for status, _ in first] == [422, 200, 422, 409, 200, 200, 200, 200, 200]
     assert first == second
 
@@ -255,11 +255,11 @@ def test_every_step_of_a_controls_life_is_answered_as_an_ordinary_items(served: 
 def test_closing_with_one_item_does_not_reveal_whether_it_is_a_control(served: Served) -> None:
     results = []
     for name, hidden in (("anna", True), ("ben", False)):
-        clerk = Clerk.named(served, name)
-        sheet, control, other = pair_of(clerk)
+        judge_client = JudgeClient.named(served, name)
+        sheet, control, other = pair_of(judge_client)
         item = control if hidden else other
-        clerk.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item))
-        outcome = clerk.close(sheet).json()["outcome"]
+        judge_client.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item))
+        outcome = judge_client.close(sheet).json()["outcome"]
         results.append({**outcome, "unfinished": 0, "sheet": "", "judge": ""})
     assert results[0] == results[1]
     assert results[0]["applied"] == 1
@@ -268,15 +268,15 @@ def test_closing_with_one_item_does_not_reveal_whether_it_is_a_control(served: S
 def test_a_preview_of_one_item_does_not_reveal_whether_it_is_a_control(served: Served) -> None:
     results = []
     for name, hidden in (("anna", True), ("ben", False)):
-        clerk = Clerk.named(served, name)
-        sheet, control, other = pair_of(clerk)
+        judge_client = JudgeClient.named(served, name)
+        sheet, control, other = pair_of(judge_client)
         item = control if hidden else other
         url = f"{API}/judge/{EXPERIMENT}"
-        raw = served.post(f"{url}/sheets", token=clerk.token, json={"sheet": sheet}).json()
+        raw = served.post(f"{url}/sheets", token=judge_client.token, json={"sheet": sheet}).json()
         (own,) = [each for each in raw["items"] if each["item"] == item["item"]]
         for tip in own["tips"]:
             tip["scores"] = dict.fromkeys(tip["scores"], 4)
-        answer = served.post(f"{url}/apply?dry_run=true", token=clerk.token, json=raw)
+        answer = served.post(f"{url}/apply?dry_run=true", token=judge_client.token, json=raw)
         assert answer.status_code == 200, answer.text
         body = json.loads(answer.text.replace(item["item"], "the item"))
         results.append({**body, "unfinished": 0, "sheet": "", "judge": ""})

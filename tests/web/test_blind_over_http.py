@@ -18,7 +18,7 @@ from support.judging import EXPERIMENT, agreed, always, fill, fill_csv
 from tipbench.record.store import MemoryStore
 from tipbench.web.auth import CSRF_HEADER
 from tipbench.web.panel.pages import assets
-from web.batching import BATCHES, Clerk, first_item, kept, whole_tips
+from web.batching import BATCHES, JudgeClient, first_item, kept, whole_tips
 from web.blind_worlds import COLLEAGUE, MODELS, OTHER, PROGRAM, PROMPTS, TIED, World, blind_world
 from web.panels import API, Served, route_list
 
@@ -61,8 +61,8 @@ def knocks(served: Served, real: Mapping[str, str]) -> Iterator[tuple[str, str]]
 
 
 def test_no_route_answers_a_judge_with_anything_that_unblinds(world: World) -> None:
-    served, clerk = world.served, world.clerk
-    sheet, item = first_item(clerk)
+    served, judge_client = world.served, world.judge_client
+    sheet, item = first_item(judge_client)
     requests = sorted(set(knocks(served, places(world, sheet, item["item"]))))
     assert len(requests) > 60
     for method, path in requests:
@@ -81,29 +81,31 @@ def test_no_static_file_and_no_name_of_one_unblinds(world: World) -> None:
 
 
 def test_no_step_of_a_batch_unblinds_by_api(world: World) -> None:
-    clerk = world.clerk
-    sheet, item = first_item(clerk)
-    theirs, their_item = first_item(Clerk.named(world.served, "somebody"))
+    judge_client = world.judge_client
+    sheet, item = first_item(judge_client)
+    theirs, their_item = first_item(JudgeClient.named(world.served, "somebody"))
     for path in (f"/{theirs}", f"/{theirs}/items/{their_item['item']}/history", f"/{'0' * 12}", "?judge=*"):
-        clerk.ask("GET", path)
-    clerk.put(sheet, item["item"], 0, "draft", tips=whole_tips(item, note="mine"))
-    clerk.put(sheet, item["item"], 0, "skipped", reason="too late")
-    clerk.put(sheet, item["item"], 1, "submitted")
-    clerk.put(sheet, item["item"], 1, "odd", winner="a", tips=[{"scores": {"tone": 9}}])
-    clerk.put(sheet, "0" * 12, 0)
-    clerk.undo(sheet, item["item"], 1)
-    clerk.ask("GET", f"/{sheet}/items/{item['item']}/history")
-    clerk.ask("PUT", f"/{sheet}/items/{item['item']}", content=b"{no json", headers={"Content-Type": JSON["Accept"]})
-    clerk.answer(fill(kept(world.served, sheet), always(5)))
-    assert clerk.close(sheet).json()["batch"]["status"] == "held"
+        judge_client.ask("GET", path)
+    judge_client.put(sheet, item["item"], 0, "draft", tips=whole_tips(item, note="mine"))
+    judge_client.put(sheet, item["item"], 0, "skipped", reason="too late")
+    judge_client.put(sheet, item["item"], 1, "submitted")
+    judge_client.put(sheet, item["item"], 1, "odd", winner="a", tips=[{"scores": {"tone": 9}}])
+    judge_client.put(sheet, "0" * 12, 0)
+    judge_client.undo(sheet, item["item"], 1)
+    judge_client.ask("GET", f"/{sheet}/items/{item['item']}/history")
+    judge_client.ask(
+        "PUT", f"/{sheet}/items/{item['item']}", content=b"{no json", headers={"Content-Type": JSON["Accept"]}
+    )
+    judge_client.answer(fill(kept(world.served, sheet), always(5)))
+    assert judge_client.close(sheet).json()["batch"]["status"] == "held"
     world.served.post(f"{BATCHES}/{sheet}/return", json={"note": "Look again."})
-    clerk.answer(fill(kept(world.served, sheet)))
-    assert clerk.close(sheet).json()["batch"]["status"] == "applied"
+    judge_client.answer(fill(kept(world.served, sheet)))
+    assert judge_client.close(sheet).json()["batch"]["status"] == "applied"
     for _ in range(6):  # until nothing waits
-        opened = clerk.ask("POST")
+        opened = judge_client.ask("POST")
         if opened.status_code == 409:
             break
-        clerk.judged()
+        judge_client.judged()
     assert opened.status_code == 409
     assert world.leaks() == []
 
@@ -146,10 +148,10 @@ def test_no_page_of_a_judge_unblinds(world: World, as_judge: Callable[..., Any])
             opened = as_judge("POST", "/judge/batches", {"experiment": name, "kind": kind})
             if opened.status_code == 303:
                 as_judge("GET", opened.headers["location"])
-    sheet = world.clerk.open()["sheet"]
+    sheet = world.judge_client.open()["sheet"]
     for rule, status in ((always(5), "held"), (agreed, "applied")):
-        world.clerk.answer(fill(kept(world.served, sheet), rule))
-        assert world.clerk.close(sheet).json()["batch"]["status"] == status
+        world.judge_client.answer(fill(kept(world.served, sheet), rule))
+        assert world.judge_client.close(sheet).json()["batch"]["status"] == status
         page = as_judge("GET", f"/judge/batches/{sheet}")
         assert (page.status_code, "too high" in page.text) == (200, status == "held")
         assert as_judge("POST", f"/judge/batches/{sheet}/reopen").status_code == 303
@@ -176,16 +178,16 @@ def test_no_duel_unblinds(world: World) -> None:
 
 
 def test_no_failure_of_mlflow_unblinds(world: World, as_judge: Callable[..., Any]) -> None:
-    sheet, item = first_item(world.clerk)
-    world.clerk.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item))
+    sheet, item = first_item(world.judge_client)
+    world.judge_client.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item))
     store = world.served.store
     assert isinstance(store, MemoryStore)
     store.away = True
-    assert world.clerk.close(sheet).status_code == 503
+    assert world.judge_client.close(sheet).status_code == 503
     for path in ("/judge", f"/judge?experiment={EXPERIMENT}", f"/judge/batches/{sheet}", "/readyz", "/healthz"):
         as_judge("GET", path)
     as_judge("POST", "/judge/batches", {"experiment": TIED})
-    world.clerk.ask("POST", json={"kind": "duel"})
+    world.judge_client.ask("POST", json={"kind": "duel"})
     store.away = False
     assert world.leaks() == []
 

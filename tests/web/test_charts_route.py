@@ -17,7 +17,7 @@ from tipbench.compare.charts import ChartKind, kinds_of
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.matrix import Pair
 from tipbench.web.panel.leaderboard import chart_size
-from web.board_pages import board_path, desk_of, judged_panel
+from web.board_pages import board_path, driver_of, judged_panel
 from web.panels import Served
 
 CHARTS = f"{board_path()}/charts"
@@ -76,7 +76,7 @@ def test_a_chart_is_drawn_once_for_a_revision(changing: Served) -> None:
     first = changing.get(f"{CHARTS}/forest.svg").content
     assert changing.get(f"{CHARTS}/forest.svg").content == first
     assert charts.misses == 1
-    changing.store.touch(desk_of(changing).experiment.experiment_id)
+    changing.store.touch(driver_of(changing).experiment.experiment_id)
     changing.get(f"{CHARTS}/forest.svg")
     assert charts.misses == 2
 
@@ -87,7 +87,7 @@ def test_every_query_has_its_own_chart(judged: Served) -> None:
 
 
 def test_only_the_present_revision_may_be_kept_by_a_browser(judged: Served) -> None:
-    experiment = judged.store.experiment(desk_of(judged).experiment.name)
+    experiment = judged.store.experiment(driver_of(judged).experiment.name)
     assert experiment is not None
     now = experiment.tags["tipbench.revision"]
     kept = judged.get(f"{CHARTS}/forest.svg?revision={now}").headers["cache-control"]

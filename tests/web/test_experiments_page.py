@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from support.judging import Desk, record_cells
+from support.judging import SheetDriver, record_cells
 from tipbench.errors import MlflowUnavailable
 from tipbench.record.store import MemoryStore
 from tipbench.web.panel.experiments import MIN_FOR_SEARCH, row_of
@@ -36,7 +36,7 @@ def test_it_changes_as_soon_as_scores_are_applied(served: Served) -> None:
     front(served)
     experiment = served.store.experiment(EXPERIMENT)
     assert experiment is not None
-    Desk(served.store, experiment).judged_by("anna", everything=True)
+    SheetDriver(served.store, experiment).judged_by("anna", everything=True)
     page = front(served)
     assert "48 judged, 0 pending" in page
     row = served.get(f"{API}/experiments").json()["items"][0]

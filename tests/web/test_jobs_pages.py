@@ -51,12 +51,12 @@ class Paper:
         return self._ordered(judge_request(options, ollama_url="http://x:1", started_by="boss"), sight, story)
 
     def _ordered(self, order: Any, sight: JobStatus, story: Sequence[events.Event]) -> Job:
-        desk = self.served.panel.jobs
-        job = desk.submit(order).job
+        driver = self.served.panel.jobs
+        job = driver.submit(order).job
         self.stories[job.id], self.ends[job.id] = story, sight
         for _ in range(2):  # started, then seen
-            desk.supervisor.tick()
-        return desk.store.get(job.id)
+            driver.supervisor.tick()
+        return driver.store.get(job.id)
 
     def page(self, job: Job) -> str:
         response = self.served.get(f"/jobs/{job.id}")

@@ -17,7 +17,7 @@ from tipbench.judge.sheet import sheet_text
 from tipbench.judge.sheet_file import sheet_csv
 from tipbench.web import deps
 from tipbench.web import judge_service as web_judging
-from web.batching import desk_of, kept
+from web.batching import driver_of, kept
 from web.panels import API, EXPERIMENT, JUDGE, Served
 
 SHEETS = f"{API}/judge/{EXPERIMENT}/sheets"
@@ -95,11 +95,11 @@ def test_a_filled_spreadsheet_counts_the_same(served: Served) -> None:
 
 def test_a_dry_run_shows_the_changes_and_makes_none(served: Served) -> None:
     sheet = exported(served, judge="anna", limit=6)
-    before = desk_of(served).everything()
+    before = driver_of(served).everything()
     body = applied(served, filled(served, sheet), "?dry_run=true").json()
     assert body["dry_run"] is True
     assert len(body["changes"]) == len(sheet["items"])
-    assert desk_of(served).everything() == before
+    assert driver_of(served).everything() == before
 
 
 def test_scores_beyond_the_drift_limit_are_held_until_an_admin_accepts(served: Served) -> None:
@@ -171,7 +171,7 @@ def test_a_sheet_that_is_not_there_is_not_found(served: Served) -> None:
 
 
 def test_without_pending_cells_the_request_is_refused_with_the_reason(served: Served) -> None:
-    desk_of(served).judged_by("anna", everything=True)
+    driver_of(served).judged_by("anna", everything=True)
     assert served.error(served.post(SHEETS, json={"judge": "anna"})) == (409, "not_enough_data")
 
 
@@ -323,10 +323,10 @@ def test_a_judge_applies_its_own_sheet(served: Served) -> None:
 
 
 def test_a_judge_cannot_apply_another_judges_sheet(served: Served) -> None:
-    before = desk_of(served).everything()
+    before = driver_of(served).everything()
     raw = filled(served, exported(served, judge="anna", limit=6))
     assert served.error(applied(served, raw, token=served.judge)) == (422, "sheet_refused")
-    assert set(desk_of(served).scores()) == set(desk_of(served).cells())
+    assert set(driver_of(served).scores()) == set(driver_of(served).cells())
     assert {run: texts for run, (_, texts) in before.items() if "artifact:scores.json" in texts} == {}
 
 
@@ -357,7 +357,7 @@ def test_a_judge_learns_of_the_drift_only_when_the_sheet_is_whole(served: Served
 
 def test_no_response_to_a_judge_reveals_the_model(served: Served) -> None:
     """Every answer of every kind is searched for models, prompts and run ids."""
-    desk = desk_of(served)
+    driver = driver_of(served)
     first = served.post(SHEETS, token=served.judge, json={"all": True})
     raw = filled(served, first.json())
     broken = json.loads(json.dumps(raw))
@@ -370,16 +370,16 @@ def test_no_response_to_a_judge_reveals_the_model(served: Served) -> None:
         applied(served, raw, token=served.judge),
         served.post(SHEETS, token=served.judge, json={"limit": 3}),
         served.get(f"{API}/leaderboard/{EXPERIMENT}", token=served.judge),
-        served.get(f"{API}/runs/{EXPERIMENT}/{next(iter(desk.cells()))}", token=served.judge),
+        served.get(f"{API}/runs/{EXPERIMENT}/{next(iter(driver.cells()))}", token=served.judge),
     ]
-    names = [*MODELS, "v1@", "v2-mentor", "v3-few-shot", *desk.cells(), kept(served, raw["sheet"]).run_id]
+    names = [*MODELS, "v1@", "v2-mentor", "v3-few-shot", *driver.cells(), kept(served, raw["sheet"]).run_id]
     for response in answers:
         text = response.text + str(dict(response.headers))
         assert [name for name in names if name in text] == []
 
 
 def test_admins_see_the_status_of_judging(served: Served) -> None:
-    desk_of(served).judged_by("anna", everything=True)
+    driver_of(served).judged_by("anna", everything=True)
     body = served.get(f"{API}/judges/{EXPERIMENT}").json()
     assert (body["judged"], [judge["judge"] for judge in body["judges"]]) == (48, ["anna"])
 

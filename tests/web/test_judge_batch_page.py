@@ -11,7 +11,7 @@ from support.judging import MODELS, agreed, always, fill
 from tipbench.web.batches import batch_service_of
 from tipbench.web.panel.judge import batch_result, bias_words
 from tipbench.web.panel.pages import assets
-from web.batching import Clerk, batch_shape, kept, whole_tips
+from web.batching import JudgeClient, batch_shape, kept, whole_tips
 from web.page_forms import HEADERS, PageForm
 from web.panels import API, EXPERIMENT, JUDGE, Served
 
@@ -49,9 +49,9 @@ def opened(served: Served, **fields: str) -> str:
 def closed(served: Served, rule: Any, *, but: int = 0) -> str:
     """The page of a batch that was judged by a rule and closed."""
     path = opened(served)
-    sheet, clerk = path.rpartition("/")[2], Clerk(served, served.judge)
-    clerk.answer(fill(kept(served, sheet), rule), but=but)
-    assert clerk.close(sheet).status_code == 200
+    sheet, judge_client = path.rpartition("/")[2], JudgeClient(served, served.judge)
+    judge_client.answer(fill(kept(served, sheet), rule), but=but)
+    assert judge_client.close(sheet).status_code == 200
     return path
 
 
@@ -68,7 +68,7 @@ def test_the_page_is_a_frame_without_any_item(judge: Served) -> None:
     path = opened(judge)
     page = shown(judge, path)
     assert page.status_code == 200
-    items = Clerk(judge, judge.judge).whole(path.rpartition("/")[2])["items"]
+    items = JudgeClient(judge, judge.judge).whole(path.rpartition("/")[2])["items"]
     assert not [tip for item in items for tip in item["tips"] if tip["tip"] in page.text]
     assert f'data-url="/api/bench/judge/{EXPERIMENT}/batches/{path.rpartition("/")[2]}"' in page.text
 
@@ -114,7 +114,7 @@ def test_a_held_batch_shows_the_reason_and_is_revised(judge: Served) -> None:
     assert " too high</td>" in page
     assert "One of your batches is held" in home(judge)
     assert sent(judge, page, f"{path}/reopen").headers["location"] == path
-    assert 'id="desk"' in shown(judge, path).text
+    assert 'id="driver"' in shown(judge, path).text
 
 
 def test_a_revised_batch_shows_the_verdict_and_no_number_of_the_drift(judge: Served) -> None:
@@ -123,7 +123,7 @@ def test_a_revised_batch_shows_the_verdict_and_no_number_of_the_drift(judge: Ser
     assert "1 item is open" in page
     assert "Typical distance" in page
     sent(judge, page, f"{path}/reopen")
-    Clerk(judge, judge.judge).close(path.rpartition("/")[2])
+    JudgeClient(judge, judge.judge).close(path.rpartition("/")[2])
     page = shown(judge, path).text
     assert "match the reference scores" in page
     assert "Typical distance" not in page
@@ -137,12 +137,12 @@ def test_an_unfinished_batch_that_is_held_names_the_scales_beyond_the_limit(judg
 
 def test_withdrawn_scores_that_still_count_are_shown(judge: Served) -> None:
     path = closed(judge, agreed)
-    sheet, clerk = path.rpartition("/")[2], Clerk(judge, judge.judge)
+    sheet, judge_client = path.rpartition("/")[2], JudgeClient(judge, judge.judge)
     sent(judge, shown(judge, path).text, f"{path}/reopen")
     assert "keep their scores if you skip or clear them" in shown(judge, path).text
-    item = clerk.whole(sheet)["items"][0]["item"]
-    clerk.put(sheet, item, 1, "skipped", reason="not mine")
-    clerk.close(sheet)
+    item = judge_client.whole(sheet)["items"][0]["item"]
+    judge_client.put(sheet, item, 1, "skipped", reason="not mine")
+    judge_client.close(sheet)
     page = shown(judge, path).text
     assert "1 item keeps its earlier scores; they still count." in page
     assert "open. Reopen" not in page
@@ -154,14 +154,14 @@ def test_a_first_batch_does_not_mention_earlier_scores(judge: Served) -> None:
 
 def test_a_started_batch_shows_that_its_sheet_was_applied_by_file(judge: Served) -> None:
     path = opened(judge)
-    sheet, clerk = path.rpartition("/")[2], Clerk(judge, judge.judge)
+    sheet, judge_client = path.rpartition("/")[2], JudgeClient(judge, judge.judge)
     assert "has come back already" not in shown(judge, path).text
-    item = clerk.whole(sheet)["items"][0]
-    clerk.put(sheet, item["item"], 0, "draft", tips=whole_tips(item))
+    item = judge_client.whole(sheet)["items"][0]
+    judge_client.put(sheet, item["item"], 0, "draft", tips=whole_tips(item))
     judge.post(f"{API}/judge/{EXPERIMENT}/apply", token=judge.judge, json=fill(kept(judge, sheet)))
     page = shown(judge, path).text
     assert "This sheet was already applied" in page
-    assert 'id="desk"' in page
+    assert 'id="driver"' in page
 
 
 def test_a_batch_whose_sheet_was_applied_by_file_shows_it(judge: Served) -> None:
@@ -192,25 +192,25 @@ def test_an_accepted_batch_shows_the_reason(judge: Served) -> None:
 
 def test_another_judge_finds_no_such_batch(judge: Served) -> None:
     path = opened(judge)
-    other = Clerk.named(judge, "somebody-else")
+    other = JudgeClient.named(judge, "somebody-else")
     for response in (judge.get(path, token=other.token), judge.post(f"{path}/reopen", token=other.token)):
         assert judge.error(response) == (404, "not_found")
 
 
 def test_an_admin_sees_the_progress_of_a_judge_and_the_reasons_for_skips(judge: Served) -> None:
     path = opened(judge)
-    sheet, clerk = path.rpartition("/")[2], Clerk(judge, judge.judge)
-    item = clerk.whole(sheet)["items"][2]["item"]
-    assert clerk.put(sheet, item, 0, "skipped", reason="not <b>mine</b>").status_code == 200
+    sheet, judge_client = path.rpartition("/")[2], JudgeClient(judge, judge.judge)
+    item = judge_client.whole(sheet)["items"][2]["item"]
+    assert judge_client.put(sheet, item, 0, "skipped", reason="not <b>mine</b>").status_code == 200
     page = judge.get(path, headers=PAGE).text
     assert f"A batch of <bdi>{JUDGE}</bdi>" in page
     assert "Item 3: <bdi>not &lt;b&gt;mine&lt;/b&gt;</bdi>" in page
-    assert 'id="desk"' not in page
+    assert 'id="driver"' not in page
 
 
 def test_an_admin_judges_a_batch_under_the_own_name(served: Served) -> None:
     served.log_in(served.admin)
-    assert 'id="desk"' in shown(served, opened(served)).text
+    assert 'id="driver"' in shown(served, opened(served)).text
 
 
 def test_without_a_tie_duels_are_refused_with_a_message(judge: Served) -> None:

@@ -13,7 +13,7 @@ import pytest
 from support.judging import always, fill
 from tipbench.web.batch_items import BatchShape
 from tipbench.web.panel.judges import MAX_CLOSED, batch_views
-from web.batching import Clerk, batch_shape, desk_of, first_item, kept, whole_tips
+from web.batching import JudgeClient, batch_shape, driver_of, first_item, kept, whole_tips
 from web.furnished_panel import HTML, words_of
 from web.page_forms import HEADERS, PageForm
 from web.panels import API, EXPERIMENT, JUDGE, Served, answered, serving
@@ -22,8 +22,8 @@ JUDGES = f"/experiments/{EXPERIMENT}/judges"
 
 
 @pytest.fixture
-def clerk(served: Served) -> Clerk:
-    return Clerk(served, served.judge)
+def judge_client(served: Served) -> JudgeClient:
+    return JudgeClient(served, served.judge)
 
 
 def page_of(served: Served, query: str = "") -> str:
@@ -43,8 +43,8 @@ def send(served: Served, place: str, **fields: str) -> Any:
     return served.post(f"{JUDGES}/{place}", data=fields, headers=HTML)
 
 
-def held_batch(clerk: Clerk) -> str:
-    body = clerk.judged(always(5))
+def held_batch(judge_client: JudgeClient) -> str:
+    body = judge_client.judged(always(5))
     assert body["batch"]["status"] == "held"
     return str(body["batch"]["sheet"])
 
@@ -56,69 +56,69 @@ def test_without_batches_the_page_shows_the_next_step(served: Served) -> None:
     assert "No batches yet." in words_of(page_of(served))
 
 
-def test_an_open_batch_shows_its_progress(clerk: Clerk) -> None:
-    sheet, item = first_item(clerk)
-    size = len(clerk.whole(sheet)["items"])
-    clerk.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item))
-    page = page_of(clerk.served)
+def test_an_open_batch_shows_its_progress(judge_client: JudgeClient) -> None:
+    sheet, item = first_item(judge_client)
+    size = len(judge_client.whole(sheet)["items"])
+    judge_client.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item))
+    page = page_of(judge_client.served)
     assert f"open 1 of {size}" in row_of(page, sheet)
     assert f"{JUDGE} 0 open · 1 closed" not in words_of(page)
     assert f"{JUDGE} 1 open · 0 closed" in words_of(page)
 
 
-def test_skips_are_counted_and_their_reasons_shown(clerk: Clerk) -> None:
-    sheet, item = first_item(clerk)
-    clerk.put(sheet, item["item"], 0, "skipped", reason="in <b>Finnish</b>")
-    page = page_of(clerk.served)
+def test_skips_are_counted_and_their_reasons_shown(judge_client: JudgeClient) -> None:
+    sheet, item = first_item(judge_client)
+    judge_client.put(sheet, item["item"], 0, "skipped", reason="in <b>Finnish</b>")
+    page = page_of(judge_client.served)
     assert "1 skipped Item 1: in <b>Finnish</b>" in row_of(page, sheet)
     assert "in &lt;b&gt;Finnish&lt;/b&gt;" in page
     assert "1 open · 0 closed · 1 item skipped" in words_of(page)
 
 
-def test_each_judge_has_the_median_time_of_an_item(clerk: Clerk) -> None:
-    sheet, item = first_item(clerk)
-    clerk.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item), seconds=0.004)
-    page = words_of(page_of(clerk.served))
+def test_each_judge_has_the_median_time_of_an_item(judge_client: JudgeClient) -> None:
+    sheet, item = first_item(judge_client)
+    judge_client.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item), seconds=0.004)
+    page = words_of(page_of(judge_client.served))
     assert re.search(rf"{JUDGE} 1 open · 0 closed · median \S+ \w+ per item", page)
 
 
-def test_no_score_or_note_of_an_open_batch_is_shown(clerk: Clerk) -> None:
-    sheet, item = first_item(clerk)
-    clerk.put(sheet, item["item"], 0, "draft", tips=whole_tips(item, note="an unmistakable note"))
-    page = page_of(clerk.served)
+def test_no_score_or_note_of_an_open_batch_is_shown(judge_client: JudgeClient) -> None:
+    sheet, item = first_item(judge_client)
+    judge_client.put(sheet, item["item"], 0, "draft", tips=whole_tips(item, note="an unmistakable note"))
+    page = page_of(judge_client.served)
     assert "an unmistakable note" not in page
     assert item["item"] not in page
 
 
-def test_a_closed_batch_is_shown_as_a_sheet_too(clerk: Clerk) -> None:
-    sheet = clerk.judged()["batch"]["sheet"]
-    page = page_of(clerk.served)
+def test_a_closed_batch_is_shown_as_a_sheet_too(judge_client: JudgeClient) -> None:
+    sheet = judge_client.judged()["batch"]["sheet"]
+    page = page_of(judge_client.served)
     assert "closed" in row_of(page, sheet)
     assert f'href="#batch-{sheet}">in the browser' in page
 
 
-def test_the_page_has_the_batches_of_the_api(clerk: Clerk) -> None:
-    clerk.judged(limit=6)
-    Clerk.named(clerk.served, "anna").open()
-    page = page_of(clerk.served)
+def test_the_page_has_the_batches_of_the_api(judge_client: JudgeClient) -> None:
+    judge_client.judged(limit=6)
+    JudgeClient.named(judge_client.served, "anna").open()
+    page = page_of(judge_client.served)
     link = re.search(r'href="([^"]+/batches\?judge=\*)">JSON', page)
     assert link
-    batches = clerk.served.get(unescape(link[1])).json()["items"]
+    batches = judge_client.served.get(unescape(link[1])).json()["items"]
     assert len(batches) == 2
     assert {batch["sheet"] for batch in batches} == set(re.findall(r' id="batch-(\w+)"', page))
 
 
 def test_a_judges_odd_name_is_shown_as_text(served: Served) -> None:
-    Clerk.named(served, "x<img src=y>").open()
+    JudgeClient.named(served, "x<img src=y>").open()
     assert "x&lt;img src=y&gt;" in page_of(served)
 
 
 # held ones
 
 
-def test_a_held_batch_shows_the_reason_and_both_actions(clerk: Clerk) -> None:
-    sheet = held_batch(clerk)
-    page = page_of(clerk.served)
+def test_a_held_batch_shows_the_reason_and_both_actions(judge_client: JudgeClient) -> None:
+    sheet = held_batch(judge_client)
+    page = page_of(judge_client.served)
     assert row_of(page, sheet).count("held Decide") == 1
     decision = words_of(re.split(rf'id="held-{sheet}"', page)[1].split("</section>")[0])
     assert re.search(r"is scored \d\.\d\d too high, more than chance explains\.", decision)
@@ -127,31 +127,31 @@ def test_a_held_batch_shows_the_reason_and_both_actions(clerk: Clerk) -> None:
     assert page.count(f'value="{sheet}"') == 2  # once for each way, and not among the sheets again
 
 
-def test_a_held_batch_counts_once_it_is_accepted(clerk: Clerk) -> None:
-    sheet = held_batch(clerk)
-    response = send(clerk.served, "accept", sheet=sheet, reason="she was <b>right</b>")
+def test_a_held_batch_counts_once_it_is_accepted(judge_client: JudgeClient) -> None:
+    sheet = held_batch(judge_client)
+    response = send(judge_client.served, "accept", sheet=sheet, reason="she was <b>right</b>")
     assert response.status_code == 303
-    page = page_of(clerk.served, f"?accepted={sheet}")
+    page = page_of(judge_client.served, f"?accepted={sheet}")
     assert f"The scores of sheet {sheet} count now" in page
     assert "drift accepted she was <b>right</b>" in row_of(page, sheet)
-    batch = clerk.whole(sheet)["batch"]
+    batch = judge_client.whole(sheet)["batch"]
     assert (batch["status"], batch["accepted"]) == ("applied", "she was <b>right</b>")
-    assert kept(clerk.served, sheet).accepted == "she was <b>right</b>"
+    assert kept(judge_client.served, sheet).accepted == "she was <b>right</b>"
 
 
-def test_a_returned_batch_is_open_with_the_note(clerk: Clerk) -> None:
-    sheet = held_batch(clerk)
-    form = PageForm(page_of(clerk.served), f"{JUDGES}/return")
+def test_a_returned_batch_is_open_with_the_note(judge_client: JudgeClient) -> None:
+    sheet = held_batch(judge_client)
+    form = PageForm(page_of(judge_client.served), f"{JUDGES}/return")
     body = form.body(note="Look at tone again.\r\nThen close it.")
-    response = clerk.served.post(f"{JUDGES}/return", content=body, headers=HEADERS)
+    response = judge_client.served.post(f"{JUDGES}/return", content=body, headers=HEADERS)
     assert response.status_code == 303
-    page = page_of(clerk.served, f"?returned={sheet}")
+    page = page_of(judge_client.served, f"?returned={sheet}")
     assert f"Batch {sheet} is open again" in page
-    assert clerk.whole(sheet)["batch"]["status"] == "open"
+    assert judge_client.whole(sheet)["batch"]["status"] == "open"
     assert "returned Look at tone again. Then close it." in row_of(page, sheet)
 
 
-def test_a_decision_without_a_reason_changes_nothing(clerk: Clerk) -> None:
+def test_a_decision_without_a_reason_changes_nothing(judge_client: JudgeClient) -> None:
     cases: list[tuple[str, dict[str, str], str]] = [
         ("accept", {"reason": "  "}, "on one line"),
         ("accept", {"reason": "two\nlines"}, "on one line"),
@@ -159,44 +159,44 @@ def test_a_decision_without_a_reason_changes_nothing(clerk: Clerk) -> None:
         ("return", {"note": " "}, "note must say what to revise"),
         ("return", {"note": "x" * 2001}, "at most 2000 characters"),
     ]
-    sheet = held_batch(clerk)
+    sheet = held_batch(judge_client)
     for place, fields, words in cases:
-        response = send(clerk.served, place, sheet=sheet, **fields)
+        response = send(judge_client.served, place, sheet=sheet, **fields)
         assert response.status_code == 422
         assert words in response.text
         assert f'id="held-{sheet}"' in response.text
-        assert clerk.whole(sheet)["batch"]["status"] == "held"
+        assert judge_client.whole(sheet)["batch"]["status"] == "held"
 
 
-def test_only_a_held_batch_is_decided_on(clerk: Clerk) -> None:
-    sheet = clerk.open()["sheet"]
+def test_only_a_held_batch_is_decided_on(judge_client: JudgeClient) -> None:
+    sheet = judge_client.open()["sheet"]
     for place, word in (("accept", "reason"), ("return", "note")):
-        response = send(clerk.served, place, sheet=sheet, **{word: "why not"})
+        response = send(judge_client.served, place, sheet=sheet, **{word: "why not"})
         assert (response.status_code, "only a held one is accepted or sent back" in response.text) == (409, True)
 
 
-def test_a_batch_that_its_judge_is_revising_is_not_accepted(clerk: Clerk) -> None:
-    sheet = held_batch(clerk)
-    assert clerk.ask("POST", f"/{sheet}/reopen").status_code == 200
-    assert send(clerk.served, "accept", sheet=sheet, reason="why not").status_code == 409
-    assert kept(clerk.served, sheet).accepted is None
+def test_a_batch_that_its_judge_is_revising_is_not_accepted(judge_client: JudgeClient) -> None:
+    sheet = held_batch(judge_client)
+    assert judge_client.ask("POST", f"/{sheet}/reopen").status_code == 200
+    assert send(judge_client.served, "accept", sheet=sheet, reason="why not").status_code == 409
+    assert kept(judge_client.served, sheet).accepted is None
 
 
 def test_a_sheet_held_by_file_is_accepted_and_cannot_be_returned(served: Served) -> None:
-    desk = desk_of(served)
-    sheet = desk.apply(fill(desk.export("carla", everything=True).stored, always(5))).sheet
+    driver = driver_of(served)
+    sheet = driver.apply(fill(driver.export("carla", everything=True).stored, always(5))).sheet
     assert f'id="batch-{sheet}"' not in page_of(served)
     assert send(served, "return", sheet=sheet, note="again").status_code == 404
     assert send(served, "accept", sheet=sheet, reason="agreed").status_code == 303
     assert kept(served, sheet).accepted == "agreed"
 
 
-def test_a_batch_of_another_experiment_is_not_decided_on_here(clerk: Clerk) -> None:
-    sheet = held_batch(clerk)
-    clerk.served.store.ensure_experiment("tip-bench-other")
+def test_a_batch_of_another_experiment_is_not_decided_on_here(judge_client: JudgeClient) -> None:
+    sheet = held_batch(judge_client)
+    judge_client.served.store.ensure_experiment("tip-bench-other")
     place = "/experiments/tip-bench-other/judges/return"
-    assert clerk.served.post(place, data={"sheet": sheet, "note": "x"}, headers=HTML).status_code == 404
-    assert clerk.whole(sheet)["batch"]["status"] == "held"
+    assert judge_client.served.post(place, data={"sheet": sheet, "note": "x"}, headers=HTML).status_code == 404
+    assert judge_client.whole(sheet)["batch"]["status"] == "held"
 
 
 # judge now

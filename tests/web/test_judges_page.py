@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from support.judging import EXPERIMENT, Desk, always, honest
+from support.judging import EXPERIMENT, SheetDriver, always, honest
 from tipbench.judge.charts import MAX_POINTS, drift_chart, drift_points, drift_sentence
 from tipbench.judge.sheet_store import find_sheet
 from tipbench.judge.status import SheetSummary
@@ -28,10 +28,10 @@ def look(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Look]:
         yield found
 
 
-def desk_of(served: Served) -> Desk:
+def driver_of(served: Served) -> SheetDriver:
     experiment = served.store.experiment(EXPERIMENT)
     assert experiment is not None
-    return Desk(served.store, experiment)
+    return SheetDriver(served.store, experiment)
 
 
 def judges(served: Served, query: str = "") -> str:
@@ -45,7 +45,7 @@ def send(served: Served, place: str, fields: dict[str, str], **options: Any) -> 
 
 
 def held_sheet(served: Served, judge: str = "carla") -> str:
-    applied = desk_of(served).judged_by(judge, always(5), everything=True)
+    applied = driver_of(served).judged_by(judge, always(5), everything=True)
     assert applied.held
     return applied.sheet
 
@@ -157,7 +157,7 @@ def test_an_exported_sheet_has_the_requested_format(served: Served) -> None:
 
 
 def test_a_download_has_the_bytes_of_the_api(served: Served) -> None:
-    applied = desk_of(served).judged_by("anna", limit=6)
+    applied = driver_of(served).judged_by("anna", limit=6)
     for filled in (False, True):
         for form in ("json", "csv"):
             mine = served.get(f"{JUDGES}/sheets/{applied.sheet}.{form}?filled={str(filled).lower()}")
@@ -167,11 +167,11 @@ def test_a_download_has_the_bytes_of_the_api(served: Served) -> None:
 
 
 def test_the_options_of_the_form_are_those_of_the_sheet(served: Served) -> None:
-    desk_of(served).judged_by("anna", everything=True)
+    driver_of(served).judged_by("anna", everything=True)
     response = send(served, "export", {"judge": "ben", "limit": "21", "all": "true", "format": "json"})
     sheet = re.search(r"made=(\w+)", response.headers["location"])
     assert sheet
-    judging = find_sheet(served.store, desk_of(served).experiment.experiment_id, EXPERIMENT, sheet[1])
+    judging = find_sheet(served.store, driver_of(served).experiment.experiment_id, EXPERIMENT, sheet[1])
     assert judging is not None
     assert (judging.owner, sum(entry.kind == "cell" for entry in judging.entries)) == ("ben", 21)
 
@@ -193,11 +193,11 @@ def test_an_invalid_field_is_reported_at_its_place(served: Served) -> None:
         assert error
         assert words in error[1]
         assert f'value="{fields.get("judge", "anna")}"' in response.text
-        assert desk_of(served).everything().keys() == desk_of(served).cells().keys()
+        assert driver_of(served).everything().keys() == driver_of(served).cells().keys()
 
 
 def test_without_pending_cells_the_page_shows_it(served: Served) -> None:
-    desk_of(served).judged_by("anna", everything=True)
+    driver_of(served).judged_by("anna", everything=True)
     response = send(served, "export", {"judge": "anna"})
     assert response.status_code == 409
     assert "No sheet created" in response.text
@@ -230,7 +230,7 @@ def test_a_held_sheet_counts_once_a_reason_is_given(served: Served) -> None:
     page = judges(served, f"?accepted={sheet}")
     assert f"The scores of sheet {sheet} count now" in page
     assert "she was &lt;b&gt;right&lt;/b&gt;" in page
-    assert all(run.state == "judged" for run in desk_of(served).cells().values())
+    assert all(run.state == "judged" for run in driver_of(served).cells().values())
 
 
 def test_a_held_sheet_is_not_accepted_without_a_reason(served: Served) -> None:
@@ -239,11 +239,11 @@ def test_a_held_sheet_is_not_accepted_without_a_reason(served: Served) -> None:
         response = send(served, "accept", {"sheet": sheet, "reason": reason})
         assert response.status_code == 422
         assert "a reason on one line" in response.text
-    assert all(run.state == "pending" for run in desk_of(served).cells().values())
+    assert all(run.state == "pending" for run in driver_of(served).cells().values())
 
 
 def test_only_a_held_sheet_is_accepted(served: Served) -> None:
-    applied = desk_of(served).judged_by("anna", limit=6)
+    applied = driver_of(served).judged_by("anna", limit=6)
     response = send(served, "accept", {"sheet": applied.sheet, "reason": "why not"})
     assert (response.status_code, "there is no drift to accept" in response.text) == (422, True)
 
@@ -318,10 +318,10 @@ def test_the_newest_points_are_drawn_and_unknown_ones_left_out() -> None:
 
 
 def test_the_chart_changes_after_a_sheet_is_applied(served: Served) -> None:
-    desk = desk_of(served)
-    desk.judged_by("anna", honest, limit=8)
+    driver = driver_of(served)
+    driver.judged_by("anna", honest, limit=8)
     path = f"{JUDGES}/drift.svg?judge=anna&scale=tone"
     first = served.get(path).text
     assert served.get(path).text == first
-    desk.judged_by("anna", honest, limit=8, seed=2)
+    driver.judged_by("anna", honest, limit=8, seed=2)
     assert served.get(path).text != first

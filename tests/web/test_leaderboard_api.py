@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.judging import Desk
+from support.judging import SheetDriver
 from tipbench.compare.cells import CellFilter
 from tipbench.compare.html import CSP as REPORT_CSP
 from tipbench.compare.leaderboard import read_leaderboard
@@ -23,9 +23,9 @@ BOARD = f"{API}/leaderboard/{EXPERIMENT}"
 def judged(home: Path) -> Any:
     """All cells judged by anna, some by ben too."""
     store, found = answered()
-    desk = Desk(store, found)
-    desk.judged_by("anna", everything=True)
-    desk.judged_by("ben", seed=2)
+    driver = SheetDriver(store, found)
+    driver.judged_by("anna", everything=True)
+    driver.judged_by("ben", seed=2)
     with serving(home, store) as served:
         yield served
 

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from support.judging import Desk, record_cells
+from support.judging import SheetDriver, record_cells
 from support.panel_site import panel_site
 from tipbench.compare import html as board_html
 from tipbench.compare import standings as standings_view
@@ -37,7 +37,7 @@ from web.board_pages import (
     RenamingStore,
     add_judged,
     board_path,
-    desk_of,
+    driver_of,
     judged_panel,
     look,
     query_of,
@@ -247,7 +247,7 @@ def test_an_invalid_order_is_ignored_with_a_message(judged: Served) -> None:
 def test_rows_without_a_number_are_flagged_and_last_in_either_order(home: Path) -> None:
     with judged_panel(home) as served:
         record_cells(served.store, models=("late:1b",), start_ms=2_000)
-        served.store.touch(desk_of(served).experiment.experiment_id)
+        served.store.touch(driver_of(served).experiment.experiment_id)
         for sort in ("composite", "-composite"):
             page = look(served, f"{BOARD}?sort={sort}")
             assert all(name.startswith("late:1b") for name in names_of(page)[-3:])
@@ -260,7 +260,7 @@ def test_rows_without_a_number_are_flagged_and_last_in_either_order(home: Path) 
 
 
 def test_the_strip_on_the_judging_names_judges_agreement_and_rubric(changing: Served) -> None:
-    desk_of(changing).judged_by("ben", seed=2)
+    driver_of(changing).judged_by("ben", seed=2)
     text = look(changing, BOARD).text
     for words in ("Judging", "anna", "ben", "judged twice", "Krippendorff", "bias: tone", "tip-v1 ("):
         assert words in text
@@ -317,7 +317,7 @@ def test_the_table_is_made_once_for_a_revision_and_an_order(changing: Served, mo
     for query in ("", "", "?sort=-rank", "", "?sort=-rank"):
         look(changing, BOARD + query)
     assert made == [None, "-rank"]
-    changing.store.touch(desk_of(changing).experiment.experiment_id)
+    changing.store.touch(driver_of(changing).experiment.experiment_id)
     look(changing, BOARD)
     assert made == [None, "-rank", None]
 
@@ -337,14 +337,14 @@ def test_a_cached_page_contains_nothing_of_its_reader(changing: Served) -> None:
 
 def test_a_sheet_applied_elsewhere_shows_at_once(changing: Served) -> None:
     look(changing, BOARD)
-    desk_of(changing).judged_by("ben", seed=2)
+    driver_of(changing).judged_by("ben", seed=2)
     assert "anna, ben" in look(changing, BOARD).text
 
 
 def test_the_page_has_its_revision_and_the_url_to_poll(changing: Served) -> None:
     (fresh,) = look(changing, BOARD).all("div", id="fresh")
     assert changing.get(fresh["data-url"]).json() == {"experiment": EXPERIMENT, "revision": fresh["data-revision"]}
-    changing.store.touch(desk_of(changing).experiment.experiment_id)
+    changing.store.touch(driver_of(changing).experiment.experiment_id)
     assert changing.get(fresh["data-url"]).json()["revision"] != fresh["data-revision"]
 
 
@@ -384,8 +384,8 @@ def test_without_judged_cells_both_options_are_shown(served: Served) -> None:
 
 
 def test_provisional_scores_are_marked_as_such(served: Served) -> None:
-    desk = desk_of(served)
-    run_judge(desk.store, desk.experiment, RulesJudge(), SheetOptions())
+    driver = driver_of(served)
+    run_judge(driver.store, driver.experiment, RulesJudge(), SheetOptions())
     page = look(served, BOARD)
     assert "provisional" in page.texts
     assert "Provisional (scored by rules)" in page.text
@@ -453,7 +453,7 @@ def test_a_name_with_an_escape_in_it_is_not_decoded_twice(home: Path) -> None:
 @pytest.mark.parametrize("judge", ["<script>x</script>", 'o\'neill & "co"/שלום'])
 def test_unusual_judge_names_can_be_selected(home: Path, judge: str) -> None:
     with judged_panel(home, judge=judge, n_scenarios=2) as served:
-        desk_of(served).judged_by("ben", seed=2)
+        driver_of(served).judged_by("ben", seed=2)
         page = look(served, BOARD)
         assert judge in {each["value"] for each in page.all("option")}
         chosen = look(served, f"{BOARD}?{urlencode({'judge': judge})}")
@@ -467,7 +467,7 @@ def test_the_pages_work_on_a_real_mlflow(home: Path, mlflow_url: str) -> None:
         store.touch(found.experiment_id)
         with serving(home, store) as served:
             assert "Not judged yet" in look(served, board_path(name)).text
-            Desk(store, found).judged_by("anna", everything=True)
+            SheetDriver(store, found).judged_by("anna", everything=True)
             page = look(served, board_path(name))
             assert "anna" in page.text
             assert page.all("a", href=f"{mlflow_url}/#/experiments/{found.experiment_id}/runs")

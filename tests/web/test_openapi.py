@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from support.judging import Desk, fill
+from support.judging import SheetDriver, fill
 from tipbench.judge.sheet_store import find_sheet
 from web.panels import API, EXPERIMENT, Served
 
@@ -92,7 +92,7 @@ def test_schemas_refer_to_nothing_that_is_missing(document: dict[str, Any]) -> N
 def test_real_responses_are_as_documented(served: Served, document: dict[str, Any]) -> None:
     experiment = served.store.experiment(EXPERIMENT)
     assert experiment is not None
-    Desk(served.store, experiment).judged_by("anna", everything=True)
+    SheetDriver(served.store, experiment).judged_by("anna", everything=True)
     run_id = served.get(f"{API}/runs/{EXPERIMENT}?limit=1").json()["items"][0]["run_id"]
     job_id = served.post(f"{API}/run", json={"models": "baseline:template"}).json()["job"]["id"]
     urls = {

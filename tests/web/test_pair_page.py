@@ -11,10 +11,10 @@ from urllib.parse import urlencode
 
 import pytest
 
-from support.judging import Desk, record_cells
+from support.judging import SheetDriver, record_cells
 from tipbench.plan.grid import PlannedCell
 from tipbench.web.api.models import PairShape
-from web.board_pages import HTML, Page, board_path, desk_of, judged_panel, look, query_of
+from web.board_pages import HTML, Page, board_path, driver_of, judged_panel, look, query_of
 from web.panels import API, EXPERIMENT, Served
 
 PAIRS = f"{board_path()}/pairs"
@@ -78,7 +78,7 @@ def test_the_order_is_in_the_url(judged: Served) -> None:
 )
 def test_every_answer_is_that_of_its_run(home: Path, query: dict[str, str]) -> None:
     with judged_panel(home, repeats=2, n_scenarios=4) as served:
-        runs, found = desk_of(served).cells(), view_of(served, **query)
+        runs, found = driver_of(served).cells(), view_of(served, **query)
         seen = set()
         for meeting in found["scenarios"]:
             for answer in (*meeting["own"]["answers"], *meeting["reference"]["answers"]):
@@ -191,9 +191,9 @@ def test_an_unknown_page_or_order_is_invalid(judged: Served) -> None:
 
 def test_a_row_with_only_stale_runs_is_shown_empty(home: Path) -> None:
     with judged_panel(home) as served:
-        store, experiment = served.store, desk_of(served).experiment
+        store, experiment = served.store, driver_of(served).experiment
         record_cells(store, start_ms=5_000, build="2", models=("beta:1b",), n_scenarios=1)
         store.touch(experiment.experiment_id)
-        assert Desk(store, experiment).cells()
+        assert SheetDriver(store, experiment).cells()
         response = served.get(f"{PAIRS}?{urlencode({'model': 'beta:1b', 'prompt': 'v1'})}", headers=HTML)
         assert response.status_code == 200

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.judging import Desk
+from support.judging import SheetDriver
 from tipbench.record.reader import run_json
 from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import Experiment, MemoryStore
@@ -17,10 +17,10 @@ from web.panels import API, EXPERIMENT, Served, serving
 RUNS = f"{API}/runs/{EXPERIMENT}"
 
 
-def desk_of(served: Served) -> Desk:
+def driver_of(served: Served) -> SheetDriver:
     experiment = served.store.experiment(EXPERIMENT)
     assert experiment is not None
-    return Desk(served.store, experiment)
+    return SheetDriver(served.store, experiment)
 
 
 def all_pages(served: Served, path: str, limit: int) -> list[dict[str, Any]]:
@@ -69,7 +69,7 @@ def test_runs_come_page_by_page_each_once(served: Served) -> None:
 
 
 def test_a_run_in_a_list_is_as_the_command_line_prints_it(served: Served) -> None:
-    expected = {run.run_id: run_json(run) for run in desk_of(served).cells().values()}
+    expected = {run.run_id: run_json(run) for run in driver_of(served).cells().values()}
     for item in served.get(f"{RUNS}?limit=500").json()["items"]:
         wanted = expected[item["run_id"]]
         assert {key: item[key] for key in wanted} == wanted
@@ -107,7 +107,7 @@ def test_an_invalid_query_is_refused_with_its_place(served: Served) -> None:
 
 
 def test_a_superseded_run_is_shown_only_on_request(served: Served) -> None:
-    experiment = desk_of(served).experiment
+    experiment = driver_of(served).experiment
     old = NewRun(
         RunKind.CELL, "r1", "old", 1, 2, ok=False, cell_key="k", tags={"state": "failed", "superseded": "true"}
     )
@@ -139,7 +139,7 @@ def test_a_run_that_is_not_there_is_not_found(served: Served) -> None:
 
 
 def test_model_output_is_returned_unchanged(served: Served) -> None:
-    experiment = desk_of(served).experiment
+    experiment = driver_of(served).experiment
     text = "half a character \ud800, \x00, <script>, \u202e and 😀"
     run = NewRun(RunKind.CELL, "odd", "odd", 1, 2, tags={"state": "pending"}, texts={"artifact:raw.txt": text})
     run_id = served.store.record(experiment.experiment_id, run)
@@ -213,7 +213,7 @@ def test_filters_and_boards_share_one_read_of_the_cells(counted: tuple[Served, C
 
 def test_a_board_page_reads_cells_sheets_and_decisions_once(counted: tuple[Served, CountingStore]) -> None:
     served, store = counted
-    desk_of(served).judged_by("anna", everything=True)
+    driver_of(served).judged_by("anna", everything=True)
     store.kinds.clear()
     page = served.get(f"/experiments/{EXPERIMENT}", headers={"Accept": "text/html"})
     assert "anna" in page.text
@@ -221,9 +221,9 @@ def test_a_board_page_reads_cells_sheets_and_decisions_once(counted: tuple[Serve
 
 
 def test_what_another_process_writes_shows_at_once(served: Served) -> None:
-    desk = desk_of(served)
+    driver = driver_of(served)
     assert [served.get(path).status_code for path in PAGES] == [200] * 4
-    desk.judged_by("anna", everything=True)  # as `judge apply` on the command line does, past the panel
+    driver.judged_by("anna", everything=True)  # as `judge apply` on the command line does, past the panel
     assert served.get(f"{API}/experiments").json()["items"][0]["judged"] == 48
     assert served.get(f"{RUNS}?state=judged&limit=500").json()["total"] == 48
     board = served.get(f"{API}/leaderboard/{EXPERIMENT}").json()

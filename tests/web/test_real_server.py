@@ -19,7 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 from typer.testing import CliRunner
 
-from support.judging import Desk, fill, record_cells
+from support.judging import SheetDriver, fill, record_cells
 from support.panel_site import make_app
 from tipbench.cli.main import app as commands
 from tipbench.record.mlflow import MlflowStore
@@ -61,7 +61,7 @@ def running(app: FastAPI) -> Iterator[str]:
 
 
 @pytest.fixture
-def bench(home: Path, mlflow_url: str) -> Iterator[tuple[httpx.Client, Desk, str]]:
+def bench(home: Path, mlflow_url: str) -> Iterator[tuple[httpx.Client, SheetDriver, str]]:
     """An admin's client, and an experiment in MLflow with judged cells."""
     settings = load_settings({"TIPBENCH_HOME": str(home), "MLFLOW_TRACKING_URI": mlflow_url}, home.parent)
     app = make_app(settings)
@@ -70,39 +70,39 @@ def bench(home: Path, mlflow_url: str) -> Iterator[tuple[httpx.Client, Desk, str
     with MlflowStore(mlflow_url) as store:
         experiment = record_cells(store, experiment=name, models=("alpha:135m",), n_scenarios=3)
         store.touch(experiment.experiment_id)
-        desk = Desk(store, experiment)
+        driver = SheetDriver(store, experiment)
         with running(app) as url:
             headers = {"Authorization": f"Bearer {secret}"}
             with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=120) as client:
-                yield client, desk, mlflow_url
+                yield client, driver, mlflow_url
 
 
-def test_the_board_is_the_one_that_compare_prints(bench: tuple[httpx.Client, Desk, str]) -> None:
-    client, desk, url = bench
-    desk.judged_by("anna", everything=True)
-    code, printed = invoke("compare", desk.experiment.name, "--format", "json", "--mlflow-url", url)
+def test_the_board_is_the_one_that_compare_prints(bench: tuple[httpx.Client, SheetDriver, str]) -> None:
+    client, driver, url = bench
+    driver.judged_by("anna", everything=True)
+    code, printed = invoke("compare", driver.experiment.name, "--format", "json", "--mlflow-url", url)
     assert code == 0
-    assert client.get(f"{API}/leaderboard/{desk.experiment.name}").json() == json.loads(printed)
+    assert client.get(f"{API}/leaderboard/{driver.experiment.name}").json() == json.loads(printed)
 
 
-def test_a_list_of_runs_is_the_one_that_runs_list_prints(bench: tuple[httpx.Client, Desk, str]) -> None:
-    client, desk, url = bench
-    _, printed = invoke("runs", "list", "--experiment", desk.experiment.name, "--json", "--mlflow-url", url)
-    items = client.get(f"{API}/runs/{desk.experiment.name}?limit=500").json()["items"]
+def test_a_list_of_runs_is_the_one_that_runs_list_prints(bench: tuple[httpx.Client, SheetDriver, str]) -> None:
+    client, driver, url = bench
+    _, printed = invoke("runs", "list", "--experiment", driver.experiment.name, "--json", "--mlflow-url", url)
+    items = client.get(f"{API}/runs/{driver.experiment.name}?limit=500").json()["items"]
     keys = ("run_id", "state", "params", "metrics", "tags")
     listed = sorted(json.loads(printed), key=lambda run: run["run_id"])
     assert sorted(({key: item[key] for key in keys} for item in items), key=lambda run: str(run["run_id"])) == listed
 
 
 def test_a_sheet_applied_on_the_command_line_shows_at_once(
-    bench: tuple[httpx.Client, Desk, str], tmp_path: Path
+    bench: tuple[httpx.Client, SheetDriver, str], tmp_path: Path
 ) -> None:
-    client, desk, url = bench
-    name = desk.experiment.name
+    client, driver, url = bench
+    name = driver.experiment.name
     before = client.get(f"{API}/leaderboard/{name}").json()
     assert client.get(f"{API}/leaderboard/{name}").json() == before
     sheet = tmp_path / "anna.json"
-    sheet.write_text(json.dumps(fill(desk.export("anna", everything=True).stored)))
+    sheet.write_text(json.dumps(fill(driver.export("anna", everything=True).stored)))
     assert invoke("judge", "apply", str(sheet), "--mlflow-url", url)[0] == 0
     after = client.get(f"{API}/leaderboard/{name}").json()
     assert (before["judges"], after["judges"]) == ([], ["anna"])
@@ -110,19 +110,19 @@ def test_a_sheet_applied_on_the_command_line_shows_at_once(
     assert rows[name]["judged"] == rows[name]["cells"] == 9
 
 
-def test_runs_and_experiments_lead_to_their_pages_in_mlflow(bench: tuple[httpx.Client, Desk, str]) -> None:
-    client, desk, url = bench
+def test_runs_and_experiments_lead_to_their_pages_in_mlflow(bench: tuple[httpx.Client, SheetDriver, str]) -> None:
+    client, driver, url = bench
     rows = {row["experiment"]: row for row in client.get(f"{API}/experiments").json()["items"]}
-    assert rows[desk.experiment.name]["url"] == f"{url}/#/experiments/{desk.experiment.experiment_id}/runs"
-    run = client.get(f"{API}/runs/{desk.experiment.name}?limit=1").json()["items"][0]
-    assert run["url"] == f"{url}/#/experiments/{desk.experiment.experiment_id}/runs/{run['run_id']}"
-    whole = client.get(f"{API}/runs/{desk.experiment.name}/{run['run_id']}").json()
+    assert rows[driver.experiment.name]["url"] == f"{url}/#/experiments/{driver.experiment.experiment_id}/runs"
+    run = client.get(f"{API}/runs/{driver.experiment.name}?limit=1").json()["items"][0]
+    assert run["url"] == f"{url}/#/experiments/{driver.experiment.experiment_id}/runs/{run['run_id']}"
+    whole = client.get(f"{API}/runs/{driver.experiment.name}/{run['run_id']}").json()
     assert whole["texts"]["artifact:raw.txt"].startswith("[")
 
 
-def test_judging_over_http_ends_in_the_scores_that_files_give(bench: tuple[httpx.Client, Desk, str]) -> None:
-    client, desk, _ = bench
-    name = desk.experiment.name
+def test_judging_over_http_ends_in_the_scores_that_files_give(bench: tuple[httpx.Client, SheetDriver, str]) -> None:
+    client, driver, _ = bench
+    name = driver.experiment.name
     sheet = client.post(f"{API}/judge/{name}/sheets", json={"judge": "ben", "all": True})
     assert sheet.status_code == 201
     raw = sheet.json()
@@ -132,7 +132,7 @@ def test_judging_over_http_ends_in_the_scores_that_files_give(bench: tuple[httpx
     body = client.post(f"{API}/judge/{name}/apply", json=raw).json()
     assert body["status"] in ("applied", "held")
     assert body["unfinished"] == 0
-    assert {given.judge for scores in desk.scores().values() for given in scores.judges.values()} == {"ben"}
+    assert {given.judge for scores in driver.scores().values() for given in scores.judges.values()} == {"ben"}
 
 
 def raw_request(url: str, *lines: str) -> bytes:
@@ -158,13 +158,13 @@ def raw_request(url: str, *lines: str) -> bytes:
     ],
 )
 def test_a_request_without_exactly_one_allowed_host_is_refused(
-    bench: tuple[httpx.Client, Desk, str], lines: Any
+    bench: tuple[httpx.Client, SheetDriver, str], lines: Any
 ) -> None:
     client, _, _ = bench
     assert raw_request(str(client.base_url).rstrip("/"), *lines).startswith(b"HTTP/1.1 400")
 
 
-def test_the_headers_are_on_what_leaves_the_socket(bench: tuple[httpx.Client, Desk, str]) -> None:
+def test_the_headers_are_on_what_leaves_the_socket(bench: tuple[httpx.Client, SheetDriver, str]) -> None:
     client, _, _ = bench
     for path in ("/healthz", "/nothing", "/metrics", "/login"):
         response = client.get(path)
@@ -172,7 +172,7 @@ def test_the_headers_are_on_what_leaves_the_socket(bench: tuple[httpx.Client, De
         assert "server" not in response.headers
 
 
-def test_an_endless_body_is_cut_off(bench: tuple[httpx.Client, Desk, str]) -> None:
+def test_an_endless_body_is_cut_off(bench: tuple[httpx.Client, SheetDriver, str]) -> None:
     client, _, _ = bench
     host, port = str(client.base_url).removeprefix("http://").rstrip("/").split(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=120)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.judging import EXPERIMENT, Desk, always, fill, items_of
+from support.judging import EXPERIMENT, SheetDriver, always, fill, items_of
 from tipbench.judge.scores import SCORES
 from tipbench.judge.sheet_store import HIDDEN, KEY
 from tipbench.record.run import RunChange
@@ -23,10 +23,10 @@ def look(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Look]:
         yield found
 
 
-def desk_of(served: Served) -> Desk:
+def driver_of(served: Served) -> SheetDriver:
     experiment = served.store.experiment(EXPERIMENT)
     assert experiment is not None
-    return Desk(served.store, experiment)
+    return SheetDriver(served.store, experiment)
 
 
 def page_of(served: Served, run_id: str, query: str = "") -> str:
@@ -142,10 +142,10 @@ def test_the_names_of_hidden_items_are_shown_only_with_the_key() -> None:
 
 
 def test_held_scores_are_shown_as_such(served: Served) -> None:
-    desk = desk_of(served)
-    judging = desk.export("anna", everything=True).stored
+    driver = driver_of(served)
+    judging = driver.export("anna", everything=True).stored
     raw = fill(judging, always(5))
-    assert desk.apply(raw).held
+    assert driver.apply(raw).held
     run_id = next(iter(items_of(raw, judging)))
     text = words_of(page_of(served, run_id))
     assert "Some scores are held" in text
@@ -154,16 +154,16 @@ def test_held_scores_are_shown_as_such(served: Served) -> None:
 
 
 def test_revised_scores_are_shown_as_history(served: Served) -> None:
-    desk = desk_of(served)
-    judging = desk.export("anna", everything=True).stored
+    driver = driver_of(served)
+    judging = driver.export("anna", everything=True).stored
     raw = fill(judging)
-    desk.apply(raw)
+    driver.apply(raw)
     run_id, item = next(iter(items_of(raw, judging).items()))
     item["tips"][0]["scores"]["tone"] = (
         6 - item["tips"][0]["scores"]["tone"] if item["tips"][0]["scores"]["tone"] != 3 else 4
     )
     item["tips"][0]["note"] = "looked <b>again</b>"
-    desk.apply(raw)
+    driver.apply(raw)
     page = page_of(served, run_id)
     assert "1 earlier judgement" in page
     assert "looked &lt;b&gt;again&lt;/b&gt;" in page
@@ -177,7 +177,7 @@ def test_provisional_scores_are_named(home: Path) -> None:
     store, experiment = answered()
     run_judge(store, experiment, RulesJudge(), ExportRequest())
     with serving(home, store) as served:
-        text = words_of(page_of(served, next(iter(desk_of(served).cells()))))
+        text = words_of(page_of(served, next(iter(driver_of(served).cells()))))
     assert "The scores are provisional" in text
     assert "Composite, provisional" in text
     assert "rules ~ provisional" in text
@@ -193,12 +193,12 @@ def test_tips_beyond_the_requested_number_are_shown_as_not_judged(home: Path) ->
     store = MemoryStore()
     record_cells(store, n_scenarios=1, write=lambda _cell, _rng: many)
     with serving(home, store) as served:
-        page = page_of(served, next(iter(desk_of(served).cells())))
+        page = page_of(served, next(iter(driver_of(served).cells())))
     assert page.count("more than requested, not judged") == 2
 
 
 def test_a_damaged_text_is_named_and_the_rest_is_shown(served: Served) -> None:
-    run_id = next(iter(desk_of(served).cells()))
+    run_id = next(iter(driver_of(served).cells()))
     served.store.update(run_id, RunChange(texts={SCORES: '{"odd": true}'}, at_ms=1))
     text = words_of(page_of(served, run_id))
     assert "A text cannot be read" in text

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.judging import EXPERIMENT, Desk, always, fill, fill_csv, record_cells
+from support.judging import EXPERIMENT, SheetDriver, always, fill, fill_csv, record_cells
 from tipbench.judge.export import ExportResult
 from tipbench.judge.sheet_file import sheet_csv
 from tipbench.web import deps, judge_service
@@ -29,10 +29,10 @@ JUDGES = f"/experiments/{EXPERIMENT}/judges"
 IMPORT = f"{JUDGES}/import"
 
 
-def desk_of(served: Served) -> Desk:
+def driver_of(served: Served) -> SheetDriver:
     experiment = served.store.experiment(EXPERIMENT)
     assert experiment is not None
-    return Desk(served.store, experiment)
+    return SheetDriver(served.store, experiment)
 
 
 def upload(served: Served, content: bytes | dict[str, Any], name: str = "sheet.json", **options: Any) -> Any:
@@ -56,17 +56,17 @@ def confirm(served: Served, place: str, page: str, **fields: str) -> Any:
 
 @pytest.fixture
 def exported(served: Served) -> ExportResult:
-    return desk_of(served).export("anna", limit=6)
+    return driver_of(served).export("anna", limit=6)
 
 
 def test_the_preview_shows_every_change_and_writes_nothing(served: Served, exported: ExportResult) -> None:
-    raw, before = fill(exported.stored), desk_of(served).everything()
+    raw, before = fill(exported.stored), driver_of(served).everything()
     _, page = preview_of(served, raw)
     assert page.status_code == 200
     for item in raw["items"]:
         assert item["item"] in page.text
     assert f"items that change {len(raw['items'])}" in words_of(page.text)
-    assert desk_of(served).everything() == before
+    assert driver_of(served).everything() == before
 
 
 def test_the_previewed_file_is_the_one_applied(served: Served, exported: ExportResult) -> None:
@@ -76,7 +76,7 @@ def test_the_previewed_file_is_the_one_applied(served: Served, exported: ExportR
     assert (response.status_code, response.headers["location"]) == (303, place)
     done = served.get(place, headers=HTML).text
     assert f"{len(raw['items'])} items of sheet {raw['sheet']} by anna count now" in words_of(done)
-    judged = [run for run in desk_of(served).cells().values() if run.state == "judged"]
+    judged = [run for run in driver_of(served).cells().values() if run.state == "judged"]
     assert len(judged) == exported.cells
 
 
@@ -84,7 +84,7 @@ def test_an_old_and_a_new_score_stand_side_by_side(served: Served, exported: Exp
     raw = fill(exported.stored)
     for tip in raw["items"][0]["tips"]:
         tip["scores"]["tone"] = 3
-    desk_of(served).apply(raw)
+    driver_of(served).apply(raw)
     for tip in raw["items"][0]["tips"]:
         tip["scores"]["tone"] = 4
     _, page = preview_of(served, raw)
@@ -94,7 +94,7 @@ def test_an_old_and_a_new_score_stand_side_by_side(served: Served, exported: Exp
 
 def test_a_file_without_changes_is_reported(served: Served, exported: ExportResult) -> None:
     raw = fill(exported.stored)
-    desk_of(served).apply(raw)
+    driver_of(served).apply(raw)
     _, page = preview_of(served, raw)
     assert "This file has no changes" in page.text
 
@@ -112,11 +112,11 @@ def test_a_spreadsheet_is_accepted_too(served: Served, exported: ExportResult) -
     text = fill_csv(sheet_csv(exported.stored.sheet), fill(exported.stored), delimiter=";")
     place, page = preview_of(served, text.encode("utf-8-sig"), name="sheet.csv")
     assert confirm(served, place, page.text).status_code == 303
-    assert sum(run.state == "judged" for run in desk_of(served).cells().values()) == exported.cells
+    assert sum(run.state == "judged" for run in driver_of(served).cells().values()) == exported.cells
 
 
 def test_the_judge_of_an_unnamed_sheet_is_given_with_the_file(served: Served) -> None:
-    raw = fill(desk_of(served).export(None, limit=6).stored)
+    raw = fill(driver_of(served).export(None, limit=6).stored)
     _, refused = preview_of(served, raw)
     assert refused.status_code == 422
     place, page = preview_of(served, raw, fields={"judge": "dora"})
@@ -125,7 +125,7 @@ def test_the_judge_of_an_unnamed_sheet_is_given_with_the_file(served: Served) ->
 
 
 def test_every_mistake_is_listed_with_its_place(served: Served, exported: ExportResult) -> None:
-    raw, before = fill(exported.stored), desk_of(served).everything()
+    raw, before = fill(exported.stored), driver_of(served).everything()
     raw["items"][0]["tips"][0]["scores"]["tone"] = 9
     raw["items"][1]["tips"][2]["tip"] = "<script>alert(1)</script>"
     _, page = preview_of(served, raw)
@@ -135,7 +135,7 @@ def test_every_mistake_is_listed_with_its_place(served: Served, exported: Export
     assert f"{raw['items'][0]['item']} 1 scores.tone expected a whole number from 1 to 5" in text
     assert f"{raw['items'][1]['item']} 3 tip expected the text as exported" in text
     assert "<script>alert(1)" not in page.text
-    assert desk_of(served).everything() == before
+    assert driver_of(served).everything() == before
 
 
 def test_an_invalid_sheet_is_refused_with_a_sentence(served: Served) -> None:
@@ -198,7 +198,7 @@ def test_a_file_that_is_too_large_is_refused_with_a_sentence(served: Served, mon
 
 
 def test_beyond_the_limit_the_scores_are_held_unless_a_reason_is_given(served: Served) -> None:
-    raw = fill(desk_of(served).export("anna", everything=True).stored, always(5))
+    raw = fill(driver_of(served).export("anna", everything=True).stored, always(5))
     place, page = preview_of(served, raw)
     assert "would be held" not in page.text, "a preview has no verdict"
     confirm(served, place, page.text)
@@ -208,24 +208,24 @@ def test_beyond_the_limit_the_scores_are_held_unless_a_reason_is_given(served: S
     place, page = preview_of(served, raw)
     confirm(served, place, page.text, reason="the references were wrong")
     assert "drift accepted the references were wrong" in words_of(served.get(place, headers=HTML).text)
-    assert all(run.state == "judged" for run in desk_of(served).cells().values())
+    assert all(run.state == "judged" for run in driver_of(served).cells().values())
 
 
 def test_confirming_twice_applies_once(served: Served, exported: ExportResult) -> None:
     place, page = preview_of(served, fill(exported.stored))
     confirm(served, place, page.text)
-    after = desk_of(served).everything()
+    after = driver_of(served).everything()
     assert confirm(served, place, page.text).status_code == 303
-    assert desk_of(served).everything() == after
+    assert driver_of(served).everything() == after
 
 
 def test_another_file_than_the_previewed_one_is_not_applied(served: Served, exported: ExportResult) -> None:
-    before = desk_of(served).everything()
+    before = driver_of(served).everything()
     place, _ = preview_of(served, fill(exported.stored))
     for digest in ("", "0" * 64, "é"):
         response = served.post(place, data={"sha256": digest}, headers=HTML)
         assert (response.status_code, "another file" in response.text) == (409, True)
-    assert desk_of(served).everything() == before
+    assert driver_of(served).everything() == before
 
 
 def test_an_upload_belongs_to_its_sender_and_experiment(served: Served, exported: ExportResult) -> None:
@@ -296,7 +296,7 @@ def test_it_works_on_a_real_mlflow(home: Path, mlflow_url: str) -> None:
     name = "tip-bench-import/ü 1"
     store = MlflowStore(mlflow_url)
     experiment = record_cells(store, experiment=name, n_scenarios=2, models=("alpha:135m",), prompts="v1,v2-mentor")
-    raw = fill(Desk(store, experiment).export("anna").stored)
+    raw = fill(SheetDriver(store, experiment).export("anna").stored)
     here = "/experiments/tip-bench-import%2F%C3%BC%201"
     try:
         with serving(home, find_mlflow=True, environment={"MLFLOW_TRACKING_URI": mlflow_url}) as served:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.judging import EXPERIMENT, Desk, record_cells
+from support.judging import EXPERIMENT, SheetDriver, record_cells
 from tipbench.errors import MlflowUnavailable
 from tipbench.jobs.command import collect_request
 from tipbench.jobs.job import JobState
@@ -164,7 +164,7 @@ def test_a_change_without_new_cells_is_not_delivered(bench: Bench) -> None:
     bench.pass_time()
     found = bench.runs.experiment(EXPERIMENT)
     assert found is not None
-    Desk(bench.runs, found).export("anna")  # gives a new revision
+    SheetDriver(bench.runs, found).export("anna")  # gives a new revision
     bench.pass_time(times=4)
     assert len(bench.payloads()) == 1
 
@@ -174,11 +174,11 @@ def test_judged_cells_are_not_delivered_and_reopened_ones_are_new_again(bench: B
     bench.pass_time()
     found = bench.runs.experiment(EXPERIMENT)
     assert found is not None
-    desk = Desk(bench.runs, found)
-    desk.judged_by("anna")
+    driver = SheetDriver(bench.runs, found)
+    driver.judged_by("anna")
     bench.pass_time(times=4)
     assert len(bench.payloads()) == 1
-    run_id = next(run_id for run_id, run in desk.cells().items() if run.state == "judged")
+    run_id = next(run_id for run_id, run in driver.cells().items() if run.state == "judged")
     bench.runs.update(run_id, RunChange(tags={"state": "pending", "judge_pending": "true"}, at_ms=2_000))
     bench.runs.touch(found.experiment_id)
     bench.pass_time()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.judged import judge_at
-from support.judging import Desk, record_cells
+from support.judging import SheetDriver, record_cells
 from tipbench.compare.matrix import Pair
 from tipbench.errors import NotEnoughData, UsageError
 from tipbench.plan.grid import PlannedCell
@@ -35,7 +35,7 @@ def answer(cell: PlannedCell, rng: random.Random) -> str:
 def judged() -> tuple[MemoryStore, CatalogueFile]:
     store = MemoryStore()
     found = record_cells(store, write=answer)
-    judge_at(Desk(store, found), lambda _run, number: 5 - number)
+    judge_at(SheetDriver(store, found), lambda _run, number: 5 - number)
     return store, build_catalogue(store, found, PAIR)
 
 

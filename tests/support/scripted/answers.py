@@ -13,7 +13,7 @@ Reply = Callable[[str, Sequence[Message], Mapping[str, object], int], str]
 _NUMBER_OF_TIPS = re.compile(
     r"\b(\d{1,2})\s+(?:[^\W\d]+\s+){0,3}?(?:tips?|objects?|suggestions?|items?|elements?)\b", re.IGNORECASE
 )
-_STARTS = ("Before lunch,", "Right after coffee,", "At your desk,", "Once the call ends,", "Before you leave,")
+_STARTS = ("Before lunch,", "Right after coffee,", "At your driver,", "Once the call ends,", "Before you leave,")
 _ACTIONS = (
     "write the first line of the report",
     "answer the oldest open message",

@@ -80,7 +80,7 @@ def test_exported_duels_are_applied_and_counted(tmp_path: Path, duelling: str) -
     raw = exported(file, "--judge", "anna")
     assert (raw["format"], raw["judge"], len(raw["items"])) == ("tipbench-duel/1", "anna", 16)
     key = key_of(duelling, raw)
-    two = {item: "ab"[[key.names[run][0] for run in runs].index("two:1b")] for item, runs in key.sides.items()}
+    two = {item: "ab"[[key.pairs[run][0] for run in runs].index("two:1b")] for item, runs in key.sides.items()}
     fill(file, raw, two)
     dry = invoke("judge", "apply", str(file), "--dry-run", "--json").json
     assert (dry["dry_run"], len(dry["changes"])) == (True, 16)

@@ -100,7 +100,7 @@ class Team:
             key = find_duel(store, find_experiment(store, experiment).experiment_id, experiment, raw["sheet"])
         assert key is not None
         for item in raw["items"]:
-            item["winner"] = "ab"[[key.names[run][1] for run in key.sides[item["item"]]].index(winner)]
+            item["winner"] = "ab"[[key.pairs[run][1] for run in key.sides[item["item"]]].index(winner)]
         file.write_text(json.dumps(raw), "utf-8")
         return dict(self.json("judge", "apply", str(file)))
 

@@ -90,7 +90,7 @@ def filled(done: DuelExport, winner: Callable[[str, str], str | None]) -> dict[s
     """The rule gets the models of a and b."""
     raw: dict[str, Any] = json.loads(duel_text(done.stored.sheet))
     for item in raw["items"]:
-        a, b = (done.stored.names[run_id][0] for run_id in done.stored.sides[item["item"]])
+        a, b = (done.stored.pairs[run_id][0] for run_id in done.stored.sides[item["item"]])
         item["winner"] = winner(a, b)
     return raw
 
@@ -125,7 +125,7 @@ def test_only_tied_pairs_are_compared_in_both_orders(driver: SheetDriver) -> Non
     done = export(driver)
     sides = list(done.stored.sides.values())
     assert len(sides) == 2 * 8, "two pairs, eight scenarios, both orders"
-    assert {model for model, _ in done.stored.names.values()} == set(MODELS[:2])
+    assert {model for model, _ in done.stored.pairs.values()} == set(MODELS[:2])
     assert Counter(frozenset(two) for two in sides) == dict.fromkeys(map(frozenset, sides), 2)
     assert all((b, a) in sides for a, b in sides)
     assert (done.pairs, done.scenarios) == (2, 8)
@@ -134,7 +134,7 @@ def test_only_tied_pairs_are_compared_in_both_orders(driver: SheetDriver) -> Non
 def test_the_file_does_not_reveal_the_pairs(driver: SheetDriver) -> None:
     done = export(driver)
     text = duel_text(done.stored.sheet)
-    for secret in ("unmistakable", '"v1"', *done.stored.names, done.stored.run_id):
+    for secret in ("unmistakable", '"v1"', *done.stored.pairs, done.stored.run_id):
         assert secret not in text
     assert len({len(item.id) for item in done.stored.sheet.items}) == 1
 
@@ -191,7 +191,7 @@ def test_applied_duels_are_read_back(driver: SheetDriver) -> None:
     assert (applied.finished, applied.unfinished, applied.twice, applied.same) == (16, 0, 8, 8)
     duels = read_duels(driver.store, driver.experiment)
     assert len(duels) == 16
-    assert {duel.names["ab".index(str(duel.winner))][0] for duel in duels} == {MODELS[1]}
+    assert {duel.pairs["ab".index(str(duel.winner))][0] for duel in duels} == {MODELS[1]}
     assert {duel.judge for duel in duels} == {"anna"}
 
 
@@ -415,7 +415,7 @@ def test_no_pair_is_drawn_more_often_than_another(limit: int) -> None:
     shown: Counter[str] = Counter()
     for seed in range(400):
         for each in choose_match_ups(found, limit, random.Random(seed)):
-            shown.update((each.one.name[0], each.other.name[0]))
+            shown.update((each.one.pair[0], each.other.pair[0]))
     expected = 400 * limit * 2 / 6
     assert all(abs(count - expected) < 0.1 * expected for count in shown.values()), shown
 

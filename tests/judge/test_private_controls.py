@@ -52,7 +52,7 @@ def test_disagreement_too_few_judges_and_known_tips_are_left_out(judged: SheetDr
     cells = read_cells(judged.store, judged.experiment.experiment_id)
     assert agreed_controls(cells, SUITE.rubric, judges=3) == []
     every = [tip.tip for cell in cells for tip in cell.tips]
-    assert agreed_controls(cells, SUITE.rubric, known=every) == []
+    assert agreed_controls(cells, SUITE.rubric, exclude=every) == []
     driver = SheetDriver(SeededStore(), judged.experiment)
     driver.store.copy_from(judged.store)  # type: ignore[attr-defined]
     raw = fill(driver.export("carla", everything=True, seed=2).stored, at_random)

@@ -85,12 +85,12 @@ def test_a_histograms_buckets_add_up() -> None:
 
 def test_a_label_cannot_break_out_of_its_quotes() -> None:
     metrics = Metrics()
-    metrics.show("x", "gauge", "X.", lambda: {(("name", 'a"b\\c\nd'),): 1.0})
+    metrics.register("x", "gauge", "X.", lambda: {(("name", 'a"b\\c\nd'),): 1.0})
     assert metrics.text().splitlines()[-1] == 'x{name="a\\"b\\\\c\\nd"} 1'
 
 
 def test_any_number_is_written() -> None:
     for value in [float("inf"), 1e300, 0.1]:
         metrics = Metrics()
-        metrics.show("x", "gauge", "X.", partial(dict, {(): value}))
+        metrics.register("x", "gauge", "X.", partial(dict, {(): value}))
         assert metrics.text().splitlines()[-1] == f"x {value:g}"

@@ -128,7 +128,7 @@ def compare(
             options = {"html": html, "plot": plot, "baseline": baseline, "by": by, "cluster": cluster}
             if unused := [f"--{name}" for name, value in options.items() if value is not None]:
                 raise UsageError(f"{', '.join(unused)} cannot be used with two experiments.")
-            _compare_two(store, found, query.question, map_ or [], output_format)
+            _compare_two(store, found, query.cell_filter, map_ or [], output_format)
             return
         if map_:
             raise UsageError("--map needs two experiments.")
@@ -159,7 +159,7 @@ def compare(
 
 
 def _compare_two(
-    store: MlflowStore, found: list[Experiment], question: CellFilter, maps: list[str], output_format: BoardFormat
+    store: MlflowStore, found: list[Experiment], cell_filter: CellFilter, maps: list[str], output_format: BoardFormat
 ) -> None:
     from tipbench.compare.cells import read_board
     from tipbench.compare.experiments import compare_experiments
@@ -171,7 +171,7 @@ def _compare_two(
         if not separator:
             raise UsageError(f"--map must be PAIR1=PAIR2 (got {text[:120]!r}).")
         pairs.append((parse_pair_option(first, "map"), parse_pair_option(second, "map")))
-    first_board, second_board = (read_board(store, each.experiment_id, question) for each in found)
+    first_board, second_board = (read_board(store, each.experiment_id, cell_filter) for each in found)
     result = compare_experiments((found[0].name, found[1].name), (first_board, second_board), pairs)
     if output_format == "json":
         print_json(result.to_json())

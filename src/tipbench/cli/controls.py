@@ -48,13 +48,13 @@ def make(
     if not cells:
         raise NotEnoughData(f"{found.name} has no answered cells yet. Run `tipbench collect` first.")
     material = combine_material(load_suites(cells, suite))
-    known = [example.tip for example in (*material.controls, *material.rubric.anchors)]
+    existing = [example.tip for example in (*material.controls, *material.rubric.anchors)]
     controls = agreed_controls(
         [cell for cell in cells if cell.scenario in material.cards],
         material.rubric,
         judges=judges,
         per_scenario=per_scenario,
-        known=known,
+        exclude=existing,
     )
     if not controls:
         raise NotEnoughData(

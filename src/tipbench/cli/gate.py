@@ -66,13 +66,13 @@ def gate(
     if not isfinite(margin) or margin < 0:
         raise UsageError(f"--margin must be 0 or more (got {margin:g}).")
     options = GateOptions(*pairs, margin, failed_as_floor=failed_as_floor)
-    question = board_query(where=where or (), judge=judge).question
+    cell_filter = board_query(where=where or (), judge=judge).cell_filter
     name = chosen_experiment(settings, experiment)
     if junit is not None:
         check_output(junit, "--junit")
     try:
         with open_experiment(settings, mlflow_url, name) as (store, found):
-            result = evaluate_gate(read_board(store, found.experiment_id, question), options)
+            result = evaluate_gate(read_board(store, found.experiment_id, cell_filter), options)
     except NotEnoughData as exc:
         result = unknown(options, str(exc))
     except TipbenchError as exc:

@@ -28,7 +28,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 MlflowOption = Annotated[
     str | None,
     typer.Option(
-        "--mlflow-url", metavar="URL", help="The MLflow server. [default: MLFLOW_TRACKING_URI, else found or started]"
+        "--mlflow-url", metavar="URL", help="The MLflow server. [default: MLFLOW_TRACKING_URI, else a local server]"
     ),
 ]
 OllamaOption = Annotated[
@@ -53,7 +53,7 @@ PlotOption = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png|.sv
 SuiteOption = Annotated[
     str | None,
     typer.Option(
-        "--suite", metavar="NAME|FOLDER", help="Suite with the cards, rubric and controls. [default: as collected]"
+        "--suite", metavar="NAME|FOLDER", help="Suite with the scenarios, rubric and controls. [default: as collected]"
     ),
 ]
 OneJudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Use only this judge's scores.")]
@@ -64,7 +64,9 @@ LimitOption = Annotated[
 ]
 OverlapOption = Annotated[
     float,
-    typer.Option("--overlap", min=0.0, max=1.0, metavar="SHARE", help="Share of other judges' answers to include."),
+    typer.Option(
+        "--overlap", min=0.0, max=1.0, metavar="SHARE", help="Share of answers scored by other judges to include."
+    ),
 ]
 AcceptOption = Annotated[
     str | None,
@@ -78,7 +80,7 @@ SeedOption = Annotated[
 ]
 PriorOption = Annotated[
     list[Path] | None,
-    typer.Option("--prior", metavar="FILE", help="A prior of `tipbench prior fit`; repeatable, one per policy."),
+    typer.Option("--prior", metavar="FILE", help="A prior from `tipbench prior fit`; repeatable, one per policy."),
 ]
 StateOption = Annotated[
     Literal["sqlite", "files"],
@@ -132,7 +134,10 @@ def _collect_option(key: str) -> inspect.Parameter:
 
 
 def default_text(key: str) -> str:
-    """Return the default of a setting for a help text: environment variables, then the value."""
+    """Return the default of a setting for a help text: environment variables, then the value.
+
+    `key` is an option of collect; its first variable, TIPBENCH_KEY, is omitted.
+    """
     setting = next(setting for setting in SETTINGS if setting.key == key)
     parts = [*setting.variables[1:], *([setting.default] if setting.default else [])]
     return f" [default: {', else '.join(parts)}]" if parts else ""
@@ -150,7 +155,7 @@ def chosen_experiment(settings: Settings, flag: str | None) -> str:
 
 @contextmanager
 def open_store(settings: Settings, url: str | None) -> Iterator[MlflowStore]:
-    """Open the MLflow to read from; starts the local one if it has data. Raises NotEnoughData if there is none."""
+    """Open the MLflow to read from; starts the local one if it has data. Raises NotEnoughData if no MLflow is found."""
     with settings.mlflow.open(url, report=print_message) as opened:
         if not url and not settings.get("mlflow_url"):
             print_message(f"reading from {opened.how}")
@@ -161,7 +166,7 @@ def open_store(settings: Settings, url: str | None) -> Iterator[MlflowStore]:
 def open_experiment(
     settings: Settings, url: str | None, experiment: str | None
 ) -> Iterator[tuple[MlflowStore, Experiment]]:
-    """Open the MLflow to read from and the selected experiment. Raises NotEnoughData if there is none."""
+    """Open the MLflow to read from and the selected experiment. Raises NotEnoughData if either does not exist."""
     from tipbench.workflows.mlflow import existing_experiment
 
     name = chosen_experiment(settings, experiment)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def plan(config: CollectConfig, settings: Settings, json_: JsonOption = False) -> None:
     """Show what collect would do, without running it.
 
-    Shows how many cells there are and how many are recorded, refused models with reasons, memory and time, the
-    differences that the scenarios can find, and how long judging takes. Takes the options of collect; nothing is
+    Shows how many cells there are and how many are recorded, refused models with reasons, memory and time, the smallest
+    difference between pairs that can be detected, and how long judging takes. Takes the options of collect; nothing is
     generated or written.
 
     Examples:
@@ -49,7 +49,7 @@ def plan(config: CollectConfig, settings: Settings, json_: JsonOption = False) -
         print_message(f"warning: {warning}")
     for reason in planned.refused.values():
         print_message(f"refused: {reason}")
-    if refused_start(planned.facts, planned.refused, config, "") is not None:
+    if refused_start(planned.facts, planned.refused, config, hint="") is not None:
         hint = "Pass --skip-refused to run the others." if planned.facts else installed_hint("plan", config, settings)
         if hint:
             print_message(hint)

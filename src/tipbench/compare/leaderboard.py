@@ -533,7 +533,7 @@ def duels_of(store: RunStore, experiment: Experiment, cells: BoardCells) -> list
     """Return the judged duels between answers of a board, under its rubric and by its judge, if it is of one judge."""
     runs, judge = {cell.run.run_id for cell in cells.cells}, cells.question.judge
     return [
-        Duel(Pair(*duel.names[0]), Pair(*duel.names[1]), duel.scenario, _WINNERS[duel.winner])
+        Duel(Pair(*duel.pairs[0]), Pair(*duel.pairs[1]), duel.scenario, _WINNERS[duel.winner])
         for duel in read_duels(store, experiment)
         if duel.rubric == cells.rubric and runs.issuperset(duel.runs) and judge in (None, duel.judge)
     ]

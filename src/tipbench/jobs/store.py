@@ -105,10 +105,10 @@ class JobStore:
         """
         parts = [request.kind.value, request.experiment, dict(request.arguments), dict(request.private)]
         # Requests with the same key must be equal in these values; the caller and the runner may differ.
-        body = hashlib.sha256(_dump([*parts, request.retry_of]).encode()).hexdigest()
+        request_hash = hashlib.sha256(_dump([*parts, request.retry_of]).encode()).hexdigest()
         check_key(key)
         with self._db.transaction() as db:
-            known = self._find_existing(request, key, body)
+            known = self._find_existing(request, key, request_hash)
             if known is not None:
                 return Submitted(known, new=False)
             now = self._clock()
@@ -118,16 +118,16 @@ class JobStore:
                 "experiment": request.experiment,
                 "arguments": _dump(dict(request.arguments)), "private": _dump(dict(request.private)),
                 "resources": _dump(request.resources), "started_by": request.started_by, "runner": request.runner,
-                "retry_of": request.retry_of, "key": key, "body": body, "created": now,
+                "retry_of": request.retry_of, "key": key, "body": request_hash, "created": now,
             }  # fmt: skip
             names, marks = ", ".join(values), ", ".join("?" * len(values))
             db.execute(f"INSERT INTO jobs ({names}) VALUES ({marks})", tuple(values.values()))  # noqa: S608
             return Submitted(self.get(str(values["id"])), new=True)
 
-    def _find_existing(self, request: JobRequest, key: str | None, body: str) -> Job | None:
+    def _find_existing(self, request: JobRequest, key: str | None, request_hash: str) -> Job | None:
         """Return the job with this key, or a retry of the same job that has not ended; None if there is neither."""
         if key is not None and (same := self._db.rows("SELECT * FROM jobs WHERE key = ?", (key,))):
-            if same[0]["body"] != body:
+            if same[0]["body"] != request_hash:
                 raise JobConflict(
                     f"The idempotency key {key[:80]!r} belongs to job {same[0]['id']}, which was requested with other "
                     "options. Send another key with another request."
@@ -198,7 +198,10 @@ class JobStore:
     # Changes
 
     def claim(self, job_id: str) -> Job | None:
-        """Mark the job as being started, so that its runner handles cancels; None if it was cancelled or started."""
+        """Mark a queued job as starting and return it; None if it was cancelled or has started.
+
+        From then on a cancel request is handled by the job's runner.
+        """
         with self._db.transaction() as db:
             done = db.execute(
                 "UPDATE jobs SET claimed = coalesce(claimed, ?) "

@@ -27,21 +27,21 @@ MAX_OUTPUT = 64_000_000  # bytes of stdout or of an output file
 _MAX_STDERR = 65_536  # bytes, from the end
 _TERM_S = 3.0  # seconds between SIGTERM and SIGKILL
 _POLL_S = 0.05
-_OWN_VARIABLES = ("TIPBENCH_", "MLFLOW_TRACKING_")  # prefixes of environment variables that the program does not get
+_REMOVED_PREFIXES = ("TIPBENCH_", "MLFLOW_TRACKING_")  # of environment variables; the program does not get these
 
 
 def default_name(command: str) -> str:
     """Return the default judge name: the program's base name."""
-    return safe_line(os.path.basename(_split_command(command)[0]), MAX_NAME) or "command"  # noqa: PTH119 - any text
+    return safe_line(os.path.basename(_split_command(command)[0]), MAX_NAME) or "command"  # noqa: PTH119 - not always a path
 
 
 class CommandJudge:
     """Runs `command` for each batch of items, and retries once with the items that have no valid answer.
 
-    The command runs without a shell, in the current directory and environment (agents need both) minus tipbench's own
-    variables. The sheet is sent on stdin, unless the command has `{sheet}`: this is replaced by the path of a file with
-    the sheet, which the program may fill in place. `{out}` is replaced by the path of a file to write. For each item,
-    the first valid answer in `{out}`, stdout or `{sheet}` (in this order) is used.
+    The command runs without a shell, in the current directory and environment (agents need both) minus the settings of
+    tipbench and MLflow. The sheet is sent on stdin, unless the command has `{sheet}`: this is replaced by the path of a
+    file with the sheet, which the program may fill in place. `{out}` is replaced by the path of a file to write. For
+    each item, the first valid answer in `{out}`, stdout or `{sheet}` (in this order) is used.
     """
 
     provisional = False
@@ -137,7 +137,7 @@ def _run_program(command: Sequence[str], stdin: IO[bytes], timeout_s: float) -> 
     block while a child process keeps them open.
     """
     # Without tipbench and MLflow settings, which would give access to the hidden controls.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_REMOVED_PREFIXES)}
     with TemporaryFile() as stdout, TemporaryFile() as stderr:
         try:
             process = subprocess.Popen(
@@ -146,7 +146,7 @@ def _run_program(command: Sequence[str], stdin: IO[bytes], timeout_s: float) -> 
         except (OSError, ValueError) as exc:
             why = exc.strerror if isinstance(exc, OSError) else exc
             raise UsageError(f"The judge's program {command[0][:200]!r} could not be started: {why}.") from exc
-        exceeded = ""  # the limit
+        exceeded = ""  # the limit that was exceeded, if any
         try:
             deadline = time.monotonic() + timeout_s
             while not exceeded and process.poll() is None:

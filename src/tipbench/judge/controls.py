@@ -413,14 +413,14 @@ def agreed_controls(
     *,
     judges: int = MIN_JUDGES,
     per_scenario: int = MAX_PER_SCENARIO,
-    known: Iterable[str] = (),
+    exclude: Iterable[str] = (),
 ) -> list[Control]:
     """Return tips with counted scores of at least `judges` judges who are at most one step apart on every scale.
 
     The reference is the median, the lower one of two. Of more than `per_scenario` tips those are returned that spread
-    evenly over the composite. Tips in `known`, such as existing controls and anchors, are left out.
+    evenly over the composite. Tips in `exclude`, such as existing controls and anchors, are left out.
     """
-    taken = set(known)
+    taken = set(exclude)
     found: dict[str, list[Control]] = defaultdict(list)
     for cell in sorted(cells, key=lambda each: each.run.run_id):
         counted = [judgement for judgement in cell.scores.counted if judgement.rubric == rubric.tag]

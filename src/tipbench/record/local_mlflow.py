@@ -1,7 +1,7 @@
 """The local MLflow server: start, find and stop it.
 
-The server runs as long as its log file is locked; a process id may have been reused. The log is the standard output of
-all its processes, so they inherit the lock, and it is released when the last one exits.
+The server counts as running while its log file is locked: a saved process id could have been reused. The log is the
+standard output of all its processes, so they inherit the lock, and it is released when the last one exits.
 `python -m tipbench.record.local_mlflow FILE COMMAND…` is the child process of `LocalMlflow.up`.
 """
 
@@ -55,7 +55,7 @@ class LocalMlflow:
         self.folder = home / "mlflow"
         self._command = command
         self._log = self.folder / "server.log"
-        self._facts = self.folder / "server.json"
+        self._info_path = self.folder / "server.json"
         self._database = self.folder / "mlflow.db"
 
     def has_data(self) -> bool:
@@ -64,18 +64,18 @@ class LocalMlflow:
 
     def status(self) -> ServerStatus:
         """Return whether the server runs, and where."""
-        facts = _read_facts(self._facts)
+        info = _read_info(self._info_path)
         running = self._running()
-        port = facts.get("port")
+        port = info.get("port")
         return ServerStatus(
             running=running,
             healthy=running and port is not None and _healthy(port),
             folder=self.folder,
             log=self._log,
             url=None if port is None else f"http://{HOST}:{port}",
-            pid=facts.get("pid") if running else None,
-            version=facts.get("version"),
-            started=facts.get("started"),
+            pid=info.get("pid") if running else None,
+            version=info.get("version"),
+            started=info.get("started"),
         )
 
     def up(self, *, wait_s: float = 120.0, report: Callable[[str], None]) -> str:
@@ -94,7 +94,7 @@ class LocalMlflow:
                 return self._wait(deadline, wait_s, report, log_start=0)
             taken: set[int] = set()
             while True:
-                port = _free_port(_read_facts(self._facts).get("port"), taken)
+                port = _free_port(_read_info(self._info_path).get("port"), taken)
                 log_start = self._launch(port, version)
                 try:
                     return self._wait(deadline, wait_s, report, log_start=log_start)
@@ -106,18 +106,18 @@ class LocalMlflow:
         if not self._running():
             return False
         with self._locked(time.monotonic() + STOP_S, lambda _: None):
-            pid = _read_facts(self._facts).get("pid")
+            pid = _read_info(self._info_path).get("pid")
             if pid is None:
                 raise LocalServerError(
-                    f"The local MLflow runs, but {self._facts} does not name its process. "
+                    f"The local MLflow runs, but {self._info_path} does not name its process. "
                     f"End the process that has {self._log} open."
                 )
-            for number, seconds in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, 5.0)):
+            for signal_, seconds in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, 5.0)):
                 deadline = time.monotonic() + seconds
                 try:
-                    # While the lock is held a process of the group is alive, so its number cannot have been reused.
+                    # While the log is locked, a process of the group is alive, so the group id cannot have been reused.
                     if self._running():
-                        os.killpg(pid, number)
+                        os.killpg(pid, signal_)
                 except ProcessLookupError:
                     pass
                 except PermissionError as exc:
@@ -158,15 +158,15 @@ class LocalMlflow:
 
     def _launch(self, port: int, version: str) -> int:
         """Start the server detached from this process, and return the position where its log begins."""
-        facts = {"url": f"http://{HOST}:{port}", "port": port, "version": version, "started": time.time()}
-        with home_errors(self._facts, "cannot be written"):
-            _write_facts(self._facts, facts)
+        info = {"url": f"http://{HOST}:{port}", "port": port, "version": version, "started": time.time()}
+        with home_errors(self._info_path, "cannot be written"):
+            _write_info(self._info_path, info)
         with home_errors(self._log, "cannot be written"):
             if self._log.exists() and self._log.stat().st_size > MAX_LOG_BYTES:
                 self._log.unlink()
             log = self._log.open("ab")
         command = [
-            *(sys.executable, "-m", "tipbench.record.local_mlflow", str(self._facts)),
+            *(sys.executable, "-m", "tipbench.record.local_mlflow", str(self._info_path)),
             *(self._command or (sys.executable, "-m", "mlflow")),
             *("server", "--host", HOST, "--port", str(port), "--workers", "1"),
             # Relative to the folder: a database URL cannot contain a path with a question mark or a percent sign.
@@ -201,7 +201,7 @@ class LocalMlflow:
         """Wait until the server responds and return its URL; reports every few seconds."""
         began = time.monotonic()
         next_report = began
-        port = _read_facts(self._facts).get("port")
+        port = _read_info(self._info_path).get("port")
         while self._running():
             if port is not None and _healthy(port):
                 return f"http://{HOST}:{port}"
@@ -288,30 +288,30 @@ def _healthy(port: int) -> bool:
         connection.close()
 
 
-def _read_facts(path: Path) -> dict[str, Any]:
+def _read_info(path: Path) -> dict[str, Any]:
     """Return the valid values of server.json; empty if it cannot be read."""
     kinds = {"port": int, "pid": int, "version": str, "started": float}
     try:
-        facts = json.loads(path.read_text("utf-8"))
-        return {key: facts[key] for key, kind in kinds.items() if isinstance(facts.get(key), kind)}
+        info = json.loads(path.read_text("utf-8"))
+        return {key: info[key] for key, kind in kinds.items() if isinstance(info.get(key), kind)}
     except (OSError, ValueError, AttributeError):
         return {}
 
 
-def _write_facts(path: Path, facts: dict[str, Any]) -> None:
-    write_atomic(path, (json.dumps(facts, indent=1) + "\n").encode())
+def _write_info(path: Path, info: dict[str, Any]) -> None:
+    write_atomic(path, (json.dumps(info, indent=1) + "\n").encode())
 
 
 def _become_server(path: Path, command: Sequence[str]) -> None:
     """Leave the caller's session, save the process id while the lock is held, and exec the server."""
-    ready, saved = os.pipe()  # both are closed by exec
+    read_end, write_end = os.pipe()  # both are closed by exec
     if os.fork() > 0:
-        os.close(saved)
-        os.read(ready, 1)  # returns once the child has saved its process id, so that `down` finds it
+        os.close(write_end)
+        os.read(read_end, 1)  # returns once the child has saved its process id, so that `down` finds it
         os._exit(0)
     os.setsid()
-    _write_facts(path, {**json.loads(path.read_text("utf-8")), "pid": os.getpid()})
-    os.close(saved)
+    _write_info(path, {**json.loads(path.read_text("utf-8")), "pid": os.getpid()})
+    os.close(write_end)
     os.execvp(command[0], list(command))  # noqa: S606
 
 

@@ -185,7 +185,10 @@ class RewardRequest(TypedDict, total=False):
 
 
 def check_occasion(request: ScoreRequest | RecommendRequest) -> None:
-    """Raise ValueError if a validator above rejects or changes this request; its types and limits must be valid."""
+    """Apply the checks of `Time` and `Candidates` to a request whose types and limits are valid.
+
+    Raises ValueError if one of them rejects or changes a value.
+    """
     at, candidates = request.get("at"), request.get("candidates")
     if at is not None and _check_time(at) != at:
         raise ValueError("the time is changed by validation")

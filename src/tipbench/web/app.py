@@ -118,15 +118,15 @@ def make_panel(
     runners: Mapping[str, Runner] | None = None,
 ) -> tuple[Panel, Database]:
     """Create everything the handlers need. Raises UsageError for an invalid setting or file, before any request."""
-    settings.collect_config({})
+    settings.collect_config({})  # validates the settings
     database = panel_database(settings.home)
     sessions = Sessions(load_key(settings.home), database, life_s=options.session_s)
     guard = Authenticator(TokenStore(database), sessions, LoginLimiter(), options.admin_token)
     queries, metrics = Queries(), Metrics()
     tracker, streams = MlflowConnection(settings, store), StreamLimits()
     service = JobService.of(settings, make_runners(settings, tracker) if runners is None else runners)
-    metrics.show("tipbench_info", "gauge", "Always 1.", lambda: {(("version", tipbench.__version__),): 1.0})
-    metrics.show(
+    metrics.register("tipbench_info", "gauge", "Always 1.", lambda: {(("version", tipbench.__version__),): 1.0})
+    metrics.register(
         "tipbench_cache_requests_total",
         "counter",
         "Cache lookups.",
@@ -136,16 +136,16 @@ def make_panel(
             for result in ("hits", "misses")
         },
     )
-    metrics.show(
+    metrics.register(
         "tipbench_jobs",
         "gauge",
         "Jobs by state.",
         lambda: {(("state", state.value),): float(count) for state, count in service.store.counts().items()},
     )
-    metrics.show(
+    metrics.register(
         "tipbench_queue_length", "gauge", "Queued jobs.", lambda: {(): float(service.store.counts()[JobState.QUEUED])}
     )
-    metrics.show("tipbench_event_streams", "gauge", "Open event streams.", lambda: {(): float(streams.open)})
+    metrics.register("tipbench_event_streams", "gauge", "Open event streams.", lambda: {(): float(streams.open)})
     panel = Panel(
         settings=settings,
         options=options,

@@ -32,7 +32,7 @@ class Metrics:
             self._buckets.setdefault(route, [0] * (len(BUCKETS_S) + 1))[bisect_left(BUCKETS_S, seconds)] += 1
             self._seconds[route] += seconds
 
-    def show(self, name: str, kind: str, description: str, reading: Reading) -> None:
+    def register(self, name: str, kind: str, description: str, reading: Reading) -> None:
         """Register a gauge or counter; `reading` is called on every scrape."""
         self._registered[name] = (kind, description, reading)
 

@@ -328,7 +328,7 @@ class Queries:
         key = ("cells", experiment.experiment_id, query.where, query.judge, query.provisional, query.exclude)
         view = self.view(store, experiment)
         return self.large.get(
-            key, revision(experiment), lambda: read_board(view, experiment.experiment_id, query.question)
+            key, revision(experiment), lambda: read_board(view, experiment.experiment_id, query.cell_filter)
         )
 
     def _experiment_row(self, store: RunStore, experiment: Experiment, *, load_snapshot: bool) -> dict[str, Any]:

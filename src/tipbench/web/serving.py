@@ -108,10 +108,12 @@ class PolicyServer:
         self._committing: Future[None] | None = None
         self._waiting: list[asyncio.Future[None]] = []  # requests whose entries are part of `_committing`
         self._metrics = Metrics()
-        self._metrics.show("tipbench_info", "gauge", "Always 1.", lambda: {(("version", tipbench.__version__),): 1.0})
+        self._metrics.register(
+            "tipbench_info", "gauge", "Always 1.", lambda: {(("version", tipbench.__version__),): 1.0}
+        )
         for name, about in (("calls", "Calls"), ("dropped", "Dropped calls"), ("errors", "Failed calls")):
             reading = partial(self._shadow_counts, name)
-            self._metrics.show(f"tipbench_shadow_{name}_total", "counter", f"{about} of a shadow.", reading)
+            self._metrics.register(f"tipbench_shadow_{name}_total", "counter", f"{about} of a shadow.", reading)
         self._routes: dict[str, dict[str, Route]] = {
             "/recommend": {"POST": Route(self._recommend, _recommend_request, "body.candidates")},
             "/reward": {"POST": Route(partial(service.reward, None), _reward_request)},

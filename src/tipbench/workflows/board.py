@@ -30,14 +30,14 @@ class BoardQuery:
     exclude: tuple[str, ...] = ()
 
     @property
-    def question(self) -> CellFilter:
+    def cell_filter(self) -> CellFilter:
         """The options that select cells."""
         return CellFilter(dict(self.where), self.judge, self.provisional, self.exclude)
 
     def read(self, store: RunStore, experiment: Experiment) -> tuple[Leaderboard, BoardCells]:
         """Return the board and its cells. Raises NotEnoughData if no cells match."""
         return read_leaderboard(
-            store, experiment, self.question, baseline=self.baseline, by=self.by, cluster=self.cluster
+            store, experiment, self.cell_filter, baseline=self.baseline, by=self.by, cluster=self.cluster
         )
 
 
@@ -55,7 +55,7 @@ def board_query(
     if judge is not None and provisional:
         raise InvalidOption(
             "judge",
-            "cannot be combined with provisional: a named judge's scores count, provisional ones do not. Choose one.",
+            "cannot be combined with provisional: a judge's scores are not provisional. Choose one.",
         )
     return BoardQuery(
         where=parse_filters(where),
@@ -78,7 +78,7 @@ def parse_filters(texts: Sequence[str], named: Mapping[str, str] | None = None) 
 
 
 def parse_pair_option(text: str, key: str) -> Pair:
-    """Parse MODEL/PROMPT; the prompt of a reference is ignored, as it has none. Raises InvalidOption."""
+    """Parse MODEL/PROMPT; for a reference, which has no prompt, PROMPT is ignored. Raises InvalidOption."""
     pair = parse_pair(text.strip())
     if pair is None:
         raise InvalidOption(key, f"takes MODEL/PROMPT (got {text[:120]!r}), for example qwen2.5:0.5b/v1.")
@@ -89,8 +89,8 @@ def judge_name(text: str | None, key: str = "judge") -> str | None:
     """Return the normalized name of a judge, or None without a name. Raises InvalidOption."""
     if text is None:
         return None
-    if problem := name_problem(text):
-        raise InvalidOption(key, f"takes {problem} (got {text[:80]!r}).")
+    if requirement := name_problem(text):
+        raise InvalidOption(key, f"takes {requirement} (got {text[:80]!r}).")
     return normalize_name(text)
 
 

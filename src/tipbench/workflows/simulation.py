@@ -18,6 +18,7 @@ TEXT = "artifact:simulation.json"
 def record_simulation(store: RunStore, result: Mapping[str, Any]) -> str:
     """Record the JSON of a simulation and return the id of its run."""
     config, end_ms = result["config"], int(time.time() * 1000)
+    # MLflow rejects a plus sign in names.
     policies = {policy["name"].replace("+", "-"): policy for policy in result["policies"]}
     metrics = {
         f"{kind}/{name}/{part}": policy[kind][part]

@@ -24,7 +24,7 @@ from decisions import request_body
 from tipbench.serve.event_log import EventLog, Keys, load_keys
 from tipbench.serve.recommender import Recommender
 from tipbench.serve.service import PolicyService
-from tipbench.web.auth import POLICY_SERVER_REFUSES, Role, TokenGuard, TokenStore, panel_database
+from tipbench.web.auth import POLICY_SERVER_REFUSED_ROLES, Role, TokenGuard, TokenStore, panel_database
 from tipbench.web.security import LoginLimiter
 from tipbench.web.server import listen, run_server
 from tipbench.web.serving import PolicyServer, tune_garbage_collector
@@ -43,7 +43,9 @@ def main(name: str, home: Path) -> None:
             service = stack.enter_context(contextlib.closing(PolicyService(home)))
             recommender = stack.enter_context(contextlib.closing(Recommender(service)))
             tune_garbage_collector()
-            app = PolicyServer(service, recommender, TokenGuard(tokens, LoginLimiter(), None, POLICY_SERVER_REFUSES))
+            app = PolicyServer(
+                service, recommender, TokenGuard(tokens, LoginLimiter(), None, POLICY_SERVER_REFUSED_ROLES)
+            )
         else:
             app = smallest(stack.enter_context(contextlib.closing(_log(home))), load_keys(home), *sample(home / "x"))
         run_server(app, sock, started=lambda: print(sock.getsockname()[1], token, flush=True))

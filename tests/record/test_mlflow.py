@@ -413,10 +413,10 @@ def test_a_response_of_unknown_structure_is_refused(scripted: Scripted) -> None:
             list(store.search("1", where={}))
 
 
-def test_an_answer_that_cannot_be_unpacked_is_refused(scripted: Scripted) -> None:
+def test_a_response_that_cannot_be_decompressed_is_refused(scripted: Scripted) -> None:
     scripted.encoding = "gzip"
     scripted.answers_with(200, b"not gzip")
-    with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="unpacked"):
+    with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="cannot be decompressed"):
         store.experiments()
 
 

@@ -21,7 +21,7 @@ from tipbench.serve.catalogue import Catalogue
 from tipbench.serve.recommender import Recommender, ShadowScorer, score_shadow
 from tipbench.serve.request import RewardRequest, ScoreRequest
 from tipbench.serve.service import PolicyService
-from tipbench.web.auth import POLICY_SERVER_REFUSES, Role, TokenGuard, TokenStore, panel_database
+from tipbench.web.auth import POLICY_SERVER_REFUSED_ROLES, Role, TokenGuard, TokenStore, panel_database
 from tipbench.web.security import LoginLimiter
 from tipbench.web.serving import PolicyServer
 
@@ -102,7 +102,7 @@ def policy_site(
         recommender = stack.enter_context(
             contextlib.closing(Recommender(service, catalogue=catalogue, queue_size=shadow_queue, scorer=scorer))
         )
-        guard = TokenGuard(tokens, LoginLimiter(), None, POLICY_SERVER_REFUSES)
+        guard = TokenGuard(tokens, LoginLimiter(), None, POLICY_SERVER_REFUSED_ROLES)
         texts = catalogue.texts if catalogue else {}
         app = PolicyServer(service, recommender, guard, texts=texts, clock=token_clock)
         url = stack.enter_context(listening(app))

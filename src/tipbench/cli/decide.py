@@ -59,15 +59,15 @@ def decide(
         decision, run_id = record_decision(store, found, chosen, reason, at=at)
     text = decision_markdown(decision)
     if path is not None:
-        saved = f"The decision is saved in MLflow: print it with `tipbench runs show {run_id}`."
-        write_output(path, text, "--out", saved)
+        next_step = f"The decision is saved in MLflow: print it with `tipbench runs show {run_id}`."
+        write_output(path, text, "--out", next_step)
     if json_:
         print_json({**decision.to_json(), "run_id": run_id, "file": str(path) if path else None})
         return
     if path is None:
         print(printable_lines(text), end="")
+        for sentence in decision.findings:
+            print_message(sentence)
     else:
-        print(printable_lines(f"decided: {chosen} in {name}, written to {path}"))
-    for sentence in decision.findings:
-        print_message(sentence) if path is None else print(printable_lines(sentence))
+        print(printable_lines("\n".join([f"decided: {chosen} in {name}, written to {path}", *decision.findings])))
     print_message(f"saved in MLflow as run {run_id}")

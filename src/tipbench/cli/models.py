@@ -105,7 +105,7 @@ def list_models(
 
 
 def installed_hint(command: str, config: CollectConfig, settings: Settings) -> str | None:
-    """Return the installed models and a command that uses them; None if a requested model is installed."""
+    """Suggest a command with installed models if none of the requested ones is installed; None if not applicable."""
     from tipbench.generate.engine import available_models, engine_types
 
     servers = [each for each in engine_types(config.model_names) if each.server]
@@ -115,7 +115,7 @@ def installed_hint(command: str, config: CollectConfig, settings: Settings) -> s
     if not found.accepted:
         return (
             f"The Ollama server has no model of at most {config.max_model_b:g}B parameters. "
-            "Get one, as with `ollama pull gemma3:1b`."
+            "Get one, for example with `ollama pull gemma3:1b`."
         )
     defaults = settings.collect_config({}).model_dump()
     options = {key: value for key, value in config.model_dump().items() if value != defaults[key]}

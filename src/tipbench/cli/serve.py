@@ -24,19 +24,21 @@ def serve(
     state: StateOption = "sqlite",
     active: Annotated[
         str | None,
-        typer.Option(metavar="POLICY", help="Switch the active policy; without a promotion this needs --unchecked."),
+        typer.Option(metavar="POLICY", help="Switch to this policy without a promotion; needs --unchecked."),
     ] = None,
     unchecked: Annotated[
         str | None,
-        typer.Option(metavar="REASON", help="Why --active is switched without `promote check`; it is logged."),
+        typer.Option(metavar="REASON", help="The reason for --active without a passed `promote check`; logged."),
     ] = None,
     shadow: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Enable a shadow, as egreedy-v2-shadow; repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="Enable a shadow, such as egreedy-v2-shadow; repeatable.")
     ] = None,
     prior: PriorOption = None,
     catalogue: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Tips of `tipbench catalogue build`, for requests without candidates."),
+        typer.Option(
+            metavar="FILE", help="File of `tipbench catalogue build`: the tips for requests without candidates."
+        ),
     ] = None,
     access_log: Annotated[
         bool, typer.Option("--access-log", help="Log every request, without its query string.")
@@ -44,9 +46,9 @@ def serve(
 ) -> None:
     """Serve policies that pick tips and learn from rewards.
 
-    Listens on localhost by default. Every request needs a token of `tipbench token create --role app`. State and the
-    event log are in the folder serve of TIPBENCH_HOME; one server uses them at a time. Press Ctrl-C to stop: queued
-    events are written first.
+    Listens on localhost by default. Every request needs a token from `tipbench token create --role app`. State and
+    the event log are stored in TIPBENCH_HOME/serve; only one server at a time can use them. Press Ctrl-C to stop:
+    queued events are written first.
 
     Examples:
 
@@ -60,14 +62,14 @@ def serve(
     from tipbench.serve.prior import load_prior
     from tipbench.serve.recommender import Recommender
     from tipbench.serve.service import PolicyService
-    from tipbench.web.auth import POLICY_SERVER_REFUSES, Role, TokenGuard, TokenStore, panel_database
+    from tipbench.web.auth import POLICY_SERVER_REFUSED_ROLES, Role, TokenGuard, TokenStore, panel_database
     from tipbench.web.options import panel_options
     from tipbench.web.security import LoginLimiter
     from tipbench.web.server import listen, run_server, server_url
     from tipbench.web.serving import PolicyServer, tune_garbage_collector
 
     if active is not None:
-        known_policy(active)
+        known_policy(active)  # raises UsageError if unknown
     elif unchecked is not None:
         raise UsageError(
             "--unchecked needs --active, the policy to switch to. Add --active POLICY, or leave --unchecked out."
@@ -101,7 +103,7 @@ def serve(
         usable = any(token.role is not Role.JUDGE and token.state(now) == "active" for token in tokens.all())
         if not usable and admin_token is None:
             print_message("there is no token yet: `tipbench token create --role app --name NAME` creates one")
-        guard = TokenGuard(tokens, LoginLimiter(), admin_token, POLICY_SERVER_REFUSES)
+        guard = TokenGuard(tokens, LoginLimiter(), admin_token, POLICY_SERVER_REFUSED_ROLES)
         tune_garbage_collector()
         address, policy = server_url(sock, host), recommender.switches.active()
         run_server(

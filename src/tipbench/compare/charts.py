@@ -64,7 +64,7 @@ def state_colours(theme: Theme) -> dict[State, str]:
 
 
 def state_marks(alt: Any, board: Leaderboard, theme: Theme, *, narrow: bool) -> dict[str, Any]:
-    """Return the encodings of a point by state: shape, outline, and fill unless incomplete, in one legend."""
+    """Return the encodings that show a point's state: shape, stroke and fill, with one legend."""
     present = {state_of(board, standing.pair) for standing in board.standings}
     states = [state for state in State if state in present]
     colours = state_colours(theme)
@@ -81,16 +81,19 @@ def state_marks(alt: Any, board: Leaderboard, theme: Theme, *, narrow: bool) -> 
     }
 
 
-MEAN = "\n"  # key of the margins; never the name of a model or prompt
+MEAN = "\n"  # stands for all models or all prompts in a key; cannot be the name of one
 
 
 def heat_rows(board: Leaderboard) -> tuple[list[str], list[str], dict[tuple[str, str], float | None]]:
-    """Return models, prompts and pair means; a margin (key MEAN) is None if any of its pairs is unranked."""
+    """Return models, prompts, and means by (model, prompt).
+
+    (model, MEAN) and (MEAN, prompt) are averages over pairs; None unless all of these are ranked.
+    """
     found = {standing.pair: standing.row for standing in board.standings}
     models = list(dict.fromkeys(pair.model for pair in found))
     prompts = sorted({pair.prompt for pair in found})
 
-    def margin(pairs: Iterable[Pair]) -> float | None:
+    def average(pairs: Iterable[Pair]) -> float | None:
         rows = [found.get(pair) for pair in pairs]
         known = [row.estimate.mean for row in rows if row and row.ranked and row.estimate]
         return fmean(known) if known and len(known) == len(rows) else None
@@ -100,9 +103,9 @@ def heat_rows(board: Leaderboard) -> tuple[list[str], list[str], dict[tuple[str,
         for prompt in prompts:
             row = found.get(Pair(model, prompt))
             means[model, prompt] = row.estimate.mean if row and row.estimate else None
-        means[model, MEAN] = margin(Pair(model, prompt) for prompt in prompts)
+        means[model, MEAN] = average(Pair(model, prompt) for prompt in prompts)
     for prompt in prompts:
-        means[MEAN, prompt] = margin(Pair(model, prompt) for model in models)
+        means[MEAN, prompt] = average(Pair(model, prompt) for model in models)
     return models, prompts, means
 
 
@@ -112,12 +115,15 @@ def heat_map(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False) 
         return None
     alt = import_altair()
     models, prompts, means = heat_rows(board)
-    rows_of = {**_unique({name: short_name(name, 18 if narrow else 34) for name in models}, "mean"), MEAN: "mean"}
-    columns_of = {**_unique({name: short_name(name, 12 if narrow else 16) for name in prompts}, "mean"), MEAN: "mean"}
+    row_labels = {**_unique({name: short_name(name, 18 if narrow else 34) for name in models}, "mean"), MEAN: "mean"}
+    col_labels = {
+        **_unique({name: short_name(name, 12 if narrow else 16) for name in prompts}, "mean"),
+        MEAN: "mean",
+    }
     pair_means = [mean for key, mean in means.items() if MEAN not in key and mean is not None]
     cells = []
-    for model, row in rows_of.items():
-        for prompt, column in columns_of.items():
+    for model, row in row_labels.items():
+        for prompt, column in col_labels.items():
             mean = means.get((model, prompt))
             description = f"{short_name(model, 80)}/{short_name(prompt, 80)}: mean {number(mean) or 'unknown'}"
             shown = "" if model == prompt == MEAN else number(mean) or NOTHING
@@ -132,13 +138,13 @@ def heat_map(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False) 
                 cell |= {"text": f"{description}; {STATE_TEXTS[state]}"}
             cells.append(cell)
     step = max(46, (NARROW - 130) // (len(prompts) + 1)) if narrow else max(64, min(110, 620 // (len(prompts) + 1)))
-    crowded = max(len(name) for name in columns_of.values()) * 7 > step
+    crowded = max(len(name) for name in col_labels.values()) * 7 > step
     top = alt.Axis(
         orient="top", title=None, domain=False, ticks=False, labelAngle=-40 if crowded else 0, labelLimit=140
     )
     side = alt.Axis(title=None, domain=False, ticks=False, labelLimit=250, labelPadding=6)
-    x = alt.X("column:N", sort=list(columns_of.values()), axis=top, scale=alt.Scale(paddingInner=0.06))
-    y = alt.Y("row:N", sort=list(rows_of.values()), axis=side, scale=alt.Scale(paddingInner=0.1))
+    x = alt.X("column:N", sort=list(col_labels.values()), axis=top, scale=alt.Scale(paddingInner=0.06))
+    y = alt.Y("row:N", sort=list(row_labels.values()), axis=side, scale=alt.Scale(paddingInner=0.1))
     base = alt.Chart(alt.Data(values=cells)).encode(x=x, y=y)
     boxes = base.mark_rect(cornerRadius=3).encode(
         fill=alt.Fill("fill:N", scale=None), stroke=alt.Stroke("edge:N", scale=None),
@@ -177,7 +183,7 @@ WIDTH, HEIGHT = 600, 340  # of the chart of quality against latency
 LETTER = 6.3  # approximate character width of a label, in pixels
 LINE = 15  # height of a label, in pixels
 _MAX_UNCONNECTED = 20  # pixels from a point to its label; a longer distance is bridged by a line
-_MAX_LATENCY_RATIO = 40  # of the longest latency to the shortest that is drawn to scale
+_MAX_LATENCY_RATIO = 40  # a point with less than 1/40 of the longest latency is drawn at 1/40
 
 
 @dataclass(frozen=True)
@@ -188,7 +194,7 @@ class Point:
     latency: float
     composite: float
     complete: bool
-    drawn: float = 0.0  # the latency at which it is drawn, which is not less than a small part of the longest
+    drawn: float = 0.0  # its latency on the chart, see _MAX_LATENCY_RATIO
 
 
 def points_of(board: Leaderboard) -> list[Point]:
@@ -275,15 +281,15 @@ class PlotArea:
 
     @classmethod
     def for_points(cls, points: Sequence[Point], width: int, height: int) -> PlotArea:
-        """Return an area with all points and some padding; latencies of different magnitude are on a log scale."""
+        """Return an area with all points and some padding; the latency axis is logarithmic above a ratio of 30."""
         fast, slow = min(p.drawn for p in points), max(p.drawn for p in points)
         low, high = min(p.composite for p in points), max(p.composite for p in points)
-        padding = max((high - low) * 0.1, 0.25)
-        y = low - padding, high + padding
+        y_padding = max((high - low) * 0.1, 0.25)
+        y = low - y_padding, high + y_padding
         if fast > 0 and slow / fast > 30:
             return cls((fast / 1.5, slow * 1.5), y, True, width, height)
-        side = max((slow - fast) * 0.08, slow * 0.05, 0.01)
-        return cls((max(fast - side, 0.0), slow + side), y, False, width, height)
+        x_padding = max((slow - fast) * 0.08, slow * 0.05, 0.01)
+        return cls((max(fast - x_padding, 0.0), slow + x_padding), y, False, width, height)
 
     def pixels(self, point: Point) -> tuple[float, float]:
         """Return the distances of a point from the left and from the top."""
@@ -313,10 +319,10 @@ def place_labels(area: PlotArea, points: Sequence[Point], wanted: Mapping[Point,
     placed: list[dict[str, float | str]] = []
     for point, label in wanted.items():
         x, y = area.pixels(point)
-        wide = LETTER * len(label)
+        width = LETTER * len(label)
         for align, at, middle in _label_positions(x, y):
-            left = at - {"left": 0.0, "center": wide / 2, "right": wide}[align]
-            box = _Box(left, middle - LINE / 2, left + wide, middle + LINE / 2)
+            left = at - {"left": 0.0, "center": width / 2, "right": width}[align]
+            box = _Box(left, middle - LINE / 2, left + width, middle + LINE / 2)
             inside = box.left >= 0 and box.right <= area.width and box.top >= 0 and box.bottom <= area.height
             if inside and not any(map(box.overlaps, taken)):
                 taken.append(box)
@@ -327,7 +333,10 @@ def place_labels(area: PlotArea, points: Sequence[Point], wanted: Mapping[Point,
 
 
 def _label_positions(x: float, y: float) -> Iterator[tuple[str, float, float]]:
-    """Yield alignment, x and y of a label: left and upper left first, where the front leaves space, then farther."""
+    """Yield possible positions of a label as (alignment, x, y), best first.
+
+    Those to the left and above come first: the front's line runs to the right and below. Distant ones come last.
+    """
     yield from (
         ("right", x - 11, y), ("right", x - 6, y - 13), ("left", x + 11, y), ("left", x + 8, y + 13),
         ("center", x, y - 16), ("center", x, y + 17), ("right", x - 8, y + 13), ("left", x + 8, y - 13),
@@ -377,7 +386,7 @@ def forest_rows(board: Leaderboard, max_length: int = 38) -> list[dict[str, Any]
 def forest(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, titled: bool = False) -> Any:
     """Draw the mean and 95 % interval of each row; the leader and the rows tied with it are shaded.
 
-    With `titled`, the chart can be read on its own.
+    `titled` adds a title and a subtitle, for a chart outside a report.
     """
     alt = import_altair()
     rows = forest_rows(board, 44 if narrow else 38)
@@ -392,29 +401,29 @@ def forest(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, ti
     title = _composite_title(board) + ("" if narrow else ": mean and 95 % interval")  # no room on a phone
     ends = alt.X("low:Q", scale=x_scale, axis=alt.Axis(title=title, grid=True, tickCount=6))
     base = alt.Chart(alt.Data(values=rows))
-    drop = {"yOffset": 8} if narrow else {}
-    shade = base.transform_filter("datum.top").mark_rect(color=theme.accent, opacity=0.13).encode(
+    offset = {"yOffset": 8} if narrow else {}
+    shading = base.transform_filter("datum.top").mark_rect(color=theme.accent, opacity=0.13).encode(
         y=y, x=alt.value(0), x2=alt.value("width")
     )  # fmt: skip
-    line = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2.5, strokeCap="round", **drop).encode(
+    line = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2.5, strokeCap="round", **offset).encode(
         y=y, x=ends, x2="high:Q", description="text:N",
         strokeDash=alt.StrokeDash("state:N", legend=None, scale=alt.Scale(
             domain=[str(state) for state in State], range=[[1, 0], [1, 0], [1, 0], [4, 5], [1, 0]])),
         color=alt.Color("state:N", legend=None, scale=alt.Scale(
             domain=[str(state) for state in State], range=list(state_colours(theme).values()))),
     )  # fmt: skip
-    dot = base.transform_filter("isValid(datum.mean)").mark_point(size=120, opacity=1, strokeWidth=2, **drop).encode(
+    dot = base.transform_filter("isValid(datum.mean)").mark_point(size=120, opacity=1, strokeWidth=2, **offset).encode(
         y=y, x=alt.X("mean:Q", scale=x_scale), description="text:N",
         **state_marks(alt, board, theme, narrow=narrow),
     )  # fmt: skip
     bold = {"fontWeight": {"expr": "datum.state === 'leader' ? 'bold' : 'normal'"}}
-    ink = {"baseline": "middle", "color": theme.ink, "fontSize": 12, "align": "left", **bold}
+    style = {"baseline": "middle", "color": theme.ink, "fontSize": 12, "align": "left", **bold}
     if narrow:
-        text = base.mark_text(**ink, limit=NARROW - 16, dx=6, yOffset=-11).encode(y=y, x=alt.value(0), text="label:N")
+        text = base.mark_text(**style, limit=NARROW - 16, dx=6, yOffset=-11).encode(y=y, x=alt.value(0), text="label:N")
     else:
         at = alt.XValue({"expr": f"width - {NUMBERS_WIDTH}"})
-        text = base.mark_text(**ink, dx=14).encode(y=y, x=at, text="value:N")
-    chart = alt.layer(shade, line, dot, text).resolve_scale(color="independent").properties(
+        text = base.mark_text(**style, dx=14).encode(y=y, x=at, text="value:N")
+    chart = alt.layer(shading, line, dot, text).resolve_scale(color="independent").properties(
         width=NARROW if narrow else WIDE, height=alt.Step(height),
         autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
     )  # fmt: skip

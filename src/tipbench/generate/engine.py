@@ -97,7 +97,7 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True)
 class EngineFailure:
-    """A call without a complete answer, as a value that is never scored; `partial` is the text received so far."""
+    """A call that returned no complete answer; never scored. `partial` is the text received so far."""
 
     kind: FailureKind
     reason: str
@@ -110,11 +110,11 @@ class Engine(Protocol):
     name: str
 
     def facts(self, model: str) -> ModelFacts:
-        """Return a model's facts. Raises ModelRefused if it is missing, ServerUnavailable without its server."""
+        """Return a model's facts. Raises ModelRefused for a missing model, ServerUnavailable for a missing server."""
         ...
 
     def list_models(self) -> list[str]:
-        """Return the names of the models that it has. Raises ServerUnavailable without its server."""
+        """Return the names of its models. Raises ServerUnavailable."""
         ...
 
     def start(self) -> None:
@@ -142,7 +142,7 @@ class Engine(Protocol):
         ...
 
     def evidence(self) -> Evidence | None:
-        """Return which models were in memory so far; None for engines whose memory no other client can use."""
+        """Return which models were seen in memory so far; None for an engine that no other client can use."""
         ...
 
     def foreign_between(self, start: float, end: float) -> bool:
@@ -191,7 +191,7 @@ class Memory:
     vram: int | None = None
 
 
-def rejection_reason(facts: ModelFacts, *, max_model_b: float, allow_unknown_size: bool) -> str | None:
+def refusal_reason(facts: ModelFacts, *, max_model_b: float, allow_unknown_size: bool) -> str | None:
     """Return why a model may not run, with the limit; None if it may."""
     if facts.remote:
         return f"{facts.model} is a cloud model: it runs on another server. Choose a model with local weights."
@@ -263,7 +263,7 @@ class EngineDependencies:
 
 @dataclass(frozen=True)
 class EngineType:
-    """Properties of an engine that are known without building it, so that no other module depends on its name."""
+    """Properties of an engine, known without building it. Other modules test these, never the engine's name."""
 
     name: str  # the prefix of its models' names
     build: Callable[[EngineDependencies], Engine]
@@ -273,7 +273,7 @@ class EngineType:
     holds_weights: bool = True  # False: needs almost no memory and time
     server: str | None = None  # the setting with its server's URL; None: runs inside tipbench
     needs_lock: bool = False  # one collect or model judge at a time
-    unload: Callable[[str, str, str], None] | None = None  # unloads what a killed process left: URL, model, digest
+    unload: Callable[[str, str, str], None] | None = None  # unloads (URL, model, digest) after a killed process
 
     def runs_here(self, config: CollectConfig) -> bool:
         """Return whether its models run on this machine."""
@@ -348,7 +348,7 @@ def engine_locks(config: CollectConfig, home: Path, purpose: str) -> dict[str, R
 def engine_resources(config: CollectConfig) -> set[str]:
     """Return the resources that the models use; only one job at a time may use a resource.
 
-    An embedded model shares this machine's memory with its servers, so these are included.
+    An embedded model shares memory with the servers on this machine, so it uses their resources too.
     """
     types = engine_types(config.model_names)
     occupied = {each for each in types if each.needs_lock or each.holds_weights}
@@ -358,28 +358,29 @@ def engine_resources(config: CollectConfig) -> set[str]:
 
 
 def build_engines(models: Iterable[str], dependencies: EngineDependencies) -> dict[str, Engine]:
-    """Build one engine of each type that the models need, by its name."""
+    """Build one engine of each type that the models need; returns them by name."""
     return {each.name: each.build(dependencies) for each in engine_types(models)}
 
 
 def model_facts(engines: Mapping[str, Engine], config: CollectConfig) -> tuple[dict[str, ModelFacts], dict[str, str]]:
     """Return the facts of accepted models, and the reason for each refused one. Raises ServerUnavailable."""
-    allowed: dict[str, ModelFacts] = {}
+    accepted: dict[str, ModelFacts] = {}
     refused: dict[str, str] = {}
     for model in config.model_names:
         checked = _check_model(engines[engine_of(model).name], model, config)
         if checked.refusal is not None:
             refused[model] = checked.refusal
         elif checked.facts is not None:
-            allowed[model] = checked.facts
-    return allowed, refused
+            accepted[model] = checked.facts
+    return accepted, refused
 
 
 def refused_start(
     facts: Mapping[str, ModelFacts], refused: Mapping[str, str], config: CollectConfig, hint: str
 ) -> ModelRefused | None:
-    """Return the error if refused models stop a run; None if all are accepted, or `skip_refused` leaves some.
+    """Return the error to raise if refused models stop a run; None if it may start.
 
+    It may if no model is refused, or with `skip_refused` if any model is accepted.
     `hint` is added to the message if there are accepted models.
     """
     if not refused or (config.skip_refused and facts):
@@ -437,7 +438,7 @@ def _check_model(engine: Engine, model: str, config: CollectConfig) -> Available
         facts = engine.facts(model)
     except ModelRefused as exc:
         return AvailableModel(model, engine.name, None, str(exc))
-    reason = rejection_reason(facts, max_model_b=config.max_model_b, allow_unknown_size=config.allow_unknown_size)
+    reason = refusal_reason(facts, max_model_b=config.max_model_b, allow_unknown_size=config.allow_unknown_size)
     return AvailableModel(model, engine.name, facts, reason)
 
 

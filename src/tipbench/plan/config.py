@@ -14,7 +14,7 @@ from tipbench.plan.design import LooksOption
 _M = TypeVar("_M", bound=BaseModel)
 EXPERIMENT_PREFIX = "tip-bench-"
 DEFAULT_EXPERIMENT = "tip-bench-auto"
-WAIT_FOR_JUDGE = "wait_for_judge"  # an option of runs on Airflow, next to the configuration
+WAIT_FOR_JUDGE = "wait_for_judge"  # an option of runs on Airflow that is not part of CollectConfig
 DEFAULT_OLLAMA_URL = "http://localhost:11434"
 _MAX_NAME = 200
 
@@ -53,7 +53,9 @@ class CollectConfig(BaseModel):
     prompts: str = Field("v1,v2-mentor,v3-few-shot", description="Comma-separated prompt versions of the suite.")
     n_tips: int = Field(5, ge=1, le=50, description="Tips per answer.")
     n_scenarios: int = Field(
-        0, ge=0, description="At most this many scenarios (0 = all); personas are covered before time slots repeat."
+        0,
+        ge=0,
+        description="At most this many scenarios (0 = all); personas and time slots are used equally often (± 1).",
     )
     temperature: float = Field(0.7, ge=0, le=5, description="Sampling temperature.")
     experiment: Annotated[str, AfterValidator(check_experiment_name)] = Field(
@@ -68,7 +70,8 @@ class CollectConfig(BaseModel):
     )
     diversity: bool = Field(False, description="Ask for tips from different angles; diversity is measured either way.")
     looks: LooksOption = Field(
-        "auto", description="Times a leaderboard may decide: one, or auto, every 8 scenarios and at most four."
+        "auto",
+        description="When the leaderboard may decide: auto (every 8 scenarios, at most 4 times), one (at the end).",
     )
     suite: str = Field("tips", description="Built-in suite (tips, tips-32) or the path of a suite folder.")
     repeats: int = Field(1, ge=1, le=100, description="Answers per cell, each with its own seed.")

@@ -1,8 +1,8 @@
 """The design of an experiment: its scenarios in order, and the looks at which its leaderboard may decide.
 
-A look is a test of the leaderboard while judging goes on. With every additional look, a lead by chance is more likely
-to pass the test once. So the number of looks is fixed before the first score, and each look is tested at a smaller
-significance level (Pocock 1977): all looks together decide wrongly in at most 5 % of experiments.
+A look (interim analysis) tests the leaderboard before all scenarios are judged. More looks make it more likely that at
+least one of them finds a lead that is only chance. So the number of looks is fixed before the first score, and each is
+tested at a smaller significance level (Pocock 1977): all together decide wrongly in at most 5 % of experiments.
 """
 
 from __future__ import annotations

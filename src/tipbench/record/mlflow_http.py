@@ -15,7 +15,7 @@ from tipbench.record.mlflow_wire import Json
 
 MAX_BYTES = 64 * 1024 * 1024
 KEEPALIVE_S = 4.0  # MLflow's server closes an idle connection after 5 s: close it first
-MAX_TIMEOUTS = 4  # a response may take this many timeouts in total; httpx's own applies to each chunk
+MAX_TIMEOUTS = 4  # limit for a whole response, in timeouts: httpx applies the timeout to each chunk
 _UNAVAILABLE_CODES = frozenset({"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"})
 _NOT_IDEMPOTENT = frozenset({"runs/create", "experiments/create"})
 _RETRY_WAITS_S = (0.2, 1.0)
@@ -95,7 +95,7 @@ class MlflowHttp:
         return answer
 
     def _call(self, request: httpx.Request, *, retry: bool) -> bytearray:
-        """Send a request and return the body; with `retry`, again after a lost connection or a server error.
+        """Send a request and return the body; `retry` repeats it after a lost connection or a server error.
 
         A refused connection or a timeout is not retried: callers decide how long to wait for the server.
         """
@@ -136,7 +136,7 @@ class MlflowHttp:
         except httpx.TimeoutException as exc:
             raise MlflowUnavailable(f"MLflow at {self._where()} did not answer within {self._timeout_s:g} s.") from exc
         except httpx.DecodingError as exc:
-            raise MlflowError(f"The answer of {self._where()} cannot be unpacked: {exc}.") from exc
+            raise MlflowError(f"The response of {self._where()} cannot be decompressed: {exc}.") from exc
         except httpx.RequestError as exc:
             if too_many_files(exc):
                 raise MlflowUnavailable(f"MLflow at {self._where()} could not be reached: {TOO_MANY_FILES}.") from exc
@@ -154,7 +154,7 @@ class MlflowHttp:
             code, message = "", _excerpt(body)
         if status in _UNAVAILABLE_STATUS or code in _UNAVAILABLE_CODES:
             return MlflowUnavailable(f"MLflow at {self._where()} is not available: HTTP {status}, {message}.")
-        text = f"MLflow at {self.url} refused (HTTP {status}{', ' + code if code else ''}): {message}"
+        text = f"MLflow at {self.url} rejected the request (HTTP {status}{', ' + code if code else ''}): {message}"
         if status == 401:
             text = (
                 f"MLflow at {self.url} requires a login (HTTP 401, {message}). Give a user name and password "
@@ -170,7 +170,7 @@ class MlflowHttp:
         elif status in {404, 405} and not code:
             text = (
                 f"There is no MLflow API at {self.url}/api/2.0/mlflow (HTTP {status}, Host {self.host}). If MLflow "
-                "is mounted under a prefix, the URL must have it, as in http://host:5000/mlflow; if not, leave it out."
+                "is served under a prefix, add it to the URL, as in http://host:5000/mlflow; otherwise remove the path."
             )
         elif 300 <= status < 400:
             text = f"{self._where()} redirects (HTTP {status}). Set --mlflow-url to the final address."

@@ -36,13 +36,13 @@ class Recorded:
 
     finished: Mapping[str, StoredRun] = field(default_factory=dict)
     failed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # ids of failed runs, which will be superseded
-    journalled: frozenset[str] = frozenset()  # finished, but only in a journal; the next collect records them first
-    twins: frozenset[str] = frozenset()  # ids of further finished runs of a cell, to be superseded
+    journalled: frozenset[str] = frozenset()  # finished, but only in a local journal; not yet sent to MLflow
+    twins: frozenset[str] = frozenset()  # ids of duplicate finished runs, which will be superseded
 
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """One model's part of the plan; None if unknown."""
+    """One model's part of the plan; values are None if unknown."""
 
     model: str
     cells: int
@@ -158,7 +158,7 @@ def make_plan(
             cell_s = statistics.fmean(latencies)
         elif not engine_of(model).holds_weights:
             cell_s = 0.0
-        elif fact.file_bytes:  # each token reads all weights once
+        elif fact.file_bytes:
             tokens = min(config.num_predict, config.n_tips * _ROUGH_TOKENS_PER_TIP)
             cell_s = tokens * max(fact.file_bytes / _ROUGH_BYTES_PER_S, 0.005)
         models.append(

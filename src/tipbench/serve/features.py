@@ -29,8 +29,8 @@ MAX_AGE_DAYS = 30.0
 MAX_DWELL_MS = 600_000.0  # 10 minutes
 MAX_OPEN_TASKS = 20.0
 MAX_EFFORT_MIN = 30.0
-COMPOSITE_MIDDLE, COMPOSITE_HALF = 9.5, 7.5  # of the rubric's range from 2 to 17
-_LOG_101 = math.log(101)
+COMPOSITE_MIDDLE, COMPOSITE_HALF_RANGE = 9.5, 7.5  # composites are from 2 to 17
+_LOG_101 = math.log(101)  # 100 tips or more have the volume 1
 
 _V1 = ("hour_sin", "hour_cos", "is_overdue", "task_age_norm", "priority_norm", "dow_sin", "dow_cos")
 _V2 = (*_V1, "completion_rate", "dismiss_rate", "mean_dwell_norm", "preferred_hour_alignment", "tip_volume_norm")
@@ -56,7 +56,7 @@ class FeatureSet:
         return len(self.names)
 
     def matrix(self, request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> Matrix:
-        """Return one row per candidate. `at` is local time; the request's `by_category` replaces `tallies`."""
+        """Return one row per candidate. `at` is local time; the request's `by_category` has priority over `tallies`."""
         values = self.compute(request, candidates, at, tallies)
         return np.fromiter(values, np.float64, len(values)).reshape(len(candidates), len(self.names))
 
@@ -80,7 +80,7 @@ def task_features(candidate: Candidate) -> tuple[float, float, float]:
     age, priority = task.get("age_days"), task.get("priority")
     return (
         1.0 if task.get("is_overdue") else 0.0,
-        0.0 if not age else age / MAX_AGE_DAYS if age < MAX_AGE_DAYS else 1.0,
+        0.0 if not age else (age / MAX_AGE_DAYS if age < MAX_AGE_DAYS else 1.0),
         0.0 if not priority else (priority - 1) / 3,
     )
 
@@ -110,12 +110,12 @@ def _v1(request: Occasion, candidates: list[Candidate], at: datetime, tallies: T
 
 def _v2(request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
     hour_sin, hour_cos, dow_sin, dow_cos = time_features(at)
-    user = (dow_sin, dow_cos, *profile_vector(request.get("profile_features"), hour_of(at)))
+    same_for_all = (dow_sin, dow_cos, *profile_vector(request.get("profile_features"), hour_of(at)))
     values: list[float] = []
     for candidate in candidates:
-        overdue, age, priority = task_features(candidate)  # unpacking with `*` below would take twice as long
+        overdue, age, priority = task_features(candidate)  # `*task_features(…)` takes twice as long
         values += (hour_sin, hour_cos, overdue, age, priority)
-        values += user
+        values += same_for_all
     return values
 
 
@@ -126,16 +126,19 @@ def _v3(request: Occasion, candidates: list[Candidate], at: datetime, tallies: T
         tallies = Tallies.from_profile(by_category)
     open_tasks = (request.get("context") or {}).get("open_tasks")
     load = 0.0 if open_tasks is None else min(open_tasks, MAX_OPEN_TASKS) / MAX_OPEN_TASKS
-    by_name: dict[str | None, tuple[float, ...]] = {}
+    features_by_category: dict[str | None, tuple[float, ...]] = {}
     values: list[float] = []
     for candidate in candidates:
         composite, slot_hour = candidate.get("composite"), candidate.get("slot_hour")
         effort, category = candidate.get("effort_min"), candidate.get("category")
-        user = by_name.get(category)
+        user = features_by_category.get(category)
         if user is None:
-            user = by_name[category] = tallies.features(category, hour)
-        quality = 0.0 if composite is None else (composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF
+            user = features_by_category[category] = tallies.features(category, hour)
+        quality = 0.0 if composite is None else (composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF_RANGE
         overdue, age, priority = task_features(candidate)
+        load_fit = 0.0  # with many open tasks, positive for short tips and negative for long ones
+        if effort is not None:
+            load_fit = load * (1 - 2 * effort / MAX_EFFORT_MIN) if effort < MAX_EFFORT_MIN else -load
         values += (
             1.0,
             overdue,
@@ -143,7 +146,7 @@ def _v3(request: Occasion, candidates: list[Candidate], at: datetime, tallies: T
             priority,
             quality if -1.0 <= quality <= 1.0 else math.copysign(1.0, quality),
             0.0 if slot_hour is None else math.cos(math.tau * (hour - slot_hour) / 24),
-            0.0 if effort is None else load * (1 - 2 * effort / MAX_EFFORT_MIN) if effort < MAX_EFFORT_MIN else -load,
+            load_fit,
         )
         values += user
     return values

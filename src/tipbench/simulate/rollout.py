@@ -17,7 +17,7 @@ import numpy as np
 
 from tipbench.errors import UsageError
 from tipbench.serve.features import (
-    COMPOSITE_HALF,
+    COMPOSITE_HALF_RANGE,
     COMPOSITE_MIDDLE,
     MAX_AGE_DAYS,
     MAX_DWELL_MS,
@@ -200,7 +200,7 @@ class _Batch:
             case "tip_volume_norm":
                 return np.minimum(np.log1p(volume) / math.log(101), 1.0)
             case "quality":
-                return np.clip((now.composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF, -1.0, 1.0)
+                return np.clip((now.composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF_RANGE, -1.0, 1.0)
             case "slot_match":
                 return _HOURS[0].take(now.slot_hour) * self.hour[0] + _HOURS[1].take(now.slot_hour) * self.hour[1]
             case "load_fit":

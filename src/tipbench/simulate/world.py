@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tipbench.serve.features import COMPOSITE_HALF, COMPOSITE_MIDDLE
+from tipbench.serve.features import COMPOSITE_HALF_RANGE, COMPOSITE_MIDDLE
 from tipbench.serve.policy import BY_ACTION, BY_DWELL
 
 Floats = NDArray[np.float64]
@@ -356,7 +356,7 @@ def _response_tables(known: Personas) -> tuple[Floats, Floats]:
     )
     busy, effort = np.arange(2)[:, None, None], np.array(offer["efforts_min"])[:, None]
     composite = np.arange(offer["lowest_composite"], offer["highest_composite"] + 0.25, 0.25)
-    quality = (composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF
+    quality = (composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF_RANGE
     tip = number("load") * busy * (1 - effort / 15) + number("quality") * (quality - quality**3 / 3)
     return task, tip
 

@@ -382,8 +382,8 @@ class Identity:
         return self.role is Role.JUDGE
 
 
-PANEL_REFUSES = {Role.APP: "An app's token may call the policy server (`tipbench serve`) and nothing else."}
-POLICY_SERVER_REFUSES = {
+PANEL_REFUSED_ROLES = {Role.APP: "An app's token may call the policy server (`tipbench serve`) and nothing else."}
+POLICY_SERVER_REFUSED_ROLES = {
     Role.JUDGE: "A judge's token may judge and nothing else; `tipbench token create --role app` creates one for apps."
 }
 
@@ -430,7 +430,7 @@ class Authenticator(TokenGuard):
     def __init__(
         self, tokens: TokenStore, sessions: Sessions, attempts: LoginLimiter, admin_token: str | None = None
     ) -> None:
-        super().__init__(tokens, attempts, admin_token, PANEL_REFUSES)
+        super().__init__(tokens, attempts, admin_token, PANEL_REFUSED_ROLES)
         self.sessions = sessions
 
     def by_cookie(self, value: str) -> Identity | None:

@@ -1,4 +1,4 @@
-"""Report of the policy server for the panel and its API, read from its store; the server may run or not."""
+"""Report on the policy server for the panel and its API, read from its store: the server need not be running."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tipbench.serve.switches import SHADOWS, Switches
 from tipbench.sqlite import Database
 
 DAYS = 14  # in the report
-POOLED = 10_000  # newest rewards, for the weights over all users
+MAX_POOLED_REWARDS = 10_000  # the newest, from which the weights over all users are computed
 _DAY_S = 86_400.0
 _Z = 1.96  # of a two-sided 95 % interval
 
@@ -38,7 +38,7 @@ class Mean(TypedDict):
 
 
 class Weight(TypedDict):
-    """The weight of one feature, θ, with its uncertainty √Vᵢᵢ."""
+    """The weight θ of one feature, with √Vᵢᵢ as its standard deviation; see `Ridge`."""
 
     feature: str
     theta: float
@@ -51,11 +51,11 @@ class PolicySummary(TypedDict):
     name: str
     version: str
     dim: int
-    n: int
+    n: int  # rewards learned from
     mean_reward: float | None
-    pending: int
-    late: int
-    duplicates: int
+    pending: int  # choices without a reward
+    late: int  # rewards after the time limit
+    duplicates: int  # repeated rewards
     rewards: list[Mean]  # by day
     weights: list[Weight]
 
@@ -138,7 +138,8 @@ def _policy(policy: str, stats: dict[str, Any], days: list[Mean], weights: list[
 def _pooled_weights(database: Database, policy: str) -> list[Weight]:
     """Return the weights of one ridge regression over the newest rewards of all users; empty without rewards."""
     rows = database.rows(
-        "SELECT body, reward FROM log WHERE policy = ? AND kind = 'reward' ORDER BY seq DESC LIMIT ?", (policy, POOLED)
+        "SELECT body, reward FROM log WHERE policy = ? AND kind = 'reward' ORDER BY seq DESC LIMIT ?",
+        (policy, MAX_POOLED_REWARDS),
     )
     if not rows:
         return []
@@ -173,7 +174,10 @@ def _shadow(database: Database, switches: Switches, name: str, since: float) -> 
 
 
 def means_over_time(database: Database, policy: str, kind: str, *, since: float, step_s: float) -> list[Mean]:
-    """Return the mean of each period of `step_s` seconds after `since`: of rewards, or of the agreement of signals."""
+    """Return the mean of each period of `step_s` seconds after `since`.
+
+    Of the kind `reward`, the mean reward; of `signal`, how often a shadow chose the served tip.
+    """
     rows = database.rows(
         "SELECT CAST((received - ?1) / ?2 AS INTEGER) AS step, count(*), total(reward), total(reward * reward) "
         "FROM log WHERE policy = ?3 AND kind = ?4 AND received >= ?1 GROUP BY step ORDER BY step",

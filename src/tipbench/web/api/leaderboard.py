@@ -27,8 +27,8 @@ RowModel = Annotated[str, Query(min_length=1, max_length=500, description="The r
 RowPrompt = Annotated[str, Query(min_length=1, max_length=500, description="The row's prompt; * on a board by model.")]
 
 
-def _file(kind: str, meaning: str) -> dict[int | str, dict[str, Any]]:
-    return {200: {"description": meaning, "content": {kind: {"schema": {"type": "string"}}}}}
+def _file(media_type: str, description: str) -> dict[int | str, dict[str, Any]]:
+    return {200: {"description": description, "content": {media_type: {"schema": {"type": "string"}}}}}
 
 
 @router.get(
@@ -91,7 +91,7 @@ def current_revision(experiment: ExperimentPath, store: Store) -> RevisionShape:
 
 @router.get("/{experiment:path}", summary="Get the leaderboard")
 def leaderboard(experiment: ExperimentPath, query: BoardQueryParam, panel: PanelState, store: Store) -> BoardShape:
-    """Return the same object as `tipbench compare --format json`. Nothing is recorded."""
+    """Return the same object as `tipbench compare --format json`, without saving it in MLflow."""
     return BoardShape.model_validate(panel.queries.leaderboard(store, experiment, query).to_json())
 
 

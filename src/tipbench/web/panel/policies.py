@@ -13,7 +13,7 @@ from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState
 from tipbench.web.errors import Invalid, NotFound
 from tipbench.web.panel.pages import SentForm, page
-from tipbench.workflows.policies import DAYS, POOLED, set_shadow
+from tipbench.workflows.policies import DAYS, MAX_POOLED_REWARDS, set_shadow
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
@@ -39,7 +39,7 @@ def policies_page(request: Request, panel: PanelState, user_id: policies.UserId 
         user_id=user_id or "",
         wrong=problem,
         days=DAYS,
-        pooled=POOLED,
+        pooled=MAX_POOLED_REWARDS,
         json_url=json_url,
     )
 

@@ -1,4 +1,4 @@
-"""Batches over HTTP: request and response models, and the conversion of its items to and from them."""
+"""Batches over HTTP: request and response models, and functions that validate, show and fill in items."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def notices(run: Mapping[str, Any], *, stale: bool = False) -> Iterator[Notice]:
             "warn", "Another client's model was in memory while this was generated: the times are not comparable."
         )
     if tags.get("truncated") == "true":
-        yield Notice("warn", "The answer was cut off at the token limit (num_predict).")
+        yield Notice("warn", "The prompt did not fit into the context (num_ctx), so the server truncated it.")
     if tags.get("done_reason") == "aborted":
         yield Notice("warn", "The server stopped the model, which repeated itself; the text up to then is the answer.")
     if run["metrics"].get("format_ok") == 0 and not floored and state != "failed":

@@ -32,7 +32,7 @@ class Theme:
     palette: tuple[str, ...]
 
 
-# Both palettes keep their order of brightness in greyscale; docs/judging.md lists what each mark means.
+# The palettes list their colours in the same order, so that a series has the same hue in both themes.
 LIGHT = Theme(
     "light", "#ffffff", "#1b1f24", "#57606a", "#d8dee4", "#0a5dc2", "#b3261e",
     ("#0a5dc2", "#b45309", "#1a7f37", "#8250df", "#bf3989", "#4d5560"),
@@ -99,11 +99,11 @@ def to_png(chart: alt.TopLevelMixin, theme: Theme = LIGHT) -> bytes:
 
 
 def check_chart_file(path: Path, option: str = "--plot") -> None:
-    """Raise UsageError if the file cannot hold a chart, before any work is done."""
+    """Raise UsageError if the suffix is not .png or .svg, or the folder or the extra `charts` is missing."""
     if path.suffix.lower() not in (".png", ".svg"):
         raise UsageError(f"{option} takes a file that ends in .png or .svg (got {path.name!r}).")
     if not path.parent.is_dir():
-        raise UsageError(f"{option} {path}: that folder does not exist.")
+        raise UsageError(f"{option} {path}: the folder {path.parent} does not exist.")
     import_altair()
 
 

@@ -293,7 +293,7 @@ def test_invalid_options_are_usage_errors_before_anything_is_printed() -> None:
             "--where has two values for params.model, a and b",
         ),
         ((JUDGED, "--plot", "forest.jpg"), "ends in .png or .svg (got 'forest.jpg')"),
-        ((JUDGED, "--plot", "no/such/forest.png"), "that folder does not exist"),
+        ((JUDGED, "--plot", "no/such/forest.png"), "the folder no/such does not exist"),
         ((JUDGED, "--html", "no/such/report.html"), "is in a folder that does not exist"),
         ((JUDGED, "--html", "."), "is a folder"),
         ((JUDGED, "--judge", "rules"), "--judge takes a name other than 'rules'"),

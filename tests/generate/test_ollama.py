@@ -28,7 +28,7 @@ def server() -> Iterator[ScriptedOllama]:
 
 @pytest.fixture
 def engine(server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch) -> Iterator[OllamaEngine]:
-    monkeypatch.setattr(ollama, "_BUSY_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(ollama, "_RETRY_WAIT_S", 0.01)
     built = OllamaEngine(server.url, wait_s=5)
     yield built
     built.close()

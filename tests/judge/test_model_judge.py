@@ -67,7 +67,7 @@ def threes(_model: str, messages: Sequence[Mapping[str, object]], _options: Mapp
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedOllama]:
-    monkeypatch.setattr(ollama_module, "_BUSY_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(ollama_module, "_RETRY_WAIT_S", 0.01)
     with ScriptedOllama([MODEL, "beta:135m"], reply=threes) as running:
         yield running
 

@@ -60,7 +60,7 @@ def test_params_metrics_and_the_record_are_shown(look: Look) -> None:
 def test_the_evidence_of_its_collect_is_shown(look: Look) -> None:
     page = look.run("judged")
     text = words_of(page)
-    assert "never two models at once most models resident 1 samples 412 largest gap 900 ms" in text
+    assert "never two models at once most models in memory at once 1 samples 412 largest gap 900 ms" in text
     assert "Other clients' models in memory: mistral:7b" in text
     assert f'{look.content.runs["collection"]}">The collect that recorded this run' in page
 

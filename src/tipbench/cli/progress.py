@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 INTERRUPTED = 130  # exit code
 _LINE_INTERVAL_S = 5.0
 _MIN_BAR_STEPS = 5
-_writer: EventWriter | None = None  # of this process, which runs one command
+_writer: EventWriter | None = None  # one per process; None if no events are written
 
-Count = Callable[[int, int], None]  # done, total
+ProgressCallback = Callable[[int, int], None]  # called with the steps done and their total
 
 
 @contextmanager
-def progress_counter(label: str) -> Iterator[Count]:
+def progress_counter(label: str) -> Iterator[ProgressCallback]:
     """Show progress on stderr; yields a function to call with the steps done and their total."""
     if sys.stderr.isatty():
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -75,7 +75,7 @@ def progress_view() -> BarProgress | LineProgress:
 
 
 def event_text(event: Message | Waiting | Resumed) -> str:
-    """Return an event as text, for bars and lines alike."""
+    """Return the text that both `LineProgress` and `BarProgress` show for an event."""
     if isinstance(event, Waiting):
         limit = f", at most {duration(event.limit_s)}" if event.limit_s else ""
         return f"waiting for {event.what}{limit} (Ctrl-C stops; finished results are kept)"
@@ -138,8 +138,8 @@ class BarProgress:
             console=err(),
             refresh_per_second=4,
         )
-        self._model: TaskID | None = None
-        self._recording: TaskID | None = None
+        self._model_bar: TaskID | None = None
+        self._recording_bar: TaskID | None = None
         self._recording_total = 0
         self._lock = threading.Lock()
 
@@ -148,7 +148,7 @@ class BarProgress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
-        if kind is None and self._recording is not None:
+        if kind is None and self._recording_bar is not None:
             self._show_recording(0)
         self._progress.stop()
 
@@ -157,12 +157,12 @@ class BarProgress:
 
         with self._lock:
             if isinstance(event, BlockStarted):
-                self._model = self._progress.add_task(
+                self._model_bar = self._progress.add_task(
                     printable(event.model), total=event.total, completed=event.done, speed=""
                 )
-            elif isinstance(event, CellFinished) and self._model is not None:
+            elif isinstance(event, CellFinished) and self._model_bar is not None:
                 speed = f"{event.tokens_per_s:.0f} tok/s" if event.tokens_per_s else ""
-                self._progress.update(self._model, completed=event.done, speed=speed)
+                self._progress.update(self._model_bar, completed=event.done, speed=speed)
                 if event.failure is not None:
                     self._progress.console.print(Text(f"failed: {printable(event.failure)}", style="red"))
             elif isinstance(event, Recording):
@@ -172,10 +172,10 @@ class BarProgress:
                 self._progress.console.print(Text(event_text(event), style="yellow" if urgent else ""))
 
     def _show_recording(self, left: int) -> None:
-        if self._recording is None:
-            self._recording = self._progress.add_task("recording in MLflow", total=left, speed="")
+        if self._recording_bar is None:
+            self._recording_bar = self._progress.add_task("recording in MLflow", total=left, speed="")
         self._recording_total = total = max(self._recording_total, left)
-        self._progress.update(self._recording, total=total, completed=total - left)
+        self._progress.update(self._recording_bar, total=total, completed=total - left)
 
 
 # Event file
@@ -183,24 +183,25 @@ class BarProgress:
 
 @contextmanager
 def command_events() -> Iterator[None]:
-    """Write the events of a command; the last one is its exit code, on disk before the process ends."""
+    """Write the events of a command to the file; the last event has the exit code."""
     global _writer  # noqa: PLW0603 - process-wide, like stdout
     # Removed from the environment, so that another tipbench started as a child does not write to the same file.
-    name = os.environ.pop(EVENTS_VARIABLE, "")
-    if not name:
+    path = os.environ.pop(EVENTS_VARIABLE, "")
+    if not path:
         yield
         return
     try:
-        _writer = EventWriter(Path(name))
+        _writer = EventWriter(Path(path))
     except OSError as exc:
-        raise UsageError(f"{EVENTS_VARIABLE} takes a file; {name} cannot be written: {exc.strerror}.") from exc
+        raise UsageError(f"{EVENTS_VARIABLE} takes a file; {path} cannot be written: {exc.strerror}.") from exc
     emit(Started(tipbench.__version__))
     code = 1
     try:
         yield
         code = 0
     except SystemExit as exc:
-        code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)  # as Python exits: 1 for a text
+        # Python exits with 0 for sys.exit(None) and with 1 for sys.exit("text").
+        code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
         raise
     except KeyboardInterrupt:
         code = INTERRUPTED

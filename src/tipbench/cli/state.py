@@ -15,7 +15,7 @@ from tipbench.text import plural
 
 app = command_group("Export, import and rebuild what the policies learned.")
 
-FolderOption = Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="The folder of the files.")]
+FolderOption = Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="The folder of the exported files.")]
 
 
 @app.command("export")
@@ -37,10 +37,10 @@ def export(folder: FolderOption, state: StateOption = "sqlite", json_: JsonOptio
 
 @app.command("import")
 def import_(folder: FolderOption, state: StateOption = "sqlite", json_: JsonOption = False) -> None:
-    """Replace state by the files of an export.
+    """Replace the state of the users in an export.
 
-    The server must be stopped. All files are checked before anything is changed. The import is part of the event log,
-    so a rebuild keeps it. Users are found only with the same `serve.secret`.
+    The server must be stopped. All files are checked before anything is changed. The import is written to the
+    event log, so a rebuild keeps it. User ids are hashed with `serve.secret`: use the same file as at the export.
 
     Examples:
 

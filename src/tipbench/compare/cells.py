@@ -16,7 +16,7 @@ from tipbench.generate.parsing import is_overlong, parse_answer
 from tipbench.judge.material import RAW
 from tipbench.judge.scores import RUBRIC, SCORES, CellScores, read_scores
 from tipbench.plan.design import MIN_SCENARIOS
-from tipbench.plan.prompts import NO_PROMPT
+from tipbench.plan.prompts import NO_PROMPT_VERSION
 from tipbench.plan.rubric import FLAGS, Rubric, parse_rubric
 from tipbench.record.reader import newest_run, stale_runs, twin_runs
 from tipbench.record.run import RunKind, RunState, StoredRun
@@ -66,7 +66,7 @@ def is_reference(pair: Pair) -> bool:
 
 def as_row(pair: Pair) -> Pair:
     """Return the row of a pair: a reference has no prompt, even if it was recorded or requested with one."""
-    return Pair(pair.model, NO_PROMPT) if is_reference(pair) else pair
+    return Pair(pair.model, NO_PROMPT_VERSION) if is_reference(pair) else pair
 
 
 @dataclass(frozen=True)

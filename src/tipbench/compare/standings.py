@@ -18,7 +18,7 @@ FLAGS = {
     "adjusted": "lacks scenarios: its mean is also shown adjusted for these",
     "failed": "cells without a complete answer",
     "stale": "runs of an older model build, prompt or scenario are excluded",
-    "truncated": "answers cut off at the token limit",
+    "truncated": "prompts truncated by the server, because they did not fit into the context",
     "floored": "no usable answer; scored with the rubric's lowest scores",
     "foreign_resident": "generated while another model was in memory",
 }

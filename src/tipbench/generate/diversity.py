@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import combinations, islice, pairwise
 from math import fsum
 
-MAX_TIPS = 50  # the first ones; the number of pairs grows quadratically
-MAX_WORDS = 200  # per tip
+MAX_TIPS = 50  # later tips are ignored, because the number of pairs grows quadratically
+MAX_WORDS = 200  # per tip; later words are ignored
 
 _WORD = re.compile(r"\w+(?:['’]\w+)?")
 _FUNCTION_WORDS = frozenset(
@@ -36,14 +36,15 @@ class Diversity:
 
 
 def diversity(tips: Sequence[str]) -> Diversity | None:
-    """Measure at most 50 tips of 200 words each; returns None below two tips. The order of the tips does not matter."""
+    """Return the diversity of the tips, or None below two. Their order does not matter."""
     if len(tips) < 2:
         return None
     bigrams: list[str] = []
     features: list[frozenset[str]] = []  # content words and bigrams of each tip
     for tip in tips[:MAX_TIPS]:
         text = " ".join(tip.split()).casefold()
-        words = [match[0] for match in islice(_WORD.finditer(text), MAX_WORDS)] or [text]  # such as an emoji
+        words = [match[0] for match in islice(_WORD.finditer(text), MAX_WORDS)]
+        words = words or [text]  # a tip without letters or digits, such as an emoji
         content = [word for word in words if word not in _FUNCTION_WORDS] or words
         bigrams += _bigrams(words)
         features.append(frozenset(content + _bigrams(content)))

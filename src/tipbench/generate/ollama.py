@@ -35,10 +35,10 @@ from tipbench.http import is_loopback
 
 KEEP_WARM_S = 60  # how long a model stays loaded after a call; short, so that a killed collect soon frees its memory
 _BUSY_TRIES = 6
-_BUSY_FIRST_WAIT_S = 0.5
+_RETRY_WAIT_S = 0.5  # doubled for each further retry of a busy server
 _RESET_TRIES = 3
 _INTERRUPT_WAIT_S = 15.0  # for a model to be unloaded after Ctrl-C
-_TOO_LONG = ("context", "too long", "truncate", "exceed")  # in the error for a prompt over the context length
+_TOO_LONG_WORDS = ("context", "too long", "truncate", "exceed")  # the server's error for a too long prompt has one
 
 
 class OllamaEngine:
@@ -69,7 +69,7 @@ class OllamaEngine:
         )
         self._cancelled = threading.Event()
         self._current: ModelFacts | None = None
-        self._handover_began: float | None = None
+        self._released_at: float | None = None
         self._version: str | None = None
 
     # Model facts
@@ -101,8 +101,8 @@ class OllamaEngine:
         self._monitor.start()
 
     def prepare(self, facts: ModelFacts) -> None:
-        listed = find_entry(self._api.tags(), facts.model).get("digest")
-        if listed != facts.digest:
+        current_digest = find_entry(self._api.tags(), facts.model).get("digest")
+        if current_digest != facts.digest:
             raise OllamaError(_model_changed_message(facts.model))
         if self._evict:
             for foreign in self._api.resident() or ():
@@ -117,13 +117,13 @@ class OllamaEngine:
     def release(self, model: str) -> None:
         if self._current is None:
             return
-        began = time.monotonic()
+        released_at = time.monotonic()
         if self._api.resident() != ():  # not empty, or unknown
             self._api.unload(model)
         stuck_s = _INTERRUPT_WAIT_S if self._cancelled.is_set() else STUCK_DEADLINE_S
-        listed = wait_until_gone(self._api, self._current.digest, stuck_s=stuck_s)
-        self._handover_began = began
-        if listed == ():
+        still_resident = wait_until_gone(self._api, self._current.digest, stuck_s=stuck_s)
+        self._released_at = released_at
+        if still_resident == ():
             self._record_handover()
         self._monitor.expect(None)
         if self._lock is not None:
@@ -132,10 +132,10 @@ class OllamaEngine:
         self._api.close_idle_connections()
 
     def _record_handover(self) -> None:
-        """Record how long the memory took to become empty after the previous model; called when it is empty."""
-        if self._handover_began is not None:
-            self._monitor.handed_over(time.monotonic() - self._handover_began)
-            self._handover_began = None
+        """Record the time from the previous model's release until now, when the memory is empty."""
+        if self._released_at is not None:
+            self._monitor.handed_over(time.monotonic() - self._released_at)
+            self._released_at = None
 
     def evidence(self) -> Evidence:
         return self._monitor.evidence()
@@ -187,7 +187,7 @@ class OllamaEngine:
             "keep_alive": 0 if request.last or self._unload_each else KEEP_WARM_S,
             "options": dict(request.options),
         }
-        if request.thinking:
+        if request.thinking:  # the model can think; the benchmark disables it
             body["think"] = False
         if request.answer_schema is not None:
             body["format"] = dict(request.answer_schema)
@@ -201,11 +201,11 @@ class OllamaEngine:
         Failures caused by the model are not retried.
         """
 
-        def may_retry(reason: str, most: int) -> bool:
+        def may_retry(reason: str, max_retries: int) -> bool:
             retries[reason] += 1
-            return retries[reason] <= most
+            return retries[reason] <= max_retries
 
-        if chat.ending is Ending.CLEAN_END:
+        if chat.ending is Ending.CLEAN_END:  # without `done`; after one retry its text is the answer
             if may_retry("clean end", 1):
                 return 0.0
             if not chat.text:
@@ -224,7 +224,7 @@ class OllamaEngine:
             if chat.ending is Ending.TIMEOUT:
                 return _failure(FailureKind.TIMEOUT, chat, chat.error)
             if chat.status == 0 and may_retry("reset", _RESET_TRIES - 1):  # before the first byte
-                return _BUSY_FIRST_WAIT_S
+                return _RETRY_WAIT_S
             return _failure(FailureKind.RESET, chat, f"the connection broke: {chat.error}")
         if chat.ending is not Ending.STATUS:
             return _failure(FailureKind.INCOMPLETE, chat, f"the answer was cut off: {chat.error}")
@@ -233,25 +233,25 @@ class OllamaEngine:
         if chat.status in (429, 502, 503, 504):
             if may_retry("busy", _BUSY_TRIES - 1):
                 jitter = random.uniform(0.8, 1.2)  # noqa: S311
-                return _BUSY_FIRST_WAIT_S * 2.0 ** (retries["busy"] - 1) * jitter
+                return _RETRY_WAIT_S * 2.0 ** (retries["busy"] - 1) * jitter
             return _failure(FailureKind.BUSY, chat, f"still {chat.status} after {_BUSY_TRIES} tries: {chat.error}")
         if chat.status >= 500:
             if may_retry("load", 1):
-                return _BUSY_FIRST_WAIT_S
+                return _RETRY_WAIT_S
             return _failure(FailureKind.LOAD_FAILED, chat, f"{chat.status} twice: {chat.error}")
         kind = FailureKind.REJECTED
         if chat.status == 404:
             kind = FailureKind.MISSING_MODEL
         elif chat.status in (401, 403):
             kind = FailureKind.NOT_LOCAL  # a local model needs no authentication
-        elif chat.status == 400 and any(word in chat.error.casefold() for word in _TOO_LONG):
+        elif chat.status == 400 and any(word in chat.error.casefold() for word in _TOO_LONG_WORDS):
             kind = FailureKind.PROMPT_TOO_LONG
         return _failure(kind, chat, f"{chat.status}: {chat.error}")
 
 
 def read_completion(chat: Chat, request: GenerationRequest) -> Completion:
     """Build the completion of a finished call; a counter missing in the response is unknown, not zero."""
-    last = chat.last
+    last = chat.last  # the last object of the stream, with the server's counters
     load_s, generation_s = _seconds(last, "load_duration"), _seconds(last, "eval_duration")
     output_tokens, prompt_tokens = _count(last, "eval_count"), _count(last, "prompt_eval_count")
     total_s = _seconds(last, "total_duration")
@@ -263,8 +263,8 @@ def read_completion(chat: Chat, request: GenerationRequest) -> Completion:
 
     reason = str(last.get("done_reason") or "stop") if chat.ending is Ending.DONE else "aborted"
     words = len(request.system.split()) + len(request.user.split())
-    # A truncated prompt fills the context, or has fewer tokens than the prompt that was sent has words.
-    truncated = prompt_tokens is not None and not words <= prompt_tokens < request.options["num_ctx"]
+    # The server truncated the prompt if it counts fewer tokens than we sent words, or if the prompt fills the context.
+    truncated = prompt_tokens is not None and (prompt_tokens < words or prompt_tokens >= request.options["num_ctx"])
     return Completion(
         text=chat.text,
         done_reason=reason[:100],

@@ -12,7 +12,7 @@ from tipbench.plan.scenarios import MONTHS, Scenario, Task
 from tipbench.text import fingerprint
 
 SECTIONS = ("system", "user")
-NO_PROMPT = "none"  # prompt version of cells whose engine reads no prompt
+NO_PROMPT_VERSION = "none"  # of cells whose engine reads no prompt
 ASK_FOR_DIVERSITY = "Make every tip come from a different angle: another task, habit, place or length of time."
 
 _HEADING = re.compile(rf"#\s+({'|'.join(SECTIONS)})\s*", re.IGNORECASE)
@@ -41,16 +41,15 @@ class Rendered:
     user: str
 
 
-WITHOUT_PROMPT = Prompt(NO_PROMPT, "", "")
+WITHOUT_PROMPT = Prompt(NO_PROMPT_VERSION, "", "")
 
-# The placeholders that a prompt may use.
 PLACEHOLDERS = (
     "n_tips", "diversity", "name", "role", "about", "preferences", "habits", "tasks", "weekday", "date", "time", "slot",
 )  # fmt: skip
 
 
 def render(prompt: Prompt, scenario: Scenario, *, n_tips: int, diversity: bool) -> Rendered:
-    """Fill in both templates; a request for diversity is appended unless a template has its placeholder."""
+    """Fill in both templates. With `diversity`, the user message asks for it even without its placeholder."""
     user = prompt.user
     if diversity and "diversity" not in _placeholders_in(prompt.system + prompt.user):
         user += "\n\n{{ diversity }}"

@@ -31,7 +31,7 @@ def cell_run(context: RunContext, facts: ModelFacts, generated: Generated, super
     """Return the run that records one cell; `supersedes` are the ids of the failed runs that it replaces."""
     planned, result = generated.planned, generated.result
     if isinstance(result, Completion):
-        metrics, tags, texts = _answered(context, result)
+        metrics, tags, texts = _answer_fields(context, result)
     else:
         metrics = {}
         tags = {
@@ -108,8 +108,8 @@ def _params(context: RunContext, planned: PlannedCell, facts: ModelFacts) -> dic
     return {key: "unknown" if value is None else str(value) for key, value in values.items()}
 
 
-def _answered(context: RunContext, result: Completion) -> tuple[dict[str, float], dict[str, str], dict[str, str]]:
-    """Return metrics, tags and texts of an answer; one without a usable tip gets the rubric's floor as its scores."""
+def _answer_fields(context: RunContext, result: Completion) -> tuple[dict[str, float], dict[str, str], dict[str, str]]:
+    """Return metrics, tags and texts of an answer. Without a usable tip its scores are the rubric's floor."""
     config, rubric = context.config, context.suite.rubric
     answer = parse_answer(result.text, config.n_tips)
     measured = {
@@ -121,17 +121,17 @@ def _answered(context: RunContext, result: Completion) -> tuple[dict[str, float]
         "tokens_per_s": result.tokens_per_s,
         "n_candidates": len(answer.tips),
     }
-    metrics = {key: float(value) for key, value in measured.items() if value is not None}  # unknown is not zero
+    metrics = {key: float(value) for key, value in measured.items() if value is not None}  # None is unknown
     tags = {
         "state": str(RunState.PENDING),
         "judge_pending": "true",
         "done_reason": result.done_reason,
         "truncated": str(result.truncated).lower(),
     }
-    if judged := answer.tips[: config.n_tips]:
+    if tips := answer.tips[: config.n_tips]:
         metrics["format_ok"] = float(answer.format_ok)
-        metrics["overlong"] = sum(is_overlong(tip.tip, rubric.word_limit) for tip in judged) / len(judged)
-        if spread := diversity([tip.tip for tip in judged]):
+        metrics["overlong"] = sum(is_overlong(tip.tip, rubric.word_limit) for tip in tips) / len(tips)
+        if spread := diversity([tip.tip for tip in tips]):
             metrics |= {"diversity": spread.score, "distinct_2": spread.distinct_2}
     else:
         metrics |= {**rubric.floor, "composite": rubric.floor_composite}

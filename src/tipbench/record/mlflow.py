@@ -24,7 +24,7 @@ from tipbench.record.local_mlflow import LocalMlflow
 from tipbench.record.mlflow_http import MlflowHttp, TooLarge
 from tipbench.record.run import NewRun, RunChange, StoredRun
 from tipbench.record.store import Experiment
-from tipbench.record.texts import check_key, from_tags, leftovers, own_tags
+from tipbench.record.texts import check_key, from_tags, leftovers, tags_of
 
 PAGE = 250  # runs per page: as fast as larger pages, and about 6 MB
 EXPERIMENTS_PAGE = 1000
@@ -174,7 +174,7 @@ class MlflowStore:
         with suppress(MlflowUnavailable, MlflowError):
             now = self._current_run(run_id).texts
             for key in change.texts:
-                if own_tags(key, now) == own_tags(key, expected):
+                if tags_of(key, now) == tags_of(key, expected):
                     for tag in leftovers(key, now):
                         self._post_if_exists("runs/delete-tag", {"run_id": run_id, "key": tag})
 

@@ -1,18 +1,18 @@
 """Stores texts of any length and content as MLflow tags, without loss.
 
-MLflow silently truncates a tag at 8000 characters, so a longer text is split into KEY.001, KEY.002, … with
-KEY.meta, which has its length and hash. Databases reject NUL and JSON rejects lone surrogates, so both are
+MLflow silently truncates a tag at 8000 characters, so a longer text is split into the parts KEY.001, KEY.002, …;
+KEY.meta has its length and hash. Databases reject NUL and JSON rejects lone surrogates, so both are
 escaped as U+241B and four hex digits, as is U+241B itself. Any other text is stored unchanged, readable in
 MLflow's own pages.
 
 A text can be replaced, and its writer may die at any moment, so readers follow these rules:
 
-- KEY.meta with content: the text is the parts it names. KEY and other parts are leftovers.
-- KEY.meta empty or missing: the text is KEY. Parts are leftovers, or were written before their .meta.
-- KEY.meta empty and no KEY: a first text is being written; there is none yet.
+- KEY.meta has content: the text is the parts that it names. KEY and other parts are ignored.
+- KEY.meta is empty or missing, and there is KEY: the text is KEY. Parts are ignored.
+- KEY.meta is empty, and there is no KEY: there is no text yet, the first one is being written.
 
-A text that takes more than one request must not overwrite parts that are being read. If it would, its parts are
-numbered after the old ones, and .meta has `first`, the number of the first one.
+A text that is written in several requests does not overwrite the parts of the current text. If their numbers would
+overlap, the new parts are numbered after the current ones, and KEY.meta has the number of the first new part, `first`.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def unescape(stored: str) -> str:
 
 def check_key(key: str) -> None:
     """Raise ValueError for a key that is not valid for a text, or could be mistaken for a part of another."""
-    if not key.startswith(PREFIX) or owner(key) != key:
+    if not key.startswith(PREFIX) or text_key(key) != key:
         raise ValueError(f"a text's key begins with {PREFIX!r} and ends neither in .meta nor in a number: {key!r}")
 
 
-def owner(key: str) -> str:
+def text_key(key: str) -> str:
     """Return the key of the text a tag belongs to: KEY for KEY, KEY.meta and KEY.001."""
     if key.endswith(_META):
         return key.removesuffix(_META)
@@ -86,34 +86,35 @@ def single_request_tags(key: str, text: str, present: Mapping[str, str]) -> dict
 
 
 def multi_request_tags(key: str, text: str, present: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the tags that replace the present text if they take several requests: the parts, then the switch.
+    """Return the tags that replace the present text if they take several requests, to be written in two steps.
 
-    Readers get the old text until the switch is written.
+    Readers get the old text until the tags of the second step are written, in one request.
     """
     tags = single_request_tags(key, text, present)
     if key in tags:
         return {}, tags
     current = _current_parts(key, present)
-    if current and current.start < len(tags):  # `tags` has the parts and .meta
+    part_count = len(tags) - 1  # the other tag is .meta
+    if current and current.start <= part_count:  # the numbers overlap
         tags = _in_parts(key, text, escape(text), current.stop)
-    switch = {key + _META: tags.pop(key + _META)}
+    second_step = {key + _META: tags.pop(key + _META)}
     if present.keys().isdisjoint((key, key + _META)):
         tags = {key + _META: ""} | tags
-    return tags, switch
+    return tags, second_step
 
 
 def leftovers(key: str, tags: Mapping[str, str]) -> list[str]:
     """Return the tags of this text that are no longer needed, in the order in which they may be deleted."""
-    own = own_tags(key, tags)
-    parts = sorted(own.keys() - {key, key + _META})
-    if not own.get(key + _META):
-        if key + _META in own:
+    present = tags_of(key, tags)
+    parts = sorted(present.keys() - {key, key + _META})
+    if not present.get(key + _META):
+        if key + _META in present:
             return [*parts, key + _META]
-        return parts if key in own else []
+        return parts if key in present else []
     current = _current_parts(key, tags)
     if current is None:
         return []
-    unneeded = [key] if key in own else []
+    unneeded = [key] if key in present else []
     for tag in parts:
         number = int(tag.removeprefix(key + "."))
         if number not in current or tag != f"{key}.{number:03d}":
@@ -121,9 +122,9 @@ def leftovers(key: str, tags: Mapping[str, str]) -> list[str]:
     return unneeded
 
 
-def own_tags(key: str, tags: Mapping[str, str]) -> dict[str, str]:
+def tags_of(key: str, tags: Mapping[str, str]) -> dict[str, str]:
     """Return all tags of one text."""
-    return {tag: value for tag, value in tags.items() if owner(tag) == key}
+    return {tag: value for tag, value in tags.items() if text_key(tag) == key}
 
 
 def _current_parts(key: str, tags: Mapping[str, str]) -> range | None:
@@ -131,28 +132,28 @@ def _current_parts(key: str, tags: Mapping[str, str]) -> range | None:
     if not meta:
         return None
     try:
-        found = _meta(key, meta)
+        found = _parse_meta(key, meta)
     except CorruptText:
         return None
     return range(found.first, found.first + found.parts)
 
 
 def from_tags(tags: Mapping[str, str], wanted: Collection[str] | None = None) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the texts, or the wanted ones, each verified, and the tags that are not texts. Raises CorruptText."""
+    """Return the texts, all or those with a wanted key, and the tags that are not texts. Raises CorruptText."""
     rest = {key: value for key, value in tags.items() if not key.startswith(PREFIX)}
-    found: dict[str, dict[str, str]] = {}
+    by_text: dict[str, dict[str, str]] = {}
     for tag in tags.keys() - rest.keys():
-        key = owner(tag)
+        key = text_key(tag)
         if wanted is None or key in wanted:
-            found.setdefault(key, {})[tag] = tags[tag]
-    texts = {key: _read_text(key, own) for key, own in sorted(found.items())}
+            by_text.setdefault(key, {})[tag] = tags[tag]
+    texts = {key: _read_text(key, text_tags) for key, text_tags in sorted(by_text.items())}
     return {key: text for key, text in texts.items() if text is not None}, rest
 
 
 def _read_text(key: str, tags: Mapping[str, str]) -> str | None:
     """Return the text of these tags; None if a first text is being written."""
     if tags.get(key + _META):
-        meta = _meta(key, tags[key + _META])
+        meta = _parse_meta(key, tags[key + _META])
         numbers = range(meta.first, meta.first + meta.parts)
         missing = next((number for number in numbers if f"{key}.{number:03d}" not in tags), None)
         if missing is not None:
@@ -181,7 +182,7 @@ class _Meta:
     first: int
 
 
-def _meta(key: str, meta: str) -> _Meta:
+def _parse_meta(key: str, meta: str) -> _Meta:
     try:
         loaded = json.loads(meta)
         found = _Meta(loaded["parts"], loaded["chars"], str(loaded["sha256"]), loaded.get("first", 1))
@@ -197,5 +198,5 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _corrupt(key: str, what: str) -> CorruptText:
-    return CorruptText(f"The text {key} is damaged in MLflow: {what}. Record it again, or restore the tags it lost.")
+def _corrupt(key: str, problem: str) -> CorruptText:
+    return CorruptText(f"The text {key} is damaged in MLflow: {problem}. Record it again, or restore the tags it lost.")

@@ -1,10 +1,10 @@
 """Export of the event log: JSON lines, VowpalWabbit's dsjson, and the arrays of the Open Bandit Pipeline.
 
-| format | one line per |
+| format | lines |
 |---|---|
-| jsonl | decision (`"signal": "serve"` for recommendations), shadow signal and reward, as logged |
-| dsjson | rewarded decision, for `vw --dsjson --cb_explore_adf` |
-| obp | export: a single JSON object with the arrays of obp's bandit feedback; the arms are the tips |
+| jsonl | one per decision, shadow signal and reward, as logged; a recommendation has `"signal": "serve"` |
+| dsjson | one per decision with a reward, for `vw --dsjson --cb_explore_adf` |
+| obp | a single one, a JSON object with the arrays of obp's bandit feedback; the arms are the tips |
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from tipbench.text import iso
 FORMATS = ("jsonl", "dsjson", "obp")
 
 
-def export_events(database: Database, form: str, *, policy: str | None = None) -> Iterator[str]:
+def export_events(database: Database, export_format: str, *, policy: str | None = None) -> Iterator[str]:
     """Yield the lines of an export, of one policy or of all."""
-    if form not in FORMATS:
-        raise UsageError(f"Events are exported as {', '.join(FORMATS)}, not {form!r}.")
+    if export_format not in FORMATS:
+        raise UsageError(f"Events are exported as {', '.join(FORMATS)}, not {export_format!r}.")
     if policy is not None:
         known_policy(policy)
-    if form == "jsonl":
+    if export_format == "jsonl":
         for entry in read_entries(database, kinds=("score", "signal", "reward", "late")):
             if policy in (None, entry.policy):
                 yield to_json(json_line(entry)).decode()
-    elif form == "dsjson":
-        for score, reward in rewarded(database, policy):
+    elif export_format == "dsjson":
+        for score, reward in _rewarded_decisions(database, policy):
             yield to_json(_dsjson_line(score, reward)).decode()
     else:
         yield to_json(_obp_feedback(database, policy)).decode()
 
 
-def rewarded(database: Database, policy: str | None = None) -> Iterator[tuple[Entry, Entry]]:
-    """Yield each score with its learned reward, in the order of the rewards."""
+def _rewarded_decisions(database: Database, policy: str | None) -> Iterator[tuple[Entry, Entry]]:
+    """Yield each decision that has a reward, with its reward, in the order of the rewards; without late ones."""
     for reward in read_entries(database, kinds=("reward",)):
         if policy in (None, reward.policy):
             score = read_entry(database, reward.body["score"])
@@ -60,6 +60,7 @@ def json_line(entry: Entry) -> dict[str, Any]:
     if entry.kind == "score":
         tips = [candidate["tip_id"] for candidate in body["request"]["candidates"]]
         by_tip = {name: dict(zip(tips, body[name], strict=True)) for name in ("probabilities", "scores")}
+        # A signal has `agrees` too: whether the shadow chose the same tip as this decision.
         return {"signal": body["signal"], **head, **body, **by_tip, "agrees": True}
     return {"signal": None, **head, "reward": entry.reward, "late": entry.kind == "late", **body}
 
@@ -82,7 +83,10 @@ def _dsjson_line(score: Entry, reward: Entry) -> dict[str, Any]:
         "p": [body["probabilities"][i] for i in order],
         "c": {
             "shared": {"context": _flat({**(body["request"].get("context") or {}), "hour": reward.body["hour"]})},
-            "_multi": [{"tip": _flat({**each, **(each.get("task") or {}), "task": None})} for each in candidates],
+            "_multi": [
+                {"tip": _flat({**candidate, **(candidate.get("task") or {}), "task": None})}  # with the task's fields
+                for candidate in candidates
+            ],
         },
     }
 
@@ -97,7 +101,7 @@ def _obp_feedback(database: Database, policy: str | None) -> dict[str, Any]:
 
     The context is hour_sin, hour_cos, dow_sin and dow_cos.
     """
-    rounds = list(rewarded(database, policy))
+    rounds = list(_rewarded_decisions(database, policy))
     if not rounds:
         raise NotEnoughData("No rewarded decision is logged, so there is no feedback to export.")
     tips = sorted({each["tip_id"] for score, _ in rounds for each in score.body["request"]["candidates"]})

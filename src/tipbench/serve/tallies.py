@@ -13,10 +13,11 @@ from tipbench.serve.request import CategoryTally
 
 MAX_DWELL_S = 600.0
 NO_CATEGORY = ""
-COMPLETION, DISMISSAL, DWELL = 0.25, 0.25, 0.2  # the rates of a user without any tally
-OVERALL_WEIGHT = 2.0  # in a user's rates, these rates count as much as this many tips
-CATEGORY_WEIGHT = 4.0  # in the rates of a category, the user's rates count as much as this many tips
-_LOG_101 = math.log(101)
+DEFAULT_COMPLETION, DEFAULT_DISMISSAL, DEFAULT_DWELL = 0.25, 0.25, 0.2  # the rates of a user without any tally
+# Rates of few tips are shrunk: a weight of 2 adds two tips with the default rates, or with the user's rates.
+OVERALL_WEIGHT = 2.0  # of the default rates in a user's rates
+CATEGORY_WEIGHT = 4.0  # of a user's rates in the rates of a category
+_LOG_FULL_VOLUME = math.log(101)  # the volume is 1 from 100 tips on
 
 
 class Tally(NamedTuple):
@@ -54,7 +55,7 @@ class Tallies:
         return Tallies(self.by_category)
 
     def add(self, category: str | None, action: str | None, dwell_ms: float | None, hour: float) -> None:
-        """Count one learned reward; `hour` is the time of day of its score."""
+        """Count one learned reward; `hour` is the time of day of its decision."""
         name = category or NO_CATEGORY
         tally = self.by_category.get(name, _EMPTY)
         completed = action == "completed"
@@ -71,9 +72,9 @@ class Tallies:
         self._overall = None
 
     def features(self, category: str | None, hour: float) -> tuple[float, float, float, float, float]:
-        """Return completion, dismissal and dwell in the category, shrunk to the user's rates; hour alignment; volume.
+        """Return completion, dismissal, dwell, hour alignment and volume of a category.
 
-        Without a category they are the user's rates, 0 and 0.
+        The first three are shrunk to the user's rates. Without a category they are the user's rates, and the others 0.
         """
         completion, dismissal, dwell = self._rates()
         if not category:
@@ -85,13 +86,13 @@ class Tallies:
             min((dismissed + CATEGORY_WEIGHT * dismissal) / (seen + CATEGORY_WEIGHT), 1.0),
             min((dwell_s_sum / MAX_DWELL_S + CATEGORY_WEIGHT * dwell) / (dwell_n + CATEGORY_WEIGHT), 1.0),
             max(-1.0, min((math.cos(angle) * hour_x + math.sin(angle) * hour_y) / (completed + 1), 1.0)),
-            min(math.log1p(seen) / _LOG_101, 1.0),
+            min(math.log1p(seen) / _LOG_FULL_VOLUME, 1.0),
         )
 
     def _rates(self) -> tuple[float, float, float]:
         """Return the user's completion, dismissal and dwell over all categories, shrunk to the rates of a new user."""
         if self._overall is None:
-            # Summed in a fixed order, so that loaded tallies give the same bits.
+            # Summed in a fixed order: after a restart, the loaded tallies must give exactly the same floats.
             tallies = [self.by_category[name] for name in sorted(self.by_category)]
             seen = sum(tally.seen for tally in tallies)
             completed = sum(tally.completed for tally in tallies)
@@ -99,8 +100,8 @@ class Tallies:
             dwell = sum(tally.dwell_s_sum for tally in tallies) / MAX_DWELL_S
             dwell_n = sum(tally.dwell_n for tally in tallies)
             self._overall = (
-                min((completed + OVERALL_WEIGHT * COMPLETION) / (seen + OVERALL_WEIGHT), 1.0),
-                min((dismissed + OVERALL_WEIGHT * DISMISSAL) / (seen + OVERALL_WEIGHT), 1.0),
-                min((dwell + OVERALL_WEIGHT * DWELL) / (dwell_n + OVERALL_WEIGHT), 1.0),
+                min((completed + OVERALL_WEIGHT * DEFAULT_COMPLETION) / (seen + OVERALL_WEIGHT), 1.0),
+                min((dismissed + OVERALL_WEIGHT * DEFAULT_DISMISSAL) / (seen + OVERALL_WEIGHT), 1.0),
+                min((dwell + OVERALL_WEIGHT * DEFAULT_DWELL) / (dwell_n + OVERALL_WEIGHT), 1.0),
             )
         return self._overall

@@ -30,9 +30,9 @@ from tipbench.serve.prior import Prior
 from tipbench.serve.request import Candidate, Occasion
 from tipbench.serve.tallies import (
     CATEGORY_WEIGHT,
-    COMPLETION,
-    DISMISSAL,
-    DWELL,
+    DEFAULT_COMPLETION,
+    DEFAULT_DISMISSAL,
+    DEFAULT_DWELL,
     FIELDS,
     MAX_DWELL_S,
     OVERALL_WEIGHT,
@@ -239,9 +239,9 @@ class _UserTallies:
 
         dwell = dwell_s / MAX_DWELL_S
         values = (
-            shrunk(completed, seen, rate(completed, count, COMPLETION)),
-            shrunk(dismissed, seen, rate(dismissed, count, DISMISSAL)),
-            shrunk(dwell, dwell_n, rate(dwell, dwell_n.sum(axis=0), DWELL)),
+            shrunk(completed, seen, rate(completed, count, DEFAULT_COMPLETION)),
+            shrunk(dismissed, seen, rate(dismissed, count, DEFAULT_DISMISSAL)),
+            shrunk(dwell, dwell_n, rate(dwell, dwell_n.sum(axis=0), DEFAULT_DWELL)),
             np.clip((hour[0] * hour_x + hour[1] * hour_y) / (completed + 1), -1.0, 1.0),
             np.minimum(np.log1p(seen) / math.log(101), 1.0),
         )

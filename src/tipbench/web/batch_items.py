@@ -1,4 +1,4 @@
-"""Batches over HTTP: request and response models, and the items of a batch as sheet, answer and response."""
+"""Batches over HTTP: request and response models, and functions that validate, show and fill in items."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ MAX_ANSWERS = 400  # per new batch
 MAX_TIPS = 200
 MAX_SCALES = 20
 MAX_REASON = 500
-LONGEST_ACCEPTANCE = 1000
-LONGEST_RETURN = 2000
+MAX_ACCEPT_REASON = 1000
+MAX_RETURN_NOTE = 2000
 _DAY_S = 86_400.0
 
 
 class BatchRequest(RequestBody):
-    """What to judge; optional."""
+    """The kind and the size of the batch. The body is optional."""
 
     kind: Kind = Field(Kind.SHEET, description="sheet: score tips; duel: choose the better of two answers.")
     limit: StrictInt | None = Field(
-        None, ge=1, le=MAX_ANSWERS, description="Maximum number of answers in a new batch; whole scenarios first."
+        None, ge=1, le=MAX_ANSWERS, description="Maximum number of answers in a new batch. Fills whole scenarios first."
     )
 
 
@@ -52,7 +52,7 @@ class ItemRequest(RequestBody):
     state: State = Field(description="submitted counts when the batch closes; it needs every score.")
     format_ok: StrictBool | None = Field(None, description="The judge's correction; null keeps the computed flag.")
     tips: list[TipRequest] = Field(
-        default_factory=list, max_length=MAX_TIPS, description="All tips in order; empty for none scored yet."
+        default_factory=list, max_length=MAX_TIPS, description="All tips in order; empty if no tip is scored yet."
     )
     winner: Literal["a", "b", "tie"] | None = Field(None, description="Of a duel.")
     reason: str = Field("", max_length=MAX_REASON, description="Why it is skipped.")
@@ -70,13 +70,13 @@ class UndoRequest(RequestBody):
 class AcceptRequest(RequestBody):
     """Reason for accepting the drift."""
 
-    reason: str = Field(min_length=1, max_length=LONGEST_ACCEPTANCE, description="In words on one line.")
+    reason: str = Field(min_length=1, max_length=MAX_ACCEPT_REASON, description="One line of text.")
 
 
 class ReturnRequest(RequestBody):
     """Note to the judge about what to revise."""
 
-    note: str = Field(min_length=1, max_length=LONGEST_RETURN)
+    note: str = Field(min_length=1, max_length=MAX_RETURN_NOTE)
 
 
 class BatchLinks(Shape):
@@ -163,8 +163,9 @@ class HistoryShape(Shape):
 
 class BatchClosedShape(BatchAnswer):
     outcome: dict[str, Any] = Field(
-        description="As returned by POST …/apply to a judge: status, applied, unfinished, drift; `blank` items are not "
-        "submitted now and keep the scores they had. `by_file` is true when all scores came as a file."
+        description="The object that POST …/apply returns to a judge: status, applied, unfinished, drift. `blank` "
+        "counts the items that are not submitted now but have earlier scores, which are kept. `by_file` is true if "
+        "all scores came from a file."
     )
 
 
@@ -186,7 +187,7 @@ class SheetItems:
         return {"format_ok": item["format_ok"], "tips": tips}
 
     def checked(self, item: RawItem, request: ItemRequest) -> dict[str, Any]:
-        """Return the answer, validated like a sheet by `judge apply`. Raises Invalid."""
+        """Return the answer after the same checks as in `judge apply`. Raises Invalid."""
         _reject_field(request, "winner", "An item with tips has no winner")
         if request.tips and len(request.tips) != len(item["tips"]):
             raise Invalid(
@@ -202,12 +203,13 @@ class SheetItems:
             tip["note"] = scored.note.replace("\r\n", "\n").replace("\r", "\n")
         tips = tuple(SheetTip(tip["tip"], tip["rationale"], tip["overlong"]) for tip in item["tips"])
         exported = Item(item["item"], item["scenario"], item["format_ok"], tips)
-        scores = check_item(self.filled(item, answer), exported, rubric_of(self.raw))  # None if a score is missing
-        if isinstance(scores, list):
-            first = scores[0]
+        result = check_item(self.filled(item, answer), exported, rubric_of(self.raw))
+        if isinstance(result, list):  # problems
+            first = result[0]
             place = "body" if first.tip is None else f"body.tips.{first.tip - 1}"
-            raise Invalid(" ".join(problem.message for problem in scores[:5]), path=f"{place}.{first.field}")
-        if scores is None and request.state is State.SUBMITTED:
+            raise Invalid(" ".join(problem.message for problem in result[:5]), path=f"{place}.{first.field}")
+        is_incomplete = result is None
+        if is_incomplete and request.state is State.SUBMITTED:
             index, scale = next(
                 (index, scale)
                 for index, tip in enumerate(answer["tips"])
@@ -278,28 +280,28 @@ BatchItems = SheetItems | DuelItems
 ITEM_TYPES: Mapping[Kind, type[BatchItems]] = {Kind.SHEET: SheetItems, Kind.DUEL: DuelItems}
 
 
-def item_of(sheet_items: BatchItems, item_id: str) -> RawItem:
+def item_of(batch_items: BatchItems, item_id: str) -> RawItem:
     """Return an item by id. Raises NotFound if the batch has no such item."""
-    for item in sheet_items.raw["items"]:
+    for item in batch_items.raw["items"]:
         if item["item"] == item_id:
             return dict(item)
     raise NotFound(f"This batch has no item {item_id[:64]!r}. Load the page again.", path="path.item")
 
 
-def answer_of(sheet_items: BatchItems, item: RawItem, request: ItemRequest) -> ItemAnswer:
+def answer_of(batch_items: BatchItems, item: RawItem, request: ItemRequest) -> ItemAnswer:
     """Return the answer of a request, validated. Raises Invalid with the wrong field."""
     reason = " ".join(request.reason.split())
     if request.state is State.SKIPPED and not (reason and reason.isprintable()):
         raise Invalid("reason must say why the item is skipped.", path="body.reason")
-    answer = sheet_items.checked(item, request)
+    answer = batch_items.checked(item, request)
     if request.state is State.EMPTY:
-        answer = sheet_items.blank(item)
+        answer = batch_items.blank(item)
     return ItemAnswer(request.state, canonical(answer), reason if request.state is State.SKIPPED else "")
 
 
-def answer_shape(sheet_items: BatchItems, item: RawItem, saved: ItemVersion | None) -> AnswerShape:
+def answer_shape(batch_items: BatchItems, item: RawItem, saved: ItemVersion | None) -> AnswerShape:
     """Return the current answer to an item, as its judge sees it."""
-    answer = json.loads(saved.answer.content) if saved else sheet_items.blank(item)
+    answer = json.loads(saved.answer.content) if saved else batch_items.blank(item)
     return AnswerShape(
         version=saved.version if saved else 0,
         state=(saved.answer.state if saved else State.EMPTY).value,
@@ -307,18 +309,18 @@ def answer_shape(sheet_items: BatchItems, item: RawItem, saved: ItemVersion | No
         seconds=round(saved.seconds, 1) if saved else 0.0,
         updated=iso(saved.updated) if saved else None,
         can_undo=saved is not None and saved.parent is not None,
-        **sheet_items.shown_answer(item, answer),
+        **batch_items.shown_answer(item, answer),
     )
 
 
-def filled_file(sheet_items: BatchItems, judge: str, answers: Mapping[str, ItemVersion]) -> dict[str, Any]:
+def filled_file(batch_items: BatchItems, judge: str, answers: Mapping[str, ItemVersion]) -> dict[str, Any]:
     """Return the file with the submitted answers filled in; `answers` are by item. Other items stay blank."""
     submitted = {item: saved.answer for item, saved in answers.items() if saved.answer.state is State.SUBMITTED}
     items = [
-        sheet_items.filled(item, json.loads(submitted[item["item"]].content)) if item["item"] in submitted else item
-        for item in sheet_items.raw["items"]
+        batch_items.filled(item, json.loads(submitted[item["item"]].content)) if item["item"] in submitted else item
+        for item in batch_items.raw["items"]
     ]
-    return {**sheet_items.raw, "judge": judge, "items": items}
+    return {**batch_items.raw, "judge": judge, "items": items}
 
 
 def rubric_of(raw: Mapping[str, Any]) -> Rubric:

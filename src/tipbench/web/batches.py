@@ -84,7 +84,7 @@ class BatchService:
     def __init__(self, panel: Panel, store: BatchStore) -> None:
         self._panel = panel
         self._store = store
-        self._sheet_items = lru_cache(maxsize=_CACHED_SHEETS)(self._read_items)
+        self._batch_items = lru_cache(maxsize=_CACHED_SHEETS)(self._read_items)
 
     def open(
         self,
@@ -140,19 +140,19 @@ class BatchService:
         shown = self._shape_for(batch, who)
         if batch.judge != who.name:
             return BatchDetail(batch=shown, skips=self.skips(sheet))
-        sheet_items, answers = self._sheet_items(sheet), self._store.items(sheet)
+        batch_items, answers = self._batch_items(sheet), self._store.items(sheet)
         return BatchDetail(
             batch=shown,
-            instructions=sheet_items.raw["instructions"],
-            rubric=rubric_json(rubric_of(sheet_items.raw)),
+            instructions=batch_items.raw["instructions"],
+            rubric=rubric_json(rubric_of(batch_items.raw)),
             items=[
                 ItemShape(
                     item=item["item"],
                     number=number,
-                    answer=answer_shape(sheet_items, item, answers.get(item["item"])),
-                    **sheet_items.shown(item),
+                    answer=answer_shape(batch_items, item, answers.get(item["item"])),
+                    **batch_items.shown(item),
                 )
-                for number, item in enumerate(sheet_items.raw["items"], start=1)
+                for number, item in enumerate(batch_items.raw["items"], start=1)
             ],
         )
 
@@ -166,7 +166,7 @@ class BatchService:
     def skips(self, sheet: str) -> list[dict[str, Any]]:
         """Return the skipped items with their reasons, in the sheet's order, for admins."""
         answers = self._store.items(sheet)
-        numbered = enumerate((item["item"] for item in self._sheet_items(sheet).raw["items"]), start=1)
+        numbered = enumerate((item["item"] for item in self._batch_items(sheet).raw["items"]), start=1)
         return [
             {"item": item, "number": number, "reason": saved.answer.reason, "updated": iso(saved.updated)}
             for number, item in numbered
@@ -177,16 +177,16 @@ class BatchService:
         self, who: Identity, sheet: str, item: str, request: ItemRequest, experiment: str | None = None
     ) -> ItemSaved:
         """Save an item. Raises Conflict with the current version if the item has changed since it was read."""
-        batch, sheet_items = self.own(who, sheet, experiment), self._sheet_items(sheet)
-        answer = answer_of(sheet_items, item_of(sheet_items, item), request)
-        with self._conflict_errors(sheet_items, item):
+        batch, batch_items = self.own(who, sheet, experiment), self._batch_items(sheet)
+        answer = answer_of(batch_items, item_of(batch_items, item), request)
+        with self._conflict_errors(batch_items, item):
             return self._saved(batch, self._store.put(sheet, item, request.version, answer, request.seconds))
 
     def undo(self, who: Identity, sheet: str, item: str, version: int, experiment: str | None = None) -> ItemSaved:
         """Restore the previous answer. Raises Conflict like `save`, or if there is none."""
-        batch, sheet_items = self.own(who, sheet, experiment), self._sheet_items(sheet)
-        blank = canonical(sheet_items.blank(item_of(sheet_items, item)))
-        with self._conflict_errors(sheet_items, item):
+        batch, batch_items = self.own(who, sheet, experiment), self._batch_items(sheet)
+        blank = canonical(batch_items.blank(item_of(batch_items, item)))
+        with self._conflict_errors(batch_items, item):
             return self._saved(batch, self._store.undo(sheet, item, version, blank))
 
     def history(
@@ -201,11 +201,11 @@ class BatchService:
     ) -> HistoryShape:
         """Return a page of the answers to an item, newest first."""
         self.own(who, sheet, experiment)
-        sheet_items = self._sheet_items(sheet)
-        raw = item_of(sheet_items, item)
+        batch_items = self._batch_items(sheet)
+        raw = item_of(batch_items, item)
         steps = self._store.history(sheet, item)
         shown, following = page_of(steps, lambda saved: SortKey(-saved.version, saved.item), limit=limit, after=after)
-        return HistoryShape(items=[answer_shape(sheet_items, raw, saved) for saved in shown], next=following)
+        return HistoryShape(items=[answer_shape(batch_items, raw, saved) for saved in shown], next=following)
 
     def close(self, who: Identity, sheet: str, experiment: str | None = None) -> BatchClosedShape:
         """Apply the submitted items, or hold them if the drift is too large. Idempotent, also after a crash."""
@@ -299,7 +299,7 @@ class BatchService:
             result = apply_sheet(
                 store,
                 batch.experiment,
-                filled_file(self._sheet_items(batch.sheet), batch.judge, answers),
+                filled_file(self._batch_items(batch.sheet), batch.judge, answers),
                 ApplyOptions(Identity(batch.judge, Role.JUDGE, ""), batch.judge, final=final),
             )
             if not result["applied"] + result["held"]:
@@ -388,8 +388,8 @@ class BatchService:
         )
 
     def _saved(self, batch: Batch, saved: ItemVersion) -> ItemSaved:
-        sheet_items, current = self._sheet_items(batch.sheet), self._store.get(batch.sheet) or batch
-        answer = answer_shape(sheet_items, item_of(sheet_items, saved.item), saved)
+        batch_items, current = self._batch_items(batch.sheet), self._store.get(batch.sheet) or batch
+        answer = answer_shape(batch_items, item_of(batch_items, saved.item), saved)
         return ItemSaved(item=saved.item, answer=answer, batch=self._shape(current))
 
     def _read_items(self, sheet: str) -> BatchItems:
@@ -399,11 +399,11 @@ class BatchService:
         return ITEM_TYPES[batch.kind](loads(self._store.content(sheet)))
 
     @contextmanager
-    def _conflict_errors(self, sheet_items: BatchItems, item: str) -> Iterator[None]:
+    def _conflict_errors(self, batch_items: BatchItems, item: str) -> Iterator[None]:
         try:
             yield
         except VersionConflict as exc:
-            answer = answer_shape(sheet_items, item_of(sheet_items, item), exc.present)
+            answer = answer_shape(batch_items, item_of(batch_items, item), exc.present)
             raise Conflict(
                 f"This item was changed elsewhere: it has version {answer.version} now. Nothing was overwritten; "
                 "check it and save again.",

@@ -23,7 +23,7 @@ from tipbench.record.store import RunStore
 from tipbench.web.api.models import JudgeRunRequest
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, EVERYBODY, Identity
-from tipbench.web.batch_items import LONGEST_ACCEPTANCE, LONGEST_RETURN, BatchShape
+from tipbench.web.batch_items import MAX_ACCEPT_REASON, MAX_RETURN_NOTE, BatchShape
 from tipbench.web.batches import BatchService, batch_service_of
 from tipbench.web.board_query import ThemeName
 from tipbench.web.deps import LIMIT_CONCURRENCY, Admin, Panel, PanelState, Store
@@ -185,7 +185,7 @@ _PLACE = "/experiments/{experiment:path}/judges"
 _CACHED = "private, max-age=3600"  # the URL contains the revision
 _TEXTS = ("judge", "limit", "format")
 _CHECKBOXES = ("all", "rejudge", "focus")
-_MAX_CHARS = {"reason": LONGEST_ACCEPTANCE, "note": LONGEST_RETURN}
+_MAX_CHARS = {"reason": MAX_ACCEPT_REASON, "note": MAX_RETURN_NOTE}
 _DEFAULTS: Mapping[str, str] = {"judge": "", "limit": "", "overlap": "20", "format": "json"}
 _DECISION_ERRORS = (Invalid, Conflict, LockHeld)
 

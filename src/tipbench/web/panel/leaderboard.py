@@ -22,7 +22,7 @@ from tipbench.errors import MixedRubrics, NotEnoughData, UsageError
 from tipbench.judge.sheet_store import now_iso
 from tipbench.judge.status import JudgingStatus
 from tipbench.plan.design import MIN_SCENARIOS
-from tipbench.plan.prompts import NO_PROMPT
+from tipbench.plan.prompts import NO_PROMPT_VERSION
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import one_line, plural, short_name
 from tipbench.web.api.runs import ExperimentPath
@@ -101,7 +101,7 @@ def options_of(url: BoardUrl, board: Leaderboard | None, found: Facets, judging:
 def _excludable(found: Facets) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return the models, and the prompts as `*/PROMPT`, if there are several of which some can be left out."""
     models = [(model, model) for model in found.models]
-    prompts = [(str(Pair(ALL, prompt)), prompt) for prompt in found.prompts if prompt != NO_PROMPT]
+    prompts = [(str(Pair(ALL, prompt)), prompt) for prompt in found.prompts if prompt != NO_PROMPT_VERSION]
     return [(label, choices) for label, choices in (("Models", models), ("Prompts", prompts)) if len(choices) > 1]
 
 
@@ -131,7 +131,7 @@ def _listed(nothing: str, values: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _short(text: str) -> str:
-    return short_name(text.removesuffix(f"/{NO_PROMPT}"), LONGEST)  # a reference has no prompt
+    return short_name(text.removesuffix(f"/{NO_PROMPT_VERSION}"), LONGEST)  # a reference has no prompt
 
 
 INSTALL = 'pip install "tipbench[charts]"'

@@ -11,7 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import STATE_TEXTS, label_of, p_text, state_of
 from tipbench.compare.standings import LONGEST, baseline_words, rank_words
-from tipbench.plan.prompts import NO_PROMPT
+from tipbench.plan.prompts import NO_PROMPT_VERSION
 from tipbench.text import interval, number, short_name
 from tipbench.web.api.leaderboard import RowModel, RowPrompt
 from tipbench.web.api.runs import ExperimentPath
@@ -119,7 +119,7 @@ def _references(view: PairView, pair: Pair) -> list[tuple[str, str]]:
     rows = [row_text(standing.pair, by) for standing in shown if standing.pair != pair]
     return [
         ("", "the leader or the next row"),
-        *((row, short_name(row.removesuffix(f"/{NO_PROMPT}"), LONGEST)) for row in rows),
+        *((row, short_name(row.removesuffix(f"/{NO_PROMPT_VERSION}"), LONGEST)) for row in rows),
     ]
 
 

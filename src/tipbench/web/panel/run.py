@@ -27,7 +27,7 @@ from tipbench.web.panel.runs import read_filters, run_note, run_title
 from tipbench.web.queries import Related, RunFilters, RunQueries, experiment_path, quote_path
 
 Facts = list[tuple[str, str]]
-Given = tuple[str, Judgement]  # how the scores are used (counts, held, provisional, …), and the scores
+UsedJudgement = tuple[str, Judgement]  # its use (counts, held, provisional, …), and the judgement
 
 PROMPT = "artifact:prompt.txt"
 _WITH_SECTION = (PROMPT, RAW, CANDIDATES, SCORES)  # texts with their own section on a cell's page
@@ -75,7 +75,7 @@ class TipView:
     tip: str
     rationale: str
     judged: bool  # False for tips beyond the requested number, which are not judged
-    marks: tuple[tuple[str, str, TipScore], ...]  # judge, how the scores are used, the scores
+    scores: tuple[tuple[str, str, TipScore], ...]  # judge, use of the judgement, scores
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class AnswerView:
     """A cell's answer with all its scores."""
 
     tips: tuple[TipView, ...]
-    given: tuple[Given, ...]
-    history: tuple[Given, ...]  # oldest first
+    judgements: tuple[UsedJudgement, ...]
+    history: tuple[UsedJudgement, ...]  # oldest first
     scales: tuple[str, ...]
     faults: tuple[str, ...]  # errors of texts that cannot be parsed
 
@@ -111,28 +111,34 @@ def answer_view(run: Mapping[str, Any]) -> AnswerView:
         tips = [(str(tip["tip"]), str(tip["rationale"])) for tip in listed]
     except (ValueError, KeyError, TypeError, AttributeError):
         faults.append(f"The text {CANDIDATES} is not in tipbench's format; it is shown below unchanged.")
-    given = tuple(_given(scores))
-    asked = run["params"].get("n_tips", "")
-    n_judged = int(asked) if asked.isdecimal() and len(asked) < 6 else len(tips)
-    views = [
-        TipView(tip, why, at < n_judged, tuple((of.judge, use, of.tips[at]) for use, of in given if at < len(of.tips)))
-        for at, (tip, why) in enumerate(tips)
-    ]
-    everything = [*(of for _, of in given), *scores.history]
-    scales = dict.fromkeys(name for of in everything for tip in of.tips for name in tip.scores)
-    history = tuple(("replaced", of) for of in scores.history)
-    return AnswerView(tuple(views), given, history, tuple(scales), tuple(faults))
+    judgements = tuple(_current_judgements(scores))
+    requested = run["params"].get("n_tips", "")
+    is_number = requested.isdecimal() and len(requested) < 6  # another program may have changed the run
+    n_judged = int(requested) if is_number else len(tips)
+    views = []
+    for index, (tip, rationale) in enumerate(tips):
+        tip_scores = tuple(
+            (judgement.judge, use, judgement.tips[index])
+            for use, judgement in judgements
+            if index < len(judgement.tips)
+        )
+        views.append(TipView(tip, rationale, index < n_judged, tip_scores))
+    history = tuple(("replaced", judgement) for judgement in scores.history)
+    scales = dict.fromkeys(
+        name for _, judgement in (*judgements, *history) for tip in judgement.tips for name in tip.scores
+    )
+    return AnswerView(tuple(views), judgements, history, tuple(scales), tuple(faults))
 
 
-def _given(scores: CellScores) -> Iterator[Given]:
-    counted = {given.judge for given in scores.counted}
-    for name, given in sorted(scores.judges.items()):
-        yield ("counts" if name in counted else "other rubric"), given
-    for _, given in sorted(scores.held.items()):
-        yield "held", given
+def _current_judgements(scores: CellScores) -> Iterator[UsedJudgement]:
+    counted = {judgement.judge for judgement in scores.counted}
+    for name, judgement in sorted(scores.judges.items()):
+        yield ("counts" if name in counted else "other rubric"), judgement
+    for _, judgement in sorted(scores.held.items()):
+        yield "held", judgement
     latest = scores.latest_provisional
-    for _, given in sorted(scores.provisional.items()):
-        yield ("provisional" if given is latest else "provisional, earlier"), given
+    for _, judgement in sorted(scores.provisional.items()):
+        yield ("provisional" if judgement is latest else "provisional, earlier"), judgement
 
 
 def notices(run: Mapping[str, Any], *, stale: bool = False) -> Iterator[Notice]:
@@ -165,7 +171,7 @@ def notices(run: Mapping[str, Any], *, stale: bool = False) -> Iterator[Notice]:
             "warn", "Another client's model was in memory while this was generated: the times are not comparable."
         )
     if tags.get("truncated") == "true":
-        yield Notice("warn", "The answer was cut off at the token limit (num_predict).")
+        yield Notice("warn", "The prompt did not fit into the context (num_ctx), so the server truncated it.")
     if tags.get("done_reason") == "aborted":
         yield Notice("warn", "The server stopped the model, which repeated itself; the text up to then is the answer.")
     if run["metrics"].get("format_ok") == 0 and not floored and state != "failed":
@@ -173,10 +179,10 @@ def notices(run: Mapping[str, Any], *, stale: bool = False) -> Iterator[Notice]:
 
 
 def other_texts(run: Mapping[str, Any], *, with_key: bool) -> list[tuple[str, str]]:
-    """Return the texts without a separate section, JSON indented; a sheet's key is included only with `with_key`."""
-    elsewhere = _WITH_SECTION if run["tags"].get("kind") == RunKind.CELL else ()
+    """Return the texts that have no section of their own on the page; a sheet's key only with `with_key`."""
+    with_section = _WITH_SECTION if run["tags"].get("kind") == RunKind.CELL else ()
     names = [
-        name for name in run["texts"] if name not in elsewhere and (with_key or (name != KEY and HIDDEN not in name))
+        name for name in run["texts"] if name not in with_section and (with_key or (name != KEY and HIDDEN not in name))
     ]
     return [(name, _readable(run["texts"][name])) for name in sorted(names, key=lambda name: (name == RUBRIC, name))]
 
@@ -235,15 +241,15 @@ def measure(name: str, value: float | None) -> str:
 
 
 def evidence_of(collection: StoredRun | None) -> dict[str, Any] | None:
-    """Return the models observed in memory during a collect, or None if its run does not exist (yet)."""
+    """Return the facts about models in memory during a collect, or None if its run does not exist (yet)."""
     if collection is None:
         return None
     metrics, tags = collection.metrics, collection.tags
     watched = ("most_resident", "residency_samples", "residency_largest_gap_s", "handovers")
-    names = ("most models resident", "samples", "largest gap", "verified handovers")
+    names = ("most models in memory at once", "samples", "largest gap", "verified handovers")
     facts = [(name, measure(key, metrics[key])) for name, key in zip(names, watched, strict=True) if key in metrics]
     if metrics.get("residency_unknown_samples"):
-        facts.append(("failed samples", measure("n_items", metrics["residency_unknown_samples"])))
+        facts.append(("failed samples", measure("residency_unknown_samples", metrics["residency_unknown_samples"])))
     return {
         "run_id": collection.run_id,
         "known": "most_resident" in metrics,  # no server is observed with the embedded engine
@@ -259,7 +265,9 @@ def _known(names: tuple[tuple[str, str], ...], values: Mapping[str, str]) -> Fac
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
-_Key = Annotated[Literal["shown"] | None, Query(description="Show the key to a sheet's blinding.")]
+_Key = Annotated[
+    Literal["shown"] | None, Query(description="Show the sheet's key, which reveals the run behind each item.")
+]
 _MAX_OTHER_RUNS = 10  # of the same cell
 
 

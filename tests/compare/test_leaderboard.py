@@ -168,7 +168,7 @@ def test_without_a_row_in_six_scenarios_the_verdict_names_what_is_missing() -> N
     check_shape(found)
     assert (found["verdict"]["leader"], found["verdict"]["decided"]) == (None, False)
     assert {row["rank"] for row in found["standings"]} == {None}
-    assert "No pair is judged in 6 of the 7 scenarios" in found["verdict"]["text"]
+    assert "No pair is judged in 6 of the 7 core scenarios" in found["verdict"]["text"]
     assert found["attribution"] is None
 
 

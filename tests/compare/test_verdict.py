@@ -93,7 +93,7 @@ def test_without_a_complete_row_the_verdict_names_what_is_missing() -> None:
         pair: [None if at % 3 == hole else value for at, value in enumerate(LOW)] for hole, pair in enumerate((A, B))
     }
     text = verdict(holes)
-    assert text.startswith("No pair is judged in 6 of the 8 scenarios")
+    assert text.startswith("No pair is judged in 6 of the 8 core scenarios")
     assert text.endswith("the closest, a:1b/v1, lacks p0@s0, p2@s6 and p3@s3.")
 
 

@@ -141,7 +141,7 @@ def test_board_that_was_decided_without_an_unranked_row_opens_undecided_with_the
         [{"model": "gemma3:1b", "prompt_version": "v2-mentor"}],
     )
     assert "every other ranked pair is clearly worse." in verdict["text"]
-    assert "Not decided without gemma3:1b/v2-mentor (judged in 3 scenarios), which may still lead." in verdict["text"]
+    assert "Not decided: gemma3:1b/v2-mentor (judged in 3 scenarios) may still lead." in verdict["text"]
 
 
 def test_judges_held_and_open_sheets_are_the_same(unchanged: LoadedDump) -> None:

@@ -626,7 +626,7 @@ def test_a_second_run_for_the_same_judge_is_refused_with_the_holder(
 RUN_MISUSE = [
     (("--with", "magic"), "--with takes rules, command:PROGRAM or ollama:MODEL (got 'magic')"),
     (("--with", "command:"), "--with takes rules"),
-    (("--with", "command"), "command alone is the program of TIPBENCH_JUDGE_COMMAND"),
+    (("--with", "command"), "command without a program uses TIPBENCH_JUDGE_COMMAND"),
     (("--with", "ollama:"), "--with takes rules"),
     (("--with", "command:no-such-program-anywhere"), "was not found"),
     (("--with", "command:'unclosed"), "Check its quoting"),

@@ -53,7 +53,7 @@ def test_a_pair_with_too_few_scores_keeps_the_board_open_and_is_what_comes_next(
     short: list[float | None] = [*GOOD[:5], *[None] * 3]
     found = card({A: GOOD, B: LOW, C: short})
     assert (found.state, found.title) == ("tied", "Not decided: a:3b/v1 leads")
-    assert "Not decided without c:1b/v1 (judged in 5 scenarios), which may still lead." in found.lines
+    assert "Not decided: c:1b/v1 (judged in 5 scenarios) may still lead." in found.lines
     assert not any("Among the tied" in line for line in found.lines), "it is not known to be as good"
     assert found.next == "Next: judge 3 more answers; the chance to decide is not known yet."
     cells = scored({A: GOOD, B: LOW, C: short}).cells

@@ -168,7 +168,7 @@ def test_without_a_row_in_six_scenarios_the_verdict_names_what_is_missing() -> N
     check_shape(found)
     assert (found["verdict"]["leader"], found["verdict"]["decided"]) == (None, False)
     assert {row["rank"] for row in found["standings"]} == {None}
-    assert "No pair is judged in 6 of the 7 scenarios" in found["verdict"]["text"]
+    assert "No pair is judged in 6 of the 7 core scenarios" in found["verdict"]["text"]
     assert found["attribution"] is None
 
 
@@ -286,7 +286,7 @@ def test_by_model_only_prompts_that_every_model_has_count_for_any_number() -> No
     row = rows(found)["a/*"]
     assert (row["composite"], row["relevance"]) == (10.0, pytest.approx(10 / 17 * 5))
     assert (row["latency_s"], row["judged"], row["total"]) == (2.0, 3, 3)
-    assert "Not every model has v2: excluded from the means by model." in found.notes
+    assert "Excluded from the means by model, because not all models have it: v2." in found.notes
 
 
 def test_by_model_without_a_shared_prompt_nothing_is_ranked_with_the_reason() -> None:

@@ -34,7 +34,7 @@ def without(*holes: int) -> list[float | None]:
 def test_the_row_nearest_to_complete_is_named_with_what_it_lacks() -> None:
     text = made({A: without(0, 1, 2), B: without(3, 4, 5), C: without(0, 3, 6)}).verdict
     lacks = "the closest, c:1b/v1, lacks p2@s6."
-    assert text == f"No pair is judged in all of the 6 scenarios that half of the pairs are judged in; {lacks}"
+    assert text == f"No pair is judged in all of the 6 core scenarios (judged for half of the pairs); {lacks}"
 
 
 def test_more_than_five_missing_scenarios_are_counted() -> None:
@@ -61,7 +61,7 @@ def test_a_board_by_model_names_what_its_rows_miss() -> None:
     columns: Columns = {A: without(0, 2), Pair("a:1b", "v2"): without(1, 3), B: without(2, 3, 5), ODD: LOW}
     text = made(columns, by="model").verdict
     assert text.startswith(
-        "No model is judged in all of the 6 scenarios that half of the models are judged in; the closest, b:1b/*, "
+        "No model is judged in all of the 6 core scenarios (judged for half of the models); the closest, b:1b/*, "
     )
 
 

@@ -93,7 +93,7 @@ def test_without_a_complete_row_the_verdict_names_what_is_missing() -> None:
         pair: [None if at % 3 == hole else value for at, value in enumerate(LOW)] for hole, pair in enumerate((A, B))
     }
     text = verdict(holes)
-    assert text.startswith("No pair is judged in 6 of the 8 scenarios")
+    assert text.startswith("No pair is judged in 6 of the 8 core scenarios")
     assert text.endswith("the closest, a:1b/v1, lacks p0@s0, p2@s6 and p3@s3.")
 
 
@@ -166,7 +166,9 @@ def test_row_that_is_clearly_better_at_the_look_is_never_called_worse() -> None:
     found = planned(12, late)
     assert (found.ranking.leader, found.ranking.tied, found.ranking.decided) == (B, (), False)
     assert found.verdict.startswith("b:1b/v1 leads over 12 scenarios (look 1 of 4 at 8).")
-    assert "Clearly better than the leader in the 8 scenarios of the look: a:1b/v1." in found.verdict
+    assert (
+        "Clearly better than the leader in the 8 scenarios of the look, though not overall: a:1b/v1." in found.verdict
+    )
     assert "worse" not in found.verdict
     assert state_of(found, A) is State.TIED
 
@@ -175,7 +177,7 @@ def test_rows_that_are_not_judged_forbid_a_decision_and_are_named() -> None:
     found = made({A: LOW, B: HIGH, C: [None] * 8})
     assert not found.ranking.decided
     assert found.ranking.tied == ()
-    assert "Not decided without c:1b/v1 (judged in 0 scenarios), which may still lead." in found.verdict
+    assert "Not decided: c:1b/v1 (judged in 0 scenarios) may still lead." in found.verdict
 
 
 def test_row_that_is_judged_in_too_few_scenarios_is_not_separated_and_therefore_tied() -> None:
@@ -183,7 +185,7 @@ def test_row_that_is_judged_in_too_few_scenarios_is_not_separated_and_therefore_
     verdict, rows = found.to_json()["verdict"], {row.pair: row for row in found.standings}
     assert (verdict["leader"], verdict["tied_with_leader"], verdict["decided"]) == (pair_json(B), [pair_json(C)], False)
     assert "every other ranked pair is clearly worse." in found.verdict
-    assert "Not decided without c:1b/v1 (judged in 5 scenarios), which may still lead." in found.verdict
+    assert "Not decided: c:1b/v1 (judged in 5 scenarios) may still lead." in found.verdict
     assert "oo close" not in found.verdict
     row = rows[C].to_json()
     assert (row["rank"], row["rank_low"], row["rank_high"], row["p_best"], row["diff_to_leader"]["p"]) == (None,) * 5
@@ -267,9 +269,9 @@ def test_an_unranked_row_with_a_higher_mean_is_mentioned() -> None:
     partly: list[float | None] = [17.0, 17.0, *[None] * 6]
     text = verdict({A: LOW, B: HIGH, C: partly})
     assert text.startswith("b:1b/v1 leads")
-    assert "Ahead of the leader where judged: c:1b/v1." in text
+    assert "Not ranked, but ahead of the leader in the scenarios that both have: c:1b/v1." in text
     behind: list[float | None] = [3.0, 3.0, *[None] * 6]
-    assert "Ahead" not in verdict({A: LOW, B: HIGH, C: behind})
+    assert "ahead of" not in verdict({A: LOW, B: HIGH, C: behind})
 
 
 def test_clusters_have_their_own_name() -> None:

@@ -26,7 +26,7 @@ from support.command import tipbench
 from support.mlflow_server import free_port
 from support.scripted_mlflow import ScriptedMlflow
 from tipbench.plan.suite import load_suite
-from tipbench.web.forms import MOST
+from tipbench.web.forms import MAX_LIMIT
 from tipbench.web.signing import DELIVERY, TIME, DeliveryRefused, Seen, verify
 from web.hook_receiver import SECRET, Got, Receiver, receiving
 from web.panel_process import PanelProcess
@@ -126,7 +126,7 @@ def with_token(process: PanelProcess, judge: OutsideJudge) -> OutsideJudge:
 
 def deliveries(process: PanelProcess, experiment: str) -> list[Any]:
     """The deliveries of one experiment."""
-    items = process.client.get(f"{API}/hook/deliveries", params={"limit": MOST}).json()["items"]
+    items = process.client.get(f"{API}/hook/deliveries", params={"limit": MAX_LIMIT}).json()["items"]
     return [item for item in items if item["experiment"] == experiment]
 
 

@@ -101,4 +101,4 @@ def test_memory_is_bounded(telling: Telling) -> None:
     cache = ProgressCache(lambda _job: telling, size=3)
     for number in range(10):
         cache.current(replace(JOB, id=str(number)))
-    assert list(cache._known) == ["7", "8", "9"]
+    assert list(cache._snapshots) == ["7", "8", "9"]

@@ -22,7 +22,7 @@ def test_any_other_value_is_refused_with_the_three_forms(text: object) -> None:
         JudgeChoice.parse(text)
 
 
-def test_command_alone_is_the_configured_program() -> None:
+def test_command_without_a_program_uses_the_configured_one() -> None:
     alone = JudgeChoice.parse("command")
     assert alone.with_program("agent --judge") == JudgeChoice(JudgeKind.COMMAND, "agent --judge")
     assert JudgeChoice.parse("command:mine").with_program("agent").target == "mine"

@@ -34,7 +34,7 @@ def lines(service: PolicyService, form: str, **options: Any) -> list[dict[str, A
 def test_json_lines_have_every_decision_signal_and_reward_by_tip(service: PolicyService) -> None:
     recommender = Recommender(service)
     recommender.switches.set_shadow("linucb-shadow", True)
-    recommender.run_shadows(recommender.recommend(score_request(event_id="r")))  # type: ignore[arg-type]
+    recommender.queue_for_shadows(recommender.recommend(score_request(event_id="r")))  # type: ignore[arg-type]
     recommender.wait()
     recommender.close()
     found = lines(service, "jsonl")

@@ -51,7 +51,7 @@ def serve(recommender: Recommender, *events: str) -> list[bytes]:
     for event in events:
         answer = recommender.recommend(request(event))
         answers.append(json.dumps(answer.body).encode())
-        recommender.run_shadows(answer)
+        recommender.queue_for_shadows(answer)
     return answers
 
 
@@ -78,7 +78,7 @@ def test_r12_an_enabled_shadow_scores_read_only_after_the_answer(tmp_path: Path)
         before = service.stats("egreedy/v2", "u1")
         answer = recommender.recommend(request("shadowed"))
         assert signals(service) == []  # not before the answer has been sent
-        recommender.run_shadows(answer)
+        recommender.queue_for_shadows(answer)
         recommender.wait()
         assert len(signals(service)) == 1
         after = service.stats("egreedy/v2", "u1")

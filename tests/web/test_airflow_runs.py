@@ -26,7 +26,7 @@ from tipbench.record import events as wire
 from tipbench.record.store import MemoryStore
 from tipbench.settings import load_settings
 from tipbench.web.deps import MlflowConnection
-from tipbench.web.job_service import PanelRecords, airflow_access, default_runner, make_runners
+from tipbench.web.job_service import PanelMlflowLookup, airflow_access, default_runner, make_runners
 from tipbench.web.panel.jobs import JobText
 from web.airflow_panel import JOBS, RUN, followed, job_once, quietly, variables
 from web.page_forms import HEADERS, PageForm
@@ -204,8 +204,8 @@ def order(home: Path, **changes: Any) -> Job:
         return jobs.add(collect_request(make_config({**OF_ALL, **changes}), runner="airflow"))[0]
 
 
-def records(home: Path, store: MemoryStore) -> PanelRecords:
-    return PanelRecords(MlflowConnection(load_settings({"TIPBENCH_HOME": str(home)}, home.parent), store))
+def records(home: Path, store: MemoryStore) -> PanelMlflowLookup:
+    return PanelMlflowLookup(MlflowConnection(load_settings({"TIPBENCH_HOME": str(home)}, home.parent), store))
 
 
 def test_only_the_cells_of_the_run_are_waited_for(home: Path) -> None:

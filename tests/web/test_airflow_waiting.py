@@ -23,7 +23,7 @@ from tipbench.record.store import MemoryStore
 from tipbench.settings import load_settings
 from tipbench.web.cache import LIFE_S, Cache
 from tipbench.web.deps import MlflowConnection
-from tipbench.web.job_service import PanelRecords
+from tipbench.web.job_service import PanelMlflowLookup
 from web.airflow_panel import JOBS, RUN, followed, job_once, quietly, variables
 from web.batching import JudgeClient, kept
 from web.panel_process import PanelProcess
@@ -174,7 +174,7 @@ def test_cells_are_counted_after_a_change_and_periodically(home: Path) -> None:
     experiment = record_cells(store)
     store.touch(experiment.experiment_id)
     settings = load_settings({"TIPBENCH_HOME": str(home)}, home.parent)
-    records = PanelRecords(MlflowConnection(settings, store), Cache(4, lambda: now[0]))
+    records = PanelMlflowLookup(MlflowConnection(settings, store), Cache(4, lambda: now[0]))
     job = waiting_job(home)
     assert [records.pending(job) for _ in range(10)] == [48] * 10
     first = store.reads

@@ -24,7 +24,7 @@ def learn(home: Path, rewards: int = 6) -> None:
     recommender.switches.set_shadow("egreedy-v2-shadow", True)
     for number in range(rewards):
         answer = recommender.recommend({"user_id": "u1", "candidates": TIPS, "at": "2026-04-27T08:00:00Z"})  # type: ignore[typeddict-item]
-        recommender.run_shadows(answer)
+        recommender.queue_for_shadows(answer)
         service.reward(None, {"user_id": "u1", "event_id": answer.body["event_id"], "reward": (number % 3) / 2})
     recommender.wait()
     recommender.close()

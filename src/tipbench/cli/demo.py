@@ -74,11 +74,11 @@ def demo(
 
 def demo_config(mlflow_url: str | None) -> CollectConfig:
     """Return the demo's configuration, which ignores the user's settings."""
-    return make_config({**DEMO, "mlflow_url": mlflow_url}, {"mlflow_url": "--mlflow-url"})
+    return make_config({**DEMO, "mlflow_url": mlflow_url}, sources={"mlflow_url": "--mlflow-url"})
 
 
 def local_mlflow(settings: Settings) -> str:
-    """Return the URL of the local MLflow, which is started if needed; ignores other servers."""
+    """Return the URL of the local MLflow and start it if needed; an MLflow on the usual port is ignored."""
     from tipbench.record.mlflow import find_tracking
 
     return find_tracking(None, writable_home(settings.home), start=True, report=print_message, local_only=True).url
@@ -97,11 +97,11 @@ def is_default_server(settings: Settings, url: str) -> bool:
 
 _NEXT_STEPS = f"""
 What next
-- judge by hand: a blind sheet; fill it in, then `tipbench judge apply`:
+- judge by hand: export a blind sheet, fill it in, then run `tipbench judge apply`:
   tipbench judge export --experiment {EXPERIMENT} --judge YOU --out sheet.json{{mlflow_option}}
 - the leaderboard with charts and all answers:
   tipbench compare {EXPERIMENT} --html report.html{{mlflow_option}}
-- the web panel: start, watch, judge, decide:
+- the web panel, to start runs, judge answers and decide:
   tipbench panel{{mlflow_option}}
 - all answers; `tipbench runs show ID` prints one with its prompt:
   tipbench runs list --experiment {EXPERIMENT}{{mlflow_option}}

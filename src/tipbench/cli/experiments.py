@@ -45,7 +45,10 @@ def print_rows(
     text: Collection[str] = (),
     keep: int | None = None,
 ) -> None:
-    """Print flat rows; an empty table prints nothing, an empty CSV its header. `text` and `keep`: see `print_table`."""
+    """Print flat rows. Without rows, a table prints nothing and CSV prints its header.
+
+    Columns in `text` are left-aligned; the first `keep` are never dropped on a narrow terminal.
+    """
     if output_format == "json":
         print_json(rows)
         return

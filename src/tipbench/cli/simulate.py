@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def simulate(
     policies: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Comma-separated policies. [default: all, with egreedy/v1+bias]")
+        str | None,
+        typer.Option(metavar="NAMES", help="Comma-separated policies. [default: all, including egreedy/v1+bias]"),
     ] = None,
     world: Annotated[
         str | None,
@@ -36,11 +37,14 @@ def simulate(
         str | None, typer.Option(metavar="POLICY", help="Policy to compare with. [default: egreedy/v1]")
     ] = None,
     ablation: Annotated[
-        str | None, typer.Option(metavar="POLICY", help="Also run it without each of its features.")
+        str | None,
+        typer.Option(metavar="POLICY", help="Also run this policy without each of its features, one at a time."),
     ] = None,
     prior: PriorOption = None,
     plot: PlotOption = None,
-    record: Annotated[bool, typer.Option("--record/--no-record", help="Record it in MLflow (tip-sim).")] = True,
+    record: Annotated[
+        bool, typer.Option("--record/--no-record", help="Record the result in MLflow, experiment tip-sim.")
+    ] = True,
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -58,14 +62,14 @@ def simulate(
     """
     from tipbench.charts import check_chart_file, save_chart
     from tipbench.serve.prior import load_prior
-    from tipbench.simulate import simulation as library
+    from tipbench.simulate import simulation
     from tipbench.simulate.charts import curves_chart
     from tipbench.workflows.simulation import record_simulation
 
     settings = load_settings()
     options: dict[str, object] = {"policies": policies, "world": world, "users": users, "rounds": rounds}
     options |= {"seeds": seeds, "seed": seed, "baseline": baseline, "ablation": ablation}
-    config = library.make_simulation_config(options)
+    config = simulation.make_simulation_config(options)
     priors = [load_prior(path) for path in prior or ()]
     if plot is not None:
         check_chart_file(plot)
@@ -75,12 +79,12 @@ def simulate(
             count(so_far.seeds_done, config.seeds)
             _emit_progress(so_far.to_json())
 
-        result = library.simulate(config, priors=priors, on_progress=report).to_json()
+        result = simulation.simulate(config, priors=priors, on_progress=report).to_json()
     if record:
         with open_tracking_store(settings, mlflow_url) as opened:
             run_id = record_simulation(opened.store, result)
-            experiment = opened.store.experiment(library.EXPERIMENT)
-        print_message(f"recorded in {opened.how}, experiment {library.EXPERIMENT}, run {run_id}")
+            experiment = opened.store.experiment(simulation.EXPERIMENT)
+        print_message(f"recorded in {opened.how}, experiment {simulation.EXPERIMENT}, run {run_id}")
         result |= {"run_id": run_id, "url": experiment.run_url(run_id) if experiment else None}
         _emit_progress(result)
     if plot is not None:
@@ -94,23 +98,24 @@ def simulate(
 def _emit_progress(result: dict[str, Any]) -> None:
     emit(
         Simulating(
-            result["seeds_done"],
-            result["config"]["seeds"],
-            result["config"]["world"],
-            tuple(policy["name"] for policy in result["policies"]),
-            tuple(result["policies"][0]["curve"]["round"]),
-            tuple(tuple(policy["curve"]["reward"]) for policy in result["policies"]),
-            result["config"]["users"],
-            result.get("run_id"),
-            result.get("url"),
+            done=result["seeds_done"],
+            total=result["config"]["seeds"],
+            world=result["config"]["world"],
+            policies=tuple(policy["name"] for policy in result["policies"]),
+            rounds=tuple(result["policies"][0]["curve"]["round"]),
+            rewards=tuple(tuple(policy["curve"]["reward"]) for policy in result["policies"]),
+            users=result["config"]["users"],
+            run_id=result.get("run_id"),
+            url=result.get("url"),
         )
     )
 
 
 def _print_simulation(result: dict[str, Any]) -> None:
-    policies, gain = result["policies"], f"gain over {result['config']['baseline']}"
+    policies = result["policies"]
+    gain_title = f"gain over {result['config']['baseline']}"
     print_table(
-        ("policy", "reward", "regret", gain),
+        ("policy", "reward", "regret", gain_title),
         [
             (policy["name"], *(estimate_text(policy[key]) for key in ("reward", "regret", "gain")))
             for policy in policies
@@ -124,14 +129,16 @@ def _print_simulation(result: dict[str, Any]) -> None:
         for row in policy["personas"]
         if row["gain"] is not None
     ]
-    print_table(("persona", "policy", gain), sorted(rows), text=("persona", "policy"))
+    print_table(("persona", "policy", gain_title), sorted(rows), text=("persona", "policy"))
     if result["ablation"]:
         print()
         title = f"left out of {result['config']['ablation']}"
         losses = [(row["feature"], estimate_text(row["loss"])) for row in result["ablation"]]
         print_table((title, "loss"), losses, text=(title,))
     decisions = plural(result["decisions"], "decision")
-    print_message(f"{decisions} in {duration(result['seconds'])}; per decision, 95 % intervals over users")
+    print_message(
+        f"{decisions} in {duration(result['seconds'])}; values are per decision, with 95 % intervals over users"
+    )
 
 
 def estimate_text(estimate: Mapping[str, float | None] | None, form: str = "+.4f") -> str | None:

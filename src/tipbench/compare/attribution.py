@@ -1,12 +1,11 @@
 """Analysis of variance of a board: score ~ scenario + model + prompt + model:prompt, with scenarios as blocks.
 
-Requires a complete layout: among the complete rows, every model with every prompt, over the scenarios they all share.
+Only complete rows count, over the scenarios they all share; they must have every model with every prompt.
 The sums of squares are then additive and independent of order. The share of a factor is ω² (Hays 1963): its sum of
 squares, minus the sum expected by chance, divided by the total. A negative share is set to 0. The residual is the rest.
 
 `p` is from an F test with scenarios as a random factor: models are tested against model × scenario, prompts against
-prompt × scenario, their interaction against model × prompt × scenario, and scenarios against all variation within
-scenarios.
+prompt × scenario, their interaction against model × prompt × scenario, and scenarios against the residual.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class InteractionFlag:
 
 @dataclass(frozen=True)
 class Attribution:
-    """Attribution over the complete rows. Shares that are not None sum to 1; a side with one member is None."""
+    """Attribution over the complete rows. Shares sum to 1; a factor without degrees of freedom is None."""
 
     model: Factor | None
     prompt: Factor | None
@@ -107,11 +106,11 @@ def attribute(matrix: ScoreMatrix, *, seed: int = SEED, flips: int = FLIPS) -> A
     by_model = centred.mean(axis=(0, 2))
     by_prompt = centred.mean(axis=(0, 1))
     by_scenario = centred.mean(axis=(1, 2))
-    within_scenarios = centred - centred.mean(axis=0) - by_scenario[:, None, None]
-    models_by_scenario = within_scenarios.mean(axis=2)  # scenarios × models
-    prompts_by_scenario = within_scenarios.mean(axis=1)  # scenarios × prompts
+    residuals = centred - centred.mean(axis=0) - by_scenario[:, None, None]
+    models_by_scenario = residuals.mean(axis=2)  # scenarios × models
+    prompts_by_scenario = residuals.mean(axis=1)  # scenarios × prompts
     df_model, df_prompt = k_models - 1, k_prompts - 1
-    noise = SumOfSquares.of(within_scenarios, (n - 1) * (n_pairs - 1))
+    residual = SumOfSquares.of(residuals, (n - 1) * (n_pairs - 1))
     total = float(np.square(centred).sum())
     model = _factor(
         SumOfSquares.of(by_model, df_model, times=n * k_prompts),
@@ -126,13 +125,13 @@ def attribute(matrix: ScoreMatrix, *, seed: int = SEED, flips: int = FLIPS) -> A
     interaction = _factor(
         SumOfSquares.of(centred.mean(axis=0) - by_model[:, None] - by_prompt, df_model * df_prompt, times=n),
         SumOfSquares.of(
-            within_scenarios - models_by_scenario[:, :, None] - prompts_by_scenario[:, None, :],
+            residuals - models_by_scenario[:, :, None] - prompts_by_scenario[:, None, :],
             (n - 1) * df_model * df_prompt,
         ),
         total,
     )
-    scenario = _factor(SumOfSquares.of(by_scenario, n - 1, times=n_pairs), noise, total)
-    if scenario is None:
+    scenario = _factor(SumOfSquares.of(by_scenario, n - 1, times=n_pairs), residual, total)
+    if scenario is None:  # unreachable, because there are at least two scenarios
         raise ValueError("Attribution needs two scenarios.")
     explained = sum(factor.share for factor in (model, prompt, interaction, scenario) if factor)
     personas = [board.personas[row] for row in shared]
@@ -141,7 +140,7 @@ def attribute(matrix: ScoreMatrix, *, seed: int = SEED, flips: int = FLIPS) -> A
         prompt=prompt,
         interaction=interaction,
         scenario=scenario,
-        residual=Factor(max(1 - explained, 0.0), noise.squares, noise.freedom, None),
+        residual=Factor(max(1 - explained, 0.0), residual.squares, residual.freedom, None),
         persona=_persona_factor(by_scenario, personas, n_pairs, total, scenario.share),
         models=_marginals(models, scores.mean(axis=2)),
         prompts=_marginals(prompts, scores.mean(axis=1)),
@@ -152,7 +151,7 @@ def attribute(matrix: ScoreMatrix, *, seed: int = SEED, flips: int = FLIPS) -> A
 
 
 def _excluded_names(pairs: Sequence[Pair], used: set[Pair]) -> tuple[str, ...]:
-    """Return what the layout excludes in its shortest form: whole models, whole prompts, then single pairs."""
+    """Return the excluded pairs, abbreviated: models and prompts that are excluded as a whole, then other pairs."""
     excluded = [pair for pair in pairs if pair not in used]
     models = {pair.model for pair in excluded} - {pair.model for pair in used}
     prompts = {pair.prompt for pair in excluded} - {pair.prompt for pair in used}
@@ -196,7 +195,7 @@ def _factor(effect: SumOfSquares, error: SumOfSquares, total: float) -> Factor |
 def _persona_factor(
     by_scenario: Floats, personas: Sequence[str], n_pairs: int, total: float, scenario_share: float
 ) -> Factor | None:
-    """Return the part of the scenario factor that is due to personas, tested against scenarios of one persona."""
+    """Return the part of the scenario factor due to personas, tested against the variation within personas."""
     names = sorted(set(personas))
     freedom_within = len(personas) - len(names)
     if len(names) < 2 or not freedom_within:
@@ -219,7 +218,7 @@ def _interaction_flags(
     """Return the prompts whose effect depends on the model, with the models they help or hurt.
 
     A significant effect on one model but not on another does not prove that the effects differ. The test is therefore
-    on the contrast: a prompt's effect on one model − its mean effect on the others, step-down over all cells.
+    on the contrast: a prompt's effect on one model − its mean effect on the others.
     """
     n, k_models, k_prompts = scores.shape
     if k_models < 2 or k_prompts < 2:
@@ -234,10 +233,12 @@ def _interaction_flags(
     depends_on_model = significant(_against_others(effect, axis=1))
     has_effect, positive = significant(effect), effect.mean(axis=0) > 0
     flags = []
-    for at, prompt in enumerate(prompts):
-        helps = tuple(model for i, model in enumerate(models) if has_effect[i, at] and positive[i, at])
-        hurts = tuple(model for i, model in enumerate(models) if has_effect[i, at] and not positive[i, at])
-        if depends_on_model[:, at].any() and (helps or hurts):
+    for column, prompt in enumerate(prompts):
+        helps = tuple(model for row, model in enumerate(models) if has_effect[row, column] and positive[row, column])
+        hurts = tuple(
+            model for row, model in enumerate(models) if has_effect[row, column] and not positive[row, column]
+        )
+        if depends_on_model[:, column].any() and (helps or hurts):
             flags.append(InteractionFlag(prompt, helps, hurts))
     return tuple(flags)
 

@@ -1,4 +1,4 @@
-"""HTML of a board: the variables of its templates, for the panel and the report, and the report as a single file."""
+"""HTML of a board: template variables shared by the panel and the report, and the report as a single file."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class Picture:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart in light and dark, wide and narrow variants: as images by `WIDTH_THEME`, or as inline SVG by class."""
+    """A chart in four variants: wide and narrow, each in light and dark. Either `pictures` or `inline` is set."""
 
     kind: ChartKind
     title: str
     alt: str
     caption: str
-    pictures: Mapping[str, Picture] | None = None
-    inline: Mapping[str, Markup] | None = None
+    pictures: Mapping[str, Picture] | None = None  # by variant, such as wide_light
+    inline: Mapping[str, Markup] | None = None  # SVG by CSS classes, such as "wide light"
 
 
 Grid = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]  # header, then rows; the first cell is the row's name
@@ -77,14 +77,14 @@ def board_context(
     parts: Any = templates.get_template("board/parts.html").module
 
     def rendered(macro: Any, *arguments: Any) -> Markup:
-        """Render a table; the panel caches it."""
+        """Render a table now, not in the template: the panel caches these variables."""
         return Markup(macro(*arguments))  # noqa: S704 - a template's own output, escaped there
 
     heat = (
         rendered(parts.grid, _heat_grid(board), "Mean composite by model and prompt") if scored and not board.by else ""
     )
     causes = _causes(board.attribution)
-    causes["marginals"] = [(title, rendered(parts.grid, table, title)) for title, table in causes["marginals"]]
+    causes["marginals"] = [(title, rendered(parts.grid, grid, title)) for title, grid in causes["marginals"]]
     facts = [
         ("suite", board.suite or None),
         ("judged by", ", ".join(board.judges) or "not judged yet"),
@@ -103,7 +103,7 @@ def board_context(
         "flags": list(dict.fromkeys(flag for row in table.rows for flag in row.flags)),
         "facts": facts,
         "conditions": _conditions(board),
-        "least": detectable_lines(board),
+        "detectable": detectable_lines(board),
         "heat": heat,
         "causes": causes,
         "duels": _duels(board),
@@ -132,10 +132,10 @@ def _heat_grid(board: Leaderboard) -> Grid:
     return heads, (*rows, ("mean", *(_dash(number(means[MEAN, prompt])) for prompt in prompts), ""))
 
 
-def _causes(found: Attribution | Unknown) -> dict[str, Any]:
+def _causes(attribution: Attribution | Unknown) -> dict[str, Any]:
     """Return the variables of `board/causes.html`; if the causes are unknown, `lines` has the reason."""
-    lines = attribution_lines(found)
-    if isinstance(found, Unknown):
+    lines = attribution_lines(attribution)
+    if isinstance(attribution, Unknown):
         return {"lines": lines, "sources": [], "marginals": []}
     sources = [
         {
@@ -144,11 +144,14 @@ def _causes(found: Attribution | Unknown) -> dict[str, Any]:
             "percent": percent(factor.share),
             "p": _dash(probability(factor.p)),
         }
-        for name, factor in found.factors().items()
+        for name, factor in attribution.factors().items()
         if factor is not None
     ]
     marginals = []
-    sides = (("Models, over all prompts", "model", found.models), ("Prompts, over all models", "prompt", found.prompts))
+    sides = (
+        ("Models, over all prompts", "model", attribution.models),
+        ("Prompts, over all models", "prompt", attribution.prompts),
+    )
     for title, side, means in sides:
         rows = [
             (_short(name), _dash(number(each.mean)), _dash(interval(each.ci_low, each.ci_high)))
@@ -162,12 +165,12 @@ def _causes(found: Attribution | Unknown) -> dict[str, Any]:
 
 def _duels(board: Leaderboard) -> dict[str, Any] | None:
     """Return the variables of `board/duels.html`, or None if there are no duels."""
-    found = board.duels
-    if found is None:
+    duels = board.duels
+    if duels is None:
         return None
-    if isinstance(found, Unknown):
-        return {"summary": found.reason, "table": None}
-    first = f"The side shown first got {percent(found.first_share)} of the points. Duels do not change ranks."
+    if isinstance(duels, Unknown):
+        return {"summary": duels.reason, "table": None}
+    first = f"The side shown first got {percent(duels.first_share)} of the points. Duels do not change ranks."
     rows = [
         (
             _short(label_of(board, each.pair)),
@@ -176,37 +179,37 @@ def _duels(board: Leaderboard) -> dict[str, Any] | None:
             f"{each.points:g} of {each.duels}",
             str(each.n_scenarios),
         )
-        for each in found.standings
+        for each in duels.standings
     ]
     table = (("model / prompt", "strength", "95 % interval", "points", "scenarios"), rows)
-    return {"summary": one_line(f"{duel_result(found)} {first}"), "table": table}
+    return {"summary": one_line(f"{duel_result(duels)} {first}"), "table": table}
 
 
-def judging_summary(board: Leaderboard | None, found: JudgingStatus) -> dict[str, Any]:
+def judging_summary(board: Leaderboard | None, status: JudgingStatus) -> dict[str, Any]:
     """Return the variables of `board/judging.html`: agreement of the judges and their drift from reference scores.
 
-    They are those of the whole experiment, regardless of the board's filters.
+    They cover the whole experiment, regardless of the board's filters.
     """
-    twice = f"{found.twice} of {found.judged}"
-    if found.judged:
-        twice += f" ({percent(found.twice / found.judged)})"
-    alpha = ", ".join(f"{one_line(name)} {number(value) or 'unknown'}" for name, value in found.alpha.items())
-    rubric = (board.rubric_tag if board else "") or ", ".join(found.rubrics)
-    answers = f"{found.judged} judged, {found.pending} pending" + (f", {found.held} held" if found.held else "")
+    twice = f"{status.twice} of {status.judged}"
+    if status.judged:
+        twice += f" ({percent(status.twice / status.judged)})"
+    alpha = ", ".join(f"{one_line(name)} {number(value) or 'unknown'}" for name, value in status.alpha.items())
+    rubric = (board.rubric_tag if board else "") or ", ".join(status.rubrics)
+    answers = f"{status.judged} judged, {status.pending} pending" + (f", {status.held} held" if status.held else "")
     facts = (
         ("rubric", _rubric_text(rubric)),
-        ("answers", f"{answers}; {found.floored} with no usable answer" if found.floored else answers),
+        ("answers", f"{answers}; {status.floored} with no usable answer" if status.floored else answers),
         ("judged twice", twice),
-        ("agreement (Krippendorff's alpha)", alpha if found.twice and alpha else "unknown: no answer has two judges"),
+        ("agreement (Krippendorff's alpha)", alpha if status.twice and alpha else "unknown: no answer has two judges"),
     )
     filtered = board is not None and bool(board.where or board.judge)
-    return {"facts": facts, "table": _judge_grid(found) if found.judges else None, "filtered": filtered}
+    return {"facts": facts, "table": _judge_grid(status) if status.judges else None, "filtered": filtered}
 
 
-def _judge_grid(found: JudgingStatus) -> Grid:
-    newest = {
+def _judge_grid(status: JudgingStatus) -> Grid:
+    newest = {  # the history is oldest first, so later sheets replace earlier ones
         (sheet.judge, sheet.provisional): {each["scale"]: each for each in scales}
-        for sheet in found.history
+        for sheet in status.history
         if (scales := (sheet.drift or {}).get("scales"))
     }
     names = list(dict.fromkeys(name for scales in newest.values() for name in scales))
@@ -219,14 +222,14 @@ def _judge_grid(found: JudgingStatus) -> Grid:
     rows = [
         (
             _short(each.judge),
-            found.use_of(each),
+            status.use_of(each),
             f"{each.cells}" + (f" ({each.held} held)" if each.held else ""),
             verdict_words(each.drift),
             _dash(number(each.error)),
             _dash(percent(each.self_exact)),
             *(bias(newest.get((each.judge, each.provisional), {}).get(name)) for name in names),
         )
-        for each in found.judges
+        for each in status.judges
     ]
     heads = ("judge", "scores", "answers", "drift", "error on controls", "repeat consistency")
     return (*heads, *(f"bias: {one_line(name)}" for name in names)), rows
@@ -269,18 +272,18 @@ def html_report(
 
 @cache
 def _environment() -> Environment:
-    own = markup.style_sheets("tipbench.compare", "board.css", "report.css")
-    style = Markup(markup.style_sheets() + own)  # noqa: S704 - our own files
-    return markup.environment("tipbench.compare", known={"style": style})
+    board_style = markup.style_sheets("tipbench.compare", "board.css", "report.css")
+    style = Markup(markup.style_sheets() + board_style)  # noqa: S704 - our own files
+    return markup.environment("tipbench.compare", template_globals={"style": style})
 
 
 def _inline_figure(kind: ChartKind, board: Leaderboard) -> Figure:
     """Return a chart with all its variants as inline SVG; the style sheet shows one of them."""
     chart = CHARTS[kind]
-    drawn = partial(chart.draw, board)
+    draw = partial(chart.draw, board)
     variants = {
         f"{width} {theme.name}": inline_svg(
-            to_svg(drawn(theme, narrow=width == "narrow"), theme), f"{kind}-{width}-{theme.name}", f"{kind}-caption"
+            to_svg(draw(theme, narrow=width == "narrow"), theme), f"{kind}-{width}-{theme.name}", f"{kind}-caption"
         )
         for width in ("wide", "narrow")
         for theme in (LIGHT, DARK)
@@ -294,6 +297,6 @@ def inline_svg(svg: str, name: str, labelled_by: str) -> Markup:
     `svg` must come from vl-convert, which escapes all text; SVG from other sources is not safe.
     """
     plain = _ID.sub(rf"\g<1>{name}-\g<2>", _NAMESPACE.sub("", svg))
-    hovering = _DESCRIBED.sub(r"<\1\2><title>\3</title></\1>", plain)
+    with_tooltips = _DESCRIBED.sub(r"<\1\2><title>\3</title></\1>", plain)
     start = f'<svg role="img" focusable="false" aria-labelledby="{labelled_by}" '
-    return Markup(hovering.replace("<svg ", start, 1))  # noqa: S704 - escaped by vl-convert
+    return Markup(with_tooltips.replace("<svg ", start, 1))  # noqa: S704 - escaped by vl-convert

@@ -27,16 +27,16 @@ class VerdictFacts:
     row: str = "pair"  # what is ranked
     provisional: str | None = None  # source of the scores, if provisional
     obstacle: str | None = None  # why nothing can be ranked, regardless of scores
-    unplanned: str | None = None  # why the tests are not a planned look
-    fragile: bool = False
+    unplanned: str | None = None  # why the tests are not one of the planned looks
+    fragile: bool = False  # decided, but a few unusable answers of the leader could undo it
     judges: tuple[str, ...] = ()
     concerns: Mapping[str, str] = field(default_factory=dict)  # by judge
 
 
-PLAIN = VerdictFacts()
+_NO_FACTS = VerdictFacts()
 
 
-def verdict_text(ranking: Ranking, duels: DuelTable | Unknown | None = None, facts: VerdictFacts = PLAIN) -> str:
+def verdict_text(ranking: Ranking, duels: DuelTable | Unknown | None = None, facts: VerdictFacts = _NO_FACTS) -> str:
     """Return the verdict: who leads, then what qualifies it.
 
     No tied row is called worse than the leader, because the leader is selected from the same data.
@@ -68,11 +68,11 @@ def _qualifications(ranking: Ranking, facts: VerdictFacts) -> Iterator[str]:
         yield f"Not a planned look: {facts.unplanned}."
     if ranking.ahead:
         where = f"the {ranking.look.at} scenarios of the look" if ranking.look else "the scenarios that both have"
-        yield f"Clearly better than the leader in {where}: {join_names(ranking.ahead, _MAX_NAMES)}."
+        yield f"Clearly better than the leader in {where}, though not overall: {join_names(ranking.ahead, _MAX_NAMES)}."
     if ranking.unranked:
         yield unranked_sentence(ranking, facts)
-    if ahead := [row.pair for row in ranking.unranked if row.to_leader is not None and row.to_leader.mean > 0]:
-        yield f"Ahead of the leader where judged: {join_names(ahead, _MAX_NAMES)}."
+    if higher := [row.pair for row in ranking.unranked if row.to_leader is not None and row.to_leader.mean > 0]:
+        yield f"Not ranked, but ahead of the leader in the scenarios that both have: {join_names(higher, _MAX_NAMES)}."
     if ranking.silent and not ranking.decided:
         yield f"{plural(len(ranking.silent), facts.row)} gave no answer: {join_names(ranking.silent, _MAX_NAMES)}."
     if facts.judges and not facts.provisional:
@@ -82,42 +82,42 @@ def _qualifications(ranking: Ranking, facts: VerdictFacts) -> Iterator[str]:
         yield f"{'; '.join(concerns[:_MAX_NAMES])}."
 
 
-def standing_sentence(ranking: Ranking, facts: VerdictFacts = PLAIN) -> str:
+def standing_sentence(ranking: Ranking, facts: VerdictFacts = _NO_FACTS) -> str:
     """Return the sentence naming the leader and the rows tied with it, or why there is no leader."""
-    leader, over = ranking.leader, f"over {plural(ranking.n_scenarios, facts.unit)}"
+    leader, over_scenarios = ranking.leader, f"over {plural(ranking.n_scenarios, facts.unit)}"
     if look := ranking.look:
         at = "" if look.at == ranking.n_scenarios else f" at {look.at}"
-        over += f" (look {look.number} of {look.of}{at})" if look.of > 1 else ""
+        over_scenarios += f" (look {look.number} of {look.of}{at})" if look.of > 1 else ""
     if leader is None:
         return _no_leader(ranking, facts)
     if sum(row.ranked for row in ranking.rows) == 1:
-        return f"{leader} is the only ranked {facts.row}, {over}: there is nothing to compare it with."
+        return f"{leader} is the only ranked {facts.row}, {over_scenarios}: there is nothing to compare it with."
     if ranking.decided:
         stale = sum(row.stale for row in ranking.rows)
         left_out = [f"{plural(len(ranking.silent), facts.row)} that gave no answer"] if ranking.silent else []
         left_out += [f"{plural(stale, facts.row)} of an older build, prompt or scenario"] if stale else []
         without = f", without {' and '.join(left_out)}" if left_out else ""
-        return f"{leader} leads {over}; every other {facts.row} is clearly worse{without}."
+        return f"{leader} leads {over_scenarios}; every other {facts.row} is clearly worse{without}."
     first = [row.pair for row in ranking.rows if row.rank == 1]
     if len(first) > 1:
         others = [pair for pair in ranking.tied_ranked if pair not in first]
         rest = (
             f" and are {UNCLEAR} from {join_names(others, _MAX_NAMES)}" if others else ": their mean scores are equal"
         )
-        return f"{join_names(first, _MAX_NAMES)} share the lead {over}{rest}."
+        return f"{join_names(first, _MAX_NAMES)} share the lead {over_scenarios}{rest}."
     if not ranking.tied_ranked:
         rest = "" if ranking.ahead else f"; every other ranked {facts.row} is clearly worse"
-        return f"{leader} leads {over}{rest}."
-    return f"{leader} leads {over}, but is {UNCLEAR} from {join_names(ranking.tied_ranked, _MAX_NAMES)}."
+        return f"{leader} leads {over_scenarios}{rest}."
+    return f"{leader} leads {over_scenarios}, but is {UNCLEAR} from {join_names(ranking.tied_ranked, _MAX_NAMES)}."
 
 
-def unranked_sentence(ranking: Ranking, facts: VerdictFacts = PLAIN) -> str:
+def unranked_sentence(ranking: Ranking, facts: VerdictFacts = _NO_FACTS) -> str:
     """Return the sentence on rows judged in too few scenarios to be ranked."""
     counts = [row.estimate.n if row.estimate else 0 for row in ranking.unranked]
     fewest, most = min(counts), plural(max(counts), facts.unit)
     judged = most if fewest == max(counts) else f"{fewest} to {most}"
     names = join_names((row.pair for row in ranking.unranked), _MAX_NAMES)
-    return f"Not decided without {names} (judged in {judged}), which may still lead."
+    return f"Not decided: {names} (judged in {judged}) may still lead."
 
 
 def _no_leader(ranking: Ranking, facts: VerdictFacts) -> str:
@@ -133,7 +133,7 @@ def _no_leader(ranking: Ranking, facts: VerdictFacts) -> str:
     missing = f"the closest, {gap.nearest}, lacks {join_names(gap.lacks, _MAX_MISSING)}"
     if gap.core:
         needed = "all" if gap.needed == gap.core else str(gap.needed)
-        core = f"{plural(gap.core, 'scenario')} that half of the {row}s are judged in"
+        core = f"{plural(gap.core, 'core scenario')} (judged for half of the {row}s)"
         return f"No {row} is judged in {needed} of the {core}; {missing}."
     return f"No scenario is judged for half of the {plural(gap.rows, row)}; {missing}."
 
@@ -161,7 +161,7 @@ def judging_task(
 ) -> str:
     """Return a task as text: "judge 8 more scenarios (72 answers), about 25 minutes, 62 % chance to decide".
 
-    `power` is the chance to decide after it; None if unknown, as is `minutes`.
+    `power` is the chance that the ranking is decided afterwards. None means unknown.
     """
     task = f"judge {plural(answers, 'more answer')}"
     if scenarios:
@@ -203,14 +203,14 @@ def board_notes(
         if not shared:
             yield f"No {OTHER[by]} is shared by all {by}s, so the {by}s cannot be ranked."
         elif left:
-            yield f"Not every {by} has {', '.join(left)}: excluded from the means by {by}."
+            yield f"Excluded from the means by {by}, because not all {by}s have it: {', '.join(left)}."
     if cells.excluded:
         yield f"Left out with --exclude: {join_names(cells.excluded, _MAX_LISTED)}."
     if "incomplete" in flags and ranking.leader:
         least = min(MIN_SCENARIOS, ranking.n_scenarios)
         yield f"Rows that share fewer than {plural(least, unit)} with the leader are not ranked (flag: incomplete)."
     if "adjusted" in flags:
-        yield "Some rows lack scenarios: ranks go by means adjusted for these (flag: adjusted)."
+        yield "Some rows lack scenarios: ranks use means adjusted for the missing ones (flag: adjusted)."
     if ranking.too_few and any(row.p_best is not None for row in ranking.rows):
         yield f"P(best) needs at least {MIN_SCENARIOS} {unit}s and is not shown."
     if len(hosts) > 1:
@@ -234,10 +234,10 @@ def excluded_text(runs: int, which: str) -> str:
     return f"{plural(runs, 'run')} {which} {'is' if runs == 1 else 'are'} excluded"
 
 
-def unknown_pair_message(pair: Pair, there: Sequence[Pair], cells: BoardCells) -> str:
+def unknown_pair_message(pair: Pair, available: Sequence[Pair], cells: BoardCells) -> str:
     """Return the error message for a pair that is not on the board, with the available pairs."""
     if stale := cells.stale.get(pair, 0):
         runs = f"all {stale} runs of it are" if stale > 1 else "its only run is"
         return f"The pair {pair} is not on this board: {runs} of an older build or prompt. Collect it again."
     others = f" {excluded_text(cells.other_conditions, 'under other conditions')}." if cells.other_conditions else ""
-    return f"The pair {pair} is not on this board. Available: {join_names(there, _MAX_LISTED)}.{others}"
+    return f"The pair {pair} is not on this board. Available: {join_names(available, _MAX_LISTED)}.{others}"

@@ -63,12 +63,12 @@ class Progress:
     models: tuple[ModelProgress, ...] = ()  # in the order they were started
     refused: tuple[events.Refused, ...] = ()
     waiting_for: tuple[str, ...] = ()
-    recording_left: int | None = None
+    recording_left: int | None = None  # results still to be sent to MLflow
     judging: events.Judging | None = None
     simulating: events.Simulating | None = None
     messages: tuple[events.Message, ...] = ()  # the most recent ones
     failure: str | None = None
-    memory: events.Evidence | None = None
+    memory: events.Evidence | None = None  # models seen in memory during a collect
     collected: events.Collected | None = None
     judged: events.Judged | None = None
     exit_code: int | None = None
@@ -153,23 +153,24 @@ class ProgressCache:
         self._runner_of = runner_of
         self._size = size
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, ProgressSnapshot] = OrderedDict()
+        self._snapshots: OrderedDict[str, ProgressSnapshot] = OrderedDict()
 
     def current(self, job: Job) -> ProgressSnapshot:
         """Return the current progress; the cached one while the runner is unavailable."""
         with self._lock:
-            snapshot = self._known.get(job.id, ProgressSnapshot())
+            snapshot = self._snapshots.get(job.id, ProgressSnapshot())
         try:
             for recorded in events_after(self._runner_of(job), job, snapshot.cursor):
                 snapshot = snapshot.after(recorded)
         except ServerUnavailable:
             return snapshot
         with self._lock:
-            if self._known.get(job.id, ProgressSnapshot()).cursor <= snapshot.cursor:
-                self._known[job.id] = snapshot
-            self._known.move_to_end(job.id)
-            while len(self._known) > self._size:
-                self._known.popitem(last=False)
+            # Another thread may have cached a later snapshot in the meantime.
+            if self._snapshots.get(job.id, ProgressSnapshot()).cursor <= snapshot.cursor:
+                self._snapshots[job.id] = snapshot
+            self._snapshots.move_to_end(job.id)
+            while len(self._snapshots) > self._size:
+                self._snapshots.popitem(last=False)
         return snapshot
 
     def at(self, job: Job, cursor: int) -> ProgressSnapshot:
@@ -186,7 +187,7 @@ class ProgressCache:
 
 
 def refused_reason(collected: events.Collected | None) -> str:
-    """Return the reason of a job that succeeded without its refused models; empty if none was refused."""
+    """Return a sentence on the models that were refused; empty if there are none."""
     return f"Refused models were left out: {' '.join(collected.refused)}" if collected and collected.refused else ""
 
 

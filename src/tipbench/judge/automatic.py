@@ -1,4 +1,4 @@
-"""The choice of an automatic judge: the value of `judge run --with`, and the names that belong to automatic judges."""
+"""The choice of an automatic judge with `judge run --with`, and judge names reserved for automatic judges."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class JudgeKind(StrEnum):
 
     RULES = "rules"
     COMMAND = "command"  # any program
-    MODEL = "ollama"  # a local model; its name decides which engine runs it
+    MODEL = "ollama"  # a model of the Ollama server
 
 
 WITH_PATTERN = rf"^({JudgeKind.RULES}|{JudgeKind.COMMAND}|{JudgeKind.COMMAND}:.*|{JudgeKind.MODEL}:[!-~]+)$"
@@ -21,7 +21,7 @@ WITH_PATTERN = rf"^({JudgeKind.RULES}|{JudgeKind.COMMAND}|{JudgeKind.COMMAND}:.*
 
 @dataclass(frozen=True)
 class JudgeChoice:
-    """An automatic judge: rules, command:PROGRAM or ollama:MODEL; command alone is the configured program."""
+    """An automatic judge: rules, command:PROGRAM or ollama:MODEL; `command` uses the configured program."""
 
     kind: JudgeKind
     target: str = ""  # the program or the model
@@ -37,7 +37,7 @@ class JudgeChoice:
         return cls(JudgeKind(kind), target)
 
     def with_program(self, program: str | None) -> JudgeChoice:
-        """Return the choice, for `command` alone with the configured program. Raises InvalidOption if none is."""
+        """Return the choice; `command` without a program gets `program`. Raises InvalidOption if that is missing."""
         if self.kind is not JudgeKind.COMMAND or self.target:
             return self
         if program is None or not program.strip():
@@ -45,12 +45,12 @@ class JudgeChoice:
         return replace(self, target=program)
 
     def __str__(self) -> str:
-        has_target = self.target or self.kind is JudgeKind.MODEL
-        return f"{self.kind}:{self.target}" if has_target else str(self.kind)
+        with_target = self.target or self.kind is JudgeKind.MODEL  # keep the colon of a missing model
+        return f"{self.kind}:{self.target}" if with_target else str(self.kind)
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether a judge's name belongs to the provisional judges, ignoring case."""
+    """Return whether a name is reserved for the judges `rules` and `ollama:MODEL`, ignoring case."""
     folded = name.casefold()
     return folded == JudgeKind.RULES or folded.startswith(f"{JudgeKind.MODEL}:")
 
@@ -59,5 +59,5 @@ def _invalid(text: object) -> InvalidOption:
     return InvalidOption(
         "with",
         f"takes rules, command:PROGRAM or ollama:MODEL (got {str(text)[:80]!r}); "
-        'for example --with command:"python my_judge.py". command alone is the program of TIPBENCH_JUDGE_COMMAND.',
+        'for example --with command:"python my_judge.py". command without a program uses TIPBENCH_JUDGE_COMMAND.',
     )

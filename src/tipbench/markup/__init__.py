@@ -131,11 +131,11 @@ def _moment(value: str | float | datetime | None) -> datetime | None:
 
 
 def environment(
-    *packages: str, filters: Mapping[str, Any] | None = None, known: Mapping[str, Any] | None = None
+    *packages: str, filters: Mapping[str, Any] | None = None, template_globals: Mapping[str, Any] | None = None
 ) -> Environment:
     """Return a Jinja environment with the templates of this package and of `packages`; all values are escaped.
 
-    `filters` and `known` (globals) are added to those that every template has. Macros see them, too.
+    `filters` and `template_globals` are added to those that every template has. Macros see them, too.
     """
     made = Environment(
         loader=ChoiceLoader([PackageLoader(package) for package in (__name__, *packages)]),
@@ -146,7 +146,7 @@ def environment(
     )
     shown = (visible, number, signed, percent, duration, when, clock, lines, plural)
     made.filters |= {**{each.__name__: each for each in shown}, **(filters or {})}
-    made.globals |= {"NOTHING": NOTHING, "TIED": words.TIED, "UNCLEAR": words.UNCLEAR, **(known or {})}
+    made.globals |= {"NOTHING": NOTHING, "TIED": words.TIED, "UNCLEAR": words.UNCLEAR, **(template_globals or {})}
     made.globals["ui"] = made.get_template("macros/ui.html").module
     return made
 

@@ -25,6 +25,7 @@ from tipbench.serve.switches import REREAD_S, SHADOWS, ShadowCounts, Switches
 
 SERVE_SIGNAL = "serve"
 SHADOW_SIGNAL = "shadow:"
+_SAVE_COUNTS_S = REREAD_S
 _logger = logging.getLogger(__name__)
 
 ShadowScorer = Callable[[PolicyService, str, Entry], dict[str, Any]]
@@ -79,9 +80,9 @@ class Recommender:
         """Whether a shadow is enabled."""
         return True in self.switches.shadows().values()
 
-    def run_shadows(self, answer: Answer) -> None:
+    def queue_for_shadows(self, answer: Answer) -> None:
         """Queue a sent answer for the enabled shadows. Never blocks: if a queue is full, the answer is dropped."""
-        if answer.entry is not None:
+        if answer.entry is not None:  # None if nothing was logged
             for name, enabled in self.switches.shadows().items():
                 if enabled and SHADOWS[name] != answer.entry.policy:
                     self._shadows[name].put(answer.entry)
@@ -96,7 +97,9 @@ class Recommender:
             if enabled[name] and policy not in priors
         ]
         if self.service.flush_error:
-            warnings.append(f"State is not written for the moment, the event log has it: {self.service.flush_error}")
+            warnings.append(
+                f"State cannot be saved at the moment; the event log is complete: {self.service.flush_error}"
+            )
         return {
             "active": self.switches.active(),
             "shadows": {
@@ -177,7 +180,7 @@ class _Shadow:
             with suppress(queue.Empty):
                 self._score(self.queue.get(timeout=0.2))
                 self.queue.task_done()
-            if time.monotonic() - saved > REREAD_S:
+            if time.monotonic() - saved > _SAVE_COUNTS_S:
                 self._save()
                 saved = time.monotonic()
 
@@ -191,7 +194,7 @@ class _Shadow:
         except QueueFull:  # the log cannot keep up, and answers have priority
             self._count(dropped=1)
         except Exception:
-            if not self._closing.is_set():
+            if not self._closing.is_set():  # an error while closing is expected
                 self._count(errors=1)
                 _logger.exception("The shadow %s failed", self._name)
 

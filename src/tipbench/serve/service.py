@@ -372,7 +372,7 @@ class PolicyService:
                 self.flush()
             except TipbenchError as exc:
                 if self.flush_error is None:
-                    _logger.warning("State is not written for the moment, the event log has it: %s", exc)
+                    _logger.warning("State cannot be saved at the moment; the event log is complete: %s", exc)
                 self.flush_error = str(exc)
             else:
                 self.flush_error = None

@@ -54,7 +54,7 @@ from tipbench.web.batch_store import (
     VersionConflict,
 )
 from tipbench.web.errors import Conflict, Forbidden, Invalid, NotFound, WebError, options_at
-from tipbench.web.forms import LIMIT, SortKey, page_of
+from tipbench.web.forms import DEFAULT_LIMIT, SortKey, page_of
 from tipbench.web.judge_service import ApplyOptions, accept_drift, apply_sheet, parse_sheet_request, sheet_for
 from tipbench.web.queries import check_name, get_experiment
 from tipbench.workflows.judging import drift_reason, duel_request
@@ -121,7 +121,13 @@ class BatchService:
         return BatchOpened(batch=self._shape(batch), new=new)
 
     def page(
-        self, who: Identity, experiment: str, judge: str | None = None, *, limit: int = LIMIT, after: str | None = None
+        self,
+        who: Identity,
+        experiment: str,
+        judge: str | None = None,
+        *,
+        limit: int = DEFAULT_LIMIT,
+        after: str | None = None,
     ) -> BatchList:
         """Return a page of the caller's batches, most recently updated first.
 
@@ -196,7 +202,7 @@ class BatchService:
         item: str,
         experiment: str | None = None,
         *,
-        limit: int = LIMIT,
+        limit: int = DEFAULT_LIMIT,
         after: str | None = None,
     ) -> HistoryShape:
         """Return a page of the answers to an item, newest first."""

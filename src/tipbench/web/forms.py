@@ -1,4 +1,4 @@
-"""Request bodies (forms, file uploads, and JSON that is read only after authentication) and pages of lists."""
+"""Request bodies (forms, file uploads, JSON that is parsed after authentication) and pagination."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def body_of(model: type[_M], require: Callable[..., Any]) -> Any:
     FastAPI would read the body before it authenticates.
     """
 
-    async def read(request: Request, _who: Any = Depends(require)) -> _M:  # noqa: B008 - an annotation cannot see `require`
+    async def read(request: Request, _caller: Any = Depends(require)) -> _M:  # noqa: B008 - an annotation cannot see `require`
         return checked(model, await read_json(request), "body")
 
     return Depends(read)
@@ -133,8 +133,8 @@ def _reject_constant(name: str) -> object:
     raise ValueError(f"{name} is not valid JSON")
 
 
-LIMIT = 50  # items per page, by default
-MOST = 500  # items per page, at most
+DEFAULT_LIMIT = 50  # items per page, by default
+MAX_LIMIT = 500  # items per page, at most
 _MAX_CURSOR = 400
 
 _T = TypeVar("_T")
@@ -147,7 +147,7 @@ class SortKey(NamedTuple):
     id: str
 
 
-Limit = Annotated[int, Query(ge=1, le=MOST, description=f"Maximum number of items per page, up to {MOST}.")]
+Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description=f"Maximum number of items per page, up to {MAX_LIMIT}.")]
 Next = Annotated[
     str | None,
     Query(max_length=_MAX_CURSOR, description="The `next` value of the previous page; omit it for the first page."),

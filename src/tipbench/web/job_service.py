@@ -10,7 +10,6 @@ from fastapi import Header
 
 from tipbench.errors import MlflowUnavailable, NotEnoughData, ServerUnavailable, UsageError
 from tipbench.http import strip_login
-from tipbench.jobs import supervisor as queue
 from tipbench.jobs.airflow import AirflowRunner
 from tipbench.jobs.airflow_api import AirflowAccess, AirflowApi
 from tipbench.jobs.command import PROGRAM_VARIABLE, collect_request, judge_request
@@ -19,6 +18,7 @@ from tipbench.jobs.local import LocalRunner
 from tipbench.jobs.progress import ProgressCache
 from tipbench.jobs.store import MAX_KEY, JobFilter, JobStore, Page, Submitted
 from tipbench.jobs.supervisor import Supervisor, queue_positions
+from tipbench.jobs.supervisor import retry as queue_retry
 from tipbench.judge.automatic import JudgeChoice, JudgeKind
 from tipbench.judge.command import default_name
 from tipbench.plan.config import ADDRESSES, WAIT_FOR_JUDGE, CollectConfig, make_config
@@ -40,7 +40,7 @@ _CACHED_JOBS = 64  # jobs whose number of pending cells is cached
 
 
 @dataclass(frozen=True)
-class PanelRecords:
+class PanelMlflowLookup:
     """MLflow access for Airflow jobs: the server's address, and the number of pending cells."""
 
     tracker: MlflowConnection
@@ -57,16 +57,16 @@ class PanelRecords:
         Raises NotEnoughData if no cells are found, instead of returning 0.
         """
         config = make_config({key: value for key, value in job.arguments.items() if key in CollectConfig.model_fields})
-
-        def count() -> int:
-            found = [] if experiment is None else configured_cells(opened.store, experiment.experiment_id, config)
-            if not found:
-                raise NotEnoughData(f"{config.experiment} on MLflow at {opened.url} has no cells of this run.")
-            return count_states(found).pending
-
         try:
             with self.tracker.named(job.private.get("TIPBENCH_MLFLOW_URL") or config.mlflow_url) as opened:
                 experiment = opened.store.experiment(config.experiment)
+
+                def count() -> int:
+                    cells = configured_cells(opened.store, experiment.experiment_id, config) if experiment else []
+                    if not cells:
+                        raise NotEnoughData(f"{config.experiment} on MLflow at {opened.url} has no cells of this run.")
+                    return count_states(cells).pending
+
                 version = None if experiment is None else revision(experiment)
                 return self.counts.get((opened.identity, job.id), version, count)
         except MlflowUnavailable:
@@ -97,7 +97,7 @@ def make_runners(settings: Settings, tracker: MlflowConnection) -> dict[str, Run
     runners: dict[str, Runner] = {LocalRunner.name: LocalRunner(settings.home)}
     access = airflow_access(settings)
     if access is not None:
-        runners[AirflowRunner.name] = AirflowRunner(settings.home, AirflowApi(access), PanelRecords(tracker))
+        runners[AirflowRunner.name] = AirflowRunner(settings.home, AirflowApi(access), PanelMlflowLookup(tracker))
     return runners
 
 
@@ -161,20 +161,20 @@ class JobService:
         self, job_id: str, *, started_by: str, key: str | None = None, changes: Mapping[str, Any] | None = None
     ) -> Submitted:
         """Queue a copy of a job with `changes`. Raises JobConflict unless it failed, was cancelled or is lost."""
-        submitted = queue.retry(self.store, job_id, started_by=started_by, key=key, changes=changes)
+        submitted = queue_retry(self.store, job_id, started_by=started_by, key=key, changes=changes)
         self.supervisor.wake()
         return submitted
 
-    def placed(self, job_id: str) -> tuple[Job, int | None]:
+    def get_with_position(self, job_id: str) -> tuple[Job, int | None]:
         """Return a job and its position in the queue, None if it is not queued. Raises JobNotFound."""
-        for _ in range(_ATTEMPTS):
+        for _ in range(_ATTEMPTS):  # again if the job starts between the two reads
             job = self.store.get(job_id)
             place = self.queue_positions().get(job_id) if job.state is JobState.QUEUED else None
             if place is not None or job.state is not JobState.QUEUED:
-                break  # otherwise the job started between the two reads
+                break
         return job, place
 
-    def listed(self, filters: JobFilter, *, limit: int, after: str | None = None) -> Page:
+    def page(self, filters: JobFilter, *, limit: int, after: str | None = None) -> Page:
         """Return a page of jobs. Raises Invalid if `after` is not a cursor of an earlier page."""
         try:
             return self.store.page(filters, limit=limit, after=after)
@@ -196,7 +196,7 @@ class JobService:
 
 
 # Options that Airflow's workers set themselves, unless the request sets them.
-LEFT_TO_AIRFLOW = {"skip_refused", *ADDRESSES} - {"mlflow_url"}
+SET_BY_WORKERS = {"skip_refused", *ADDRESSES} - {"mlflow_url"}
 _MAX_OPTION = 16_000  # characters per option, because of command line limits
 _JUDGE_SETTINGS = (*MODEL_OPTIONS, "mlflow_url", "suite", "wait")  # options that a judge run shares with a collect
 _POLICY_KEYS = (*ADDRESSES, "suite")  # checked against the run policy
@@ -220,22 +220,22 @@ class RunTarget:
 
     runner: str | None = None  # None for the default
     wait_for_judge: bool = False  # before comparing; with Airflow only
-    named: frozenset[str] = frozenset()  # configuration keys that the request sets
+    explicit: frozenset[str] = frozenset()  # configuration keys that the request sets
 
 
 def start_run(
-    panel: Panel, config: CollectConfig, *, started_by: str, key: str | None = None, where: RunTarget | None = None
+    panel: Panel, config: CollectConfig, *, started_by: str, key: str | None = None, target: RunTarget | None = None
 ) -> Submitted:
-    """Queue a collect with a configuration that `panel.allowed` accepts. Raises UsageError if its suite is invalid."""
-    where = where or RunTarget()
-    runner = where.runner or panel.jobs.default
+    """Queue a collect; `panel.allowed` must have checked `config` before. Raises UsageError if its suite is invalid."""
+    target = target or RunTarget()
+    runner = target.runner or panel.jobs.default
     if runner not in panel.jobs.runners:
         raise Invalid(
             f"runner must be one of {', '.join(panel.jobs.runners)} (got {runner[:40]!r}). "
             "TIPBENCH_AIRFLOW_URL adds Airflow.",
             path="query.runner",
         )
-    if where.wait_for_judge and runner != AirflowRunner.name:
+    if target.wait_for_judge and runner != AirflowRunner.name:
         raise Invalid(
             "wait_for_judge is available with Airflow only; a local run ends when its results are recorded. "
             "Omit it, or choose runner=airflow.",
@@ -246,17 +246,17 @@ def start_run(
             raise Invalid(f"{name} may have at most {_MAX_OPTION} characters (got {len(value)}).", path=f"body.{name}")
     suite_for(config)
     request = collect_request(config, started_by=started_by, runner=runner)
-    if runner == AirflowRunner.name:  # a worker may reach another server at the same URL
-        left = LEFT_TO_AIRFLOW - where.named
-        kept = {name: value for name, value in request.arguments.items() if name not in left}
-        request = replace(request, arguments=kept | ({WAIT_FOR_JUDGE: True} if where.wait_for_judge else {}))
+    if runner == AirflowRunner.name:  # the panel's URLs, such as localhost, may be other servers for a worker
+        omitted = SET_BY_WORKERS - target.explicit
+        kept = {name: value for name, value in request.arguments.items() if name not in omitted}
+        request = replace(request, arguments=kept | ({WAIT_FOR_JUDGE: True} if target.wait_for_judge else {}))
     return panel.jobs.submit(request, key=key)
 
 
 def start_judge(
     panel: Panel, experiment: str, body: JudgeRunRequest, *, started_by: str, key: str | None = None
 ) -> Submitted:
-    """Queue a `judge run` of an existing experiment. Raises Invalid or Forbidden with the wrong option."""
+    """Queue a `judge run` of an existing experiment. Raises Invalid or Forbidden with the path of the option."""
     sent = body.model_dump(by_alias=True, exclude_defaults=True)
     config = panel.allowed.config({name: sent[name] for name in _JUDGE_SETTINGS if name in sent})
     with options_at("body"):

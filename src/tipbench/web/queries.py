@@ -31,7 +31,7 @@ from tipbench.record.store import Experiment, RunStore
 from tipbench.text import csv_text, iso, one_line, shorten
 from tipbench.web.cache import Cache
 from tipbench.web.errors import Invalid, NotFound, checked, options_at
-from tipbench.web.forms import LIMIT, MOST, SortKey, page_of
+from tipbench.web.forms import DEFAULT_LIMIT, MAX_LIMIT, SortKey, page_of
 from tipbench.workflows.board import BoardQuery, parse_filters
 
 SNAPSHOTS = 4  # experiments whose runs are cached; four of 2400 cells take about 40 MB
@@ -150,7 +150,9 @@ class RunFilters(BaseModel):
         description="KEY=VALUE: any tag, or params.NAME; repeatable.",
         examples=["suite=tips"],
     )
-    limit: int = Field(LIMIT, ge=1, le=MOST, description=f"Maximum number of items per page, up to {MOST}.")
+    limit: int = Field(
+        DEFAULT_LIMIT, ge=1, le=MAX_LIMIT, description=f"Maximum number of items per page, up to {MAX_LIMIT}."
+    )
     next: str | None = Field(
         None, max_length=_MAX_CURSOR, description="The `next` value of the previous page; omit it for the first page."
     )

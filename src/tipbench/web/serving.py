@@ -170,7 +170,7 @@ class PolicyServer:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if method == "HEAD" else body})
         if served is not None:
-            self._recommender.run_shadows(served)
+            self._recommender.queue_for_shadows(served)
         took = time.perf_counter() - started
         self._metrics.observe(method, path if path in self._routes else "other", status, took)
         if log.isEnabledFor(logging.INFO):  # without the query string, which may contain a user id

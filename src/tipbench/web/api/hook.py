@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request
 from tipbench.web.api.models import COMMON, DeliveryList, DeliveryShape, HookShape, TestRequest, error_responses
 from tipbench.web.auth import ADMINS_ONLY, require_admin
 from tipbench.web.errors import Conflict
-from tipbench.web.forms import LIMIT, Limit, Next, SortKey, body_of, body_schema, page_of
+from tipbench.web.forms import DEFAULT_LIMIT, Limit, Next, SortKey, body_of, body_schema, page_of
 from tipbench.web.queries import check_name
 from tipbench.web.webhook import Delivery, Webhook
 
@@ -37,7 +37,7 @@ def state(hook: HookState) -> HookShape:
 @router.get("/deliveries", summary="List the webhook's deliveries")
 def deliveries(
     hook: HookState,
-    limit: Limit = LIMIT,
+    limit: Limit = DEFAULT_LIMIT,
     next: Next = None,  # noqa: A002 - its name in the URL
 ) -> DeliveryList:
     """Return deliveries, newest first, each with its payload and all attempts.

@@ -39,7 +39,7 @@ from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, Authenticator, Identity, require_admin, session_cookie
 from tipbench.web.deps import Admin, Panel, PanelState, RunBodyParam, RunConfig
 from tipbench.web.errors import Json, error_json, to_json
-from tipbench.web.forms import JSON, LIMIT, Limit, Next, body_of, body_schema
+from tipbench.web.forms import DEFAULT_LIMIT, JSON, Limit, Next, body_of, body_schema
 from tipbench.web.job_service import JobService, Key, RunTarget, retry_job, start_judge, start_run
 from tipbench.web.security import StreamLimits
 from tipbench.workflows.plan_run import plan_outlook, plan_run
@@ -154,8 +154,8 @@ def run(
 
     Returns 409 if the Idempotency-Key was already used with other options.
     """
-    where = RunTarget(runner, wait_for_judge or body.wait_for_judge, frozenset(body.values))
-    return started(panel, start_run(panel, config, started_by=who.name, key=key, where=where), response)
+    target = RunTarget(runner, wait_for_judge or body.wait_for_judge, frozenset(body.values))
+    return started(panel, start_run(panel, config, started_by=who.name, key=key, target=target), response)
 
 
 @judge_router.post(
@@ -184,11 +184,11 @@ def jobs(
     state: JobState | None = None,
     kind: JobKind | None = None,
     experiment: Annotated[str | None, Query(max_length=200)] = None,
-    limit: Limit = LIMIT,
+    limit: Limit = DEFAULT_LIMIT,
     next: Next = None,  # noqa: A002 - its name in the URL
 ) -> JobList:
     """Return jobs, newest first, with their positions in the queue."""
-    page = panel.jobs.listed(JobFilter(state, kind, experiment), limit=limit, after=next)
+    page = panel.jobs.page(JobFilter(state, kind, experiment), limit=limit, after=next)
     places = panel.jobs.queue_positions()
     rows = [JobRow.of(job, place=places.get(job.id)) for job in page.items]
     return JobList(items=rows, next=page.next)
@@ -197,7 +197,7 @@ def jobs(
 @router.get("/{job_id}", summary="Get a job", response_model_exclude_unset=True)
 def one(job_id: JobPath, panel: PanelState) -> JobDetail:
     """Return the job, its progress so far and its position in the queue."""
-    job, place = panel.jobs.placed(job_id)
+    job, place = panel.jobs.get_with_position(job_id)
     snapshot = panel.jobs.progress.current(job)
     return JobDetail(job=JobShape.of(job), place=place, progress=snapshot.progress.to_json(), cursor=snapshot.cursor)
 
@@ -214,7 +214,7 @@ def cancel(job_id: JobPath, panel: PanelState) -> JobAnswer:
     Cancelling a cancelled job has no effect. Returns 409 if the job has already ended in another way.
     """
     panel.jobs.cancel(job_id)
-    job, place = panel.jobs.placed(job_id)
+    job, place = panel.jobs.get_with_position(job_id)
     return JobAnswer(job=JobShape.of(job), place=place)
 
 
@@ -286,7 +286,7 @@ def events(
 
 def started(panel: Panel, submitted: Submitted, response: Response) -> JobStarted:
     """Return the job, and set its location."""
-    job, place = panel.jobs.placed(submitted.job.id)
+    job, place = panel.jobs.get_with_position(submitted.job.id)
     response.headers["Location"] = f"/api/bench/jobs/{job.id}"
     return JobStarted(job=JobShape.of(job), place=place, new=submitted.new)
 
@@ -339,7 +339,7 @@ class JobStream:
         return b"".join(frames), ended
 
     def _read_job(self) -> dict[str, Any]:
-        self._job, place = self._jobs.placed(self._job.id)
+        self._job, place = self._jobs.get_with_position(self._job.id)
         return JobAnswer(job=JobShape.of(self._job), place=place).model_dump(exclude_unset=True)
 
 

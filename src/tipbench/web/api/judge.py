@@ -35,7 +35,7 @@ from tipbench.web.batch_items import (
 from tipbench.web.batches import BatchService, batch_service_of
 from tipbench.web.deps import FIX_RESPONSE_TIME, LIMIT_CONCURRENCY, Admin, Judge, PanelState, Store, concurrency_limits
 from tipbench.web.errors import Invalid
-from tipbench.web.forms import JSON, LIMIT, Limit, Next, body_of, body_schema, content_type, read_json
+from tipbench.web.forms import DEFAULT_LIMIT, JSON, Limit, Next, body_of, body_schema, content_type, read_json
 from tipbench.web.job_service import Key
 from tipbench.web.judge_service import (
     CSV,
@@ -209,7 +209,7 @@ def batches(
     who: Judge,
     batches: Batches,
     judge: JudgeName = None,
-    limit: Limit = LIMIT,
+    limit: Limit = DEFAULT_LIMIT,
     next: Next = None,  # noqa: A002 - its name in the URL
 ) -> BatchList:
     """Return the caller's batches, most recently used first.
@@ -226,7 +226,7 @@ def history(
     item: ItemPath,
     who: Judge,
     batches: Batches,
-    limit: Limit = LIMIT,
+    limit: Limit = DEFAULT_LIMIT,
     next: Next = None,  # noqa: A002 - its name in the URL
 ) -> HistoryShape:
     """Return the saved versions of an item, newest first. Only the batch's judge can read them."""

@@ -14,7 +14,7 @@ from tipbench.web.api.models import COMMON, DATA, ExperimentList, RunDetail, Run
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Panel, PanelState, Store
 from tipbench.web.errors import attachment
-from tipbench.web.forms import MOST, Limit, Next
+from tipbench.web.forms import MAX_LIMIT, Limit, Next
 from tipbench.web.queries import ExperimentsPage, RunsQuery, runs_csv
 
 
@@ -42,7 +42,7 @@ RunPath = Annotated[
 def experiments(
     panel: PanelState,
     q: NameHas = "",
-    limit: Limit = MOST,
+    limit: Limit = MAX_LIMIT,
     next: Next = None,  # noqa: A002 - its name in the URL
 ) -> ExperimentList:
     """Return the experiments sorted by name, with the number of cells in each state.

@@ -25,7 +25,7 @@ from tipbench.web.api.models import job_links
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Admin, Panel, PanelState
 from tipbench.web.errors import Invalid, WebError
-from tipbench.web.forms import LIMIT, Limit, Next
+from tipbench.web.forms import DEFAULT_LIMIT, Limit, Next
 from tipbench.web.job_service import retry_job
 from tipbench.web.panel.pages import SentForm, charts_installed, page
 
@@ -275,12 +275,12 @@ def jobs_page(
     state: _Choice = "",
     kind: _Choice = "",
     experiment: Annotated[str, Query(max_length=200)] = "",
-    limit: Limit = LIMIT,
+    limit: Limit = DEFAULT_LIMIT,
     next: Next = None,  # noqa: A002 - its name in the URL
 ) -> HTMLResponse:
     """List the jobs, newest first; filters and page are in the URL."""
     which = JobFilter(_one_of(JobState, state, "state"), _one_of(JobKind, kind, "kind"), experiment.strip() or None)
-    listed = panel.jobs.listed(which, limit=limit, after=next)
+    listed = panel.jobs.page(which, limit=limit, after=next)
     rows, places = [], panel.jobs.queue_positions()
     for job in listed.items:  # an ended job stores its result: events are read for active ones only
         progress = panel.jobs.progress.current(job).progress if job.state in ACTIVE else Progress()
@@ -348,7 +348,7 @@ def _page(request: Request, panel: Panel, job_id: str, *, fault: str | None = No
 
 
 def _context(panel: Panel, job_id: str) -> dict[str, Any]:
-    job, place = panel.jobs.placed(job_id)
+    job, place = panel.jobs.get_with_position(job_id)
     progress = panel.jobs.progress.current(job).progress
     return {
         "job": job,

@@ -38,7 +38,7 @@ from tipbench.web.deps import (
     panel_of,
 )
 from tipbench.web.errors import Invalid, NotFound, refused_sheet
-from tipbench.web.forms import MOST, UploadedFile, read_parts
+from tipbench.web.forms import MAX_LIMIT, UploadedFile, read_parts
 from tipbench.web.judge_service import (
     ApplyOptions,
     Upload,
@@ -302,7 +302,7 @@ def _scores_per_batch(request: Request, experiment: str) -> str | None:
 
 def _batches(request: Request, judge: Identity, experiment: str) -> list[BatchShape]:
     """Return the judge's own batches, most recently used first."""
-    return batch_service_of(request.app).page(_as_judge(judge), experiment, limit=MOST).items
+    return batch_service_of(request.app).page(_as_judge(judge), experiment, limit=MAX_LIMIT).items
 
 
 def _preview_upload(

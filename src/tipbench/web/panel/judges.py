@@ -28,7 +28,7 @@ from tipbench.web.batches import BatchService, batch_service_of
 from tipbench.web.board_query import ThemeName
 from tipbench.web.deps import LIMIT_CONCURRENCY, Admin, Panel, PanelState, Store
 from tipbench.web.errors import Conflict, Forbidden, Invalid, NotFound, WebError, checked
-from tipbench.web.forms import MOST
+from tipbench.web.forms import MAX_LIMIT
 from tipbench.web.job_service import start_judge
 from tipbench.web.judge_service import (
     DriftChart,
@@ -210,7 +210,7 @@ def judges_response(
     found = get_experiment(store, experiment)
     judging = panel.queries.judging_of(store, found)
     sheets, batches_service = all_sheets(judging), batch_service_of(request.app)
-    batches = batches_service.page(request.state.identity, experiment, EVERYBODY, limit=MOST).items
+    batches = batches_service.page(request.state.identity, experiment, EVERYBODY, limit=MAX_LIMIT).items
     minutes = batches_service.minutes_per_item(experiment)
     in_browser = {batch.sheet for batch in batches}
     known = in_browser | {sheet.sheet for sheet in sheets}

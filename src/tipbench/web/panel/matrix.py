@@ -28,7 +28,7 @@ from tipbench.web.panel.pages import here, page
 from tipbench.web.queries import experiment_path, get_experiment
 
 SHADES = 9  # steps of colour from the lowest to the highest score of the board
-PHONE_PAIRS = 6  # scores of a scenario in a narrow window, best pairs first
+PHONE_PAIRS = 6  # scores shown per scenario in a narrow window, best pairs first
 Order = Literal["name", "hardest", "spread"]
 ORDERS: tuple[tuple[Order, str], ...] = (
     ("name", "By name"),
@@ -41,9 +41,9 @@ router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
 @dataclass(frozen=True)
 class MatrixCell:
-    """A pair's mean composite in a scenario; `state` is the reason if there is none."""
+    """A pair's mean composite in a scenario."""
 
-    value: float | None
+    value: float | None  # None unless judged
     state: str  # judged, pending, failed, or missing
     shade: int = 0
 
@@ -110,7 +110,7 @@ def scenarios_page(
     if (tidy := tidy_url(request, experiment_path(experiment, "scenarios"))) is not None:
         return RedirectResponse(tidy, 303)
     found = get_experiment(store, experiment)
-    query = replace(query, by=None, cluster=None, baseline=None)  # the matrix is of pairs and scenarios
+    query = replace(query, by=None, cluster=None, baseline=None)  # always single pairs in single scenarios
     result = load_board(panel.queries, store, found, query)
     url = BoardUrl(experiment, query)
     if result.board is None:
@@ -145,22 +145,22 @@ def scenarios_page(
     names = [row.scenario for row in rows]
     if scenario not in names:
         raise NotFound(f"This board has no scenario {scenario[:100]}.", path="query.scenario")
-    at = names.index(scenario)
-    own = replace(cells, cells=tuple(cell for cell in cells.cells if cell.scenario == scenario))
-    read = read_answers(panel.queries.view(store, found), found, board, own)
-    answers = [(pairs.index(answer.pair), answer) for each in read for answer in each.answers]
+    position = names.index(scenario)
+    scenario_cells = replace(cells, cells=tuple(cell for cell in cells.cells if cell.scenario == scenario))
+    groups = read_answers(panel.queries.view(store, found), found, board, scenario_cells)
+    answers = [(pairs.index(answer.pair), answer) for group in groups for answer in group.answers]
     return page(
         request,
         "scenario.html",
         **context,
         scenario=scenario,
-        card=next((each.card for each in read if each.card is not None), None),
+        card=next((group.card for group in groups if group.card is not None), None),
         answers=sorted(answers, key=lambda each: each[0]),
         repeats=len({answer.repeat for _, answer in answers}) > 1,
-        row=rows[at],
-        place=at + 1,
-        before=names[at - 1] if at else None,
-        after=names[at + 1] if at + 1 < len(names) else None,
+        row=rows[position],
+        place=position + 1,
+        before=names[position - 1] if position else None,
+        after=names[position + 1] if position + 1 < len(names) else None,
     )
 
 

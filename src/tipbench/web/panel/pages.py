@@ -181,7 +181,7 @@ def environment() -> Environment:
         "version": tipbench.__version__,
     }
     made = markup.environment(
-        "tipbench.compare", "tipbench.web.panel", filters={"quote_path": quote_path}, known=helpers
+        "tipbench.compare", "tipbench.web.panel", filters={"quote_path": quote_path}, template_globals=helpers
     )
     for name, path in _MACROS.items():
         made.globals[name] = made.get_template(path).module

@@ -59,7 +59,7 @@ def _page(request: Request, panel: Panel, values: dict[str, Any], *, wrong: str 
         if status not in (404, 502, 503):
             raise
         away = str(exc) if status != 404 else None
-    jobs = panel.jobs.listed(JobFilter(kind=JobKind.SIMULATE), limit=20, after=None).items
+    jobs = panel.jobs.page(JobFilter(kind=JobKind.SIMULATE), limit=20, after=None).items
     return page(
         request,
         "simulations.html",

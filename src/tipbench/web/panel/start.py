@@ -472,7 +472,9 @@ def _submit(panel: Panel, schema: Schema, sent: SubmittedForm, started_by: str) 
     defaults = panel.allowed.config({}).model_dump()
     chosen = frozenset(key for key, value in config.model_dump().items() if value != defaults[key])
     try:
-        return start_run(panel, config, started_by=started_by, key=sent.key, where=replace(sent.target, named=chosen))
+        return start_run(
+            panel, config, started_by=started_by, key=sent.key, target=replace(sent.target, explicit=chosen)
+        )
     except Invalid as exc:  # conflicting runner options
         return Outcome({WHOLE_FORM: str(exc)}, status=422)
     except JobConflict:

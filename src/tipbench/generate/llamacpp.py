@@ -91,9 +91,9 @@ class LlamaCppEngine(InProcessEngine):
         if embedded is None:
             raise ModelRefused(f"{model} is not an embedded model. Choose one of: {', '.join(EMBEDDED_MODELS)}.")
         if not is_fetched(self._home, model):
+            path = weights_path(self._home, embedded)
             raise ModelRefused(
-                f"{model} needs its weights, and {weights_path(self._home, embedded)} is missing or not the right file. "
-                "Run `tipbench models fetch`."
+                f"{model} needs its weights, and {path} is missing or not the right file. Run `tipbench models fetch`."
             )
         return embedded
 

@@ -1,8 +1,8 @@
 """Lenient parser for the invalid JSON that small models write. It never raises, and takes linear time.
 
 Parsing starts at the first bracket and accepts single, smart or backtick quotes, unescaped quotes inside a string,
-missing or trailing commas, unquoted keys, mismatched brackets and a truncated end. Valid JSON gives the same result as
-with a strict parser, except that numbers and unquoted words are skipped, because no caller needs them.
+missing or trailing commas, unquoted keys, mismatched brackets and a truncated end. Valid JSON is accepted as
+well. Numbers and unquoted words are skipped, because no caller needs them.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ class _Reader:
                 end = mark.start()
                 break
         if end is None:
-            # The text ends in the middle of a string. But an unclosed quote other than `"` may be an apostrophe: skip it.
+            # A double quote that is not closed means that the text ends inside a string. Any other quote may be an
+            # apostrophe, so only the quote is skipped.
             self.unclosed.add(opener)
             if opener == '"':
                 self.pos = len(self.text)

@@ -77,7 +77,9 @@ class GateResult:
         """Return 0 if not worse, 1 if worse, 3 without enough data. Undecided is 1 if `strict`, else 0."""
         if self.outcome is Outcome.UNDECIDED:
             return int(strict)
-        return {Outcome.NOT_WORSE: 0, Outcome.WORSE: 1}.get(self.outcome, 3)
+        if self.outcome is Outcome.UNKNOWN:
+            return 3
+        return int(self.outcome is Outcome.WORSE)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form; unknown values are None."""
@@ -130,18 +132,18 @@ def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
         n = difference.n if difference else 0
         return unknown(options, _missing_text(candidate_cells, candidate, baseline, evidence, n), n, evidence)
     outcome, why = _outcome(difference, margin)
-    needed, outlook = None, ""
+    needed, needed_text = None, ""
     if outcome is Outcome.UNDECIDED:
         needed = scenarios_needed(difference.mean + margin, difference.sd, at_least=difference.n + 1)
-        outlook = f" About {needed} scenarios in total would decide."
+        needed_text = f" About {needed} scenarios in total would decide."
         if needed is None:
-            outlook = " The number of scenarios needed cannot be estimated: the difference equals the margin."
-    floors = f"; {plural(evidence.floored, 'failed cell')} counted at the floor" if evidence.floored else ""
+            needed_text = " The number of scenarios needed cannot be estimated: the difference equals the margin."
+    floor_note = f"; {plural(evidence.floored, 'failed cell')} counted at the floor" if evidence.floored else ""
     numbers = f"{difference.mean:+.2f}"
     if difference.ci_low is not None and difference.ci_high is not None:
         numbers += f" [{difference.ci_low:+.2f}, {difference.ci_high:+.2f}]"
     estimate = f"{numbers.replace('-', '−')} over {difference.n} scenarios"
-    reason = f"{outcome}: {candidate} − {baseline} = {estimate}; {why}{floors}.{outlook}"
+    reason = f"{outcome}: {candidate} − {baseline} = {estimate}; {why}{floor_note}.{needed_text}"
     return GateResult(candidate, baseline, margin, outcome, reason, difference, difference.n, needed, evidence)
 
 
@@ -190,12 +192,16 @@ def _outcome(difference: Difference, margin: float) -> tuple[Outcome, str]:
 
     If the difference is the same in all scenarios there is no interval, and the difference itself is compared.
     """
-    low, high, limit = difference.ci_low, difference.ci_high, f"−{margin:.2f}"
+    low, high = difference.ci_low, difference.ci_high
+    limit = f"−{margin:.2f}"
     if low is None or high is None:
-        same, distance = f"the same difference in all {difference.n} scenarios", difference.mean + margin
+        same = f"the same difference in all {difference.n} scenarios"
+        distance = difference.mean + margin
         if abs(distance) < TOLERANCE:
             return Outcome.UNDECIDED, f"{same} has no interval"
-        return (Outcome.NOT_WORSE, same) if distance > 0 else (Outcome.WORSE, f"{same}, below {limit}")
+        if distance > 0:
+            return Outcome.NOT_WORSE, same
+        return Outcome.WORSE, f"{same}, below {limit}"
     if low > -margin:
         return Outcome.NOT_WORSE, f"the interval is above {limit}"
     if high < -margin:
@@ -204,7 +210,7 @@ def _outcome(difference: Difference, margin: float) -> tuple[Outcome, str]:
 
 
 def unknown(options: GateOptions, why: str, n: int = 0, evidence: GateEvidence | None = None) -> GateResult:
-    """Return the result *not enough data* with its reason."""
+    """Return a result with the outcome UNKNOWN, not enough data."""
     reason = f"{Outcome.UNKNOWN}: {why}"
     candidate, baseline = as_row(options.candidate), as_row(options.baseline)
     return GateResult(candidate, baseline, options.margin, Outcome.UNKNOWN, reason, n_scenarios=n, evidence=evidence)

@@ -266,10 +266,10 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     unplanned = _why_unplanned(cells, options)
     answering = {merged(cell.pair, by) for cell in cells.cells if not cell.failed}
     silent = frozenset(merged(pair, by) for pair in cells.silent) - answering
-    tests = RankOptions(
+    rank_options = RankOptions(
         baseline=options.baseline, design=None if unplanned else design, finished=cells.finished, silent=silent
     )
-    ranking = rank(matrix, tests, references)
+    ranking = rank(matrix, rank_options, references)
     gap = gap_of(scenarios if scenarios.judged.any() else pairs, everywhere=options.cluster is not None)
     stale = {merged(pair, by) for pair in cells.only_stale if not is_reference(pair)} - set(matrix.pairs)
     stale_rows = [Row(pair=pair, ranked=False, estimate=None, level=None, stale=True) for pair in sorted(stale)]
@@ -280,6 +280,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     all_rows = tuple(_standings((*ranking.rows, *ranking.references), cells, options, scenarios, matrix))
     standings, reference_standings = all_rows[: len(ranking.rows)], all_rows[len(ranking.rows) :]
     runs = [cell.run for cell in cells.cells]
+    runs_by_model = {run.params.get("model", ""): run for run in runs}
     hosts = tuple(sorted({run.params["host"] for run in runs if "host" in run.params}))
     flags = {flag for standing in standings for flag in standing.flags}
     obstacle = "no answer has a usable tip" if cells.unusable else None
@@ -317,7 +318,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         exclude=cells.question.exclude,
         judging=options.judging,
         span=cells.rubric_content.range if cells.rubric_content else None,
-        sizes={model: _size(run) for model, run in {run.params.get("model", ""): run for run in runs}.items()},
+        sizes={model: _size(run) for model, run in runs_by_model.items()},
         covered=cells.covered,
     )
 
@@ -433,6 +434,7 @@ def _usable(cells: Iterable[BoardCell]) -> Usable | None:
 
 
 def _flags(row: Row, cells: Sequence[BoardCell], *, stale: bool) -> Iterator[str]:
+    """Yield the flags of a row; `standings.FLAGS` describes them."""
     if not row.ranked and not is_reference(row.pair):
         yield "incomplete"
     if row.adjusted:
@@ -447,11 +449,13 @@ def _flags(row: Row, cells: Sequence[BoardCell], *, stale: bool) -> Iterator[str
 
 
 def _is_fragile(ranking: Ranking, standings: Sequence[Standing], cells: BoardCells) -> bool:
+    """Return whether a few more unusable answers of the leader would undo the decision."""
     usable = next((standing.usable for standing in standings if standing.pair == ranking.leader), None)
     if not ranking.decided or usable is None or cells.rubric_content is None:
         return False
     lead = min(-row.to_leader.mean for row in ranking.rows if row.ranked and row.to_leader is not None)
-    n_unusable, floor = (1 - usable.rate) * usable.scenarios, cells.rubric_content.floor_composite
+    n_unusable = (1 - usable.rate) * usable.scenarios
+    floor = cells.rubric_content.floor_composite
     return is_fragile(lead, usable.composite, floor, n_unusable, usable.scenarios)
 
 
@@ -497,7 +501,8 @@ def scale_names(store: RunStore, cells: BoardCells) -> tuple[str, ...]:
 def read_judging(store: RunStore, experiment_id: str) -> JudgingRecord:
     """Read the judging record from the tags and metrics of the sheets' runs."""
     applied: dict[str, list[StoredRun]] = {}
-    held, minutes, answers = set(), 0.0, 0.0
+    held: set[str] = set()
+    minutes = answers = 0.0  # of all applied sheets
     for run in store.search(experiment_id, where={"kind": str(RunKind.JUDGING)}):
         tags, status = run.tags, run.tags.get("sheet_status")
         if tags.get(SHEET_KIND, "sheet") != "sheet" or "judge" not in tags:
@@ -539,11 +544,12 @@ def duels_of(store: RunStore, experiment: Experiment, cells: BoardCells) -> list
 
     If the board has the scores of one judge only, so do the duels.
     """
-    runs, judge = {cell.run.run_id for cell in cells.cells}, cells.question.judge
+    run_ids = {cell.run.run_id for cell in cells.cells}
+    judge = cells.question.judge
     return [
         Duel(Pair(*duel.names[0]), Pair(*duel.names[1]), duel.scenario, _WINNERS[duel.winner])
         for duel in read_duels(store, experiment)
-        if duel.rubric == cells.rubric and runs.issuperset(duel.runs) and judge in (None, duel.judge)
+        if duel.rubric == cells.rubric and run_ids.issuperset(duel.runs) and judge in (None, duel.judge)
     ]
 
 

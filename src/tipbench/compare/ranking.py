@@ -72,11 +72,11 @@ def gap_of(matrix: ScoreMatrix, *, everywhere: bool = False) -> Gap | None:
 
 @dataclass(frozen=True)
 class Look:
-    """A planned interim analysis: look `number` of `of`, at the first `at` scenarios of the design."""
+    """A planned interim analysis of the design."""
 
-    number: int
-    of: int
-    at: int
+    number: int  # from 1
+    of: int  # number of looks of the design
+    at: int  # it tests this number of scenarios, the first of the design
 
 
 @dataclass(frozen=True)
@@ -157,12 +157,12 @@ class Ranking:
 
     @cached_property
     def ahead(self) -> tuple[Pair, ...]:
-        """Ranked rows that are clearly better than the leader in the tested scenarios, although their mean is lower."""
+        """Ranked rows that are significantly better than the leader in the tested scenarios, despite a lower mean."""
         return tuple(row.pair for row in self.rows if row.ranked and row.to_leader and row.to_leader.better)
 
     @property
     def beats_reference(self) -> bool | None:
-        """Whether the leader is clearly better than the best reference; None if unknown."""
+        """Whether the leader is significantly better than the best reference; None if unknown."""
         if self.to_reference is None or self.to_reference.separated is None:
             return None
         return self.to_reference.better
@@ -194,7 +194,8 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
     options = options or RankOptions()
     if references is None:
         references = replace(matrix, pairs=(), values=np.empty((len(matrix.scenarios), 0)))
-    values, core, n_core, design = matrix.values, matrix.core, int(matrix.core.sum()), options.design
+    values, core, design = matrix.values, matrix.core, options.design
+    n_core = int(core.sum())
     levels, leader, ranked = _leader_and_ranked(matrix)
     look, look_scenarios = _latest_look(matrix, ranked, options)
     to_leader: Mapping[Pair, Difference | None] = {}

@@ -265,7 +265,7 @@ class _Reader:
         self.ended = False
 
     def feed(self, chunk: bytes) -> None:
-        *lines, self._rest = (self._rest + chunk).split(b"\n") if self._rest else chunk.split(b"\n")
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
             if not self.ended and line.strip():
                 self._parse_line(line)

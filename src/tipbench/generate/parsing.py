@@ -21,7 +21,7 @@ _RATIONALE_KEYS = frozenset(
 )
 _TITLE_KEYS = frozenset({"title", "headline", "heading", "name"})
 _DESCRIPTION_KEYS = frozenset({"", "text", "description", "content", "body", "detail", "details", "message", "value"})
-_MAX_KEY_CHARS = 40
+_MAX_KEY_CHARS = 40  # longer keys are not normalised
 
 _NOT_LETTERS = re.compile(r"[\W\d_]+")
 _CONTROL_CHARS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -135,7 +135,9 @@ def _without_thinking(raw: str) -> str:
 
 def _normalise_key(key: str) -> str:
     """Normalise a key: `Tip_1` and `TIP` become `tip`, and `tip_id` becomes `tip id`."""
-    return _NOT_LETTERS.sub(" ", key).strip().casefold() if len(key) <= _MAX_KEY_CHARS else key
+    if len(key) > _MAX_KEY_CHARS:
+        return key
+    return _NOT_LETTERS.sub(" ", key).strip().casefold()
 
 
 def _names_tips(node: Node) -> bool:
@@ -172,7 +174,9 @@ def _tips_in(node: Node, label: str = "") -> list[Tip]:
         return nested
     if named:
         return _described_tip(named, rationale, announced=label in _TIP_KEYS)
-    return _plain_tips(text for _, text in texts) if label == "" or label in _TIP_KEYS else []
+    if label == "" or label in _TIP_KEYS:
+        return _plain_tips(text for _, text in texts)
+    return []
 
 
 def _named_tips(named: list[tuple[str, str]]) -> list[Tip]:
@@ -279,7 +283,9 @@ class _Item:
         if inline and inline.start() > 0:
             text, rationale = text[: inline.start()].rstrip(" (-–—"), text[inline.end() :].rstrip(")") or rationale
         text = _unquoted(text.strip())
-        return Tip(text, _unquoted(rationale.strip())) if _is_meaningful(text) and not text.endswith(":") else None
+        if not _is_meaningful(text) or text.endswith(":"):
+            return None
+        return Tip(text, _unquoted(rationale.strip()))
 
 
 def _list_tips(text: str) -> list[Tip]:
@@ -289,17 +295,18 @@ def _list_tips(text: str) -> list[Tip]:
         for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n", MAX_LINES)[:MAX_LINES]
     ]
     labels = sum(line.kind is _Kind.LABEL for line in lines)
-    kinds = {_Kind.BULLET}  # kinds of lines that begin a tip
+    first_kinds = {_Kind.BULLET}  # kinds of lines that begin a tip
     if labels or any(line.kind is _Kind.NUMBER for line in lines):
-        kinds = {_Kind.LABEL} if labels > 1 else {_Kind.LABEL, _Kind.NUMBER}
+        first_kinds = {_Kind.LABEL} if labels > 1 else {_Kind.LABEL, _Kind.NUMBER}
     items: list[_Item] = []
     current: _Item | None = None
-    after_blank = rationale_next = False  # the previous line is blank; the next line is a rationale
+    after_blank = False  # the previous line is blank
+    rationale_next = False  # the previous line is only the label of a rationale
     for line in lines:
         if line.kind is _Kind.BLANK:
             after_blank = True
             continue
-        if line.kind in kinds:
+        if line.kind in first_kinds:
             current = _Item([line.text] if line.text else [])
             items.append(current)
             rationale_next = False

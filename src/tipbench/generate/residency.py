@@ -128,8 +128,8 @@ class Monitor:
         Also returns True if the last sample found one, or if it was found shortly before `start`.
         """
         with self._lock:
-            recent = [t for t in self._foreign_times if t >= start - 2 * self._interval_s]
-            return self._last_was_foreign or any(t <= end for t in recent)
+            earliest = start - 2 * self._interval_s
+            return self._last_was_foreign or any(earliest <= sampled <= end for sampled in self._foreign_times)
 
     def evidence(self) -> Evidence:
         with self._lock:

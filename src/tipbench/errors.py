@@ -2,7 +2,7 @@
 
     TipbenchError                 exit 1: the operation failed
     ├── UsageError                exit 2: invalid command, options or files
-    │   ├── InvalidOption         an option's value; has its key
+    │   ├── InvalidOption         invalid value of an option; has its key
     │   ├── SuiteError            invalid suite file; has file, line and reason
     │   ├── ModelRefused          too large, unknown size, not local, missing, or no text completion
     │   ├── JobNotFound           unknown job id
@@ -11,28 +11,28 @@
     ├── ServerUnavailable         a required server is unreachable or timed out
     │   ├── OllamaUnavailable
     │   ├── MlflowUnavailable
-    │   └── AirflowUnavailable    also if it denies access or its DAG is paused, which can be fixed there
+    │   └── AirflowUnavailable    also if it denies access, or if its DAG is paused
     ├── MlflowError               MLflow returned an error
     ├── OllamaError               Ollama returned an error or an unusable response
     ├── AirflowError              Airflow returned an error
     ├── ResidencyError            unexpected weights are in memory
-    ├── LockHeld                  another collect uses the server or the experiment
+    ├── LockHeld                  another process uses the server or the experiment
     ├── JournalError              a result could not be saved to disk; the run stops at once
     ├── CorruptText               a stored text does not match its hash
     ├── MixedRubrics              scores of different rubrics cannot be compared
-    ├── SheetsClosed              a judge's sheets close with the judge's first duel
+    ├── SheetsClosed              the judge has judged a duel and may not use sheets any more
     ├── SheetRefused              invalid sheet; each problem has item, tip and field
     ├── WeightsError              the embedded model's file is missing or invalid
     ├── LocalServerError          the local MLflow could not be started or stopped
     ├── JobConflict               the key is in use, or the job has ended or is still running
     ├── JobStartError             a runner cannot start a job, and a retry would not help
-    ├── QueueFull                 the event log is full for the moment; retry
-    ├── EventConflict             the request contradicts what is recorded of the event
+    ├── QueueFull                 the queue of the event log is full; retry
+    ├── EventConflict             the request contradicts the recorded event
     └── StateError                stored policy state is corrupt, or its schema is not supported
 
 A message states the rule, the value found and the next step; the command line prints it without a traceback.
-Anything that is not a `TipbenchError` is a bug and keeps its traceback. An expected failure of one cell is
-not an exception but a value: `tipbench.generate.engine.EngineFailure`.
+Any other exception is a bug and keeps its traceback. The expected failure of one cell is not an exception but a
+value: `tipbench.generate.engine.EngineFailure`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class UsageError(TipbenchError):
 
 
 class InvalidOption(UsageError):
-    """An option has an invalid value: the command line shows its flag, the web the path of its key."""
+    """An option has an invalid value. The command line shows its flag, and the web API the path of its key."""
 
     def __init__(self, key: str, problem: str) -> None:
         self.key = key
@@ -61,7 +61,7 @@ class InvalidOption(UsageError):
 
 
 class SuiteError(UsageError):
-    """A suite file is invalid; has its path, the line and the reason."""
+    """A suite file is invalid."""
 
     def __init__(self, path: Path | str, line: int | None, reason: str) -> None:
         self.path = Path(path)
@@ -72,7 +72,7 @@ class SuiteError(UsageError):
 
 
 class ModelRefused(UsageError):
-    """One or more models are not allowed to run; the message lists each with its reason."""
+    """One or more models cannot be used. The message lists each model with its reason."""
 
 
 class JobNotFound(UsageError):
@@ -145,7 +145,7 @@ class MixedRubrics(TipbenchError):
 
 
 class SheetRefused(TipbenchError):
-    """A sheet is invalid and was not applied; `problems` has every `tipbench.judge.check.Problem` found."""
+    """A sheet is invalid and was not applied. `problems` are of the class `tipbench.judge.check.Problem`."""
 
     def __init__(self, message: str, problems: Sequence[object] = ()) -> None:
         super().__init__(message)
@@ -153,7 +153,10 @@ class SheetRefused(TipbenchError):
 
 
 class SheetsClosed(TipbenchError):
-    """Duels show real answers only and would reveal the controls, so a judge's sheets end before the first duel."""
+    """The judge has judged a duel and may not use sheets any more.
+
+    Duels have no controls, so a judge who has seen them could recognise the controls in a sheet.
+    """
 
 
 class WeightsError(TipbenchError):
@@ -173,11 +176,11 @@ class JobStartError(TipbenchError):
 
 
 class QueueFull(TipbenchError):
-    """Too many entries wait for the disk; the caller should retry shortly."""
+    """Too many entries wait to be written to disk. The caller should retry shortly."""
 
 
 class EventConflict(TipbenchError):
-    """The request contradicts the recorded event: it has another policy, body or reward, or the policy was reset."""
+    """The request contradicts the recorded event: another policy, body or reward. Or the policy was reset since."""
 
 
 class StateError(TipbenchError):

@@ -1,4 +1,4 @@
-"""Files: errors of the home folder, atomic writes, private files, and locks that record their holder."""
+"""Files: the home folder and its errors, atomic writes, private files, and locks that record their holder."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from pathlib import Path
 from tipbench.errors import LockHeld, TipbenchError, UsageError
 
 _POLL_S = 0.5
-_WRONG_FOLDER = frozenset(
+# These errors can be fixed by choosing another folder. Others, such as a full disk, are not usage errors.
+_FOLDER_ERRORS = frozenset(
     {
         *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
         *(errno.ELOOP, errno.ENAMETOOLONG),
     }
-)  # fixed by another folder; anything else, such as a full disk, is not a usage error
-_OTHER_FOLDER = "Set TIPBENCH_HOME to a folder that you may write to."
-_NEXT_STEP = {
+)
+_CHOOSE_FOLDER = "Set TIPBENCH_HOME to a folder that you may write to."
+_NEXT_STEPS = {
     errno.ENOSPC: "Free some space there, or set TIPBENCH_HOME to a folder on another disk.",
     errno.EDQUOT: "Free some space there, or set TIPBENCH_HOME to a folder on another disk.",
     errno.EMFILE: "Allow more open files, as with `ulimit -n 4096`, or lower --concurrency.",
@@ -41,28 +42,31 @@ _NEXT_STEP = {
 
 @contextmanager
 def home_errors(path: Path, problem: str) -> Iterator[None]:
-    """Convert an OSError into a TipbenchError about the home folder; `problem` is a phrase like "cannot be opened"."""
+    """Convert an OSError into a TipbenchError about the home folder.
+
+    `problem` is the part of the message after the path, such as "cannot be opened".
+    """
     try:
         yield
     except OSError as exc:
-        kind = UsageError if exc.errno in _WRONG_FOLDER else TipbenchError
-        raise kind(
+        error_class = UsageError if exc.errno in _FOLDER_ERRORS else TipbenchError
+        raise error_class(
             f"tipbench stores journals, locks and weights in its home folder, but {path} {problem}: "
-            f"{exc.strerror or exc}. {_NEXT_STEP.get(exc.errno or 0, _OTHER_FOLDER)}"
+            f"{exc.strerror or exc}. {_NEXT_STEPS.get(exc.errno or 0, _CHOOSE_FOLDER)}"
         ) from exc
 
 
 def make_folder(path: Path, *, private: bool = False) -> Path:
-    """Create a folder in the home folder, with its parents, if it is missing; `private` restricts it to its owner."""
+    """Create a missing folder in the home folder, with its parents. With `private`, only its owner has access."""
     with home_errors(path, "cannot be created"):
         path.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o777)
     return path
 
 
 def writable_home(home: Path) -> Path:
-    """Return the home folder, created if missing, accessible to its owner only; raises UsageError if not writable."""
+    """Create the home folder if it is missing, and restrict it to its owner. Raises UsageError if not writable."""
     make_folder(home, private=True)
-    check_own(home, _OTHER_FOLDER)
+    check_own(home, _CHOOSE_FOLDER)
     with home_errors(home, "is not writable"):
         if not os.access(home, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -73,29 +77,29 @@ def writable_home(home: Path) -> Path:
 
 
 def check_own(path: Path, next_step: str, fd: int | None = None) -> None:
-    """Raise UsageError if another user owns a file or folder, or may write to it. A missing one is accepted.
+    """Raise UsageError if another user owns a file or folder, or may write to it. A missing file is accepted.
 
-    With `fd`, checks the open file: another file may have taken its path.
+    With `fd`, checks the open file, because the file at the path may have been replaced.
     """
     try:
-        found = path.stat() if fd is None else os.fstat(fd)
+        status = path.stat() if fd is None else os.fstat(fd)
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as exc:
         raise UsageError(f"{path} cannot be read: {exc.strerror}. {next_step}") from exc
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         raise UsageError(
-            f"{path} belongs to another user (id {found.st_uid}), who could change settings and tokens. {next_step}"
+            f"{path} belongs to another user (id {status.st_uid}), who could change settings and tokens. {next_step}"
         )
-    if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid)):
+    if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid)):
         raise UsageError(
-            f"{path} may be changed by other users (mode {stat.S_IMODE(found.st_mode):o}). "
+            f"{path} may be changed by other users (mode {stat.S_IMODE(status.st_mode):o}). "
             f"Check its content, then run: chmod go-w {shlex.quote(str(path))}"
         )
 
 
 def _is_private_group(gid: int) -> bool:
-    """Return whether the user is the only member of the group, as many systems create one for each user."""
+    """Return whether the user is the only member of the group. Many systems create such a group for each user."""
     try:
         group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -107,26 +111,29 @@ def _is_private_group(gid: int) -> bool:
 
 
 def open_private(path: Path, flags: int = os.O_RDWR) -> int:
-    """Open a file, created for its owner only if it is missing, and return its descriptor; raises OSError."""
+    """Open a file and return its descriptor. A missing file is created with access for its owner only.
+
+    Raises OSError.
+    """
     return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Replace a file's content atomically: readers see the old content or the new, never a mix."""
-    with _synced_copy(path, content, 0o666) as fresh:
-        fresh.replace(path)
+    with _synced_copy(path, content, 0o666) as temporary:
+        temporary.replace(path)
     sync_folder(path.parent)
 
 
 def create_private(path: Path, content: bytes) -> None:
-    """Create a file for its owner only, complete from the start; does nothing if the file already exists."""
-    with _synced_copy(path, content, 0o600) as fresh, suppress(FileExistsError):
-        os.link(fresh, path)
+    """Create a file atomically, with access for its owner only. Does nothing if the file already exists."""
+    with _synced_copy(path, content, 0o600) as temporary, suppress(FileExistsError):
+        os.link(temporary, path)
     sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync a folder to disk; without it, a new or renamed file may not survive a power failure."""
+    """Sync a folder to disk, so that a new or renamed file survives a power failure."""
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -137,8 +144,8 @@ def sync_folder(folder: Path) -> None:
 def check_output(path: Path, flag: str) -> None:
     """Raise UsageError if the file given with `flag` cannot be written."""
     if path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
-        raise UsageError(f"{flag} takes a file; {path} {what}.")
+        problem = "is a folder" if path.is_dir() else "is in a folder that does not exist"
+        raise UsageError(f"{flag} takes a file; {path} {problem}.")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UsageError(f"{flag} {path} cannot be written: no permission. Choose another file.")
 
@@ -153,24 +160,27 @@ def write_output(path: Path, text: str, flag: str, next_step: str = "Choose anot
 
 @contextmanager
 def _synced_copy(path: Path, content: bytes, mode: int) -> Iterator[Path]:
-    """Yield a temporary file next to `path` with the content synced to disk; removed at the end unless renamed."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.new")
+    """Yield a temporary file next to `path`, with the content synced to disk. Removes it unless it was renamed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.new")
     try:
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with os.fdopen(fd, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        yield fresh
+        yield temporary
     finally:
-        fresh.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 # Locks
 
 
 def flock(fd: int, *, shared: bool = False, wait: bool = False) -> bool:
-    """Lock an open file, exclusively unless `shared`; returns False if another process holds it. Raises OSError."""
+    """Lock an open file, exclusively unless `shared`. Returns False if another process holds the lock.
+
+    Raises OSError.
+    """
     try:
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
@@ -186,7 +196,7 @@ def try_lock(fd: int, path: Path, *, shared: bool = False) -> bool:
 
 @contextmanager
 def file_lock(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Lock a file in the home folder for the block; yields False if another process holds it and `wait` is false."""
+    """Lock a file in the home folder for the block. Without `wait`, yields False if another process holds the lock."""
     with home_errors(path, "cannot be opened"):
         fd = open_private(path)
     try:
@@ -199,19 +209,19 @@ def file_lock(path: Path, *, wait: bool) -> Iterator[bool]:
 
 @dataclass(frozen=True)
 class LockHolder:
-    """The process that holds a lock, and the model that may stay loaded if it dies."""
+    """The process that holds a lock, and the model that stays in memory if the process dies."""
 
     resource: str
     pid: int
     host: str
     since: str
     purpose: str
-    model: str = ""
-    digest: str = ""
+    model: str = ""  # empty if no model is loaded
+    digest: str = ""  # of the model
 
     def __str__(self) -> str:
-        loaded = f", model {self.model}" if self.model else ""
-        return f"{self.purpose} (process {self.pid} on {self.host}, since {self.since}{loaded})"
+        model = f", model {self.model}" if self.model else ""
+        return f"{self.purpose} (process {self.pid} on {self.host}, since {self.since}{model})"
 
 
 class ResourceLock:
@@ -228,9 +238,9 @@ class ResourceLock:
         digest = hashlib.sha256(resource.encode()).hexdigest()[:16]
         self._path = home / "locks" / f"{digest}.lock"
         self._fd: int | None = None
-        self._loaded = False
+        self._has_model = False
         self._advice = advice
-        self._me = LockHolder(
+        self._holder = LockHolder(
             resource, os.getpid(), platform.node(), datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"), purpose
         )
         self.left_behind: LockHolder | None = None  # the previous holder, if it died with a model loaded
@@ -240,22 +250,22 @@ class ResourceLock:
     ) -> bool:
         """Acquire the lock and return whether it had to wait.
 
-        Raises LockHeld if it is held and `wait` is false, or if it is still held after `timeout_s`.
+        Raises LockHeld if another process holds the lock: at once without `wait`, else after `timeout_s`.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         make_folder(self._path.parent)
         with home_errors(self._path, "cannot be opened"):
             fd = open_private(self._path)
         try:
-            waited = self._wait(fd, wait, report, poll_s, deadline)
+            waited = self._wait_for_lock(fd, wait, report, poll_s, deadline)
             with home_errors(self._path, "cannot be read"):
                 previous = _read_holder(fd)
             self._fd = fd
             if previous is not None and previous.digest:
                 self.left_behind = previous
-                self.note_loaded(previous.model, previous.digest)  # until the model is confirmed unloaded
+                self.note_loaded(previous.model, previous.digest)  # until it is confirmed to be unloaded
             else:
-                self._write(self._me)
+                self._write(self._holder)
         except BaseException:
             self._fd = None
             os.close(fd)
@@ -272,35 +282,38 @@ class ResourceLock:
             self.release()
 
     def note_loaded(self, model: str, digest: str) -> None:
-        """Save which model is about to be loaded, for the next holder if this process dies."""
-        self._loaded = True
-        self._write(replace(self._me, model=model, digest=digest))
+        """Record the model that is about to be loaded. If this process dies, the next holder reads the record."""
+        self._has_model = True
+        self._write(replace(self._holder, model=model, digest=digest))
 
     def note_empty(self) -> None:
-        """Save that no model is loaded."""
-        self._loaded = False
-        self._write(self._me)
+        """Record that no model is loaded."""
+        self._has_model = False
+        self._write(self._holder)
 
     def release(self) -> None:
-        """Release the lock; the record of a loaded model stays, because it may still be in its server's memory."""
+        """Release the lock. The record of a loaded model stays: the model may still be in the server's memory."""
         if self._fd is not None:
             fd, self._fd = self._fd, None
             try:
-                if not self._loaded:
+                if not self._has_model:
                     os.ftruncate(fd, 0)
             except OSError:
                 pass  # a stale record without a model is harmless
             finally:
                 os.close(fd)
 
-    def _wait(self, fd: int, wait: bool, report: Callable[[str], None], poll_s: float, deadline: float | None) -> bool:
+    def _wait_for_lock(
+        self, fd: int, wait: bool, report: Callable[[str], None], poll_s: float, deadline: float | None
+    ) -> bool:
+        """Lock the file and return whether it had to wait. Reports each holder that it waits for once."""
         reported: str | None = None
         while not try_lock(fd, self._path):
             holder = str(_read_holder(fd) or "another tipbench")
             if not wait or (deadline is not None and time.monotonic() > deadline):
-                raise LockHeld(f"{self._me.resource} is in use by {holder}. {self._advice}")
+                raise LockHeld(f"{self._holder.resource} is in use by {holder}. {self._advice}")
             if holder != reported:
-                report(f"waiting for {self._me.resource}: in use by {holder}")
+                report(f"waiting for {self._holder.resource}: in use by {holder}")
                 reported = holder
             time.sleep(poll_s)
         return reported is not None

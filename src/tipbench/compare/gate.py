@@ -1,4 +1,7 @@
-"""Gate: tests whether a candidate pair is worse than a baseline by more than a margin; JUnit XML and annotations."""
+"""Gate: tests whether a candidate pair is worse than a baseline by more than a margin.
+
+A result can be written as JSON, as JUnit XML and as an annotation of GitHub Actions.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from tipbench.plan.design import MIN_SCENARIOS
 from tipbench.text import join_names, plural
 
 MARGIN = 1.0  # points of the composite
-_LISTED = 8  # missing scenarios named in a message
+_MAX_NAMED_SCENARIOS = 8  # in a message about missing scenarios
 
 
 class Outcome(StrEnum):
@@ -34,26 +37,26 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class GateEvidence:
-    """The data a gate result is based on, and the scenarios of the baseline in which the candidate is not judged."""
+    """The data that a gate result is based on."""
 
-    failed: int  # cells of the candidate
-    pending: int
+    failed: int  # failed cells of the candidate
+    pending: int  # cells of the candidate that wait for a judge
     baseline_scenarios: int  # scenarios in which the baseline is judged
     rubric: str | None  # id@sha256
     judges: tuple[str, ...]
     conditions: str
-    missing: tuple[str, ...] = ()  # scenarios judged for the baseline and not for the candidate
-    floored: int = 0  # failed cells counted at the floor
+    missing: tuple[str, ...] = ()  # scenarios in which the baseline is judged, but not the candidate
+    floored: int = 0  # failed cells of the candidate that count with the lowest scores
 
 
 @dataclass(frozen=True)
 class GateOptions:
-    """The two pairs of a gate and what counts as worse."""
+    """The two pairs that a gate compares, and how it compares them."""
 
     candidate: Pair
     baseline: Pair
-    margin: float = MARGIN
-    failed_as_floor: bool = False  # count the candidate's failed cells at the rubric's floor
+    margin: float = MARGIN  # points of the composite
+    failed_as_floor: bool = False  # count the candidate's failed cells with the rubric's lowest scores
 
 
 @dataclass(frozen=True)
@@ -67,18 +70,20 @@ class GateResult:
     reason: str
     difference: Difference | None = None  # candidate − baseline
     n_scenarios: int = 0
-    scenarios_needed: int | None = None  # in total, if undecided; None if it cannot be estimated
+    scenarios_needed: int | None = None  # in total, to decide; None if decided, or if it cannot be estimated
     evidence: GateEvidence | None = None  # None if no data could be read
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """Return 0 for pass, 1 for fail, 3 for unknown; undecided fails only if `strict`."""
+        """Return 0 if not worse, 1 if worse, 3 without enough data. Undecided is 1 if `strict`, else 0."""
         if self.outcome is Outcome.UNDECIDED:
             return int(strict)
-        return {Outcome.NOT_WORSE: 0, Outcome.WORSE: 1}.get(self.outcome, 3)
+        if self.outcome is Outcome.UNKNOWN:
+            return 3
+        return int(self.outcome is Outcome.WORSE)
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON-serialisable values; None if unknown."""
-        evidence = {each.name: getattr(self.evidence, each.name, None) for each in fields(GateEvidence)}
+        """Return the JSON form; unknown values are None."""
+        evidence = {field.name: getattr(self.evidence, field.name, None) for field in fields(GateEvidence)}
         return {
             "candidate": pair_json(self.candidate),
             "baseline": pair_json(self.baseline),
@@ -95,74 +100,81 @@ class GateResult:
 def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
     """Compare the paired-t interval of candidate − baseline with −margin.
 
-    The candidate must be judged wherever the baseline is, in at least six scenarios: a pair that fails where it is weak
-    would otherwise pass on the scenarios that are left. `failed_as_floor` counts its failed cells at the floor instead.
+    There is a result only if the candidate is judged in every scenario of the baseline, and in at least six. Otherwise
+    a candidate could pass by failing in the scenarios in which it is weak. With `failed_as_floor`, its failed cells
+    count with the rubric's lowest scores instead.
     """
     candidate, baseline, margin = as_row(options.candidate), as_row(options.baseline), options.margin
     check_on_board(cells, candidate, baseline)
     if candidate == baseline:
         raise UsageError(f"The candidate and the baseline are the same pair, {candidate}. Name two different pairs.")
-    own = [cell for cell in cells.cells if cell.pair == candidate]
+    candidate_cells = [cell for cell in cells.cells if cell.pair == candidate]
     if options.failed_as_floor and cells.rubric_content is not None:
         floor = floor_values(cells.rubric_content)
-        own = [replace(cell, values=floor) if cell.failed else cell for cell in own]
-    other = [cell for cell in cells.cells if cell.pair == baseline]
-    evidence = _evidence(cells, own, other)
+        candidate_cells = [replace(cell, values=floor) if cell.failed else cell for cell in candidate_cells]
+    baseline_cells = [cell for cell in cells.cells if cell.pair == baseline]
+    evidence = _evidence(cells, candidate_cells, baseline_cells)
     if cells.provisional or not cells.scored:
-        seen = "only provisional scores: " if cells.provisional else ""
-        few = f"no judge has scored enough of these {len(cells.cells)} cells"
-        why = f"{seen}{few}. `tipbench judge export` writes a sheet."
-        return unknown(options, why, evidence=evidence)
+        prefix = "only provisional scores: " if cells.provisional else ""
+        problem = f"no judge has scored enough of these {len(cells.cells)} cells"
+        return unknown(options, f"{prefix}{problem}. `tipbench judge export` writes a sheet.", evidence=evidence)
     scores = [
-        Score(cell.pair, cell.scenario, cell.persona, cell.values[COMPOSITE]) for cell in (*own, *other) if cell.values
+        Score(cell.pair, cell.scenario, cell.persona, cell.values[COMPOSITE])
+        for cell in (*candidate_cells, *baseline_cells)
+        if cell.values
     ]
     matrix = score_matrix(scores, (candidate, baseline))
-    first, second = (matrix.values[:, matrix.pairs.index(pair)] for pair in (baseline, candidate))
-    (p,) = step_down((second - first)[:, None])
-    difference = paired_difference(first, second, p)
+    baseline_values = matrix.values[:, matrix.pairs.index(baseline)]
+    candidate_values = matrix.values[:, matrix.pairs.index(candidate)]
+    (p,) = step_down((candidate_values - baseline_values)[:, None])
+    difference = paired_difference(baseline_values, candidate_values, p)
     if difference is None or difference.n < MIN_SCENARIOS or evidence.missing:
         n = difference.n if difference else 0
-        return unknown(options, _missing_text(own, candidate, baseline, evidence, n), n, evidence)
+        return unknown(options, _missing_text(candidate_cells, candidate, baseline, evidence, n), n, evidence)
     outcome, why = _outcome(difference, margin)
-    needed, outlook = None, ""
+    needed, needed_text = None, ""
     if outcome is Outcome.UNDECIDED:
         needed = scenarios_needed(difference.mean + margin, difference.sd, at_least=difference.n + 1)
-        outlook = f" About {needed} scenarios in total would decide."
+        needed_text = f" About {needed} scenarios in total would decide."
         if needed is None:
-            outlook = " The number of scenarios needed cannot be estimated: the difference equals the margin."
-    floors = f"; {plural(evidence.floored, 'failed cell')} counted at the floor" if evidence.floored else ""
+            needed_text = " The number of scenarios needed cannot be estimated: the difference equals the margin."
+    floor_note = f"; {plural(evidence.floored, 'failed cell')} counted at the floor" if evidence.floored else ""
     numbers = f"{difference.mean:+.2f}"
     if difference.ci_low is not None and difference.ci_high is not None:
         numbers += f" [{difference.ci_low:+.2f}, {difference.ci_high:+.2f}]"
-    found = f"{numbers.replace('-', '−')} over {difference.n} scenarios"
-    reason = f"{outcome}: {candidate} − {baseline} = {found}; {why}{floors}.{outlook}"
+    estimate = f"{numbers.replace('-', '−')} over {difference.n} scenarios"
+    reason = f"{outcome}: {candidate} − {baseline} = {estimate}; {why}{floor_note}.{needed_text}"
     return GateResult(candidate, baseline, margin, outcome, reason, difference, difference.n, needed, evidence)
 
 
-def _evidence(cells: BoardCells, own: Sequence[BoardCell], other: Sequence[BoardCell]) -> GateEvidence:
-    judged = {cell.scenario for cell in own if cell.values}
-    baseline_scenarios = {cell.scenario for cell in other if cell.values}
+def _evidence(
+    cells: BoardCells, candidate_cells: Sequence[BoardCell], baseline_cells: Sequence[BoardCell]
+) -> GateEvidence:
+    judged = {cell.scenario for cell in candidate_cells if cell.values}
+    baseline_scenarios = {cell.scenario for cell in baseline_cells if cell.values}
     return GateEvidence(
-        failed=sum(cell.failed for cell in own),
-        pending=sum(cell.waiting for cell in own),
+        failed=sum(cell.failed for cell in candidate_cells),
+        pending=sum(cell.waiting for cell in candidate_cells),
         baseline_scenarios=len(baseline_scenarios),
         rubric=cells.rubric or None,
         judges=cells.judges,
         conditions=cells.conditions,
         missing=tuple(sorted(baseline_scenarios - judged)),
-        floored=sum(cell.failed and bool(cell.values) for cell in own),
+        floored=sum(cell.failed and bool(cell.values) for cell in candidate_cells),
     )
 
 
-def _missing_text(own: Sequence[BoardCell], candidate: Pair, baseline: Pair, evidence: GateEvidence, n: int) -> str:
-    """Return what is missing for a result, and the command that fills the gap."""
+def _missing_text(
+    candidate_cells: Sequence[BoardCell], candidate: Pair, baseline: Pair, evidence: GateEvidence, n: int
+) -> str:
+    """Return a sentence about the missing scenarios, and the commands that add them."""
     missing = set(evidence.missing)
     if not missing:
         both = f"{candidate} and {baseline} are both judged in {plural(n, 'scenario')}"
         more = "judge more scenarios of both with `tipbench judge export`"
         return f"{both}; at least {MIN_SCENARIOS} are needed: {more}."
-    failed = {cell.scenario for cell in own if cell.failed} & missing
-    pending = {cell.scenario for cell in own if cell.waiting} & missing
+    failed = {cell.scenario for cell in candidate_cells if cell.failed} & missing
+    pending = {cell.scenario for cell in candidate_cells if cell.waiting} & missing
     commands = []
     if failed or missing - pending:
         commands.append(f"generate what is missing with `tipbench collect --models {candidate.model} …`")
@@ -171,18 +183,25 @@ def _missing_text(own: Sequence[BoardCell], candidate: Pair, baseline: Pair, evi
     if failed:
         commands.append("or pass --failed-as-floor to count failed cells at the floor")
     where = f"{len(missing)} of the {evidence.baseline_scenarios} scenarios of {baseline}"
-    names = join_names(evidence.missing, _LISTED)
+    names = join_names(evidence.missing, _MAX_NAMED_SCENARIOS)
     return f"{candidate} is not judged in {where} ({names}): {', '.join(commands)}."
 
 
 def _outcome(difference: Difference, margin: float) -> tuple[Outcome, str]:
-    """Return the outcome and its reason. Equal differences have no interval: from six scenarios, sign flips decide."""
-    low, high, limit = difference.ci_low, difference.ci_high, f"−{margin:.2f}"
+    """Return the outcome and its reason.
+
+    If the difference is the same in all scenarios there is no interval, and the difference itself is compared.
+    """
+    low, high = difference.ci_low, difference.ci_high
+    limit = f"−{margin:.2f}"
     if low is None or high is None:
-        same, distance = f"the same difference in all {difference.n} scenarios", difference.mean + margin
+        same = f"the same difference in all {difference.n} scenarios"
+        distance = difference.mean + margin
         if abs(distance) < TOLERANCE:
             return Outcome.UNDECIDED, f"{same} has no interval"
-        return (Outcome.NOT_WORSE, same) if distance > 0 else (Outcome.WORSE, f"{same}, below {limit}")
+        if distance > 0:
+            return Outcome.NOT_WORSE, same
+        return Outcome.WORSE, f"{same}, below {limit}"
     if low > -margin:
         return Outcome.NOT_WORSE, f"the interval is above {limit}"
     if high < -margin:
@@ -191,66 +210,74 @@ def _outcome(difference: Difference, margin: float) -> tuple[Outcome, str]:
 
 
 def unknown(options: GateOptions, why: str, n: int = 0, evidence: GateEvidence | None = None) -> GateResult:
-    """Return the result *not enough data* with its reason."""
+    """Return a result with the outcome UNKNOWN, not enough data."""
     reason = f"{Outcome.UNKNOWN}: {why}"
     candidate, baseline = as_row(options.candidate), as_row(options.baseline)
     return GateResult(candidate, baseline, options.margin, Outcome.UNKNOWN, reason, n_scenarios=n, evidence=evidence)
 
 
 def check_on_board(cells: BoardCells, *pairs: Pair) -> None:
-    """Raise UsageError, listing the available pairs, if a pair is not on the board."""
-    there = sorted({cell.pair for cell in cells.cells})
+    """Raise UsageError if a pair is not on the board; the message lists the available pairs."""
+    pairs_on_board = sorted({cell.pair for cell in cells.cells})
     for pair in pairs:
-        if pair not in there:
-            raise UsageError(unknown_pair_message(pair, there, cells))
+        if pair not in pairs_on_board:
+            raise UsageError(unknown_pair_message(pair, pairs_on_board, cells))
 
 
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-# The escapes of GitHub's workflow commands, in a message and in a property.
-_DATA = {"%": "%25", "\r": "%0D", "\n": "%0A"}
-_PROPERTY = {**_DATA, ":": "%3A", ",": "%2C"}
+_INVALID_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# Escapes in the messages and in the properties of GitHub's workflow commands.
+_MESSAGE_ESCAPES = {"%": "%25", "\r": "%0D", "\n": "%0A"}
+_PROPERTY_ESCAPES = {**_MESSAGE_ESCAPES, ":": "%3A", ",": "%2C"}
 
 
 def junit_xml(experiment: str, result: GateResult, *, strict: bool = False) -> str:
-    """Return JUnit XML of one test case: worse fails, undecided is skipped (fails if strict), no data is an error."""
-    verdict = {Outcome.NOT_WORSE: None, Outcome.UNKNOWN: "error"}.get(result.outcome, "failure")
+    """Return JUnit XML with one test case.
+
+    Worse is a failure and not enough data is an error. Undecided is a failure if `strict`, else skipped.
+    """
+    status = {Outcome.NOT_WORSE: None, Outcome.UNKNOWN: "error"}.get(result.outcome, "failure")
     if result.outcome is Outcome.UNDECIDED and not strict:
-        verdict = "skipped"
+        status = "skipped"
     counts = {
         "tests": "1",
-        "failures": str(int(verdict == "failure")),
-        "errors": str(int(verdict == "error")),
-        "skipped": str(int(verdict == "skipped")),
+        "failures": str(int(status == "failure")),
+        "errors": str(int(status == "error")),
+        "skipped": str(int(status == "skipped")),
         "time": "0",
     }
     root = ET.Element("testsuites", {"name": "tipbench gate", **counts})
-    suite = ET.SubElement(root, "testsuite", {"name": _xml(experiment), **counts})
+    suite = ET.SubElement(root, "testsuite", {"name": _valid_xml(experiment), **counts})
     name = f"{result.candidate} is not worse than {result.baseline} by more than {result.margin:g}"
     case = ET.SubElement(
-        suite, "testcase", {"classname": _xml(f"tipbench.gate.{experiment}"), "name": _xml(name), "time": "0"}
+        suite,
+        "testcase",
+        {"classname": _valid_xml(f"tipbench.gate.{experiment}"), "name": _valid_xml(name), "time": "0"},
     )
-    if verdict is not None:
-        attributes = {"message": _xml(result.reason)} | ({} if verdict == "skipped" else {"type": str(result.outcome)})
-        ET.SubElement(case, verdict, attributes).text = _xml(result.reason)
+    if status is not None:
+        attributes = {"message": _valid_xml(result.reason)}
+        if status != "skipped":
+            attributes["type"] = str(result.outcome)
+        ET.SubElement(case, status, attributes).text = _valid_xml(result.reason)
     else:
-        ET.SubElement(case, "system-out").text = _xml(result.reason)
+        ET.SubElement(case, "system-out").text = _valid_xml(result.reason)
     ET.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
 
 
 def annotation(experiment: str, result: GateResult, *, strict: bool = False) -> str:
-    """Return a workflow command: error, warning (undecided) or notice."""
+    """Return a workflow command of GitHub Actions: notice if not worse, else warning or error by the exit code."""
     level = "error" if result.exit_code(strict=strict) else "warning"
     if result.outcome is Outcome.NOT_WORSE:
         level = "notice"
     title = f"tipbench gate: {result.candidate} against {result.baseline} in {experiment}"
-    return f"::{level} title={_escaped(title, _PROPERTY)}::{_escaped(result.reason, _DATA)}"
+    return f"::{level} title={_escape(title, _PROPERTY_ESCAPES)}::{_escape(result.reason, _MESSAGE_ESCAPES)}"
 
 
-def _xml(text: str) -> str:
-    """Replace characters that are invalid in XML even when escaped; the rest is escaped on writing."""
-    return _NOT_XML.sub("\ufffd", text)
+def _valid_xml(text: str) -> str:
+    """Replace characters that XML does not allow even as escapes. ElementTree escapes the others."""
+    return _INVALID_IN_XML.sub("\ufffd", text)
 
 
-def _escaped(text: str, table: dict[str, str]) -> str:
+def _escape(text: str, table: dict[str, str]) -> str:
+    """Escape the characters of `table`, and replace other unprintable characters with spaces."""
     return "".join(table.get(char, char if char.isprintable() else " ") for char in text)

@@ -1,4 +1,4 @@
-"""The leaderboard of an experiment: how it is computed, read, written as JSON and recorded."""
+"""The leaderboard of an experiment: computes it from cells, formats it as JSON and records it."""
 
 from __future__ import annotations
 
@@ -61,36 +61,36 @@ _WINNERS: dict[Winner, Literal["first", "second", "tie"]] = {Winner.A: "first", 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Parameters and memory of a model; None if unknown."""
+    """The size of a model; unknown values are None."""
 
-    params_b: float | None
-    memory_bytes: int | None  # weights and context, as estimated when it was collected
+    params_b: float | None  # billions of parameters
+    memory_bytes: int | None  # of the weights and the context, as estimated by `collect`
 
 
 @dataclass(frozen=True)
 class Usable:
-    """Answers with a usable tip: their rate over scenarios, and their quality."""
+    """The answers with a usable tip: how frequent and how good they are."""
 
-    rate: float
-    low: float  # 95 % Clopper–Pearson interval
-    high: float
-    scenarios: int  # with an answer
-    composite: float | None  # of the usable answers; None if none is judged
+    rate: float  # share of the scenarios, 0 to 1
+    low: float  # lower end of the 95 % Clopper–Pearson interval of the rate
+    high: float  # its upper end
+    scenarios: int  # number of scenarios with an answer
+    composite: float | None  # mean of the usable answers; None if none of them is judged
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One row: a pair with its numbers; unknown values are None."""
+    """One row of the leaderboard: a pair with its numbers. Unknown values are None."""
 
     row: Row
-    means: Mapping[str, float | None]  # scales, then MEANS
+    means: Mapping[str, float | None]  # of the scales, then of MEANS
     usable: Usable | None  # None without an answer
-    judged: int
-    total: int
-    failed: int
-    flags: tuple[str, ...]
-    n_scenarios: int  # that the composite is the mean of
-    n_clusters: int | None = None  # that it is the mean of, if scenarios are averaged per cluster first
+    judged: int  # cells
+    total: int  # cells
+    failed: int  # cells
+    flags: tuple[str, ...]  # keys of `standings.FLAGS`
+    n_scenarios: int  # scenarios in the composite
+    n_clusters: int | None = None  # clusters in the composite; None if scenarios are not averaged per cluster
 
     @property
     def pair(self) -> Pair:
@@ -128,16 +128,16 @@ class Standing:
 
 @dataclass(frozen=True)
 class JudgingRecord:
-    """People's pace, and reservations about judges, from the applied sheets of an experiment."""
+    """The pace of the judges of an experiment, and the concerns about them, from its sheets."""
 
-    minutes_per_answer: float | None = None  # from export to apply; None if no sheet is applied
-    concerns: Mapping[str, str] = field(default_factory=dict)  # judge → what follows the name in a sentence
-    held: frozenset[str] = frozenset()  # judges whose scores are stored, but not counted
+    minutes_per_answer: float | None = None  # between export and apply of a sheet; None if no sheet was applied
+    concerns: Mapping[str, str] = field(default_factory=dict)  # judge → a sentence without its subject, the judge
+    held: frozenset[str] = frozenset()  # judges with scores that are stored but not counted
 
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """A computed board; everything that is printed, drawn, recorded or served comes from it."""
+    """A computed board, the only source of everything that is printed, drawn, recorded or served."""
 
     experiment: str
     suite: str
@@ -154,16 +154,16 @@ class Leaderboard:
     attribution: Attribution | Unknown
     scales: tuple[str, ...]
     matrix: ScoreMatrix
-    references_matrix: ScoreMatrix  # over the same scenarios
+    references_matrix: ScoreMatrix  # over the scenarios of `matrix`
     notes: tuple[str, ...] = ()  # caveats, as sentences
     hosts: tuple[str, ...] = ()
     duels: DuelTable | Unknown | None = None
-    where: Mapping[str, str] = field(default_factory=dict)  # filter on cells
-    judge: str | None = None  # only this judge's scores
-    n_scenarios: int = 0  # core scenarios, even if averaged per persona
-    obstacle: str | None = None  # why nothing can be ranked, regardless of scores
-    references: tuple[Standing, ...] = ()  # baselines next to the ranking, best first
-    fragile: bool = False  # decided, but a few unusable answers of the leader could undo it
+    where: Mapping[str, str] = field(default_factory=dict)  # the filter of the cells
+    judge: str | None = None  # if set, only the scores of this judge are used
+    n_scenarios: int = 0  # core scenarios, also if they are averaged per persona
+    obstacle: str | None = None  # why nothing can be ranked, whatever the scores are
+    references: tuple[Standing, ...] = ()  # rows that are compared with the leader but not ranked, best first
+    fragile: bool = False  # decided, but a few more unusable answers of the leader would change that
     unplanned: str | None = None  # why the tests are not a planned look; None if they are
     exclude: tuple[str, ...] = ()  # pairs or models left out
     judging: JudgingRecord = field(default_factory=JudgingRecord)
@@ -190,12 +190,12 @@ class Leaderboard:
 
     @property
     def confidence(self) -> str:
-        """The confidence of the intervals of differences, as text: 95 %, or 98.18 % at the level of four looks."""
+        """The confidence level of the intervals of differences: "95 %", or "98.18 %" with four planned looks."""
         return f"{100 * (1 - self.ranking.level):.4g} %"
 
     @property
     def unit(self) -> str:
-        """The unit that rows are averaged over: `scenario` or the cluster."""
+        """The unit that a row is a mean of: `scenario` or `persona`."""
         return self.cluster or "scenario"
 
     def to_json(self) -> dict[str, Any]:
@@ -255,7 +255,7 @@ class BoardOptions:
 
 
 def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Leaderboard:
-    """Return the board of the cells. Raises UsageError if the baseline is not on it."""
+    """Compute the board of the cells; raises UsageError if the baseline is not on it."""
     pairs, references = _matrices(cells)
     by, design = options.by, options.design
     scenarios = pairs.by(by) if by else pairs
@@ -266,10 +266,10 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     unplanned = _why_unplanned(cells, options)
     answering = {merged(cell.pair, by) for cell in cells.cells if not cell.failed}
     silent = frozenset(merged(pair, by) for pair in cells.silent) - answering
-    tests = RankOptions(
+    rank_options = RankOptions(
         baseline=options.baseline, design=None if unplanned else design, finished=cells.finished, silent=silent
     )
-    ranking = rank(matrix, tests, references)
+    ranking = rank(matrix, rank_options, references)
     gap = gap_of(scenarios if scenarios.judged.any() else pairs, everywhere=options.cluster is not None)
     stale = {merged(pair, by) for pair in cells.only_stale if not is_reference(pair)} - set(matrix.pairs)
     stale_rows = [Row(pair=pair, ranked=False, estimate=None, level=None, stale=True) for pair in sorted(stale)]
@@ -280,6 +280,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     all_rows = tuple(_standings((*ranking.rows, *ranking.references), cells, options, scenarios, matrix))
     standings, reference_standings = all_rows[: len(ranking.rows)], all_rows[len(ranking.rows) :]
     runs = [cell.run for cell in cells.cells]
+    runs_by_model = {run.params.get("model", ""): run for run in runs}
     hosts = tuple(sorted({run.params["host"] for run in runs if "host" in run.params}))
     flags = {flag for standing in standings for flag in standing.flags}
     obstacle = "no answer has a usable tip" if cells.unusable else None
@@ -317,15 +318,16 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         exclude=cells.question.exclude,
         judging=options.judging,
         span=cells.rubric_content.range if cells.rubric_content else None,
-        sizes={model: _size(run) for model, run in {run.params.get("model", ""): run for run in runs}.items()},
+        sizes={model: _size(run) for model, run in runs_by_model.items()},
         covered=cells.covered,
     )
 
 
 def _matrices(cells: BoardCells) -> tuple[ScoreMatrix, ScoreMatrix]:
-    """Return the candidates, and the references over the same scenarios.
+    """Return the matrix of the candidates, and that of the references over the same scenarios.
 
-    While no judge has scored, nothing is ranked, however many answers had no usable tip and are floored.
+    Answers without a usable tip get the lowest scores automatically. They are left out until a judge has scored, so
+    that they alone do not make a ranking.
     """
     scored = [cell for cell in cells.cells if cell.values] if cells.scored else []
     scores = [Score(cell.pair, cell.scenario, cell.persona, cell.values[COMPOSITE]) for cell in scored]
@@ -338,7 +340,7 @@ def _matrices(cells: BoardCells) -> tuple[ScoreMatrix, ScoreMatrix]:
 
 
 def _why_unplanned(cells: BoardCells, options: BoardOptions) -> str | None:
-    """Return why the tests of this board are not a planned look of the design; None if they are."""
+    """Return why the tests of this board are not planned looks of the design; None if they are."""
     question = cells.question
     if question.where or question.judge or options.cluster or options.by:
         return "a part of the data, or another unit, is selected"
@@ -351,25 +353,29 @@ def _why_unplanned(cells: BoardCells, options: BoardOptions) -> str | None:
 
 
 def _with_effort(
-    coming: NextLook, design: Design, cells: BoardCells, matrix: ScoreMatrix, pace: float | None
+    next_look: NextLook, design: Design, cells: BoardCells, matrix: ScoreMatrix, pace: float | None
 ) -> NextLook:
-    """Add what it takes to reach the next look: scenarios and answers to judge, and minutes at this pace."""
-    planned = set(design.scenarios[: coming.look.at])
+    """Add the scenarios and answers to judge before the next look, and the minutes that they take.
+
+    `pace` is in minutes per answer.
+    """
+    planned = set(design.scenarios[: next_look.look.at])
     judged = cells.finished.union(name for name, core in zip(matrix.scenarios, matrix.core, strict=True) if core)
     collected = [cell for cell in cells.candidates if cell.scenario in planned]
     rows = set(matrix.pairs) - cells.silent
     n_collected = len({(cell.pair, cell.scenario) for cell in collected if cell.pair in rows})
     answers = len(planned) * len(rows) - n_collected + sum(cell.waiting for cell in collected)
     minutes = None if pace is None else pace * answers
-    return replace(coming, scenarios=len(planned - judged), answers=answers, minutes=minutes)
+    return replace(next_look, scenarios=len(planned - judged), answers=answers, minutes=minutes)
 
 
 def _standings(
     rows: Iterable[Row], cells: BoardCells, options: BoardOptions, scenarios: ScoreMatrix, ranked: ScoreMatrix
 ) -> Iterator[Standing]:
-    """Yield the rows with all their numbers; `ranked` is `scenarios`, or their means per persona.
+    """Yield the standing of each row. `ranked` is the matrix `scenarios`, or its means per persona.
 
-    By model (or prompt), only prompts (or models) shared by all rows count, as in the matrix.
+    On a board by model, only cells of prompts that all models share are counted, as in the matrix. A board by prompt
+    is the reverse.
     """
     by = options.by
     shared = shared_by_all((cell.pair for cell in cells.candidates), by) if by else set()
@@ -381,33 +387,33 @@ def _standings(
             groups[merged(cell.pair, by)].append(cell)
     stale = {merged(pair, by) for pair, count in cells.stale.items() if count}
     for row in rows:
-        own = groups[row.pair]
+        row_cells = groups[row.pair]
         n_scenarios = n_units = row.estimate.n if row.estimate else 0
         if options.cluster:
             column = ranked.column(row.pair)
             judged = () if column is None else np.array(ranked.scenarios)[ranked.judged[:, column]]
             n_scenarios = int((np.isin(scenarios.personas, judged) & scenarios.core).sum())
-        scored = [(cell.scenario, cell.values) for cell in own if cell.values]
-        measured = [(cell.scenario, cell.values or cell.measured) for cell in own]
+        scored = [(cell.scenario, cell.values) for cell in row_cells if cell.values]
+        measured = [(cell.scenario, cell.values or cell.measured) for cell in row_cells]
         yield Standing(
             row=row,
             means={
-                name: _scenario_mean((scenario, found[name]) for scenario, found in numbers if name in found)
+                name: _scenario_mean((scenario, values[name]) for scenario, values in numbers if name in values)
                 for names, numbers in ((options.scales, scored), (MEANS, measured))
                 for name in names
             },
-            usable=_usable(own),
-            judged=sum(bool(cell.values) for cell in own),
-            total=len(own),
-            failed=sum(cell.failed for cell in own),
-            flags=tuple(_flags(row, own, stale=row.pair in stale)),
+            usable=_usable(row_cells),
+            judged=sum(bool(cell.values) for cell in row_cells),
+            total=len(row_cells),
+            failed=sum(cell.failed for cell in row_cells),
+            flags=tuple(_flags(row, row_cells, stale=row.pair in stale)),
             n_scenarios=n_scenarios,
             n_clusters=n_units if options.cluster else None,
         )
 
 
 def _scenario_mean(values: Iterable[tuple[str, float]]) -> float | None:
-    """Return the mean over scenarios of the mean within each, like the composite; `values` are (scenario, value)."""
+    """Average (scenario, value) pairs first within each scenario, then over scenarios, like the composite."""
     by_scenario: dict[str, list[float]] = defaultdict(list)
     for scenario, value in values:
         by_scenario[scenario].append(value)
@@ -416,7 +422,7 @@ def _scenario_mean(values: Iterable[tuple[str, float]]) -> float | None:
 
 
 def _usable(cells: Iterable[BoardCell]) -> Usable | None:
-    """Return how often the answers have a usable tip; repeats of a scenario count as their mean."""
+    """Return how often the answers have a usable tip. Repeats of a scenario are averaged."""
     answered = [cell for cell in cells if not cell.failed]
     rate = _scenario_mean((cell.scenario, float(not cell.floored)) for cell in answered)
     if rate is None:
@@ -428,6 +434,7 @@ def _usable(cells: Iterable[BoardCell]) -> Usable | None:
 
 
 def _flags(row: Row, cells: Sequence[BoardCell], *, stale: bool) -> Iterator[str]:
+    """Yield the flags of a row; `standings.FLAGS` describes them."""
     if not row.ranked and not is_reference(row.pair):
         yield "incomplete"
     if row.adjusted:
@@ -442,11 +449,13 @@ def _flags(row: Row, cells: Sequence[BoardCell], *, stale: bool) -> Iterator[str
 
 
 def _is_fragile(ranking: Ranking, standings: Sequence[Standing], cells: BoardCells) -> bool:
-    usable = next((each.usable for each in standings if each.pair == ranking.leader), None)
+    """Return whether a few more unusable answers of the leader would undo the decision."""
+    usable = next((standing.usable for standing in standings if standing.pair == ranking.leader), None)
     if not ranking.decided or usable is None or cells.rubric_content is None:
         return False
     lead = min(-row.to_leader.mean for row in ranking.rows if row.ranked and row.to_leader is not None)
-    n_unusable, floor = (1 - usable.rate) * usable.scenarios, cells.rubric_content.floor_composite
+    n_unusable = (1 - usable.rate) * usable.scenarios
+    floor = cells.rubric_content.floor_composite
     return is_fragile(lead, usable.composite, floor, n_unusable, usable.scenarios)
 
 
@@ -468,7 +477,7 @@ def read_leaderboard(
     by: Side | None = None,
     cluster: Literal["persona"] | None = None,
 ) -> tuple[Leaderboard, BoardCells]:
-    """Return the board of an experiment, including duels, and its cells."""
+    """Return the board of an experiment with its duels, and the cells that it was computed from."""
     cells = read_board(store, experiment.experiment_id, question)
     options = BoardOptions(
         baseline=as_row(baseline) if baseline else None,
@@ -482,17 +491,18 @@ def read_leaderboard(
 
 
 def scale_names(store: RunStore, cells: BoardCells) -> tuple[str, ...]:
-    """Return the scales of the rubric of the scores, or of the newest run's rubric if that is not found."""
-    found, runs = cells.rubric_content, [cell.run for cell in cells.cells]
-    if found is None and runs:
-        found = read_rubric(store.get(newest_run(runs).run_id)[1].get(RUBRIC))
-    return found.scale_names if found else ()
+    """Return the scales of the rubric that the scores are of. If it is not found, uses the rubric of the newest run."""
+    rubric, runs = cells.rubric_content, [cell.run for cell in cells.cells]
+    if rubric is None and runs:
+        rubric = read_rubric(store.get(newest_run(runs).run_id)[1].get(RUBRIC))
+    return rubric.scale_names if rubric else ()
 
 
 def read_judging(store: RunStore, experiment_id: str) -> JudgingRecord:
     """Read the judging record from the tags and metrics of the sheets' runs."""
     applied: dict[str, list[StoredRun]] = {}
-    held, minutes, answers = set(), 0.0, 0.0
+    held: set[str] = set()
+    minutes = answers = 0.0  # of all applied sheets
     for run in store.search(experiment_id, where={"kind": str(RunKind.JUDGING)}):
         tags, status = run.tags, run.tags.get("sheet_status")
         if tags.get(SHEET_KIND, "sheet") != "sheet" or "judge" not in tags:
@@ -505,8 +515,8 @@ def read_judging(store: RunStore, experiment_id: str) -> JudgingRecord:
         items, finished = run.metrics.get("n_items", 0.0), run.metrics.get("finished", 0.0)
         timed = "applied_at" in tags and "exported_at" in tags and items and finished
         if timed and tags.get("provisional") != "true":
-            took = datetime.fromisoformat(tags["applied_at"]) - datetime.fromisoformat(tags["exported_at"])
-            minutes += took.total_seconds() / 60
+            duration = datetime.fromisoformat(tags["applied_at"]) - datetime.fromisoformat(tags["exported_at"])
+            minutes += duration.total_seconds() / 60
             answers += finished * run.metrics.get("n_cells", items) / items
     concerns = {judge: _concern(runs) for judge, runs in applied.items()}
     return JudgingRecord(
@@ -517,10 +527,10 @@ def read_judging(store: RunStore, experiment_id: str) -> JudgingRecord:
 
 
 def _concern(sheets: Iterable[StoredRun]) -> str | None:
-    """Return the reservation about a judge, from all applied sheets."""
-    tags = [run.tags for run in sheets]
-    verdicts = {each.get("drift") for each in tags}
-    if any("drift_accepted" in each for each in tags):
+    """Return the concern about a judge, as a sentence without its subject, from the judge's applied sheets."""
+    all_tags = [run.tags for run in sheets]
+    verdicts = {tags.get("drift") for tags in all_tags}
+    if any("drift_accepted" in tags for tags in all_tags):
         return "was accepted although too far off the reference scores"
     if Verdict.BEYOND in verdicts:
         return "is far off the reference scores"
@@ -530,33 +540,37 @@ def _concern(sheets: Iterable[StoredRun]) -> str | None:
 
 
 def duels_of(store: RunStore, experiment: Experiment, cells: BoardCells) -> list[Duel]:
-    """Return the judged duels between answers of a board, under its rubric and by its judge, if it is of one judge."""
-    runs, judge = {cell.run.run_id for cell in cells.cells}, cells.question.judge
+    """Return the judged duels between answers of a board, with its rubric.
+
+    If the board has the scores of one judge only, so do the duels.
+    """
+    run_ids = {cell.run.run_id for cell in cells.cells}
+    judge = cells.question.judge
     return [
         Duel(Pair(*duel.pairs[0]), Pair(*duel.pairs[1]), duel.scenario, _WINNERS[duel.winner])
         for duel in read_duels(store, experiment)
-        if duel.rubric == cells.rubric and runs.issuperset(duel.runs) and judge in (None, duel.judge)
+        if duel.rubric == cells.rubric and run_ids.issuperset(duel.runs) and judge in (None, duel.judge)
     ]
 
 
 def with_duels(store: RunStore, experiment: Experiment, board: Leaderboard, cells: BoardCells) -> Leaderboard:
-    """Add the duels of the leader and the ranked rows tied with it; ranks, leader and `decided` do not change."""
+    """Add the duels between the leader and the ranked rows tied with it. Does not change ranks, leader or `decided`."""
     if board.provisional or board.by is not None or not board.ranking.tied_ranked:
         return board
-    among = {pair for pair in (board.ranking.leader, *board.ranking.tied_ranked) if pair is not None}
-    duels = [duel for duel in duels_of(store, experiment, cells) if {duel.first, duel.second} <= among]
-    return replace(board, duels=duel_table(duels, among)) if duels else board
+    contenders = {pair for pair in (board.ranking.leader, *board.ranking.tied_ranked) if pair is not None}
+    duels = [duel for duel in duels_of(store, experiment, cells) if {duel.first, duel.second} <= contenders]
+    return replace(board, duels=duel_table(duels, contenders)) if duels else board
 
 
 def record_board(store: RunStore, experiment_id: str, board: Leaderboard) -> str:
-    """Record the board and return the run id; an identical board is recorded only once."""
+    """Record the board in MLflow and return the run id. An identical board is recorded only once."""
     content = board.to_json()
     record_id = fingerprint(content, 32)
-    recorded = next(store.search(experiment_id, where={RECORD_TAG: record_id}, limit=1), None)
-    if recorded is not None:
-        return recorded.run_id
+    existing_run = next(store.search(experiment_id, where={RECORD_TAG: record_id}, limit=1), None)
+    if existing_run is not None:
+        return existing_run.run_id
     now = int(time.time() * 1000)
-    top = board.standings[0].row.estimate if board.ranking.leader and board.standings else None
+    leader_estimate = board.standings[0].row.estimate if board.ranking.leader and board.standings else None
     run = NewRun(
         kind=RunKind.LEADERBOARD,
         record_id=record_id,
@@ -569,7 +583,7 @@ def record_board(store: RunStore, experiment_id: str, board: Leaderboard) -> str
             "scenarios": float(board.n_scenarios),
             "decided": float(board.ranking.decided),
             "tied": float(len(board.ranking.tied)),
-            **({"leader_composite": top.mean} if top else {}),
+            **({"leader_composite": leader_estimate.mean} if leader_estimate else {}),
         },
         tags={
             "leader": str(board.ranking.leader or "none"),

@@ -21,8 +21,8 @@ Mask = NDArray[np.bool_]
 
 Side = Literal["model", "prompt"]
 
-ALL = "*"  # placeholder for the side averaged over
-OTHER: Mapping[Side, Side] = {"model": "prompt", "prompt": "model"}
+ALL = "*"  # replaces the model or prompt of a pair that is averaged over
+OTHER: Mapping[Side, Side] = {"model": "prompt", "prompt": "model"}  # the other side of a pair
 
 
 @dataclass(frozen=True, order=True)
@@ -37,13 +37,15 @@ class Pair:
 
 
 def pair_json(pair: Pair | None) -> dict[str, str] | None:
-    """Return the JSON form of a pair."""
+    """Return the JSON form of a pair; None for None."""
     return None if pair is None else {"model": pair.model, "prompt_version": pair.prompt}
 
 
 def merged(pair: Pair, by: Side | None) -> Pair:
-    """Return the row that a pair belongs to on a board by model or prompt."""
-    return {"model": Pair(pair.model, ALL), "prompt": Pair(ALL, pair.prompt)}[by] if by else pair
+    """Return the row that a pair belongs to on a board by model or prompt. Without `by`, returns the pair itself."""
+    if not by:
+        return pair
+    return Pair(pair.model, ALL) if by == "model" else Pair(ALL, pair.prompt)
 
 
 def parse_pair(text: str) -> Pair | None:
@@ -64,7 +66,7 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class ScoreMatrix:
-    """Scores with scenarios as rows and pairs as columns; NaN if not judged."""
+    """Scores with scenarios as rows and pairs as columns. A cell that is not judged is NaN."""
 
     scenarios: tuple[str, ...]
     personas: tuple[str, ...]  # of each scenario
@@ -78,7 +80,10 @@ class ScoreMatrix:
 
     @cached_property
     def core(self) -> Mask:
-        """Mask of the scenarios in which at least half of the pairs that have a score are judged."""
+        """Mask of the core scenarios: at least half of the pairs are judged in them.
+
+        Pairs without any score are not counted.
+        """
         scored = self.judged.any(axis=0).sum()
         return np.asarray((2 * self.judged.sum(axis=1) >= scored) & self.judged.any(axis=1))
 
@@ -90,58 +95,58 @@ class ScoreMatrix:
         return np.asarray(self.judged[self.core].all(axis=0))
 
     def column(self, pair: Pair) -> int | None:
-        """Return the column of a pair; None if absent."""
+        """Return the column of a pair; None if the pair is not in the matrix."""
         return self.pairs.index(pair) if pair in self.pairs else None
 
     def only(self, columns: Mask | Sequence[int]) -> ScoreMatrix:
         """Select pairs, in matrix order, and the scenarios in which at least one of them is judged."""
-        wanted = np.arange(len(self.pairs))[np.asarray(columns)]
-        rows = np.flatnonzero(self.judged[:, wanted].any(axis=1))
+        column_indices = np.arange(len(self.pairs))[np.asarray(columns)]
+        rows = np.flatnonzero(self.judged[:, column_indices].any(axis=1))
         return ScoreMatrix(
             scenarios=tuple(self.scenarios[row] for row in rows),
             personas=tuple(self.personas[row] for row in rows),
-            pairs=tuple(self.pairs[column] for column in wanted),
-            values=self.values[np.ix_(rows, wanted)],
+            pairs=tuple(self.pairs[column] for column in column_indices),
+            values=self.values[np.ix_(rows, column_indices)],
         )
 
     def by_persona(self, core: Mask | None = None) -> ScoreMatrix:
         """Average per persona, to generalise to new personas.
 
-        Only core scenarios (those of `core`, if given) count, and a pair missing one of them is NaN for that persona,
-        so that all means of a persona cover the same scenarios.
+        Only core scenarios are averaged: those of the mask `core`, by default those of this matrix. If a pair lacks a
+        core scenario of a persona, its mean is NaN, so that all means of a persona are over the same scenarios.
         """
-        wanted = self.core if core is None else core
-        personas = tuple(sorted({persona for persona, counts in zip(self.personas, wanted, strict=True) if counts}))
+        core = self.core if core is None else core
+        personas = tuple(sorted({persona for persona, is_core in zip(self.personas, core, strict=True) if is_core}))
         values = np.empty((len(personas), len(self.pairs)))
-        for at, persona in enumerate(personas):
-            values[at] = self.values[wanted & (np.array(self.personas) == persona)].mean(axis=0)
+        for index, persona in enumerate(personas):
+            values[index] = self.values[core & (np.array(self.personas) == persona)].mean(axis=0)
         return ScoreMatrix(personas, personas, self.pairs, values)
 
     def by(self, side: Side) -> ScoreMatrix:
         """Average per model over the prompts that all models share, or per prompt over the shared models.
 
-        A mean is NaN in a scenario where one of its scores is missing. The other side of the pairs is `*`.
+        A mean is NaN in a scenario in which one of its scores is missing. The side that is averaged over becomes `*`.
         """
         other = OTHER[side]
         rows = tuple(sorted({merged(pair, side) for pair in self.pairs}))
         shared = shared_by_all(self.pairs, side)
         means = np.full((len(rows), len(self.scenarios)), np.nan)
-        for at, row in enumerate(rows if shared else ()):
+        for index, row in enumerate(rows if shared else ()):
             members = [merged(pair, side) == row and getattr(pair, other) in shared for pair in self.pairs]
-            means[at] = self.values[:, members].mean(axis=1)
+            means[index] = self.values[:, members].mean(axis=1)
         return replace(self, pairs=rows, values=means.T)
 
 
 def shared_by_all(pairs: Iterable[Pair], side: Side) -> set[str]:
     """Return the prompts that all models share (side `model`), or the models that all prompts share."""
-    owned: dict[str, set[str]] = defaultdict(set)
+    others: dict[str, set[str]] = defaultdict(set)
     for pair in pairs:
-        owned[getattr(pair, side)].add(getattr(pair, OTHER[side]))
-    return set.intersection(*owned.values()) if owned else set()
+        others[getattr(pair, side)].add(getattr(pair, OTHER[side]))
+    return set.intersection(*others.values()) if others else set()
 
 
 def score_matrix(scores: Iterable[Score], pairs: Iterable[Pair] = ()) -> ScoreMatrix:
-    """Average scores within (pair, scenario); `pairs` adds columns for pairs without scores."""
+    """Average the scores of each pair and scenario. `pairs` adds columns for pairs without scores."""
     cells: dict[tuple[str, Pair], list[float]] = defaultdict(list)
     personas: dict[str, str] = {}
     for score in scores:
@@ -152,9 +157,9 @@ def score_matrix(scores: Iterable[Score], pairs: Iterable[Pair] = ()) -> ScoreMa
                 f"A scenario has one persona; {score.scenario} has {personas[score.scenario]} and {score.persona}."
             )
         cells[score.scenario, score.pair].append(score.value)
-    columns = {pair: at for at, pair in enumerate(sorted({pair for _, pair in cells} | set(pairs)))}
-    rows = {scenario: at for at, scenario in enumerate(sorted(personas))}
+    columns = {pair: index for index, pair in enumerate(sorted({pair for _, pair in cells} | set(pairs)))}
+    rows = {scenario: index for index, scenario in enumerate(sorted(personas))}
     values = np.full((len(rows), len(columns)), np.nan)
-    for (scenario, pair), found in cells.items():
-        values[rows[scenario], columns[pair]] = fsum(found) / len(found)
+    for (scenario, pair), cell_values in cells.items():
+        values[rows[scenario], columns[pair]] = fsum(cell_values) / len(cell_values)
     return ScoreMatrix(tuple(rows), tuple(personas[scenario] for scenario in rows), tuple(columns), values)

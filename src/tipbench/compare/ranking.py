@@ -1,8 +1,8 @@
-"""Ranks pairs: paired differences, step-down tests at planned looks, rank ranges, probability of best.
+"""Ranks pairs: paired differences, step-down tests at planned looks, rank ranges, probability of being best.
 
-A row is ranked when it shares enough scenarios with the leader. Every comparison of two rows uses the scenarios that
-both have, so a row with gaps neither loses its rank nor reduces the scenarios of others. Means and P(best) use
-everything judged; tests use the scenarios of the latest look of the design, at its level.
+A row is ranked if it shares enough scenarios with the leader. Two rows are compared over the scenarios that both have.
+So a row that lacks some scenarios can still be ranked, and does not reduce the scenarios of other rows. Means and
+P(best) use all scores. Tests use the scenarios of the latest look of the design, at the design's level.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from tipbench.compare.statistics import (
 )
 from tipbench.plan.design import MIN_SCENARIOS, Design, least_scenarios
 
-MAX_GROWTH = 10  # a row that needs more than this multiple of the present scenarios is too close to call
+MAX_GROWTH = 10  # if more than this multiple of the present scenarios is needed, a decision is out of reach
 
 
 @dataclass(frozen=True)
 class Gap:
     """Why no row is ranked.
 
-    Names the most complete row and the core scenarios that it lacks. Without core scenarios, names the most complete
-    scenario and the rows that it lacks.
+    With core scenarios, it is about the row that lacks the fewest of them. Without core scenarios, it is about the
+    scenario that lacks the fewest rows.
     """
 
-    core: int  # number of core scenarios: those in which at least half of the rows with a score are judged
+    core: int  # number of core scenarios
     needed: int  # number of core scenarios that a row needs to be ranked
     rows: int  # number of rows
-    nearest: str  # the most complete row or scenario
-    lacks: tuple[str, ...]  # its missing scenarios or rows
+    nearest: str  # the row or scenario that lacks the fewest
+    lacks: tuple[str, ...]  # the scenarios or rows that it lacks
 
 
 def gap_of(matrix: ScoreMatrix, *, everywhere: bool = False) -> Gap | None:
-    """Return why no row is ranked; None if a row can lead or nothing is judged.
+    """Return why no row is ranked; None if a row can lead, or if nothing is judged.
 
-    With `everywhere`, a row needs every core scenario to lead, as for means per persona.
+    With `everywhere`, only a row with all core scenarios can lead. Means per persona need this.
     """
     can_lead = matrix.complete if everywhere else _eligible(matrix)
     if can_lead.any() or not matrix.judged.any():
@@ -66,17 +66,17 @@ def gap_of(matrix: ScoreMatrix, *, everywhere: bool = False) -> Gap | None:
         needed = core if everywhere else min(MIN_SCENARIOS, core)
         return Gap(core, needed, len(pairs), pairs[nearest], tuple(lacks))
     nearest = int(matrix.judged.sum(axis=1).argmax())
-    lacks = [pair for at, pair in enumerate(pairs) if not matrix.judged[nearest, at]]
+    lacks = [pair for column, pair in enumerate(pairs) if not matrix.judged[nearest, column]]
     return Gap(core, 0, len(pairs), scenarios[nearest], tuple(lacks))
 
 
 @dataclass(frozen=True)
 class Look:
-    """A planned interim analysis: look `number` of `of`, at the first `at` scenarios of the design."""
+    """A planned interim analysis of the design."""
 
-    number: int
-    of: int
-    at: int
+    number: int  # from 1
+    of: int  # number of looks of the design
+    at: int  # it tests this number of scenarios, the first of the design
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,19 @@ class NextLook:
 
     look: Look
     power: float | None  # chance to decide at this look; None if too little is judged to estimate it
-    scenarios: int = 0  # to be judged before
-    answers: int = 0  # to be judged before
-    minutes: float | None = None  # of judging, at the measured pace; None if no pace is measured
+    scenarios: int = 0  # scenarios to judge before this look
+    answers: int = 0  # answers to judge before this look
+    minutes: float | None = None  # of judging, at the measured pace; None if the pace is unknown
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON form specified in PRODUCT.md, with the look's number."""
-        names = ("scenarios", "answers", "minutes", "power")
-        return {**vars(self.look), **{name: getattr(self, name) for name in names}}
+        """Return the JSON form specified in PRODUCT.md; includes the fields of `look`."""
+        return {
+            **vars(self.look),
+            "scenarios": self.scenarios,
+            "answers": self.answers,
+            "minutes": self.minutes,
+            "power": self.power,
+        }
 
 
 @dataclass(frozen=True)
@@ -101,38 +106,38 @@ class Row:
 
     pair: Pair
     ranked: bool
-    estimate: Estimate | None  # over its own scenarios; None if nothing is judged
+    estimate: Estimate | None  # over its own scenarios; None if it is not judged
     level: float | None  # mean adjusted for missing scenarios; None if it cannot be estimated
-    adjusted: bool = False  # its scenarios are not exactly the core scenarios
+    adjusted: bool = False  # whether its scenarios differ from the core scenarios, so that `level` is adjusted
     rank: int | None = None
-    rank_low: int | None = None
-    rank_high: int | None = None
-    p_best: float | None = None
-    to_leader: Difference | None = None  # None for the leader, or without shared scenarios
-    to_baseline: Difference | None = None
+    rank_low: int | None = None  # best rank that the tests leave open
+    rank_high: int | None = None  # worst rank that the tests leave open
+    p_best: float | None = None  # probability of being the best ranked row
+    to_leader: Difference | None = None  # row − leader; None for the leader, or without shared scenarios
+    to_baseline: Difference | None = None  # row − baseline
     stale: bool = False  # all its runs are of an older build or prompt
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Rows in rank order (those that are not ranked last), and the numbers of the verdict."""
+    """The ranked rows in rank order, then the other rows; and the numbers that the verdict is based on."""
 
     rows: tuple[Row, ...]
     leader: Pair | None
     tied: tuple[Pair, ...]  # not significantly different from the leader; then rows with too few scores to be ranked
-    decided: bool  # at least two ranked rows, all others significantly worse than the leader, none left unranked
+    decided: bool  # at least two rows, all with answers are ranked, all but the leader significantly worse
     scenarios_needed: int | None  # in total, to decide with 80 % power; None if decided, unknown or out of reach
-    smallest_detectable: float | None  # true difference to the leader that is detected with 80 % power
+    smallest_detectable: float | None  # smallest true difference to the leader that is detected with 80 % power
     n_scenarios: int  # core scenarios
     too_few: bool  # fewer than MIN_SCENARIOS: nothing can be decided
     level: float = ALPHA  # significance level of the tests
-    planned: bool = False  # the tests are planned looks
+    planned: bool = False  # whether the tests are planned looks
     look: Look | None = None  # the latest look reached
     next_look: NextLook | None = None
-    n_tested: int = 0  # core scenarios that the tests are based on; 0 before the first look
+    n_tested: int = 0  # core scenarios in the tests; 0 before the first look
     references: tuple[Row, ...] = ()  # best first
-    to_reference: Difference | None = None  # leader − the best reference, tested on its own
-    silent: tuple[Pair, ...] = ()  # rows without a single answer, which do not prevent a decision
+    to_reference: Difference | None = None  # leader − best reference, as a single test
+    silent: tuple[Pair, ...] = ()  # rows without any answer; they do not prevent a decision
     gap: Gap | None = None  # why no row is ranked
 
     @cached_property
@@ -152,12 +157,12 @@ class Ranking:
 
     @cached_property
     def ahead(self) -> tuple[Pair, ...]:
-        """Ranked rows that are clearly better than the leader in the tested scenarios, although their mean is lower."""
+        """Ranked rows that are significantly better than the leader in the tested scenarios, despite a lower mean."""
         return tuple(row.pair for row in self.rows if row.ranked and row.to_leader and row.to_leader.better)
 
     @property
     def beats_reference(self) -> bool | None:
-        """Whether the leader is clearly better than the best reference; None if unknown."""
+        """Whether the leader is significantly better than the best reference; None if unknown."""
         if self.to_reference is None or self.to_reference.separated is None:
             return None
         return self.to_reference.better
@@ -169,8 +174,8 @@ class RankOptions:
 
     baseline: Pair | None = None
     design: Design | None = None  # None if the tests are not planned looks
-    finished: frozenset[str] = frozenset()  # scenarios without an answer that waits for a judge
-    silent: frozenset[Pair] = frozenset()  # pairs without a single answer
+    finished: frozenset[str] = frozenset()  # scenarios in which no answer waits for a judge
+    silent: frozenset[Pair] = frozenset()  # pairs without any answer
     seed: int = SEED
     flips: int = FLIPS
     resamples: int = RESAMPLES
@@ -182,11 +187,15 @@ class RankOptions:
 
 
 def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: ScoreMatrix | None = None) -> Ranking:
-    """Rank the pairs of `matrix`. Those of `references`, over the same scenarios, are only compared with the leader."""
+    """Rank the pairs of `matrix`.
+
+    The pairs of `references` are not ranked, only compared with the leader. Both matrices have the same scenarios.
+    """
     options = options or RankOptions()
     if references is None:
         references = replace(matrix, pairs=(), values=np.empty((len(matrix.scenarios), 0)))
-    values, core, n_core, design = matrix.values, matrix.core, int(matrix.core.sum()), options.design
+    values, core, design = matrix.values, matrix.core, options.design
+    n_core = int(core.sum())
     levels, leader, ranked = _leader_and_ranked(matrix)
     look, look_scenarios = _latest_look(matrix, ranked, options)
     to_leader: Mapping[Pair, Difference | None] = {}
@@ -199,14 +208,14 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         to_leader = _differences(matrix, ranked, leader_pair, leader_values, look_scenarios, options)
         tested = np.where(look_scenarios[:, None], values[:, ranked], np.nan)
         better = significantly_better(tested, seed=options.seed, flips=options.flips, alpha=options.level)
-        # Tests against the leader find more differences than tests of all pairs; the rank ranges agree with them.
-        first = position[leader]
+        # Tests against the leader reject more than tests of all pairs. The rank ranges must agree with both.
+        leader_position = position[leader]
         for column, i in position.items():
             if (diff := to_leader.get(matrix.pairs[column])) and diff.worse:
-                better[first, i], better[i, first] = True, False
-        board = matrix.only(ranked)
-        if len(board.scenarios) > 1 or len(board.pairs) == 1:
-            fit = additive_fit(board.values, np.ones(len(board.scenarios), dtype=bool))
+                better[leader_position, i], better[i, leader_position] = True, False
+        ranked_matrix = matrix.only(ranked)
+        if len(ranked_matrix.scenarios) > 1 or len(ranked_matrix.pairs) == 1:
+            fit = additive_fit(ranked_matrix.values, np.ones(len(ranked_matrix.scenarios), dtype=bool))
             posterior = empirical_bayes(fit.pseudo_values, seed=options.seed, resamples=options.resamples)
     if options.baseline is not None:
         source = references if options.baseline in references.pairs else matrix
@@ -238,13 +247,13 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
     rivals = {row.pair: row.to_leader for row in rows if row.ranked and row.pair != leader_pair}
     tied = {pair: diff for pair, diff in rivals.items() if diff is None or not diff.separated}
     unranked = {row.pair: row for row in rows if not row.ranked and row.pair not in options.silent}
-    # A row that is judged in too few scenarios to be ranked is not tested: it may still be the best.
+    # A row with too few scores to be ranked is not tested, so it may still be the best.
     too_few_judged = [pair for pair, row in unranked.items() if row.estimate and leader is not None]
     decided = bool(rivals) and not unranked and all(diff is not None and diff.worse for diff in rivals.values())
     shrinkage = posterior.shrinkage if posterior else 1.0
     n_tested = int((look_scenarios & core).sum())
-    spreads = [diff.sd for diff in rivals.values() if diff and diff.sd]
-    median_spread = float(np.median(spreads)) if spreads else None
+    sds = [diff.sd for diff in rivals.values() if diff and diff.sd]
+    median_sd = float(np.median(sds)) if sds else None
     reference_rows = _reference_rows(references, leader_pair, leader_values, look_scenarios, options)
     return Ranking(
         rows=tuple(rows),
@@ -253,7 +262,7 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         decided=decided,
         scenarios_needed=None if decided else _scenarios_needed(tied, shrinkage, options.level, n_core),
         smallest_detectable=smallest_detectable(
-            median_spread, n_tested or n_core, comparisons=len(rivals), level=options.level
+            median_sd, n_tested or n_core, comparisons=len(rivals), level=options.level
         ),
         n_scenarios=n_core,
         too_few=n_core < MIN_SCENARIOS,
@@ -270,7 +279,7 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
 
 
 def _eligible(matrix: ScoreMatrix) -> Mask:
-    """Return the rows that can lead: judged in at least six core scenarios, or in all if there are fewer."""
+    """Return a mask of the rows that can lead: judged in at least six core scenarios, or in all if there are fewer."""
     core = matrix.judged[matrix.core]
     if not len(core):
         return np.zeros(len(matrix.pairs), dtype=bool)
@@ -278,10 +287,10 @@ def _eligible(matrix: ScoreMatrix) -> Mask:
 
 
 def _leader_and_ranked(matrix: ScoreMatrix) -> tuple[Floats, int | None, Mask]:
-    """Return every row's adjusted mean, the column with the highest, which leads, and which rows are ranked.
+    """Return the adjusted means, the column of the leader, and a mask of the ranked rows.
 
-    The adjusted mean is the mean of (score − scenario effect) over the row's scenarios. A row is ranked if it shares
-    six scenarios with the leader, or all core scenarios if there are fewer.
+    An adjusted mean is the mean of (score − scenario effect) over the row's scenarios. The row with the highest leads.
+    A row is ranked if it shares six scenarios with the leader, or all core scenarios if there are fewer.
     """
     eligible = _eligible(matrix)
     if not eligible.any():
@@ -291,32 +300,32 @@ def _leader_and_ranked(matrix: ScoreMatrix) -> tuple[Floats, int | None, Mask]:
     counts = usable.sum(axis=0)
     sums = np.where(usable, matrix.values - effects, 0.0).sum(axis=0)
     levels = sums / np.where(counts > 0, counts, np.nan)
-    # Of several equal rows the first leads, regardless of rounding errors.
-    highest = np.max(levels[eligible]) - TOLERANCE
-    leader = next(int(row) for row in np.flatnonzero(eligible) if levels[row] >= highest)
+    # If several rows are equal but for rounding errors, the first leads.
+    highest = np.max(levels[eligible])
+    leader = next(int(column) for column in np.flatnonzero(eligible) if levels[column] >= highest - TOLERANCE)
     shared = (matrix.judged & matrix.judged[:, [leader]]).sum(axis=0)
     enough = min(MIN_SCENARIOS, int(matrix.core.sum()))
     return levels, leader, np.asarray(eligible & (shared >= enough))
 
 
 def _latest_look(matrix: ScoreMatrix, ranked: Mask, options: RankOptions) -> tuple[Look | None, Mask]:
-    """Return the latest look reached and its scenarios; without a design, no look and all scenarios.
+    """Return the latest look reached and a mask of its scenarios. Without a design, returns None and all scenarios.
 
     A look is reached when none of its scenarios waits for a judge, and every ranked row is judged in enough of them to
-    be tested at the design's level. Its data are then tested once, and not again with each further scenario.
+    be tested at the design's level. Scenarios that are judged later are not tested before the next look.
     """
     design = options.design
     if design is None:
         return None, np.ones(len(matrix.scenarios), dtype=bool)
     reached, reached_scenarios = None, np.zeros(len(matrix.scenarios), dtype=bool)
     core = {name for name, is_core in zip(matrix.scenarios, matrix.core, strict=True) if is_core}
-    done = core | options.finished
+    judged_scenarios = core | options.finished
     for number, at in enumerate(design.looks, start=1):
         names = set(design.scenarios[:at])
         scenarios = np.array([name in names for name in matrix.scenarios], dtype=bool)
-        judged = matrix.judged[np.ix_(scenarios, ranked)].sum(axis=0)  # scenarios per ranked row
-        enough = ranked.any() and judged.min() >= least_scenarios(design.level)
-        if names <= done and enough:
+        counts = matrix.judged[np.ix_(scenarios, ranked)].sum(axis=0)  # judged scenarios of each ranked row
+        enough = ranked.any() and counts.min() >= least_scenarios(design.level)
+        if names <= judged_scenarios and enough:
             reached, reached_scenarios = Look(number, len(design.looks), at), scenarios
     return reached, reached_scenarios
 
@@ -324,11 +333,16 @@ def _latest_look(matrix: ScoreMatrix, ranked: Mask, options: RankOptions) -> tup
 def _differences(
     matrix: ScoreMatrix, ranked: Mask, other: Pair, other_values: Floats, scenarios: Mask, options: RankOptions
 ) -> dict[Pair, Difference | None]:
-    """Return each row − the row `other`. Ranked rows are tested as one family over `scenarios`, the rest are not."""
+    """Return row − `other` for every other row.
+
+    Ranked rows are tested as one family over `scenarios`. The others are not tested.
+    """
     family = [column for column, pair in enumerate(matrix.pairs) if ranked[column] and pair != other]
     masked = np.where(scenarios[:, None], np.column_stack([other_values, matrix.values[:, family]]), np.nan)
-    found = simultaneous_differences(masked[:, 1:], masked[:, 0], options.level, seed=options.seed, flips=options.flips)
-    tested = {matrix.pairs[column]: each for column, each in zip(family, found, strict=True)}
+    differences = simultaneous_differences(
+        masked[:, 1:], masked[:, 0], options.level, seed=options.seed, flips=options.flips
+    )
+    tested = {matrix.pairs[column]: difference for column, difference in zip(family, differences, strict=True)}
     return {
         pair: tested.get(pair) or untested(paired_difference(other_values, matrix.values[:, column]))
         for column, pair in enumerate(matrix.pairs)
@@ -343,13 +357,13 @@ def _reference_rows(
     scenarios: Mask,
     options: RankOptions,
 ) -> tuple[Row, ...]:
-    """Return the references, best first, each tested against the leader on its own."""
+    """Return the references, best first. Each is compared with the leader in a single test."""
     rows = []
     for values, pair in zip(references.values.T, references.pairs, strict=True):
         difference = None
         if leader is not None and leader_values is not None:
-            alone = replace(references, pairs=(pair,), values=values[:, None])
-            difference = _differences(alone, np.ones(1, dtype=bool), leader, leader_values, scenarios, options)[pair]
+            single = replace(references, pairs=(pair,), values=values[:, None])
+            difference = _differences(single, np.ones(1, dtype=bool), leader, leader_values, scenarios, options)[pair]
             if difference is not None and difference.n < MIN_SCENARIOS:
                 difference = untested(paired_difference(leader_values, values))
         rows.append(Row(pair, ranked=False, estimate=shown_estimate(values), level=None, to_leader=difference))
@@ -360,12 +374,12 @@ def _negated(difference: Difference | None) -> Difference | None:
     if difference is None:
         return None
     # `0.0 - x` never returns −0.0.
-    low, high = (None if end is None else 0.0 - end for end in (difference.ci_high, difference.ci_low))
+    low, high = (None if bound is None else 0.0 - bound for bound in (difference.ci_high, difference.ci_low))
     return replace(difference, mean=0.0 - difference.mean, ci_low=low, ci_high=high)
 
 
 def _row_order(row: Row) -> tuple[bool, int, bool, float, Pair]:
-    """Return the sort key: ranked rows by rank, then the others by mean, those without a score last."""
+    """Return the sort key: ranked rows by rank, then scored rows by mean, then rows without a score."""
     if row.ranked:
         return False, row.rank or 0, row.estimate is None, 0.0, row.pair
     mean = row.estimate.mean if row.estimate else 0.0
@@ -375,7 +389,7 @@ def _row_order(row: Row) -> tuple[bool, int, bool, float, Pair]:
 def _scenarios_needed(
     tied: Mapping[Pair, Difference | None], shrinkage: float, level: float, n_core: int
 ) -> int | None:
-    """Return the largest number needed by any tied row; None if it is unknown or out of reach for one of them."""
+    """Return the scenarios needed to separate every tied row from the leader; None if unknown or out of reach."""
     largest = 0
     for diff in tied.values():
         if diff is None:
@@ -397,20 +411,20 @@ def _next_look(
     leader: int | None,
     shrinkage: float,
 ) -> NextLook | None:
-    """Return the next look with its conditional power against the closest rival, ranked or not."""
+    """Return the next look with its conditional power: the lowest over all rivals, ranked or not."""
     reached = look.number if look else 0
     if design is None or reached >= len(design.looks) or design.looks[-1] < least_scenarios(design.level):
         return None
-    coming = Look(reached + 1, len(design.looks), design.looks[reached])
+    upcoming = Look(reached + 1, len(design.looks), design.looks[reached])
     if leader is None or not rivals:
-        return NextLook(coming, None)
+        return NextLook(upcoming, None)
     powers = []
     open_rivals = max(1, sum(diff is None or not diff.separated for diff in rivals.values()))
     for pair in (*rivals, *unranked):
         diff = paired_difference(matrix.values[:, matrix.pairs.index(pair)], matrix.values[:, leader])
-        if diff is None or not diff.sd or coming.at < least_scenarios(design.level):
-            return NextLook(coming, None)
-        critical = sidak_critical_t(coming.at, open_rivals, design.level)
-        n_now, drift = min(diff.n, coming.at), shrinkage * diff.mean
-        powers.append(conditional_power(diff.mean, diff.sd, n_now, coming.at, drift=drift, critical=critical))
-    return NextLook(coming, min(powers))
+        if diff is None or not diff.sd or upcoming.at < least_scenarios(design.level):
+            return NextLook(upcoming, None)
+        critical = sidak_critical_t(upcoming.at, open_rivals, design.level)
+        n_now, drift = min(diff.n, upcoming.at), shrinkage * diff.mean
+        powers.append(conditional_power(diff.mean, diff.sd, n_now, upcoming.at, drift=drift, critical=critical))
+    return NextLook(upcoming, min(powers))

@@ -1,4 +1,4 @@
-"""Format a board as text: table rows, CSV safe from formula injection, Markdown."""
+"""Formats a board as text: table rows, CSV that is safe from formula injection, and Markdown."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ FACTORS = {
     "residual": "unexplained",
 }
 
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>()#!|~&$])")
+_MARKUP = re.compile(r"([\\`*_{}\[\]<>()#!|~&$])")
 _MENTION = re.compile(r"(?<!\w)@(?=\w)|@(?=[\w-]+\.\w)")  # a mention or an email address
-_LINK = re.compile(r"(?<=\w)(:)(?=//)|(?i:(?<=\bwww)(\.))")
+_LINK = re.compile(r"(?<=\w)(:)(?=//)|(?i:(?<=\bwww)(\.))")  # the colon of `https://` or the dot after `www`
 
 
 class State(StrEnum):
@@ -36,7 +36,7 @@ class State(StrEnum):
     TIED = "tied"  # not significantly different from the leader
     SEPARATED = "separated"  # significantly worse than the leader
     INCOMPLETE = "incomplete"  # not ranked
-    REFERENCE = "reference"  # next to the ranking
+    REFERENCE = "reference"  # compared with the leader, but not ranked
 
 
 STATE_TEXTS = {
@@ -53,7 +53,7 @@ def state_of(board: Leaderboard, pair: Pair) -> State:
     ranking = board.ranking
     if pair == ranking.leader:
         return State.LEADER
-    if any(each.pair == pair for each in board.references):
+    if any(reference.pair == pair for reference in board.references):
         return State.REFERENCE
     if pair not in ranking.ranked:
         return State.INCOMPLETE
@@ -61,8 +61,8 @@ def state_of(board: Leaderboard, pair: Pair) -> State:
 
 
 def table_rows(board: Leaderboard) -> tuple[list[str], list[list[str | None]]]:
-    """Return columns (most important first) and rows for display; numbers are rounded, unknown values are None."""
-    names = {"model": ["model"], "prompt": ["prompt"]}.get(board.by or "", ["model", "prompt"])
+    """Return the columns, most important first, and the rows. Numbers are rounded; unknown values are None."""
+    names = [board.by] if board.by else ["model", "prompt"]
     adjusted = any(standing.row.adjusted for standing in board.standings)
     rows: list[list[tuple[str, str | None]]] = []
     for standing in (*board.standings, *board.references):
@@ -100,7 +100,10 @@ def table_rows(board: Leaderboard) -> tuple[list[str], list[list[str | None]]]:
 
 
 def to_csv(board: Leaderboard) -> str:
-    """Return one unrounded line per row, references last, named as in JSON; differences take four columns each."""
+    """Return the rows as CSV, references last. Columns are named as in JSON, and numbers are not rounded.
+
+    Each difference has four columns: mean, ci_low, ci_high and p.
+    """
     records: list[dict[str, object]] = []
     for standing in (*board.standings, *board.references):
         flat: dict[str, object] = {}
@@ -130,12 +133,12 @@ def to_markdown(board: Leaderboard) -> str:
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]], text: Sequence[str] = ()) -> str:
-    """Return a Markdown table; cells are escaped, columns not in `text` are right-aligned."""
-    marks = [":--" if column in text else "--:" for column in columns]
-    lines = [[plain_markdown(column) for column in columns], marks]
+    """Return a Markdown table with escaped cells. The columns in `text` are left-aligned, the others right-aligned."""
+    alignments = [":--" if column in text else "--:" for column in columns]
+    lines = [[plain_markdown(column) for column in columns], alignments]
     for row in rows:
-        texts = [f"{value:.2f}" if isinstance(value, float) else value for value in row]
-        lines.append([plain_markdown(NOTHING if text is None else str(text)) for text in texts])
+        values = [f"{value:.2f}" if isinstance(value, float) else value for value in row]
+        lines.append([plain_markdown(NOTHING if value is None else str(value)) for value in values])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -143,7 +146,7 @@ def plain_markdown(text: str) -> str:
     """Return the text on one line, escaped so that it contains no markup, links or mentions."""
     # Escaping does not disable mentions; a zero-width space does.
     without_mentions = _MENTION.sub("@\u200b", one_line(text))
-    return _LINK.sub(lambda found: f"\\{found[0]}", _MARKDOWN.sub(r"\\\1", without_mentions))
+    return _LINK.sub(lambda match: f"\\{match[0]}", _MARKUP.sub(r"\\\1", without_mentions))
 
 
 def footer_lines(board: Leaderboard) -> list[str]:
@@ -152,35 +155,37 @@ def footer_lines(board: Leaderboard) -> list[str]:
     if isinstance(duels, Unknown):
         lines.append(f"Duels: {duels.reason}")
     elif duels is not None:
-        points = [f"{each.pair} {each.points:g} of {each.duels}" for each in duels.standings]
-        over = plural(duels.n_scenarios, "scenario")
-        lines.append(f"Duels between the {TIED} rows over {over} (points): {', '.join(points)}. {duel_result(duels)}")
+        points = [f"{row.pair} {row.points:g} of {row.duels}" for row in duels.standings]
+        scenarios = plural(duels.n_scenarios, "scenario")
+        lines.append(
+            f"Duels between the {TIED} rows over {scenarios} (points): {', '.join(points)}. {duel_result(duels)}"
+        )
     return lines
 
 
 def detectable_lines(board: Leaderboard) -> list[str]:
-    """Return a line with the smallest detectable difference; empty if unknown."""
-    least = board.ranking.smallest_detectable
-    if least is None:
+    """Return a list of one line with the smallest detectable difference; empty if it is unknown."""
+    smallest = board.ranking.smallest_detectable
+    if smallest is None:
         return []
-    over = plural(board.ranking.n_tested or board.ranking.n_scenarios, board.unit)
-    return [f"Differences to the leader of less than {least:.1f} points are unlikely to be detected with {over}."]
+    units = plural(board.ranking.n_tested or board.ranking.n_scenarios, board.unit)
+    return [f"Differences to the leader of less than {smallest:.1f} points are unlikely to be detected with {units}."]
 
 
-def attribution_lines(found: Attribution | Unknown) -> list[str]:
-    """Return the shares in one sentence, then the prompts whose effect depends on the model."""
-    if isinstance(found, Unknown):
-        return [f"No attribution: {found.reason}"]
+def attribution_lines(attribution: Attribution | Unknown) -> list[str]:
+    """Return a line with the share of each factor, and a line for each prompt whose effect depends on the model."""
+    if isinstance(attribution, Unknown):
+        return [f"No attribution: {attribution.reason}"]
     shares = []
-    for name, factor in found.factors().items():
+    for name, factor in attribution.factors().items():
         if factor is not None:
             p = "" if factor.p is None or name == "scenario" else f" (p {probability(factor.p)})"
             shares.append(f"{FACTORS[name]} {percent(factor.share)}{p}")
-    rows = f" (over the complete rows, without {join_names(found.without, 3)})" if found.without else ""
+    rows = f" (over the complete rows, without {join_names(attribution.without, 3)})" if attribution.without else ""
     lines = [f"What explains the differences{rows}: {', '.join(shares)}."]
-    if found.persona is not None:
-        lines.append(f"Differences between personas explain {percent(found.persona.share)} (part of scenario).")
-    for flag in found.flags:
+    if attribution.persona is not None:
+        lines.append(f"Differences between personas explain {percent(attribution.persona.share)} (part of scenario).")
+    for flag in attribution.flags:
         effects = (("helps", flag.helps), ("hurts", flag.hurts))
         parts = [f"{verb} {', '.join(models)} more than others" for verb, models in effects if models]
         lines.append(f"{flag.prompt} {' and '.join(parts)}.")
@@ -195,7 +200,10 @@ def duel_result(duels: DuelTable) -> str:
 
 
 def label_of(board: Leaderboard, pair: Pair) -> str:
-    """Return the label of a row: MODEL/PROMPT, only the ranked side, or the model of a reference."""
+    """Return the label of a row: MODEL/PROMPT, or only the model or prompt on a board by one of them.
+
+    References are labelled with their model.
+    """
     if is_reference(pair):
         return one_line(pair.model)
     return one_line({"model": pair.model, "prompt": pair.prompt}.get(board.by or "", str(pair)))
@@ -210,27 +218,29 @@ def rank_text(standing: Standing) -> str | None:
 
 
 def usable_text(standing: Standing) -> str | None:
-    """Format the answers with a usable tip, with the exact interval of their rate if some have none."""
-    found = standing.usable
-    if found is None:
+    """Format the number of scenarios with a usable tip. If it is not all, adds the interval of the rate."""
+    usable = standing.usable
+    if usable is None:
         return None
-    count = f"{found.rate * found.scenarios:g}/{found.scenarios}"
-    return count if found.rate == 1 else f"{count} ({percent(found.low)} to {percent(found.high)})"
+    count = f"{usable.rate * usable.scenarios:g}/{usable.scenarios}"
+    return count if usable.rate == 1 else f"{count} ({percent(usable.low)} to {percent(usable.high)})"
 
 
-def difference_text(found: Difference | None) -> str | None:
+def difference_text(difference: Difference | None) -> str | None:
     """Format a difference with its interval."""
-    if found is None:
+    if difference is None:
         return None
-    ends = interval(found.ci_low, found.ci_high, "+.2f")
-    return f"{number(found.mean, '+.2f')} ({ends})" if ends else number(found.mean, "+.2f")
+    bounds = interval(difference.ci_low, difference.ci_high, "+.2f")
+    return f"{number(difference.mean, '+.2f')} ({bounds})" if bounds else number(difference.mean, "+.2f")
 
 
 def probability_text(p: float | None) -> str | None:
-    """Format a resampled probability, never as 0 or 100 %, which resampling cannot establish."""
+    """Format a resampled probability. It is never 0 or 100 %, because resampling cannot establish either."""
     if p is None:
         return None
-    return "<1 %" if p < 0.005 else ">99 %" if p >= 0.995 else percent(p)
+    if p < 0.005:
+        return "<1 %"
+    return ">99 %" if p >= 0.995 else percent(p)
 
 
 def best_text(board: Leaderboard, standing: Standing) -> str | None:
@@ -238,6 +248,6 @@ def best_text(board: Leaderboard, standing: Standing) -> str | None:
     return None if board.ranking.too_few else probability_text(standing.row.p_best)
 
 
-def p_text(found: Difference | None) -> str | None:
+def p_text(difference: Difference | None) -> str | None:
     """Format the p-value of a difference."""
-    return probability(found.p) if found else None
+    return probability(difference.p) if difference else None

@@ -1,15 +1,18 @@
-"""Sign-flip tests, empirical Bayes and bootstrap over whole scenarios: seeded, and the same resamples for all rows.
+"""Sign-flip tests, empirical Bayes and bootstrap. All are seeded and resample whole scenarios, the same for all rows.
 
 If two rows are equally good, a scenario's paired difference is as likely to be d as −d. Flipping the signs of whole
-scenarios gives the null distribution and preserves the dependence between rows. The statistic is the paired t. It
-depends only on r² = S² / (n Q) (S sum, Q sum of squares of the differences; flips do not change Q), so all flips are
-one matrix product. Rows with different numbers of shared scenarios are put on one scale by Wallace's normal
-equivalent of t, z² = ((8ν + 1) / (8ν + 3))² · ν · log(1 + t² / ν), with 1 + t² / ν = 1 / (1 − r²). Without it, a row
-with two scenarios, which reaches a huge t half of the time by chance, would dominate. The test is valid on any scale.
+scenarios gives the null distribution and preserves the dependence between rows.
+
+The statistic is the paired t. It depends only on r² = S² / (n Q), where S is the sum of the n differences and Q the sum
+of their squares. Flips do not change Q, so the statistics of all flips are one matrix product.
+
+Rows with different numbers of shared scenarios are put on one scale by Wallace's normal equivalent of t with ν degrees
+of freedom: z² = ((8ν + 1) / (8ν + 3))² · ν · log(1 + t² / ν), with 1 + t² / ν = 1 / (1 − r²). The test is valid on any
+scale. But on that of t, a row with two scenarios would dominate, because it often has a huge t by chance.
 
 The observed signs are one of the flips, so p is never 0 and is valid for any number of flips. A flip and its negative
-give the same two-sided statistic, so only half of all 2ⁿ are computed. Constant differences need no special case:
-r² = 1 and p follows from the flips, at least 2 / 2ⁿ. If all differences are zero, p = 1.
+give the same two-sided statistic, so only half of all 2ⁿ flips are computed. Constant differences need no special
+case: r² is 1, and p follows from the flips and is at least 2 / 2ⁿ. If all differences are zero, p is 1.
 """
 
 from __future__ import annotations
@@ -29,15 +32,15 @@ RESAMPLES = 10_000
 SEED = 42
 TOLERANCE = 1e-9  # smaller differences are rounding errors
 
-MAX_EXACT_SCENARIOS = 12  # up to this number, every flip is computed
-MAX_CACHED_SCENARIOS = 64  # flips of longer boards are not kept in memory
+MAX_EXACT_SCENARIOS = 12  # up to this number of scenarios, every flip is computed
+MAX_CACHED_SCENARIOS = 64  # the flips of more scenarios are not cached
 MAX_R_SQUARED = 1 - 1e-9  # a larger r² is a rounding error
-MAX_R_SQUARED_SINGLE = 1 - 1e-3  # likewise in single precision, for the logarithm
-TAU_GRID = 200  # values of τ
+MAX_R_SQUARED_SINGLE = 1 - 1e-3  # the same in single precision
+TAU_GRID = 200  # number of values of τ; see `empirical_bayes`
 
-# Tests of all pairs of rows.
-MAX_DIRECT_SUMS = 2_000_000  # up to this number of flipped sums, they are computed at once
-MANY_ROWS = 60  # from this number on, single precision, fewer flips and fewer rounds
+# Limits of `significantly_better`.
+MAX_DIRECT_SUMS = 2_000_000  # up to this number of flipped sums, adjusted p-values are computed
+MANY_ROWS = 60  # from this number of rows, uses single precision, fewer flips and fewer rounds
 MANY_ROWS_ROUNDS = 3
 MANY_ROWS_FLIPS = 4000
 MAX_SUMS_IN_MEMORY = 30_000_000
@@ -45,14 +48,17 @@ BLOCK = 1 << 17  # numbers computed together, to fit in the CPU cache
 
 
 def sign_flips(n: int, *, seed: int = SEED, flips: int = FLIPS) -> Floats:
-    """Return ±1 signs with flips as rows and scenarios as columns; the first row is all +1, the observed data."""
-    return (_cached_signs if n <= MAX_CACHED_SCENARIOS else _draw_signs)(n, seed, flips)
+    """Return ±1 signs with flips as rows and scenarios as columns. The first row, all +1, is the observed data."""
+    if n <= MAX_CACHED_SCENARIOS:
+        return _cached_signs(n, seed, flips)
+    return _draw_signs(n, seed, flips)
 
 
 def _draw_signs(n: int, seed: int, flips: int) -> Floats:
-    half = 1 << max(n - 1, 0)
-    if n <= MAX_EXACT_SCENARIOS and half <= flips + 1:
-        bits = (np.arange(half)[:, None] >> np.arange(n)) & 1
+    """Return all distinct flips if they are few enough, else random ones."""
+    n_distinct = 1 << max(n - 1, 0)
+    if n <= MAX_EXACT_SCENARIOS and n_distinct <= flips + 1:
+        bits = (np.arange(n_distinct)[:, None] >> np.arange(n)) & 1
     else:
         bits = np.random.default_rng([seed, 1]).integers(0, 2, size=(flips + 1, n), dtype=np.int8)
         bits[0] = 0
@@ -68,9 +74,9 @@ _cached_signs = lru_cache(maxsize=32)(_draw_signs)
 class _Testable:
     """The columns of paired differences that have at least two shared scenarios."""
 
-    columns: NDArray[Any]  # their positions
-    shared: Mask  # testable columns, over the scenarios that at least one of them has
-    values: Floats  # likewise; 0 if not shared
+    columns: NDArray[Any]  # their indices among all columns
+    shared: Mask  # scenarios × testable columns, without scenarios that no testable column has
+    values: Floats  # the differences, in the same shape; 0 if not shared
 
     @classmethod
     def of(cls, differences: Floats) -> _Testable:
@@ -85,7 +91,7 @@ class _Testable:
         return np.asarray(self.shared.sum(axis=0))
 
     def z_squared(self, values: Floats, *, seed: int, flips: int) -> Floats:
-        """Return the statistic of each flip (rows; the first is the observed data) and column of `values`."""
+        """Return z² with flips as rows and the columns of `values` as columns. The first row is the observed data."""
         sums = sign_flips(len(values), seed=seed, flips=flips) @ values
         squares = (values * values).sum(axis=0)
         r_squared = np.square(sums) / np.where(squares > 0, self.counts * squares, np.inf)
@@ -97,20 +103,21 @@ def _without_rounding_errors(values: Floats) -> Floats:
 
 
 def step_down(differences: Floats, *, seed: int = SEED, flips: int = FLIPS) -> tuple[float | None, ...]:
-    """Return the adjusted two-sided p of each column of paired differences (rows are scenarios; NaN = not shared).
+    """Return the adjusted two-sided p of each column of paired differences; None for fewer than two shared scenarios.
 
-    Step-down max-t (Westfall and Young 1993; Romano and Wolf 2005): the probability that any column without a true
-    difference gets p ≤ α is at most α. None for fewer than two shared scenarios.
+    Rows are scenarios; a difference is NaN if the scenario is not shared. The method is step-down max-t (Westfall and
+    Young 1993; Romano and Wolf 2005). The probability that any column without a true difference gets p ≤ α is at most
+    α.
     """
     adjusted: list[float | None] = [None] * differences.shape[1]
-    tested = _Testable.of(differences)
-    if tested.columns.size:
-        statistic = tested.z_squared(tested.values, seed=seed, flips=flips)
+    testable = _Testable.of(differences)
+    if testable.columns.size:
+        statistic = testable.z_squared(testable.values, seed=seed, flips=flips)
         order = np.argsort(-statistic[0], kind="stable")
         ordered = statistic[:, order]
         largest_of_rest = np.maximum.accumulate(ordered[:, ::-1], axis=1)[:, ::-1]
         reached = largest_of_rest >= ordered[0] * (1 - 1e-7) - 1e-12
-        for column, p in zip(tested.columns[order], np.maximum.accumulate(reached.mean(axis=0)), strict=True):
+        for column, p in zip(testable.columns[order], np.maximum.accumulate(reached.mean(axis=0)), strict=True):
             adjusted[column] = float(p)
     return tuple(adjusted)
 
@@ -118,26 +125,26 @@ def step_down(differences: Floats, *, seed: int = SEED, flips: int = FLIPS) -> t
 def critical_t(
     differences: Floats, level: float = ALPHA, *, seed: int = SEED, flips: int = FLIPS
 ) -> tuple[float | None, ...]:
-    """Return how many standard errors wide a single-step simultaneous interval is on each side, by column.
+    """Return, for each column, half the width of its single-step simultaneous interval, in standard errors.
 
-    The (1 − level) quantile over flips of the largest statistic of the centred differences. None for fewer than two
-    shared scenarios, or if there are too few flips for the level, because the interval would be unbounded.
+    It follows from the (1 − level) quantile, over flips, of the largest statistic of the centred differences. None for
+    fewer than two shared scenarios, or if the interval is unbounded, because there are too few flips for the level.
     """
     critical: list[float | None] = [None] * differences.shape[1]
-    tested = _Testable.of(differences)
-    if not tested.columns.size:
+    testable = _Testable.of(differences)
+    if not testable.columns.size:
         return tuple(critical)
-    counts = tested.counts
-    means = np.where(np.isnan(differences), 0.0, differences).sum(axis=0)[tested.columns] / counts
-    centred = _without_rounding_errors(np.where(tested.shared, tested.values - means, 0.0))
-    largest = np.sort(tested.z_squared(centred, seed=seed, flips=flips).max(axis=1))
+    counts = testable.counts
+    means = np.where(np.isnan(differences), 0.0, differences).sum(axis=0)[testable.columns] / counts
+    centred = _without_rounding_errors(np.where(testable.shared, testable.values - means, 0.0))
+    largest = np.sort(testable.z_squared(centred, seed=seed, flips=flips).max(axis=1))
     n_above = int(level * len(largest) + 1e-9)
     if not n_above:
         return tuple(critical)
     r_squared = -np.expm1(-largest[-1 - n_above] / _wallace_factor(counts))
     bounded = r_squared < MAX_R_SQUARED
     widths = np.sqrt((counts - 1.0) * r_squared / np.where(bounded, 1 - r_squared, 1.0))
-    for column, width, finite in zip(tested.columns, widths, bounded, strict=True):
+    for column, width, finite in zip(testable.columns, widths, bounded, strict=True):
         critical[column] = float(width) if finite else None
     return tuple(critical)
 
@@ -145,16 +152,18 @@ def critical_t(
 def significantly_better(
     values: Floats, *, seed: int = SEED, flips: int = FLIPS, alpha: float = ALPHA, rounds: int | None = None
 ) -> Mask:
-    """Return a mask: [i, j] if column i is significantly better than column j, by step-down max-t over all pairs.
+    """Return a mask: [i, j] is True if column i is significantly better than column j.
 
-    With many columns it uses critical values: rejects statistics above the (1 − α) quantile of the largest, then
-    repeats over the rest until no more are rejected, with the same result as adjusted p. Stopping earlier (`rounds`,
-    set for very many columns), fewer flips and the tolerance for rounding only make the test more conservative.
+    The test is step-down max-t over all pairs of columns. With few columns it compares adjusted p-values with α. With
+    more columns it uses critical values, with the same result: each round rejects the statistics above the (1 − α)
+    quantile of the largest, until a round rejects none. A limit of `rounds`, fewer flips and the tolerance for rounding
+    errors only make the test more conservative.
     """
     n, k = values.shape
     if n < 2 or k < 2:
         return np.zeros((k, k), dtype=bool)
-    if k * (k - 1) // 2 * min(flips, 2 ** min(n, 60)) <= MAX_DIRECT_SUMS and rounds is None:
+    n_sums = k * (k - 1) // 2 * min(flips, 2 ** min(n, 60))
+    if n_sums <= MAX_DIRECT_SUMS and rounds is None:
         first, second = np.triu_indices(k, 1)
         differences = values[:, first] - values[:, second]
         adjusted = np.array([1.0 if p is None else p for p in step_down(differences, seed=seed, flips=flips)])
@@ -176,66 +185,71 @@ def significantly_better(
 
 @dataclass(frozen=True)
 class EmpiricalBayes:
-    """Probabilities of being best, and the shrinkage factor of the differences between columns."""
+    """The probability that each column is best, and the shrinkage factor of the differences between columns."""
 
     p_best: Floats  # sums to 1
-    shrinkage: float  # part of an observed difference that remains, 0 to 1: the posterior mean of B
+    shrinkage: float  # posterior mean of B: the part of an observed difference that remains, 0 to 1
 
 
 def empirical_bayes(values: Floats, *, seed: int = SEED, resamples: int = RESAMPLES) -> EmpiricalBayes:
-    """Return how probable it is that each column has the highest true mean (Efron and Morris 1975; Gelman 2006).
+    """Return the probability that each column has the highest true mean (Efron and Morris 1975; Gelman 2006).
 
-    The true means are taken as normal around a common mean, with a standard deviation τ that is unknown; its posterior
-    is computed on a grid, under a half-Cauchy prior whose scale is the standard error. Given τ, an observed difference
-    shrinks by B = τ² / (τ² + se²), and the remaining error is √B × that of a bootstrap over scenarios, which preserves
-    the dependence between columns. Without shrinking, the best of many close columns looks far too certain.
-    `values` must not contain NaN; for an incomplete layout, pass the pseudo-values of `statistics.additive_fit`.
+    The true means are assumed to be normal around a common mean, with an unknown standard deviation τ. The posterior
+    of τ is computed on a grid, with a half-Cauchy prior whose scale is the standard error. Given τ, an observed
+    difference is multiplied by B = τ² / (τ² + se²), and its error is √B × that of a bootstrap over scenarios. The
+    bootstrap preserves the dependence between columns. Without shrinkage, the best of many close columns would look far
+    too certain.
+
+    `values` must not contain NaN. If cells are missing, pass the pseudo-values of `statistics.additive_fit`.
     """
     n, k = values.shape
     if k == 1:
         return EmpiricalBayes(np.ones(1), 1.0)
     rng = np.random.default_rng([seed, 2])
     levels = values.mean(axis=0)
-    spread = levels - levels.mean()
-    residuals = values - values.mean(axis=1, keepdims=True) - spread
+    deviations = levels - levels.mean()
+    residuals = values - values.mean(axis=1, keepdims=True) - deviations
     se_squared = float(np.square(residuals).sum()) / ((n - 1) * (k - 1)) / n
     if se_squared < TOLERANCE**2:
-        best = (spread >= spread.max() - TOLERANCE).astype(np.float64)
+        best = (deviations >= deviations.max() - TOLERANCE).astype(np.float64)
         return EmpiricalBayes(best / best.sum(), 1.0)
-    ratio = np.tan(np.linspace(0, np.pi / 2, TAU_GRID + 2)[1:-1])  # τ / se, at equal steps of the prior
-    log_weight = -0.5 * (k - 1) * np.log1p(ratio**2) - 0.5 * float(spread @ spread) / se_squared / (1 + ratio**2)
+    ratios = np.tan(np.linspace(0, np.pi / 2, TAU_GRID + 2)[1:-1])  # τ / se, at equally spaced quantiles of the prior
+    sum_of_squares = float(deviations @ deviations)
+    log_weight = -0.5 * (k - 1) * np.log1p(ratios**2) - 0.5 * sum_of_squares / se_squared / (1 + ratios**2)
     weight = np.exp(log_weight - log_weight.max())
     weight /= weight.sum()
-    factors = ratio**2 / (1 + ratio**2)  # B for each τ of the grid
+    factors = ratios**2 / (1 + ratios**2)  # B for each τ of the grid
     drawn_factors = factors[np.searchsorted(np.cumsum(weight)[:-1], (np.arange(resamples) + 0.5) / resamples)]
-    # Count how often each scenario is drawn in each resample; adding n per resample lets one bincount do it.
+    # Count how often each scenario is drawn in each resample. Each resample has its own range of n numbers, so that a
+    # single bincount counts them all.
     drawn = rng.integers(0, n, size=(resamples, n), dtype=np.int32)
     drawn += (np.arange(resamples, dtype=np.int32) * n)[:, None]
-    times = np.bincount(drawn.ravel(), minlength=resamples * n).reshape(resamples, n).astype(np.float64)
-    errors = times @ residuals / n * np.sqrt(n / (n - 1))
-    errors *= np.sqrt((n - 1) / rng.chisquare(n - 1, size=(resamples, 1)))  # the standard error is estimated too
-    means = drawn_factors[:, None] * spread + np.sqrt(drawn_factors)[:, None] * errors
+    draw_counts = np.bincount(drawn.ravel(), minlength=resamples * n).reshape(resamples, n).astype(np.float64)
+    errors = draw_counts @ residuals / n * np.sqrt(n / (n - 1))
+    errors *= np.sqrt((n - 1) / rng.chisquare(n - 1, size=(resamples, 1)))  # because the standard error is an estimate
+    means = drawn_factors[:, None] * deviations + np.sqrt(drawn_factors)[:, None] * errors
     best = means >= means.max(axis=1, keepdims=True) - TOLERANCE
     shares = np.asarray((best / best.sum(axis=1, keepdims=True)).sum(axis=0) / resamples).reshape(k)
     return EmpiricalBayes(shares, float(weight @ factors))
 
 
 def _wallace_z_squared(r_squared: NDArray[Any], counts: NDArray[Any], highest: float) -> NDArray[Any]:
-    """Return z² from r², which is cut off at `highest`, and the numbers of scenarios."""
+    """Return z² for r² and the numbers of scenarios. A larger r² counts as `highest`."""
     return np.asarray(_wallace_factor(counts) * -np.log1p(-np.minimum(r_squared, highest)))
 
 
 def _wallace_factor(counts: NDArray[Any]) -> Floats:
-    """Return the factor of the logarithm in Wallace's z², by the number of scenarios."""
-    freedom = np.maximum(counts - 1.0, 0.0)
-    return np.asarray(freedom * np.square((8 * freedom + 1) / (8 * freedom + 3)))
+    """Return the factor before the logarithm in Wallace's z², for each number of scenarios."""
+    degrees_of_freedom = np.maximum(counts - 1.0, 0.0)
+    return np.asarray(degrees_of_freedom * np.square((8 * degrees_of_freedom + 1) / (8 * degrees_of_freedom + 3)))
 
 
 class _AllPairs:
     """The differences of all pairs of columns, as one family of tests.
 
-    The flipped sum of a difference is the difference of two columns' flipped sums over their shared scenarios, so only
-    (columns × patterns of missing cells) sums are needed, not one per pair.
+    The flipped sum of a difference is the difference of the flipped sums of two columns, over their shared scenarios.
+    So it is enough to compute the sums of each column over each pattern of judged scenarios, instead of one sum for
+    each pair of columns.
     """
 
     def __init__(self, values: Floats, *, seed: int, flips: int) -> None:
@@ -259,19 +273,20 @@ class _AllPairs:
         signs = np.ascontiguousarray(sign_flips(len(values), seed=seed, flips=flips).T, dtype=precision)
         centred = centred.astype(precision)
         complete = centred.T @ signs
-        # A pattern usually has most scenarios, so subtracting those that it lacks is less work than adding up its own.
+        # A pattern usually has most scenarios, so it is faster to subtract the scenarios that it lacks.
         parts = [complete - centred[~pattern].T @ signs[~pattern] for pattern in patterns.T]
         self._flipped: NDArray[Any] = np.stack(parts)  # pattern × column × flip
         self.observed = self._statistic(np.square(self.sums) * scale, self._counts)
 
     def critical_value(self, open_pairs: Mask, alpha: float) -> float:
-        """Return the critical value: the (1 − α) quantile over flips of the largest statistic among the open pairs."""
+        """Return the (1 − α) quantile, over flips, of the largest statistic among the open pairs."""
         scale = self._scale * open_pairs
         flips = self._flipped.shape[2]
         step = max(BLOCK // self._flipped.shape[1], 64)
-        largest = np.concatenate([self._largest(scale, slice(at, at + step)) for at in range(0, flips, step)])
+        largest = np.concatenate([self._largest(scale, slice(start, start + step)) for start in range(0, flips, step)])
         n_above = int(alpha * flips + 1e-9)
-        return float(np.sort(largest)[flips - 1 - n_above]) * (1 + (2e-4 if self._single_precision else 1e-7)) + 1e-12
+        tolerance = 2e-4 if self._single_precision else 1e-7
+        return float(np.sort(largest)[flips - 1 - n_above]) * (1 + tolerance) + 1e-12
 
     def _largest(self, scale: NDArray[Any], flips: slice) -> Floats:
         """Return the largest statistic of each flip over all pairs of columns with a scale above 0."""
@@ -283,12 +298,12 @@ class _AllPairs:
             r_squared = own - sums[self._pattern[i], i + 1 :]  # computed in place, to save memory
             np.square(r_squared, out=r_squared)
             r_squared *= scale[i, i + 1 :, None]
-            found = self._statistic(r_squared, self._counts[i, i + 1 :, None]).max(axis=0)
-            np.maximum(largest, found, out=largest)
+            largest_of_column = self._statistic(r_squared, self._counts[i, i + 1 :, None]).max(axis=0)
+            np.maximum(largest, largest_of_column, out=largest)
         return largest
 
     def _statistic(self, r_squared: NDArray[Any], counts: Floats) -> NDArray[Any]:
-        if self._equal_counts:  # r² orders them like z²
+        if self._equal_counts:  # then r² and z² have the same order
             return r_squared
         highest = MAX_R_SQUARED_SINGLE if self._single_precision else MAX_R_SQUARED
         return _wallace_z_squared(r_squared, counts, highest)

@@ -1,4 +1,4 @@
-"""Standings table: columns, sorting and cell texts."""
+"""The table of standings in HTML: its columns, its sort order and the texts of its cells."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tipbench.compare.statistics import Difference
 from tipbench.markup import NOTHING, duration
 from tipbench.text import UNCLEAR, interval, number, percent, short_name
 
-LONGEST = 90  # characters of a name; JSON and CSV have the full name
+LONGEST = 90  # characters of a name in the table; JSON and CSV have the full name
 FLAGS = {
     "incomplete": "too few scenarios judged in common with the leader, so not ranked",
     "adjusted": "lacks scenarios: its mean is also shown adjusted for these",
@@ -29,21 +29,21 @@ class TableCell:
     """A table cell: its text, smaller lines below it, and the value that rows are sorted by."""
 
     text: str
-    sub: tuple[str, ...] = ()
+    sub: tuple[str, ...] = ()  # the smaller lines
     value: float | None = None
     state: str | None = None  # shown as a badge if set
 
 
 @dataclass(frozen=True)
 class Column:
-    """A table column: its title, a description, and its initial sort direction."""
+    """A table column: its title, its description and how it is shown."""
 
     key: str
     title: str
     about: str
-    high_first: bool = False
-    text: bool = False
-    extra: bool = False  # shown on demand
+    high_first: bool = False  # the first click sorts in descending order
+    text: bool = False  # has texts, not numbers
+    extra: bool = False  # hidden until the user shows it
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class TableRow:
     prompt: str
     state: str
     cells: tuple[TableCell, ...]
-    flags: tuple[tuple[str, str], ...]
+    flags: tuple[tuple[str, str], ...]  # (flag, its description)
     is_baseline: bool
 
 
@@ -65,11 +65,11 @@ class Table:
 
     columns: tuple[Column, ...]
     rows: tuple[TableRow, ...]
-    sort: str | None
+    sort: str | None  # key of a column, with a leading `-` if descending; None for the order of the board
     fault: str | None = None  # error message for an unknown `sort`
 
     def turned(self, column: Column) -> str:
-        """Return the `sort` value of a click on a column header: best values first, then reversed."""
+        """Return the `sort` value of a click on a column header. The first click sorts best values first."""
         first, second = (f"-{column.key}", column.key) if column.high_first else (column.key, f"-{column.key}")
         return second if self.sort == first else first
 
@@ -79,20 +79,21 @@ class Table:
 
 
 def standings(board: Leaderboard, sort: str | None = None) -> Table:
-    """Return the table of a board, references last; an unknown `sort` keeps the board's order."""
+    """Return the table of a board, with references last. An unknown `sort` keeps the order of the board."""
     columns = tuple(_columns(board))
     keys = [column.key for column in columns]
     rows = [_row(board, standing) for standing in board.standings]
     references = [_row(board, standing) for standing in board.references]
-    wanted = (sort or "").removeprefix("-")
-    if wanted not in keys:
+    sort_key = (sort or "").removeprefix("-")
+    if sort_key not in keys:
         fault = f"The table cannot be sorted by {sort[:40]!r}: there is no such column." if sort else None
         return Table(columns, (*rows, *references), None, fault)
-    at, sign = keys.index(wanted), -1 if sort != wanted else 1
+    sort_index = keys.index(sort_key)
+    sign = 1 if sort == sort_key else -1
 
     def order(row: TableRow) -> tuple[bool, float]:
-        """Put unknown values last in both directions."""
-        value = row.cells[at].value
+        """Return the sort key; unknown values are last in both directions."""
+        value = row.cells[sort_index].value
         return value is None, sign * (value or 0.0)
 
     return Table(columns, (*sorted(rows, key=order), *references), sort)
@@ -101,7 +102,7 @@ def standings(board: Leaderboard, sort: str | None = None) -> Table:
 def _columns(board: Leaderboard) -> Iterator[Column]:
     """Yield the columns; `_cells` yields the cells of a row in the same order."""
     span = f", {board.span[0]:g} to {board.span[1]:g}" if board.span else ""
-    tested = f"with its {board.confidence} interval; p is adjusted for all rows"
+    interval_and_p = f"with its {board.confidence} interval; p is adjusted for all rows"
     yield Column("rank", "rank", "Rank and rank range")
     yield Column(
         "composite", "composite", f"Mean composite{span}, higher is better, with its 95 % interval", high_first=True
@@ -109,8 +110,8 @@ def _columns(board: Leaderboard) -> Iterator[Column]:
     yield Column("p_best", "P(best)", "Chance of being the best row", high_first=True)
     if board.baseline is not None:
         name = short_name(label_of(board, board.baseline), LONGEST)
-        yield Column("baseline", "to baseline", f"Row − {name}, {tested}", high_first=True)
-    yield Column("leader", "to leader", f"Row − leader, {tested}", high_first=True)
+        yield Column("baseline", "to baseline", f"Row − {name}, {interval_and_p}", high_first=True)
+    yield Column("leader", "to leader", f"Row − leader, {interval_and_p}", high_first=True)
     yield Column("standing", "standing", "Compared with the leader", text=True)
     yield Column("latency_s", "latency", "Time for an answer, without loading the model")
     yield Column("judged", "judged", "Judged cells of all cells", high_first=True)
@@ -131,10 +132,12 @@ def _columns(board: Leaderboard) -> Iterator[Column]:
 def _cells(board: Leaderboard, standing: Standing, state: State) -> Iterator[TableCell]:
     """Yield the cells of a row, in the order of `_columns`."""
     row, means, estimate = standing.row, standing.means, standing.row.estimate
-    rank_range = f"{row.rank_low}–{row.rank_high}" if row.rank is not None and row.rank_low != row.rank_high else None
+    rank_range = None
+    if row.rank is not None and row.rank_low != row.rank_high:
+        rank_range = f"{row.rank_low}–{row.rank_high}"
     yield _cell(row.rank, str(row.rank) if row.rank else None, rank_range)
-    mean, ends = (estimate.mean, interval(estimate.ci_low, estimate.ci_high)) if estimate else (None, None)
-    yield _cell(mean, number(mean), ends, f"{number(row.level)} adjusted" if row.adjusted else None)
+    mean, bounds = (estimate.mean, interval(estimate.ci_low, estimate.ci_high)) if estimate else (None, None)
+    yield _cell(mean, number(mean), bounds, f"{number(row.level)} adjusted" if row.adjusted else None)
     yield _cell(row.p_best, best_text(board, standing))
     if board.baseline is not None:
         yield _difference(row.to_baseline, baseline_words(row.to_baseline))
@@ -146,12 +149,12 @@ def _cells(board: Leaderboard, standing: Standing, state: State) -> Iterator[Tab
     if (usable := standing.usable) is None:
         yield _cell(None, None)
     else:
-        quality = number(usable.composite) if usable.rate < 1 else None
+        composite = number(usable.composite) if usable.rate < 1 else None
         yield _cell(
             usable.rate,
             f"{usable.rate * usable.scenarios:g} of {usable.scenarios}",
             f"{percent(usable.low)} to {percent(usable.high)}",
-            f"{quality} if usable" if quality else None,
+            f"{composite} if usable" if composite else None,
         )
     for scale in board.scales:
         yield _cell(means.get(scale), number(means.get(scale)))
@@ -162,22 +165,28 @@ def _cells(board: Leaderboard, standing: Standing, state: State) -> Iterator[Tab
 
 
 def _cell(value: float | None, text: str | None, *sub: str | None) -> TableCell:
+    """Return a cell. A missing text is shown as a dash, and missing lines below it are left out."""
     return TableCell(text or NOTHING, tuple(line for line in sub if line), value)
 
 
-def _difference(found: Difference | None, words: str | None = None) -> TableCell:
-    if found is None:
+def _difference(difference: Difference | None, words: str | None = None) -> TableCell:
+    """Return the cell of a difference: the mean, and below it the interval, p and `words`."""
+    if difference is None:
         return TableCell(NOTHING)
-    p = p_text(found)
-    p_words = f"p {p if p.startswith('<') else f'= {p}'}" if p else None
-    return _cell(found.mean, number(found.mean, "+.2f"), interval(found.ci_low, found.ci_high, "+.2f"), p_words, words)
+    p_words = None
+    if p := p_text(difference):
+        p_words = f"p {p}" if p.startswith("<") else f"p = {p}"
+    bounds = interval(difference.ci_low, difference.ci_high, "+.2f")
+    return _cell(difference.mean, number(difference.mean, "+.2f"), bounds, p_words, words)
 
 
-def baseline_words(found: Difference | None) -> str | None:
-    """Describe a difference; None if it cannot be decided."""
-    if found is None or found.separated is None:
+def baseline_words(difference: Difference | None) -> str | None:
+    """Describe a difference to the baseline; None if it is not tested."""
+    if difference is None or difference.separated is None:
         return None
-    return UNCLEAR if not found.separated else "better" if found.better else "worse"
+    if not difference.separated:
+        return UNCLEAR
+    return "better" if difference.better else "worse"
 
 
 def _row(board: Leaderboard, standing: Standing) -> TableRow:
@@ -194,6 +203,6 @@ def _row(board: Leaderboard, standing: Standing) -> TableRow:
 
 
 def rank_words(standing: Standing) -> str:
-    """Return a row's rank as text."""
+    """Return the rank of a row as words: `rank 2 (1–4)` or `not ranked`."""
     text = rank_text(standing)
     return f"rank {text}" if text else "not ranked"

@@ -1,12 +1,12 @@
 """Statistics of the leaderboard: intervals, paired differences, levels and sample sizes.
 
-All comparisons are paired by scenario. Unknown values are None, never 0: a single scenario has a mean but no interval,
-and equal scores in all scenarios also have none, because an interval of zero width would imply certainty. A row's own
-interval is wide if scenarios differ in difficulty, and is not used in any comparison. The leader's interval is biased
-upwards, because the leader is selected for its high score.
+All comparisons are paired by scenario. Unknown values are None, never 0. A single scenario has a mean but no interval.
+Equal scores in all scenarios have no interval either, because an interval of zero width would imply certainty. A row's
+own interval is wide if scenarios differ in difficulty, and is not used in any comparison. The leader's interval is
+biased upwards, because the leader is selected for its high score.
 
-Rows are ordered by their adjusted mean, from the least-squares fit score ~ scenario + pair. It equals the mean if all
-rows have the same scenarios. Otherwise it allows for the difficulty of the scenarios that a row lacks.
+Rows are ordered by their adjusted mean, from the least-squares fit score ~ scenario + pair. If all rows have the same
+scenarios, it equals the mean. Otherwise it corrects for the difficulty of the scenarios that a row lacks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tipbench.compare.matrix import Floats, Mask
 from tipbench.compare.resampling import ALPHA, FLIPS, SEED, TOLERANCE, critical_t, step_down
 from tipbench.plan.design import MIN_SCENARIOS
 
-POWER = 0.8
+POWER = 0.8  # the power of `scenarios_needed` and `smallest_detectable`
 MAX_SCENARIOS_NEEDED = 1_000_000
 
 
@@ -35,7 +35,7 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over independent units, scenarios or users, with its 95 % Student-t interval.
+    """A mean over independent units (scenarios or users) with its 95 % Student-t interval.
 
     The interval is None for fewer than two units or zero spread.
     """
@@ -43,8 +43,8 @@ class Estimate:
     mean: float
     ci_low: float | None
     ci_high: float | None
-    sd: float | None  # over units; None for fewer than two
-    n: int  # units
+    sd: float | None  # standard deviation over units; None for fewer than two
+    n: int  # number of units
 
     @property
     def se(self) -> float | None:
@@ -52,13 +52,16 @@ class Estimate:
         return None if self.sd is None else self.sd / sqrt(self.n)
 
     def to_json(self) -> dict[str, float | None]:
-        """Return the JSON form; unknown ends are null."""
+        """Return the JSON form; unknown values are null."""
         return {"mean": self.mean, "ci_low": self.ci_low, "ci_high": self.ci_high}
 
 
 @dataclass(frozen=True)
 class Difference(Estimate):
-    """Row − other row over their shared scenarios; on a board, intervals and p are adjusted for all its rows."""
+    """The difference row − other row over their shared scenarios.
+
+    On a board, interval and p are adjusted for the comparisons of all its rows.
+    """
 
     p: float | None  # None for fewer than two shared scenarios, and for rows that are not tested
     level: float = ALPHA  # significance level
@@ -84,12 +87,12 @@ class Difference(Estimate):
 
 
 def estimate_json(estimate: Estimate | None) -> dict[str, float | None] | None:
-    """Return the JSON form of an estimate or difference, if there is one."""
+    """Return the JSON form of an estimate or difference; None for None."""
     return estimate.to_json() if estimate else None
 
 
 def mean_estimate(values: Floats) -> Estimate | None:
-    """Return the mean of scenario scores with its Student-t interval, ignoring NaN; None if no scores are left."""
+    """Return the mean of the scores with its Student-t interval, ignoring NaN; None if there are no scores."""
     known = np.asarray(values, dtype=np.float64)
     known = known[~np.isnan(known)]
     n = len(known)
@@ -101,32 +104,38 @@ def mean_estimate(values: Floats) -> Estimate | None:
     if np.ptp(known) < TOLERANCE:
         return Estimate(mean, None, None, 0.0, n)
     sd = float(known.std(ddof=1))
-    half = t_quantile(1 - ALPHA / 2, n - 1) * sd / sqrt(n)
-    return Estimate(mean, mean - half, mean + half, sd, n)
+    half_width = t_quantile(1 - ALPHA / 2, n - 1) * sd / sqrt(n)
+    return Estimate(mean, mean - half_width, mean + half_width, sd, n)
 
 
 def shown_estimate(values: Floats) -> Estimate | None:
     """Return `mean_estimate`, without the interval if there are fewer than MIN_SCENARIOS scores."""
     estimate = mean_estimate(values)
-    return estimate if estimate is None or estimate.n >= MIN_SCENARIOS else replace(estimate, ci_low=None, ci_high=None)
+    if estimate is None or estimate.n >= MIN_SCENARIOS:
+        return estimate
+    return replace(estimate, ci_low=None, ci_high=None)
 
 
 def paired_difference(first: Floats, second: Floats, p: float | None = None) -> Difference | None:
-    """Return second − first over their shared scenarios; None if there are none, without interval below six."""
+    """Return second − first over their shared scenarios; None if there are none.
+
+    There is no interval for fewer than MIN_SCENARIOS scenarios, and no p for fewer than two.
+    """
     estimate = shown_estimate(np.asarray(second) - np.asarray(first))
     if estimate is None:
         return None
-    known = vars(estimate) | ({"mean": 0.0} if abs(estimate.mean) < TOLERANCE else {})
-    return Difference(**known, p=p if estimate.n >= 2 else None)
+    if abs(estimate.mean) < TOLERANCE:
+        estimate = replace(estimate, mean=0.0)
+    return Difference(**vars(estimate), p=p if estimate.n >= 2 else None)
 
 
 def simultaneous_differences(
     values: Floats, against: Floats, level: float = ALPHA, *, seed: int = SEED, flips: int = FLIPS
 ) -> list[Difference | None]:
-    """Return each column − `against` as one family: step-down p, and simultaneous intervals that agree with it.
+    """Return each column − `against`, tested as one family, with step-down p and simultaneous intervals.
 
     Step-down tests reject more than single-step intervals do. To agree with the test, the interval of a significant
-    difference is cut off at 0, and any other is widened to contain 0.
+    difference is cut off at 0, and the interval of any other difference is widened to contain 0.
     """
     differences = values - against[:, None]
     adjusted = step_down(differences, seed=seed, flips=flips)
@@ -138,8 +147,8 @@ def simultaneous_differences(
             low = high = None
             difference = replace(difference, level=level)
             if t is not None and difference.sd and difference.n >= MIN_SCENARIOS and difference.p is not None:
-                half = t * difference.sd / sqrt(difference.n)
-                low, high = difference.mean - half, difference.mean + half
+                half_width = t * difference.sd / sqrt(difference.n)
+                low, high = difference.mean - half_width, difference.mean + half_width
                 if not difference.separated:
                     low, high = min(low, 0.0), max(high, 0.0)
                 elif difference.mean > 0:
@@ -152,7 +161,7 @@ def simultaneous_differences(
 
 
 def untested(difference: Difference | None) -> Difference | None:
-    """Return the difference without p and interval."""
+    """Return the difference without its p and interval."""
     return None if difference is None else replace(difference, ci_low=None, ci_high=None, p=None)
 
 
@@ -160,47 +169,48 @@ def untested(difference: Difference | None) -> Difference | None:
 class AdditiveFit:
     """The least-squares fit score ~ scenario + column."""
 
-    levels: Floats  # adjusted means of the columns, as if each were judged in all core scenarios
-    scenario_effects: Floats  # how much higher the scores of a scenario are than the levels; NaN if not judged
-    pseudo_values: Floats  # scenarios × columns; their means are the levels, and resampling them bootstraps the levels
+    levels: Floats  # adjusted means of the columns, as if all were judged in all core scenarios
+    scenario_effects: Floats  # mean of (score − level) in each scenario; NaN if it is not judged
+    pseudo_values: Floats  # scenarios × columns; complete values whose means are the levels, for resampling
 
 
 def additive_fit(values: Floats, core: Mask) -> AdditiveFit:
-    """Fit the columns. Pseudo-values are level + n × influence (infinitesimal jackknife: Efron 1982)."""
+    """Fit score ~ scenario + column. Pseudo-values are level + n × influence (infinitesimal jackknife, Efron 1982)."""
     judged = ~np.isnan(values)
     n, k = values.shape
     if judged.all() and core.all():
         return AdditiveFit(values.mean(axis=0), values.mean(axis=1) - values.mean(), values)
     present = judged.astype(np.float64)
     counts = present.sum(axis=1)
-    per_row = np.maximum(counts, 1.0)[:, None]
-    design = np.diag(present.sum(axis=0)) - (present / per_row).T @ present
-    inverse = np.linalg.pinv(design, hermitian=True)
+    row_counts = np.maximum(counts, 1.0)[:, None]
+    normal_matrix = np.diag(present.sum(axis=0)) - (present / row_counts).T @ present
+    inverse = np.linalg.pinv(normal_matrix, hermitian=True)
 
-    def within_rows(numbers: Floats) -> Floats:
-        filled = np.where(judged, numbers, 0.0)
-        return np.asarray(present * (filled - filled.sum(axis=1, keepdims=True) / per_row))
+    def centre_rows(cell_values: Floats) -> Floats:
+        filled = np.where(judged, cell_values, 0.0)
+        return np.asarray(present * (filled - filled.sum(axis=1, keepdims=True) / row_counts))
 
-    level = inverse @ within_rows(values).sum(axis=0)
+    level = inverse @ centre_rows(values).sum(axis=0)
     level -= level.mean()
-    influence = within_rows(values - level) @ inverse
+    influence = centre_rows(values - level) @ inverse
     effects = np.where(judged, values - level, 0.0).sum(axis=1) / np.where(counts > 0, counts, np.nan)
-    anchored = core & (counts > 0)
-    anchor = float(effects[anchored].mean()) if anchored.any() else float(np.nanmean(effects))
+    anchor_rows = core & (counts > 0)
+    anchor = float(effects[anchor_rows].mean()) if anchor_rows.any() else float(np.nanmean(effects))
     return AdditiveFit(level + anchor, effects - anchor, np.asarray(level + anchor + n * influence).reshape(n, k))
 
 
 def conditional_power(mean: float, sd: float, n_now: int, n_then: int, *, drift: float, critical: float) -> float:
     """Return the chance that the mean of `n_then` differences exceeds `critical` standard errors (Lachin 2005).
 
-    `mean` is that of the first `n_now` differences, `drift` the expected mean of the others. Normal approximation.
+    `mean` is the mean of the first `n_now` differences, and `drift` the expected mean of the others. Uses the normal
+    approximation.
     """
     from scipy.special import ndtr
 
-    more = n_then - n_now
-    if more <= 0:
+    n_more = n_then - n_now
+    if n_more <= 0:
         return float(mean > critical * sd / sqrt(n_now))
-    return float(ndtr((n_now * mean + more * drift - critical * sd * sqrt(n_then)) / (sd * sqrt(more))))
+    return float(ndtr((n_now * mean + n_more * drift - critical * sd * sqrt(n_then)) / (sd * sqrt(n_more))))
 
 
 def scenarios_needed(
@@ -208,9 +218,9 @@ def scenarios_needed(
 ) -> int | None:
     """Return the total number of scenarios that detect a true mean difference of `distance` with 80 % power.
 
-    None if `distance` is 0, `sd` is unknown, or the number exceeds MAX_SCENARIOS_NEEDED.
-    Assumes a two-sided t test at the Šidák level for `comparisons`. The observed lead of a leader is biased upwards,
-    because the leader is selected for it: pass the shrunken lead.
+    Returns None if `distance` is 0, if `sd` is unknown, or if the number exceeds MAX_SCENARIOS_NEEDED. Assumes a
+    two-sided t test at the Šidák level for `comparisons`. For a leader, pass the shrunken lead as `distance`: the
+    observed lead is biased upwards, because the leader is selected for it.
     """
     if sd is None or abs(distance) < TOLERANCE:
         return None
@@ -228,25 +238,31 @@ def scenarios_needed(
 
 
 def smallest_detectable(sd: float | None, n: int, *, comparisons: int = 1, level: float = ALPHA) -> float | None:
-    """Return the difference that n scenarios detect with 80 % power; None if n is too small or sd unknown or 0."""
+    """Return the true difference that n scenarios detect with 80 % power.
+
+    None if `n` is below MIN_SCENARIOS, or if `sd` is unknown or 0.
+    """
     if n < MIN_SCENARIOS or sd is None or sd < TOLERANCE:
         return None
     return _detectable_se(n, comparisons, level) * sd / sqrt(n)
 
 
 def _detectable_se(n: int, comparisons: int, level: float) -> float:
-    """Return the true difference, in standard errors, that n scenarios detect with 80 % power."""
+    """Return the true difference that n scenarios detect with 80 % power, in standard errors."""
     return sidak_critical_t(n, comparisons, level) + t_quantile(POWER, n - 1)
 
 
 def sidak_critical_t(n: int, comparisons: int, level: float) -> float:
-    """Return the two-sided critical t over n scenarios at the Šidák level for this number of comparisons."""
-    each = 1 - (1 - level) ** (1 / max(comparisons, 1))
-    return t_quantile(1 - each / 2, n - 1)
+    """Return the two-sided critical t of a test over n scenarios, at the Šidák level for `comparisons`."""
+    level_of_each = 1 - (1 - level) ** (1 / max(comparisons, 1))
+    return t_quantile(1 - level_of_each / 2, n - 1)
 
 
 def clopper_pearson(successes: float, n: int, alpha: float = ALPHA) -> tuple[float, float]:
-    """Return the exact 1 − α bounds of a rate, low and high; `successes` may be a fraction (means over repeats)."""
+    """Return the lower and upper bound of the exact 1 − α interval of a rate.
+
+    `successes` may be a fraction, because repeats are averaged.
+    """
     from scipy.special import betaincinv
 
     low = float(betaincinv(successes, n - successes + 1, alpha / 2)) if successes > 0 else 0.0
@@ -257,9 +273,10 @@ def clopper_pearson(successes: float, n: int, alpha: float = ALPHA) -> tuple[flo
 def is_fragile(lead: float, usable_mean: float | None, floor: float, n_unusable: float, n: int) -> bool:
     """Return whether the lead would be lost if the leader gave unusable answers more often than observed.
 
-    Sign flips assume symmetric differences, and rare unusable answers are not symmetric; with few scenarios no test
-    corrects that. So the lead is compared with the loss at the one-sided 95 % Clopper–Pearson bound of the leader's
-    rate of unusable answers. `usable_mean` is the leader's mean over its usable answers, None if there are none.
+    Sign flips assume symmetric differences, but rare unusable answers make them asymmetric. With few scenarios no test
+    corrects that. So the lead is compared with the loss that the leader would have if its rate of unusable answers were
+    at its one-sided 95 % Clopper–Pearson bound. `usable_mean` is the leader's mean over its usable answers, None if
+    there are none.
     """
     if usable_mean is None:
         return True
@@ -269,7 +286,7 @@ def is_fragile(lead: float, usable_mean: float | None, floor: float, n_unusable:
 
 @lru_cache(maxsize=4096)
 def t_quantile(probability: float, freedom: int) -> float:
-    """Return the Student-t quantile; cached."""
+    """Return the quantile of Student's t distribution with `freedom` degrees of freedom."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, probability))

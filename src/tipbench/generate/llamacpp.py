@@ -1,4 +1,4 @@
-"""LlamaCppEngine: llama.cpp inside this process, through xllamacpp."""
+"""LlamaCppEngine: runs llama.cpp inside this process, with the package xllamacpp."""
 
 from __future__ import annotations
 
@@ -43,29 +43,29 @@ class LlamaCppEngine(InProcessEngine):
     def __init__(self, home: Path, *, num_ctx: int, threads: int | None = None) -> None:
         self._home = home
         self._num_ctx = num_ctx
-        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._threads = threads or max(1, usable - 1)  # leaves one core free: llama.cpp's threads busy-wait
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._threads = threads or max(1, cores - 1)  # leaves one core free, because llama.cpp's threads busy-wait
 
     def facts(self, model: str) -> ModelFacts:
         """Return the model's facts without loading it."""
-        known = self._known(model)
+        embedded = self._embedded_model(model)
         return ModelFacts(
             model=model,
             engine=self.name,
             engine_version=_version(model),
             host=platform.node(),
-            digest=known.sha256,
-            params_b=known.params_b,
-            quantization=known.quantization,
-            file_bytes=known.size,
-            kv_bytes_per_token=known.kv_bytes_per_token,
+            digest=embedded.sha256,
+            params_b=embedded.params_b,
+            quantization=embedded.quantization,
+            file_bytes=embedded.size,
+            kv_bytes_per_token=embedded.kv_bytes_per_token,
         )
 
     def list_models(self) -> list[str]:
         return list(EMBEDDED_MODELS)
 
     def complete(self, request: GenerationRequest) -> Completion | EngineFailure:
-        """Generate one answer; the timeout starts with the generation, so queueing and loading do not count."""
+        """Generate one answer. The timeout does not include the time in the queue and the time to load the model."""
         payload = _payload(request, self._num_ctx)
         if not _RESIDENT.acquire(request.cancel):
             return EngineFailure(FailureKind.CANCELLED, "cancelled while waiting")
@@ -73,34 +73,35 @@ class LlamaCppEngine(InProcessEngine):
             return self._answer(request, payload)
         finally:
             if request.last:
-                _RESIDENT.drop()
+                _RESIDENT.unload()
             _RESIDENT.lock.release()
 
     def release(self, model: str) -> None:  # noqa: ARG002  at most one model is loaded
-        """Unload the weights, whichever engine of this process loaded them; waits for a running call."""
+        """Unload the weights, also if another engine of this process loaded them. Waits for a running call."""
         with _RESIDENT.lock:
-            _RESIDENT.drop()
+            _RESIDENT.unload()
 
     def close(self) -> None:
         """Unload the weights, like `release`."""
         self.release("")
 
-    def _known(self, model: str) -> EmbeddedModel:
-        known = EMBEDDED_MODELS.get(model)
-        if known is None:
+    def _embedded_model(self, model: str) -> EmbeddedModel:
+        """Return an embedded model; raises ModelRefused if it is unknown or its weights are missing."""
+        embedded = EMBEDDED_MODELS.get(model)
+        if embedded is None:
             raise ModelRefused(f"{model} is not an embedded model. Choose one of: {', '.join(EMBEDDED_MODELS)}.")
         if not is_fetched(self._home, model):
+            path = weights_path(self._home, embedded)
             raise ModelRefused(
-                f"{model} needs its weights, and {weights_path(self._home, known)} is missing or not the right file. "
-                "Run `tipbench models fetch`."
+                f"{model} needs its weights, and {path} is missing or not the right file. Run `tipbench models fetch`."
             )
-        return known
+        return embedded
 
     def _answer(self, request: GenerationRequest, payload: dict[str, Any]) -> Completion | EngineFailure:
         try:
-            known = self._known(request.model)
-            num_ctx = min(int(request.options["num_ctx"]), known.context_length)
-            load_s = _RESIDENT.load(weights_path(self._home, known), num_ctx, self._threads, request.model)
+            embedded = self._embedded_model(request.model)
+            num_ctx = min(int(request.options["num_ctx"]), embedded.context_length)
+            load_s = _RESIDENT.load(weights_path(self._home, embedded), num_ctx, self._threads, request.model)
         except ModelRefused as exc:
             return EngineFailure(FailureKind.MISSING_MODEL, str(exc))
         except RuntimeError as exc:
@@ -114,34 +115,37 @@ class LlamaCppEngine(InProcessEngine):
 
 
 class _Resident:
-    """The only server, and therefore the only weights, of this process; callers must hold `lock`."""
+    """The only llama.cpp server of this process, with the only weights. Callers must hold `lock`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.server: Any = None
-        self._loaded: tuple[Path, int, int] | None = None
+        self._loaded: tuple[Path, int, int] | None = None  # path, num_ctx, threads
 
     def acquire(self, cancel: threading.Event) -> bool:
-        """Wait for the lock; returns False if the request is cancelled first."""
+        """Wait for the lock. Returns False if the request is cancelled before."""
         while not cancel.is_set():
             if self.lock.acquire(timeout=_QUEUE_POLL_S):
                 return True
         return False
 
     def load(self, path: Path, num_ctx: int, threads: int, model: str) -> float:
-        """Load the weights and return the seconds taken; unloads others first. Holds the GIL: other threads block."""
+        """Load the weights and return the seconds that it took; 0 if they are loaded. Unloads other weights first.
+
+        Other threads are blocked meanwhile, because the library holds the GIL.
+        """
         wanted = (path, num_ctx, threads)
         if self._loaded == wanted:
             return 0.0
-        self.drop()
-        _version(model)  # refuses the model if the library is not installed
+        self.unload()
+        _version(model)  # raises ModelRefused if the library is not installed
         library = importlib.import_module("xllamacpp")
-        began = time.monotonic()
+        started = time.monotonic()
         self.server = library.Server(_parameters(library, path, num_ctx, threads))
         self._loaded = wanted
-        return time.monotonic() - began
+        return time.monotonic() - started
 
-    def drop(self) -> None:
+    def unload(self) -> None:
         if self.server is not None:
             self._loaded = None
             self.server = None
@@ -152,18 +156,18 @@ _RESIDENT = _Resident()
 
 
 class _Stream:
-    """Callback for llama.cpp's chunks; it returns True to stop the generation."""
+    """Callback that collects the chunks of an answer. It returns True to stop the generation."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
-        self._began = time.monotonic()
-        self._first_token: float | None = None
-        self._text: list[str] = []
+        self._started = time.monotonic()
+        self._first_token_at: float | None = None
+        self._texts: list[str] = []
         self._finish_reason: str | None = None
         self._timings: Mapping[str, Any] = {}
         self._error: Mapping[str, Any] | None = None
-        self._stopped: FailureKind | None = None  # why the generation is stopped early
-        self._raised: Exception | None = None
+        self._stop_kind: FailureKind | None = None  # set if the generation is stopped early
+        self._exception: Exception | None = None
         self.abandoned = False  # the caller was interrupted and does not need the answer
 
     def __call__(self, chunk: dict[str, Any]) -> bool:
@@ -173,25 +177,26 @@ class _Stream:
             for choice in chunk.get("choices", ()):
                 self._finish_reason = choice.get("finish_reason") or self._finish_reason
                 if text := choice["delta"].get("content"):
-                    self._first_token = self._first_token or time.monotonic()
-                    self._text.append(text)
-        except Exception as exc:  # noqa: BLE001  xllamacpp would swallow it; raised again in `outcome`
-            self._raised = exc
+                    self._first_token_at = self._first_token_at or time.monotonic()
+                    self._texts.append(text)
+        except Exception as exc:  # noqa: BLE001  xllamacpp would swallow it, so `outcome` raises it
+            self._exception = exc
         if self._finish_reason is None:
             if self._request.cancel.is_set():
-                self._stopped = FailureKind.CANCELLED
-            elif time.monotonic() - self._began > self._request.timeout_s:
-                self._stopped = FailureKind.TIMEOUT
-        return self._raised is not None or self.abandoned or self._stopped is not None
+                self._stop_kind = FailureKind.CANCELLED
+            elif time.monotonic() - self._started > self._request.timeout_s:
+                self._stop_kind = FailureKind.TIMEOUT
+        return self._exception is not None or self.abandoned or self._stop_kind is not None
 
     def outcome(self, load_s: float) -> Completion | EngineFailure:
+        """Return the answer or the failure, once the generation has ended."""
         now = time.monotonic()
-        if self._raised is not None:
-            raise self._raised
-        if self._stopped is FailureKind.TIMEOUT:
-            return self.failure(self._stopped, f"no complete answer within {self._request.timeout_s:g} s")
-        if self._stopped is not None:
-            return self.failure(self._stopped, "cancelled")
+        if self._exception is not None:
+            raise self._exception
+        if self._stop_kind is FailureKind.TIMEOUT:
+            return self.failure(self._stop_kind, f"no complete answer within {self._request.timeout_s:g} s")
+        if self._stop_kind is not None:
+            return self.failure(self._stop_kind, "cancelled")
         if self._error is not None:
             code = self._error.get("code")
             kind = FailureKind.INCOMPLETE
@@ -205,34 +210,34 @@ class _Stream:
         timings = self._timings
         output_tokens = timings.get("predicted_n")
         return Completion(
-            text="".join(self._text),
+            text="".join(self._texts),
             done_reason="length" if self._finish_reason == "length" else "stop",
-            latency_s=now - self._began,
+            latency_s=now - self._started,
             load_s=load_s,
-            ttft_s=None if self._first_token is None else self._first_token - self._began,
+            ttft_s=None if self._first_token_at is None else self._first_token_at - self._started,
             prompt_tokens=timings["prompt_n"] + timings.get("cache_n", 0) if "prompt_n" in timings else None,
             output_tokens=output_tokens,
             tokens_per_s=timings.get("predicted_per_second") if output_tokens and output_tokens > 1 else None,
         )
 
     def failure(self, kind: FailureKind, reason: str) -> EngineFailure:
-        return EngineFailure(kind, reason, partial="".join(self._text))
+        return EngineFailure(kind, reason, partial="".join(self._texts))
 
 
 def _generate(server: Any, payload: dict[str, Any], stream: _Stream) -> None:
-    """Run the call in a separate thread: in the caller's, xllamacpp would swallow a Ctrl-C.
+    """Run the generation in a separate thread, because xllamacpp would swallow a Ctrl-C in the caller's thread.
 
-    Waits on an event, because an interrupted Thread.join() marks the thread as finished, and a process that exits
-    while llama.cpp calls back is aborted.
+    Waits for an event instead of Thread.join(), because an interrupted join() marks the thread as finished. The process
+    could then exit while llama.cpp calls back, which aborts it.
     """
-    failed: list[RuntimeError] = []
+    errors: list[RuntimeError] = []
     done = threading.Event()
 
     def work() -> None:
         try:
             server.handle_chat_completions(payload, stream)
         except RuntimeError as exc:
-            failed.append(exc)
+            errors.append(exc)
         finally:
             done.set()
 
@@ -245,9 +250,9 @@ def _generate(server: Any, payload: dict[str, Any], stream: _Stream) -> None:
         done.wait()
         raise
     finally:
-        worker.join()  # it references the weights until then
-    if failed:
-        raise failed[0]
+        worker.join()  # the thread references the weights until it ends
+    if errors:
+        raise errors[0]
 
 
 def _payload(request: GenerationRequest, max_ctx: int) -> dict[str, Any]:
@@ -268,7 +273,7 @@ def _payload(request: GenerationRequest, max_ctx: int) -> dict[str, Any]:
         "seed": int(options["seed"]) % _NO_SEED,
         "cache_prompt": False,  # a cached prefix is computed in different batches, which may change the answer
         "stream": True,
-        "return_progress": True,  # calls back during prompt processing too, so that it can be cancelled
+        "return_progress": True,  # calls back during prompt processing too, so that the request can be cancelled
     }
 
 
@@ -280,8 +285,8 @@ def _parameters(library: Any, path: Path, num_ctx: int, threads: int) -> Any:
     parameters.n_batch = parameters.n_ubatch = _BATCH
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
     parameters.n_gpu_layers = 0
-    parameters.fit_params = False  # would shrink the context when memory is short
-    # With flash attention the text depends on the number of threads; disabling it is not slower.
+    parameters.fit_params = False  # True would shrink the context when memory is short
+    # With flash attention, the answer depends on the number of threads. Without it, generation is not slower.
     parameters.flash_attn_type = library.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     parameters.reasoning_format = library.common_reasoning_format.COMMON_REASONING_FORMAT_NONE
     parameters.force_pure_content_parser = True
@@ -290,13 +295,14 @@ def _parameters(library: Any, path: Path, num_ctx: int, threads: int) -> Any:
     parameters.n_ctx_checkpoints = 0
     parameters.warmup = False
     parameters.verbosity = -1
-    # xllamacpp always opens a loopback port; a random key blocks access to it.
+    # xllamacpp always opens a port on the loopback interface. A random key prevents access by others.
     parameters.api_keys = [secrets.token_urlsafe(32)]
     parameters.n_threads_http = 1
     return parameters
 
 
 def _version(model: str) -> str:
+    """Return the version of xllamacpp; raises ModelRefused if it is not installed."""
     try:
         return importlib.metadata.version("xllamacpp")
     except importlib.metadata.PackageNotFoundError as exc:

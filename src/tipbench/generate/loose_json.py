@@ -1,8 +1,8 @@
-"""Lenient parser for the almost-JSON of small models; linear in the length, and never raises.
+"""Lenient parser for the invalid JSON that small models write. It never raises, and takes linear time.
 
 Parsing starts at the first bracket and accepts single, smart or backtick quotes, unescaped quotes inside a string,
-missing or trailing commas, bare keys, mismatched brackets and a truncated end. Valid JSON is parsed as such.
-Numbers and bare words are skipped, because no caller needs them.
+missing or trailing commas, unquoted keys, mismatched brackets and a truncated end. Valid JSON is accepted as
+well. Numbers and unquoted words are skipped, because no caller needs them.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import re
 from dataclasses import dataclass, field
 
 MAX_DEPTH = 64  # deeper brackets are skipped
-MAX_STEPS = 50_000  # tokens, plus quotes and escapes inside strings; an answer with 200 tips needs about 2000
+MAX_STEPS = 50_000  # a step is a token, or a quote or escape in a string; an answer with 200 tips has about 2000
 
 _CLOSERS = {'"': '"', "'": "'", "`": "`", "“": "”“", "„": "“”", "‘": "’", "«": "»"}
-_MARKS = {opener: re.compile(rf"\\.|[{closers}]", re.DOTALL) for opener, closers in _CLOSERS.items()}
-_OPENING = re.compile(r"[\[{]")
+_QUOTES_AND_ESCAPES = {opener: re.compile(rf"\\.|[{closers}]", re.DOTALL) for opener, closers in _CLOSERS.items()}
+_OPEN_BRACKET = re.compile(r"[\[{]")
 _TOKEN = re.compile(
     r"[\s,]*+(?:(?P<fence>```)|(?P<open>[\[{])|(?P<close>[\]}])|(?P<colon>:)|(?P<quote>[\"'`“„‘«])"
     r"|(?P<bare>[^\s,:\[\]{}\"`“„«]++))"
 )
 _COLON = re.compile(r"\s*+:")
-# In valid JSON one of these follows the quote that ends a string; a quote in the middle is rarely followed by one.
-_END = re.compile(
+# What follows the quote at the end of a string in valid JSON. It rarely follows a quote in the middle of a string.
+_AFTER_STRING = re.compile(
     r"[^\S\n]*+(?:\n|\Z|[:\]}]|```"
     r"|,\s*+(?:\Z|[\"'`“„‘«\[\]{}]|-?\d[\d.eE+-]*+\s*+[,\]}]|(?:true|false|null)\b|\w++\s*+:))"
 )
@@ -36,32 +36,34 @@ class Node:
     """An object or an array; the entries of an array have no key."""
 
     entries: list[tuple[str | None, str | Node]] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)  # every key found, including one whose value is truncated
+    keys: list[str] = field(default_factory=list)  # all keys, including a key whose value is truncated
 
 
 def read_loose(text: str) -> list[Node]:
-    """Return every outermost object or array in the text, in order; a truncated string is omitted."""
+    """Return the outermost objects and arrays in the text, in order. A truncated string is omitted."""
     return _Reader(text).read()
 
 
 class _Reader:
+    """The state of one pass over a text."""
+
     def __init__(self, text: str) -> None:
         self.text = text
         self.pos = 0
-        self.steps = MAX_STEPS
+        self.steps_left = MAX_STEPS
         self.roots: list[Node] = []
-        self.stack: list[tuple[str, Node]] = []  # with its opening bracket
-        self.key: str | None = None  # of the innermost node, waiting for its value
-        self.stray: set[str] = set()  # quotes without a closing quote in the rest of the text
+        self.stack: list[tuple[str, Node]] = []  # open nodes, each with its bracket
+        self.key: str | None = None  # the last key of the innermost node, if its value has not been read
+        self.unclosed: set[str] = set()  # opening quotes that have no closing quote in the rest of the text
 
     def read(self) -> list[Node]:
-        while self.steps > 0:
-            self.steps -= 1
+        while self.steps_left > 0:
+            self.steps_left -= 1
             if not self.stack:
-                opening = _OPENING.search(self.text, self.pos)
-                if opening is None:
+                bracket = _OPEN_BRACKET.search(self.text, self.pos)
+                if bracket is None:
                     break
-                self.pos = opening.start()
+                self.pos = bracket.start()
             token = _TOKEN.match(self.text, self.pos)
             if token is None:
                 break
@@ -77,9 +79,9 @@ class _Reader:
                     self.key = None
             elif token["close"]:
                 self.key = None
-                bracket = "[" if token["close"] == "]" else "{"
-                if any(opened == bracket for opened, _ in self.stack):
-                    while self.stack.pop()[0] != bracket:
+                opener = "[" if token["close"] == "]" else "{"
+                if any(opened == opener for opened, _ in self.stack):
+                    while self.stack.pop()[0] != opener:
                         pass
             elif token["fence"]:
                 self.stack.clear()
@@ -91,7 +93,7 @@ class _Reader:
         return self.roots
 
     def _as_key(self, word: str) -> str | None:
-        """Return the word if a colon follows, which makes it a key; else None."""
+        """Return the word if it is a key, because a colon follows; else None. Adds a key to the keys of the node."""
         if _COLON.match(self.text, self.pos) is None:
             return None
         self.stack[-1][1].keys.append(word)
@@ -99,17 +101,20 @@ class _Reader:
 
     def _read_string(self, opener: str) -> None:
         end = None
-        for mark in _MARKS[opener].finditer(self.text, self.pos) if opener not in self.stray else ():
-            self.steps -= 1
-            if self.steps < 0:
+        marks = () if opener in self.unclosed else _QUOTES_AND_ESCAPES[opener].finditer(self.text, self.pos)
+        for mark in marks:
+            self.steps_left -= 1
+            if self.steps_left < 0:
                 break
-            if mark[0][0] != "\\" and _END.match(self.text, mark.end()):
+            if mark[0][0] != "\\" and _AFTER_STRING.match(self.text, mark.end()):
                 end = mark.start()
                 break
         if end is None:
-            # A stray apostrophe is skipped; a stray double quote means that the text ends inside its last string.
-            self.stray.add(opener)
-            self.pos = len(self.text) if opener == '"' else self.pos
+            # A double quote that is not closed means that the text ends inside a string. Any other quote may be an
+            # apostrophe, so only the quote is skipped.
+            self.unclosed.add(opener)
+            if opener == '"':
+                self.pos = len(self.text)
             return
         value = _unescape(self.text[self.pos : end])
         self.pos = end + 1
@@ -123,11 +128,11 @@ def _unescape(body: str) -> str:
     if "\\" not in body:
         return body
 
-    def character(match: re.Match[str]) -> str:
+    def decode_escape(match: re.Match[str]) -> str:
         code = match[1]
         return chr(int(code[1:], 16)) if len(code) == 5 else _ESCAPED.get(code, code)
 
     def join_surrogates(match: re.Match[str]) -> str:
         return chr(0x10000 + ((ord(match[1]) - 0xD800) << 10) + (ord(match[2]) - 0xDC00))
 
-    return _SURROGATE_PAIR.sub(join_surrogates, _ESCAPE.sub(character, body))
+    return _SURROGATE_PAIR.sub(join_surrogates, _ESCAPE.sub(decode_escape, body))

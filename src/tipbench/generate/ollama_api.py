@@ -20,11 +20,11 @@ from tipbench.http import TOO_MANY_FILES, http_client, is_unreachable, tls_for, 
 
 _TIMEOUT = httpx.Timeout(10.0, connect=5.0)
 _PROBE_TIMEOUT = httpx.Timeout(2.0)
-_NOT_COMPRESSED = {"Accept-Encoding": "identity"}  # the stream is read raw, without a decoder
-_MAX_CHARS = 8_000_000  # per answer: far beyond any num_predict, so only a broken server exceeds it
-_MAX_BODY = 64_000_000  # bytes of a response that is not streamed
-_MAX_ERROR = 65_536  # bytes of an error response
-_MAX_MESSAGE = 2000  # characters of an error message shown to users
+_NOT_COMPRESSED = {"Accept-Encoding": "identity"}  # because `iter_raw` does not decompress
+_MAX_CHARS = 8_000_000  # of an answer or a line; only a broken server exceeds it
+_MAX_BODY_BYTES = 64_000_000  # of a response that is not streamed
+_MAX_ERROR_BYTES = 65_536  # of an error response
+_MAX_MESSAGE_CHARS = 2000  # of an error message shown to users
 
 
 class Ending(Enum):
@@ -33,10 +33,10 @@ class Ending(Enum):
     DONE = auto()  # the last object has `done`
     CLEAN_END = auto()  # the stream ended normally, but without `done`
     ERROR_LINE = auto()  # {"error": …} after status 200
-    GARBAGE = auto()  # not NDJSON, or too long
+    GARBAGE = auto()  # the stream is not NDJSON, or is too long
     STATUS = auto()  # a status other than 200
     REFUSED = auto()  # connection refused or host unreachable
-    RESET = auto()  # the connection broke, or failed for another reason
+    RESET = auto()  # the connection was reset, or failed for another reason
     TIMEOUT = auto()
     CANCELLED = auto()
 
@@ -46,34 +46,34 @@ class Chat:
     """Result of one chat call. Times are in seconds since the request was sent."""
 
     ending: Ending = Ending.CLEAN_END
-    status: int = 0  # 0 before the first byte
+    status: int = 0  # HTTP status; 0 without a response
     error: str = ""
     text: str = ""
-    last: Mapping[str, Any] = field(default_factory=dict)
+    last: Mapping[str, Any] = field(default_factory=dict)  # the object with `done`
     first_token_s: float | None = None
-    wall_s: float = 0.0
+    wall_s: float = 0.0  # until the end of the call
 
 
 class OllamaApi:
-    """Client for one server. Thread-safe: each thread that chats has its own connection, which others can close."""
+    """Thread-safe client for one server. Each thread that calls `chat` has its own connection."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._tls = tls_for(url)
-        self._quick = self._client()  # for everything but chats
+        self._client = self._new_client()  # for everything but chats
         self._local = threading.local()
         self._connections: set[_Connection] = set()
         self._lock = threading.Lock()
 
     def version(self) -> str:
-        return str(_object(self._send("GET", "/api/version")).get("version", "unknown"))[:100]
+        return str(_json_object(self._send("GET", "/api/version")).get("version", "unknown"))[:100]
 
     def tags(self) -> list[dict[str, Any]]:
-        models = _object(self._send("GET", "/api/tags")).get("models")
+        models = _json_object(self._send("GET", "/api/tags")).get("models")
         return [model for model in models if isinstance(model, dict)] if isinstance(models, list) else []
 
     def show(self, model: str) -> dict[str, Any] | None:
-        """Return the server's details of a model; None if it is missing, ModelRefused if the server rejects it."""
+        """Return the details of a model; None if it is missing. Raises ModelRefused if the server rejects it."""
         response = self._send("POST", "/api/show", {"model": model})
         if response.status_code == 404:
             return None
@@ -82,41 +82,48 @@ class OllamaApi:
                 f"{model} cannot be used: Ollama at {self.url} answers {response.status_code}, {message!r}. "
                 "Check the name; `ollama list` shows the installed models."
             )
-        return _object(response)
+        return _json_object(response)
 
     def alive(self) -> bool:
         """Return whether the server responds; raises TipbenchError if no more files can be opened."""
         try:
-            return self._quick.get("/api/version", timeout=_PROBE_TIMEOUT).status_code == 200
+            return self._client.get("/api/version", timeout=_PROBE_TIMEOUT).status_code == 200
         except httpx.HTTPError as exc:
             self._raise_if_too_many_files(exc)
             return False
 
     def resident(self) -> tuple[Resident, ...] | None:
-        """Return the models in memory; None if the server did not respond in time (unknown is not empty)."""
+        """Return the models in memory; None if they are unknown, because the server did not respond in time."""
         try:
-            response = self._quick.get("/api/ps", timeout=_PROBE_TIMEOUT)
-            models = response.json()["models"] if response.status_code == 200 else None
-            if models is None:
-                return () if response.status_code == 200 else None
-            return tuple(Resident(str(m.get("name") or m.get("model")), str(m.get("digest"))) for m in models)
+            response = self._client.get("/api/ps", timeout=_PROBE_TIMEOUT)
+            if response.status_code != 200:
+                return None
+            models = response.json()["models"]
+            if models is None:  # null means that the memory is empty
+                return ()
+            return tuple(
+                Resident(str(model.get("name") or model.get("model")), str(model.get("digest"))) for model in models
+            )
         except (httpx.HTTPError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
             return None
 
     def unload(self, name: str) -> None:
-        """Ask the server to unload a model; does not wait for it, and ignores an unreachable server."""
+        """Request that the server unloads a model. Does not wait until it is unloaded, and ignores a failed request."""
         try:
-            self._quick.post("/api/generate", json={"model": name, "keep_alive": 0}, timeout=_TIMEOUT)
+            self._client.post("/api/generate", json={"model": name, "keep_alive": 0}, timeout=_TIMEOUT)
         except httpx.HTTPError as exc:
             self._raise_if_too_many_files(exc)
 
     def chat(self, body: Mapping[str, Any], *, timeout_s: float, cancel: threading.Event) -> Chat:
-        """Stream one answer; returns server and network errors. Raises TipbenchError if no file can be opened."""
+        """Stream one answer. Server and network errors are returned, not raised.
+
+        Raises TipbenchError if no more files can be opened.
+        """
         connection = self._take_connection()
         started = time.monotonic()
         chat = Chat()
         try:
-            if not cancel.is_set():  # `abort_calls` may have run before the connection was marked as busy
+            if not cancel.is_set():  # `abort_calls` skips a connection that is not busy yet
                 self._stream(connection, body, chat, started, timeout_s, cancel)
         except httpx.TimeoutException as exc:
             chat.ending, chat.error = Ending.TIMEOUT, f"no answer within {timeout_s:g} s ({type(exc).__name__})"
@@ -133,14 +140,14 @@ class OllamaApi:
         return chat
 
     def abort_calls(self) -> None:
-        """Cancel every running call; the server detects it and stops generating."""
+        """Close the connections of all running calls. The server then stops generating."""
         with self._lock:
             for connection in self._connections:
                 if connection.busy:
-                    connection.cut()
+                    connection.shut_down()
 
     def close_idle_connections(self) -> None:
-        """Close idle connections; those of finished threads would otherwise stay open until the end of the run."""
+        """Close idle connections. The connections of finished threads would otherwise stay open until `close`."""
         with self._lock:
             idle = {connection for connection in self._connections if not connection.busy}
             self._connections -= idle
@@ -148,21 +155,21 @@ class OllamaApi:
             connection.client.close()
 
     def close(self) -> None:
-        self._quick.close()
+        self._client.close()
         with self._lock:
             for connection in self._connections:
                 connection.client.close()
             self._connections.clear()
 
-    def _client(self) -> httpx.Client:
+    def _new_client(self) -> httpx.Client:
         return http_client(self.url, self._tls, base_url=self.url, timeout=_TIMEOUT)
 
     def _take_connection(self) -> _Connection:
-        """Return this thread's connection, marked as busy; creates one if it has none or it was dropped."""
+        """Mark this thread's connection as busy and return it. Creates it if it is missing or was closed."""
         with self._lock:
             connection: _Connection | None = getattr(self._local, "connection", None)
             if connection is None or connection not in self._connections:
-                connection = self._local.connection = _Connection(self._client())
+                connection = self._local.connection = _Connection(self._new_client())
                 self._connections.add(connection)
             connection.busy = True
         return connection
@@ -180,6 +187,7 @@ class OllamaApi:
         timeout_s: float,
         cancel: threading.Event,
     ) -> None:
+        """Send the request and store the answer, or the error response, in `chat`."""
         deadline = started + timeout_s
         timeout = httpx.Timeout(timeout_s, connect=min(10.0, timeout_s))
         with connection.client.stream(
@@ -196,7 +204,7 @@ class OllamaApi:
                 content = b""
                 for chunk in response.iter_raw():
                     content += chunk
-                    if len(content) > _MAX_ERROR:
+                    if len(content) > _MAX_ERROR_BYTES:
                         break
                 chat.error = (
                     _error_message(content) or content[:200].decode(errors="replace") or f"status {chat.status}"
@@ -207,7 +215,7 @@ class OllamaApi:
                 reader.feed(chunk)
                 late = time.monotonic() > deadline
                 if chat.ending is Ending.DONE and not late:
-                    continue  # read to the end of the stream: only then can the connection be reused
+                    continue  # a connection can be reused only if its stream is read to the end
                 if late and not (reader.ended or cancel.is_set()):
                     reader.end(Ending.TIMEOUT, f"the answer did not end within {timeout_s:g} s")
                 if reader.ended or cancel.is_set():
@@ -216,7 +224,7 @@ class OllamaApi:
 
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
         try:
-            return self._quick.request(method, path, json=body)
+            return self._client.request(method, path, json=body)
         except httpx.HTTPError as exc:
             self._raise_if_too_many_files(exc)
             raise OllamaUnavailable(
@@ -226,7 +234,7 @@ class OllamaApi:
 
 
 class _Connection:
-    """A client with one connection whose socket is accessible, so that another thread can cut a blocked read."""
+    """A client with one connection. Another thread can shut down its socket, which ends a blocked read."""
 
     def __init__(self, client: httpx.Client) -> None:
         self.client = client
@@ -234,10 +242,11 @@ class _Connection:
         self._stream: Any = None
 
     def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Store the network stream of a new connection; a trace extension of httpx."""
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             self._stream = info["return_value"]
 
-    def cut(self) -> None:
+    def shut_down(self) -> None:
         sock = self._stream.get_extra_info("socket") if self._stream is not None else None
         if sock is not None:
             with suppress(OSError):  # already closed
@@ -250,13 +259,13 @@ class _Reader:
     def __init__(self, chat: Chat, started: float) -> None:
         self._chat = chat
         self._started = started
-        self._rest = b""
+        self._rest = b""  # the incomplete last line
         self._pieces: list[str] = []
         self._chars = 0
         self.ended = False
 
     def feed(self, chunk: bytes) -> None:
-        *lines, self._rest = (self._rest + chunk).split(b"\n") if self._rest else chunk.split(b"\n")
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
             if not self.ended and line.strip():
                 self._parse_line(line)
@@ -275,7 +284,7 @@ class _Reader:
     def _parse_line(self, line: bytes) -> None:
         try:
             part = json.loads(line)
-            error = str(part.get("error") or "")[:_MAX_MESSAGE]
+            error = str(part.get("error") or "")[:_MAX_MESSAGE_CHARS]
         except (ValueError, RecursionError, AttributeError):
             self.end(Ending.GARBAGE, f"not a JSON object: {line[:80]!r}")
             return
@@ -297,9 +306,10 @@ class _Reader:
             self.end(Ending.DONE)
 
 
-def _object(response: httpx.Response) -> dict[str, Any]:
+def _json_object(response: httpx.Response) -> dict[str, Any]:
+    """Return the JSON object of a response; raises OllamaError if it is an error or not from Ollama."""
     try:
-        value = response.json() if len(response.content) <= _MAX_BODY else None
+        value = response.json() if len(response.content) <= _MAX_BODY_BYTES else None
     except (ValueError, RecursionError):
         value = None
     if response.status_code != 200 and (message := _error_message(response.content)):
@@ -313,9 +323,9 @@ def _object(response: httpx.Response) -> dict[str, Any]:
 
 
 def _error_message(body: bytes) -> str:
-    """Return Ollama's error message; empty if the body is not in Ollama's error format."""
+    """Return the message of an error response; empty if the body does not have Ollama's error format."""
     try:
-        message = json.loads(body)["error"] if len(body) <= _MAX_ERROR else ""
+        message = json.loads(body)["error"] if len(body) <= _MAX_ERROR_BYTES else ""
     except (ValueError, RecursionError, KeyError, TypeError):
         return ""
-    return message[:_MAX_MESSAGE].strip() if isinstance(message, str) else ""
+    return message[:_MAX_MESSAGE_CHARS].strip() if isinstance(message, str) else ""

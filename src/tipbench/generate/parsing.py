@@ -1,4 +1,4 @@
-"""Parses raw answers into tips: strictly if they are the requested JSON, best effort otherwise."""
+"""Parses raw answers into tips: strictly if an answer is the requested JSON, else leniently."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from itertools import pairwise
 
 from tipbench.generate.loose_json import Node, read_loose
 
-MAX_TIPS = 200  # unless more were requested
+MAX_TIPS = 200  # tips kept from an answer, unless more were requested
 
 _TIP_KEYS = frozenset(
     {"tip", "tips", "advice", "suggestion", "recommendation", "hint", "action", "tip text", "productivity tip"}
 )
-_WHY_KEYS = frozenset(
+_RATIONALE_KEYS = frozenset(
     {"rationale", "rational", "reason", "reasoning", "why", "explanation", "justification", "benefit"}
 )
-_HEAD_KEYS = frozenset({"title", "headline", "heading", "name"})
-_BODY_KEYS = frozenset({"", "text", "description", "content", "body", "detail", "details", "message", "value"})
-_MAX_KEY_CHARS = 40
+_TITLE_KEYS = frozenset({"title", "headline", "heading", "name"})
+_DESCRIPTION_KEYS = frozenset({"", "text", "description", "content", "body", "detail", "details", "message", "value"})
+_MAX_KEY_CHARS = 40  # longer keys are not normalised
 
 _NOT_LETTERS = re.compile(r"[\W\d_]+")
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL_CHARS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _NEWLINES = re.compile("\r\n?")
-_THINK = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
+_THINK_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Tip:
-    """One candidate tip. The rationale is empty if none was given."""
+    """One candidate tip. The rationale is empty if the answer has none."""
 
     tip: str
     rationale: str = ""
@@ -46,7 +46,7 @@ class Answer:
 
 
 def parse_answer(raw: str, n_tips: int) -> Answer:
-    """Parse the tips in a model's answer; never raises, and takes time linear in its length."""
+    """Parse the tips in a model's answer. Never raises, and takes time linear in the length of the answer."""
     exact = _distinct(_parse_exact(raw, n_tips), n_tips)
     if exact and len(exact) == n_tips:
         return Answer(exact, format_ok=True)
@@ -60,21 +60,25 @@ def parse_answer(raw: str, n_tips: int) -> Answer:
 
 
 def is_overlong(tip: str, word_limit: int) -> bool:
-    """Return whether a tip exceeds the word limit; words are split at whitespace and have a letter or digit."""
+    """Return whether a tip exceeds the word limit. Words are separated by whitespace and have a letter or digit."""
     return sum(any(map(str.isalnum, word)) for word in tip.split()) > word_limit
 
 
 def tips_json(tips: Iterable[Tip]) -> str:
-    """Return the tips as a compact JSON list without escapes; lone surrogates are left for the store to escape."""
-    listed = [{"tip": tip.tip, "rationale": tip.rationale} for tip in tips]
-    return json.dumps(listed, ensure_ascii=False, separators=(",", ":"))
+    """Return the tips as compact JSON. Does not escape lone surrogates; the store does."""
+    records = [{"tip": tip.tip, "rationale": tip.rationale} for tip in tips]
+    return json.dumps(records, ensure_ascii=False, separators=(",", ":"))
 
 
 def _parse_exact(raw: str, n_tips: int) -> list[Tip]:
-    """Return the valid tips of a JSON list of the requested length, duplicates included; else an empty list."""
-    try:  # objects become tuples of pairs, so that a duplicate key is noticed
+    """Return the valid tips, duplicates included, if the answer is a JSON list of the requested length; else []."""
+    try:  # objects become tuples of (key, value), so that duplicate keys are detected
         value: object = json.loads(
-            raw, object_pairs_hook=tuple, parse_constant=_reject_constant, parse_int=_ignored, parse_float=_ignored
+            raw,
+            object_pairs_hook=tuple,
+            parse_constant=_reject_constant,
+            parse_int=_discard_number,
+            parse_float=_discard_number,
         )
     except (ValueError, RecursionError):
         return []
@@ -95,11 +99,12 @@ def _reject_constant(constant: str) -> object:
     raise ValueError(constant)
 
 
-def _ignored(_number: str) -> None:
-    """Discard a number: Python refuses to convert one of 5000 digits, and none is needed."""
+def _discard_number(_number: str) -> None:
+    """Discard a number. Tips need none, and Python does not convert numbers of more than 4300 digits."""
 
 
 def _distinct(tips: Iterable[Tip], limit: int) -> tuple[Tip, ...]:
+    """Return the first `limit` tips, without empty tips and duplicates. Case and whitespace are ignored."""
     kept: dict[str, Tip] = {}
     for tip in tips:
         if len(kept) >= limit:
@@ -111,127 +116,138 @@ def _distinct(tips: Iterable[Tip], limit: int) -> tuple[Tip, ...]:
 
 
 def _clean(text: str) -> str:
-    return _CONTROLS.sub("", _NEWLINES.sub("\n", text)).strip()
+    return _CONTROL_CHARS.sub("", _NEWLINES.sub("\n", text)).strip()
 
 
 def _without_thinking(raw: str) -> str:
-    """Remove `<think>` blocks; a closing tag alone ends a block that the prompt opened."""
+    """Remove `<think>` blocks. A closing tag without an opening tag ends a block that the prompt opened."""
     kept: list[str] = []
-    pos, inside, any_block = 0, False, False
-    for tag in _THINK.finditer(raw):
+    pos, inside, block_seen = 0, False, False
+    for tag in _THINK_TAG.finditer(raw):
         closing = bool(tag[1])
         if not closing and not inside:
             kept.append(raw[pos : tag.start()])
-            inside = any_block = True
-        elif closing and (inside or not any_block):
-            pos, inside, any_block = tag.end(), False, True
+            inside = block_seen = True
+        elif closing and (inside or not block_seen):
+            pos, inside, block_seen = tag.end(), False, True
     return "".join(kept) + ("" if inside else raw[pos:])
 
 
 def _normalise_key(key: str) -> str:
-    """Normalise a key: `Tip_1` and `TIP` become `tip`; `tip_id` does not."""
-    return _NOT_LETTERS.sub(" ", key).strip().casefold() if len(key) <= _MAX_KEY_CHARS else key
+    """Normalise a key: `Tip_1` and `TIP` become `tip`, and `tip_id` becomes `tip id`."""
+    if len(key) > _MAX_KEY_CHARS:
+        return key
+    return _NOT_LETTERS.sub(" ", key).strip().casefold()
 
 
 def _names_tips(node: Node) -> bool:
+    """Return whether a key of the node, or of a nested node, names tips."""
     return any(_normalise_key(key) in _TIP_KEYS for key in node.keys) or any(
         _names_tips(entry) for _, entry in node.entries if isinstance(entry, Node)
     )
 
 
 def _tips_in(node: Node, label: str = "") -> list[Tip]:
-    """Return the tips of a node: from keys that name tips, else from nested nodes, else from its other keys."""
+    """Return the tips of a node: from keys that name tips, else from nested nodes, else from its other texts.
+
+    `label` is the normalised key of the node, or of the nearest enclosing node that has a key.
+    """
     texts = [
         (None if key is None else _normalise_key(key), value) for key, value in node.entries if isinstance(value, str)
     ]
     named = [(key, text) for key, text in texts if key is not None]
-    reason = next((text for key, text in named if key in _WHY_KEYS), "")
+    rationale = next((text for key, text in named if key in _RATIONALE_KEYS), "")
     if any(key in _TIP_KEYS for key, _ in named):
         return _named_tips(named)
-    if named and len(named) < len(texts) and all(key in _WHY_KEYS for key, _ in named):
+    if named and len(named) < len(texts) and all(key in _RATIONALE_KEYS for key, _ in named):
         # ["Do this", "rationale": "that"]
         return _named_tips([("tip" if key is None else key, text) for key, text in texts])
-    deeper = [
+    nested = [
         tip
         for key, value in node.entries
         if isinstance(value, Node)
         for tip in _tips_in(value, label if key is None else _normalise_key(key))
     ]
-    if deeper:
-        if len(deeper) == 1 and not deeper[0].rationale:  # the outer object may have the reason
-            return [Tip(deeper[0].tip, reason)]
-        return deeper
+    if nested:
+        if len(nested) == 1 and not nested[0].rationale:  # the outer object may have the rationale
+            return [Tip(nested[0].tip, rationale)]
+        return nested
     if named:
-        return _described_tip(named, reason, announced=label in _TIP_KEYS)
-    return _plain_tips(text for _, text in texts) if label == "" or label in _TIP_KEYS else []
+        return _described_tip(named, rationale, announced=label in _TIP_KEYS)
+    if label == "" or label in _TIP_KEYS:
+        return _plain_tips(text for _, text in texts)
+    return []
 
 
 def _named_tips(named: list[tuple[str, str]]) -> list[Tip]:
-    """Pair each `tip` key with its rationale; one object may hold several (`tip1`, `rationale1`, `tip2` …)."""
+    """Pair each text of a `tip` key with its rationale. One object may have several: `tip1`, `rationale1`, `tip2` …"""
     tips: list[Tip] = []
-    waiting = ""
+    next_rationale = ""  # a rationale that precedes its tip
     for key, text in named:
         if key in _TIP_KEYS:
-            tips.append(Tip(text, waiting))
-            waiting = ""
-        elif key in _WHY_KEYS or key in _BODY_KEYS:
+            tips.append(Tip(text, next_rationale))
+            next_rationale = ""
+        elif key in _RATIONALE_KEYS or key in _DESCRIPTION_KEYS:
             if tips and not tips[-1].rationale:
                 tips[-1] = Tip(tips[-1].tip, text)
             else:
-                waiting = text
+                next_rationale = text
     return tips
 
 
-def _described_tip(named: list[tuple[str, str]], reason: str, *, announced: bool) -> list[Tip]:
-    """Build a tip from a title and a description, or either with a reason.
+def _described_tip(named: list[tuple[str, str]], rationale: str, *, announced: bool) -> list[Tip]:
+    """Build a tip from a title, a description, or both.
 
-    A title alone is a tip only if it is `announced`: if the key of the enclosing object names tips.
+    A title without a description needs a rationale. Without either it is a tip only if `announced`, that is, if the key
+    of the object names tips.
     """
-    head = next((_split_label(text)[0] for key, text in named if key in _HEAD_KEYS), "")
-    body = next((_split_label(text)[0] for key, text in named if key in _BODY_KEYS), "")
-    if not _is_meaningful(head):
-        head = ""
-    if not (body or reason or announced):
+    title = next((_split_label(text)[0] for key, text in named if key in _TITLE_KEYS), "")
+    description = next((_split_label(text)[0] for key, text in named if key in _DESCRIPTION_KEYS), "")
+    if not _is_meaningful(title):
+        title = ""
+    if not (description or rationale or announced):
         return []
-    tip = head or body
-    if head and body:
-        tip = f"{head} {body}" if head[-1] in ".!?:" else f"{head}: {body}"
-    return [Tip(tip, reason)] if _is_meaningful(tip) else []
+    tip = title or description
+    if title and description:
+        tip = f"{title} {description}" if title[-1] in ".!?:" else f"{title}: {description}"
+    return [Tip(tip, rationale)] if _is_meaningful(tip) else []
 
 
 def _plain_tips(texts: Iterable[str]) -> list[Tip]:
-    """Parse an array of strings, some of which may be labelled as the rationale of the previous one."""
+    """Parse an array of strings. A string labelled as a rationale belongs to the previous tip."""
     tips: list[Tip] = []
     for text in texts:
-        content, is_why = _split_label(text.strip())
-        if is_why and tips:
+        content, is_rationale = _split_label(text.strip())
+        if is_rationale and tips:
             tips[-1] = Tip(tips[-1].tip, content)
-        elif not is_why and _is_meaningful(content):
+        elif not is_rationale and _is_meaningful(content):
             tips.append(Tip(content))
     return tips
 
 
-MAX_LINES = 20_000  # the rest is ignored
+MAX_LINES = 20_000  # lines of an answer that are parsed as a list; the rest is ignored
 
 _EMPHASIS = re.compile(r"\*\*|__|(?<!\w)\*(?=\S)|(?<=\S)\*(?!\w)")
 _HEADING = re.compile(r"(?:#{1,6}|>)\s++")
 _MARKER = re.compile(r"(?:\(?(?P<number>\d{1,3})(?:[.):]|\ufe0f?\u20e3)|(?P<bullet>[-*•‣◦▪–—·+]))\s++")
-_LABEL = re.compile(
+_TIP_LABEL = re.compile(
     r"(?:productivity )?(?:tip|suggestion|advice|recommendation)(?:\s?#?\d{1,3}\s?[:.)–—-]|\s?[:–—])\s*+", re.IGNORECASE
 )
-_WHY_WORDS = r"(?:rationale|reason(?:ing)?|explanation|benefit|why(?: (?:it|this)(?: works| helps| matters)?)?)"
-_WHY = re.compile(rf"(?:{_WHY_WORDS}|because)\s?\d{{0,3}}\s?[:–—]\s*+", re.IGNORECASE)
-_WHY_INSIDE = re.compile(rf"(?<=[\s(]){_WHY_WORDS}\s?:\s*+", re.IGNORECASE)
-_BARE_LABEL = re.compile(r"\W*+(?:productivity )?tips?\W*+\d{0,3}\W*+", re.IGNORECASE)
+_RATIONALE_WORDS = r"(?:rationale|reason(?:ing)?|explanation|benefit|why(?: (?:it|this)(?: works| helps| matters)?)?)"
+_RATIONALE_LABEL = re.compile(rf"(?:{_RATIONALE_WORDS}|because)\s?\d{{0,3}}\s?[:–—]\s*+", re.IGNORECASE)
+_INLINE_RATIONALE = re.compile(rf"(?<=[\s(]){_RATIONALE_WORDS}\s?:\s*+", re.IGNORECASE)
+_ONLY_LABEL = re.compile(r"\W*+(?:productivity )?tips?\W*+\d{0,3}\W*+", re.IGNORECASE)
 _QUOTES = {'"': '"', "“": "”", "'": "'", "‘": "’", "«": "»"}
-_CODE = ("{", "}", "[", "]", '"', "```")
+_CODE_STARTS = ("{", "}", "[", "]", '"', "```")
 
 
 class _Kind(Enum):
-    LABEL = auto()
+    """The kind of a line."""
+
+    LABEL = auto()  # begins with "Tip 1:" or similar
     NUMBER = auto()
     BULLET = auto()
-    WHY = auto()
+    RATIONALE = auto()  # begins with "Rationale:" or similar
     PLAIN = auto()
     BLANK = auto()
     CODE = auto()
@@ -246,96 +262,105 @@ class _Line:
 
 @dataclass
 class _Item:
+    """A list item: the lines of its tip, and its rationale."""
+
     parts: list[str]
-    why: str = ""
-    why_labelled: bool = False  # by its label, not by its position
+    rationale: str = ""
+    rationale_labelled: bool = False  # found by its label, not by its position
 
     @property
     def unfinished(self) -> bool:
+        """Whether the tip has no end of a sentence yet."""
         return not self.parts or self.parts[-1][-1].isalnum() or self.parts[-1][-1] in ",;"
 
     def tip(self) -> Tip | None:
-        """Join the parts, with a colon between a headline and what follows it; None if the item is not a tip."""
+        """Join the parts, with a colon after a headline; None if the item is not a tip."""
         joined = self.parts[:1]
         for before, part in pairwise(self.parts):
             joined.append((": " if before[-1].isalnum() and part[0].isupper() else " ") + part)
-        text, why = "".join(joined), self.why
-        inside = _WHY_INSIDE.search(text)
-        if inside and inside.start() > 0:
-            text, why = text[: inside.start()].rstrip(" (-–—"), text[inside.end() :].rstrip(")") or why
+        text, rationale = "".join(joined), self.rationale
+        inline = _INLINE_RATIONALE.search(text)
+        if inline and inline.start() > 0:
+            text, rationale = text[: inline.start()].rstrip(" (-–—"), text[inline.end() :].rstrip(")") or rationale
         text = _unquoted(text.strip())
-        return Tip(text, _unquoted(why.strip())) if _is_meaningful(text) and not text.endswith(":") else None
+        if not _is_meaningful(text) or text.endswith(":"):
+            return None
+        return Tip(text, _unquoted(rationale.strip()))
 
 
 def _list_tips(text: str) -> list[Tip]:
-    """Return the tip of every list item; empty for plain prose."""
+    """Return the tips of a list that is written as text; empty for prose."""
     lines = [
         _classify_line(line)
         for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n", MAX_LINES)[:MAX_LINES]
     ]
     labels = sum(line.kind is _Kind.LABEL for line in lines)
-    kinds = {_Kind.BULLET}  # of the lines that begin a tip
+    first_kinds = {_Kind.BULLET}  # kinds of lines that begin a tip
     if labels or any(line.kind is _Kind.NUMBER for line in lines):
-        kinds = {_Kind.LABEL} if labels > 1 else {_Kind.LABEL, _Kind.NUMBER}
+        first_kinds = {_Kind.LABEL} if labels > 1 else {_Kind.LABEL, _Kind.NUMBER}
     items: list[_Item] = []
     current: _Item | None = None
-    gap = why_next = False  # a blank line came before; the rationale is on the next line
+    after_blank = False  # the previous line is blank
+    rationale_next = False  # the previous line is only the label of a rationale
     for line in lines:
         if line.kind is _Kind.BLANK:
-            gap = True
+            after_blank = True
             continue
-        if line.kind in kinds:
+        if line.kind in first_kinds:
             current = _Item([line.text] if line.text else [])
             items.append(current)
-            why_next = False
+            rationale_next = False
         elif line.kind is _Kind.CODE or current is None:
             current = None
-        elif line.kind is _Kind.WHY or why_next:
-            why_next = not line.text
-            if line.text and not current.why_labelled:
-                current.why, current.why_labelled = line.text, True
+        elif line.kind is _Kind.RATIONALE or rationale_next:
+            rationale_next = not line.text
+            if line.text and not current.rationale_labelled:
+                current.rationale, current.rationale_labelled = line.text, True
         elif not line.text:
             pass
         elif not current.parts or current.parts[-1].endswith(":"):
             current.parts.append(line.text)
-        elif line.kind is _Kind.PLAIN and gap and not line.indented:
+        elif line.kind is _Kind.PLAIN and after_blank and not line.indented:
             current = None  # closing remarks
         elif line.kind is _Kind.PLAIN and current.unfinished:
             current.parts.append(line.text)
-        elif not current.why:
-            current.why = line.text
-        gap = False
+        elif not current.rationale:
+            current.rationale = line.text
+        after_blank = False
     return [tip for item in items if (tip := item.tip()) is not None]
 
 
 def _split_label(text: str) -> tuple[str, bool]:
-    """Return the text without a leading "Tip 1:" or "Rationale:", and whether it is a rationale."""
-    why = _WHY.match(text)
-    label = why or _LABEL.match(text)
-    return (text[label.end() :] if label else text), why is not None
+    """Return the text without a label such as "Tip 1:" or "Rationale:", and whether it is a rationale."""
+    rationale_label = _RATIONALE_LABEL.match(text)
+    label = rationale_label or _TIP_LABEL.match(text)
+    return (text[label.end() :] if label else text), rationale_label is not None
 
 
 def _is_meaningful(text: str) -> bool:
-    """Return whether a text is more than "Tip 1": at least two words, or a script that may not separate words."""
-    if _BARE_LABEL.fullmatch(text) or not any(map(str.isalpha, text)):
+    """Return whether a text may be a tip: more than a label such as "Tip 1", and at least two words.
+
+    One word is enough if it is not ASCII, because some scripts do not separate words.
+    """
+    if _ONLY_LABEL.fullmatch(text) or not any(map(str.isalpha, text)):
         return False
     return len(text.split(maxsplit=1)) > 1 or not text.isascii()
 
 
 def _classify_line(raw: str) -> _Line:
-    bare = raw.strip()
-    if not bare:
+    stripped = raw.strip()
+    if not stripped:
         return _Line(_Kind.BLANK)
-    if bare.startswith(_CODE):
+    if stripped.startswith(_CODE_STARTS):
         return _Line(_Kind.CODE)
-    line = _EMPHASIS.sub("", bare)
+    line = _EMPHASIS.sub("", stripped)
     heading = _HEADING.match(line)
     line = line[heading.end() :] if heading else line
     marker = _MARKER.match(line)
     line = line[marker.end() :].strip() if marker else line.strip()
-    text, is_why = _split_label(line)
-    if is_why:
-        kind = _Kind.WHY
+    text, is_rationale = _split_label(line)
+    if is_rationale:
+        kind = _Kind.RATIONALE
     elif len(text) < len(line):
         kind = _Kind.LABEL
     elif marker:

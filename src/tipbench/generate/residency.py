@@ -1,8 +1,8 @@
-"""Keeps at most one model's weights in Ollama's memory, and monitors the memory as evidence.
+"""Keeps the weights of at most one model in Ollama's memory, and monitors the memory to prove it.
 
-`keep_alive=0` alone is not enough: Ollama frees memory some time after its response has ended, and a request for
-another model in the meantime loads that model in addition. So no request for the next model is sent until the server's
-list of loaded models is empty. A monitor samples the list during the whole run.
+`keep_alive=0` alone is not enough. Ollama frees the memory of a model some time after its response has ended. If it
+receives a request for another model before, both models are in memory. So no request for the next model is sent until
+the server's list of loaded models is empty. A monitor samples the list during the whole run.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Protocol
 from tipbench.errors import OllamaUnavailable, ResidencyError
 from tipbench.text import plural
 
-STUCK_DEADLINE_S = 60.0  # an unload that takes longer never ends: `ollama ps` shows "Stopping"
+STUCK_DEADLINE_S = 60.0  # unloading that takes longer hangs; `ollama ps` then shows "Stopping"
 _POLL_S = 0.01  # during the first second
-_SLOW_POLL_S = 0.25
-_SILENCE_S = 10.0  # after this time without a response, the server counts as unavailable
+_SLOW_POLL_S = 0.25  # after that
+_MAX_SILENCE_S = 10.0  # after this time without a response, the server counts as unavailable
 
 
 @dataclass(frozen=True)
@@ -34,28 +34,28 @@ class WeightsHost(Protocol):
     """A server that keeps weights in memory."""
 
     def resident(self) -> tuple[Resident, ...] | None:
-        """Return the models in memory; None if the server did not respond (unknown is not empty)."""
+        """Return the models in memory; None if they are unknown, because the server did not respond."""
         ...
 
     def unload(self, name: str) -> None:
-        """Mark a model for unloading; it is gone once `resident` no longer lists it."""
+        """Start to unload a model. It is unloaded once `resident` no longer lists it."""
         ...
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was observed in memory during a run."""
+    """The observations of the memory during a run."""
 
     samples: int = 0
-    most_resident: int = 0
-    largest_gap_s: float = 0.0
-    handovers: int = 0  # times the list was empty after a model
-    unknown_samples: int = 0
-    foreign: tuple[str, ...] = ()  # other clients' models that were loaded
-    handover_s: tuple[float, ...] = ()
+    most_resident: int = 0  # models in memory at the same time
+    largest_gap_s: float = 0.0  # between two samples
+    handovers: int = 0  # times that the list was empty after the last call of a model
+    unknown_samples: int = 0  # samples without a response
+    foreign: tuple[str, ...] = ()  # models that other clients loaded
+    handover_s: tuple[float, ...] = ()  # of each handover, from the last call of a model to the empty list
 
     def sentence(self) -> str:
-        """Return a one-line summary for people."""
+        """Return a one-line summary."""
         parts = [
             f"most models resident at once: {self.most_resident}",
             f"{plural(self.samples, 'sample')}, largest gap {self.largest_gap_s:.1f} s",
@@ -82,10 +82,10 @@ class Monitor:
         self._list_resident = list_resident
         self._report_foreign = report_foreign
         self._interval_s = interval_s
-        self._expected: frozenset[str] = frozenset()
-        self._name = ""
+        self._expected_digests: frozenset[str] = frozenset()
+        self._expected_name = ""
         self._moved = False
-        self._seen = Evidence()
+        self._evidence = Evidence()
         self._foreign_times: list[float] = []
         self._last_sample: float | None = None
         self._last_was_foreign = False
@@ -106,31 +106,34 @@ class Monitor:
             self._thread = None
 
     def expect(self, model: Resident | None) -> None:
-        """Set the model that is expected in memory from now on, or None; any other is foreign."""
+        """Set the model that is expected in memory from now on, or None. Any other model is foreign."""
         with self._lock:
-            self._expected = frozenset({model.digest}) if model is not None else frozenset()
-            self._name = model.name if model is not None else ""
+            self._expected_digests = frozenset({model.digest}) if model is not None else frozenset()
+            self._expected_name = model.name if model is not None else ""
 
     @property
     def moved(self) -> bool:
-        """Whether the expected model was loaded with other weights: its tag was moved during the run."""
+        """Whether the expected model was loaded with other weights, because its tag was moved during the run."""
         return self._moved
 
     def handed_over(self, seconds: float) -> None:
-        """Record that the memory was empty this many seconds after a model's last call."""
+        """Record that the memory was empty, and how many seconds after the last call of a model."""
         with self._lock:
-            handover_s = (*self._seen.handover_s, seconds)
-            self._seen = replace(self._seen, handovers=len(handover_s), handover_s=handover_s)
+            handover_s = (*self._evidence.handover_s, seconds)
+            self._evidence = replace(self._evidence, handovers=len(handover_s), handover_s=handover_s)
 
     def foreign_between(self, start: float, end: float) -> bool:
-        """Return whether a foreign model was in memory at any time between two monotonic times."""
+        """Return whether a foreign model was in memory between two times of the monotonic clock.
+
+        Also returns True if the last sample found one, or if it was found shortly before `start`.
+        """
         with self._lock:
-            recent = [t for t in self._foreign_times if t >= start - 2 * self._interval_s]
-            return self._last_was_foreign or any(t <= end for t in recent)
+            earliest = start - 2 * self._interval_s
+            return self._last_was_foreign or any(earliest <= sampled <= end for sampled in self._foreign_times)
 
     def evidence(self) -> Evidence:
         with self._lock:
-            return self._seen
+            return self._evidence
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -140,45 +143,46 @@ class Monitor:
     def sample(self) -> None:
         """Take one sample."""
         with self._lock:
-            before = self._expected
+            expected_before = self._expected_digests
         listed = self._list_resident()
         now = time.monotonic()
         with self._lock:
-            seen = self._seen
+            evidence = self._evidence
             if listed is None:
-                self._seen = replace(seen, unknown_samples=seen.unknown_samples + 1)
+                self._evidence = replace(evidence, unknown_samples=evidence.unknown_samples + 1)
                 return
-            foreign = [model.name for model in listed if model.digest not in before | self._expected]
-            fresh = [name for name in dict.fromkeys(foreign) if name not in seen.foreign]
+            foreign = [model.name for model in listed if model.digest not in expected_before | self._expected_digests]
+            new_foreign = [name for name in dict.fromkeys(foreign) if name not in evidence.foreign]
             gap_s = now - self._last_sample if self._last_sample is not None else 0.0
-            self._seen = replace(
-                seen,
-                samples=seen.samples + 1,
-                most_resident=max(seen.most_resident, len({model.digest for model in listed})),
-                largest_gap_s=max(seen.largest_gap_s, gap_s),
-                foreign=(*seen.foreign, *fresh),
+            self._evidence = replace(
+                evidence,
+                samples=evidence.samples + 1,
+                most_resident=max(evidence.most_resident, len({model.digest for model in listed})),
+                largest_gap_s=max(evidence.largest_gap_s, gap_s),
+                foreign=(*evidence.foreign, *new_foreign),
             )
             self._last_sample = now
             self._last_was_foreign = bool(foreign)
-            self._moved = self._moved or self._name in (name.casefold() for name in foreign)
+            self._moved = self._moved or self._expected_name in (name.casefold() for name in foreign)
             if foreign:
                 self._foreign_times.append(now)
-        for name in fresh:
+        for name in new_foreign:
             self._report_foreign(name)
 
 
 def wait_until_gone(host: WeightsHost, digest: str, *, stuck_s: float = STUCK_DEADLINE_S) -> tuple[Resident, ...]:
-    """Poll until the model of this digest is unloaded and return the models that are still in memory.
+    """Poll until the model with this digest is unloaded, and return the models that are still in memory.
 
-    Raises ResidencyError if it stays, and OllamaUnavailable if the server does not respond for too long.
+    Raises ResidencyError if the model is still in memory after `stuck_s`, and OllamaUnavailable if the server does not
+    respond for too long.
     """
     start = time.monotonic()
-    answered = start
+    last_response = start
     while True:
         listed = host.resident()
         now = time.monotonic()
         if listed is not None:
-            answered = now
+            last_response = now
             if all(model.digest != digest for model in listed):
                 return listed
             if now - start > stuck_s:
@@ -186,8 +190,10 @@ def wait_until_gone(host: WeightsHost, digest: str, *, stuck_s: float = STUCK_DE
                     f"{_names(listed)} is still in memory after {now - start:.0f} s, so no further model was loaded: "
                     "unloading hangs. Restart the Ollama server."
                 )
-        elif now - answered > min(_SILENCE_S, stuck_s):
-            raise OllamaUnavailable(f"The Ollama server did not report what is in memory for {now - answered:.0f} s.")
+        elif now - last_response > min(_MAX_SILENCE_S, stuck_s):
+            raise OllamaUnavailable(
+                f"The Ollama server did not report what is in memory for {now - last_response:.0f} s."
+            )
         time.sleep(_POLL_S if now - start < 1 else _SLOW_POLL_S)
 
 
@@ -197,16 +203,20 @@ def wait_until_empty(host: WeightsHost, *, wait_s: float) -> None:
     while (listed := host.resident()) != ():
         waited = time.monotonic() - start
         if waited > wait_s:
-            seen = f"{_names(listed)} is still in memory" if listed else "The server does not report what is in memory"
+            state = f"{_names(listed)} is still in memory" if listed else "The server does not report what is in memory"
             raise ResidencyError(
-                f"{seen} after {waited:.0f} s, so no further model was loaded: another client keeps it. "
+                f"{state} after {waited:.0f} s, so no further model was loaded: another client keeps it. "
                 "Stop that client, or pass --evict."
             )
         time.sleep(_POLL_S if waited < 1 else _SLOW_POLL_S)
 
 
 def require_empty(host: WeightsHost, *, leftovers: frozenset[str], evict: bool, wait_s: float) -> None:
-    """Empty the memory before a run; raises ResidencyError if it has models other than `leftovers`, without `evict`."""
+    """Unload all models before a run.
+
+    `leftovers` are the digests of models that an earlier run left in memory. If the memory has any other model, raises
+    ResidencyError unless `evict` is true.
+    """
     deadline = time.monotonic() + max(wait_s, 1.0)
     while (listed := host.resident()) is None:
         if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
-"""TemplateEngine: the baseline, tips from prewritten sentences without a language model.
+"""TemplateEngine: the baseline, which writes tips with templates instead of a language model.
 
-It ranks the open tasks by due date, priority and age, and puts one and the time into a sentence. A model that does not
-beat this is not worth its memory.
+It sorts the open tasks by due date, priority or age, and puts a task and the time into a prewritten sentence. A model
+that is not better than this baseline is not worth its memory.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from tipbench.generate.engine import (
 from tipbench.plan.scenarios import MONTHS, Scenario, Task
 
 MODEL = "baseline:template"
-VERSION = "1"  # part of the digest: increase it when the choice of tasks changes, so that new cells are generated
+VERSION = "1"  # part of the digest; increase it if the choice of tasks changes, so that new cells are generated
 
-_MAX_QUOTED_WORDS = 11  # of a title or a habit
+_MAX_QUOTED_WORDS = 11  # of the title of a task, or of a habit
 
 
 @dataclass(frozen=True)
 class _Kind:
     """One kind of advice. Its field names are part of the digest: do not rename them."""
 
-    order: str  # of the tasks; see `_ranked`
-    wordings: tuple[str, ...]
+    order: str  # sort order of the tasks; see `_sorted_tasks`
+    wordings: tuple[str, ...]  # templates of the tip
     rationale: str
     minutes: tuple[int, ...]  # durations to choose from
-    skip: int = 0  # tasks skipped at first, so that the first few tips are not all about one task
-    hours: tuple[int, int] = (0, 24)  # from the first to before the second; above 24 means the next morning
+    skip: int = 0  # tasks to skip at first, so that the first tips are not all about the same task
+    hours: tuple[int, int] = (0, 24)  # start (included) and end (excluded); an end above 24 is on the next morning
 
 
 _KINDS = (
@@ -114,12 +114,12 @@ _KINDS = (
 
 
 class TemplateEngine(InProcessEngine):
-    """Fills sentences from the scenario; has no weights and ignores the system and user prompts."""
+    """Fills templates with values of the scenario. It has no weights and ignores the system and user prompts."""
 
     name = "baseline"
 
     def facts(self, model: str) -> ModelFacts:
-        """Return the baseline's facts; its digest covers every sentence, so other wording is another model."""
+        """Return the facts of the baseline. Its digest depends on every template, so a new wording is a new model."""
         if model != MODEL:
             raise ModelRefused(_unknown_model(model))
         content = {"version": VERSION, "kinds": [asdict(kind) for kind in _KINDS]}
@@ -138,7 +138,7 @@ class TemplateEngine(InProcessEngine):
         return [MODEL]
 
     def complete(self, request: GenerationRequest) -> Completion | EngineFailure:
-        """Return exactly `n_tips` unique tips as the requested JSON array; deterministic for a scenario and seed."""
+        """Return exactly `n_tips` unique tips as a JSON array; deterministic for a scenario and seed."""
         if request.model != MODEL:
             return EngineFailure(FailureKind.MISSING_MODEL, _unknown_model(request.model))
         if request.cancel.is_set():
@@ -150,41 +150,41 @@ class TemplateEngine(InProcessEngine):
 
 
 def fill(scenario: Scenario, n_tips: int, seed: int) -> list[dict[str, str]]:
-    """Return `n_tips` unique tips for a scenario, one of each kind per round.
+    """Return `n_tips` unique tips for a scenario. Each round adds one tip of each kind.
 
-    In each round, a kind takes its next task. After all tasks it takes its next wording, and after all wordings it adds
-    five minutes.
+    In each round, a kind uses its next task. After all tasks it uses its next wording, and after all wordings its
+    duration grows by five minutes.
     """
     hour = scenario.slot.time.hour
-    # An end above 24 is on the next morning, so an hour after midnight may belong to it.
+    # If the end of a kind is above 24, an early hour may be in its range on the next morning.
     kinds = [kind for kind in _KINDS if kind.hours[0] <= hour < kind.hours[1] or hour + 24 < kind.hours[1]]
-    titles: dict[str, Task] = {}  # one task for each title as displayed
+    tasks_by_title: dict[str, Task] = {}  # tasks that look the same in a tip are one
     for task in scenario.persona.tasks:
-        titles.setdefault(_quote(task.title).casefold(), task)
-    tasks = list(titles.values()) or [Task("the first thing on your mind", 1, None, 0)]
+        tasks_by_title.setdefault(_quote(task.title).casefold(), task)
+    tasks = list(tasks_by_title.values()) or [Task("the first thing on your mind", 1, None, 0)]
     tips: dict[str, dict[str, str]] = {}
     for index in count():
         if len(tips) >= n_tips:
             break
         round_, kind_index = divmod(index, len(kinds))
         kind = kinds[kind_index]
-        task = _ranked(tasks, kind.order, scenario.day)[(round_ + kind.skip) % len(tasks)]
-        rounds_of_all_tasks = round_ // len(tasks)
-        times_all_wordings_used, wording = divmod(rounds_of_all_tasks, len(kind.wordings))
+        task = _sorted_tasks(tasks, kind.order, scenario.day)[(round_ + kind.skip) % len(tasks)]
+        task_cycles = round_ // len(tasks)
+        wording_cycles, wording_index = divmod(task_cycles, len(kind.wordings))
         first_wording = _draw(seed, "wording", kind_index)
-        words = kind.wordings[(first_wording + wording) % len(kind.wordings)]
-        if times_all_wordings_used:
-            minutes = kind.minutes[-1] + 5 * times_all_wordings_used
+        wording = kind.wordings[(first_wording + wording_index) % len(kind.wordings)]
+        if wording_cycles:
+            minutes = kind.minutes[-1] + 5 * wording_cycles
         else:
             minutes = kind.minutes[_draw(seed, "minutes", index) % len(kind.minutes)]
         values = _values(scenario, task, minutes, habit=_draw(seed, "habit", index))
-        tip = words.format_map(values)
+        tip = wording.format_map(values)
         tips.setdefault(tip.casefold(), {"tip": tip, "rationale": kind.rationale.format_map(values)})
     return list(tips.values())
 
 
-def _ranked(tasks: list[Task], order: str, day: date) -> list[Task]:
-    """Sort the tasks; ties keep the scenario's order."""
+def _sorted_tasks(tasks: list[Task], order: str, day: date) -> list[Task]:
+    """Sort the tasks: `small`, `oldest`, `important` or, by default, `urgent` first. Ties keep the scenario's order."""
     if order == "small":
         return sorted(tasks, key=lambda task: (task.priority, task.age_days))
     if order == "oldest":
@@ -201,22 +201,23 @@ def _ranked(tasks: list[Task], order: str, day: date) -> list[Task]:
 
 
 def _values(scenario: Scenario, task: Task, minutes: int, *, habit: int) -> dict[str, str | int]:
-    """Return the values of the placeholders; `habit` is a random number that chooses one."""
+    """Return the values of the placeholders. `habit` is a random number that selects a habit."""
     habits = scenario.persona.habits or ("the next break",)
     start = scenario.slot.time.hour * 60 + scenario.slot.time.minute
     return {
         "task": _quote(task.title),
         "habit": _quote(habits[habit % len(habits)]),
         "minutes": minutes,
-        "time": _clock(start),
-        "end": _clock(start + minutes),
+        "time": _clock_time(start),
+        "end": _clock_time(start + minutes),
         "state": _due_text(task, scenario.day),
         "priority": task.priority,
         "age": "one day" if task.age_days == 1 else f"{task.age_days} days",
     }
 
 
-def _clock(minute: int) -> str:
+def _clock_time(minute: int) -> str:
+    """Format minutes since midnight as HH:MM."""
     return f"{minute // 60 % 24:02}:{minute % 60:02}"
 
 
@@ -230,7 +231,7 @@ def _due_text(task: Task, day: date) -> str:
 
 
 def _quote(text: str) -> str:
-    """Return the first words of a title or a habit."""
+    """Return the first words of a title or a habit, with an ellipsis if there are more."""
     words = text.split()
     return " ".join(words[:_MAX_QUOTED_WORDS]) + ("…" if len(words) > _MAX_QUOTED_WORDS else "")
 

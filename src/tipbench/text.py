@@ -154,7 +154,7 @@ def shorten(text: str, max_chars: int) -> str:
 def short_name(name: str, max_chars: int) -> str:
     """Return the name on one line, with at most `max_chars` characters.
 
-    It is shortened in the middle, because names often differ at the end.
+    It is shortened in the middle, because names often differ at the beginning or the end.
     """
     line = one_line(name)
     if len(line) <= max_chars:

@@ -237,8 +237,8 @@ def digest(secret: str) -> str:
 
 def checked_name(name: str, role: Role) -> str:
     """Return the normalised name of a token. Raises UsageError if it is invalid."""
-    if problem := name_problem(name, allow_reserved=role is not Role.JUDGE):
-        raise UsageError(f"A token's name must be {problem} (got {name[:80]!r}).")
+    if requirement := name_problem(name, allow_reserved=role is not Role.JUDGE):
+        raise UsageError(f"A token's name must be {requirement} (got {name[:80]!r}).")
     if normalize_name(name) == EVERYBODY:
         raise UsageError(f"A token's name must not be {EVERYBODY}, which means all judges. Choose another.")
     return normalize_name(name)

@@ -76,7 +76,10 @@ class ItemAnswer:
 
 @dataclass(frozen=True)
 class ItemVersion:
-    """A version of an item. `parent` is the version that undo restores: 0 for the untouched item, None for nothing."""
+    """A version of an item.
+
+    `parent` is the version that undo restores: 0 is the untouched item, None means that there is nothing to undo.
+    """
 
     item: str
     version: int
@@ -87,7 +90,7 @@ class ItemVersion:
     updated: float  # Unix seconds
 
     def made_by(self, cause: Cause, version: int) -> bool:
-        """Whether this version was created by such an operation on `version`, so that the request is a repeat."""
+        """Whether this version may be the result of the operation `cause` on `version`, repeated by a client."""
         return (self.cause, self.version) == (cause, version + 1)
 
 

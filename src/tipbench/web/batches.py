@@ -103,8 +103,10 @@ class BatchService:
         Only creating a batch needs MLflow. With an idempotency key, a repeated request returns the same batch, even if
         it is closed.
         """
-        if problem := name_problem(who.name):
-            raise Forbidden(f"A judge has {problem}; this token is named {who.name[:60]!r}. Judge with another token.")
+        if requirement := name_problem(who.name):
+            raise Forbidden(
+                f"A judge has {requirement}; this token is named {who.name[:60]!r}. Judge with another token."
+            )
         judge = replace(who, role=Role.JUDGE)  # admins judge blind too
         check_name(experiment)
         earlier = self._store.of_key(judge.name, key) if key is not None else None

@@ -28,7 +28,7 @@ class NotReady(WebError):
 
 @router.get("/healthz", summary="Liveness probe", responses=error_responses(400, 500))
 async def healthz() -> Health:  # async, so that it responds even if all threads are busy
-    """Liveness probe: returns 200 as long as the process can handle requests."""
+    """Return 200 as long as the process can handle requests."""
     return Health(status="ok", version=tipbench.__version__)
 
 
@@ -41,7 +41,7 @@ async def healthz() -> Health:  # async, so that it responds even if all threads
     },
 )
 def readyz(panel: PanelState) -> Readiness:
-    """Readiness probe: returns 200 if the token database is readable and MLflow responds.
+    """Return 200 if the token database is readable and MLflow responds.
 
     MLflow is not required until it has been used for the first time.
     """

@@ -212,7 +212,7 @@ def one(job_id: JobPath, panel: PanelState) -> JobDetail:
     responses=error_responses(409),
 )
 def cancel(job_id: JobPath, panel: PanelState) -> JobAnswer:
-    """Cancel a job. A running job is stopped and its model is unloaded; finished results are kept.
+    """Cancel a queued job, or stop a running job and unload its model; finished results are kept.
 
     Cancelling a cancelled job has no effect. Returns 409 if the job has succeeded, failed or is lost.
     """

@@ -202,7 +202,7 @@ def open_batch(
     response: Response,
     key: Key = None,
 ) -> BatchOpened:
-    """Return the judge's open batch (200), or create one (201). The judge is the name of the token.
+    """Return the judge's open batch (200), or create one (201). The judge's name is the token's name.
 
     Requests with the same Idempotency-Key return the same batch, even after it has been closed.
     """

@@ -419,7 +419,7 @@ _ERROR_DOCS = {
     403: (
         "csrf",
         "header.x-csrf-token",
-        "The role is not allowed to do this, or a request with a session cookie has no CSRF token.",
+        "The role is not allowed to do this, or a change with a session cookie has no CSRF token.",
     ),
     404: ("not_found", "path.experiment", "Not found."),
     409: (

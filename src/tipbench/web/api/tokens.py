@@ -74,7 +74,7 @@ def tokens(panel: PanelState) -> TokenList:
 
 @router.post("", summary="Create a token", status_code=201, openapi_extra=_BODY)
 def create(token_request: Annotated[TokenRequest, Depends(read_request)], panel: PanelState) -> NewToken:
-    """Create a token. Only this response contains the secret; the server stores its hash."""
+    """Return a new token with its secret. Only this response contains the secret; the server stores its hash."""
     return make_token(panel, token_request)
 
 

@@ -1,4 +1,4 @@
-"""SQLite files: connections, migrations, queries and transactions for all stores of tipbench."""
+"""SQLite databases: connections, migrations, transactions and group commits for all stores of tipbench."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tipbench.files import home_errors, make_folder, open_private, sync_folder
 
 __all__ = ["Connection", "Database", "GroupCommit", "Row"]
 
-_MAX_ROWS = 64  # of one INSERT
+_MAX_ROWS = 64  # rows per INSERT statement
 
 
 class Database:
-    """One SQLite file, readable by its owner only; a change is on disk when its call returns.
+    """One SQLite file, readable by its owner only. A change is on disk when the call that makes it returns.
 
     Threads share one connection, and several processes may use the file at once.
     """
@@ -31,9 +31,9 @@ class Database:
     ) -> None:
         """Open the file; creates and migrates it as needed.
 
-        `migrations[i]` has the statements, separated by semicolons, that upgrade a file from version i to i + 1; the
-        version is SQLite's `user_version`. `purpose` starts error messages, as in "The list of jobs". `busy_s` is the
-        timeout while another process writes. `wal` allows reads during writes, at the cost of two more files.
+        `migrations[i]` upgrades a file from version i to i + 1; its statements are separated by semicolons. The version
+        is stored as SQLite's `user_version`. `purpose` begins the error messages, as in "The list of jobs". `busy_s` is
+        how long to wait for the lock of another process. `wal` enables WAL mode: reads do not wait for writes.
         """
         self.path = path
         self._purpose = purpose
@@ -77,11 +77,14 @@ class Database:
                 yield self._db
                 self._db.execute("COMMIT")
             finally:
-                if self._db.in_transaction:  # after an error, unless SQLite has already rolled back, as on a full disk
+                if self._db.in_transaction:  # SQLite itself rolls back after some errors, such as a full disk
                     self._db.execute("ROLLBACK")
 
     def _enable_wal(self) -> None:
-        """Enable WAL mode; retries until `busy_s`: SQLite's timeout does not apply while another process enables it."""
+        """Enable WAL mode; retries for `busy_s`.
+
+        SQLite's own timeout does not apply while another process enables WAL mode.
+        """
         deadline = time.monotonic() + self._busy_s
         while True:
             try:
@@ -97,14 +100,14 @@ class Database:
         newest = len(migrations)
         if self._version() < newest:
             with self.transaction() as db:
-                found = self._version()  # read again: another process may have migrated the file
-                for migration in migrations[found:]:
+                version = self._version()  # read again: another process may have migrated the file
+                for migration in migrations[version:]:
                     for statement in filter(str.strip, migration.split(";")):
                         db.execute(statement)
-                db.execute(f"PRAGMA user_version = {max(found, newest)}")
-        if (found := self._version()) > newest:
+                db.execute(f"PRAGMA user_version = {max(version, newest)}")
+        if (version := self._version()) > newest:
             raise UsageError(
-                f"{self.path} was written by a newer tipbench (its format is version {found}, this one reads up to "
+                f"{self.path} was written by a newer tipbench (its format is version {version}, this one reads up to "
                 f"{newest}). Upgrade tipbench, or set TIPBENCH_HOME to another folder."
             )
 
@@ -122,11 +125,14 @@ class Database:
             ) from exc
 
 
-class GroupCommit:
-    """Inserts rows into one table from a thread of its own; rows queued during a commit are committed together.
+_Entry = tuple[str, Sequence[object]]  # (statement, values); an empty statement inserts the values as a row
 
-    All rows of a commit share one future, which cannot be cancelled. If a commit fails, every row queued by then fails
-    with it, because later rows may depend on earlier ones.
+
+class GroupCommit:
+    """Inserts rows into one table in a background thread. Rows that are queued during a commit share the next commit.
+
+    All rows of a commit share one future, which cannot be cancelled. If a commit fails, the rows queued in the meantime
+    fail with it, because they may depend on its rows.
     """
 
     def __init__(
@@ -139,14 +145,17 @@ class GroupCommit:
         lock: threading.RLock,
         on_failure: Callable[[], None],
     ) -> None:
-        """Start the thread. `lock` guards the queue; `on_failure` is called with it held, before the futures fail."""
+        """Start the thread.
+
+        `lock` guards the queue. `on_failure` is called with `lock` held after a failed commit, before the futures fail.
+        """
         self._database = database
         self._capacity = capacity
         self._changed = threading.Condition(lock)
         self._on_failure = on_failure
         self._one_row = f"({', '.join('?' * columns)})"
         self._insert = f"INSERT INTO {table} VALUES "  # noqa: S608
-        self._queue: list[tuple[str, Sequence[object]]] = []  # statement, empty for a row of the table, and its values
+        self._queue: list[_Entry] = []
         self._future = _running_future()
         self._committing: Future[None] | None = None
         self._closed = False
@@ -154,7 +163,7 @@ class GroupCommit:
         self._thread.start()
 
     def insert(self, row: Sequence[object]) -> Future[None]:
-        """Queue a row and return the future of its commit; raises QueueFull."""
+        """Queue a row and return the future of its commit. Raises QueueFull if the queue is full or closed."""
         with self._changed:
             if self._closed or len(self._queue) >= self._capacity:
                 problem = "the store is closing" if self._closed else f"{len(self._queue):,} do"
@@ -164,7 +173,10 @@ class GroupCommit:
             return self.execute("", row)
 
     def execute(self, statement: str, values: Sequence[object]) -> Future[None]:
-        """Queue any statement, even if the queue is full; statements are executed in the order of the queue."""
+        """Queue any statement and return the future of its commit, even if the queue is full.
+
+        Statements and rows are executed in the order in which they were queued.
+        """
         with self._changed:
             if not self._queue:
                 self._changed.notify()
@@ -173,16 +185,16 @@ class GroupCommit:
 
     @property
     def waiting(self) -> int:
-        """Number of entries that no commit has taken yet."""
+        """Number of queued entries, without those of the commit in progress."""
         return len(self._queue)
 
     def pending(self) -> Future[None] | None:
-        """Return the future of the commit of all that is queued by now, or None if everything is committed."""
+        """Return the future that completes once all current entries are committed, or None if they already are."""
         with self._changed:
             return self._future if self._queue else self._committing
 
     def close(self) -> None:
-        """Commit what is queued and end the thread."""
+        """Commit the queued entries and end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -202,18 +214,18 @@ class GroupCommit:
             try:
                 with self._database.transaction() as db:
                     self._write(db, queue)
-            except Exception as exc:  # noqa: BLE001 - whatever it is, the callers have to get it
+            except Exception as exc:  # noqa: BLE001 - the futures pass it on to the callers
                 with self._changed:
                     self._queue.clear()
-                    later, self._future = self._future, _running_future()
+                    next_future, self._future = self._future, _running_future()
                     self._on_failure()
                 future.set_exception(exc)
-                later.set_exception(exc)
+                next_future.set_exception(exc)
             else:
                 future.set_result(None)
 
-    def _write(self, db: Connection, queue: list[tuple[str, Sequence[object]]]) -> None:
-        # Several rows per statement: each statement releases the interpreter's lock, and may wait long to get it back.
+    def _write(self, db: Connection, queue: list[_Entry]) -> None:
+        # Inserts several rows per statement, because each statement releases the interpreter's lock and waits for it.
         start = 0
         while start < len(queue):
             statement, values = queue[start]
@@ -221,7 +233,7 @@ class GroupCommit:
             if not statement:
                 while end < len(queue) and end - start < _MAX_ROWS and not queue[end][0]:
                     end += 1
-                # Rounded down to a power of two, so that there are few different statements to prepare.
+                # Rounded down to a power of two, so that few different statements have to be prepared.
                 count = 1 << ((end - start).bit_length() - 1)
                 end = start + count
                 statement = self._insert + ", ".join([self._one_row] * count)

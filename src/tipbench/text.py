@@ -1,4 +1,4 @@
-"""Text for people: plurals, lists of names, numbers, sizes and times, and sanitised untrusted text. Fingerprints."""
+"""Formats plurals, names, numbers, sizes and times for people; sanitises untrusted text; writes CSV; hashes values."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u
 
 # Words
 
-# How rows without a significant difference are called: one word for tables, a phrase for sentences.
-TIED = "tied"
-UNCLEAR = "not clearly different"
+# Two names for rows without a significant difference.
+TIED = "tied"  # in tables
+UNCLEAR = "not clearly different"  # in sentences
 
 
 def plural(n: int, noun: str, many: str | None = None) -> str:
@@ -28,18 +28,19 @@ def plural(n: int, noun: str, many: str | None = None) -> str:
 
 def join_names(names: Iterable[object], limit: int) -> str:
     """Join names as "a, b and c"; names beyond `limit` are only counted, as in "a, b and 3 more"."""
-    known = [str(name) for name in names]
-    shown, more = known[:limit], len(known) - limit
-    if more > 0:
-        return f"{', '.join(shown)} and {more} more"
-    return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else "".join(shown)
+    texts = [str(name) for name in names]
+    if len(texts) > limit:
+        return f"{', '.join(texts[:limit])} and {len(texts) - limit} more"
+    if len(texts) > 1:
+        return f"{', '.join(texts[:-1])} and {texts[-1]}"
+    return "".join(texts)
 
 
 # Numbers
 
 
 def number(value: float | None, spec: str = ".2f") -> str | None:
-    """Format a rounded number with a minus sign as wide as a plus; None stays None."""
+    """Format a number by `spec`, with the typographic minus sign (U+2212). None stays None."""
     return None if value is None else format(value, spec).replace("-", "−")
 
 
@@ -49,23 +50,29 @@ def interval(low: float | None, high: float | None, spec: str = ".2f") -> str | 
 
 
 def percent(share: float | None) -> str | None:
-    """Format a share as 42 %; shows 0 % and 100 % only if they are exact."""
+    """Format a share as 42 %. Only exact values are shown as 0 % and 100 %; others as <1 % and >99 %."""
     if share is None:
         return None
     if 0 < share < 0.005:
         return "<1 %"
-    return ">99 %" if 0.995 <= share < 1 else f"{share:.0%}".replace("%", " %")
+    if 0.995 <= share < 1:
+        return ">99 %"
+    return f"{share:.0%}".replace("%", " %")
 
 
 def probability(p: float | None) -> str | None:
-    """Format a p-value with three decimals; small ones as <0.001."""
-    return None if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
+    """Format a p-value with three decimals, below 0.001 as <0.001."""
+    if p is None:
+        return None
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def file_size(count: int | None) -> str | None:
-    """Format bytes as 1.2 GiB or 340 MiB."""
-    if not count:
-        return None if count is None else "none"
+    """Format a number of bytes as 1.2 GiB or 340 MiB."""
+    if count is None:
+        return None
+    if count == 0:
+        return "none"
     if count < 2**20:
         return "under 1 MiB"
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
@@ -73,8 +80,10 @@ def file_size(count: int | None) -> str | None:
 
 def parameter_count(billions: float | None) -> str | None:
     """Format a model's parameter count as 4.46B or 135M."""
-    if not billions:
-        return None if billions is None else "none"
+    if billions is None:
+        return None
+    if billions == 0:
+        return "none"
     return f"{billions:.2f}B" if billions >= 1 else f"{billions * 1000:.0f}M"
 
 
@@ -116,7 +125,7 @@ def iso(seconds: float | None) -> str | None:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Replace each non-printable character, which a terminal may act on, with a space, except those in `keep`."""
+    """Replace non-printable characters, which a terminal may interpret, with spaces; keeps those in `keep`."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in keep else " " for char in text)
@@ -143,7 +152,10 @@ def shorten(text: str, max_chars: int) -> str:
 
 
 def short_name(name: str, max_chars: int) -> str:
-    """Return the name on one line, shortened to `max_chars` in the middle, because names often differ at the ends."""
+    """Return the name on one line, with at most `max_chars` characters.
+
+    It is shortened in the middle, because names often differ at the beginning or the end.
+    """
     line = one_line(name)
     if len(line) <= max_chars:
         return line
@@ -155,14 +167,14 @@ def short_name(name: str, max_chars: int) -> str:
 
 
 def escape_formula(value: object) -> object:
-    """Prefix text that a spreadsheet would run as a formula with an apostrophe."""
+    """Put an apostrophe before text that a spreadsheet would evaluate as a formula."""
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return CSV with a header; unknown values are empty, numbers are not rounded.
+    """Return CSV with a header. None becomes an empty field; numbers are not rounded.
 
-    Control characters are made visible, so that a model name cannot move the cursor of a terminal.
+    Control characters are replaced, so that a model name cannot move the cursor of a terminal.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -180,6 +192,6 @@ def _csv_value(value: object) -> object:
 
 
 def fingerprint(value: object, length: int = 64) -> str:
-    """Return the SHA-256 of a value's canonical JSON, truncated to `length` hex digits."""
+    """Return the first `length` hex digits of the SHA-256 of a value's canonical JSON."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:length]

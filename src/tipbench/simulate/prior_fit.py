@@ -1,7 +1,7 @@
-"""Fits the prior θ₀ that new users of a policy start from, and estimates its value for other users.
+"""Fits the prior θ₀ that a policy starts from for a new user, and estimates how much the prior helps.
 
-θ₀ is the ridge regression pooled over users. Cross-fitting: each user's gain is computed with a prior that was fitted
-without that user.
+θ₀ is a ridge regression pooled over users. The estimates are cross-fitted: a prior is never evaluated on the users that
+it was fitted on.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ from tipbench.simulate.world import World, WorldName, load_personas
 
 MIN_USERS = 10
 EVALUATED = (WorldName.STANDARD, WorldName.NO_TASTE, WorldName.DRIFT, WorldName.LOSSY, WorldName.NULL)
-_HELD_OUT_SEED = 1_000_000  # users from this seed on are not used to fit a prior
+_HELD_OUT_SEED = 1_000_000  # added to the seed of a fit for the users that the prior is evaluated on
 
 
 class PriorValue(NamedTuple):
-    """Gains in reward per decision of a prior in one world."""
+    """What a prior gains in one simulated world, in reward per decision."""
 
-    gain: Estimate | None  # over no prior
-    price: Estimate | None  # over the prior fitted in that world, usually negative; None if it is the same prior
+    gain: Estimate | None  # compared with no prior
+    # Compared with a prior fitted in this world, so usually negative. None if the prior itself was fitted in it.
+    price: Estimate | None
 
 
 @dataclass(frozen=True)
 class FittedPrior:
-    """A prior, the error that it saves, and its value in each simulated world."""
+    """A prior with the estimates of how much it helps."""
 
     prior: Prior
     users: int
-    explained: Estimate | None  # squared error per reward that the prior saves users it was not fitted on
-    worlds: Mapping[str, PriorValue]
+    explained: Estimate | None  # reduction of the squared error per reward, cross-fitted
+    worlds: Mapping[str, PriorValue]  # by name; empty for a prior fitted on a log
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for `--json`."""
@@ -58,22 +59,26 @@ class FittedPrior:
 
 
 def fit_from_simulation(policy: str, world: WorldName, *, users: int, rounds: int, seed: int = 0) -> FittedPrior:
-    """Fit on simulated users, and evaluate on other users of the same world and of other worlds."""
+    """Fit a prior on simulated users of one world, and evaluate it on new users of this and other worlds."""
     source = {"from": "simulation", "world": world.value, "users": users, "rounds": rounds, "seed": seed}
-    statistics = _simulated(policy, world, users, rounds, seed)
-    prior = _prior(policy, statistics, {**source, "personas": load_personas().version})
+    statistics = _simulate_statistics(policy, world, users, rounds, seed)
+    prior = _make_prior(policy, statistics, {**source, "personas": load_personas().version})
     worlds = {}
     for other in dict.fromkeys((world, *EVALUATED)):
-        own_prior = prior if other is world else _prior(policy, _simulated(policy, other, users, rounds, seed), source)
-        arms = [Arm(POLICIES[policy], one) for one in (None, prior, own_prior)]
-        without, fitted, with_own = rollout(World(other, _HELD_OUT_SEED + seed, users, rounds), arms)
-        price = None if own_prior is prior else mean_estimate((fitted.reward - with_own.reward) / rounds)
-        worlds[other.value] = PriorValue(mean_estimate((fitted.reward - without.reward) / rounds), price)
-    return FittedPrior(prior, users, _explained(statistics), worlds)
+        own_prior = prior
+        if other is not world:
+            own_prior = _make_prior(policy, _simulate_statistics(policy, other, users, rounds, seed), source)
+        arms = [Arm(POLICIES[policy], arm_prior) for arm_prior in (None, prior, own_prior)]
+        held_out = World(other, _HELD_OUT_SEED + seed, users, rounds)
+        with_none, with_prior, with_own = rollout(held_out, arms)
+        gain = mean_estimate((with_prior.reward - with_none.reward) / rounds)
+        price = None if own_prior is prior else mean_estimate((with_prior.reward - with_own.reward) / rounds)
+        worlds[other.value] = PriorValue(gain, price)
+    return FittedPrior(prior, users, _explained_error(statistics), worlds)
 
 
 def fit_from_log(policy: str, replayed: Iterable[ReplayedDecision]) -> FittedPrior:
-    """Fit on the rewards of an event log."""
+    """Fit a prior on the rewards of an event log. Raises NotEnoughData for fewer than MIN_USERS users."""
     size = POLICIES[policy].features.dim
     by_user: dict[int, list[ReplayedDecision]] = {}
     for decision in replayed:
@@ -84,35 +89,35 @@ def fit_from_log(policy: str, replayed: Iterable[ReplayedDecision]) -> FittedPri
             "or use --from simulation."
         )
     gram, moment = np.zeros((len(by_user), size, size)), np.zeros((len(by_user), size))
-    for at, decisions in enumerate(by_user.values()):
+    for row, decisions in enumerate(by_user.values()):
         for decision in decisions:
             x = decision.features[decision.chosen]
-            gram[at] += x[:, None] * x
-            moment[at] += float(decision.reward or 0.0) * x
+            gram[row] += x[:, None] * x
+            moment[row] += float(decision.reward or 0.0) * x
     counts = np.array([len(decisions) for decisions in by_user.values()])
     statistics = RidgeStatistics(gram, moment, counts)
-    prior = _prior(policy, statistics, {"from": "log", "users": len(by_user), "rewards": int(counts.sum())})
-    return FittedPrior(prior, len(by_user), _explained(statistics), {})
+    prior = _make_prior(policy, statistics, {"from": "log", "users": len(by_user), "rewards": int(counts.sum())})
+    return FittedPrior(prior, len(by_user), _explained_error(statistics), {})
 
 
-def _simulated(policy: str, world: WorldName, users: int, rounds: int, seed: int) -> RidgeStatistics:
-    found = rollout(World(world, seed, users, rounds), [find_arm(policy)], record=True)[0].statistics
-    assert found is not None  # noqa: S101 - recorded
-    return found
+def _simulate_statistics(policy: str, world: WorldName, users: int, rounds: int, seed: int) -> RidgeStatistics:
+    (totals,) = rollout(World(world, seed, users, rounds), [find_arm(policy)], record=True)
+    assert totals.statistics is not None  # noqa: S101 - because of record=True
+    return totals.statistics
 
 
-def _prior(policy: str, statistics: RidgeStatistics, source: Mapping[str, object]) -> Prior:
+def _make_prior(policy: str, statistics: RidgeStatistics, source: Mapping[str, object]) -> Prior:
     features = POLICIES[policy].features
     return Prior(policy, features.version, features.names, tuple(statistics.theta().tolist()), source)
 
 
-def _explained(statistics: RidgeStatistics) -> Estimate | None:
-    """Return the squared error per reward that a prior saves; the prior of each user is fitted on other users."""
+def _explained_error(statistics: RidgeStatistics) -> Estimate | None:
+    """Return by how much a prior reduces the squared error per reward, cross-fitted over folds of users."""
     fold = np.arange(len(statistics.moment)) % FOLDS
-    saved = np.zeros(len(fold))
+    reduction = np.zeros(len(fold))
     for number in range(FOLDS):
         theta, in_fold = statistics.theta(fold != number), fold == number
-        # Σ r² − Σ (r − θx)², of each user of this fold; d and e are features, n is the user
+        # For each user of this fold: Σ r² − Σ (r − θx)². In the subscripts, d and e are features and n is the user.
         squares = np.einsum("d,nde,e->n", theta, statistics.gram[in_fold], theta)
-        saved[in_fold] = 2 * statistics.moment[in_fold] @ theta - squares
-    return mean_estimate(saved / statistics.n)
+        reduction[in_fold] = 2 * statistics.moment[in_fold] @ theta - squares
+    return mean_estimate(reduction / statistics.n)

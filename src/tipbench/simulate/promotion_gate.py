@@ -2,14 +2,14 @@
 
 | clause | passes when |
 |---|---|
-| a simulation win | standard world: paired gain ≥ 0.01 reward per decision and lower bound > 0 |
-| b no persona loses | every persona's lower bound > −0.01 (all must hold, so no correction) |
+| a simulation win | standard world: gain ≥ 0.01 reward per decision, paired by user, and lower bound > 0 |
+| b no persona loses | every persona: lower bound > −0.01 (all must hold, so multiple testing needs no correction) |
 | c robust | drift, lossy and no-taste worlds: lower bound > −0.01 |
-| d logs agree | effective sample ≥ 2000, doubly robust gain's lower bound > −0.03, plausible weights |
-| e operations | shadow calls missing < 0.1 %, no errors, same feature schema |
+| d logs agree | effective sample ≥ 2000, doubly robust gain: lower bound > −0.03, mean weight close to 1 |
+| e operations | fewer than 0.1 % of the shadow calls missing, no errors, same feature schema |
 
-A lower bound is the lower end of the two-sided 95 % interval, clustered by user. A clause without enough data is
-neither passed nor failed.
+A lower bound is the lower end of the two-sided 95 % interval of the gain, clustered by user. A clause without enough
+data is neither passed nor failed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tipbench.simulate.world import WorldName, load_personas
 from tipbench.text import join_names, number, plural
 
 MIN_GAIN = 0.01  # reward per decision
-MIN_LOWER_BOUND = -0.01  # of a gain: how much may be lost
-MIN_LOWER_BOUND_LOGGED = -0.03  # likewise, estimated from logs
+MIN_LOWER_BOUND = -0.01  # of a simulated gain, in reward per decision
+MIN_LOWER_BOUND_LOGGED = -0.03  # of a gain estimated from logs
 MIN_EFFECTIVE_SAMPLE = 2000  # decisions
 MAX_MISSING_SHARE = 0.001  # of the shadow calls
 WORLDS = (WorldName.STANDARD, WorldName.DRIFT, WorldName.LOSSY, WorldName.NO_TASTE)
@@ -37,11 +37,11 @@ WORLDS = (WorldName.STANDARD, WorldName.DRIFT, WorldName.LOSSY, WorldName.NO_TAS
 
 @dataclass(frozen=True)
 class Size:
-    """How much is simulated in each world."""
+    """Size of the simulation in each world."""
 
     seeds: int = 20
     users: int = 1000
-    rounds: int = 200
+    rounds: int = 200  # decisions per user
 
     def __str__(self) -> str:
         return f"{self.seeds} × {self.users} × {self.rounds}"
@@ -67,7 +67,7 @@ class Clause:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All clauses of a check; a quick check neither passes nor fails."""
+    """The result of a check. A quick check neither passes nor fails."""
 
     candidate: str
     baseline: str
@@ -77,7 +77,7 @@ class Verdict:
     at: str
     versions: Mapping[str, str | None]
     quick: bool = False
-    validity: tuple[Mapping[str, Any], ...] = ()  # of the judges: not a clause
+    validity: tuple[Mapping[str, Any], ...] = ()  # of the judges' scores; for information, not a clause
 
     @property
     def passed(self) -> bool | None:
@@ -86,7 +86,9 @@ class Verdict:
             return None
         if any(clause.passed is False for clause in self.clauses):
             return False
-        return None if any(clause.passed is None for clause in self.clauses) else True
+        if any(clause.passed is None for clause in self.clauses):
+            return None
+        return True
 
     @property
     def exit_code(self) -> int:
@@ -104,8 +106,8 @@ class Verdict:
         if self.passed is None:
             return f"Not enough data to promote {self.candidate}: see the clauses without a result."
         failed = [clause.name.split()[0] for clause in self.clauses if clause.passed is False]
-        named = f"{'clause' if len(failed) == 1 else 'clauses'} {join_names(failed, len(failed))}"
-        return f"{self.candidate} may not replace {self.baseline}: {named} failed{scope}."
+        clauses = f"{'clause' if len(failed) == 1 else 'clauses'} {join_names(failed, len(failed))}"
+        return f"{self.candidate} may not replace {self.baseline}: {clauses} failed{scope}."
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON of `promote check --json`, also stored with the check."""
@@ -120,12 +122,12 @@ class Verdict:
             "size": vars(self.size),
             "at": self.at,
             "versions": dict(self.versions),
-            "validity": [dict(one) for one in self.validity],
+            "validity": [dict(row) for row in self.validity],
         }
 
 
 def versions(candidate: str, baseline: str, priors: Sequence[Prior] = ()) -> dict[str, str | None]:
-    """Return all that a check is valid for; a promotion needs a check of the same versions."""
+    """Return the versions that a check is valid for. A promotion needs a check of the same versions."""
     hashes = {prior.policy: prior.hash for prior in priors}
     return {
         "candidate": POLICIES[candidate].version,
@@ -148,14 +150,14 @@ def simulation_clauses(
     workers: int | None = None,
     on_progress: Callable[[Simulation, float], None] | None = None,
 ) -> tuple[Clause, ...]:
-    """Return the clauses a to c. `worlds` are the standard world and those in which the policy must be robust."""
+    """Return clauses a to c. The first of `worlds` is for clauses a and b, the others are for clause c."""
     results: list[Simulation] = []
-    for at, world in enumerate(worlds):
+    for finished, world in enumerate(worlds):
         config = SimulationConfig(policies=candidate, baseline=baseline, world=world, seed=seed, **vars(size))
 
-        def report(so_far: Simulation, share: float, before: int = at) -> None:
+        def report(so_far: Simulation, share: float, finished: int = finished) -> None:
             if on_progress is not None:
-                on_progress(so_far, (before + share) / len(worlds))
+                on_progress(so_far, (finished + share) / len(worlds))
 
         results.append(simulate(config, priors=priors, workers=workers, on_progress=report))
     standard, *others = results
@@ -167,58 +169,70 @@ def simulation_clauses(
 
 
 def win_clause(standard: Simulation, candidate: str) -> Clause:
-    """Return clause a."""
-    found = standard.gain(candidate)
-    passed = found is not None and found.ci_low is not None and found.mean >= MIN_GAIN and found.ci_low > 0
-    why = f"{standard.config.world} world: gain per decision {_span(found)}; needs at least {MIN_GAIN:g}, above 0"
-    return Clause("a simulation win", passed, found.mean if found else None, MIN_GAIN, why)
+    """Return clause a from the simulation of the standard world."""
+    estimate = standard.gain(candidate)
+    passed = estimate is not None and estimate.ci_low is not None and estimate.mean >= MIN_GAIN and estimate.ci_low > 0
+    why = (
+        f"{standard.config.world} world: gain per decision {_format_estimate(estimate)}; "
+        f"needs at least {MIN_GAIN:g}, above 0"
+    )
+    return Clause("a simulation win", passed, estimate.mean if estimate else None, MIN_GAIN, why)
 
 
 def persona_clause(standard: Simulation, candidate: str) -> Clause:
-    """Return clause b."""
+    """Return clause b from the simulation of the standard world."""
     personas = enumerate(load_personas().names)
-    return _all_above("b no persona loses", {name: standard.gain(candidate, persona=at) for at, name in personas})
+    return _all_above("b no persona loses", {name: standard.gain(candidate, persona=index) for index, name in personas})
 
 
-def _span(found: Estimate | None) -> str:
-    if found is None or found.ci_low is None or found.ci_high is None:
-        return f"{number(found.mean, '+.4f')}, no interval" if found else "unknown"
-    return f"{number(found.mean, '+.4f')} ({number(found.ci_low, '+.4f')} to {number(found.ci_high, '+.4f')})"
+def _format_estimate(estimate: Estimate | None) -> str:
+    if estimate is None or estimate.ci_low is None or estimate.ci_high is None:
+        return f"{number(estimate.mean, '+.4f')}, no interval" if estimate else "unknown"
+    return f"{number(estimate.mean, '+.4f')} ({number(estimate.ci_low, '+.4f')} to {number(estimate.ci_high, '+.4f')})"
 
 
 def _all_above(name: str, gains: Mapping[str, Estimate | None]) -> Clause:
-    """Return a clause that passes if every lower bound is above MIN_LOWER_BOUND; equal policies do not lose."""
-    lows = [found.mean if found.sd == 0 else found.ci_low for found in gains.values() if found is not None]
-    known = [low for low in lows if low is not None]
+    """Return a clause that passes if the lower bound of every gain is above MIN_LOWER_BOUND.
+
+    A gain without spread has no interval, as of two equal policies; its mean is used instead.
+    """
+    lower_bounds = [
+        estimate.mean if estimate.sd == 0 else estimate.ci_low for estimate in gains.values() if estimate is not None
+    ]
+    known = [bound for bound in lower_bounds if bound is not None]
     worst = min(known, default=None)
     passed = len(known) == len(gains) and worst is not None and worst > MIN_LOWER_BOUND
-    why = "; ".join(f"{key} {_span(found)}" for key, found in gains.items())
+    why = "; ".join(f"{key} {_format_estimate(estimate)}" for key, estimate in gains.items())
     return Clause(
         name, passed, worst, MIN_LOWER_BOUND, f"{why}; every lower bound must be above {number(MIN_LOWER_BOUND)}"
     )
 
 
 def log_clause(log: LoggedDecisions | None, problem: str = "") -> Clause:
-    """Return clause d; `problem` is why there are no logged decisions."""
+    """Return clause d. Without a log, `problem` says why there is none."""
     name, bound = "d logs agree", MIN_LOWER_BOUND_LOGGED
     if log is None:
         return Clause(name, None, None, bound, problem)
-    weights, found = weight_diagnostics(log), gain(log)
-    if found.ci_low is None or found.ci_high is None:
+    weights, estimate = weight_diagnostics(log), gain(log)
+    if estimate.ci_low is None or estimate.ci_high is None:
         return Clause(name, None, None, bound, "The log has decisions of one user only; intervals need at least two.")
     why = (
-        f"doubly robust gain {_span(found)} from {plural(weights.decisions, 'decision')} of "
-        f"{plural(found.n, 'user')}; effective sample {weights.effective:,.0f}, "
+        f"doubly robust gain {_format_estimate(estimate)} from {plural(weights.decisions, 'decision')} of "
+        f"{plural(estimate.n, 'user')}; effective sample {weights.effective:,.0f}, "
         f"mean weight {weights.mean.mean:.3f}, largest {weights.largest:.1f}"
     )
     if not weights.plausible:
-        return Clause(name, False, found.ci_low, bound, f"{why}. The mean weight is not 1: the probabilities are wrong")
+        return Clause(
+            name, False, estimate.ci_low, bound, f"{why}. The mean weight is not 1: the probabilities are wrong"
+        )
     if weights.effective < MIN_EFFECTIVE_SAMPLE:
-        return Clause(name, None, found.ci_low, bound, f"{why}; needs an effective sample of {MIN_EFFECTIVE_SAMPLE:,}")
-    if found.ci_low > bound:
-        return Clause(name, True, found.ci_low, bound, why)
-    passed = False if found.ci_high < bound else None
-    return Clause(name, passed, found.ci_low, bound, f"{why}; the lower bound must be above {number(bound)}")
+        return Clause(
+            name, None, estimate.ci_low, bound, f"{why}; needs an effective sample of {MIN_EFFECTIVE_SAMPLE:,}"
+        )
+    if estimate.ci_low > bound:
+        return Clause(name, True, estimate.ci_low, bound, why)
+    passed = False if estimate.ci_high < bound else None
+    return Clause(name, passed, estimate.ci_low, bound, f"{why}; the lower bound must be above {number(bound)}")
 
 
 @dataclass(frozen=True)
@@ -226,13 +240,13 @@ class ShadowRecord:
     """The candidate's shadow calls in the log."""
 
     expected: int  # decisions served while the shadow was on
-    signals: int  # shadow calls logged for these decisions
+    signals: int  # of these, decisions with a logged shadow call
     errors: int
-    same_schema: bool
+    same_schema: bool  # whether the newest logged decision was made with the current feature schema
 
 
 def operations_clause(record: ShadowRecord | None, shadow: str) -> Clause:
-    """Return clause e."""
+    """Return clause e for the policy named `shadow`."""
     name = "e operations"
     if record is None or not record.expected:
         return Clause(

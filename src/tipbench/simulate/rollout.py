@@ -1,7 +1,7 @@
 """Runs policies against a simulated world, for all users at once.
 
-Feature names, constants, ε, α and λ come from `tipbench.serve`; only the arithmetic is repeated here, over arrays whose
-last axis is the user. A test checks that the decisions are those of the server's policy objects.
+Feature names, constants, ε, α and λ come from `tipbench.serve`. Only the arithmetic is repeated here, over arrays whose
+last axis is the user. A test checks that the decisions are the same as those of the policy server.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ from tipbench.serve.tallies import (
 )
 from tipbench.simulate.world import ACTIONS, COMPLETED, Floats, Ints, Outcome, Round, World
 
-CONTROL = "egreedy/v1+bias"  # simulated only: shows whether a gain comes from new features or from an intercept
+# A control arm, simulated only. It shows whether another policy gains by its features or just by having an intercept.
+CONTROL = "egreedy/v1+bias"
 _DISMISSED = ACTIONS.index("dismissed")
-_HOURS = np.array([[math.cos(math.tau * hour / 24), math.sin(math.tau * hour / 24)] for hour in range(24)]).T
+_HOUR_COS = np.array([math.cos(math.tau * hour / 24) for hour in range(24)])
+_HOUR_SIN = np.array([math.sin(math.tau * hour / 24) for hour in range(24)])
 Draws = Callable[[Policy, int], Floats]  # (policy, round) → one uniform number in [0, 1) per user
 
 
@@ -62,7 +64,8 @@ class Arm:
 def find_arm(name: str, prior: Prior | None = None) -> Arm:
     """Return an arm by name: a policy, the control arm, or `POLICY without FEATURE` for an ablation.
 
-    FEATURE may be a pattern. `prior` is used if it was fitted for this policy. Raises UsageError for unknown names.
+    FEATURE may be a pattern, such as `category_*`. `prior` is ignored unless it was fitted for the policy of this name.
+    Raises UsageError for an unknown name.
     """
     base, _, left_out = name.partition(" without ")
     if base == CONTROL:
@@ -78,7 +81,7 @@ def find_arm(name: str, prior: Prior | None = None) -> Arm:
 
 
 def _with_features(policy: Policy, name: str, names: tuple[str, ...]) -> Policy:
-    """Return the policy with some of its own features, or with a bias."""
+    """Return a copy of the policy that uses these features: its own ones or `bias`."""
     base = policy.features
 
     def compute(request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:
@@ -92,103 +95,109 @@ def _with_features(policy: Policy, name: str, names: tuple[str, ...]) -> Policy:
 
 @dataclass(frozen=True)
 class RidgeStatistics:
-    """Sufficient statistics of ridge regression for every user (first axis), without a prior."""
+    """Sufficient statistics of a ridge regression per user, without a prior. The first axis is the user."""
 
     gram: Floats  # A = Σxxᵀ
     moment: Floats  # b = Σrx
-    n: Floats  # rewards
+    n: Floats  # number of rewards
 
     def theta(self, users: Any = slice(None)) -> Floats:
-        """Return the ridge regression pooled over the users of this mask, by default over all."""
+        """Return the coefficients of the ridge regression pooled over users: those of this mask, or all."""
         gram, moment = self.gram[users].sum(axis=0), self.moment[users].sum(axis=0)
         return np.asarray(np.linalg.solve(gram + np.eye(len(moment)), moment))
 
 
 @dataclass(frozen=True)
 class ArmTotals:
-    """Results of an arm: sums over rounds per user, and means over users per round."""
+    """Results of an arm in one world."""
 
-    reward: Floats
+    reward: Floats  # of each user, summed over rounds
     regret: Floats
-    reward_by_round: Floats
+    reward_by_round: Floats  # of each round, averaged over users
     regret_by_round: Floats
     chosen: Ints | None = None  # rounds × users, if recorded
     statistics: RidgeStatistics | None = None  # if recorded
 
 
 @dataclass
-class _Sums:
+class _Accumulator:
     reward: Floats
     regret: Floats
-    rounds: list[tuple[float, float]] = field(default_factory=list)
+    round_means: list[tuple[float, float]] = field(default_factory=list)  # (reward, regret)
     chosen: list[Ints] = field(default_factory=list)
 
     def add(self, outcome: Outcome, chosen: Ints, *, record: bool) -> None:
         self.reward += outcome.reward
         self.regret += outcome.regret
-        self.rounds.append((float(outcome.reward.mean()), float(outcome.regret.mean())))
+        self.round_means.append((float(outcome.reward.mean()), float(outcome.regret.mean())))
         if record:
             self.chosen.append(chosen)
 
     def totals(self, statistics: RidgeStatistics | None) -> ArmTotals:
-        rounds = np.array(self.rounds).reshape(-1, 2)
+        reward_by_round, regret_by_round = np.array(self.round_means).reshape(-1, 2).T
         chosen = np.array(self.chosen) if self.chosen else None
-        return ArmTotals(self.reward, self.regret, rounds[:, 0], rounds[:, 1], chosen, statistics)
+        return ArmTotals(self.reward, self.regret, reward_by_round, regret_by_round, chosen, statistics)
 
 
 def rollout(world: World, arms: Sequence[Arm], *, draws: Draws | None = None, record: bool = False) -> list[ArmTotals]:
-    """Run every arm in the world; with `record`, the results include choices and ridge statistics."""
+    """Run every arm in the world and return its results; with `record`, including choices and ridge statistics.
+
+    `draws` replaces the random numbers of the world, which are the same for every arm.
+    """
     learners = [_Learner(world, arm) for arm in arms]
-    sums = [_Sums(np.zeros(len(world)), np.zeros(len(world))) for _ in arms]
+    accumulators = [_Accumulator(np.zeros(len(world)), np.zeros(len(world))) for _ in arms]
     for number in range(world.rounds):
         batch = _Batch(world, world.round(number))
-        common = world.draws(number)
-        for arm, learner, total in zip(arms, learners, sums, strict=True):
-            chosen = learner.choose(batch, common if draws is None else draws(arm.policy, number))
+        common_draws = world.draws(number)
+        for arm, learner, accumulator in zip(arms, learners, accumulators, strict=True):
+            chosen = learner.choose(batch, common_draws if draws is None else draws(arm.policy, number))
             outcome = world.outcome(batch.offered, chosen)
             learner.learn(batch, chosen, outcome)
-            total.add(outcome, chosen, record=record)
-    found = [learner.statistics(world.rounds) if record else None for learner in learners]
-    return [total.totals(statistics) for total, statistics in zip(sums, found, strict=True)]
+            accumulator.add(outcome, chosen, record=record)
+    return [
+        accumulator.totals(learner.statistics(world.rounds) if record else None)
+        for learner, accumulator in zip(learners, accumulators, strict=True)
+    ]
 
 
 class _Batch:
-    """Features of one round that are the same for every policy."""
+    """One round with the features that are the same for every policy, computed on demand."""
 
     def __init__(self, world: World, offered: Round) -> None:
         self.world = world
         self.offered = offered
-        self.hour = offered.clock
-        # Position of each candidate's category in a flat array of categories × users.
+        # Index of each candidate's category in a flattened array of categories × users.
         self.category_index = offered.category * len(world) + np.arange(len(world))
-        self._known: dict[str, Floats] = {}
+        self._features: dict[str, Floats] = {}
 
     def feature(self, name: str) -> Floats:
-        """Return a feature of all users: per candidate, or one row if it is the same for all candidates."""
-        if name not in self._known:
-            self._known[name] = np.asarray(self._compute(name), dtype=np.float64)
-        return self._known[name]
+        """Return a feature of all users, as candidates × users, or as one row if it is the same for all candidates."""
+        if name not in self._features:
+            self._features[name] = np.asarray(self._compute(name), dtype=np.float64)
+        return self._features[name]
 
     def _compute(self, name: str) -> Any:
-        now, profile, day = self.offered, self.world.profile, math.tau * self.offered.weekday / 7
-        completion, dismissal, dwell_ms, preferred_hour, volume = profile
+        offered = self.offered
+        hour_cos, hour_sin = offered.clock
+        weekday_angle = math.tau * offered.weekday / 7
+        completion, dismissal, dwell_ms, preferred_hour, volume = self.world.profile
         match name:
             case "bias":
                 return np.ones(1)
             case "hour_sin":
-                return self.hour[1]
+                return hour_sin
             case "hour_cos":
-                return self.hour[0]
+                return hour_cos
             case "dow_sin":
-                return np.array([math.sin(day)])
+                return np.array([math.sin(weekday_angle)])
             case "dow_cos":
-                return np.array([math.cos(day)])
+                return np.array([math.cos(weekday_angle)])
             case "is_overdue":
-                return now.is_overdue.astype(np.float64)
+                return offered.is_overdue.astype(np.float64)
             case "task_age_norm":
-                return np.minimum(now.age_days / MAX_AGE_DAYS, 1.0)
+                return np.minimum(offered.age_days / MAX_AGE_DAYS, 1.0)
             case "priority_norm":
-                return (now.priority - 1) / 3
+                return (offered.priority - 1) / 3
             case "completion_rate":
                 return completion
             case "dismiss_rate":
@@ -196,21 +205,21 @@ class _Batch:
             case "mean_dwell_norm":
                 return np.minimum(dwell_ms / MAX_DWELL_MS, 1.0)
             case "preferred_hour_alignment":
-                return np.cos(math.tau * (preferred_hour - now.hour) / 24)
+                return np.cos(math.tau * (preferred_hour - offered.hour) / 24)
             case "tip_volume_norm":
                 return np.minimum(np.log1p(volume) / math.log(101), 1.0)
             case "quality":
-                return np.clip((now.composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF_RANGE, -1.0, 1.0)
+                return np.clip((offered.composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF_RANGE, -1.0, 1.0)
             case "slot_match":
-                return _HOURS[0].take(now.slot_hour) * self.hour[0] + _HOURS[1].take(now.slot_hour) * self.hour[1]
+                return _HOUR_COS.take(offered.slot_hour) * hour_cos + _HOUR_SIN.take(offered.slot_hour) * hour_sin
             case "load_fit":
-                load = np.minimum(now.open_tasks, MAX_OPEN_TASKS) / MAX_OPEN_TASKS
-                return load * (1 - 2 * np.minimum(now.effort_min, MAX_EFFORT_MIN) / MAX_EFFORT_MIN)
-        raise UsageError(f"The feature {name!r} has no form for simulated users. Add it to simulate/rollout.py.")
+                load = np.minimum(offered.open_tasks, MAX_OPEN_TASKS) / MAX_OPEN_TASKS
+                return load * (1 - 2 * np.minimum(offered.effort_min, MAX_EFFORT_MIN) / MAX_EFFORT_MIN)
+        raise UsageError(f"The feature {name!r} is not defined for simulated users. Add it to simulate/rollout.py.")
 
 
 class _UserTallies:
-    """`serve.tallies.Tallies` of all users: fields × categories × users."""
+    """The `serve.tallies.Tallies` of all users, in one array of fields × categories × users."""
 
     NAMES = (
         "category_completion",
@@ -225,85 +234,89 @@ class _UserTallies:
         self._flat = self._sums.reshape(len(FIELDS), -1)
         self._users = np.arange(len(world))
 
-    def features(self, hour: Floats) -> dict[str, Floats]:
-        """Return the five features, categories × users."""
+    def features(self, clock: Floats) -> dict[str, Floats]:
+        """Return the features of NAMES, each as categories × users."""
+        hour_cos, hour_sin = clock
         seen, completed, dismissed, dwell_s, dwell_n, hour_x, hour_y = self._sums
-        count = seen.sum(axis=0)
+        seen_overall = seen.sum(axis=0)
 
-        # A category with few tips is drawn towards the user's overall rate.
+        # The fewer tips of a category, the closer its rate is to the user's overall rate.
         def shrunk(part: Floats, whole: Floats, overall: Floats) -> Floats:
             return np.asarray(np.minimum((part + CATEGORY_WEIGHT * overall) / (whole + CATEGORY_WEIGHT), 1.0))
 
-        def rate(part: Floats, whole: Floats, usual: float) -> Floats:
-            return np.asarray(np.minimum((part.sum(axis=0) + OVERALL_WEIGHT * usual) / (whole + OVERALL_WEIGHT), 1))
+        def overall_rate(part: Floats, whole: Floats, default: float) -> Floats:
+            return np.asarray(np.minimum((part.sum(axis=0) + OVERALL_WEIGHT * default) / (whole + OVERALL_WEIGHT), 1))
 
         dwell = dwell_s / MAX_DWELL_S
         values = (
-            shrunk(completed, seen, rate(completed, count, DEFAULT_COMPLETION)),
-            shrunk(dismissed, seen, rate(dismissed, count, DEFAULT_DISMISSAL)),
-            shrunk(dwell, dwell_n, rate(dwell, dwell_n.sum(axis=0), DEFAULT_DWELL)),
-            np.clip((hour[0] * hour_x + hour[1] * hour_y) / (completed + 1), -1.0, 1.0),
+            shrunk(completed, seen, overall_rate(completed, seen_overall, DEFAULT_COMPLETION)),
+            shrunk(dismissed, seen, overall_rate(dismissed, seen_overall, DEFAULT_DISMISSAL)),
+            shrunk(dwell, dwell_n, overall_rate(dwell, dwell_n.sum(axis=0), DEFAULT_DWELL)),
+            np.clip((hour_cos * hour_x + hour_sin * hour_y) / (completed + 1), -1.0, 1.0),
             np.minimum(np.log1p(seen) / math.log(101), 1.0),
         )
         return dict(zip(self.NAMES, values, strict=True))
 
-    def add(self, category: Ints, outcome: Outcome, arrives: Floats, hour: Floats) -> None:
-        """Count the rewards that arrived."""
+    def add(self, category: Ints, outcome: Outcome, arrives: Floats, clock: Floats) -> None:
+        """Count the outcomes whose rewards arrived: `arrives` is 1 for these users, otherwise 0."""
+        hour_cos, hour_sin = clock
         completed = np.zeros_like(arrives) if outcome.action is None else arrives * (outcome.action == COMPLETED)
         dismissed = np.zeros_like(arrives) if outcome.action is None else arrives * (outcome.action == _DISMISSED)
-        dwell = np.minimum(np.nan_to_num(outcome.dwell_ms / 1000), MAX_DWELL_S) * completed
-        added = (arrives, completed, dismissed, dwell, completed, hour[0] * completed, hour[1] * completed)
+        dwell_s = np.minimum(np.nan_to_num(outcome.dwell_ms / 1000), MAX_DWELL_S) * completed
+        added = (arrives, completed, dismissed, dwell_s, completed, hour_cos * completed, hour_sin * completed)
         self._flat[:, category * len(self._users) + self._users] += np.stack(added)
 
 
 class _Learner:
-    """One arm for all users: V (features × features × users) and θ (features × users), updated by Sherman–Morrison.
+    """One arm for all users: learns a ridge regression per user with Sherman–Morrison updates.
+
+    `_theta` (features × users) has the coefficients. `_v` (features × features × users) is (λI + Σxxᵀ)⁻¹. `_x` has the
+    features of the current round, as features × candidates × users.
 
     In the subscripts of `einsum`, d and e are features, k is the candidate and n is the user.
     """
 
     def __init__(self, world: World, arm: Arm) -> None:
         self._policy, self._users = arm.policy, np.arange(len(world))
-        fresh = arm.policy.ridge(arm.prior)
-        self._lambda, self._start = fresh.lam, fresh.theta
-        shape = len(fresh.theta), len(world)
-        self._theta = np.repeat(fresh.theta[:, None], len(world), axis=1)
-        self._v = np.repeat(fresh.v[:, :, None], len(world), axis=2)
-        self._x = np.empty((shape[0], world.candidates, shape[1]))
+        initial = arm.policy.ridge(arm.prior)
+        self._lambda, self._initial_theta = initial.lam, initial.theta
+        self._theta = np.repeat(initial.theta[:, None], len(world), axis=1)
+        self._v = np.repeat(initial.v[:, :, None], len(world), axis=2)
+        self._x = np.empty((len(initial.theta), world.candidates, len(world)))
         uses_tallies = not set(_UserTallies.NAMES).isdisjoint(arm.policy.features.names)
         self._tallies = _UserTallies(world) if uses_tallies else None
 
     def choose(self, batch: _Batch, draws: Floats) -> Ints:
-        """Return the index of every user's candidate."""
-        tallied = self._tallies.features(batch.hour) if self._tallies else {}
-        for at, name in enumerate(self._policy.features.names):
-            self._x[at] = tallied[name].take(batch.category_index) if name in tallied else batch.feature(name)
+        """Return the index of the candidate chosen for each user; `draws` are uniform numbers in [0, 1)."""
+        tallied = self._tallies.features(batch.offered.clock) if self._tallies else {}
+        for row, name in enumerate(self._policy.features.names):
+            self._x[row] = tallied[name].take(batch.category_index) if name in tallied else batch.feature(name)
         scores = np.einsum("dkn,dn->kn", self._x, self._theta)
         if self._policy.alpha:
-            spread = np.einsum("dkn,dkn->kn", np.einsum("den,ekn->dkn", self._v, self._x), self._x)
-            scores += self._policy.alpha * np.sqrt(spread)
+            variance = np.einsum("dkn,dkn->kn", np.einsum("den,ekn->dkn", self._v, self._x), self._x)
+            scores += self._policy.alpha * np.sqrt(variance)
         scores = scores.round(DECIMALS)
         best = scores == scores.max(axis=0)
-        explore = self._policy.epsilon / len(scores)
-        cumulated = np.cumsum(explore + (1.0 - self._policy.epsilon) / best.sum(axis=0) * best, axis=0)
-        return np.asarray(np.minimum((cumulated <= draws).sum(axis=0), len(scores) - 1))
+        exploration = self._policy.epsilon / len(scores)
+        cumulative = np.cumsum(exploration + (1.0 - self._policy.epsilon) / best.sum(axis=0) * best, axis=0)
+        return np.asarray(np.minimum((cumulative <= draws).sum(axis=0), len(scores) - 1))
 
     def learn(self, batch: _Batch, chosen: Ints, outcome: Outcome) -> None:
-        """Learn the rewards that arrived."""
+        """Learn from the rewards that arrived."""
         x = self._x[:, chosen, self._users]
         arrives = batch.offered.arrives.astype(np.float64)
         vx = np.einsum("den,en->dn", self._v, x)
         scaled = vx * (arrives / (1.0 + np.einsum("dn,dn->n", vx, x)))
         self._theta += scaled * (outcome.reward - np.einsum("dn,dn->n", x, self._theta))
-        for at, factor in enumerate(scaled):
-            self._v[at] -= factor * vx
+        for row, factor in enumerate(scaled):
+            self._v[row] -= factor * vx
         if self._tallies:
             category = batch.offered.category[chosen, self._users]
-            self._tallies.add(category, outcome, arrives, batch.hour)
+            self._tallies.add(category, outcome, arrives, batch.offered.clock)
 
     def statistics(self, rounds: int) -> RidgeStatistics:
-        """Return the sums over the rounds that this arm has learned from."""
+        """Return the sums over these rounds, which the arm has learned from."""
         inverse = np.linalg.inv(self._v.transpose(2, 0, 1))
-        moment = np.einsum("nde,en->nd", inverse, self._theta) - self._lambda * self._start
-        gram = inverse - self._lambda * np.eye(len(self._start))
+        moment = np.einsum("nde,en->nd", inverse, self._theta) - self._lambda * self._initial_theta
+        gram = inverse - self._lambda * np.eye(len(self._initial_theta))
         return RidgeStatistics(gram, moment, np.full(len(self._users), float(rounds)))

@@ -1,4 +1,4 @@
-"""A simulation: policies against one world over several seeds, summarised with intervals paired by user."""
+"""Simulations: run policies in one world over several seeds, and compare them with intervals paired by user."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tipbench.simulate.rollout import CONTROL, Arm, ArmTotals, find_arm, rollout
 from tipbench.simulate.world import Floats, Ints, World, WorldName, load_personas
 
 EXPERIMENT = "tip-sim"
-CURVE_POINTS = 50  # rounds at which the curves are stored
+CURVE_POINTS = 50  # number of rounds stored of a learning curve
 ALL_POLICIES = (DEFAULT_POLICY, CONTROL, *(name for name in POLICIES if name != DEFAULT_POLICY))
-_MAX_DECISIONS = 400_000_000  # of all arms: about twenty minutes on one core
+_MAX_DECISIONS = 400_000_000  # of all arms together; takes about 20 minutes on one core
 
 
 class SimulationConfig(BaseModel):
@@ -65,15 +65,18 @@ class SimulationConfig(BaseModel):
 
     @property
     def arm_names(self) -> tuple[str, ...]:
-        """Names of all arms, with those of the ablation."""
+        """Names of all arms, including those of the ablation."""
         if not self.ablation:
             return self.policy_names
-        left_out = [f"{self.ablation} without {feature}" for feature in self.ablated]
-        return tuple(dict.fromkeys((*self.policy_names, self.ablation, *left_out)))
+        ablation_arms = [f"{self.ablation} without {feature}" for feature in self.ablated]
+        return tuple(dict.fromkeys((*self.policy_names, self.ablation, *ablation_arms)))
 
     @property
     def ablated(self) -> tuple[str, ...]:
-        """Features that the ablation leaves out one at a time; those from the tallies also all together."""
+        """Features, or patterns of features, that the ablation leaves out one at a time.
+
+        The pattern `category_*` leaves out all features from the tallies together.
+        """
         names = find_arm(self.ablation).policy.features.names if self.ablation else ()
         return (*names, "category_*") if "category_completion" in names else names
 
@@ -84,24 +87,24 @@ class SimulationConfig(BaseModel):
 
 
 def make_simulation_config(options: Mapping[str, Any]) -> SimulationConfig:
-    """Return the configuration; raises UsageError with the first invalid option."""
+    """Return the configuration; options that are None get their defaults. Raises UsageError for an invalid option."""
     try:
         return SimulationConfig.model_validate({key: value for key, value in options.items() if value is not None})
     except ValidationError as exc:
         first = exc.errors(include_url=False)[0]
-        where = f"--{first['loc'][0]}: " if first["loc"] else ""
-        seen = f" (got {str(first['input'])[:80]!r})" if first["loc"] else ""
-        raise UsageError(f"{where}{first['msg'].removeprefix('Value error, ')}{seen}.") from exc
+        option = f"--{first['loc'][0]}: " if first["loc"] else ""
+        got = f" (got {str(first['input'])[:80]!r})" if first["loc"] else ""
+        raise UsageError(f"{option}{first['msg'].removeprefix('Value error, ')}{got}.") from exc
 
 
 @dataclass(frozen=True)
 class ArmResult:
-    """Results of an arm over all seeds: reward and regret per decision of every user, and means per round."""
+    """Results of an arm over all seeds."""
 
     arm: Arm
-    reward: Floats
+    reward: Floats  # of each user, per decision
     regret: Floats
-    reward_by_round: Floats
+    reward_by_round: Floats  # of each round, averaged over users
     regret_by_round: Floats
 
 
@@ -111,19 +114,21 @@ class Simulation:
 
     config: SimulationConfig
     arms: Mapping[str, ArmResult]
-    persona: Ints
+    persona: Ints  # of each user, as an index into the names of `load_personas()`
     seeds_done: int
     seconds: float
 
     def gain(self, name: str, reference: str | None = None, persona: int | None = None) -> Estimate | None:
-        """Return the reward per decision of an arm − that of the reference (the baseline), paired by user."""
+        """Return the gain in reward per decision of an arm over the reference, paired by user.
+
+        The default reference is the baseline. `persona` limits the users to one persona.
+        """
         difference = self.arms[name].reward - self.arms[reference or self.config.baseline].reward
         return mean_estimate(difference if persona is None else difference[self.persona == persona])
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for `--json`, MLflow, the API and the charts."""
         config, personas = self.config, load_personas()
-        ablated = config.ablation
         return {
             "format": "tipbench-simulation/1",
             "config": config.model_dump(mode="json"),
@@ -133,10 +138,12 @@ class Simulation:
             "seconds": self.seconds,
             "policies": [self._arm_json(self.arms[name]) for name in config.policy_names],
             "ablation": [
-                {"feature": feature, "loss": estimate_json(self.gain(ablated, f"{ablated} without {feature}"))}
-                for feature in config.ablated
+                {"feature": feature, "loss": estimate_json(self._ablation_loss(feature))} for feature in config.ablated
             ],
         }
+
+    def _ablation_loss(self, feature: str) -> Estimate | None:
+        return self.gain(self.config.ablation, f"{self.config.ablation} without {feature}")
 
     def _arm_json(self, result: ArmResult) -> dict[str, Any]:
         arm, name = result.arm, result.arm.name
@@ -158,7 +165,7 @@ class Simulation:
             "dim": arm.policy.features.dim,
             "prior": arm.prior.hash if arm.prior else None,
             **means(),
-            "personas": [{"persona": persona, **means(at)} for at, persona in enumerate(load_personas().names)],
+            "personas": [{"persona": persona, **means(index)} for index, persona in enumerate(load_personas().names)],
             "curve": {
                 "round": points.tolist(),
                 "reward": (np.cumsum(result.reward_by_round) / rounds)[points - 1].tolist(),
@@ -174,13 +181,16 @@ def simulate(
     workers: int | None = None,
     on_progress: Callable[[Simulation, float], None] | None = None,
 ) -> Simulation:
-    """Run the simulation; `on_progress` receives the results of the seeds done so far and the share that is done."""
+    """Run the simulation.
+
+    `on_progress` is called after each seed with the results so far and the share of the seeds that are done.
+    """
     started = time.monotonic()
-    by_policy = {prior.policy: prior for prior in priors}
+    prior_of = {prior.policy: prior for prior in priors}
     for prior in priors:
         find_arm(prior.policy).policy.check_prior(prior)
-    arms = [find_arm(name, by_policy.get(name)) for name in config.arm_names]
-    done: dict[int, list[ArmTotals]] = {}
+    arms = [find_arm(name, prior_of.get(name)) for name in config.arm_names]
+    done: dict[int, list[ArmTotals]] = {}  # by seed; the totals of all arms
 
     def run(seed: int) -> tuple[int, list[ArmTotals]]:
         return seed, rollout(World(config.world, seed, config.users, config.rounds), arms)
@@ -190,15 +200,20 @@ def simulate(
         persona = World(config.world, config.seed, config.users, 1).persona
         return Simulation(
             config,
-            {arm.name: _pool_seeds(arm, [one[at] for one in finished], config.rounds) for at, arm in enumerate(arms)},
+            {
+                arm.name: _pool_seeds(arm, [totals[index] for totals in finished], config.rounds)
+                for index, arm in enumerate(arms)
+            },
             np.tile(persona, len(finished)),
             len(finished),
             time.monotonic() - started,
         )
 
-    pool = ThreadPoolExecutor(workers or os.cpu_count() or 1)  # numpy works outside the interpreter's lock
+    pool = ThreadPoolExecutor(
+        workers or os.cpu_count() or 1
+    )  # threads are enough: numpy releases the interpreter's lock
     try:
-        for future in as_completed([pool.submit(run, config.seed + at) for at in range(config.seeds)]):
+        for future in as_completed([pool.submit(run, config.seed + offset) for offset in range(config.seeds)]):
             seed, totals = future.result()
             done[seed] = totals
             if on_progress is not None:
@@ -208,11 +223,11 @@ def simulate(
     return result()
 
 
-def _pool_seeds(arm: Arm, totals: list[ArmTotals], rounds: int) -> ArmResult:
+def _pool_seeds(arm: Arm, by_seed: list[ArmTotals], rounds: int) -> ArmResult:
     return ArmResult(
         arm,
-        np.concatenate([one.reward for one in totals]) / rounds,
-        np.concatenate([one.regret for one in totals]) / rounds,
-        np.mean([one.reward_by_round for one in totals], axis=0),
-        np.mean([one.regret_by_round for one in totals], axis=0),
+        np.concatenate([totals.reward for totals in by_seed]) / rounds,
+        np.concatenate([totals.regret for totals in by_seed]) / rounds,
+        np.mean([totals.reward_by_round for totals in by_seed], axis=0),
+        np.mean([totals.regret_by_round for totals in by_seed], axis=0),
     )

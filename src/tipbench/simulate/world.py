@@ -1,10 +1,9 @@
-"""Simulated users, the tips they are offered and how they respond; all numbers come from personas.toml.
+"""Simulated users, the tips they are offered and how they respond. All parameters come from personas.toml.
 
-Everything random is drawn per (seed, round, user, candidate) before a policy chooses, so that every policy meets the
+Random numbers are drawn per (seed, round, user, candidate) before a policy chooses. Every policy therefore meets the
 same users, candidates and outcomes (common random numbers), and more users or rounds do not change the existing ones.
 
-The last axis of every array is the user: operations then run over users in memory order, which is what makes a
-simulation fast.
+The last axis of every array is the user. Operations then run over users in memory order, which is fast.
 """
 
 from __future__ import annotations
@@ -31,13 +30,14 @@ PROFILE_KEYS = ("completion_rate_30d", "dismiss_rate_30d", "mean_dwell_ms_30d", 
 ACTIONS = ("completed", "snoozed", "dismissed", "ignored")
 COMPLETED = ACTIONS.index("completed")
 _ACTION_REWARDS = np.array([BY_ACTION.get(name, 0.0) for name in ACTIONS])
-_DWELL_LIMITS, _DWELL_REWARDS = np.array(BY_DWELL).T
+_DWELL_LIMITS_MS, _DWELL_REWARDS = np.array(BY_DWELL).T
 _USER_STREAM, _DRIFT_STREAM, _OFFER_STREAM, _OUTCOME_STREAM, _DRAW_STREAM = range(5)
-_DWELL_SCALE = 0.6  # of the log-logistic distribution of the dwell
-_DWELL_TASTE = 0.4  # standard deviation of the log median between a user's categories
-_RAW_LEVELS = 2**16  # of the random integers that offers are drawn from
-_AGE_QUANTILES = 1024
-_LINEAR_NOISE = 0.5  # range of the uniform noise in the linear world
+_DWELL_SCALE = 0.6  # of the log-logistic distribution of dwell times
+_DWELL_TASTE = 0.4  # standard deviation of the log median dwell between a user's categories
+_RAW_LEVELS = 2**16  # offers are drawn from random integers below this number
+_BUSY_TASKS = 10  # a user with more open tasks is busy
+_AGE_QUANTILES = 1024  # number of equally likely task ages
+_LINEAR_NOISE = 0.5  # width of the uniform noise of a reward in the linear world
 # Scales of the linear world's coefficients of hour_sin, hour_cos, is_overdue, task_age_norm and priority_norm.
 _LINEAR_SCALES = (0.05, 0.05, 0.3, 0.3, 0.2)
 
@@ -47,15 +47,15 @@ class WorldName(StrEnum):
 
     STANDARD = "standard"
     NO_TASTE = "no-taste"  # categories do not matter
-    NULL = "null"  # nothing matters: every tip has the same chances
-    DRIFT = "drift"  # tastes are drawn again half-way
+    NULL = "null"  # nothing matters: every tip has the same outcome probabilities
+    DRIFT = "drift"  # tastes are drawn again after half of the rounds
     LOSSY = "lossy"  # some rewards never arrive
     LINEAR = "linear"  # the mean reward is linear in LinUCB's features; for tests
 
 
 @dataclass(frozen=True)
 class Persona:
-    """A type of simulated user; personas.toml explains the numbers."""
+    """A type of simulated user; personas.toml explains its parameters."""
 
     name: str
     numbers: Mapping[str, float]
@@ -68,8 +68,8 @@ class Personas:
     """The content of personas.toml."""
 
     version: str
-    settings: Mapping[str, Any]
-    candidate: Mapping[str, Any]
+    settings: Mapping[str, Any]  # the top-level keys
+    candidate: Mapping[str, Any]  # distributions of the candidates' properties
     personas: tuple[Persona, ...]
 
     @property
@@ -83,7 +83,7 @@ class Personas:
         return tuple(self.settings["categories"])
 
     def column(self, key: str) -> Floats:
-        """Return one number of every persona."""
+        """Return the parameter `key` of every persona."""
         return np.array([persona.numbers[key] for persona in self.personas])
 
 
@@ -92,7 +92,7 @@ def load_personas() -> Personas:
     """Read the personas that come with the package."""
     raw = tomllib.loads((resources.files("tipbench.simulate") / "personas.toml").read_text("utf-8"))
     personas = tuple(
-        Persona(name, {k: v for k, v in row.items() if k not in ("likes", "profile")}, row["likes"], row["profile"])
+        Persona(name, likes=row.pop("likes"), profile=row.pop("profile"), numbers=row)
         for name, row in raw.pop("persona").items()
     )
     return Personas(raw.pop("version"), raw, raw.pop("candidate"), personas)
@@ -100,24 +100,24 @@ def load_personas() -> Personas:
 
 @dataclass(frozen=True)
 class Tastes:
-    """What users like; categories × users."""
+    """Preferences of users for categories, as categories × users."""
 
-    utility: Floats
+    utility: Floats  # added to the utility of a category's tips
     log_dwell: Floats  # logarithm of the median dwell in seconds
     value: Floats  # mean reward of a completion
 
 
 @dataclass(frozen=True)
 class Round:
-    """One decision of every user: the offer, the true mean reward of each candidate, and the random numbers.
+    """One decision of every user: the offered candidates, their true mean rewards, and the random numbers.
 
-    `hour`, `clock`, `open_tasks` and `arrives` have one entry per user, the other arrays are candidates × users.
+    `hour`, `open_tasks` and `arrives` have one entry per user, `clock` has two. Other arrays are candidates × users.
     """
 
     number: int
     weekday: int  # Monday is 0
     hour: Floats
-    clock: Floats  # cosine and sine of the hour's angle × users
+    clock: Floats  # cosine and sine of the hour's angle
     open_tasks: Ints
     category: Ints
     is_overdue: Ints
@@ -126,26 +126,28 @@ class Round:
     composite: Floats
     slot_hour: Ints
     effort_min: Ints
-    mean: Floats
-    action_cdf: tuple[Floats, ...]  # cumulative probabilities of completed, snoozed, dismissed; empty if linear
-    log_dwell: Floats
+    mean: Floats  # true mean reward
+    action_cdf: tuple[
+        Floats, ...
+    ]  # cumulative probabilities of completed, snoozed, dismissed; empty in the linear world
+    log_dwell: Floats  # logarithm of the median dwell in seconds; empty in the linear world
     action_uniform: Floats  # uniform random numbers that decide the action
-    dwell_uniform: Floats
+    dwell_uniform: Floats  # uniform random numbers that decide the dwell
     arrives: NDArray[np.bool_]  # whether the reward reaches the policy
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the users did with the chosen tips."""
+    """The response of each user to the chosen tip."""
 
     action: Ints | None  # index into ACTIONS; None in the linear world, which has rewards only
     dwell_ms: Floats  # whole milliseconds; NaN unless completed
     reward: Floats
-    regret: Floats  # best candidate's mean reward − that of the chosen
+    regret: Floats  # mean reward of the best candidate − mean reward of the chosen one
 
 
 class World:
-    """Users and rounds of one seed; with `outcome_seed`, the same users and offers with other random outcomes."""
+    """The users and rounds of one seed. `outcome_seed` changes the random outcomes but not the users and offers."""
 
     def __init__(
         self, name: WorldName | str, seed: int, users: int, rounds: int, *, outcome_seed: int | None = None
@@ -156,7 +158,7 @@ class World:
         self.personas = load_personas()
         self.candidates = int(self.personas.settings["candidates"])
         self.persona: Ints = np.arange(users) % len(self.personas.personas)
-        self._numbers: dict[str, Floats] = {}
+        self._user_numbers: dict[str, Floats] = {}  # cache of _per_user
         self._outcome_seed = seed if outcome_seed is None else outcome_seed
         self._columns = np.arange(users)
         categories = len(self.personas.categories)
@@ -165,29 +167,29 @@ class World:
         self.profile = self._make_profile(offset, normal[1:4])  # PROFILE_KEYS × users
         self._base = self._per_user("base") + offset
         self._tastes = self._draw_tastes(normal[4:])
-        later = np.random.default_rng((seed, _DRIFT_STREAM)).standard_normal((users, 2 * categories)).T
-        self._later_tastes = self._draw_tastes(later) if self.name is WorldName.DRIFT else self._tastes
-        self._theta = np.array(_LINEAR_SCALES)[:, None] * np.tanh(later[:5])
-        self._tables = _response_tables(self.personas)
-        self._preferred = _clock(self._per_user("preferred_hour"))
-        self._slots = _clock(np.array(self.personas.candidate["slot_hours"]))
+        drift_normal = np.random.default_rng((seed, _DRIFT_STREAM)).standard_normal((users, 2 * categories)).T
+        self._later_tastes = self._draw_tastes(drift_normal) if self.name is WorldName.DRIFT else self._tastes
+        self._linear_theta = np.array(_LINEAR_SCALES)[:, None] * np.tanh(drift_normal[:5])
+        self._task_table, self._tip_table = _utility_tables(self.personas)
+        self._preferred_clock = _clock(self._per_user("preferred_hour"))
+        self._slot_clock = _clock(np.array(self.personas.candidate["slot_hours"]))
 
     def __len__(self) -> int:
         """Return the number of users."""
         return len(self.persona)
 
     def draws(self, number: int) -> Floats:
-        """Return a number in [0, 1) for each user, with which its policy draws from its probabilities."""
+        """Return a uniform number in [0, 1) for each user, which decides the policy's random choice in this round."""
         return np.random.default_rng((self.seed, _DRAW_STREAM, number)).random(len(self))
 
     def _per_user(self, key: str) -> Floats:
-        """Return a persona's number for every user."""
-        if key not in self._numbers:
-            self._numbers[key] = np.asarray(self.personas.column(key)[self.persona], dtype=np.float64)
-        return self._numbers[key]
+        """Return the parameter `key` of every user's persona."""
+        if key not in self._user_numbers:
+            self._user_numbers[key] = np.asarray(self.personas.column(key)[self.persona], dtype=np.float64)
+        return self._user_numbers[key]
 
     def _make_profile(self, offset: Floats, normal: Floats) -> Floats:
-        """Return each user's `profile_features`: the persona's, shifted by the user's offset."""
+        """Return each user's `profile_features`: those of the persona with the user's random deviations."""
         table = [[persona.profile[key] for key in PROFILE_KEYS] for persona in self.personas.personas]
         completed, dismissed, dwell, hour, volume = np.array(table, dtype=np.float64)[self.persona].T
         return np.stack(
@@ -201,13 +203,17 @@ class World:
         )
 
     def _draw_tastes(self, normal: Floats) -> Tastes:
-        """Return the users' tastes from standard normal numbers."""
+        """Return tastes drawn with standard normal numbers: one half for the utility, one half for the dwell."""
         half = len(normal) // 2
         log_dwell = np.log(self._per_user("dwell_s")) + np.zeros((half, 1))
+        if self.name is WorldName.NULL:
+            log_dwell = np.full_like(log_dwell, log_dwell.mean())
         if self.name in (WorldName.NO_TASTE, WorldName.NULL):
-            log_dwell = log_dwell.mean() + 0 * log_dwell if self.name is WorldName.NULL else log_dwell
             return Tastes(np.zeros_like(normal[:half]), log_dwell, _completion_value(log_dwell))
-        likes = [[p.likes.get(name, 0.0) for p in self.personas.personas] for name in self.personas.categories]
+        likes = [
+            [persona.likes.get(category, 0.0) for persona in self.personas.personas]
+            for category in self.personas.categories
+        ]
         utility = np.array(likes)[:, self.persona] + self._per_user("taste") * normal[:half]
         log_dwell = log_dwell + _DWELL_TASTE * normal[half:]
         return Tastes(utility, log_dwell, _completion_value(log_dwell))
@@ -240,15 +246,15 @@ class World:
             mean = self._linear_mean(clock, overdue, age, priority)
         else:
             tastes = self._later_tastes if number >= self.rounds // 2 else self._tastes
-            place = category * len(self) + self._columns  # in an array of categories × users
+            taste_index = category * len(self) + self._columns  # in a flattened array of categories × users
             if self.name is WorldName.NULL:
                 utility = np.full(slot.shape, float(self.personas.column("base").mean()))
             else:
                 utility = self._slot_utility(clock, slot) + self._task_utility(overdue, priority, age)
                 utility += self._tip_utility(open_tasks, effort, grade)
-            utility += tastes.utility.take(place)
-            mean, action_cdf = self._response(utility, tastes.value.take(place))
-            log_dwell = tastes.log_dwell.take(place)
+            utility += tastes.utility.take(taste_index)
+            mean, action_cdf = self._response(utility, tastes.value.take(taste_index))
+            log_dwell = tastes.log_dwell.take(taste_index)
         return Round(
             number=number,
             weekday=number // int(settings["decisions_per_day"]) % 7,
@@ -271,82 +277,83 @@ class World:
         )
 
     def _slot_utility(self, clock: Floats, slot: Ints) -> Floats:
-        """Return the utility of the time of day and of each candidate's slot."""
-        preferred = self._preferred[0] * clock[0] + self._preferred[1] * clock[1]
-        common = self._base + self._per_user("hour") * np.exp(4 * (preferred - 1))
-        by_slot = common + self._per_user("slot") * np.maximum(self._slots.T @ clock, 0.0) ** 2  # slots × users
+        """Return each user's base utility plus the utility of the hour and of each candidate's slot."""
+        hour_match = self._preferred_clock[0] * clock[0] + self._preferred_clock[1] * clock[1]
+        by_hour = self._base + self._per_user("hour") * np.exp(4 * (hour_match - 1))
+        slot_match = np.maximum(self._slot_clock.T @ clock, 0.0)  # slots × users
+        by_slot = by_hour + self._per_user("slot") * slot_match**2
         return np.asarray(by_slot.take(slot * len(self) + self._columns))
 
-    # The tables are indexed as flat arrays, which is faster.
+    # The tables are indexed as flattened arrays, which is faster.
 
     def _task_utility(self, overdue: Ints, priority: Ints, age: Ints) -> Floats:
-        table, _ = self._tables
-        _, flags, priorities, ages = table.shape
-        return np.asarray(table.take(((self.persona * flags + overdue) * priorities + priority - 1) * ages + age))
+        _, flags, priorities, ages = self._task_table.shape
+        return np.asarray(
+            self._task_table.take(((self.persona * flags + overdue) * priorities + priority - 1) * ages + age)
+        )
 
     def _tip_utility(self, open_tasks: Ints, effort: Ints, grade: Ints) -> Floats:
-        _, table = self._tables
-        busy = (open_tasks > 10).astype(np.int64)
-        _, loads, efforts, grades = table.shape
-        return np.asarray(table.take(((self.persona * loads + busy) * efforts + effort) * grades + grade))
+        busy = (open_tasks > _BUSY_TASKS).astype(np.int64)
+        _, loads, efforts, grades = self._tip_table.shape
+        return np.asarray(self._tip_table.take(((self.persona * loads + busy) * efforts + effort) * grades + grade))
 
     def _response(self, utility: Floats, value: Floats) -> tuple[Floats, tuple[Floats, ...]]:
-        """Return the mean reward and `action_cdf`; personas.toml has the formula."""
+        """Return the mean reward and the `action_cdf` of each candidate; personas.toml has the formula."""
         snooze, dismiss = self._per_user("snooze"), self._per_user("dismiss")
         if self.name is WorldName.NULL:
-            snooze, dismiss = snooze.mean() + 0 * snooze, dismiss.mean() + 0 * dismiss
+            snooze, dismiss = np.full_like(snooze, snooze.mean()), np.full_like(dismiss, dismiss.mean())
         completed, snoozed, dismissed = np.exp(utility), np.exp(snooze), np.exp(dismiss - 0.8 * utility)
         scale = 1 / (completed + snoozed + dismissed + 1.0)
         completed *= scale
         dismissed *= scale
         snoozed = snoozed * scale
-        second = completed + snoozed
+        not_dismissed = completed + snoozed
         mean = completed * value + BY_ACTION["snoozed"] * snoozed + BY_ACTION["dismissed"] * dismissed
-        return mean, (completed, second, second + dismissed)
+        return mean, (completed, not_dismissed, not_dismissed + dismissed)
 
     def _linear_mean(self, clock: Floats, overdue: Ints, age: Ints, priority: Ints) -> Floats:
-        theta = self._theta
+        theta = self._linear_theta
         task = theta[2] * overdue + theta[3] * np.minimum(age / 30, 1.0) + theta[4] * (priority - 1) / 3
         return np.asarray(theta[0] * clock[1] + theta[1] * clock[0] + task)
 
     def outcome(self, offered: Round, chosen: Ints) -> Outcome:
-        """Return what each user does with the chosen candidate."""
-        place = chosen * len(self) + self._columns
-        mean, uniform = offered.mean.take(place), offered.action_uniform.take(place)
+        """Return the response of each user to the chosen candidate."""
+        chosen_index = chosen * len(self) + self._columns  # in a flattened array of candidates × users
+        mean, uniform = offered.mean.take(chosen_index), offered.action_uniform.take(chosen_index)
         regret = offered.mean.max(axis=0) - mean
         if not offered.action_cdf:
             reward = mean + _LINEAR_NOISE * (uniform - 0.5)
             return Outcome(None, np.full(len(self), np.nan), reward, regret)
         action = np.zeros(len(self), dtype=np.int64)
         for cumulative in offered.action_cdf:
-            action += uniform >= cumulative.take(place)
-        spread = _DWELL_SCALE * _logit(offered.dwell_uniform.take(place))
-        dwell = np.round(1000 * np.exp(offered.log_dwell.take(place) + spread))
-        dwell[action != COMPLETED] = np.nan
-        return Outcome(action, dwell, rewards(action, dwell), regret)
+            action += uniform >= cumulative.take(chosen_index)
+        deviation = _DWELL_SCALE * _logit(offered.dwell_uniform.take(chosen_index))
+        dwell_ms = np.round(1000 * np.exp(offered.log_dwell.take(chosen_index) + deviation))
+        dwell_ms[action != COMPLETED] = np.nan
+        return Outcome(action, dwell_ms, rewards(action, dwell_ms), regret)
 
 
 def rewards(action: Ints, dwell_ms: Floats) -> Floats:
-    """Return the reward of each outcome by the table of `serve.policy`; completed ones have a dwell."""
-    of_dwell = _DWELL_REWARDS.take(np.searchsorted(_DWELL_LIMITS[:-1], dwell_ms, side="right"))
-    return np.where(action == COMPLETED, of_dwell, _ACTION_REWARDS.take(action))
+    """Return the reward of each action by the rules of `serve.policy`. Only completed actions have a dwell."""
+    by_dwell = _DWELL_REWARDS.take(np.searchsorted(_DWELL_LIMITS_MS[:-1], dwell_ms, side="right"))
+    return np.where(action == COMPLETED, by_dwell, _ACTION_REWARDS.take(action))
 
 
 def _completion_value(log_dwell: Floats) -> Floats:
-    """Return the mean reward of a completion whose log-logistic dwell has this median."""
+    """Return the mean reward of a completion; `log_dwell` is the log median of its log-logistic dwell in seconds."""
     total = np.full(log_dwell.shape, BY_DWELL[-1][1])
-    for (limit, value), (_, later) in pairwise(BY_DWELL):
-        total += (value - later) * _sigmoid((np.log(limit / 1000) - log_dwell) / _DWELL_SCALE)
+    for (limit_ms, reward), (_, next_reward) in pairwise(BY_DWELL):
+        total += (reward - next_reward) * _sigmoid((np.log(limit_ms / 1000) - log_dwell) / _DWELL_SCALE)
     return total
 
 
-def _response_tables(known: Personas) -> tuple[Floats, Floats]:
+def _utility_tables(personas: Personas) -> tuple[Floats, Floats]:
     """Return the utility of tasks (persona × overdue × priority × age) and tips (persona × busy × effort × grade)."""
 
     def number(key: str) -> Floats:
-        return known.column(key)[:, None, None, None]
+        return personas.column(key)[:, None, None, None]
 
-    offer = known.candidate
+    offer = personas.candidate
     overdue, priority = np.arange(2)[:, None, None], np.arange(4)[:, None] / 3
     age = np.arange(offer["longest_age_days"] + 1)
     task = (
@@ -362,10 +369,10 @@ def _response_tables(known: Personas) -> tuple[Floats, Floats]:
 
 
 @lru_cache(maxsize=8)
-def _age_quantiles(mean_age: float, longest: int) -> Ints:
-    """Return quantiles of an exponential age in whole days."""
+def _age_quantiles(mean_days: float, longest_days: int) -> Ints:
+    """Return quantiles of the exponential distribution of a task's age, in whole days."""
     shares = (np.arange(_AGE_QUANTILES) + 0.5) / _AGE_QUANTILES
-    return np.minimum(-mean_age * np.log1p(-shares), longest).astype(np.int64)
+    return np.minimum(-mean_days * np.log1p(-shares), longest_days).astype(np.int64)
 
 
 def _pick(raw: Ints, count: int) -> Ints:
@@ -374,7 +381,10 @@ def _pick(raw: Ints, count: int) -> Ints:
 
 
 def _clock(hours: Floats) -> Floats:
-    """Return cosine and sine of each hour's angle; the product of two of them is the cosine of their difference."""
+    """Return cosine and sine of each hour's angle.
+
+    The scalar product of two hours is 1 if they are the same, and −1 if they are twelve hours apart.
+    """
     angle = 2 * np.pi / 24 * hours
     return np.stack([np.cos(angle), np.sin(angle)])
 

@@ -23,7 +23,7 @@ from starlette.concurrency import run_in_threadpool
 from tipbench.errors import TipbenchError, UsageError
 from tipbench.files import check_own, create_private, home_errors, make_folder
 from tipbench.judge.check import name_problem, normalize_name
-from tipbench.sqlite import Database
+from tipbench.sqlite import Database, Row
 from tipbench.text import iso
 from tipbench.web.errors import Forbidden, TooManyAttempts, Unauthorised
 from tipbench.web.forms import read_form
@@ -86,24 +86,24 @@ VERSION = len(_MIGRATIONS)
 
 
 def panel_folder(home: Path) -> Path:
-    """Return the folder of the panel's secrets, accessible to its owner only; created if missing."""
+    """Return the folder of the panel's secrets. Only its owner can access it. Creates the folder if missing."""
     folder = make_folder(home / FOLDER, private=True)
     check_own(folder, "Set TIPBENCH_HOME to a folder of your own.")
     return folder
 
 
 def panel_database(home: Path) -> Database:
-    """Open the panel's database, created and migrated as needed."""
+    """Open the panel's database; creates and migrates it as needed."""
     return Database(panel_folder(home) / FILE, _MIGRATIONS, "The panel's database of tokens and drafts")
 
 
-EVERYBODY = "*"  # wildcard for a judge's name
+EVERYBODY = "*"  # in place of a judge's name: all judges
 MAX_TOKEN_LENGTH = 256
-MAX_LIFE_S = 10 * 366 * 86400
+MAX_LIFE_S = 10 * 366 * 86400  # ten years
 _TOKEN_ID_BYTES = 6
-_LAST_USED_INTERVAL_S = 60  # minimum interval between updates of last_used
-_TOKEN = re.compile(r"tipbench_([0-9a-f]{12})_[A-Za-z0-9_-]{43}", re.ASCII)
-_LIFE = re.compile(r"([1-9][0-9]{0,5})([mhdw])", re.ASCII)
+_LAST_USED_INTERVAL_S = 60  # minimum time between two updates of a token's last_used
+_TOKEN_PATTERN = re.compile(r"tipbench_([0-9a-f]{12})_[A-Za-z0-9_-]{43}", re.ASCII)
+_LIFETIME_PATTERN = re.compile(r"([1-9][0-9]{0,5})([mhdw])", re.ASCII)
 _UNIT_S = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _UNKNOWN_HASH = hashlib.sha256(b"no token has this hash").hexdigest()
 _COLUMNS = "id, role, name, created, expires, revoked, last_used"
@@ -113,8 +113,8 @@ class Role(StrEnum):
     """Role of a token."""
 
     ADMIN = "admin"  # full access
-    JUDGE = "judge"  # its own sheets and batches only; nothing that unblinds
-    APP = "app"  # the policy server only; every page and endpoint of the panel rejects it
+    JUDGE = "judge"  # only its own sheets and batches; nothing that unblinds
+    APP = "app"  # only the policy server; the panel rejects it everywhere
 
 
 @dataclass(frozen=True)
@@ -167,39 +167,45 @@ class TokenStore:
         return token, secret
 
     def same_judge(self, token: Token) -> list[str]:
-        """Return the ids of other active judge tokens with the same name; their scores are stored as one judge's."""
+        """Return the ids of other active judge tokens with the same name.
+
+        The scores of all these tokens are stored as one judge's.
+        """
         if token.role is not Role.JUDGE:
             return []
-        others = (each for each in self.all() if each.id != token.id and self.is_active(each))
-        return [each.id for each in others if (each.role, each.name) == (Role.JUDGE, token.name)]
+        others = (other for other in self.all() if other.id != token.id and self.is_active(other))
+        return [other.id for other in others if (other.role, other.name) == (Role.JUDGE, token.name)]
 
     def find(self, secret: str) -> Token | None:
         """Return the active token with this secret, or None."""
-        match = _TOKEN.fullmatch(secret)
-        rows = self._database.rows(f"SELECT sha256, {_COLUMNS} FROM tokens WHERE id = ?", (match[1],)) if match else []  # noqa: S608 - columns are fixed
+        rows: list[Row] = []
+        match = _TOKEN_PATTERN.fullmatch(secret)
+        if match:
+            statement = f"SELECT sha256, {_COLUMNS} FROM tokens WHERE id = ?"  # noqa: S608 - columns are fixed
+            rows = self._database.rows(statement, (match[1],))
         stored_hash = str(rows[0][0]) if rows else _UNKNOWN_HASH
-        # Always compare, so that response times do not reveal unknown ids.
+        # Compares also if the id is unknown, so that response times do not reveal which ids exist.
         is_same = hmac.compare_digest(digest(secret), stored_hash)
-        token = _token(rows[0][1:]) if rows else None
+        token = _read_token(rows[0][1:]) if rows else None
         if not is_same or token is None or not self.is_active(token):
             return None
         now = int(self.clock())
         if token.last_used is None or now - token.last_used >= _LAST_USED_INTERVAL_S:
             try:
                 self._database.rows("UPDATE tokens SET last_used = ? WHERE id = ?", (now, token.id))
-            except TipbenchError as exc:  # such as a full disk: the token is valid anyway
+            except TipbenchError as exc:  # the token is valid, even if the disk is full
                 log.warning("the use of token %s could not be stored: %s", token.id, exc)
         return token
 
     def get(self, token_id: str) -> Token | None:
         """Return the token with this id in any state, or None."""
         rows = self._database.rows(f"SELECT {_COLUMNS} FROM tokens WHERE id = ?", (token_id,))  # noqa: S608
-        return _token(rows[0]) if rows else None
+        return _read_token(rows[0]) if rows else None
 
     def all(self) -> list[Token]:
         """Return all tokens, including expired and revoked ones, oldest first."""
         rows = self._database.rows(f"SELECT {_COLUMNS} FROM tokens ORDER BY created, id")  # noqa: S608
-        return [_token(row) for row in rows]
+        return [_read_token(row) for row in rows]
 
     def revoke(self, token_id: str) -> bool:
         """Revoke a token; return False if it is unknown or already revoked."""
@@ -211,12 +217,12 @@ class TokenStore:
         return any(token.role is Role.ADMIN and self.is_active(token) for token in self.all())
 
     def is_active(self, token: Token) -> bool:
-        """Whether a token is neither expired nor revoked now."""
+        """Whether a token is neither expired nor revoked."""
         return token.state(self.clock()) == "active"
 
 
 def create_token(store: TokenStore, role: str, name: str, lifetime: str) -> dict[str, Any]:
-    """Create a token and return its JSON with the secret and the other tokens of the same judge.
+    """Create a token and return its JSON, with the secret and the ids of the same judge's other tokens.
 
     Raises UsageError if the name or the lifetime is invalid.
     """
@@ -230,27 +236,27 @@ def digest(secret: str) -> str:
 
 
 def checked_name(name: str, role: Role) -> str:
-    """Return the normalised name; a judge's scores are stored under it. Raises UsageError if it is invalid."""
-    if fault := name_problem(name, allow_reserved=role is not Role.JUDGE):
-        raise UsageError(f"A token's name must be {fault} (got {name[:80]!r}).")
+    """Return the normalised name of a token. Raises UsageError if it is invalid."""
+    if requirement := name_problem(name, allow_reserved=role is not Role.JUDGE):
+        raise UsageError(f"A token's name must be {requirement} (got {name[:80]!r}).")
     if normalize_name(name) == EVERYBODY:
         raise UsageError(f"A token's name must not be {EVERYBODY}, which means all judges. Choose another.")
     return normalize_name(name)
 
 
 def parse_lifetime(text: str) -> int | None:
-    """Parse a lifetime such as 90m, 12h, 30d or 8w into seconds; `never` is None. Raises UsageError if invalid."""
+    """Parse a lifetime such as 90m, 12h, 30d or 8w into seconds, and `never` into None. Raises UsageError."""
     word = text.strip().lower()
     if word == "never":
         return None
-    match = _LIFE.fullmatch(word)
+    match = _LIFETIME_PATTERN.fullmatch(word)
     seconds = int(match[1]) * _UNIT_S[match[2]] if match else 0
     if not 0 < seconds <= MAX_LIFE_S:
         raise UsageError(f"A lifetime must be like 12h, 30d or 8w, at most 10 years, or never (got {text[:40]!r}).")
     return seconds
 
 
-def _token(row: Iterable[Any]) -> Token:
+def _read_token(row: Iterable[Any]) -> Token:
     token_id, role, *rest = row
     return Token(token_id, Role(role), *rest)
 
@@ -259,7 +265,7 @@ KEY_FILE = "session.key"
 COOKIE = "tipbench_session"
 MAX_COOKIE_LENGTH = 600
 _KEY_BYTES = 32
-_ID_BYTES = 24
+_SESSION_ID_BYTES = 24
 
 
 @dataclass(frozen=True)
@@ -282,22 +288,25 @@ class Sessions:
         self._clock = clock
 
     def begin(self, token_id: str) -> Session:
-        """Create a session with a new id, which prevents session fixation."""
+        """Create a session. It always has a new id, to prevent session fixation."""
         now = int(self._clock())
-        return Session(secrets.token_urlsafe(_ID_BYTES), token_id, now, now + self._life_s)
+        return Session(secrets.token_urlsafe(_SESSION_ID_BYTES), token_id, now, now + self._life_s)
 
     def seal(self, session: Session) -> str:
-        """Return the signed cookie value."""
+        """Return the value of the session's cookie, with its signature."""
         fields = [session.id, session.token_id, session.issued, session.expires]
-        body = _encoded(json.dumps(fields, separators=(",", ":")).encode())
-        return f"{body}.{_encoded(self._sign(b'session', body.encode()))}"
+        body = _base64url(json.dumps(fields, separators=(",", ":")).encode())
+        return f"{body}.{_base64url(self._sign(b'session', body.encode()))}"
 
     def authenticate(self, value: str) -> Session | None:
-        """Return the session of a cookie, or None if the signature is invalid or the session has expired or ended."""
+        """Return the session of a cookie value.
+
+        Returns None if the signature is invalid, or if the session has expired or ended.
+        """
         body, _, signature = value.partition(".")
         if len(value) > MAX_COOKIE_LENGTH or not value.isascii():
             return None
-        if not hmac.compare_digest(_encoded(self._sign(b"session", body.encode())), signature):
+        if not hmac.compare_digest(_base64url(self._sign(b"session", body.encode())), signature):
             return None
         try:
             fields = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
@@ -317,7 +326,7 @@ class Sessions:
 
     def csrf(self, session: Session) -> str:
         """Return the CSRF token required for changes made with this session's cookie."""
-        return _encoded(self._sign(b"csrf", session.id.encode()))
+        return _base64url(self._sign(b"csrf", session.id.encode()))
 
     def is_csrf_token(self, session: Session, text: str) -> bool:
         """Whether `text` is the CSRF token of this session."""
@@ -328,11 +337,11 @@ class Sessions:
 
 
 def load_key(home: Path) -> bytes:
-    """Return the key that signs cookies; created on first use, readable by its owner only."""
+    """Return the key that signs cookies. Creates it on first use, readable by its owner only. Raises UsageError."""
     path = panel_folder(home) / KEY_FILE
     with home_errors(path, "cannot be read"):
         if not path.exists():
-            # If two panels start at the same time, both use the first key written.
+            # Does not replace an existing file: if two panels start at the same time, both use the same key.
             create_private(path, secrets.token_bytes(_KEY_BYTES))
         mode, key = path.stat().st_mode, path.read_bytes()
     if mode & 0o077:
@@ -347,15 +356,15 @@ def load_key(home: Path) -> bytes:
     return key
 
 
-def _encoded(content: bytes) -> str:
+def _base64url(content: bytes) -> str:
     return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
 
 
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-_ENVIRONMENT = "environment-"  # prefix of the id of TIPBENCH_ADMIN_TOKEN
-_WRONG = "The token is invalid, expired or revoked. Create one with `tipbench token create`."
+_OPERATOR_PREFIX = "environment-"  # of the token id of TIPBENCH_ADMIN_TOKEN
+_REJECTED = "The token is invalid, expired or revoked. Create one with `tipbench token create`."
 
 # For the OpenAPI document only; `authenticate` reads the credentials itself.
 _bearer = HTTPBearer(auto_error=False, scheme_name="token", description="A token created with `tipbench token create`.")
@@ -369,7 +378,7 @@ _cookie = APIKeyCookie(
 
 @dataclass(frozen=True)
 class Identity:
-    """An authenticated client. `session` is set for cookie authentication only."""
+    """An authenticated client. `session` is None unless it authenticated with a cookie."""
 
     name: str
     role: Role
@@ -382,6 +391,7 @@ class Identity:
         return self.role is Role.JUDGE
 
 
+# Roles that a server rejects, with the error message.
 PANEL_REFUSED_ROLES = {Role.APP: "An app's token may call the policy server (`tipbench serve`) and nothing else."}
 POLICY_SERVER_REFUSED_ROLES = {
     Role.JUDGE: "A judge's token may judge and nothing else; `tipbench token create --role app` creates one for apps."
@@ -389,21 +399,21 @@ POLICY_SERVER_REFUSED_ROLES = {
 
 
 class TokenGuard:
-    """Authenticates tokens; those of the `refused` roles are valid but not allowed here."""
+    """Authenticates tokens. Rejects tokens of the `refused` roles with the message of the role."""
 
     def __init__(
         self, tokens: TokenStore, attempts: LoginLimiter, admin_token: str | None, refused: Mapping[Role, str]
     ) -> None:
         self.tokens = tokens
         self._attempts = attempts
-        self._admin = digest(admin_token) if admin_token else None
+        self._admin_hash = digest(admin_token) if admin_token else None
         self._refused = refused
 
     def by_token(self, secret: str, client: str) -> Identity:
         """Authenticate a token. Raises Unauthorised, Forbidden for a refused role, or TooManyAttempts.
 
-        A valid token is accepted before the rate limit, so that others' failed attempts cannot lock its holder out.
-        Tokens are long enough that guessing is hopeless; the limit keeps the log and the load small.
+        The rate limit applies to invalid tokens only, so that failed attempts of others do not lock out a valid client.
+        It limits load and log messages; tokens are too long to be guessed.
         """
         if len(secret) > MAX_TOKEN_LENGTH:
             secret = ""
@@ -412,16 +422,19 @@ class TokenGuard:
             if token.role in self._refused:
                 raise Forbidden(self._refused[token.role])
             return Identity(token.name, token.role, token.id)
-        if self._admin is not None and hmac.compare_digest(digest(secret), self._admin):
+        if self._admin_hash is not None and hmac.compare_digest(digest(secret), self._admin_hash):
             return self._operator()
         wait_s = self._attempts.admit(client)
         if wait_s > 0:
             raise TooManyAttempts(wait_s)
-        raise Unauthorised(_WRONG, path="header.authorization")
+        raise Unauthorised(_REJECTED, path="header.authorization")
 
     def _operator(self) -> Identity:
-        """Return the operator's identity. Its id depends on the token, so a new token ends the old one's sessions."""
-        return Identity("operator", Role.ADMIN, f"{_ENVIRONMENT}{(self._admin or '')[:16]}")
+        """Return the operator's identity.
+
+        Its token id is derived from TIPBENCH_ADMIN_TOKEN, so that changing the token ends all sessions created with it.
+        """
+        return Identity("operator", Role.ADMIN, f"{_OPERATOR_PREFIX}{(self._admin_hash or '')[:16]}")
 
 
 class Authenticator(TokenGuard):
@@ -434,13 +447,13 @@ class Authenticator(TokenGuard):
         self.sessions = sessions
 
     def by_cookie(self, value: str) -> Identity | None:
-        """Authenticate a session cookie; None if the session is invalid or its token is not active."""
+        """Authenticate a session cookie. Returns None if the session is invalid or its token is not active."""
         session = self.sessions.authenticate(value)
         if session is None:
             return None
-        if session.token_id.startswith(_ENVIRONMENT):
+        if session.token_id.startswith(_OPERATOR_PREFIX):
             operator = self._operator()
-            is_same = self._admin is not None and hmac.compare_digest(operator.token_id, session.token_id)
+            is_same = self._admin_hash is not None and hmac.compare_digest(operator.token_id, session.token_id)
             return replace(operator, session=session) if is_same else None
         token = self.tokens.get(session.token_id)
         if token is None or not self.tokens.is_active(token):
@@ -451,7 +464,7 @@ class Authenticator(TokenGuard):
 async def authenticate(
     request: Request, _token: Annotated[object, Depends(_bearer)], _session: Annotated[object, Depends(_cookie)]
 ) -> Identity:
-    """Authenticate by headers only, before the body is read. Raises Unauthorised."""
+    """Authenticate by the headers, before the body is read. Raises Unauthorised, Forbidden or TooManyAttempts."""
     panel: Panel = request.app.state.panel
     header = request.headers.get("authorization")
     if header is not None:
@@ -459,16 +472,16 @@ async def authenticate(
         if scheme.lower() != "bearer":
             raise Unauthorised("The header must be 'Authorization: Bearer TOKEN'.", path="header.authorization")
         return await run_in_threadpool(panel.guard.by_token, secret.strip(), client_of(request))
-    found = await run_in_threadpool(panel.guard.by_cookie, session_cookie(request))
-    if found is None:
+    identity = await run_in_threadpool(panel.guard.by_cookie, session_cookie(request))
+    if identity is None:
         raise Unauthorised("Missing credentials: send 'Authorization: Bearer TOKEN', or log in at /login.")
-    return found
+    return identity
 
 
 async def identify(request: Request, identity: Annotated[Identity, Depends(authenticate)]) -> AsyncIterator[Identity]:
-    """Authenticate and check CSRF; a judge's requests wait for a slot.
+    """Authenticate the client and check the CSRF token. A judge's requests wait for a concurrency slot.
 
-    Raises Unauthorised, Busy, or Forbidden for a cookie change without CSRF token.
+    Raises Unauthorised, Busy, or Forbidden for a change with a session cookie but without its CSRF token.
     """
     panel: Panel = request.app.state.panel
     async with panel.concurrency.request(identity):
@@ -513,18 +526,21 @@ def session_cookie(request: Request) -> str:
 
 
 def cookie_name(request: Request) -> str:
-    """Return the cookie's name; over TLS its `__Host-` prefix keeps other hosts of the domain from setting it."""
+    """Return the session cookie's name.
+
+    Over TLS, the prefix `__Host-` prevents other hosts of the domain from setting the cookie.
+    """
     return f"__Host-{COOKIE}" if request.url.scheme == "https" else COOKIE
 
 
 def check_origin(request: Request, hosts: Hosts) -> None:
-    """Raise Forbidden for a cross-site request. Clients other than browsers send neither header and pass."""
+    """Raise Forbidden for a cross-site request. Passes if `Origin` and `Sec-Fetch-Site` are missing: no browser."""
     origin = request.headers.get("origin")
-    site = request.headers.get("sec-fetch-site", "same-origin")
-    foreign = origin is not None and not hosts.same_origin(origin, request.headers.get("host", ""))
-    if foreign or site not in ("same-origin", "none"):
+    fetch_site = request.headers.get("sec-fetch-site", "same-origin")
+    is_foreign = origin is not None and not hosts.same_origin(origin, request.headers.get("host", ""))
+    if is_foreign or fetch_site not in ("same-origin", "none"):
         raise Forbidden(
-            f"The request comes from another site ({(origin or site)[:80]}). Use the panel's own pages.",
+            f"The request comes from another site ({(origin or fetch_site)[:80]}). Use the panel's own pages.",
             code="foreign_origin",
             path="header.origin",
         )

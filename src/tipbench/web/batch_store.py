@@ -1,4 +1,4 @@
-"""Batches in the panel's database: sheets judged in the browser, with item versions and history."""
+"""Stores batches in the panel's database: sheets judged in the browser, with the history of every item."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Kind(StrEnum):
     """Kind of a batch."""
 
     SHEET = "sheet"  # tips to score on the rubric's scales
-    DUEL = "duel"  # pairs of answers to choose the better one from
+    DUEL = "duel"  # pairs of answers, of which the judge chooses the better one
 
 
 class Status(StrEnum):
@@ -39,7 +39,7 @@ class State(StrEnum):
 
 
 class Cause(StrEnum):
-    """Operation that created a version."""
+    """Operation that created a version of an item."""
 
     PUT = "put"
     UNDO = "undo"
@@ -56,12 +56,12 @@ class Batch:
     kind: Kind
     size: int  # number of items
     status: Status = Status.OPEN
-    revision: int = 0
+    revision: int = 0  # incremented when an item is saved or the batch is reopened
     opened: float = 0.0
     updated: float = 0.0
     closed: float | None = None
-    note: str | None = None  # an admin's reason for sending it back
-    accepted: str | None = None  # an admin's reason for accepting its drift
+    note: str | None = None  # an admin's reason for sending the batch back
+    accepted: str | None = None  # an admin's reason for accepting the judge's drift
     outcome: Mapping[str, Any] | None = None  # result of the last close
 
 
@@ -76,23 +76,26 @@ class ItemAnswer:
 
 @dataclass(frozen=True)
 class ItemVersion:
-    """A version of an item. `parent` is the version that undo restores; None if there is none."""
+    """A version of an item.
+
+    `parent` is the version that undo restores: 0 is the untouched item, None means that there is nothing to undo.
+    """
 
     item: str
     version: int
     parent: int | None
     cause: Cause
     answer: ItemAnswer
-    seconds: float
-    updated: float
+    seconds: float  # spent on the item so far
+    updated: float  # Unix seconds
 
     def made_by(self, cause: Cause, version: int) -> bool:
-        """Whether an operation on `version` may have created this version; then the request is a repeat."""
+        """Whether this version may be the result of the operation `cause` on `version`, repeated by a client."""
         return (self.cause, self.version) == (cause, version + 1)
 
 
 class VersionConflict(Exception):
-    """The item has changed since the client read it; `present` is its current version, None if untouched."""
+    """The item has changed since the client read it. `present` is its current version, or None if it is untouched."""
 
     def __init__(self, present: ItemVersion | None) -> None:
         super().__init__("the item has another version")
@@ -100,12 +103,12 @@ class VersionConflict(Exception):
 
 
 MAX_VERSIONS = 100  # stored per item
-MAX_HISTORY_BYTES = 8_000_000  # of all versions of a batch; the oldest are deleted first
+MAX_HISTORY_BYTES = 8_000_000  # of all versions in a batch; the oldest are deleted first
 MAX_KEYS = 200  # idempotency keys per judge
-_BATCH = (
+_BATCH_COLUMNS = (
     "sheet, place, experiment, judge, kind, size, status, revision, opened, updated, closed, note, accepted, outcome"
 )
-_ITEM = "item, version, parent, cause, state, content, reason, seconds, updated"
+_ITEM_COLUMNS = "item, version, parent, cause, state, content, reason, seconds, updated"
 
 
 class BatchStore:
@@ -118,7 +121,7 @@ class BatchStore:
     # batches
 
     def add(self, batch: Batch, content: str) -> Batch:
-        """Save a new batch with the public part of its sheet; an existing one is reopened."""
+        """Save a new batch; `content` is the public part of its sheet, as JSON. Reopens the batch if it exists."""
         now = self._clock()
         with self._database.transaction() as db:
             db.execute(
@@ -127,7 +130,7 @@ class BatchStore:
                 " ON CONFLICT (sheet) DO UPDATE SET status = 'open', closed = NULL, updated = excluded.updated",
                 (batch.sheet, batch.place, batch.experiment, batch.judge, batch.kind, content, batch.size, now, now),
             )
-            return _batch(db, batch.sheet)
+            return _select_batch(db, batch.sheet)
 
     def get(self, sheet: str) -> Batch | None:
         """Return the batch of a sheet, or None."""
@@ -139,10 +142,10 @@ class BatchStore:
 
     def open_of(self, experiment: str, judge: str, kind: Kind, place: str | None = None) -> Batch | None:
         """Return the judge's most recently updated open batch, or None; `place` limits it to one MLflow server."""
-        found = self._batches(
+        candidates = self._batches(
             "experiment = ? AND judge = ? AND kind = ? AND status = 'open'", (experiment, judge, kind)
         )
-        return next((batch for batch in found if place is None or batch.place == place), None)
+        return next((batch for batch in candidates if place is None or batch.place == place), None)
 
     def listed(self, experiment: str, judge: str | None = None) -> list[Batch]:
         """Return the batches of an experiment, optionally of one judge, most recently updated first."""
@@ -151,15 +154,15 @@ class BatchStore:
         return self._batches("experiment = ? AND judge = ?", (experiment, judge))
 
     def close(self, batch: Batch, status: Status, outcome: Mapping[str, Any]) -> Batch | None:
-        """Close a batch with its result. Returns None if anything has changed since `batch` was read."""
+        """Close a batch and save its outcome. Returns None if the batch has changed since it was read."""
         now = self._clock()
         with self._database.transaction() as db:
-            done = db.execute(
+            cursor = db.execute(
                 "UPDATE batches SET status = ?, outcome = ?, closed = ?, updated = ?, note = NULL, accepted = ?"
                 " WHERE sheet = ? AND status = 'open' AND revision = ?",
                 (status, json.dumps(outcome), now, now, outcome.get("drift_accepted"), batch.sheet, batch.revision),
             )
-            return _batch(db, batch.sheet) if done.rowcount else None
+            return _select_batch(db, batch.sheet) if cursor.rowcount else None
 
     def reopen(self, sheet: str, *, note: str | None = None) -> Batch:
         """Reopen a batch if it is closed, with an optional note from an admin."""
@@ -169,7 +172,7 @@ class BatchStore:
                 " WHERE sheet = ? AND status <> 'open'",
                 (note, self._clock(), sheet),
             )
-            return _batch(db, sheet)
+            return _select_batch(db, sheet)
 
     def accept(self, sheet: str, reason: str | None, outcome: Mapping[str, Any]) -> Batch:
         """Mark a batch as applied if it is held."""
@@ -179,61 +182,67 @@ class BatchStore:
                 " WHERE sheet = ? AND status = 'held'",
                 (reason, json.dumps(outcome), self._clock(), sheet),
             )
-            return _batch(db, sheet)
+            return _select_batch(db, sheet)
 
     # items
 
     def items(self, sheet: str) -> dict[str, ItemVersion]:
-        """Return the current version of every item that was ever edited, by item id."""
-        rows = self._database.rows(f"SELECT {_ITEM} FROM batch_items WHERE sheet = ?", (sheet,))  # noqa: S608 - fixed
+        """Return the current version of every item that has been edited, by item id."""
+        rows = self._database.rows(f"SELECT {_ITEM_COLUMNS} FROM batch_items WHERE sheet = ?", (sheet,))  # noqa: S608 - fixed
         return {saved.item: saved for saved in map(_read_version, rows)}
 
     def history(self, sheet: str, item: str) -> list[ItemVersion]:
         """Return the last versions of an item, up to MAX_VERSIONS, newest first."""
-        statement = f"SELECT {_ITEM} FROM batch_history WHERE sheet = ? AND item = ? ORDER BY version DESC"  # noqa: S608
+        statement = f"SELECT {_ITEM_COLUMNS} FROM batch_history WHERE sheet = ? AND item = ? ORDER BY version DESC"  # noqa: S608
         return [_read_version(row) for row in self._database.rows(statement, (sheet, item))]
 
     def put(self, sheet: str, item: str, version: int, answer: ItemAnswer, seconds: float) -> ItemVersion:
-        """Save an answer to an item that the client read at `version`; repeating a request has no further effect.
+        """Save an answer to an item that the client has read as `version`. Repeating the request has no effect.
 
         Raises VersionConflict if the item has another version now, Conflict if the batch is closed.
         """
         with self._database.transaction() as db:
-            present = _item(db, sheet, item)
+            present = _select_item(db, sheet, item)
             if present is not None and present.made_by(Cause.PUT, version) and present.answer == answer:
                 return present
-            self._check(db, sheet, present, version)
-            number, seconds_before = (present.version, present.seconds) if present else (0, 0.0)
-            parent = present.parent if present is not None and present.answer == answer else number
-            saved = ItemVersion(item, number + 1, parent, Cause.PUT, answer, seconds_before, 0.0)
+            self._check_writable(db, sheet, present, version)
+            if present is None:
+                saved = ItemVersion(item, 1, 0, Cause.PUT, answer, 0.0, 0.0)
+            else:
+                # Undo skips versions with the same answer.
+                parent = present.parent if present.answer == answer else present.version
+                saved = ItemVersion(item, present.version + 1, parent, Cause.PUT, answer, present.seconds, 0.0)
             return self._write(db, sheet, saved, seconds)
 
     def undo(self, sheet: str, item: str, version: int, blank: str) -> ItemVersion:
-        """Restore the previous answer; each further undo goes one step back. `blank` is an untouched item's content.
+        """Save the previous answer as a new version. Each further undo goes one more step back.
 
-        Raises VersionConflict and Conflict like `put`, and Conflict if there is no earlier version.
+        `blank` is the content of an untouched item. Raises VersionConflict and Conflict like `put`, and Conflict if
+        there is no earlier version.
         """
         with self._database.transaction() as db:
-            present = _item(db, sheet, item)
+            present = _select_item(db, sheet, item)
             if present is not None and present.made_by(Cause.UNDO, version):
                 return present
-            self._check(db, sheet, present, version)
-            nothing = Conflict("There is no earlier version to restore.", code="nothing_to_undo", path="path.item")
+            self._check_writable(db, sheet, present, version)
+            nothing_to_undo = Conflict(
+                "There is no earlier version to restore.", code="nothing_to_undo", path="path.item"
+            )
             if present is None or present.parent is None:
-                raise nothing
+                raise nothing_to_undo
             if present.parent == 0:
-                before = ItemVersion(item, 0, None, Cause.UNDO, ItemAnswer(State.EMPTY, blank), 0.0, 0.0)
+                previous = ItemVersion(item, 0, None, Cause.UNDO, ItemAnswer(State.EMPTY, blank), 0.0, 0.0)
             else:
-                statement = f"SELECT {_ITEM} FROM batch_history WHERE sheet = ? AND item = ? AND version = ?"  # noqa: S608
+                statement = f"SELECT {_ITEM_COLUMNS} FROM batch_history WHERE sheet = ? AND item = ? AND version = ?"  # noqa: S608
                 row = db.execute(statement, (sheet, item, present.parent)).fetchone()
                 if row is None:  # deleted because the history was too long
-                    raise nothing
-                before = _read_version(row)
-            saved = replace(before, version=present.version + 1, cause=Cause.UNDO, seconds=present.seconds)
+                    raise nothing_to_undo
+                previous = _read_version(row)
+            saved = replace(previous, version=present.version + 1, cause=Cause.UNDO, seconds=present.seconds)
             return self._write(db, sheet, saved, 0.0)
 
     def seconds(self, experiment: str) -> dict[str, list[float]]:
-        """Return the recorded times of submitted items, by judge."""
+        """Return the seconds spent on each submitted item, by judge. Omits items without a recorded time."""
         times: dict[str, list[float]] = defaultdict(list)
         statement = (
             "SELECT judge, seconds FROM batch_items JOIN batches USING (sheet)"
@@ -246,7 +255,7 @@ class BatchStore:
     # idempotency keys
 
     def remember(self, judge: str, key: str, sheet: str) -> None:
-        """Save that requests of a judge with this idempotency key return the batch of `sheet`."""
+        """Save the batch of `sheet` as the result of the judge's requests with this idempotency key."""
         with self._database.transaction() as db:
             db.execute("INSERT OR IGNORE INTO batch_keys VALUES (?, ?, ?, ?)", (judge, key, sheet, self._clock()))
             db.execute(
@@ -261,21 +270,21 @@ class BatchStore:
         return next(iter(self._batches(where, (judge, key))), None)
 
     def _batches(self, where: str, values: tuple[object, ...]) -> list[Batch]:
-        statement = f"SELECT {_BATCH} FROM batches WHERE {where} ORDER BY updated DESC, rowid DESC"  # noqa: S608
+        statement = f"SELECT {_BATCH_COLUMNS} FROM batches WHERE {where} ORDER BY updated DESC, rowid DESC"  # noqa: S608
         return [_read_batch(row) for row in self._database.rows(statement, values)]
 
-    def _check(self, db: Connection, sheet: str, present: ItemVersion | None, version: int) -> None:
+    def _check_writable(self, db: Connection, sheet: str, present: ItemVersion | None, version: int) -> None:
         """Raise Conflict if the batch is closed, VersionConflict unless `present` has this version."""
-        if _batch(db, sheet).status is not Status.OPEN:
+        if _select_batch(db, sheet).status is not Status.OPEN:
             message = "This batch is closed. Reopen it to make changes."
             raise Conflict(message, code="batch_closed", path="path.sheet")
         if version != (present.version if present else 0):
             raise VersionConflict(present)
 
     def _write(self, db: Connection, sheet: str, saved: ItemVersion, spent_s: float) -> ItemVersion:
-        """Store a new version of an item, with `spent_s` added to its time, and return it."""
+        """Store a new version of an item and return it. Adds `spent_s` to the time spent on the item."""
         now = self._clock()
-        # Items are judged one at a time: together they take no longer than the batch has been open.
+        # Items are judged one at a time, so their total time cannot exceed the time since the batch was opened.
         opened, recorded_s = db.execute(
             "SELECT opened, (SELECT TOTAL(seconds) FROM batch_items WHERE sheet = batches.sheet)"
             " FROM batches WHERE sheet = ?",
@@ -286,18 +295,22 @@ class BatchStore:
         answer = (saved.answer.state, saved.answer.content, saved.answer.reason)
         row = (sheet, saved.item, saved.version, saved.parent, saved.cause, *answer, saved.seconds, saved.updated)
         for table in ("batch_items", "batch_history"):
-            db.execute(f"INSERT OR REPLACE INTO {table} (sheet, {_ITEM}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)  # noqa: S608
+            columns = f"sheet, {_ITEM_COLUMNS}"
+            db.execute(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)  # noqa: S608
         db.execute(
             "DELETE FROM batch_history WHERE sheet = ? AND item = ? AND version <= ?",
             (sheet, saved.item, saved.version - MAX_VERSIONS),
         )
-        _shorten(db, sheet)
+        _trim_history(db, sheet)
         db.execute("UPDATE batches SET revision = revision + 1, updated = ? WHERE sheet = ?", (now, sheet))
         return saved
 
 
-def _shorten(db: Connection, sheet: str) -> None:
-    """Delete the oldest versions of a batch until MAX_HISTORY_BYTES are left; `batch_items` has the current ones."""
+def _trim_history(db: Connection, sheet: str) -> None:
+    """Delete the oldest versions in a batch's history beyond MAX_HISTORY_BYTES.
+
+    The current versions are also in `batch_items`, which is not changed.
+    """
     size = "LENGTH(CAST(content AS BLOB)) + LENGTH(CAST(reason AS BLOB))"
     total = db.execute(f"SELECT TOTAL({size}) FROM batch_history WHERE sheet = ?", (sheet,)).fetchone()[0]  # noqa: S608
     if total > MAX_HISTORY_BYTES:
@@ -309,14 +322,14 @@ def _shorten(db: Connection, sheet: str) -> None:
         )
 
 
-def _batch(db: Connection, sheet: str) -> Batch:
+def _select_batch(db: Connection, sheet: str) -> Batch:
     """Return a stored batch; batches are never deleted."""
-    return _read_batch(db.execute(f"SELECT {_BATCH} FROM batches WHERE sheet = ?", (sheet,)).fetchone())  # noqa: S608
+    return _read_batch(db.execute(f"SELECT {_BATCH_COLUMNS} FROM batches WHERE sheet = ?", (sheet,)).fetchone())  # noqa: S608
 
 
-def _item(db: Connection, sheet: str, item: str) -> ItemVersion | None:
+def _select_item(db: Connection, sheet: str, item: str) -> ItemVersion | None:
     where = "sheet = ? AND item = ?"
-    row = db.execute(f"SELECT {_ITEM} FROM batch_items WHERE {where}", (sheet, item)).fetchone()  # noqa: S608
+    row = db.execute(f"SELECT {_ITEM_COLUMNS} FROM batch_items WHERE {where}", (sheet, item)).fetchone()  # noqa: S608
     return None if row is None else _read_version(row)
 
 

@@ -62,20 +62,23 @@ from tipbench.workflows.judging import drift_reason, duel_request
 if TYPE_CHECKING:
     from tipbench.web.deps import Panel
 
-ANSWERS = 30  # of a new sheet, by default; with hidden controls and repeats it has about 40 items
-DUELS = 40  # of a new sheet of duels, by default
-_CLOSE_ATTEMPTS = 3  # another tab may save an item during a close
+ANSWERS = 30  # default number of answers in a new sheet; hidden controls and repeats make it about 40 items
+DUELS = 40  # default number of duels in a new sheet
+_CLOSE_ATTEMPTS = 3  # a close is repeated if another tab saves an item at the same time
 _CACHED_SHEETS = 32
 
 
 def recorded_status(store: RunStore, batch: Batch) -> tuple[Status | None, str | None]:
-    """Return the sheet's status in MLflow and the reason its drift was accepted; None if nothing was applied yet."""
+    """Return the sheet's status in MLflow, and the reason for which its drift was accepted.
+
+    The status is None if no scores have been applied yet. The reason is None if there is none.
+    """
     experiment = get_experiment(store, batch.experiment)
     find = find_duel if batch.kind is Kind.DUEL else find_sheet
-    found = find(store, experiment.experiment_id, experiment.name, batch.sheet)
-    if found is None or found.status is SheetStatus.EXPORTED:
+    stored = find(store, experiment.experiment_id, experiment.name, batch.sheet)
+    if stored is None or stored.status is SheetStatus.EXPORTED:
         return None, None
-    return Status(str(found.status)), getattr(found, "accepted", None)
+    return Status(str(stored.status)), getattr(stored, "accepted", None)  # duels have no drift to accept
 
 
 class BatchService:
@@ -95,13 +98,16 @@ class BatchService:
         limit: int | None = None,
         key: str | None = None,
     ) -> BatchOpened:
-        """Return the judge's open batch, or a new one, which needs MLflow. Raises NotEnoughData if nothing is pending.
+        """Return the judge's open batch, or create one. Raises NotEnoughData if no cell is pending.
 
-        With an idempotency key, a repeated request returns the same batch, even if it is closed.
+        Only creating a batch needs MLflow. With an idempotency key, a repeated request returns the same batch, even if
+        it is closed.
         """
-        if fault := name_problem(who.name):
-            raise Forbidden(f"A judge has {fault}; this token is named {who.name[:60]!r}. Judge with another token.")
-        judge = replace(who, role=Role.JUDGE)  # admins judge blind as well
+        if requirement := name_problem(who.name):
+            raise Forbidden(
+                f"A judge has {requirement}; this token is named {who.name[:60]!r}. Judge with another token."
+            )
+        judge = replace(who, role=Role.JUDGE)  # admins judge blind too
         check_name(experiment)
         earlier = self._store.of_key(judge.name, key) if key is not None else None
         if earlier is not None:
@@ -112,10 +118,10 @@ class BatchService:
                     path="header.idempotency-key",
                 )
             return BatchOpened(batch=self._shape(earlier), new=False)
-        found = self._open_of(judge, experiment, kind)
-        if found is not None and self._sync(found).status is not Status.OPEN:
-            found = self._open_of(judge, experiment, kind)
-        batch, new = (found, False) if found else self._create(judge, experiment, kind, limit)
+        existing = self._open_of(judge, experiment, kind)
+        if existing is not None and self._sync(existing).status is not Status.OPEN:
+            existing = self._open_of(judge, experiment, kind)
+        batch, new = (existing, False) if existing else self._create(judge, experiment, kind, limit)
         if key is not None:
             self._store.remember(judge.name, key, batch.sheet)
         return BatchOpened(batch=self._shape(batch), new=new)
@@ -131,24 +137,25 @@ class BatchService:
     ) -> BatchList:
         """Return a page of the caller's batches, most recently updated first.
 
-        Admins may request another judge's batches, or EVERYBODY's; those have counts and status only.
+        Admins may request the batches of another judge, or of EVERYBODY, with counts and status only.
         """
         check_name(experiment)
         if who.is_judge and (judge == EVERYBODY or judge not in (None, who.name)):
             raise Forbidden(f"A judge's token can list only its own batches ({who.name}).", path="query.judge")
-        found = sorted(self._store.listed(experiment, None if judge == EVERYBODY else judge or who.name), key=_sort_key)
-        shown, following = page_of(found, _sort_key, limit=limit, after=after)
-        return BatchList(items=[self._shape_for(self._sync(batch), who) for batch in shown], next=following)
+        only_judge = None if judge == EVERYBODY else judge or who.name
+        batches = sorted(self._store.listed(experiment, only_judge), key=_sort_key)
+        page, next_cursor = page_of(batches, _sort_key, limit=limit, after=after)
+        return BatchList(items=[self._shape_for(self._sync(batch), who) for batch in page], next=next_cursor)
 
     def detail(self, who: Identity, sheet: str, experiment: str | None = None) -> BatchDetail:
-        """Return the full batch to its judge; of another judge's batch an admin gets the status and skipped items."""
+        """Return a batch: all of it for its judge, only the status and the skipped items for an admin."""
         batch = self._sync(self._visible(who, sheet, experiment))
-        shown = self._shape_for(batch, who)
+        shape = self._shape_for(batch, who)
         if batch.judge != who.name:
-            return BatchDetail(batch=shown, skips=self.skips(sheet))
+            return BatchDetail(batch=shape, skips=self.skips(sheet))
         batch_items, answers = self._batch_items(sheet), self._store.items(sheet)
         return BatchDetail(
-            batch=shown,
+            batch=shape,
             instructions=batch_items.raw["instructions"],
             rubric=rubric_json(rubric_of(batch_items.raw)),
             items=[
@@ -163,7 +170,7 @@ class BatchService:
         )
 
     def own(self, who: Identity, sheet: str, experiment: str | None = None) -> Batch:
-        """Return the client's own batch. Raises NotFound, or Forbidden if an admin requests another judge's batch."""
+        """Return a batch of the client. Raises NotFound, or Forbidden if an admin requests another judge's batch."""
         batch = self._visible(who, sheet, experiment)
         if batch.judge != who.name:
             raise Forbidden(f"This batch belongs to {batch.judge}; only its judge can edit it.", path="path.sheet")
@@ -186,14 +193,14 @@ class BatchService:
         batch, batch_items = self.own(who, sheet, experiment), self._batch_items(sheet)
         answer = answer_of(batch_items, item_of(batch_items, item), request)
         with self._conflict_errors(batch_items, item):
-            return self._saved(batch, self._store.put(sheet, item, request.version, answer, request.seconds))
+            return self._item_saved(batch, self._store.put(sheet, item, request.version, answer, request.seconds))
 
     def undo(self, who: Identity, sheet: str, item: str, version: int, experiment: str | None = None) -> ItemSaved:
-        """Restore the previous answer. Raises Conflict like `save`, or if there is none."""
+        """Restore the previous answer. Raises Conflict like `save`, or if there is no previous answer."""
         batch, batch_items = self.own(who, sheet, experiment), self._batch_items(sheet)
         blank = canonical(batch_items.blank(item_of(batch_items, item)))
         with self._conflict_errors(batch_items, item):
-            return self._saved(batch, self._store.undo(sheet, item, version, blank))
+            return self._item_saved(batch, self._store.undo(sheet, item, version, blank))
 
     def history(
         self,
@@ -205,16 +212,22 @@ class BatchService:
         limit: int = DEFAULT_LIMIT,
         after: str | None = None,
     ) -> HistoryShape:
-        """Return a page of the answers to an item, newest first."""
+        """Return a page of an item's saved versions, newest first."""
         self.own(who, sheet, experiment)
         batch_items = self._batch_items(sheet)
-        raw = item_of(batch_items, item)
-        steps = self._store.history(sheet, item)
-        shown, following = page_of(steps, lambda saved: SortKey(-saved.version, saved.item), limit=limit, after=after)
-        return HistoryShape(items=[answer_shape(batch_items, raw, saved) for saved in shown], next=following)
+        sheet_item = item_of(batch_items, item)
+
+        def sort_key(saved: ItemVersion) -> SortKey:
+            return SortKey(-saved.version, saved.item)
+
+        page, next_cursor = page_of(self._store.history(sheet, item), sort_key, limit=limit, after=after)
+        return HistoryShape(items=[answer_shape(batch_items, sheet_item, saved) for saved in page], next=next_cursor)
 
     def close(self, who: Identity, sheet: str, experiment: str | None = None) -> BatchClosedShape:
-        """Apply the submitted items, or hold them if the drift is too large. Idempotent, also after a crash."""
+        """Apply the scores of the submitted items, or hold them if the drift exceeds the limit.
+
+        Idempotent, even if an earlier call was interrupted.
+        """
         batch = self.own(who, sheet, experiment)
         if batch.status is Status.OPEN:
             with self._mlflow() as store:
@@ -222,7 +235,7 @@ class BatchService:
         return BatchClosedShape(batch=self._shape_for(batch, who), outcome=dict(batch.outcome or {}))
 
     def reopen(self, who: Identity, sheet: str, experiment: str | None = None) -> BatchAnswer:
-        """Reopen the batch for revision; applied scores keep counting until it is closed again."""
+        """Reopen the batch for revision. Applied scores count until the batch is closed again."""
         self.own(who, sheet, experiment)
         return BatchAnswer(batch=self._shape_for(self._store.reopen(sheet), who))
 
@@ -235,8 +248,8 @@ class BatchService:
             self._check_held(batch)
             with self._mlflow() as store:
                 result = accept_drift(store, batch.experiment, sheet, why, admin)
-            counted = {name: result[name] for name in ("status", "applied", "held")}
-            outcome = {**(batch.outcome or {}), **counted, "drift_accepted": why}
+            changed = {name: result[name] for name in ("status", "applied", "held")}
+            outcome = {**(batch.outcome or {}), **changed, "drift_accepted": why}
             batch = self._store.accept(sheet, why, outcome)
         return BatchClosedShape(batch=self._shape_for(batch, admin), outcome=dict(batch.outcome or {}))
 
@@ -252,24 +265,30 @@ class BatchService:
         return BatchAnswer(batch=self._shape_for(batch, admin))
 
     def recorded_already(self, sheet: str) -> Status | None:
-        """Return the status in MLflow of a batch that was never closed in the panel; None if nothing was applied."""
+        """Return the status in MLflow of an open batch that was never closed in the panel.
+
+        Returns None for other batches, and if no scores have been applied, for example from a file.
+        """
         batch = self._store.get(sheet)
         if batch is None or batch.status is not Status.OPEN or batch.outcome is not None:
             return None
-        return self._recorded(batch)[0]
+        return self._try_recorded_status(batch)[0]
 
     def minutes_per_item(self, experiment: str) -> dict[str, float]:
         """Return the median minutes per submitted item, by judge."""
-        return {judge: median(times) / 60 for judge, times in sorted(self._store.seconds(experiment).items())}
+        return {judge: median(seconds) / 60 for judge, seconds in sorted(self._store.seconds(experiment).items())}
 
     def _open_of(self, judge: Identity, experiment: str, kind: Kind) -> Batch | None:
         place = None
-        with suppress(TipbenchError):  # drafts work without MLflow
+        with suppress(TipbenchError):  # an open batch can be continued without MLflow
             place = self._panel.tracker.open().identity
         return self._store.open_of(experiment, judge.name, kind, place)
 
     def _create(self, judge: Identity, experiment: str, kind: Kind, limit: int | None) -> tuple[Batch, bool]:
-        """Return a batch with the judge's open sheet in MLflow, or with a new one, and whether the batch is new."""
+        """Create a batch with the judge's open sheet in MLflow, or with a new sheet.
+
+        Returns the batch, and whether it is new.
+        """
         with self._mlflow() as store:
             if existing := self._open_of(judge, experiment, kind):  # opened by another tab while waiting for the lock
                 return existing, False
@@ -277,30 +296,30 @@ class BatchService:
                 request = parse_sheet_request({"limit": limit or ANSWERS}, judge, self._panel.allowed)
                 raw = sheet_json(sheet_for(store, experiment, request).sheet)
             else:
-                found = get_experiment(store, experiment)
+                mlflow_experiment = get_experiment(store, experiment)
                 open_sheets = (
-                    each
-                    for each in stored_duel_sheets(store, found.experiment_id, found.name)
-                    if each.owner == judge.name and each.status is SheetStatus.EXPORTED
+                    duel_sheet
+                    for duel_sheet in stored_duel_sheets(store, mlflow_experiment.experiment_id, mlflow_experiment.name)
+                    if duel_sheet.owner == judge.name and duel_sheet.status is SheetStatus.EXPORTED
                 )
                 stored = next(open_sheets, None)
                 if stored is None:
-                    duels = duel_request(store, found, judge=judge.name, limit=limit or DUELS)
-                    stored = export_duels(store, found, duels).stored
+                    duels = duel_request(store, mlflow_experiment, judge=judge.name, limit=limit or DUELS)
+                    stored = export_duels(store, mlflow_experiment, duels).stored
                 raw = duel_json(stored.sheet)
             place, size = self._panel.tracker.open().identity, len(raw["items"])
             batch = Batch(raw["sheet"], place, experiment, judge.name, kind, size)
             return self._store.add(batch, canonical(raw)), True
 
     def _close(self, store: RunStore, batch: Batch, *, final: bool) -> Batch:
-        """Apply the submitted answers; if `final`, also finish the sheet, which checks the drift."""
+        """Apply the submitted answers and close the batch. `final` also finishes the sheet and checks the drift."""
         for _ in range(_CLOSE_ATTEMPTS):
             batch = self._store.get(batch.sheet) or batch
             if batch.status is not Status.OPEN:
                 return batch
             answers = self._store.items(batch.sheet)
             submitted = any(saved.answer.state is State.SUBMITTED for saved in answers.values())
-            # A sheet without any score is not finished: the error below asks for an item first.
+            # A sheet without any score cannot be finished. The error below then asks the judge to submit an item.
             final = final and (submitted or recorded_status(store, batch)[0] is not None)
             result = apply_sheet(
                 store,
@@ -311,26 +330,27 @@ class BatchService:
             if not result["applied"] + result["held"]:
                 raise NotEnoughData("No item of this batch is submitted yet. Submit an item, then close the batch.")
             if not submitted and (batch.outcome is None or batch.outcome.get("by_file")):
-                result["by_file"] = True  # all scores came from a file, none from this batch
-            done = self._store.close(batch, Status(result["status"]), result)
-            if done is not None:
-                return done
+                result["by_file"] = True  # all scores were applied from a file
+            closed = self._store.close(batch, Status(result["status"]), result)
+            if closed is not None:
+                return closed
         raise Conflict("The batch is being changed in another tab. Wait until that is saved, then close again.")
 
     def _sync(self, batch: Batch) -> Batch:
-        """Update the batch if MLflow is available: the command line may have accepted its drift, or applied its file.
+        """Update a batch whose sheet was applied, or whose drift was accepted, outside the panel.
 
-        An open batch with answers stays open.
+        An open batch with answers stays open. Nothing changes if MLflow is unavailable.
         """
         if batch.status is Status.HELD:
-            status, accepted = self._recorded(batch)
+            status, accepted = self._try_recorded_status(batch)
             if status is not Status.APPLIED:
                 return batch
             outcome = {**(batch.outcome or {}), "status": str(status), "drift_accepted": accepted}
             return self._store.accept(batch.sheet, accepted, outcome)
-        answers = self._store.items(batch.sheet).values() if batch.status is Status.OPEN else ()
-        answered = any(saved.answer.state is not State.EMPTY for saved in answers)
-        if batch.status is not Status.OPEN or answered or self.recorded_already(batch.sheet) is None:
+        if batch.status is not Status.OPEN:
+            return batch
+        has_answers = any(saved.answer.state is not State.EMPTY for saved in self._store.items(batch.sheet).values())
+        if has_answers or self.recorded_already(batch.sheet) is None:
             return batch
         try:
             with self._mlflow() as store:
@@ -338,8 +358,8 @@ class BatchService:
         except (TipbenchError, WebError):
             return batch
 
-    def _recorded(self, batch: Batch) -> tuple[Status | None, str | None]:
-        """Like `recorded_status`, but (None, None) if MLflow is unavailable."""
+    def _try_recorded_status(self, batch: Batch) -> tuple[Status | None, str | None]:
+        """Return `recorded_status`, or (None, None) if MLflow is unavailable."""
         try:
             return recorded_status(self._panel.tracker.open().store, batch)
         except (TipbenchError, WebError):
@@ -361,13 +381,13 @@ class BatchService:
             )
 
     def _shape_for(self, batch: Batch, who: Identity) -> BatchShape:
-        """Return the batch for clients; only its judge sees the outcome."""
+        """Return the batch as a response for this client. Only the batch's judge sees the outcome."""
         return self._shape(batch if batch.judge == who.name else replace(batch, outcome=None))
 
     def _shape(self, batch: Batch) -> BatchShape:
         answers = self._store.items(batch.sheet).values()
-        count = Counter(saved.answer.state for saved in answers)
-        times = [saved.seconds for saved in answers if saved.answer.state is State.SUBMITTED and saved.seconds > 0]
+        counts = Counter(saved.answer.state for saved in answers)
+        seconds = [saved.seconds for saved in answers if saved.answer.state is State.SUBMITTED and saved.seconds > 0]
         url = f"/api/bench/judge/{quote(batch.experiment, safe='')}/batches/{batch.sheet}"
         links = {"self": url, **{name: f"{url}/{name}" for name in ("items", "close", "reopen")}}
         links["page"] = f"/judge/batches/{batch.sheet}"
@@ -378,25 +398,25 @@ class BatchService:
             kind=batch.kind.value,
             status=batch.status.value,
             items=batch.size,
-            done=count[State.SUBMITTED],
-            draft=count[State.DRAFT],
-            skipped=count[State.SKIPPED],
-            empty=batch.size - count[State.SUBMITTED] - count[State.DRAFT] - count[State.SKIPPED],
+            done=counts[State.SUBMITTED],
+            draft=counts[State.DRAFT],
+            skipped=counts[State.SKIPPED],
+            empty=batch.size - counts[State.SUBMITTED] - counts[State.DRAFT] - counts[State.SKIPPED],
             opened=iso(batch.opened),
             updated=iso(batch.updated),
             closed=iso(batch.closed),
             seconds=round(sum(saved.seconds for saved in answers), 1),
-            minutes_per_item=median(times) / 60 if times else None,
+            minutes_per_item=median(seconds) / 60 if seconds else None,
             note=batch.note,
             accepted=batch.accepted,
             outcome=None if batch.outcome is None else dict(batch.outcome),
             links=BatchLinks.model_validate(links),
         )
 
-    def _saved(self, batch: Batch, saved: ItemVersion) -> ItemSaved:
-        batch_items, current = self._batch_items(batch.sheet), self._store.get(batch.sheet) or batch
+    def _item_saved(self, batch: Batch, saved: ItemVersion) -> ItemSaved:
+        batch_items, updated_batch = self._batch_items(batch.sheet), self._store.get(batch.sheet) or batch
         answer = answer_shape(batch_items, item_of(batch_items, saved.item), saved)
-        return ItemSaved(item=saved.item, answer=answer, batch=self._shape(current))
+        return ItemSaved(item=saved.item, answer=answer, batch=self._shape(updated_batch))
 
     def _read_items(self, sheet: str) -> BatchItems:
         batch = self._store.get(sheet)
@@ -406,6 +426,7 @@ class BatchService:
 
     @contextmanager
     def _conflict_errors(self, batch_items: BatchItems, item: str) -> Iterator[None]:
+        """Convert VersionConflict into Conflict with the current item."""
         try:
             yield
         except VersionConflict as exc:
@@ -419,7 +440,7 @@ class BatchService:
 
     @contextmanager
     def _mlflow(self) -> Iterator[RunStore]:
-        """Open MLflow, holding this machine's lock for writing scores there."""
+        """Open MLflow, and hold this machine's lock for writing scores."""
         try:
             opened = self._panel.tracker.open()
             with self._panel.tracker.judging_lock():

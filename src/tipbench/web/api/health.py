@@ -27,8 +27,8 @@ class NotReady(WebError):
 
 
 @router.get("/healthz", summary="Liveness probe", responses=error_responses(400, 500))
-async def healthz() -> Health:  # async, so that it does not wait for a thread
-    """Liveness probe: returns 200 as long as the process can handle requests."""
+async def healthz() -> Health:  # async, so that it responds even if all threads are busy
+    """Return 200 as long as the process can handle requests."""
     return Health(status="ok", version=tipbench.__version__)
 
 
@@ -41,10 +41,13 @@ async def healthz() -> Health:  # async, so that it does not wait for a thread
     },
 )
 def readyz(panel: PanelState) -> Readiness:
-    """Readiness probe: returns 200 if the token database is readable and MLflow responds or has never been used."""
+    """Return 200 if the token database is readable and MLflow responds.
+
+    MLflow is not required until it has been used for the first time.
+    """
 
     def check() -> Literal["answers", "none yet"] | TipbenchError:
-        """Return the status of MLflow, or the error, so that failures are cached too."""
+        """Return the status of MLflow. Returns errors instead of raising them, so that failures are cached too."""
         try:
             panel.guard.tokens.get("")
             panel.tracker.open().store.experiment(DEFAULT_EXPERIMENT)
@@ -71,5 +74,5 @@ def readyz(panel: PanelState) -> Readiness:
     },
 )
 def metrics(panel: PanelState) -> Response:
-    """Return requests, durations, cache use, jobs, queue length and open streams in the Prometheus text format."""
+    """Return the panel's metrics: requests, durations, cache use, jobs, queue length and open streams."""
     return Response(panel.metrics.text(), media_type=CONTENT_TYPE)

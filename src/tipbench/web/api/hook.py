@@ -1,4 +1,4 @@
-"""Webhook endpoints: status, deliveries and test. The URL is set in the operator's configuration only."""
+"""Webhook endpoints: status, deliveries and test. Only the operator's configuration sets the webhook's URL."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def deliveries(
 
     The last 500 finished deliveries are kept.
     """
-    found = [] if hook is None else sorted(hook.deliveries(), key=_place)
-    page, following = page_of(found, _place, limit=limit, after=next)
-    return DeliveryList(items=[delivery.response() for delivery in page], next=following)
+    newest_first = [] if hook is None else sorted(hook.deliveries(), key=_sort_key)
+    page, next_cursor = page_of(newest_first, _sort_key, limit=limit, after=next)
+    return DeliveryList(items=[delivery.response() for delivery in page], next=next_cursor)
 
 
 @router.post("/test", summary="Test the webhook", openapi_extra=_BODY, responses=error_responses(409))
@@ -82,5 +82,5 @@ def run_test(hook: Webhook | None, experiment: str | None = None) -> Delivery:
     return delivery
 
 
-def _place(delivery: Delivery) -> SortKey:
+def _sort_key(delivery: Delivery) -> SortKey:
     return SortKey(-int(delivery.created * 1000), delivery.id)

@@ -1,4 +1,4 @@
-"""Job endpoints: plan and start a run, list, cancel, retry, and the event stream; the configuration schema."""
+"""Job endpoints: plan and start runs, start judges, list, cancel and retry jobs, read logs, stream events."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ router = APIRouter(
 )
 
 _logger = logging.getLogger("tipbench.web")
-LOG_BYTES = 65_536
+LOG_BYTES = 65_536  # returned of a log by default
 MEDIA_TYPE = "text/event-stream"
 STARTED: dict[int | str, dict[str, Any]] = {
     202: {
-        "description": "The job: a new one, or that of an earlier request with the same key.",
+        "description": "The new job, or the job of an earlier request with the same Idempotency-Key.",
         "headers": {"Location": {"description": "The job.", "schema": {"type": "string"}}},
     }
 }
 _JUDGE_BODY = body_schema(JudgeRunRequest, {"with": "rules"}, about="Options of the judge.")
-_EVENTS = 'retry: 3000\nid: 4211\nevent: job\ndata: {"job": {"id": "…", "state": "running"}, "place": null}\n\n'
+_EVENT_EXAMPLE = 'retry: 3000\nid: 4211\nevent: job\ndata: {"job": {"id": "…", "state": "running"}, "place": null}\n\n'
 _WAIT_FOR_JUDGE = "Airflow only: the job waits until every cell of the run is judged, then compares."
 _CONFIG_BODY = body_schema(
     CollectConfig,
@@ -70,7 +70,7 @@ _CONFIG_BODY = body_schema(
     about="Options that differ from the defaults; see GET /api/bench/config.",
     required=False,
 )
-# The Airflow option is not part of the configuration; a plan ignores it.
+# This option of the Airflow DAG is not part of CollectConfig. A plan ignores it.
 _CONFIG_BODY["requestBody"]["content"][JSON]["schema"]["properties"][WAIT_FOR_JUDGE] = {
     "type": "boolean",
     "default": False,
@@ -78,7 +78,9 @@ _CONFIG_BODY["requestBody"]["content"][JSON]["schema"]["properties"][WAIT_FOR_JU
 }
 RunnerName = Annotated[
     Literal["local", "airflow"] | None,
-    Query(description="Where it runs: this machine, or Airflow if configured. Default: the setting `runner`."),
+    Query(
+        description="Where the job runs: on this machine, or in Airflow if configured. Default: the setting `runner`."
+    ),
 ]
 WaitForJudge = Annotated[bool, Query(description=_WAIT_FOR_JUDGE)]
 JobPath = Annotated[
@@ -104,9 +106,10 @@ LastId = Annotated[
     responses=error_responses(409, 502, 503),
 )
 def plan(config: RunConfig, panel: PanelState) -> PlanShape:
-    """Return the number of cells, those already recorded, refused models with reasons, and estimated memory and time.
+    """Return what a run with this configuration would do; nothing is generated or recorded.
 
-    Nothing is generated or recorded.
+    The plan has the number of cells, how many are already recorded, the refused models with reasons, and estimates of
+    memory and time.
     """
     return PlanShape.model_validate(plan_of(panel, config))
 
@@ -121,7 +124,7 @@ def plan_of(panel: Panel, config: CollectConfig) -> dict[str, Any]:
 def config(panel: PanelState) -> dict[str, Any]:
     """Return the JSON schema of the options of `tipbench collect`.
 
-    Defaults are those of this server; URLs are limited to the allowed ones.
+    The defaults are those of this server. Only allowed URLs are valid.
     """
     return panel.allowed.schema()
 
@@ -174,7 +177,7 @@ def judge(
     response: Response,
     key: Key = None,
 ) -> JobStarted:
-    """Queue `tipbench judge run`. The only program that can be used over HTTP is the one the operator configured."""
+    """Queue `tipbench judge run`. A judge program must be configured by the operator; requests cannot name one."""
     return started(panel, start_judge(panel, experiment, body, started_by=who.name, key=key), response)
 
 
@@ -189,8 +192,8 @@ def jobs(
 ) -> JobList:
     """Return jobs, newest first, with their positions in the queue."""
     page = panel.jobs.page(JobFilter(state, kind, experiment), limit=limit, after=next)
-    places = panel.jobs.queue_positions()
-    rows = [JobRow.of(job, place=places.get(job.id)) for job in page.items]
+    positions = panel.jobs.queue_positions()
+    rows = [JobRow.of(job, place=positions.get(job.id)) for job in page.items]
     return JobList(items=rows, next=page.next)
 
 
@@ -209,9 +212,9 @@ def one(job_id: JobPath, panel: PanelState) -> JobDetail:
     responses=error_responses(409),
 )
 def cancel(job_id: JobPath, panel: PanelState) -> JobAnswer:
-    """Cancel a queued job at once; stop a running job, unload its model and keep the finished results.
+    """Cancel a queued job, or stop a running job and unload its model; finished results are kept.
 
-    Cancelling a cancelled job has no effect. Returns 409 if the job has already ended in another way.
+    Cancelling a cancelled job has no effect. Returns 409 if the job has succeeded, failed or is lost.
     """
     panel.jobs.cancel(job_id)
     job, place = panel.jobs.get_with_position(job_id)
@@ -226,9 +229,10 @@ def cancel(job_id: JobPath, panel: PanelState) -> JobAnswer:
     responses={**STARTED, **error_responses(409)},
 )
 def retry(job_id: JobPath, who: Admin, panel: PanelState, response: Response, key: Key = None) -> JobStarted:
-    """Start a new job with the same options and a reference to the old one; recorded results are not generated again.
+    """Start a new job with the options of this one. Recorded results are not generated again.
 
-    Returns 409 unless the job has failed, was cancelled or is lost. If a retry has not ended yet, returns that one.
+    Returns 409 unless the job has failed, was cancelled or is lost. If an earlier retry has not ended yet, it is
+    returned instead of a new job.
     """
     return started(panel, retry_job(panel, job_id, started_by=who.name, key=key), response)
 
@@ -262,7 +266,7 @@ def log(
     summary="Stream a job's events",
     response_class=Response,
     responses={
-        200: {"description": "Server-sent events.", "content": {MEDIA_TYPE: {"example": _EVENTS}}},
+        200: {"description": "Server-sent events.", "content": {MEDIA_TYPE: {"example": _EVENT_EXAMPLE}}},
         **error_responses(503),
     },
 )
@@ -271,36 +275,36 @@ def events(
 ) -> Response:
     """Stream the job's events as server-sent events.
 
-    The first event is `snapshot` (job, place, progress). Then each job event follows under its name, with `progress`
-    after every few events, `job` when the state or queue position changes, and `end` as the last one. To resume an
-    interrupted stream, send the last `id` as `after` or `Last-Event-ID`.
+    The first event is `snapshot` (job, place, progress). The events of the job follow, each under its own name. After
+    every few of them, a `progress` event is sent. A `job` event is sent when the state or queue position changes. The
+    last event is `end`.
 
-    Without `after`, the snapshot contains all progress so far; with `after`, it contains the progress up to that event,
-    and the events that follow it are sent.
+    To resume an interrupted stream, send the last `id` as `after` or `Last-Event-ID`. The snapshot then contains the
+    progress up to that event, and all later events are sent. Otherwise it contains all progress so far.
     """
-    place = int(last) if last is not None and last.isascii() and last.isdigit() else after
+    cursor = int(last) if last is not None and last.isascii() and last.isdigit() else after
     guard, cookie = panel.guard, session_cookie(request)
-    stream = JobStream(panel.jobs, job_id, place)
+    stream = JobStream(panel.jobs, job_id, cursor)
     return EventStream(panel.streams, stream, request, lambda: may_watch(guard, who, cookie))
 
 
 def started(panel: Panel, submitted: Submitted, response: Response) -> JobStarted:
-    """Return the job, and set its location."""
+    """Return the submitted job, and set the Location header of the response."""
     job, place = panel.jobs.get_with_position(submitted.job.id)
     response.headers["Location"] = f"/api/bench/jobs/{job.id}"
     return JobStarted(job=JobShape.of(job), place=place, new=submitted.new)
 
 
 RETRY_MS = 3000  # reconnection delay of browsers
-_MAX_EVENTS = 200
-_LINE_ENDS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}  # JSON escapes the others
+_MAX_EVENTS = 200  # read at a time
+_LINE_ENDS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}  # JSON escapes other line ends
 
 
 class JobStream:
-    """Frames of one job for one client. Not thread-safe."""
+    """Server-sent events of one job for one client, encoded as frames. Not thread-safe."""
 
     def __init__(self, service: JobService, job_id: str, after: int | None = None) -> None:
-        """Start after the cursor `after`, or from the current progress if None. Raises JobNotFound."""
+        """Start after the event with the cursor `after`, or from the current progress if None. Raises JobNotFound."""
         self._jobs = service
         self._job = service.store.get(job_id)
         self._after = after
@@ -316,24 +320,23 @@ class JobStream:
         return f"retry: {RETRY_MS}\n".encode() + frame("snapshot", body, self._snapshot.cursor)
 
     def more(self) -> tuple[bytes, bool]:
-        """Return new frames, and whether the job has ended. Reads the job before its events, so none is missed."""
-        current = self._read_job()
-        found: list[RecordedEvent] = []
+        """Return the frames of new events, and whether the job has ended and all events were returned."""
+        current = self._read_job()  # before the events: an ended job creates no more of them
+        new_events: list[RecordedEvent] = []
         with suppress(ServerUnavailable):
-            found = list(
-                self._jobs.supervisor.runner_of(self._job).events(self._job, self._snapshot.cursor, _MAX_EVENTS)
-            )
+            runner = self._jobs.supervisor.runner_of(self._job)
+            new_events = list(runner.events(self._job, self._snapshot.cursor, _MAX_EVENTS))
         frames = []
-        for recorded in found:
+        for recorded in new_events:
             self._snapshot = self._snapshot.after(recorded)
             body = event_json(recorded.event)
             frames.append(frame(body["event"], {"at": recorded.at, **body}, recorded.cursor))
-        if found:
+        if new_events:
             frames.append(frame("progress", self._snapshot.progress.to_json(), self._snapshot.cursor))
         if current != self._shown:
             self._shown = current
             frames.append(frame("job", current, self._snapshot.cursor))
-        ended = self._job.state in ENDED and not found
+        ended = self._job.state in ENDED and not new_events
         if ended:
             frames.append(frame("end", current, self._snapshot.cursor))
         return b"".join(frames), ended
@@ -344,7 +347,7 @@ class JobStream:
 
 
 class EventStream(StreamingResponse):
-    """Response of …/events. Responds with 503 if too many streams are open."""
+    """Streams the frames of a job. Responds with 503 if too many streams are open."""
 
     def __init__(self, streams: StreamLimits, stream: JobStream, request: Request, allowed: Callable[[], bool]) -> None:
         self._streams = streams
@@ -352,10 +355,10 @@ class EventStream(StreamingResponse):
         super().__init__(_frames(streams, stream, request, allowed), media_type=MEDIA_TYPE, headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send frames until the job ends, the client disconnects or is no longer authorised."""
+        """Send frames until the job ends, or the client disconnects or is no longer authorised."""
         if self._streams.open >= self._streams.max_open:
-            count = f"{self._streams.max_open} event streams are already open."
-            body = error_json("too_many_streams", f"{count} Close a page of the panel, or try again shortly.")
+            problem = f"{self._streams.max_open} event streams are already open."
+            body = error_json("too_many_streams", f"{problem} Close a page of the panel, or try again shortly.")
             await Json(body, 503, headers={"Retry-After": "5"})(scope, receive, send)
             return
         self._streams.open += 1
@@ -370,18 +373,18 @@ async def _frames(
 ) -> AsyncIterator[bytes]:
     try:
         yield await run_in_threadpool(stream.begin)
-        next_beat = time.monotonic() + streams.heartbeat_s
+        next_heartbeat = time.monotonic() + streams.heartbeat_s
         while not await request.is_disconnected():
             frames, ended = await run_in_threadpool(stream.more)
             if frames:
                 yield frames
             if ended:
                 return
-            if time.monotonic() >= next_beat:
+            if time.monotonic() >= next_heartbeat:
                 if not await run_in_threadpool(allowed):
                     return
                 yield b": keep-alive\n\n"
-                next_beat = time.monotonic() + streams.heartbeat_s
+                next_heartbeat = time.monotonic() + streams.heartbeat_s
             await asyncio.sleep(streams.poll_s)
     except JobNotFound:
         return  # deleted while streaming
@@ -390,14 +393,14 @@ async def _frames(
 
 
 def frame(event: str, data: Any, cursor: int) -> bytes:
-    """Return one event; its data is one line, also for clients that split at Unicode line ends."""
+    """Encode one event. The data has no Unicode line ends, because some clients split lines at them."""
     line = to_json(data).decode().translate(_LINE_ENDS)
     return f"id: {cursor}\nevent: {event}\ndata: {line}\n\n".encode()
 
 
 def may_watch(guard: Authenticator, identity: Identity, cookie: str) -> bool:
-    """Whether the client is still authorised: token not revoked or expired, session not ended."""
+    """Whether the client is still authorised: its token or session has not expired, been revoked or ended."""
     if identity.session is not None:
         return guard.by_cookie(cookie) is not None
     token = guard.tokens.get(identity.token_id)
-    return token is None or guard.tokens.is_active(token)  # None: the operator's token
+    return token is None or guard.tokens.is_active(token)  # the operator's token is not stored

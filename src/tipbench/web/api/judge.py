@@ -1,7 +1,7 @@
-"""Judging endpoints: blind sheets, as written by `judge export` and read by `judge apply`, and batches in the browser.
+"""Judging endpoints: export and apply blind sheets, and judge batches in the browser.
 
-A judge's token judges under its own name and receives nothing that unblinds. While its sheet is open it gets that sheet
-again, not a second one: controls are on several sheets, so a judge could find them by comparing sheets.
+A judge's token judges under its own name and receives nothing that unblinds. It can have only one open sheet: another
+export returns the same sheet. Controls appear on several sheets, so a judge could find them by comparing two sheets.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from tipbench.web.judge_service import (
 )
 from tipbench.workflows.judging import SheetRequest
 
-_ALL = {**COMMON, **DATA}
+_RESPONSES = {**COMMON, **DATA}
 sheet_router = APIRouter(
-    prefix="/api/bench/judge", tags=["judge"], dependencies=[LIMIT_CONCURRENCY, JUDGES_TOO], responses=_ALL
+    prefix="/api/bench/judge", tags=["judge"], dependencies=[LIMIT_CONCURRENCY, JUDGES_TOO], responses=_RESPONSES
 )
-status_router = APIRouter(prefix="/api/bench/judges", tags=["judge"], dependencies=[ADMINS_ONLY], responses=_ALL)
+status_router = APIRouter(prefix="/api/bench/judges", tags=["judge"], dependencies=[ADMINS_ONLY], responses=_RESPONSES)
 
 _CSV_SCHEMA = {"schema": {"type": "string"}}
-_SHEET_REQUEST = body_schema(
+_EXPORT_BODY = body_schema(
     SheetOptions, {"judge": "reviewer-1", "limit": 40}, about="Export options; optional.", required=False
 )
-_FILLED: dict[str, Any] = {
+_FILLED_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "description": "The filled sheet, or the filled duels.",
@@ -72,7 +72,11 @@ async def read_sheet_request(request: Request, judge: Judge, panel: PanelState) 
 
 
 async def read_filled(request: Request, _judge: Judge) -> AsyncIterator[dict[str, Any]]:
-    """Parse the filled sheet (JSON or CSV); holds a slot for its memory, which is freed before the response waits."""
+    """Parse the filled sheet (JSON or CSV).
+
+    Only a few sheets may be in memory at once, so this waits for a slot. The sheet is freed and the slot released
+    before the response is delayed.
+    """
     if content_type(request) not in (JSON, CSV):
         raise Invalid(f"A sheet is sent as {JSON} or {CSV} (got {content_type(request)[:80]!r}).", path="body")
     content = await request.body()
@@ -89,7 +93,7 @@ async def read_filled(request: Request, _judge: Judge) -> AsyncIterator[dict[str
     summary="Export a blind sheet",
     status_code=201,
     response_model=SheetShape,
-    openapi_extra=_SHEET_REQUEST,
+    openapi_extra=_EXPORT_BODY,
     responses={201: {"description": "The sheet, as `judge export` writes it.", "content": {CSV: _CSV_SCHEMA}}},
 )
 def export(
@@ -100,7 +104,7 @@ def export(
 ) -> Response:
     """Export answers in random order, without model or prompt, together with the rubric.
 
-    The key that maps items to runs stays in MLflow.
+    The mapping from items to runs stays in MLflow.
     """
     # Two concurrent requests of one judge must not create two sheets.
     with panel.tracker.judging_lock() if query.own else nullcontext():
@@ -111,7 +115,7 @@ def export(
 @sheet_router.post(
     "/{experiment:path}/apply",
     summary="Apply a filled sheet",
-    openapi_extra=_FILLED,
+    openapi_extra=_FILLED_BODY,
     dependencies=[FIX_RESPONSE_TIME],
 )
 def apply(
@@ -121,19 +125,21 @@ def apply(
     panel: PanelState,
     store: Store,
     dry_run: Annotated[bool, Query(description="Show what would change; write nothing.")] = False,
-    judge: Annotated[str | None, Query(max_length=200, description="The judge, if the file has no name.")] = None,
+    judge: Annotated[str | None, Query(max_length=200, description="The judge's name, if the file has none.")] = None,
     final: Annotated[
-        bool, Query(description="Finish the sheet: check the drift now; open items return to the queue.")
+        bool, Query(description="Finish the sheet: check the drift now, and return unscored items to the queue.")
     ] = False,
     accept_drift: Annotated[
-        str | None, Query(max_length=1000, description="Accept the drift, with this reason; admins only.")
+        str | None, Query(max_length=1000, description="Reason for accepting the drift; admins only.")
     ] = None,
 ) -> AppliedShape:
     """Validate the sheet, measure the judge's drift and apply the scores.
 
     A single error rejects the whole sheet (422). `drift` is null until the last item is scored or the sheet is final.
-    For a later revision, and for a sheet finished with few items, it has the verdict only. Returns 409 if the judge has
-    opened duels in this experiment. A judge's token gets the response after 2 seconds or more, whatever the work takes.
+    For a later revision, and for a sheet finished with few items, `drift` has the verdict only.
+
+    Returns 409 if the judge has opened duels in this experiment. For a judge's token, the response takes at least 2
+    seconds.
     """
     options = ApplyOptions.of(who, judge=judge, accept=accept_drift, dry_run=dry_run, final=final)
     with panel.tracker.judging_lock():
@@ -147,23 +153,25 @@ def status(experiment: ExperimentPath, panel: PanelState, store: Store) -> Judgi
 
 
 _BATCHES = "/api/bench/judge/{experiment:path}/batches"
-batch_router = APIRouter(prefix=_BATCHES, tags=["judge"], dependencies=[JUDGES_TOO], responses=_ALL)
-decision_router = APIRouter(prefix=_BATCHES, tags=["judge"], dependencies=[ADMINS_ONLY], responses=_ALL)
+batch_router = APIRouter(prefix=_BATCHES, tags=["judge"], dependencies=[JUDGES_TOO], responses=_RESPONSES)
+decision_router = APIRouter(prefix=_BATCHES, tags=["judge"], dependencies=[ADMINS_ONLY], responses=_RESPONSES)
 
-_ID = "^[0-9a-f]{1,64}$"
-SheetPath = Annotated[str, Path(pattern=_ID, description="The batch's sheet.", examples=["3f9a1c0b7e52"])]
-ItemPath = Annotated[str, Path(pattern=_ID, description="The item's id.", examples=["9c1d5d6e8f0a"])]
+_ID_PATTERN = "^[0-9a-f]{1,64}$"
+SheetPath = Annotated[str, Path(pattern=_ID_PATTERN, description="The batch's sheet.", examples=["3f9a1c0b7e52"])]
+ItemPath = Annotated[str, Path(pattern=_ID_PATTERN, description="The item's id.", examples=["9c1d5d6e8f0a"])]
 JudgeName = Annotated[
     str | None, Query(max_length=200, description="For admins: another judge's batches; * for all judges.")
 ]
 
 
 _SCORES = {"relevance": 4, "actionability": 5, "tone": 4}
-_OPEN = body_schema(BatchRequest, {"kind": "sheet"}, required=False)
-_PUT = body_schema(ItemRequest, {"version": 0, "state": "submitted", "tips": [{"scores": _SCORES}], "seconds": 31.5})
-_UNDO = body_schema(UndoRequest, {"version": 3})
-_ACCEPT = body_schema(AcceptRequest, {"reason": "agreed in the team"})
-_RETURN = body_schema(ReturnRequest, {"note": "Please look at tone again."})
+_OPEN_BODY = body_schema(BatchRequest, {"kind": "sheet"}, required=False)
+_ITEM_BODY = body_schema(
+    ItemRequest, {"version": 0, "state": "submitted", "tips": [{"scores": _SCORES}], "seconds": 31.5}
+)
+_UNDO_BODY = body_schema(UndoRequest, {"version": 3})
+_ACCEPT_BODY = body_schema(AcceptRequest, {"reason": "agreed in the team"})
+_RETURN_BODY = body_schema(ReturnRequest, {"note": "Please look at tone again."})
 
 
 def batch_service(request: Request) -> BatchService:
@@ -182,7 +190,7 @@ _CREATED: dict[int | str, dict[str, Any]] = {
     "",
     summary="Open a batch",
     status_code=201,
-    openapi_extra=_OPEN,
+    openapi_extra=_OPEN_BODY,
     responses=_CREATED,
     dependencies=[LIMIT_CONCURRENCY],
 )
@@ -194,7 +202,7 @@ def open_batch(
     response: Response,
     key: Key = None,
 ) -> BatchOpened:
-    """Return the judge's open batch (200), or create one (201): a blind sheet under the token's name.
+    """Return the judge's open batch (200), or create one (201). The judge's name is the token's name.
 
     Requests with the same Idempotency-Key return the same batch, even after it has been closed.
     """
@@ -214,7 +222,7 @@ def batches(
 ) -> BatchList:
     """Return the caller's batches, most recently used first.
 
-    Admins can list other judges' batches with `judge`; those include only counts and status.
+    Admins can list other judges' batches with `judge`, with counts and status only.
     """
     return batches.page(who, experiment, judge, limit=limit, after=next)
 
@@ -235,14 +243,14 @@ def history(
 
 @batch_router.get("/{sheet}", summary="Get a batch", response_model_exclude_unset=True)
 def one(experiment: ExperimentPath, sheet: SheetPath, who: Judge, batches: Batches) -> BatchDetail:
-    """Return the rubric and the items in order, with the scores saved so far. Does not require MLflow.
+    """Return the batch with its rubric, its items in order, and the scores saved so far. Does not require MLflow.
 
-    For another judge's batch, admins get its status and skipped items instead.
+    For another judge's batch, admins get only the status and the skipped items.
     """
     return batches.detail(who, sheet, experiment)
 
 
-@batch_router.put("/{sheet}/items/{item}", summary="Save an item", openapi_extra=_PUT)
+@batch_router.put("/{sheet}/items/{item}", summary="Save an item", openapi_extra=_ITEM_BODY)
 def save(
     experiment: ExperimentPath,
     sheet: SheetPath,
@@ -251,14 +259,14 @@ def save(
     who: Judge,
     batches: Batches,
 ) -> ItemSaved:
-    """Save an item; it is on disk when the response is sent.
+    """Save a new version of an item; it is on disk when the response is sent.
 
-    If the item's version has changed, nothing is saved and the response (409) contains the current item in `detail`.
+    If the item has changed since `version`, nothing is saved; the response (409) has the current item in `detail`.
     """
     return batches.save(who, sheet, item, request, experiment)
 
 
-@batch_router.post("/{sheet}/items/{item}/undo", summary="Undo the last change", openapi_extra=_UNDO)
+@batch_router.post("/{sheet}/items/{item}/undo", summary="Undo the last change", openapi_extra=_UNDO_BODY)
 def undo(
     experiment: ExperimentPath,
     sheet: SheetPath,
@@ -275,7 +283,7 @@ def undo(
 def close(experiment: ExperimentPath, sheet: SheetPath, who: Judge, batches: Batches) -> BatchClosedShape:
     """Apply the scores of the submitted items, or hold them if the judge exceeds the drift limit.
 
-    Other items stay pending. Closing a closed batch returns the same result.
+    Items that are not submitted stay pending. Closing a closed batch returns the same result.
     """
     return batches.close(who, sheet, experiment)
 
@@ -292,7 +300,7 @@ def reopen(experiment: ExperimentPath, sheet: SheetPath, who: Judge, batches: Ba
 @decision_router.post(
     "/{sheet}/accept",
     summary="Accept a held batch",
-    openapi_extra=_ACCEPT,
+    openapi_extra=_ACCEPT_BODY,
     dependencies=[LIMIT_CONCURRENCY],
 )
 def accept(
@@ -306,7 +314,7 @@ def accept(
     return batches.accept(who, sheet, request.reason, experiment)
 
 
-@decision_router.post("/{sheet}/return", summary="Return a held batch", openapi_extra=_RETURN)
+@decision_router.post("/{sheet}/return", summary="Return a held batch", openapi_extra=_RETURN_BODY)
 def send_back(
     experiment: ExperimentPath,
     sheet: SheetPath,

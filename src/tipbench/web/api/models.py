@@ -1,4 +1,4 @@
-"""Request and response models of the API: they parse, build and document what is sent."""
+"""Request and response models of the API; they also document it as OpenAPI."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ Suite = Annotated[
 
 
 class Shape(BaseModel):
-    """A response; further fields may be added."""
+    """Base class of responses; fields may be added later."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class RequestBody(BaseModel):
-    """A request; unknown fields are rejected."""
+    """Base class of request bodies; unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class ErrorDetails(Shape):
-    code: str = Field(description="For programs; stable when the message changes.", examples=["not_found"])
+    code: str = Field(description="Error code for programs; does not change with the message.", examples=["not_found"])
     message: str = Field(description="A sentence for people.", examples=["There is no experiment tip-bench-may."])
     path: str | None = Field(description="The invalid part of the request.", examples=["path.experiment"])
 
@@ -66,12 +66,16 @@ class ExperimentRow(Shape):
     provisional: int = Field(description="Cells that an automatic judge has scored.", examples=[96])
     held: int = Field(description="Sheets whose scores do not count yet.", examples=[0])
     models: list[str] = Field(examples=[["gemma3:1b", "qwen2.5:0.5b"]])
-    changed: str | None = Field(description="When its newest cell was generated.", examples=["2026-05-04T10:15:00Z"])
+    changed: str | None = Field(
+        description="Time at which the newest cell was generated.", examples=["2026-05-04T10:15:00Z"]
+    )
     leader: dict[str, Any] | None = Field(
-        description="The leader of its board; null if there is none, or the board is not computed yet.",
+        description="The leader of the leaderboard; null if there is none, or if the leaderboard is not computed yet.",
         examples=[{"model": "gemma3:1b", "prompt_version": "v1", "decided": False, "provisional": True}],
     )
-    url: str | None = Field(description="Its page in MLflow.", examples=["http://localhost:5000/#/experiments/3/runs"])
+    url: str | None = Field(
+        description="The experiment's page in MLflow.", examples=["http://localhost:5000/#/experiments/3/runs"]
+    )
 
 
 class ExperimentList(Shape):
@@ -87,7 +91,7 @@ class RunRow(Shape):
     tags: dict[str, str] = Field(examples=[{"kind": "cell", "judge_pending": "false"}])
     start_ms: int
     end_ms: int | None
-    url: str | None = Field(description="Its page in MLflow.")
+    url: str | None = Field(description="The run's page in MLflow.")
 
 
 class RunList(Shape):
@@ -124,8 +128,8 @@ class StandingShape(PairName):
     ci_low: float | None
     ci_high: float | None
     composite_adjusted: float | None = Field(description="Mean adjusted for missing scenarios; rows are ranked by it.")
-    composite_usable: float | None = Field(description="Of the answers with a usable tip.")
-    usable: float | None = Field(description="Rate of scenarios whose answer has a usable tip.")
+    composite_usable: float | None = Field(description="Mean composite of the answers with a usable tip.")
+    usable: float | None = Field(description="Share of scenarios whose answer has a usable tip.")
     usable_low: float | None
     usable_high: float | None
     p_best: float | None
@@ -146,14 +150,14 @@ class StandingShape(PairName):
 class LookShape(Shape):
     number: int
     of: int
-    at: int = Field(description="Number of scenarios at which the board is tested.")
+    at: int = Field(description="Number of judged scenarios at which this look tests the leaderboard.")
 
 
 class NextLookShape(LookShape):
-    scenarios: int = Field(description="Still to be judged.")
-    answers: int = Field(description="Still to be judged.")
-    minutes: float | None = Field(description="At the measured pace of judging.")
-    power: float | None = Field(description="Chance to decide at this look.")
+    scenarios: int = Field(description="Number of scenarios still to be judged.")
+    answers: int = Field(description="Number of answers still to be judged.")
+    minutes: float | None = Field(description="Estimated time to judge them, from the measured pace.")
+    power: float | None = Field(description="Probability of a decision at this look.")
 
 
 class VerdictShape(Shape):
@@ -161,7 +165,7 @@ class VerdictShape(Shape):
     leader: PairName | None
     tied_with_leader: list[PairName]
     decided: bool
-    fragile: bool = Field(description="Decided, but unusable answers of the leader could undo it.")
+    fragile: bool = Field(description="True if decided, but unusable answers of the leader could reverse the decision.")
     level: float = Field(
         description=f"Significance level: a row whose p is above it, or unknown, is {TIED} with the leader.",
         examples=[0.0182],
@@ -169,8 +173,10 @@ class VerdictShape(Shape):
     look: LookShape | None
     next_look: NextLookShape | None
     beats_reference: bool | None
-    diff_to_reference: DifferenceShape | None = Field(description="Leader − the best reference.")
-    scenarios_needed: int | None = Field(description="Scenarios in total that would decide; null if out of reach.")
+    diff_to_reference: DifferenceShape | None = Field(description="Leader − best reference.")
+    scenarios_needed: int | None = Field(
+        description="Total number of scenarios needed for a decision; null if out of reach."
+    )
 
 
 class BoardShape(Shape):
@@ -185,7 +191,7 @@ class BoardShape(Shape):
     baseline: PairName | None
     verdict: VerdictShape
     standings: list[StandingShape] = Field(description="Each standing also has the rubric's scales, by name.")
-    references: list[StandingShape] = Field(description="Baselines next to the ranking, best first.")
+    references: list[StandingShape] = Field(description="Reference pairs, which are not ranked, best first.")
     attribution: dict[str, float | None] | None
     duels: dict[str, Any] | None
     notes: list[str]
@@ -202,7 +208,9 @@ class PlanShape(Shape):
     seconds: float | None
     models: list[dict[str, Any]]
     refused: list[dict[str, str]] = Field(examples=[[{"model": "gemma3:27b", "reason": "gemma3:27b has 27.4B …"}]])
-    outlook: dict[str, Any] = Field(description="What the scenarios can decide, and how long judging takes.")
+    outlook: dict[str, Any] = Field(
+        description="The smallest difference that the scenarios can detect, and how long judging takes."
+    )
     warnings: list[str]
 
 
@@ -265,10 +273,10 @@ class JobLinks(Shape):
     self: str = Field(examples=["/api/bench/jobs/20260504-101500-1a2b3c4d"])
     events: str = Field(description="Server-sent events.")
     log: str
-    page: str = Field(description="Its page in the panel.", examples=["/jobs/20260504-101500-1a2b3c4d"])
+    page: str = Field(description="The job's page in the panel.", examples=["/jobs/20260504-101500-1a2b3c4d"])
     experiment: str = Field(description="The experiment's page in the panel.")
     mlflow: str | None = Field(None, description="The experiment's page in MLflow, once known.")
-    airflow: str | None = Field(None, description="The DAG run's page in Airflow, if it runs there.")
+    airflow: str | None = Field(None, description="The DAG run's page in Airflow, if the job runs there.")
 
 
 class JobShape(Shape):
@@ -285,14 +293,14 @@ class JobShape(Shape):
     started: str | None
     ended: str | None
     exit_code: int | None
-    reason: str | None = Field(description="Why it failed, is lost or cannot start.")
+    reason: str | None = Field(description="Why the job failed, is lost or cannot start.")
     cancel_requested: bool
     started_by: str | None
     runner: str = Field(examples=["local"])
 
     @classmethod
     def of(cls, job: Job, **more: Any) -> Self:
-        """Return a job for clients, without credentials, with its links on this server; `more` are further fields."""
+        """Return the response for a job, without credentials. `more` has the fields that a subclass adds."""
         return cls(
             id=job.id,
             kind=job.kind.value,
@@ -315,8 +323,8 @@ class JobShape(Shape):
 
 def job_links(job: Job) -> dict[str, str]:
     """Return the links of a job on this server."""
-    own, experiment = f"/api/bench/jobs/{job.id}", quote(job.experiment, safe="")
-    links = {"self": own, "events": f"{own}/events", "log": f"{own}/log", "page": f"/jobs/{job.id}"}
+    url, experiment = f"/api/bench/jobs/{job.id}", quote(job.experiment, safe="")
+    links = {"self": url, "events": f"{url}/events", "log": f"{url}/log", "page": f"/jobs/{job.id}"}
     if job.kind is JobKind.SIMULATE:  # a simulation has no leaderboard
         return links | {"experiment": "/simulations"}
     return links | {
@@ -360,14 +368,16 @@ class JudgeRunRequest(RequestBody):
         description="rules, ollama:MODEL, or command for the program configured by the operator.",
         examples=["rules"],
     )
-    judge: str | None = Field(None, max_length=200, description="The judge's name for a program's scores.")
+    judge: str | None = Field(None, max_length=200, description="Name under which a program's scores are stored.")
     limit: Answers = None
     overlap: Overlap = 0.2
     all: Everything = False
     rejudge: Rejudge = False
     seed: Seed = None
     suite: Suite = None
-    timeout_s: float | None = Field(None, ge=1, le=86_400, description="Timeout of a call to a program or a model.")
+    timeout_s: float | None = Field(
+        None, ge=1, le=86_400, description="Timeout in seconds of a call to a program or a model."
+    )
     batch: int | None = Field(None, ge=1, le=100_000, description="Items per call of a program.")
     accept_drift: str | None = Field(
         None,
@@ -381,7 +391,7 @@ class JudgeRunRequest(RequestBody):
     num_ctx: int | None = Field(None, ge=256, le=2**20, description="Context length in tokens.")
     evict: bool = Field(False, description="Unload other models from Ollama first.")
     allow_unknown_size: bool = Field(False, description="Allow a model of unknown size.")
-    wait: bool = Field(False, description="Wait for a collect that was not started here.")
+    wait: bool = Field(False, description="Wait for a running `tipbench collect` that was not started by this panel.")
     mlflow_url: str | None = Field(None, max_length=2000, description="The MLflow server; must be allowed.")
 
 
@@ -402,13 +412,14 @@ class Readiness(Shape):
     mlflow: Literal["answers", "none yet"]
 
 
-_MEANINGS = {
+# By status: an example of `code`, an example of `path`, and the description.
+_ERROR_DOCS = {
     400: ("host_refused", "header.host", "The request is invalid, or its Host is not allowed."),
     401: ("unauthorised", "header.authorization", "The token is missing, invalid, expired or revoked."),
     403: (
         "csrf",
         "header.x-csrf-token",
-        "Not allowed for this role, or a change with a cookie but without its CSRF token.",
+        "The role is not allowed to do this, or a change with a session cookie has no CSRF token.",
     ),
     404: ("not_found", "path.experiment", "Not found."),
     409: (
@@ -433,23 +444,23 @@ def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI entries for a route's error responses."""
     documented: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
-        code, place, meaning = _MEANINGS[status]
-        # Not null, although `path` often is: FastAPI drops nulls from the document.
-        example = {"error": {"code": code, "message": meaning, "path": place}}
+        code, path, description = _ERROR_DOCS[status]
+        # `path` is an empty string here where it is null in responses: FastAPI removes nulls from the document.
+        example = {"error": {"code": code, "message": description, "path": path}}
         content = {"application/json": {"example": example}}
-        documented[status] = {"model": ErrorAnswer, "description": meaning, "content": content}
+        documented[status] = {"model": ErrorAnswer, "description": description, "content": content}
     return documented
 
 
-COMMON = error_responses(400, 401, 403, 413, 422, 429, 500)  # every route that requires authentication
-DATA = error_responses(404, 409, 502, 503)  # every route that reads an experiment
+COMMON = error_responses(400, 401, 403, 413, 422, 429, 500)  # of every route that requires authentication
+DATA = error_responses(404, 409, 502, 503)  # of every route that reads an experiment
 
 
 class SimulationShape(Shape):
-    run_id: str = Field(description="Its run in MLflow, experiment `tip-sim`.")
+    run_id: str = Field(description="The simulation's run in the MLflow experiment `tip-sim`.")
     config: dict[str, Any] = Field(description="World, users, rounds, seeds, policies, baseline and ablation.")
     policies: list[dict[str, Any]] = Field(
-        description="Reward, regret and gain over the baseline, in all and by persona, with intervals and a curve."
+        description="Reward, regret and gain over the baseline, overall and by persona, with intervals; learning curve."
     )
 
 
@@ -462,11 +473,13 @@ class PromotionShape(Shape):
     id: int
     kind: str = Field(description="check, apply, unchecked or undo.", examples=["apply"])
     at: str
-    user: str | None = Field(description="The person who did it.")
+    user: str | None = Field(description="Who made the check or the switch.")
     candidate: str = Field(examples=["egreedy/v3"])
-    baseline: str = Field(description="The policy that was active, or that a check compared with.")
-    passed: bool | None = Field(description="Result of a check; null for switches, and if there was not enough data.")
-    body: dict[str, Any] = Field(description="A check's verdict with its clauses; the check or reason of a switch.")
+    baseline: str = Field(description="The policy that was active, or that a check compared the candidate with.")
+    passed: bool | None = Field(description="Result of a check; null for a switch, or if there was not enough data.")
+    body: dict[str, Any] = Field(
+        description="Of a check, the verdict with its clauses; of a switch, the check it is based on or the reason."
+    )
 
 
 class PromotionList(Shape):
@@ -494,13 +507,15 @@ class AnswerShape(PairName):
 
 
 class SideShape(Shape):
-    composite: float | None = Field(description="The row's mean in this scenario.")
+    composite: float | None = Field(description="The pair's mean composite in this scenario.")
     answers: list[AnswerShape]
 
 
 class MeetingShape(Shape):
     scenario: str = Field(examples=["nurse@evening"])
-    difference: float | None = Field(description="Own − reference; null unless both are judged.")
+    difference: float | None = Field(
+        description="Composite of the pair − composite of the reference; null unless both are judged."
+    )
     own: SideShape
     reference: SideShape | None
 
@@ -510,13 +525,13 @@ class ReferenceShape(PairName):
 
 
 class PairShape(PairName):
-    """A row compared with another per scenario, largest loss first."""
+    """A pair compared with a reference in each scenario, largest loss first."""
 
     experiment: str
     reference: ReferenceShape | None = Field(
-        description="The baseline, else the leader, else (for the leader) the next row."
+        description="The baseline if there is one, otherwise the leader; for the leader itself, the next row."
     )
-    difference: DifferenceShape | None = Field(description="Row − reference, over the scenarios that both have.")
+    difference: DifferenceShape | None = Field(description="Pair − reference, over the scenarios that both have.")
     wins: int
     losses: int
     even: int
@@ -571,11 +586,14 @@ class HookShape(Shape):
 
     configured: bool
     url: str | None = Field(
-        description="Only the host is shown; the rest may be secret.", examples=["https://judge.example.org/…"]
+        description="The webhook's URL, with the host only; the rest may be secret.",
+        examples=["https://judge.example.org/…"],
     )
     hosts: list[str] = Field(description="Allowed hosts besides this machine.")
-    watch_s: float | None
-    watching: bool = Field(description="Whether this panel sends; if several share a home folder, only one does.")
+    watch_s: float | None = Field(description="Interval between checks for pending cells, in seconds.")
+    watching: bool = Field(
+        description="Whether this panel sends deliveries; only one of the panels that share a home folder does."
+    )
     looked: str | None = Field(description="Time of the last check for pending cells.")
     problem: str | None = Field(description="Error of the last check.")
     queued: int = Field(description="Deliveries waiting for their first or next attempt.")

@@ -1,4 +1,4 @@
-"""Policies of `tipbench serve`, their promotions, recorded simulations, and the job that runs one."""
+"""Policy endpoints: the policies of `tipbench serve`, promotions, recorded simulations, and new simulations."""
 
 from __future__ import annotations
 
@@ -33,21 +33,25 @@ from tipbench.workflows.simulation import read_simulations
 
 router = APIRouter(prefix="/api/bench", tags=["policies"], dependencies=[ADMINS_ONLY], responses=COMMON)
 _BODY = body_schema(SimulationConfig, {"world": "drift", "seeds": 2}, about="Options of `tipbench simulate`.")
-MaxItems = Annotated[int, Query(ge=1, le=200, description="At most this many, newest first.")]
+MaxItems = Annotated[int, Query(ge=1, le=200, description="Maximum number of items; the newest are returned.")]
 UserId = Annotated[
     str | None,
-    Query(max_length=200, description="Adds the state of the user with this id, as the app sends it.", examples=["u1"]),
+    Query(
+        max_length=200,
+        description="Include the state of this user; the id is the one that the app sends.",
+        examples=["u1"],
+    ),
 ]
 
 
 @router.get("/policies", summary="Get policies and shadows")
 def policies(panel: PanelState, user_id: UserId = None) -> PoliciesReport:
-    """Return the active policy, counts, rewards by day with 95 % intervals, weights, and the shadows."""
+    """Return the active policy with counts, daily rewards with 95 % intervals and weights, and the shadow policies."""
     return policies_report(panel, user_id)
 
 
 def policies_report(panel: Panel, user_id: str | None) -> PoliciesReport:
-    """Return the report for the API and the page. Raises Invalid for a wrong user id."""
+    """Return the report for the API and the page. Raises Invalid if the user id is invalid."""
     with usage_errors_at("query.user_id"):
         return read_policies(panel.settings.home, user_id)
 
@@ -74,24 +78,24 @@ def simulate(
     response: Response,
     key: Key = None,
 ) -> JobStarted:
-    """Queue `tipbench simulate`, always as a subprocess of this machine; it does not wait for a collect."""
+    """Queue `tipbench simulate`. It always runs on this machine, even while a `collect` is running."""
     return started(panel, start_simulation(panel, config, started_by=who.name, key=key), response)
 
 
 def start_simulation(panel: Panel, config: SimulationConfig, *, started_by: str, key: str | None) -> Submitted:
-    """Queue the job; it records in the MLflow of the panel."""
+    """Queue the job; it records the simulation in the panel's MLflow."""
     request = simulate_request(config, mlflow_url=panel.settings.get("mlflow_url") or None, started_by=started_by)
     return panel.jobs.submit(request, key=key)
 
 
 @router.get("/promotions", summary="List promotions")
 def promotions(panel: PanelState, limit: MaxItems = 100) -> PromotionList:
-    """Return the active policy, and checks, switches and undos with their time and user, newest first."""
+    """Return the active policy, and the checks, switches and undos with their time and user, newest first."""
     return promotion_list(panel, limit)
 
 
 def promotion_list(panel: Panel, limit: int = 100) -> PromotionList:
-    """Return the record of promotions, for the API and the page."""
+    """Return the active policy and the promotions for the API and the page."""
     if not store_exists(panel.settings.home):
         return PromotionList(active=DEFAULT_POLICY, items=[], next=None)
     with switches_of(panel.settings.home) as switches:

@@ -1,4 +1,4 @@
-"""The recorded experiments, the runs of an experiment, and single runs with their texts."""
+"""Endpoints for recorded experiments, the runs of an experiment, and single runs with their texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tipbench.web.queries import ExperimentsPage, RunsQuery, runs_csv
 
 
 class RunIdConvertor(StringConvertor):
-    """A run id in a path; experiment names may contain slashes, so the id is recognised by its form."""
+    """Matches a run id in a path. Experiment names may contain slashes, so the id is recognised by its format."""
 
     regex = "[0-9a-f]{32}"
 
@@ -49,8 +49,8 @@ def experiments(
 
     The list is empty until something has been recorded.
     """
-    found = experiments_page(panel, q, limit=limit, after=next)
-    return ExperimentList.model_validate({"items": found.items, "next": found.next})
+    page = experiments_page(panel, q, limit=limit, after=next)
+    return ExperimentList.model_validate({"items": page.items, "next": page.next})
 
 
 def experiments_page(
@@ -78,7 +78,7 @@ def one_run(experiment: ExperimentPath, run_id: RunPath, panel: PanelState, stor
     response_class=Response,
     responses={
         200: {
-            "description": "One line per run, newest first, not rounded.",
+            "description": "One line per run, newest first; numbers are not rounded.",
             "content": {"text/csv": {"schema": {"type": "string"}}},
         }
     },

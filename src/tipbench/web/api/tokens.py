@@ -22,7 +22,7 @@ class TokenRequest(RequestBody):
     """Options of a new token."""
 
     role: Literal["admin", "judge", "app"] = Field(
-        description="admin: everything; judge: sheets and batches of its own only; app: the policy server only."
+        description="admin: full access; judge: only its own sheets and batches; app: only the policy server."
     )
     name: str = Field(max_length=200, description="Name of the holder; a judge's scores are stored under it.")
     expires: str = Field(DEFAULT_LIFE, max_length=40, description="Lifetime: 12h, 30d, 8w or never.")
@@ -45,7 +45,9 @@ class NewToken(TokenShape):
     """A new token with its secret, which cannot be retrieved later."""
 
     token: str = Field(examples=["tipbench_3f9a1c0b7e52_…"])
-    same_judge: list[str] = Field(description="Other active judges' tokens of this name; scores are stored by name.")
+    same_judge: list[str] = Field(
+        description="Ids of other active judge tokens with this name; their scores are stored as one judge's."
+    )
 
 
 class TokenList(BaseModel):
@@ -72,7 +74,7 @@ def tokens(panel: PanelState) -> TokenList:
 
 @router.post("", summary="Create a token", status_code=201, openapi_extra=_BODY)
 def create(token_request: Annotated[TokenRequest, Depends(read_request)], panel: PanelState) -> NewToken:
-    """Create a token. The secret is returned only in this response; the server stores a hash."""
+    """Return a new token with its secret. Only this response contains the secret; the server stores its hash."""
     return make_token(panel, token_request)
 
 
@@ -89,7 +91,7 @@ def token_rows(panel: Panel) -> list[TokenShape]:
 
 
 def check_request(raw: Mapping[str, Any]) -> TokenRequest:
-    """Validate the options of a new token. Raises Invalid with the path of the wrong field."""
+    """Validate the options of a new token. Raises Invalid with the path of the invalid field."""
     token_request = checked(TokenRequest, raw, "body")
     with usage_errors_at("body.name"):
         checked_name(token_request.name, Role(token_request.role))

@@ -43,14 +43,14 @@ class Setting:
     in_file: bool = True  # may be set in tipbench.toml
 
 
-_VARIABLES = {  # environment variables of settings for which it is not TIPBENCH_ and the key
+_VARIABLES = {  # environment variables by key; all other settings use TIPBENCH_ and the key
     "ollama_url": ("TIPBENCH_OLLAMA_URL", "OLLAMA_HOST"),
     "mlflow_url": ("TIPBENCH_MLFLOW_URL", "MLFLOW_TRACKING_URI"),
     "mlflow_username": ("MLFLOW_TRACKING_USERNAME",),
     "mlflow_password": ("MLFLOW_TRACKING_PASSWORD",),
     "mlflow_token": ("MLFLOW_TRACKING_TOKEN",),
 }
-_DEFAULT_TEXTS = {  # descriptions of defaults that depend on other settings
+_DEFAULT_TEXTS = {  # descriptions of defaults that are not constant
     "mlflow_public_url": "mlflow_url",
     "admin_token": "created by the first `tipbench panel`, and printed once",
     "runner": "airflow if airflow_url is set, else local",
@@ -205,9 +205,7 @@ class Settings:
     """Values from the environment and tipbench.toml."""
 
     home: Path
-    values: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # strings; from tipbench.toml also numbers, booleans and lists
+    values: Mapping[str, Any] = field(default_factory=dict)  # strings; from a file also numbers, booleans and lists
     sources: Mapping[str, str] = field(default_factory=dict)  # by key: where the value comes from, for messages
 
     def get(self, key: str) -> str | None:
@@ -331,9 +329,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     check_own(path, next_step)
     try:
         with path.open("rb") as file:
-            check_own(
-                path, next_step, file.fileno()
-            )  # checks the open file: another user may have replaced it after the first check
+            check_own(path, next_step, file.fileno())  # the file may have been replaced since the first check
             content = tomllib.load(file)
     except (FileNotFoundError, NotADirectoryError):
         return {}

@@ -397,7 +397,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 @contextmanager
 def _journal_errors(participle: str, path: Path) -> Iterator[None]:
-    """Convert an OSError into a JournalError: the journal cannot be opened, read or written (the participle)."""
+    """Convert an OSError into a JournalError; the participle, such as "read", completes its message."""
     try:
         yield
     except OSError as exc:

@@ -1,6 +1,6 @@
 """Settings from flags, environment variables, tipbench.toml and defaults, in this order of precedence.
 
-They are read once, at startup. `SETTINGS` lists every setting; the docs are generated from it.
+Settings are read once, at startup. `SETTINGS` lists all of them; the documentation is generated from it.
 """
 
 from __future__ import annotations
@@ -24,44 +24,45 @@ from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig, Url, validat
 if TYPE_CHECKING:
     from tipbench.workflows.mlflow import MlflowAccess
 
-_M = TypeVar("_M", bound=BaseModel)
+_Model = TypeVar("_Model", bound=BaseModel)
 
 CONFIG_FILE = "tipbench.toml"
 LOCAL_HOME = ".tipbench"
-DEFAULT_LIFE = "90d"  # until a new access token expires
-HOME_ONLY = frozenset({"judge_command", "hook_url"})  # never read from the working folder's file
+DEFAULT_LIFE = "90d"  # lifetime of a new access token
+HOME_ONLY = frozenset({"judge_command", "hook_url"})  # not read from a tipbench.toml in the working folder
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting, as documented."""
+    """One setting and its documentation."""
 
     key: str
-    variables: tuple[str, ...]  # environment variables; the first that is set wins
-    default: str
+    variables: tuple[str, ...]  # environment variables; the first one that is set is used
+    default: str  # for the documentation
     meaning: str
     in_file: bool = True  # may be set in tipbench.toml
 
 
-_VARIABLES = {  # environment variables; by default TIPBENCH_ and the key
+_VARIABLES = {  # environment variables by key; all other settings use TIPBENCH_ and the key
     "ollama_url": ("TIPBENCH_OLLAMA_URL", "OLLAMA_HOST"),
     "mlflow_url": ("TIPBENCH_MLFLOW_URL", "MLFLOW_TRACKING_URI"),
     "mlflow_username": ("MLFLOW_TRACKING_USERNAME",),
     "mlflow_password": ("MLFLOW_TRACKING_PASSWORD",),
     "mlflow_token": ("MLFLOW_TRACKING_TOKEN",),
 }
-_DEFAULT_TEXTS = {
+_DEFAULT_TEXTS = {  # descriptions of defaults that are not constant
     "mlflow_public_url": "mlflow_url",
     "admin_token": "created by the first `tipbench panel`, and printed once",
-    "runner": "airflow where airflow_url is set, else local",
+    "runner": "airflow if airflow_url is set, else local",
     "airflow_public_url": "airflow_url",
 }
 
 
-def _split(value: object) -> tuple[str, ...]:
-    """Return a list setting's parts: a list in the file, comma-separated in a variable."""
-    parts = value if isinstance(value, list | tuple) else str(value).split(",")
-    return tuple(text for text in (str(part).strip() for part in parts) if text)
+def _split_list(value: object) -> tuple[str, ...]:
+    """Return the items of a list setting, which is a list in the file and a comma-separated text in a variable."""
+    items = value if isinstance(value, list | tuple) else str(value).split(",")
+    texts = (str(item).strip() for item in items)
+    return tuple(text for text in texts if text)
 
 
 def _check_proxy(text: str) -> str:
@@ -71,13 +72,13 @@ def _check_proxy(text: str) -> str:
         raise ValueError(f"{text[:80]!r} is not the address of a reverse proxy, such as 127.0.0.1") from None
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
-Urls = Annotated[tuple[Url, ...], BeforeValidator(_split)]
-Proxies = Annotated[tuple[Annotated[str, AfterValidator(_check_proxy)], ...], BeforeValidator(_split)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_split_list)]
+Urls = Annotated[tuple[Url, ...], BeforeValidator(_split_list)]
+Proxies = Annotated[tuple[Annotated[str, AfterValidator(_check_proxy)], ...], BeforeValidator(_split_list)]
 
 
 class OperatorConfig(BaseModel):
-    """Settings of MLflow, panel, webhook, jobs and Airflow; `repr=False` marks logins and secrets."""
+    """Settings of MLflow, panel, webhook, jobs and Airflow. `repr=False` marks user names, passwords and tokens."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -109,8 +110,8 @@ class OperatorConfig(BaseModel):
     )
     panel_mlflow_urls: Urls = Field(
         (),
-        description="Comma-separated MLflow servers that such a run may use, besides the configured one; they get no "
-        "login.",
+        description="Comma-separated MLflow servers that a run started over HTTP or Airflow may use, besides the "
+        "configured one; no login is sent to them.",
     )
     panel_suites: Names = Field(
         (),
@@ -145,8 +146,8 @@ class OperatorConfig(BaseModel):
         90,
         ge=0,
         le=36_500,
-        description="Days after its end (a lost job: its start) until a job is deleted with its log and events; 0 "
-        "keeps all.",
+        description="Days until a finished job is deleted with its log and events; a lost job has no end, so its days "
+        "count from its start. 0 keeps all jobs.",
     )
     hook_secret: str | None = Field(
         None,
@@ -164,13 +165,15 @@ def _settings_of(model: type[BaseModel]) -> list[Setting]:
     settings = []
     for key, info in model.model_fields.items():
         default = "" if info.default in (None, ()) else str(info.default)
+        if isinstance(info.default, bool):
+            default = default.lower()  # as in TOML
         settings.append(
             Setting(
                 key,
                 _VARIABLES.get(key, (f"TIPBENCH_{key.upper()}",)),
-                _DEFAULT_TEXTS.get(key, default.lower() if isinstance(info.default, bool) else default),
+                _DEFAULT_TEXTS.get(key, default),
                 info.description or "",
-                in_file=info.repr,  # a login or secret is neither shown nor read from a file
+                in_file=info.repr,  # secrets are neither shown nor read from a file
             )
         )
     return settings
@@ -180,7 +183,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "home",
         ("TIPBENCH_HOME",),
-        f"./{LOCAL_HOME} if it is there, else tipbench in the user's data folder",
+        f"./{LOCAL_HOME} if it exists, else tipbench in the user's data folder",
         "Folder for weights, the local MLflow, journals and locks.",
         in_file=False,
     ),
@@ -199,11 +202,11 @@ SETTINGS: tuple[Setting, ...] = (
 
 @dataclass(frozen=True)
 class Settings:
-    """Values from the environment and tipbench.toml; `sources` has the origin of each value."""
+    """Values from the environment and tipbench.toml."""
 
     home: Path
-    values: Mapping[str, Any] = field(default_factory=dict)  # texts; in tipbench.toml also numbers, booleans and lists
-    sources: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)  # strings; from a file also numbers, booleans and lists
+    sources: Mapping[str, str] = field(default_factory=dict)  # by key: where the value comes from, for messages
 
     def get(self, key: str) -> str | None:
         """Return a setting as text; None if it is not set."""
@@ -211,21 +214,21 @@ class Settings:
         return None if value is None else str(value)
 
     def listed(self, key: str) -> tuple[str, ...]:
-        """Return the parts of a list setting; empty if it is not set."""
-        return _split(self.values.get(key) or "")
+        """Return the items of a list setting; empty if it is not set."""
+        return _split_list(self.values.get(key) or "")
 
     def servers(self, key: str, listed: Iterable[str], *, find: bool = True) -> tuple[str, ...]:
         """Return the servers that a run started over HTTP or Airflow may use: the configured one and `listed`.
 
-        `key` is one of ADDRESSES. If no server is configured, the default one is used. MLflow has no default: with
-        `find`, the servers that tipbench tries are returned instead.
+        `key` is one of ADDRESSES. If no server is configured, it is the default one. MLflow has no default: with
+        `find`, the servers that `default_servers` returns are used instead.
         """
-        own = self.get(key) or CollectConfig.model_fields[key].default
-        if own is None and find:
+        configured = self.get(key) or CollectConfig.model_fields[key].default
+        if configured is None and find:
             from tipbench.record.mlflow import default_servers
 
             return (*default_servers(self.home), *listed)
-        return tuple(dict.fromkeys((*((own,) if own else ()), *listed)))
+        return tuple(dict.fromkeys((*((configured,) if configured else ()), *listed)))
 
     @property
     def mlflow(self) -> MlflowAccess:
@@ -245,7 +248,7 @@ class Settings:
 
     @contextmanager
     def errors_with_source(self) -> Iterator[None]:
-        """Add the origin of a setting's value to a UsageError of the block whose message begins with the key."""
+        """Add the source of a setting to a UsageError whose message begins with the key of the setting."""
         try:
             yield
         except UsageError as exc:
@@ -254,26 +257,26 @@ class Settings:
                 raise
             raise UsageError(f"{self.sources[key].removesuffix(f': {key}')}: {exc}") from exc
 
-    def _typed(self, model: type[_M], flags: Mapping[str, object]) -> _M:
+    def _typed(self, model: type[_Model], flags: Mapping[str, object]) -> _Model:
         flags = {key: value for key, value in flags.items() if value is not None}
         values = {key: self.values[key] for key in model.model_fields if self.values.get(key) not in (None, "")}
-        names = {key: "--" + key.removeprefix("panel_").replace("_", "-") for key in flags}
-        return validated(model, {**values, **flags}, {**self.sources, **names})
+        flag_names = {key: "--" + key.removeprefix("panel_").replace("_", "-") for key in flags}
+        return validated(model, {**values, **flags}, {**self.sources, **flag_names})
 
 
 def load_settings(environment: Mapping[str, str] | None = None, folder: Path | None = None) -> Settings:
     """Read the environment and tipbench.toml; the file in the working folder overrides the one in the home folder.
 
-    Raises UsageError if another user owns the home folder or a file, or may write to it. The keys of `HOME_ONLY` in the
-    working folder's file are ignored: a program must not run because another user put a file into a shared folder.
+    Raises UsageError if another user owns the home folder or one of the files, or may write to it. In the working
+    folder's file, the keys of `HOME_ONLY` are ignored: a file in a shared folder must not make tipbench run a program.
     """
     env = os.environ if environment is None else environment
-    here = folder or Path.cwd()
-    home = find_home(env, here)
+    working_folder = folder or Path.cwd()
+    home = find_home(env, working_folder)
     check_own(home, "Set TIPBENCH_HOME to a folder of your own.")
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for path in dict.fromkeys((home / CONFIG_FILE, here.resolve() / CONFIG_FILE)):
+    for path in dict.fromkeys((home / CONFIG_FILE, working_folder.resolve() / CONFIG_FILE)):
         for key, value in _read_file(path).items():
             if key in HOME_ONLY and path.parent != home:
                 sources.setdefault(key, f"ignored in {path}; use TIPBENCH_{key.upper()} or {home / CONFIG_FILE}")
@@ -281,7 +284,7 @@ def load_settings(environment: Mapping[str, str] | None = None, folder: Path | N
             values[key] = value
             sources[key] = f"{path}: {key}"
     for setting in SETTINGS:
-        for variable in reversed(setting.variables):
+        for variable in reversed(setting.variables):  # the first one that is set overwrites the others
             if env.get(variable):
                 values[setting.key] = env[variable]
                 sources[setting.key] = variable
@@ -313,18 +316,20 @@ def ollama_url(host: str) -> str:
         raise UsageError(f"OLLAMA_HOST is {host!r}, which is not an address: {exc}. Write host:port.") from None
     if name in ("0.0.0.0", "::"):  # noqa: S104 - a server's bind address, which clients reach through loopback
         name = "127.0.0.1"
-    default = {"http": 80, "https": 443}.get(scheme, 11434) if separator else urlsplit(DEFAULT_OLLAMA_URL).port
-    shown = f"[{name}]" if ":" in name else name
-    return f"{scheme}://{shown}:{port or default}{parts.path}"
+    default_port = urlsplit(DEFAULT_OLLAMA_URL).port
+    if separator:
+        default_port = {"http": 80, "https": 443}.get(scheme, 11434)
+    url_host = f"[{name}]" if ":" in name else name  # IPv6
+    return f"{scheme}://{url_host}:{port or default_port}{parts.path}"
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """Return the keys of a tipbench.toml; empty if it does not exist. Raises UsageError if it is not the user's own."""
+    """Return the content of a tipbench.toml; empty if it does not exist. Raises UsageError if another user owns it."""
     next_step = "Work in a folder of your own, or replace the file."
     check_own(path, next_step)
     try:
         with path.open("rb") as file:
-            check_own(path, next_step, file.fileno())  # in a shared folder, another file may have taken its place
+            check_own(path, next_step, file.fileno())  # the file may have been replaced since the first check
             content = tomllib.load(file)
     except (FileNotFoundError, NotADirectoryError):
         return {}

@@ -172,9 +172,9 @@ class CountingStore(MemoryStore):
     def reads(self) -> int:
         return len(self.kinds)
 
-    def _found(self, experiment_id: str, where: Any, *args: Any, **options: Any) -> Any:
+    def _matching_runs(self, experiment_id: str, where: Any, *args: Any, **options: Any) -> Any:
         self.kinds.append(where.get("kind"))
-        return super()._found(experiment_id, where, *args, **options)
+        return super()._matching_runs(experiment_id, where, *args, **options)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Progress events of a command, for the terminal, job files, logs and the panel.
 
-Files and logs have one JSON object per line. Later versions of tipbench read these files, so existing fields keep their
-meaning; readers ignore unknown events.
+Files and logs have one JSON object per line. Later versions of tipbench read files of earlier versions, so existing
+fields keep their meaning. Readers ignore unknown events.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from tipbench.text import iso
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-MOST_TEXT = 2000  # characters of a string
-MOST_LINE = 65_536  # bytes
-_LOGIN = re.compile(r"(?<=://)[^/\s]*@")
+MOST_TEXT = 2000  # characters of a string; longer ones are truncated
+MOST_LINE = 65_536  # bytes of a line; longer ones are ignored
+_MAX_ITEMS = 100  # of a list; the rest is left out
+_MAX_TIME_CHARS = 40
+_URL_LOGIN = re.compile(r"(?<=://)[^/\s]*@")
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,11 @@ class Refused:
 
 @dataclass(frozen=True)
 class BlockStarted:
-    """The cells of a model start, before its weights are loaded; `done` of `total` are already recorded."""
+    """The cells of a model start; its weights are not loaded yet."""
 
     model: str
-    total: int
-    done: int = 0
+    total: int  # cells of the model
+    done: int = 0  # cells that were recorded before
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ class CellFinished:
     model: str
     prompt: str
     scenario: str
-    done: int  # of the model's `total` cells, including those recorded before
-    total: int
+    done: int  # finished cells of the model, including cells that were recorded before
+    total: int  # cells of the model
     failed: int = 0  # of this run
     failure: str | None = None
     output_tokens: int | None = None
@@ -81,7 +83,7 @@ class BlockFinished:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A server is unreachable; the run pauses for at most `limit_s` seconds, or not at all if it is 0."""
+    """A server is unreachable. The run pauses for at most `limit_s` seconds; 0 means that it does not pause."""
 
     what: str
     limit_s: float = 0.0
@@ -96,7 +98,7 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Recording:
-    """Generation has ended, and `left` results must still be sent to MLflow."""
+    """Generation has ended; `left` results are not stored in MLflow yet."""
 
     left: int
 
@@ -113,16 +115,16 @@ class Judging:
 
 @dataclass(frozen=True)
 class Simulating:
-    """Progress of a simulation: `done` of `total` seeds, with the mean reward so far of each policy by round."""
+    """Progress of a simulation."""
 
-    done: int
-    total: int
+    done: int  # finished seeds
+    total: int  # seeds
     world: str
     policies: tuple[str, ...]
     rounds: tuple[int, ...]
-    rewards: tuple[tuple[float, ...], ...]
+    rewards: tuple[tuple[float, ...], ...]  # by policy and round: the mean reward up to this round
     users: int
-    run_id: str | None = None  # in MLflow, once it is recorded
+    run_id: str | None = None  # MLflow run of the simulation, once it is recorded
     url: str | None = None
 
 
@@ -161,7 +163,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Exit:
-    """The last event of a command; without it, the outcome is unknown."""
+    """The last event of a command. If it is missing, the outcome is unknown."""
 
     code: int
 
@@ -177,34 +179,35 @@ EVENT_TYPES: dict[str, type[Any]] = {
     "judging": Judging, "simulating": Simulating, "message": Message, "failure": Failure, "memory": Evidence,
     "collected": Collected, "judged": Judged, "exit": Exit,
 }  # fmt: skip
-_NAMES = {kind: name for name, kind in EVENT_TYPES.items()}
+_EVENT_NAMES = {event_type: name for name, event_type in EVENT_TYPES.items()}
 
 
 def event_json(event: Event) -> dict[str, Any]:
-    """Return an event as plain values, with its name as `event`; strings are truncated, and URLs have no login."""
-    return {"event": _NAMES[type(event)], **{key: _plain_value(value) for key, value in asdict(event).items()}}
+    """Return an event as JSON values, with its name under `event`. Strings are truncated, and URLs have no login."""
+    return {"event": _EVENT_NAMES[type(event)], **{key: _json_value(value) for key, value in asdict(event).items()}}
 
 
 def event_line(event: Event, at: float) -> bytes:
-    """Serialize an event as a JSON line."""
+    """Serialize an event as a JSON line; `at` is a Unix timestamp."""
     return json.dumps({"at": iso(at), **event_json(event)}).encode("ascii") + b"\n"
 
 
 def parse_line(line: bytes) -> tuple[str, Event] | None:
-    """Parse a line into its time and event; None if it is invalid, too long or of an unknown type."""
+    """Return the time (ISO 8601) and the event of a line; None if it is invalid, too long or of an unknown type."""
     if len(line) > MOST_LINE:
         return None
     try:
         raw = json.loads(line)
-        at, event = str(raw["at"]), _type_adapter(raw["event"]).validate_python(raw)
+        event = _type_adapter(raw["event"]).validate_python(raw)
+        at = str(raw["at"])
     except (ValueError, KeyError, TypeError, RecursionError):  # pydantic's ValidationError is a ValueError
         return None
-    return at[:40], event
+    return at[:_MAX_TIME_CHARS], event
 
 
 def strip_logins(text: str) -> str:
     """Return the text with user names and passwords removed from URLs."""
-    return _LOGIN.sub("", text)
+    return _URL_LOGIN.sub("", text)
 
 
 @cache
@@ -214,12 +217,12 @@ def _type_adapter(name: str) -> TypeAdapter[Event]:
     return TypeAdapter(EVENT_TYPES[name])
 
 
-def _plain_value(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, str):
         text = strip_logins(value).encode("utf-8", "backslashreplace").decode()
         return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, list | tuple):
-        return [_plain_value(item) for item in value[:100]]
+        return [_json_value(item) for item in value[:_MAX_ITEMS]]
     return value

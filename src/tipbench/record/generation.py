@@ -1,4 +1,4 @@
-"""Generates the cells of one model with worker threads, and pauses while the server is unreachable."""
+"""Generates the cells of one model in worker threads. Pauses while the model server is unreachable."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tipbench.plan.grid import PlannedCell
 from tipbench.record.events import Observer, Resumed, Waiting
 
 _ALIVE_POLL_S = 0.5
-_GATHER_S = 0.01  # pause before saving, so that results of the same moment are written to disk together
-_MAX_CRASHES = 10  # of the server during one cell; then the cell fails
-_MAX_LOAD_FAILURES = 3
+_BATCH_DELAY_S = 0.01  # wait before saving, so that results that finish together are written to disk together
+_MAX_CRASHES = 10  # the cell fails after this many crashes of the server
+_MAX_LOAD_FAILURES = 3  # the remaining cells fail after this many failures in a row
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Generated:
 
 
 class Pause:
-    """Waits for an unavailable engine; one thread polls, the others wait for it."""
+    """Waits for an unavailable engine. If several threads wait, only one of them polls."""
 
     def __init__(self, wait_s: float, observer: Observer, cancel: threading.Event) -> None:
         self._wait_s = wait_s
@@ -76,10 +76,10 @@ class Block:
         self._config = config
         self._pause = pause
         self._cancel = cancel
-        self._next = iter(enumerate(cells))
+        self._numbered_cells = iter(enumerate(cells))
         self._lock = threading.Lock()
         self._results: queue.SimpleQueue[Generated | BaseException] = queue.SimpleQueue()
-        self._fatal: EngineFailure | None = None
+        self._skip_reason: EngineFailure | None = None  # if set, the result of all remaining cells
         self._load_failures = 0
         self._threads = [
             threading.Thread(target=self._work, name=f"generate-{n}", daemon=True)
@@ -87,29 +87,30 @@ class Block:
         ]
 
     def run(self, save: Callable[[list[Generated]], None], stop_wait_s: float) -> None:
-        """Generate all cells, passing finished results to `save` in batches.
+        """Generate all cells and pass the results to `save` in batches.
 
-        On an exception, also of a worker, stops the workers, saves finished results and re-raises it.
+        An exception of a worker is raised here. On any exception, the workers are stopped and finished answers are
+        saved before it is raised.
         """
         try:
             for thread in self._threads:
                 thread.start()
-            left = len(self._cells)
-            while left:
-                batch = [self._take()]
-                time.sleep(_GATHER_S)
+            remaining = len(self._cells)
+            while remaining:
+                batch = [self._next_result()]
+                time.sleep(_BATCH_DELAY_S)
                 while not self._results.empty():
-                    batch.append(self._take())
-                left -= len(batch)
+                    batch.append(self._next_result())
+                remaining -= len(batch)
                 save(batch)
         except BaseException as exc:
             finished = self._stop(stop_wait_s)
-            if finished and not isinstance(exc, JournalError):
+            if finished and not isinstance(exc, JournalError):  # after a JournalError, `save` would fail again
                 save(finished)
             raise
 
     def _stop(self, wait_s: float) -> list[Generated]:
-        """Cancel the running calls and return finished results that were not saved yet."""
+        """Cancel the running calls and return answers that are complete but not saved yet."""
         self._cancel.set()
         self._engine.abort()
         deadline = time.monotonic() + wait_s
@@ -123,7 +124,7 @@ class Block:
                 finished.append(item)
         return finished
 
-    def _take(self) -> Generated:
+    def _next_result(self) -> Generated:
         item = self._results.get()
         if isinstance(item, BaseException):
             raise item
@@ -133,18 +134,19 @@ class Block:
         try:
             while not self._cancel.is_set():
                 with self._lock:
-                    index, planned = next(self._next, (None, None))
+                    index, planned = next(self._numbered_cells, (None, None))
                 if planned is None:
                     return
                 # With several workers, the call that starts last may not be the last to end.
                 one_worker = self._config.workers == 1 or len(self._cells) == 1
+                is_last = one_worker and index == len(self._cells) - 1
                 start_ms, start = _now_ms(), time.monotonic()
-                result = self._fatal or self._complete(planned, last=one_worker and index == len(self._cells) - 1)
+                result = self._skip_reason or self._complete(planned, last=is_last)
                 if isinstance(result, EngineFailure) and result.kind is FailureKind.CANCELLED:
                     continue
-                self._note_failure(result)
-                foreign = self._engine.foreign_between(start, time.monotonic())
-                self._results.put(Generated(planned, result, start_ms, _now_ms(), foreign))
+                self._count_load_failures(result)
+                foreign_resident = self._engine.foreign_between(start, time.monotonic())
+                self._results.put(Generated(planned, result, start_ms, _now_ms(), foreign_resident))
         except BaseException as exc:  # noqa: BLE001 - a thread has no caller: `run` raises it in the main thread
             self._results.put(exc)
 
@@ -173,16 +175,16 @@ class Block:
             if self._cancel.is_set():
                 return EngineFailure(FailureKind.CANCELLED, "stopped")
 
-    def _note_failure(self, result: Completion | EngineFailure) -> None:
-        """If the model is missing or cannot be loaded, fail its remaining cells without sending requests."""
+    def _count_load_failures(self, result: Completion | EngineFailure) -> None:
+        """Make the remaining cells fail without a request if the model is missing or repeatedly fails to load."""
         if isinstance(result, Completion):
             self._load_failures = 0
             return
         if result.kind is FailureKind.LOAD_FAILED:
             self._load_failures += 1
         unusable = result.kind in (FailureKind.MISSING_MODEL, FailureKind.NOT_LOCAL)
-        if self._fatal is None and (unusable or self._load_failures >= _MAX_LOAD_FAILURES):
-            self._fatal = EngineFailure(result.kind, f"skipped: {result.reason}")
+        if self._skip_reason is None and (unusable or self._load_failures >= _MAX_LOAD_FAILURES):
+            self._skip_reason = EngineFailure(result.kind, f"skipped: {result.reason}")
 
 
 def _now_ms() -> int:

@@ -1,4 +1,4 @@
-"""The journal: files that hold results until MLflow has stored them. Their lines, and writing and reading them."""
+"""The journal: files that keep results until MLflow has stored them, and the format of their lines."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tipbench.errors import JournalError
 from tipbench.files import flock, open_private, sync_folder
 from tipbench.record.run import NewRun, RunKind
 
-FORMAT = 1  # the key "v" of a result; a line without it has version 1
+FORMAT = 1  # version of a line, stored under the key "v"; a line without this key has version 1
 
-_COMPACT_BYTES = 32 * 2**20  # a larger file is emptied once all its results are stored
-_GONE = (BlockingIOError, FileNotFoundError)  # another process has locked or removed the file
+_COMPACT_BYTES = 32 * 2**20  # a larger file is truncated once all its results are stored
+_FILE_UNAVAILABLE = (BlockingIOError, FileNotFoundError)  # another process has locked or removed the file
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 _CHECKSUM = re.compile(rb',"sum":"([0-9a-f]{8})"\}\n\Z')
-_FIELDS: dict[str, type | tuple[type, ...]] = {
+_FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
     "kind": str, "record_id": str, "name": str, "start_ms": int, "end_ms": int, "ok": bool,
     "cell_key": (str, NoneType), "params": dict, "metrics": dict, "tags": dict, "texts": dict, "supersedes": list,
 }  # fmt: skip
@@ -36,19 +36,19 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """Position in the file of a record that MLflow has not stored yet."""
+    """A result that MLflow has not stored yet, and the position of its line in the file."""
 
     record_id: str
-    offset: int
-    length: int
-    cell_key: str | None = None  # of a finished cell; None for failures and other kinds of run
+    offset: int  # bytes
+    length: int  # bytes
+    cell_key: str | None = None  # None if the cell failed or the run is not a cell
 
 
 @dataclass(frozen=True)
 class UnknownLine:
     """A line in the format of another version of tipbench."""
 
-    difference: str
+    difference: str  # from the format of this version, for messages
 
 
 @dataclass
@@ -57,12 +57,12 @@ class Contents:
 
     open: dict[str, Entry] = field(default_factory=dict)  # entries that MLflow has not stored, in order, by record id
     size: int = 0  # bytes of the complete lines
-    foreign: str | None = None  # describes the first line of another version, if any
-    damaged: int = 0  # lines that are not valid, or do not match their checksum
+    foreign: str | None = None  # the difference of the first line of another version, if any
+    damaged: int = 0  # lines that are invalid or do not match their checksum
 
 
 def put_line(run: NewRun) -> bytes:
-    """Return the line of a result; the benchmarks count lines by how it starts, with the kind of run."""
+    """Return the line of a result. It starts with the kind of run, by which the benchmarks count lines."""
     return _with_checksum({"put": vars(run), "v": FORMAT})
 
 
@@ -83,25 +83,25 @@ def entry_of(run: NewRun, offset: int, length: int) -> Entry:
 
 def read_lines(lines: Iterable[bytes]) -> Contents:
     """Parse a journal from its beginning."""
-    found = Contents()
+    contents = Contents()
     for line in lines:
         if not line.endswith(b"\n"):
-            break  # incomplete: its process died while writing it
+            break  # incomplete: the process died while it wrote the line
         parsed = parse_line(line)
         if isinstance(parsed, NewRun):
-            found.open[parsed.record_id] = entry_of(parsed, found.size, len(line))
+            contents.open[parsed.record_id] = entry_of(parsed, contents.size, len(line))
         elif isinstance(parsed, str):
-            found.open.pop(parsed, None)
+            contents.open.pop(parsed, None)
         elif isinstance(parsed, UnknownLine):
-            found.foreign = found.foreign or parsed.difference
+            contents.foreign = contents.foreign or parsed.difference
         else:
-            found.damaged += 1
-        found.size += len(line)
-    return found
+            contents.damaged += 1
+        contents.size += len(line)
+    return contents
 
 
 def parse_line(line: bytes) -> NewRun | str | UnknownLine | None:
-    """Parse a line into a result, or the record id of a stored one; None if it is damaged.
+    """Return the result in a line, or the record id if the line marks a result as stored; None if it is damaged.
 
     Lines of earlier versions have no checksum.
     """
@@ -124,12 +124,12 @@ def parse_line(line: bytes) -> NewRun | str | UnknownLine | None:
     fields = value.get("put")
     if not isinstance(fields, dict):
         return UnknownLine(f"version {FORMAT}, but neither a result nor a note")
-    if unknown := fields.keys() - _FIELDS.keys():
+    if unknown := fields.keys() - _FIELD_TYPES.keys():
         return UnknownLine(f"version {FORMAT} with unknown fields: {', '.join(sorted(unknown))[:80]}")
-    if missing := _FIELDS.keys() - fields.keys():
+    if missing := _FIELD_TYPES.keys() - fields.keys():
         return UnknownLine(f"version {FORMAT} without the fields {', '.join(sorted(missing))}")
-    if wrong := [name for name, kind in _FIELDS.items() if not isinstance(fields[name], kind)]:
-        return UnknownLine(f"version {FORMAT} with other values in {', '.join(wrong)}")
+    if mistyped := [name for name, kind in _FIELD_TYPES.items() if not isinstance(fields[name], kind)]:
+        return UnknownLine(f"version {FORMAT} with other values in {', '.join(mistyped)}")
     if fields["kind"] not in set(RunKind):
         return UnknownLine(f"version {FORMAT} with an unknown kind of run, {fields['kind'][:40]!r}")
     return NewRun(**{**fields, "kind": RunKind(fields["kind"]), "supersedes": tuple(fields["supersedes"])})
@@ -142,11 +142,11 @@ def journal_folder(home: Path, tracking: str, experiment: str) -> Path:
 
 
 class Journal:
-    """This process's journal file. One thread appends; any thread may take, read and mark entries."""
+    """The journal file of this process. One thread appends; any thread may take, read and mark entries."""
 
     def __init__(self, folder: Path, path: Path | None = None) -> None:
         """Create a journal in the folder, or open the file `path` of a dead process."""
-        # Always `with self._lock`, not `with self._changed`: an interrupt in Condition.__enter__ would leave it locked.
+        # Use `with self._lock`, never `with self._changed`: an interrupt in Condition.__enter__ would leave it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._closed = False
@@ -160,14 +160,14 @@ class Journal:
                 self.path, self._fd = path, _lock_file(path)
                 contents = _load(path, self._fd)
         self.damaged = contents.damaged
-        self._open = contents.open  # every entry that MLflow has not stored, waiting or taken
+        self._open = contents.open  # entries that MLflow has not stored: those in `_waiting` and those that were taken
         self._waiting = deque(self._open.values())
 
     def append(self, runs: Sequence[NewRun]) -> None:
-        """Write results and sync the file once; either all of them are saved, or none if it raises."""
+        """Write results and sync the file. If it raises, none of them is saved."""
         lines = [put_line(run) for run in runs]
         with self._lock, _journal_errors("written", self.path):
-            end = start = self._end()
+            end = start = self._end_offset()
             entries = []
             for run, line in zip(runs, lines, strict=True):
                 entries.append(entry_of(run, end, len(line)))
@@ -183,7 +183,7 @@ class Journal:
                 for entry in entries:
                     self._open.pop(entry.record_id, None)
                 self._waiting = deque(entry for entry in self._waiting if entry.offset < start)
-                self._cut_back(start)
+                self._truncate_to(start)
                 raise
             self._changed.notify_all()
 
@@ -202,7 +202,7 @@ class Journal:
 
     def read(self, entry: Entry) -> NewRun:
         """Read the record of an entry from the file."""
-        run = parse_line(self._line(entry))
+        run = parse_line(self._read_line(entry))
         if not isinstance(run, NewRun):
             raise JournalError(
                 f"A result in the journal {self.path} has changed since it was written (at byte {entry.offset}). "
@@ -211,11 +211,11 @@ class Journal:
         return run
 
     def mark_stored(self, entry: Entry) -> None:
-        """Mark an entry as stored. Not synced: if the mark is lost, the next drain asks MLflow for the run."""
+        """Mark an entry as stored. The mark is not synced: if it is lost, the next drain finds the run in MLflow."""
         with self._lock, _journal_errors("written", self.path):
             if entry.record_id not in self._open:
                 return
-            start = self._end()
+            start = self._end_offset()
             try:
                 self._ends_complete = False
                 _write_all(self._fd, stored_line(entry.record_id))
@@ -223,26 +223,26 @@ class Journal:
                 self._ends_complete = True
             except BaseException:
                 self._open[entry.record_id] = entry
-                self._cut_back(start)
+                self._truncate_to(start)
                 raise
             if not self._open and not self.damaged and start > _COMPACT_BYTES:
-                with suppress(OSError):  # only saves space, and is tried again
+                with suppress(OSError):  # this only saves space, and the next call tries again
                     os.ftruncate(self._fd, 0)
             self._changed.notify_all()
 
     def set_aside(self, entry: Entry) -> Path:
-        """Move an entry that MLflow rejects to a file next to the journal and return its path; it is never drained."""
-        refused = self.path.with_name(f"{self.path.name}.refused")
+        """Move an entry that MLflow rejects to a file next to the journal, which is never drained; returns its path."""
+        refused_path = self.path.with_name(f"{self.path.name}.refused")
         with self._lock:
-            line = self._line(entry)
-            with _journal_errors("written", refused):
-                _append_synced(refused, line)
+            line = self._read_line(entry)
+            with _journal_errors("written", refused_path):
+                _append_synced(refused_path, line)
             self.mark_stored(entry)
-        return refused
+        return refused_path
 
     @property
     def damaged_path(self) -> Path:
-        """The new path of a journal with damaged lines, once everything else in it is stored."""
+        """The path to which `close` renames a journal with damaged lines."""
         return self.path.with_name(f"{self.path.name}.damaged")
 
     def outstanding(self) -> int:
@@ -261,9 +261,9 @@ class Journal:
             self._changed.wait(timeout_s)
 
     def close(self) -> None:
-        """Close the journal; the file is kept if it has entries that are not stored yet, or damaged lines.
+        """Close the journal, and remove its file if all its results are stored.
 
-        A file that has only damaged lines left is renamed, so that it is not read again.
+        If all are stored but it has damaged lines, the file is renamed instead, so that it is not read again.
         """
         with self._lock:
             if self._closed:
@@ -275,12 +275,12 @@ class Journal:
                         self.path.rename(self.damaged_path)
                     else:
                         self.path.unlink(missing_ok=True)
-            fd, self._fd = self._fd, -1  # the number may be reused for another file
+            fd, self._fd = self._fd, -1  # the operating system may reuse the number for another file
             os.close(fd)
             self._changed.notify_all()
 
-    def _end(self) -> int:
-        """Return the position of the next line; raises JournalError if no more may be written."""
+    def _end_offset(self) -> int:
+        """Return the offset of the next line; raises JournalError if the file accepts no more lines."""
         if self._closed or not self._ends_complete:
             state = "is closed" if self._closed else "may end in half a line, which could not be removed"
             raise JournalError(
@@ -289,24 +289,24 @@ class Journal:
             )
         return os.fstat(self._fd).st_size
 
-    def _cut_back(self, start: int) -> None:
-        """Remove a partial line, which would corrupt the next one; if that fails, the journal accepts no more lines."""
-        with suppress(OSError):  # the first error is the one to report
-            os.ftruncate(self._fd, start)
+    def _truncate_to(self, offset: int) -> None:
+        """Remove lines that may be partial. If that fails, the journal accepts no more lines."""
+        with suppress(OSError):  # the caller raises the error of the write
+            os.ftruncate(self._fd, offset)
             self._ends_complete = True
 
-    def _line(self, entry: Entry) -> bytes:
+    def _read_line(self, entry: Entry) -> bytes:
         with _journal_errors("read", self.path):
             return os.pread(self._fd, entry.length, entry.offset)
 
 
 def orphaned_journals(folder: Path) -> Iterator[Journal]:
-    """Yield the journals of dead processes, locked; callers close each."""
+    """Yield the journals of dead processes, locked. The caller closes each of them."""
     for path in sorted(folder.glob("*.jsonl")):
         try:
             journal = Journal(folder, path)
         except JournalError as exc:
-            if isinstance(exc.__cause__, _GONE):
+            if isinstance(exc.__cause__, _FILE_UNAVAILABLE):
                 continue
             raise
         yield journal
@@ -314,26 +314,26 @@ def orphaned_journals(folder: Path) -> Iterator[Journal]:
 
 def journalled_keys(folder: Path) -> set[str]:
     """Return the keys of finished cells in the folder's journals, including those of running processes."""
-    return {entry.cell_key for entry in _waiting_in(folder) if entry.cell_key is not None}
+    return {entry.cell_key for entry in _unstored_entries(folder) if entry.cell_key is not None}
 
 
 def count_orphaned(folders: Iterable[Path]) -> int:
     """Count the results that are not stored yet, including those of running processes; for messages."""
-    return sum(1 for folder in folders for _ in _waiting_in(folder))
+    return sum(1 for folder in folders for _ in _unstored_entries(folder))
 
 
-def _waiting_in(folder: Path) -> Iterator[Entry]:
-    """Yield entries that are not stored yet. Takes no lock: a file may change or disappear."""
+def _unstored_entries(folder: Path) -> Iterator[Entry]:
+    """Yield the entries that are not stored yet. Takes no lock, so a file may change or disappear meanwhile."""
     for path in sorted(folder.glob("*.jsonl")):
         with _journal_errors("read", path), suppress(FileNotFoundError), path.open("rb") as file:
             yield from read_lines(file).open.values()
 
 
 def _load(path: Path, fd: int) -> Contents:
-    """Read a locked file and remove an incomplete last line, so that lines can be appended; closes it on an error."""
+    """Read a locked file and remove an incomplete last line. Closes the file on an error."""
     with ExitStack() as on_error:
         on_error.callback(os.close, fd)
-        with open(fd, "rb", closefd=False) as file:  # by descriptor: another file may have taken its path
+        with open(fd, "rb", closefd=False) as file:  # not by path: there may be another file by now
             contents = read_lines(file)
         if contents.foreign is not None:
             raise JournalError(
@@ -346,18 +346,18 @@ def _load(path: Path, fd: int) -> Contents:
 
 
 def _create(folder: Path, tries: int = 20) -> tuple[Path, int]:
-    """Create a file, open and locked; retries if a drain locks or removes it first."""
+    """Create and lock a file; returns its path and descriptor. Retries if a drain locks or removes it first."""
     path = folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}.jsonl"
     try:
         return path, _lock_file(path, os.O_CREAT | os.O_EXCL)
-    except _GONE:
+    except _FILE_UNAVAILABLE:
         if tries == 1:
             raise
         return _create(folder, tries - 1)
 
 
 def _lock_file(path: Path, flags: int = 0) -> int:
-    """Open the file and lock it exclusively; raises one of `_GONE` if it is not available."""
+    """Open and lock a file and return its descriptor; raises one of `_FILE_UNAVAILABLE`."""
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | flags, 0o600)
     with ExitStack() as on_error:
         on_error.callback(os.close, fd)
@@ -372,7 +372,7 @@ def _lock_file(path: Path, flags: int = 0) -> int:
 
 
 def _append_synced(path: Path, line: bytes) -> None:
-    """Append a line, on disk on return; after an exception the file is as before."""
+    """Append a line and sync the file. After an exception the file is unchanged."""
     fd = open_private(path, os.O_RDWR | os.O_APPEND)
     try:
         start = os.fstat(fd).st_size
@@ -396,12 +396,12 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 @contextmanager
-def _journal_errors(what: str, path: Path) -> Iterator[None]:
-    """Convert an OSError into a JournalError; other exceptions, including interrupts, pass through."""
+def _journal_errors(participle: str, path: Path) -> Iterator[None]:
+    """Convert an OSError into a JournalError; the participle, such as "read", completes its message."""
     try:
         yield
     except OSError as exc:
         raise JournalError(
-            f"The journal {path} cannot be {what}: {exc.strerror or exc}. "
+            f"The journal {path} cannot be {participle}: {exc.strerror or exc}. "
             "Results must be on disk before they count, so the run stops; free some space or move TIPBENCH_HOME."
         ) from exc

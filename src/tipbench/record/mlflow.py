@@ -1,4 +1,4 @@
-"""MlflowStore: runs in MLflow, through its REST API without the package `mlflow`; and the choice of the server."""
+"""Stores runs in MLflow, through its REST API and without the package `mlflow`; finds the tracking server to use."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from tipbench.record.texts import check_key, from_tags, leftovers, tags_of
 PAGE = 250  # runs per page: as fast as larger pages, and about 6 MB
 EXPERIMENTS_PAGE = 1000
 USUAL_URLS = ("http://localhost:5000", "http://localhost:5000/mlflow")
-PROBE_S = 1.0  # for a server to respond when one is searched for
-_NEXT_PAGE = re.compile(rb'"next_page_token"\s*:\s*"([^"\\]+)"\s*\}\s*\Z')  # the end of a page, if MLflow has more
-_TOKEN_BYTES = 2000  # a page token is shorter
+PROBE_S = 1.0  # timeout of the search for a server
+_NEXT_PAGE = re.compile(rb'"next_page_token"\s*:\s*"([^"\\]+)"\s*\}\s*\Z')  # the end of a page that is not the last
+_MAX_TOKEN_BYTES = 2000  # a page token is shorter
 
 Parsed = TypeVar("Parsed")
 
@@ -48,8 +48,8 @@ class MlflowStore:
         username: str | None = None,
         password: str | None = None,
         token: str | None = None,
-        host_header: str | None = None,  # instead of the URL's host
-        pages_url: str | None = None,  # public URL of its pages, if browsers use another
+        host_header: str | None = None,  # sent instead of the host of `url`
+        pages_url: str | None = None,  # URL of MLflow for browsers, if it is not `url`
     ) -> None:
         self._http = MlflowHttp(
             url,
@@ -75,16 +75,16 @@ class MlflowStore:
 
     def experiment_url(self, experiment_id: str) -> str:
         """Return the URL of the experiment's runs in MLflow."""
-        # Without /runs, MLflow 3.17 opens a page about traces, whatever the tag mlflow.experimentKind is.
+        # Without /runs, MLflow 3.17 opens a page about traces, for any value of the tag mlflow.experimentKind.
         return f"{self._pages_url}/#/experiments/{experiment_id}/runs"
 
     def experiment(self, name: str) -> Experiment | None:
-        raw = self._by_name(name)
-        return self._experiment(raw) if raw and raw.get("lifecycle_stage") != "deleted" else None
+        raw = self._experiment_json(name)
+        return self._parse_experiment(raw) if raw and raw.get("lifecycle_stage") != "deleted" else None
 
     def ensure_experiment(self, name: str) -> Experiment:
         """Return the experiment of this name, created if missing; safe with concurrent callers."""
-        raw = self._by_name(name)
+        raw = self._experiment_json(name)
         created = False
         if raw is None:
             try:
@@ -93,7 +93,7 @@ class MlflowStore:
             except MlflowError as exc:
                 if exc.code != "RESOURCE_ALREADY_EXISTS":
                     raise
-            raw = self._by_name(name)
+            raw = self._experiment_json(name)
         if raw is None:
             raise MlflowError(f"MLflow at {self.url} created the experiment {name} and then did not find it.")
         if raw.get("lifecycle_stage") == "deleted":
@@ -103,32 +103,32 @@ class MlflowStore:
                 "or choose another --experiment.",
                 code="DELETED",
             )
-        return replace(self._experiment(raw), created=created)
+        return replace(self._parse_experiment(raw), created=created)
 
     def experiments(self) -> list[Experiment]:
         body = {"max_results": EXPERIMENTS_PAGE}
-        return [self._experiment(raw) for raw in self._pages("experiments/search", body, "experiments")]
+        return [self._parse_experiment(raw) for raw in self._pages("experiments/search", body, "experiments")]
 
     def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
-        """Write a complete run and return its id; the run counts once the last request has set its status."""
+        """Write a complete run and return its id. Readers ignore the run until the last request has set its status."""
         tags = wire.checked_tags(run)
-        found = wire.ExistingRuns()
+        existing = wire.ExistingRuns()
         if maybe_there:
-            existing = self.search(experiment_id, where=wire.same_run(run), half_written=True)
-            found = wire.classify_existing(run, existing)
-        run_id = found.done or self._write(experiment_id, run, tags, found.half)
-        for old in run.supersedes:
-            if old != run_id:
-                self._post_if_exists("runs/set-tag", {"run_id": old, "key": wire.SUPERSEDED_TAG, "value": "true"})
-        for half in found.abandoned:
-            self._post_if_exists("runs/delete", {"run_id": half})
+            stored_runs = self.search(experiment_id, where=wire.same_run(run), half_written=True)
+            existing = wire.classify_existing(run, stored_runs)
+        run_id = existing.done or self._write(experiment_id, run, tags, existing.half)
+        for old_id in run.supersedes:
+            if old_id != run_id:
+                self._post_if_exists("runs/set-tag", {"run_id": old_id, "key": wire.SUPERSEDED_TAG, "value": "true"})
+        for abandoned_id in existing.abandoned:
+            self._post_if_exists("runs/delete", {"run_id": abandoned_id})
         return run_id
 
     def search(
         self, experiment_id: str, *, where: Mapping[str, str], limit: int | None = None, half_written: bool = False
     ) -> Iterator[StoredRun]:
-        """Search runs by tags or params, newest first, without texts; half-written ones only with `half_written`."""
-        return (run for run, _ in self._found(experiment_id, where, limit, half_written=half_written))
+        """Search runs by tags or params, newest first, without texts; `half_written` includes half-written runs."""
+        return (run for run, _ in self._matching_runs(experiment_id, where, limit, half_written=half_written))
 
     def read(
         self, experiment_id: str, *, where: Mapping[str, str], texts: Collection[str], limit: int | None = None
@@ -136,12 +136,12 @@ class MlflowStore:
         """Like `search`, with the named texts of each run."""
         for key in texts:
             check_key(key)
-        return ((run, from_tags(tags, texts)[0]) for run, tags in self._found(experiment_id, where, limit))
+        return ((run, from_tags(tags, texts)[0]) for run, tags in self._matching_runs(experiment_id, where, limit))
 
-    def _found(
+    def _matching_runs(
         self, experiment_id: str, where: Mapping[str, str], limit: int | None, *, half_written: bool = False
     ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
-        """Return matching runs, newest first, with the tags that hold their texts."""
+        """Return the matching runs, newest first, each with the tags that hold its texts."""
         body = {
             "experiment_ids": [experiment_id],
             "filter": wire.filter_of(where, half_written=half_written),
@@ -149,38 +149,38 @@ class MlflowStore:
             "max_results": min(limit or PAGE, PAGE),
         }
         pages = self._pages("runs/search", body, "runs", read_ahead=limit is None)
-        found = (self._parsed(raw, wire.parse_run) for raw in pages)
-        wanted = (
-            (run, texts)
-            for run, texts in found
+        parsed = (self._parse(raw, wire.parse_run) for raw in pages)
+        matching = (
+            (run, text_tags)
+            for run, text_tags in parsed
             if (half_written or run.status in wire.DONE) and wire.matches(run, where)
         )
-        return islice(wanted, limit)
+        return islice(matching, limit)
 
     def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
         current = self._current_run(run_id)
         return current.run, from_tags(current.texts)[0]
 
     def update(self, run_id: str, change: RunChange) -> None:
-        """Update a recorded run, in one request if it fits."""
+        """Update a recorded run, in one request if its limits allow."""
         before = self._current_run(run_id)
         requests = wire.changes(change, before)
         for batch in requests:
             self._http.post("runs/log-batch", batch.body(run_id))
-        # Tags that are no longer needed are deleted, unless that fails or another writer has changed them.
+        # Delete tags that are no longer needed, except for texts that another writer has changed; ignores errors.
         expected = wire.texts_after(before.texts, requests)
         if not any(leftovers(key, expected) for key in change.texts):
             return
         with suppress(MlflowUnavailable, MlflowError):
-            now = self._current_run(run_id).texts
+            current = self._current_run(run_id).texts
             for key in change.texts:
-                if tags_of(key, now) == tags_of(key, expected):
-                    for tag in leftovers(key, now):
+                if tags_of(key, current) == tags_of(key, expected):
+                    for tag in leftovers(key, current):
                         self._post_if_exists("runs/delete-tag", {"run_id": run_id, "key": tag})
 
     def _current_run(self, run_id: str) -> wire.CurrentRun:
         answer = self._http.get("runs/get", {"run_id": run_id})
-        return self._parsed(answer, lambda answer: wire.parse_current_run(answer["run"]))
+        return self._parse(answer, lambda answer: wire.parse_current_run(answer["run"]))
 
     def touch(self, experiment_id: str) -> None:
         self.tag_experiment(experiment_id, {})
@@ -190,31 +190,32 @@ class MlflowStore:
             body = {"experiment_id": experiment_id, "key": key, "value": value}
             self._http.post("experiments/set-experiment-tag", body)
 
-    def _by_name(self, name: str) -> wire.Json | None:
+    def _experiment_json(self, name: str) -> wire.Json | None:
         try:
             answer = self._http.get("experiments/get-by-name", {"experiment_name": name})
         except MlflowError as exc:
             if exc.code == "RESOURCE_DOES_NOT_EXIST":
                 return None
             raise
-        return self._parsed(answer, lambda answer: dict(answer["experiment"]))
+        return self._parse(answer, lambda answer: dict(answer["experiment"]))
 
-    def _experiment(self, raw: wire.Json) -> Experiment:
-        experiment_id, name, tags = self._parsed(raw, wire.experiment_facts)
+    def _parse_experiment(self, raw: wire.Json) -> Experiment:
+        experiment_id, name, tags = self._parse(raw, wire.experiment_facts)
         return Experiment(experiment_id, name, tags, self.experiment_url(experiment_id))
 
-    def _write(self, experiment_id: str, run: NewRun, tags: Mapping[str, str], half: str | None) -> str:
+    def _write(self, experiment_id: str, run: NewRun, tags: Mapping[str, str], half_id: str | None) -> str:
+        """Write a new run, or complete the half-written run `half_id`; returns the id."""
         batches = wire.batches(run, tags)
-        run_id = half
+        run_id = half_id
         if run_id is None:
             body = {"experiment_id": experiment_id, "start_time": run.start_ms, "tags": batches.pop(0).tags}
             answer = self._http.post("runs/create", body)
-            run_id = self._parsed(answer, lambda answer: str(answer["run"]["info"]["run_id"]))
+            run_id = self._parse(answer, lambda answer: str(answer["run"]["info"]["run_id"]))
         try:
             for batch in filter(None, batches):
                 self._http.post("runs/log-batch", batch.body(run_id))
         except MlflowError as exc:
-            if exc.status == 400:  # MLflow will never accept it
+            if exc.status == 400:  # MLflow would reject it again
                 with suppress(MlflowUnavailable, MlflowError):
                     self._post_if_exists("runs/delete", {"run_id": run_id})
             raise
@@ -223,7 +224,10 @@ class MlflowStore:
         return run_id
 
     def _pages(self, path: str, body: wire.Json, name: str, *, read_ahead: bool = False) -> Iterator[wire.Json]:
-        """Yield the items under `name` of all pages; with `read_ahead`, requests the next page before it parses one."""
+        """Yield the items under the key `name` of all pages.
+
+        With `read_ahead`, the next page is requested before the current one is parsed.
+        """
         body = dict(body)
 
         def fetch(token: str | None, on_sent: Callable[[], None] | None = None) -> bytearray:
@@ -236,21 +240,23 @@ class MlflowStore:
                         raise
                     body["max_results"] //= 2
 
-        content, last = fetch(None), None
+        content, last_token = fetch(None), None
         while True:
-            following = None
-            if read_ahead and (found := _NEXT_PAGE.search(content, max(0, len(content) - _TOKEN_BYTES))):
-                following = _in_background(fetch, found[1].decode())
+            next_content = None
+            if read_ahead and (match := _NEXT_PAGE.search(content, max(0, len(content) - _MAX_TOKEN_BYTES))):
+                next_content = _in_background(fetch, match[1].decode())
             page = self._http.parse(content)
             token = page.get("next_page_token")
-            yield from self._parsed(page.pop(name, []), list)
+            yield from self._parse(page.pop(name, []), list)
             if not token:
                 return
-            if token == last:
+            if token == last_token:
                 raise MlflowError(f"MLflow at {self.url} returns the same page repeatedly ({path}).")
-            content, last = following.result() if following else fetch(token), token
+            content = next_content.result() if next_content else fetch(token)
+            last_token = token
 
-    def _parsed(self, raw: Any, parse: Callable[[Any], Parsed]) -> Parsed:
+    def _parse(self, raw: Any, parse: Callable[[Any], Parsed]) -> Parsed:
+        """Return `parse(raw)`; raises MlflowError if the response does not have the expected form."""
         try:
             return parse(raw)
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
@@ -269,9 +275,9 @@ class MlflowStore:
 
 
 def _in_background(fetch: Callable[[str, Callable[[], None]], bytearray], token: str) -> Future[bytearray]:
-    """Call `fetch` in a daemon thread, and return once its request is sent.
+    """Call `fetch` in a daemon thread, and return its future once the request is sent.
 
-    A thread pool would wait for the response when the process is interrupted.
+    The threads of a pool are not daemons: an interrupted process would wait for the response.
     """
     future: Future[bytearray] = Future()
     sent = threading.Event()
@@ -279,13 +285,13 @@ def _in_background(fetch: Callable[[str, Callable[[], None]], bytearray], token:
     def run() -> None:
         try:
             future.set_result(fetch(token, sent.set))
-        except BaseException as exc:  # noqa: BLE001 - raised by `result` in the thread that reads
+        except BaseException as exc:  # noqa: BLE001 - `Future.result` raises it in the calling thread
             future.set_exception(exc)
         finally:
             sent.set()
 
     threading.Thread(target=run, name="mlflow-page", daemon=True).start()
-    sent.wait()  # the caller parses next, and parsing holds the interpreter's lock, which sending needs
+    sent.wait()  # the caller parses next, which holds the GIL, and sending needs the GIL
     return future
 
 
@@ -294,8 +300,8 @@ class Tracking:
     """The tracking server in use."""
 
     url: str  # may contain a login; never print it
-    identity: str  # names its journals; the same for the local server when its port changes
-    how: str  # for people, as in "local MLflow at http://127.0.0.1:5123 (started by tipbench)"
+    identity: str  # identifies its journals; does not change with the port of the local server
+    how: str  # description for messages, as in "local MLflow at http://127.0.0.1:5123 (started by tipbench)"
 
 
 def find_tracking(
@@ -307,25 +313,26 @@ def find_tracking(
     usual: tuple[str, ...] = USUAL_URLS,
     local_only: bool = False,
 ) -> Tracking:
-    """Return the server to use; starts the local one if there is no other and `start` is set.
+    """Return the server to use: the one at `url`, one at a `usual` URL, or the local one.
 
-    With `local_only` an MLflow on the usual port is ignored. Raises LocalServerError if there is no server.
+    With `start`, the local server is started if no server responds; otherwise raises LocalServerError. With
+    `local_only`, the `usual` URLs are not tried.
     """
     local, local_identity = LocalMlflow(home), f"local:{home.resolve()}"
     if url:
         with closing(MlflowHttp(url, timeout_s=PROBE_S)) as http:
             status = local.status()
-            same = status.url is not None and canonical_url(status.url) == canonical_url(http.url)
+            is_local = status.url is not None and canonical_url(status.url) == canonical_url(http.url)
             # If the local server is down, another server may use its port.
-            if same and (status.running or not http.is_mlflow()):
+            if is_local and (status.running or not http.is_mlflow()):
                 return Tracking(url, local_identity, f"local MLflow at {http.url}")
             return Tracking(url, canonical_url(http.url), f"MLflow at {http.url}")
     deadline = time.monotonic() + PROBE_S
     for usual_url in () if local_only else usual:
-        left = deadline - time.monotonic()
-        if left <= 0:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
             break
-        with closing(MlflowHttp(usual_url, timeout_s=left)) as http:
+        with closing(MlflowHttp(usual_url, timeout_s=remaining_s)) as http:
             if http.is_mlflow():
                 how = f"MLflow at {usual_url} (found on the usual port)"
                 return Tracking(usual_url, canonical_url(usual_url), how)
@@ -337,11 +344,11 @@ def find_tracking(
             f"No MLflow responds on {usual[0] if usual else 'its usual port'}, and the local one is not running. "
             "Start it with `tipbench mlflow up`, or give --mlflow-url."
         )
-    started = local.up(report=report)
-    return Tracking(started, local_identity, f"local MLflow at {started} (started by tipbench)")
+    local_url = local.up(report=report)
+    return Tracking(local_url, local_identity, f"local MLflow at {local_url} (started by tipbench)")
 
 
 def default_servers(home: Path) -> tuple[str, ...]:
-    """Return the addresses of the servers that `find_tracking` may choose without a URL."""
-    local = LocalMlflow(home).status().url
-    return (*USUAL_URLS, local) if local else USUAL_URLS
+    """Return the URLs of the servers that `find_tracking` may choose if it gets no URL."""
+    local_url = LocalMlflow(home).status().url
+    return (*USUAL_URLS, local_url) if local_url else USUAL_URLS

@@ -1,4 +1,4 @@
-"""Converts runs and filters to requests of MLflow's REST API, within its limits, and parses its responses."""
+"""Converts runs and filters to requests of MLflow's REST API, within its limits; parses its responses."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ KEY_CHARS = 250
 PARAM_CHARS = 6000
 BATCH_PARAMS = 100
 BATCH_TAGS = 100
-BATCH_METRICS = 800  # with 100 params and 100 tags, 1000 in total
-BATCH_BYTES = 900_000  # older servers reject a batch of more than 1 MB; params and tags get half each
-CHANGE_BYTES = 800_000  # for the tags of a change; the rest is for its metrics, and it has no params
+BATCH_METRICS = 800  # MLflow accepts 1000 values in total: 800 metrics, 100 params and 100 tags
+BATCH_BYTES = 900_000  # older servers reject more than 1 MB; params and tags may use half each
+CHANGE_BYTES = 800_000  # limit for the tags of a change, which has no params; the rest is for its metrics
 
 RECORD_TAG = "tipbench.record"
 CELL_TAG = "cell_key"
@@ -48,7 +48,7 @@ class Batch:
 
 
 def checked_tags(run: NewRun) -> dict[str, str]:
-    """Return all tags of the run; raises MlflowError for values that MLflow would truncate or reject."""
+    """Return all tags of the run, including its texts; raises MlflowError for values that exceed MLflow's limits."""
     for key, value in run.params.items():
         _check_length("param", key, escape(value), PARAM_CHARS)
     _check_no_texts(run.tags)
@@ -71,28 +71,28 @@ def _check_no_texts(tags: Mapping[str, str]) -> None:
             raise ValueError(f"{key} is a text: it belongs among the texts, not the tags")
 
 
-def _check_metrics(metrics: Mapping[str, float], whose: str) -> None:
+def _check_metrics(metrics: Mapping[str, float], run_label: str) -> None:
     for key, number in metrics.items():
         _check_length("metric", key, "", 0)
         if not math.isfinite(number):
             raise MlflowError(
-                f"A metric is a finite number; {key} of {whose} is {number}. Leave out what is unknown.",
+                f"A metric is a finite number; {key} of {run_label} is {number}. Leave out what is unknown.",
                 code="NOT_A_NUMBER",
             )
 
 
 def batches(run: NewRun, tags: Mapping[str, str]) -> list[Batch]:
-    """Split the run into as few requests as the limits allow; the first one creates the run, with its tags only."""
-    parts = _chunks(tags.items(), BATCH_TAGS)
-    params = _chunks(((key, escape(value)) for key, value in run.params.items()), BATCH_PARAMS)
-    metrics = _chunks(((key, float(number)) for key, number in run.metrics.items()), BATCH_METRICS)
-    result = [Batch() for _ in range(max(len(parts), 1 + len(params), 1 + len(metrics)))]
-    for at, chunk in enumerate(parts):
-        result[at].tags = chunk
-    for at, chunk in enumerate(params, start=1):
-        result[at].params = chunk
-    for at, chunk in enumerate(metrics, start=1):
-        result[at].metrics = [{**item, "timestamp": run.end_ms, "step": 0} for item in chunk]
+    """Split the run into as few requests as the limits allow. The first one creates the run and has only tags."""
+    tag_chunks = _chunks(tags.items(), BATCH_TAGS)
+    param_chunks = _chunks(((key, escape(value)) for key, value in run.params.items()), BATCH_PARAMS)
+    metric_chunks = _chunks(((key, float(number)) for key, number in run.metrics.items()), BATCH_METRICS)
+    result = [Batch() for _ in range(max(len(tag_chunks), 1 + len(param_chunks), 1 + len(metric_chunks)))]
+    for index, chunk in enumerate(tag_chunks):
+        result[index].tags = chunk
+    for index, chunk in enumerate(param_chunks, start=1):
+        result[index].params = chunk
+    for index, chunk in enumerate(metric_chunks, start=1):
+        result[index].metrics = [{**item, "timestamp": run.end_ms, "step": 0} for item in chunk]
     return result
 
 
@@ -101,12 +101,15 @@ class CurrentRun:
     """A run before a change, with the tags that hold its texts."""
 
     run: StoredRun
-    texts: Mapping[str, str]
-    latest: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # timestamp and step of each metric
+    texts: Mapping[str, str]  # tags by key
+    latest: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # by metric: timestamp (ms) and step
 
 
 def changes(change: RunChange, present: CurrentRun) -> list[Batch]:
-    """Return the requests of a change, which takes effect with the last one; validates tags, metrics and the state."""
+    """Return the requests of a change. The change takes effect with the last one.
+
+    Raises ValueError or MlflowError for invalid tags, metrics or transitions of the state.
+    """
     _check_no_texts(change.tags)
     if fixed := IDENTITY_TAGS & change.tags.keys():
         raise ValueError(f"{min(fixed)} identifies the run: it cannot be changed")
@@ -116,15 +119,16 @@ def changes(change: RunChange, present: CurrentRun) -> list[Batch]:
     result = [Batch(tags=chunk) for chunk in _changed_tags(change, present.texts)]
     for tag in (tag for batch in result for tag in batch.tags):
         _check_length("tag", tag["key"], tag["value"], TAG_CHARS)
-    # MLflow shows the metric with the greatest (step, timestamp, value), not the last one written: a correction from a
-    # machine whose clock is behind, or within the same millisecond, would be lost.
-    # A value that stays is written again: the time of an apply would reveal whether a judge agrees with another.
+    # Of several values of a metric, MLflow shows the one with the greatest (step, timestamp, value), not the last one
+    # written. A new timestamp must be later than the stored one: a correction within the same millisecond, or from a
+    # machine whose clock is behind, would have no effect.
+    # Unchanged values are written again: otherwise the timing would reveal whether a judge agrees with another judge.
     metrics: list[Json] = []
     for key, number in change.metrics.items():
-        timestamp, step = present.latest.get(key, (-1, 0))
-        at = max(change.at_ms, timestamp + 1)
-        metrics.append({"key": key, "value": float(number), "timestamp": at, "step": step})
-    *early, last = [metrics[at : at + BATCH_METRICS] for at in range(0, len(metrics), BATCH_METRICS)] or [[]]
+        latest_timestamp, step = present.latest.get(key, (-1, 0))
+        timestamp = max(change.at_ms, latest_timestamp + 1)
+        metrics.append({"key": key, "value": float(number), "timestamp": timestamp, "step": step})
+    *early, last = [metrics[start : start + BATCH_METRICS] for start in range(0, len(metrics), BATCH_METRICS)] or [[]]
     if not result and last:
         result.append(Batch())
     if result:
@@ -132,28 +136,28 @@ def changes(change: RunChange, present: CurrentRun) -> list[Batch]:
     return [Batch(metrics=chunk) for chunk in early] + result
 
 
-def _changed_tags(change: RunChange, present: Mapping[str, str]) -> list[list[Json]]:
-    """Return the tags of a change, by request; with several requests, plain tags and the state come last."""
+def _changed_tags(change: RunChange, current_texts: Mapping[str, str]) -> list[list[Json]]:
+    """Return the tags of a change, one list per request. Plain tags come after texts, and the state comes last."""
     plain = [(key, escape(value)) for key, value in change.tags.items()]
     plain.sort(key=lambda tag: tag[0] == STATE_TAG)
-    at_once = [tag for key, text in change.texts.items() for tag in single_request_tags(key, text, present).items()]
-    together = _chunks([*at_once, *plain], BATCH_TAGS, CHANGE_BYTES)
-    if len(together) <= 1:
-        return together
-    ahead: list[tuple[str, str]] = []  # the new parts, which readers ignore until the switch
+    texts = [tag for key, text in change.texts.items() for tag in single_request_tags(key, text, current_texts).items()]
+    chunks = _chunks([*texts, *plain], BATCH_TAGS, CHANGE_BYTES)
+    if len(chunks) <= 1:
+        return chunks
+    new_parts: list[tuple[str, str]] = []  # of texts; readers ignore them until the switch
     switch: list[tuple[str, str]] = []  # the tags that make readers use the new parts
     for key, text in change.texts.items():
-        first, last = multi_request_tags(key, text, present)
-        ahead += first.items()
+        first, last = multi_request_tags(key, text, current_texts)
+        new_parts += first.items()
         switch += last.items()
     final = _chunks([*switch, *plain], BATCH_TAGS, CHANGE_BYTES)
     if len(final) > 1:
         final = [*_chunks(switch, BATCH_TAGS, CHANGE_BYTES), *_chunks(plain, BATCH_TAGS, CHANGE_BYTES)]
-    return [*_chunks(ahead, BATCH_TAGS, CHANGE_BYTES), *final]
+    return [*_chunks(new_parts, BATCH_TAGS, CHANGE_BYTES), *final]
 
 
 def texts_after(present: Mapping[str, str], sent: Iterable[Batch]) -> dict[str, str]:
-    """Return the tags of the texts after these requests."""
+    """Return the tags that hold the texts, as they are after these requests."""
     pairs = _pairs(tag for batch in sent for tag in batch.tags)
     return {**present, **{key: value for key, value in pairs if key.startswith(PREFIX)}}
 
@@ -161,58 +165,62 @@ def texts_after(present: Mapping[str, str], sent: Iterable[Batch]) -> dict[str, 
 def _chunks(
     items: Iterable[tuple[str, str]] | Iterable[tuple[str, float]], limit: int, max_bytes: int = BATCH_BYTES // 2
 ) -> list[list[Json]]:
+    """Split keys and values into lists of at most `limit` items and about `max_bytes` of strings."""
     chunks: list[dict[str, str | float]] = []
-    room = 0
+    free_bytes = 0
     for key, value in items:
         size = 0
-        if isinstance(value, str):  # at most six bytes per character: accurate enough for all but long values
+        if isinstance(value, str):  # for short values, the upper bound of six bytes per character is enough
             size = 6 * len(value) if len(value) < 500 else len(json.dumps(value, ensure_ascii=False).encode())
-        if not chunks or len(chunks[-1]) >= limit or size > room:
+        if not chunks or len(chunks[-1]) >= limit or size > free_bytes:
             chunks.append({})
-            room = max_bytes
-        chunks[-1][key] = value  # within one request only the last value of a key counts
-        room -= size
+            free_bytes = max_bytes
+        chunks[-1][key] = value  # the last value of a key replaces earlier ones of the same request
+        free_bytes -= size
     return [[{"key": key, "value": value} for key, value in chunk.items()] for chunk in chunks]
 
 
-def _check_length(what: str, key: str, value: str, limit: int) -> None:
+def _check_length(kind: str, key: str, value: str, limit: int) -> None:
     if not 0 < len(key) <= KEY_CHARS:
         raise MlflowError(
-            f"MLflow takes keys of 1 to {KEY_CHARS} characters; the {what} {key[:60]!r} has {len(key)}. Shorten it.",
+            f"MLflow takes keys of 1 to {KEY_CHARS} characters; the {kind} {key[:60]!r} has {len(key)}. Shorten it.",
             code="KEY_LENGTH",
         )
     if escape(key) != key:
         raise MlflowError(
-            f"The key of the {what} {key!r} contains a NUL or an unpaired surrogate. Rename it.", code="KEY"
+            f"The key of the {kind} {key!r} contains a NUL or an unpaired surrogate. Rename it.", code="KEY"
         )
     if len(value) > limit:
         raise MlflowError(
-            f"MLflow cuts a {what} after {limit} characters; {key} has {len(value)}. "
+            f"MLflow cuts a {kind} after {limit} characters; {key} has {len(value)}. "
             "Nothing was sent: shorten it, or store it as a text.",
             code="VALUE_LENGTH",
         )
 
 
 def filter_of(where: Mapping[str, str], *, half_written: bool = False) -> str:
-    """Return MLflow's filter for these tags and params; values that it cannot express are left to `matches`."""
+    """Return MLflow's filter for these tags and params.
+
+    Values that it cannot express are left out, so callers check the results with `matches`.
+    """
     clauses = [] if half_written else ["attributes.status != 'RUNNING'"]
     for key, value in where.items():
-        place, name = ("params", key.removeprefix("params.")) if key.startswith("params.") else ("tags", key)
+        entity, name = ("params", key.removeprefix("params.")) if key.startswith("params.") else ("tags", key)
         stored = escape(value)
         if is_expressible(name, stored):
             quote = '"' if "'" in stored else "'"
-            clauses.append(f"{place}.`{name}` = {quote}{stored}{quote}")
+            clauses.append(f"{entity}.`{name}` = {quote}{stored}{quote}")
     return " AND ".join(clauses)
 
 
 def is_expressible(name: str, value: str) -> bool:
-    """Return whether a filter can express this key and value; its grammar has two kinds of quotes and no escapes."""
+    """Return whether a filter can express this key and value. Filters have two kinds of quotes, and no escapes."""
     needs_escape = "\\" in value or ("'" in value and '"' in value)
     return not needs_escape and not any(char in name for char in "`'\"\\")
 
 
 def matches(run: StoredRun, where: Mapping[str, str]) -> bool:
-    """Return whether the run has these tags and params."""
+    """Return whether the run has these tags (plain keys) and params (`params.NAME`)."""
     return all(
         value == (run.params.get(key[len("params.") :]) if key.startswith("params.") else run.tags.get(key))
         for key, value in where.items()
@@ -220,32 +228,32 @@ def matches(run: StoredRun, where: Mapping[str, str]) -> bool:
 
 
 def same_run(run: NewRun) -> dict[str, str]:
-    """Return the filter that finds stored runs of the same cell, or of the same record if it is not a cell."""
+    """Return a filter for stored runs of the same cell; if the run is not a cell, for runs with the same record id."""
     return {RECORD_TAG: run.record_id} if run.cell_key is None else {CELL_TAG: run.cell_key}
 
 
 @dataclass(frozen=True)
 class ExistingRuns:
-    """Stored runs of a record: the id to keep, a half-written run to complete, half-written runs to delete."""
+    """Ids of the stored runs of a record."""
 
-    done: str | None = None
-    half: str | None = None
-    abandoned: tuple[str, ...] = ()
+    done: str | None = None  # a finished run to keep
+    half: str | None = None  # a half-written run to complete
+    abandoned: tuple[str, ...] = ()  # half-written runs to delete
 
 
 def classify_existing(run: NewRun, existing: Iterable[StoredRun]) -> ExistingRuns:
-    """Classify the runs of one cell_key or record_id.
+    """Classify the stored runs with the cell_key or record_id of `run`.
 
-    A half-written run of another record that started later is left alone: its writer may still be at work.
+    A half-written run of another record that started later is ignored: its writer may still be running.
     """
     recorded, finished, half_written, abandoned = [], [], [], []
     for stored in existing:
-        same = stored.tags.get(RECORD_TAG) == run.record_id
-        if stored.status in DONE and same:
+        same_record = stored.tags.get(RECORD_TAG) == run.record_id
+        if stored.status in DONE and same_record:
             recorded.append(stored.run_id)
         elif stored.status == "FINISHED" and stored.tags.get(SUPERSEDED_TAG) != "true":
             finished.append(stored.run_id)
-        elif stored.status == "RUNNING" and same:
+        elif stored.status == "RUNNING" and same_record:
             half_written.append(stored.run_id)
         elif stored.status == "RUNNING" and stored.start_ms < run.start_ms:
             abandoned.append(stored.run_id)
@@ -255,7 +263,7 @@ def classify_existing(run: NewRun, existing: Iterable[StoredRun]) -> ExistingRun
 
 
 def parse_current_run(raw: Json) -> CurrentRun:
-    """Parse a run of a response into its state before a change."""
+    """Parse a run of a response into a `CurrentRun`."""
     latest = {
         item["key"]: (int(item.get("timestamp", 0)), int(item.get("step", 0)))
         for item in raw.get("data", {}).get("metrics", ())
@@ -265,7 +273,7 @@ def parse_current_run(raw: Json) -> CurrentRun:
 
 
 def parse_run(raw: Json) -> tuple[StoredRun, dict[str, str]]:
-    """Parse a run of a response and the tags that hold its texts; raises KeyError or TypeError if it is invalid."""
+    """Return a run of a response and the tags that hold its texts; raises KeyError or TypeError if it is invalid."""
     info, data = raw["info"], raw.get("data", {})
     end = info.get("end_time")
     tags: dict[str, str] = {}
@@ -288,7 +296,7 @@ def parse_run(raw: Json) -> tuple[StoredRun, dict[str, str]]:
 
 
 def experiment_facts(raw: Json) -> tuple[str, str, dict[str, str]]:
-    """Return id, name and tags of an experiment of a response."""
+    """Return the id, name and tags of an experiment in a response."""
     return str(raw["experiment_id"]), str(raw["name"]), dict(_pairs(raw.get("tags", ())))
 
 

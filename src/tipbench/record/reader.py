@@ -1,4 +1,4 @@
-"""Reads recorded runs: counts, filters and JSON; finds twins and stale runs, which do not count."""
+"""Reads, counts and filters recorded runs. Finds twins and stale runs, which are excluded from the results."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class CellCounts:
 
 def experiments(store: RunStore) -> list[Experiment]:
     """Return tipbench's experiments, sorted by name."""
-    found = (each for each in store.experiments() if each.name.startswith(EXPERIMENT_PREFIX))
-    return sorted(found, key=lambda each: each.name)
+    named = (experiment for experiment in store.experiments() if experiment.name.startswith(EXPERIMENT_PREFIX))
+    return sorted(named, key=lambda experiment: experiment.name)
 
 
 def count_states(runs: Iterable[StoredRun]) -> CellCounts:
@@ -41,35 +41,37 @@ def count_states(runs: Iterable[StoredRun]) -> CellCounts:
 
 def cells(store: RunStore, experiment_id: str, where: Mapping[str, str]) -> list[StoredRun]:
     """Return the cells of an experiment, newest first, without superseded ones and twins."""
-    found = list(search_cells(store, experiment_id, {key: value for key, value in where.items() if key != "state"}))
-    twins = twin_runs(found)
-    return [run for run in found if run.run_id not in twins and where.get("state", run.state) == run.state]
+    # Twins are found among the runs of all states.
+    any_state = {key: value for key, value in where.items() if key != "state"}
+    runs = list(search_cells(store, experiment_id, any_state))
+    twins = twin_runs(runs)
+    return [run for run in runs if run.run_id not in twins and where.get("state", run.state) == run.state]
 
 
 def search_cells(store: RunStore, experiment_id: str, where: Mapping[str, str]) -> Iterator[StoredRun]:
-    """Yield the cells of an experiment page by page, newest first, without those tagged as superseded."""
+    """Yield the cells of an experiment, newest first, without superseded ones. Pages are requested as needed."""
     for run in store.search(experiment_id, where={"kind": str(RunKind.CELL), **where}):
         if run.tags.get("superseded") != "true":
             yield run
 
 
 def twin_runs(runs: Iterable[StoredRun]) -> set[str]:
-    """Return ids of finished runs that do not count because another finished run has the same cell_key.
+    """Return the ids of twins: finished runs that are ignored because another finished run has the same cell_key.
 
-    Collects with two home folders may generate the same cell at the same time. The run that a judge has scored counts,
-    else the oldest, which is more likely to be on a sheet. Choosing the better answer would bias the results.
+    Collects with two home folders may generate the same cell at the same time. The run that a judge has scored is kept,
+    otherwise the oldest, which is more likely to be on a sheet. Keeping the better answer would bias the results.
     """
 
-    def order(run: StoredRun) -> tuple[bool, int, str]:
-        scored = run.state == RunState.JUDGED and run.tags.get("floored") != "true"
-        return not scored, run.start_ms, run.run_id
+    def sort_key(run: StoredRun) -> tuple[bool, int, str]:
+        scored_by_judge = run.state == RunState.JUDGED and run.tags.get("floored") != "true"
+        return not scored_by_judge, run.start_ms, run.run_id
 
     groups: dict[str, list[StoredRun]] = {}
     for run in runs:
         key = run.tags.get("cell_key")
         if key and run.status == "FINISHED" and run.tags.get("superseded") != "true":
             groups.setdefault(key, []).append(run)
-    return {run.run_id for group in groups.values() for run in sorted(group, key=order)[1:]}
+    return {run.run_id for group in groups.values() for run in sorted(group, key=sort_key)[1:]}
 
 
 def run_json(run: StoredRun) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def run_json(run: StoredRun) -> dict[str, Any]:
 
 
 def run_values(run: StoredRun) -> dict[str, Any]:
-    """Return the columns of lists and CSV files of runs; unknown values are None."""
+    """Return the values of a run by column, for lists and CSV files; unknown values are None."""
     return {
         "run_id": run.run_id,
         "prompt": run.params.get("prompt_version"),
@@ -98,7 +100,7 @@ def run_values(run: StoredRun) -> dict[str, Any]:
 
 
 def parse_filter(text: str) -> tuple[str, str]:
-    """Parse one `key=value` of --where: a name of `FILTERS`, a param as params.NAME, or a tag."""
+    """Parse one `key=value` of --where. The key is a name of `FILTERS`, params.NAME for a param, or a tag."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise InvalidOption("where", f"takes key=value (got {text!r}), for example model=qwen2.5:0.5b.")
@@ -107,7 +109,7 @@ def parse_filter(text: str) -> tuple[str, str]:
 
 Reader = Callable[[StoredRun], str | None]
 
-# The name of a model, prompt or scenario, and the hash of its content.
+# Pairs of functions: the name of a model, prompt or scenario, and the hash of its content.
 _NAMES_AND_HASHES: tuple[tuple[Reader, Reader], ...] = (
     (lambda run: run.params.get("model"), lambda run: run.params.get("model_digest")),
     (lambda run: run.params.get("prompt_version"), lambda run: run.tags.get("prompt_hash")),
@@ -116,15 +118,15 @@ _NAMES_AND_HASHES: tuple[tuple[Reader, Reader], ...] = (
 
 
 def newest_run(runs: Iterable[StoredRun]) -> StoredRun:
-    """Return the newest answer, or the newest run if there is no answer."""
+    """Return the newest run with an answer; if all runs failed, the newest run."""
     return max(runs, key=lambda run: (not _failed(run), run.start_ms, run.run_id))
 
 
 def stale_runs(runs: Sequence[StoredRun]) -> set[str]:
-    """Return ids of runs of an earlier model digest, prompt text or scenario content than the newest of that name.
+    """Return the ids of runs whose model digest, prompt text or scenario content was replaced under the same name.
 
-    Only runs with the same conditions are compared. A failure after the newest answer does not make that answer stale,
-    and is not stale itself.
+    The newest answer with the same conditions has the current content. A failed run after it is not stale, and does not
+    make it stale.
     """
     stale: set[str] = set()
     for name, content_hash in _NAMES_AND_HASHES:

@@ -1,4 +1,4 @@
-"""Runs: their kinds, states and legal transitions; a run before and after it is stored, and its changes."""
+"""Types of a run: its kind, its state with the legal transitions, and its data before and after it is stored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class RunState(StrEnum):
     """State of a cell's run; `MOVES` has the legal transitions."""
 
     PENDING = "pending"  # answered; waiting for a judge
-    JUDGED = "judged"  # every tip scored under the pinned rubric, or floored without a usable tip
+    JUDGED = "judged"  # every tip is scored under the pinned rubric; an answer without a usable tip is floored
     FAILED = "failed"  # no complete answer; never scored, retried as a new run
 
 
@@ -55,12 +55,12 @@ class NewRun:
     """A finished run, before it is stored; later updates use `RunChange`."""
 
     kind: RunKind
-    record_id: str  # created with the result; recording it again does not add a run
+    record_id: str  # created with the result; a run with this id is recorded only once
     name: str
     start_ms: int
     end_ms: int
     ok: bool = True  # False: the run failed
-    cell_key: str | None = None  # of a cell; the store keeps at most one finished run per key
+    cell_key: str | None = None  # only for cells; the store keeps at most one finished run per key
     params: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class RunChange:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run read from the store, without its texts, which `RunStore.read` and `RunStore.get` return separately."""
+    """A run read from the store. `RunStore.read` and `RunStore.get` return its texts separately."""
 
     run_id: str
     status: str  # FINISHED, FAILED or RUNNING (half written)

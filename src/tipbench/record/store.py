@@ -1,6 +1,7 @@
-"""The RunStore port: experiments, and runs that are written in one piece, read in bulk and updated.
+"""The RunStore port: writes, searches and updates runs in experiments.
 
-`tipbench.record.mlflow.MlflowStore` implements it, and for tests `MemoryStore`, with the same limits and rules.
+`tipbench.record.mlflow.MlflowStore` implements it. `MemoryStore` implements it for tests, with the same limits and
+rules.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from tipbench.record.texts import PREFIX, check_key, from_tags, leftovers, unesc
 
 @dataclass(frozen=True)
 class Experiment:
-    """A named collection of runs. `url` is the web page of its runs, if any."""
+    """A named collection of runs."""
 
     experiment_id: str
     name: str
     tags: Mapping[str, str] = field(default_factory=dict)
-    url: str | None = None
-    created: bool = False  # created by the call that returned it, so it is empty
+    url: str | None = None  # web page of its runs
+    created: bool = False  # the call that returned it has created it, so it is empty
 
     def run_url(self, run_id: str) -> str | None:
-        """Return the web page of one of its runs, if any."""
+        """Return the URL of a run's web page; None if there is none."""
         return None if self.url is None else f"{self.url}/{run_id}"
 
 
@@ -48,8 +49,8 @@ class RunStore(Protocol):
     def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
         """Write a complete run and return its id.
 
-        With `maybe_there`, searches first: a finished run of its cell_key is left unchanged, a half-written run of its
-        record_id is completed.
+        `maybe_there` means that the run may already be stored, so the store is searched first. A finished run with the
+        same cell_key is left unchanged; a half-written run with the same record_id is completed.
         """
         ...
 
@@ -60,7 +61,7 @@ class RunStore(Protocol):
     def read(
         self, experiment_id: str, *, where: Mapping[str, str], texts: Collection[str], limit: int | None = None
     ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
-        """Like `search`, with the requested texts that a run has, each verified; other texts are not read."""
+        """Like `search`, with those of the requested texts that a run has, each verified against its hash."""
         ...
 
     def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
@@ -68,10 +69,10 @@ class RunStore(Protocol):
         ...
 
     def update(self, run_id: str, change: RunChange) -> None:
-        """Update a recorded run; the update takes effect with its plain tags, which are written last.
+        """Update a recorded run. The update takes effect with its plain tags, which are written last.
 
-        If the writer dies, every text is still complete, either the old or the new one. Raises MlflowError for an
-        illegal transition of `state`. Supports one writer of a run at a time: of two, the later texts and tags win.
+        If the writer dies, each text is either the old or the new one, and complete. Raises MlflowError for an illegal
+        transition of `state`. A run should have one writer at a time: of two, the later texts and tags win.
         """
         ...
 
@@ -85,7 +86,9 @@ class RunStore(Protocol):
 
 
 @dataclass
-class _Stored:
+class _MemoryRun:
+    """A run with its experiment and the tags that hold its texts."""
+
     experiment_id: str
     run: StoredRun
     texts: dict[str, str] = field(default_factory=dict)
@@ -98,19 +101,19 @@ class MemoryStore:
         self.away = False
         self._lock = threading.RLock()
         self._experiments: dict[str, Experiment] = {}
-        self._runs: dict[str, _Stored] = {}
+        self._runs: dict[str, _MemoryRun] = {}
 
     def experiment(self, name: str) -> Experiment | None:
-        return next((each for each in self.experiments() if each.name == name), None)
+        return next((experiment for experiment in self.experiments() if experiment.name == name), None)
 
     def ensure_experiment(self, name: str) -> Experiment:
         with self._available():
-            found = self.experiment(name)
-            if found is None:
-                found = Experiment(str(len(self._experiments) + 1), name)
-                self._experiments[found.experiment_id] = found
-                return replace(found, created=True)
-            return found
+            experiment = self.experiment(name)
+            if experiment is None:
+                experiment = Experiment(str(len(self._experiments) + 1), name)
+                self._experiments[experiment.experiment_id] = experiment
+                return replace(experiment, created=True)
+            return experiment
 
     def experiments(self) -> list[Experiment]:
         with self._available():
@@ -119,13 +122,13 @@ class MemoryStore:
     def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
         tags = wire.checked_tags(run)
         with self._available():
-            found = wire.ExistingRuns()
+            existing = wire.ExistingRuns()
             if maybe_there:
-                existing = self.search(experiment_id, where=wire.same_run(run), half_written=True)
-                found = wire.classify_existing(run, existing)
-            run_id = found.done
+                stored_runs = self.search(experiment_id, where=wire.same_run(run), half_written=True)
+                existing = wire.classify_existing(run, stored_runs)
+            run_id = existing.done
             if run_id is None:
-                run_id = found.half or self.begin(experiment_id, run)
+                run_id = existing.half or self.begin(experiment_id, run)
                 stored = self._runs[run_id]
                 stored.texts = {key: value for key, value in tags.items() if key.startswith(PREFIX)}
                 stored.run = replace(
@@ -135,67 +138,70 @@ class MemoryStore:
                     params=dict(run.params),
                     metrics={key: float(number) for key, number in run.metrics.items()},
                 )
-            for old in run.supersedes:
-                if old != run_id and old in self._runs:
-                    superseded = self._runs[old]
+            for old_id in run.supersedes:
+                if old_id != run_id and old_id in self._runs:
+                    superseded = self._runs[old_id]
                     tags = {**superseded.run.tags, wire.SUPERSEDED_TAG: "true"}
                     superseded.run = replace(superseded.run, tags=tags)
-            for half in found.abandoned:
-                del self._runs[half]
+            for abandoned_id in existing.abandoned:
+                del self._runs[abandoned_id]
             return run_id
 
     def begin(self, experiment_id: str, run: NewRun) -> str:
-        """Create a half-written run, as an interrupted `record` leaves it."""
+        """Create a half-written run, such as an interrupted `record` leaves behind."""
         with self._available():
             if experiment_id not in self._experiments:
                 raise MlflowError(f"There is no experiment {experiment_id}.", code="RESOURCE_DOES_NOT_EXIST")
             run_id = uuid.uuid4().hex
             tags = {key: value for key, value in wire.checked_tags(run).items() if not key.startswith(PREFIX)}
             tags = {key: unescape(value) for key, value in tags.items()}
-            self._runs[run_id] = _Stored(experiment_id, StoredRun(run_id, "RUNNING", run.start_ms, None, {}, {}, tags))
+            self._runs[run_id] = _MemoryRun(
+                experiment_id, StoredRun(run_id, "RUNNING", run.start_ms, None, {}, {}, tags)
+            )
             return run_id
 
     def search(
         self, experiment_id: str, *, where: Mapping[str, str], limit: int | None = None, half_written: bool = False
     ) -> Iterator[StoredRun]:
-        """Search runs by tags or params, newest first, without texts; half-written ones only with `half_written`."""
-        return (run for run, _ in self._found(experiment_id, where, limit, half_written=half_written))
+        """Search runs by tags or params, newest first, without texts; `half_written` includes half-written runs."""
+        return (run for run, _ in self._matching_runs(experiment_id, where, limit, half_written=half_written))
 
     def read(
         self, experiment_id: str, *, where: Mapping[str, str], texts: Collection[str], limit: int | None = None
     ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
         for key in texts:
             check_key(key)
-        return ((run, from_tags(tags, texts)[0]) for run, tags in self._found(experiment_id, where, limit))
+        return ((run, from_tags(tags, texts)[0]) for run, tags in self._matching_runs(experiment_id, where, limit))
 
-    def _found(
+    def _matching_runs(
         self, experiment_id: str, where: Mapping[str, str], limit: int | None, *, half_written: bool = False
     ) -> list[tuple[StoredRun, dict[str, str]]]:
         with self._available():
             runs = [
                 (stored.run, stored.texts) for stored in self._runs.values() if stored.experiment_id == experiment_id
             ]
-        runs.sort(key=lambda found: (-found[0].start_ms, found[0].run_id))
-        hits = [
-            (run, texts)
-            for run, texts in runs
+        runs.sort(key=lambda pair: (-pair[0].start_ms, pair[0].run_id))
+        matching = [
+            (run, text_tags)
+            for run, text_tags in runs
             if (half_written or run.status in wire.DONE) and wire.matches(run, where)
         ]
-        return hits[:limit]
+        return matching[:limit]
 
     def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
         with self._available():
-            stored = self._get(run_id)
+            stored = self._stored_run(run_id)
             return stored.run, from_tags(stored.texts)[0]
 
     def update(self, run_id: str, change: RunChange) -> None:
         with self._available():
-            stored = self._get(run_id)
-            texts = wire.texts_after(stored.texts, wire.changes(change, wire.CurrentRun(stored.run, stored.texts)))
+            stored = self._stored_run(run_id)
+            batches = wire.changes(change, wire.CurrentRun(stored.run, stored.texts))
+            text_tags = wire.texts_after(stored.texts, batches)
             for key in change.texts:
-                for tag in leftovers(key, texts):
-                    del texts[tag]
-            stored.texts = texts
+                for tag in leftovers(key, text_tags):
+                    del text_tags[tag]
+            stored.texts = text_tags
             metrics = {key: float(number) for key, number in change.metrics.items()}
             stored.run = replace(
                 stored.run, metrics={**stored.run.metrics, **metrics}, tags={**stored.run.tags, **change.tags}
@@ -206,17 +212,18 @@ class MemoryStore:
 
     def tag_experiment(self, experiment_id: str, tags: Mapping[str, str]) -> None:
         with self._available():
-            found = self._experiments[experiment_id]
-            tags = {**found.tags, **tags, wire.REVISION_TAG: uuid.uuid4().hex}
-            self._experiments[experiment_id] = replace(found, tags=tags)
+            experiment = self._experiments[experiment_id]
+            tags = {**experiment.tags, **tags, wire.REVISION_TAG: uuid.uuid4().hex}
+            self._experiments[experiment_id] = replace(experiment, tags=tags)
 
-    def _get(self, run_id: str) -> _Stored:
+    def _stored_run(self, run_id: str) -> _MemoryRun:
         stored = self._runs.get(run_id)
         if stored is None:
             raise MlflowError(f"There is no run {run_id}.", code="RESOURCE_DOES_NOT_EXIST", status=404)
         return stored
 
     def _available(self) -> threading.RLock:
+        """Return the lock to hold during a call; raises MlflowUnavailable while `away` is set."""
         if self.away:
             raise MlflowUnavailable("The store in memory is set to be unreachable.")
         return self._lock

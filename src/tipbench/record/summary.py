@@ -1,4 +1,4 @@
-"""Summary of a collect: measures per model and prompt, and which models were in memory."""
+"""Summary of a collect: measures of each model and prompt, and evidence of which models were in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PairTally:
     answered: int = 0
     failed: int = 0
     floored: int = 0
-    values: dict[str, list[float]] = field(default_factory=dict)
+    values: dict[str, list[float]] = field(default_factory=dict)  # by measure, one value per answered cell
 
     def mean(self, name: str) -> float | None:
         return statistics.fmean(self.values[name]) if self.values.get(name) else None
@@ -63,14 +63,14 @@ class Summary:
     seconds: float
     tally: Tally
     evidence: Evidence | None
-    refused: Mapping[str, str]
+    refused: Mapping[str, str]  # by model: the reason
     failures: tuple[str, ...] = ()  # one line per failed cell
 
     def counts(self) -> dict[str, float]:
         return {name: getattr(self, name) for name in ("cells", "recorded_before", "generated", "failed", "seconds")}
 
     def event(self) -> Collected:
-        """Return the last event of a collect."""
+        """Return the event that reports the result of a collect."""
         return Collected(
             experiment=self.experiment,
             cells=self.cells,
@@ -83,7 +83,7 @@ class Summary:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values for `collect --json`."""
+        """Return the JSON of `collect --json`."""
         return {
             "experiment": self.experiment,
             "experiment_url": self.experiment_url,
@@ -108,13 +108,13 @@ class Summary:
 def collection_run(
     config: CollectConfig, summary: Summary, *, record_id: str, start_ms: int, end_ms: int, ended: str
 ) -> NewRun:
-    """Build the run of kind=collection: the configuration, how the collect ended, and which models were in memory."""
+    """Build the run of kind=collection, with the configuration, the outcome and the models that were in memory."""
     evidence = summary.evidence
     metrics = summary.counts()
     tags = {"ended": ended, "tipbench.version": tipbench.__version__}
     values = config.model_dump()
-    addresses = {key: strip_login(value) for key, value in values.items() if key.endswith("_url") and value}
-    texts = {"artifact:config.json": json.dumps(values | addresses, indent=1)}
+    urls_without_login = {key: strip_login(value) for key, value in values.items() if key.endswith("_url") and value}
+    texts = {"artifact:config.json": json.dumps(values | urls_without_login, indent=1)}
     if evidence is not None:
         metrics |= {
             "most_resident": evidence.most_resident,
@@ -141,7 +141,7 @@ def collection_run(
 
 
 def refused_run(model: str, reason: str, now_ms: int) -> NewRun:
-    """Build the run of kind=refused: a model that may not run, and why; a repeated refusal has the same record id."""
+    """Build the run of kind=refused, for a model that may not run. A repeated refusal has the same record id."""
     return NewRun(
         kind=RunKind.REFUSED,
         record_id=uuid.uuid5(uuid.NAMESPACE_URL, f"refused\n{model}\n{reason}").hex,

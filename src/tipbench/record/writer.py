@@ -13,17 +13,17 @@ from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import RunStore
 from tipbench.text import plural
 
-WRITERS = 2  # MLflow on SQLite takes 40 to 80 ms per run, one at a time: more than two threads would only wait
+WRITERS = 2  # MLflow on SQLite writes one run at a time, in 40 to 80 ms, so more threads would only wait
 _REVISION_EVERY_S = 5.0  # between updates of the experiment's revision, which invalidates readers' caches
 _UNAVAILABLE_RETRY_S = 1.0
-_JOIN_S = 2.0  # a writer may hang in a request; it is a daemon thread, and its result is in the journal
-_MAX_REFUSALS_IN_A_ROW = 3  # after that many, MLflow seems to reject everything, and the run stops
-_MAX_SERVER_ERRORS = 30  # of a result, if others are stored meanwhile; then it is left for the next collect
-_MIN_STORED_SINCE = 3  # a result that fails while this many others are stored is itself the cause
+_JOIN_S = 2.0  # a thread may hang in a request; it is a daemon, and its result stays in the journal
+_MAX_REFUSALS_IN_A_ROW = 3  # then the run stops, because MLflow seems to reject everything
+_MAX_SERVER_ERRORS = 30  # then a result is left for the next collect, if other results are stored meanwhile
+_MIN_STORED_SINCE = 3  # if this many others are stored while a result fails, the result itself is the cause
 
 
 class Writers:
-    """Drains one journal into one experiment. A context manager: exiting stops the threads and keeps the journal."""
+    """Drains a journal into an experiment. A context manager: leaving it stops the threads and keeps the journal."""
 
     def __init__(
         self, store: RunStore, experiment_id: str, journal: Journal, observer: Observer, *, draining: bool = False
@@ -32,17 +32,18 @@ class Writers:
         self._experiment_id = experiment_id
         self._journal = journal
         self._observer = observer
-        self._draining = draining  # a dead process's journal: MLflow may have stored any of its results
-        self._uncertain: dict[str, int] = {}  # record id of a result that may be stored → results stored before it
-        self._server_errors: dict[str, int] = {}  # record id → responses with a server error
+        self._draining = draining  # the journal of a dead process: MLflow may already have any of its results
+        self._uncertain: dict[str, int] = {}  # by record id of a result that may be stored: the value of `_stored` then
+        self._server_errors: dict[str, int] = {}  # by record id: number of responses with a server error
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._unavailable_since: float | None = None
         self._unavailable_why = ""
-        self._touched = time.monotonic()
-        self._dirty = True  # the revision must be updated; at first, because an earlier writer may have died before
-        self._stored = 0
-        self._refused: list[str] = []  # results that MLflow rejects
+        self._revision_set_at = time.monotonic()
+        # True: the revision must be updated. True at first, because an earlier writer may have died before it did so.
+        self._revision_outdated = True
+        self._stored = 0  # number of results
+        self._refused: list[str] = []  # messages, one per result that MLflow rejects
         self._refused_in_a_row = 0
         self._error: Exception | None = None
         self._threads = [threading.Thread(target=self._run, name=f"writer-{n}", daemon=True) for n in range(WRITERS)]
@@ -68,18 +69,19 @@ class Writers:
     def finish(self, wait_s: float, *, at_most_s: float | None = None) -> None:
         """Wait until all results are stored.
 
-        Raises MlflowUnavailable if MLflow is unavailable for `wait_s` seconds, or after `at_most_s` seconds in all.
+        Raises MlflowUnavailable once MLflow has been unavailable for `wait_s` seconds, or after `at_most_s` seconds in
+        total.
         """
-        began, shown = time.monotonic(), -1
+        started, last_reported = time.monotonic(), -1
         while (left := self._journal.outstanding() - len(self._refused)) > 0:
             self.check()
-            if left != shown:
+            if left != last_reported:
                 self._observer(Recording(left))
-                shown = left
-            now, since = time.monotonic(), self._unavailable_since
-            if since is not None and now - max(since, began) > wait_s:
+                last_reported = left
+            now, since = time.monotonic(), self._unavailable_since  # read once: a writer may set it to None
+            if since is not None and now - max(since, started) > wait_s:
                 raise MlflowUnavailable(f"{self._unavailable_why} {self._journal_note()}")
-            if at_most_s is not None and now - began > at_most_s:
+            if at_most_s is not None and now - started > at_most_s:
                 raise MlflowUnavailable(f"MLflow took longer than {at_most_s:g} s. {self._journal_note()}")
             self._journal.wait_for_change(0.2)
         self.check()
@@ -111,12 +113,12 @@ class Writers:
 
     def _store_entry(self, entry: Entry) -> None:
         run = self._journal.read(entry)
-        known = entry.record_id in self._uncertain
-        maybe_there = self._draining or known or run.kind is RunKind.REFUSED
+        sent_before = entry.record_id in self._uncertain
+        maybe_there = self._draining or sent_before or run.kind is RunKind.REFUSED
         try:
             self._store.record(self._experiment_id, run, maybe_there=maybe_there)
         except MlflowUnavailable as exc:
-            self._try_later(entry, str(exc))
+            self._retry_later(entry, str(exc))
         except MlflowError as exc:
             self._handle_refusal(entry, run, exc)
         else:
@@ -125,10 +127,10 @@ class Writers:
                 self._stored += 1
                 self._refused_in_a_row = 0
             self._note_available()
-            self._dirty = True
+            self._revision_outdated = True
             self._touch()
 
-    def _try_later(self, entry: Entry, why: str) -> None:
+    def _retry_later(self, entry: Entry, why: str) -> None:
         with self._lock:
             self._uncertain.setdefault(entry.record_id, self._stored)
             self._unavailable_why = why
@@ -142,9 +144,9 @@ class Writers:
         self._stop.wait(_UNAVAILABLE_RETRY_S)
 
     def _handle_refusal(self, entry: Entry, run: NewRun, exc: MlflowError) -> None:
-        """Retry after a server error; skip a single result that MLflow rejects; raise if it rejects everything.
+        """Retry a result after a server error, skip it if MLflow rejects it, or raise if MLflow rejects everything.
 
-        A skipped result stays in the journal. When draining, one that is invalid (400) is moved to another file.
+        A skipped result stays in the journal. When draining, an invalid result (400) is moved to another file.
         """
         if exc.status >= 500:
             with self._lock:
@@ -152,7 +154,7 @@ class Writers:
                 stored_since = self._stored - self._uncertain.get(entry.record_id, self._stored)
                 others_succeed = stored_since >= _MIN_STORED_SINCE
             if tries < _MAX_SERVER_ERRORS or not (others_succeed or self._draining):
-                self._try_later(entry, str(exc))  # such as a locked database or a full disk, which may be temporary
+                self._retry_later(entry, str(exc))  # may be temporary, such as a locked database or a full disk
                 return
         elif exc.status != 400:
             raise exc
@@ -162,11 +164,11 @@ class Writers:
                 if self._refused_in_a_row >= _MAX_REFUSALS_IN_A_ROW:
                     raise exc
         if self._draining and exc.status == 400:
-            where = f", now in {self._journal.set_aside(entry)}"
+            location = f", now in {self._journal.set_aside(entry)}"
         else:
-            where = ", which stays in the journal"
+            location = ", which stays in the journal"
             self._refused.append(f"{run.name}: {exc}")
-        self._observer(Message(f"MLflow refused {run.name}{where}: {exc}", warning=True))
+        self._observer(Message(f"MLflow refused {run.name}{location}: {exc}", warning=True))
 
     def _note_available(self) -> None:
         with self._lock:
@@ -175,13 +177,14 @@ class Writers:
             self._observer(Resumed("MLflow"))
 
     def _touch(self, *, force: bool = False) -> None:
-        """Invalidate readers' caches: at most every few seconds while writing, and at the end."""
+        """Update the revision, which invalidates readers' caches, at most every few seconds; with `force`, at once."""
         with self._lock:
-            due = self._dirty and (force or time.monotonic() - self._touched > _REVISION_EVERY_S)
+            elapsed_s = time.monotonic() - self._revision_set_at
+            due = self._revision_outdated and (force or elapsed_s > _REVISION_EVERY_S)
             if due:
-                self._dirty, self._touched = False, time.monotonic()
+                self._revision_outdated, self._revision_set_at = False, time.monotonic()
         if due:
             try:
                 self._store.touch(self._experiment_id)
             except (MlflowUnavailable, MlflowError):
-                self._dirty = True
+                self._revision_outdated = True

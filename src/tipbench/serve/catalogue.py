@@ -1,4 +1,4 @@
-"""The tip catalogue: candidates for requests without any, in a TOML file that people may edit."""
+"""The tip catalogue: a TOML file of tips, which are the candidates of requests that send none."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tipbench.plan.toml_file import Line, Schema, TomlText
 from tipbench.serve.request import MAX_CANDIDATES, Candidate
 
 MAX_TIP = 2000  # characters
-_HEAD = """\
+_HEADER = """\
 # Tips for `tipbench serve --catalogue FILE`. Edit freely: remove tips, correct a category, add tips of your own.
 # tip_id must be unique; composite (2 to 17), slot_hour (of the day), effort_min (minutes) and scores may be left out.
 """
 
 
 class CatalogueTip(Schema):
-    """A tip with the values that policies use; a tip without `slot_hour` suits any hour."""
+    """A tip with the values that policies use. A tip without `slot_hour` suits any hour."""
 
     tip_id: Annotated[str, Field(min_length=1, max_length=128)]
     tip: Line
     category: Annotated[str, Field(min_length=1, max_length=64)]
     composite: Annotated[float, Field(ge=2, le=17)] | None = None
-    slot_hour: Annotated[float, Field(ge=0, lt=24)] | None = None
-    effort_min: Annotated[float, Field(ge=0)] | None = None
+    slot_hour: Annotated[float, Field(ge=0, lt=24)] | None = None  # hour of the day
+    effort_min: Annotated[float, Field(ge=0)] | None = None  # minutes
     scores: dict[str, float] = Field(default_factory=dict)  # by scale of the rubric; policies do not use them
 
 
@@ -46,14 +46,14 @@ class CatalogueFile(Schema):
     tips: Annotated[list[CatalogueTip], Field(min_length=1)]
 
     def to_toml(self) -> str:
-        """Return the file's text; absent values are left out."""
-        head = [_HEAD, *_assignments(self.model_dump(exclude={"tips"}))]
+        """Return the text of the file. Values that are None are left out."""
+        header = [_HEADER, *_assignments(self.model_dump(exclude={"tips"}))]
         tips = [["", "[[tips]]", *_assignments(tip.model_dump())] for tip in self.tips]
-        return "\n".join([*head, *(line for lines in tips for line in lines)]) + "\n"
+        return "\n".join([*header, *(line for lines in tips for line in lines)]) + "\n"
 
 
 class Catalogue:
-    """The tips of a file as candidates, by time of day."""
+    """The tips of a catalogue file, as candidates by hour of the day."""
 
     def __init__(self, tips: Sequence[CatalogueTip]) -> None:
         self.texts = {tip.tip_id: tip.tip for tip in tips}
@@ -68,7 +68,7 @@ class Catalogue:
         self._by_hour = dict(by_hour)
 
     def candidates(self, hour: float, limit: int = MAX_CANDIDATES) -> list[Candidate]:
-        """Return the tips nearest to this hour; within a slot, ordered by composite and then by tip id."""
+        """Return the tips nearest to this hour. Tips of the same hour are ordered by composite, then by tip id."""
 
         def distance(slot: float | None) -> float:
             hours = 0.0 if slot is None else abs(slot - hour) % 24
@@ -93,7 +93,8 @@ def load_catalogue(path: Path) -> Catalogue:
 
 
 def _assignments(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    # Strings, numbers and booleans are written as in JSON, except that TOML also escapes DEL.
+    """Yield a TOML line `key = value` per value; nested dictionaries get dotted keys."""
+    # TOML writes strings, numbers and booleans as JSON does, except that it also escapes DEL.
     for name, value in values.items():
         key = prefix + (name if re.fullmatch("[A-Za-z0-9_-]+", name) else json.dumps(name))
         if isinstance(value, dict):

@@ -1,8 +1,8 @@
 """The event log: every decision, reward, reset, import and signal of serving, in one SQLite file.
 
-State is a cache of this log. Entries are numbered in the order in which they take effect (`seq`). The process that
-holds `store_lock` writes them; other processes may read them, and write to the tables of `switches.py`. A user is
-always the keyed hash of the user id, see `Keys`.
+State is a cache of this log. Entries are numbered (`seq`) in the order in which they take effect. Only the process that
+holds `store_lock` writes entries. Other processes may read them, and may write to the tables of `switches.py`. The log
+has no user ids: `user` is the keyed hash of the user id, see `Keys`.
 
 | kind | policy | reward | body |
 |---|---|---|---|
@@ -34,7 +34,7 @@ from tipbench.sqlite import Database, GroupCommit, Row
 FOLDER = "serve"
 FILE = "serve.sqlite"
 SECRET_FILE = "serve.secret"  # noqa: S105
-MAX_QUEUED = 8192  # entries that wait for the disk
+MAX_QUEUED = 8192  # entries that wait for their commit
 _MIGRATIONS = (
     """
     CREATE TABLE log (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, user TEXT NOT NULL, event TEXT, policy TEXT,
@@ -55,9 +55,10 @@ _COLUMNS = "seq, kind, user, event, policy, received, reward, body"
 
 
 class Keys:
-    """Keyed hashes: of user ids, so that none is stored, and of events, as random numbers that can be repeated.
+    """Keyed hashes of user ids and events.
 
-    Their secret is in the home folder. Without it, the stored state of a user cannot be found again.
+    User ids are hashed so that they are not stored. Hashes of events serve as random numbers that can be repeated. The
+    secret is in the home folder; without it, the stored state of a user cannot be found.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -66,15 +67,15 @@ class Keys:
 
     def user(self, user_id: str) -> str:
         """Return the hash of a user id, 32 hex digits; raises UsageError if the id is invalid."""
-        hashed = self._user.copy()
-        hashed.update(check_user_id(user_id).encode())
-        return hashed.hexdigest()
+        hasher = self._user.copy()
+        hasher.update(check_user_id(user_id).encode())
+        return hasher.hexdigest()
 
     def uniform(self, policy: str, user: str, event: str) -> float:
-        """Return the random number in [0, 1) of an event under a policy; a retry or a replay gets the same one."""
-        hashed = self._draw.copy()
-        hashed.update(f"{policy}\0{user}\0{event}".encode())
-        return (int.from_bytes(hashed.digest()) >> 11) * 2.0**-53
+        """Return a random number in [0, 1). It is the same for a repeated request or a replay of the event."""
+        hasher = self._draw.copy()
+        hasher.update(f"{policy}\0{user}\0{event}".encode())
+        return (int.from_bytes(hasher.digest()) >> 11) * 2.0**-53  # a float has 53 bits
 
 
 def load_keys(home: Path) -> Keys:
@@ -93,20 +94,20 @@ def load_keys(home: Path) -> Keys:
 
 
 class Entry(NamedTuple):
-    """One entry of the log; `received` is the server's clock, a Unix timestamp."""
+    """One entry of the log; the table in the module docstring describes the fields."""
 
     seq: int
     kind: str
-    user: str
-    event: str | None
+    user: str  # hash of the user id
+    event: str | None  # event id
     policy: str | None
-    received: float
+    received: float  # Unix timestamp of the server
     reward: float | None
     body: dict[str, Any]
 
 
 def open_store(home: Path) -> Database:
-    """Open the SQLite file of serving, created if it is missing. Any number of processes may read it."""
+    """Open the SQLite file; creates it if it is missing. Any number of processes may read it."""
     path = make_folder(home / FOLDER, private=True) / FILE
     database = Database(path, _MIGRATIONS, "The store of the policy server", wal=True)
     database.rows("PRAGMA secure_delete = ON")  # an erased user's events must not remain in free pages
@@ -130,7 +131,7 @@ def store_lock(home: Path, purpose: str) -> ResourceLock:
 def read_entries(
     database: Database, *, after: int = 0, user: str | None = None, kinds: tuple[str, ...] = (), page: int = 1000
 ) -> Iterator[Entry]:
-    """Yield the entries after a number, in order; includes entries that are committed during the iteration."""
+    """Yield the entries with numbers greater than `after`, in order, including entries committed meanwhile."""
     conditions = ["seq > ?"]
     values: list[object] = []
     if user is not None:
@@ -156,31 +157,34 @@ def read_entry(database: Database, seq: int) -> Entry | None:
 
 
 def read_users(database: Database, table: str = "log") -> list[str]:
-    """Return the users with rows in `log` or `state`, in order."""
+    """Return the users with rows in the table `log` or `state`, sorted."""
     return [user for (user,) in database.rows(f"SELECT DISTINCT user FROM {table} ORDER BY user")]  # noqa: S608
 
 
 def read_resets(database: Database, user: str) -> tuple[int, int]:
-    """Return the numbers of the user's last reset and last reset with `erase`; 0 if there is none."""
+    """Return the entry numbers of the user's last reset and of the last reset with `erase`; 0 if there is none."""
     reset = erased = 0
     for seq, body in database.rows(
         "SELECT seq, body FROM log WHERE user = ? AND event IS NULL AND kind = 'reset' ORDER BY seq", (user,)
     ):
-        reset, erased = seq, seq if from_json(body)["erase"] else erased
+        reset = seq
+        if from_json(body)["erase"]:
+            erased = seq
     return reset, erased
 
 
 class EventLog:
-    """Appends to the log, for the process that holds `store_lock`. Reads return committed entries only.
+    """Appends to the log; only for the process that holds `store_lock`. Reads return committed entries only.
 
-    `lock` guards the numbering and the queue: entries appended under it are consecutive and in one transaction.
+    `lock` guards the numbering and the queue. Entries that are appended while a caller holds it are consecutive and are
+    committed in one transaction.
     """
 
     def __init__(
         self, home: Path, *, lock: threading.RLock, on_failure: Callable[[], None], capacity: int = MAX_QUEUED
     ) -> None:
         self.lock = lock
-        self.database = open_store(home)  # for reads; a commit does not block them
+        self.database = open_store(home)  # for reads, which a commit on the other connection does not block
         self.writing = open_store(home)
         self._writer = GroupCommit(
             self.writing, "log", 8, capacity=min(capacity, MAX_QUEUED), lock=lock, on_failure=on_failure
@@ -207,17 +211,17 @@ class EventLog:
             return Entry(seq, kind, user, event, policy, received, reward, body), future
 
     def erase(self, user: str, before: int) -> Future[None]:
-        """Queue the deletion of a user's state in this file, and of the user's entries before `before`."""
+        """Queue the deletion of a user's state, and of the user's entries with numbers less than `before`."""
         self._writer.execute("DELETE FROM state WHERE user = ?", (user,))
         self._writer.execute("DELETE FROM corrupt_state WHERE user = ?", (user,))
         return self._writer.execute("DELETE FROM log WHERE user = ? AND seq < ?", (user, before))
 
     def truncate_wal(self) -> None:
-        """Move the write-ahead log into the file and empty it; other readers may delay that."""
+        """Move the write-ahead log into the database file and empty it. Other readers may delay this."""
         self.writing.rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def wait(self) -> None:
-        """Wait until all appended entries are committed; raises if that fails. The caller must not hold the lock."""
+        """Wait until all appended entries are committed; raises if a commit fails. The caller must not hold `lock`."""
         if (committed := self.pending()) is not None:
             committed.result()
 
@@ -235,7 +239,7 @@ class EventLog:
         return [_entry(row) for row in rows]
 
     def close(self) -> None:
-        """Commit what is queued and close the file."""
+        """Commit the queued entries and close the file."""
         self._writer.close()
         self.writing.close()
         self.database.close()

@@ -1,10 +1,11 @@
-"""Policies: which reward an action gives, what is learned from rewards, and how a candidate is chosen.
+"""Policies: the reward of an action, the regression that learns from rewards, and the choice of a candidate.
 
-    egreedy/v1, v2, v3    the candidate with the best estimate, mixed with ε = 0.10 uniform
-    linucb                estimate + α·√(xᵀVx), mixed with ε = 0.05 uniform so that its log can value another policy
+    egreedy/v1, v2, v3    score = estimate; with probability ε = 0.10, a uniformly random candidate
+    linucb                score = estimate + α·√(xᵀVx); with probability ε = 0.05, a uniformly random candidate
 
-The probability of a candidate is ε/K + (1 − ε)/#best if it is among the best, else ε/K. Scores are rounded to 1e-9
-before they are compared, so that equal candidates tie in spite of rounding errors.
+Of K candidates, B have the best score. Each of these has the probability ε/K + (1 − ε)/B, every other one ε/K. LinUCB
+needs no ε to explore; it has one so that off-policy evaluation can use its log. Scores are rounded to 1e-9 before they
+are compared, so that equal candidates tie in spite of rounding errors.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from tipbench.serve.prior import Prior
 from tipbench.serve.request import RewardRequest
 from tipbench.text import fingerprint
 
-REWARD_VERSION = "reward-1"  # of the rewards below
+REWARD_VERSION = "reward-1"  # version of the rewards below
 BY_ACTION = {"dismissed": -1.0, "snoozed": 0.1, "ignored": 0.0}
-BY_DWELL = (  # the reward of a completed tip whose dwell is below this many ms
+BY_DWELL = (  # (limit in ms, reward of a completed tip whose dwell is below the limit)
     (15_000.0, -0.3),  # too fast to have been read
     (120_000.0, 1.0),
-    (math.nextafter(600_000.0, math.inf), 0.6),  # 10 minutes are included
+    (math.nextafter(600_000.0, math.inf), 0.6),  # includes exactly 10 minutes
     (math.inf, 0.3),
 )
-WITHOUT_DWELL = 0.6  # the reward of a completed tip of unknown dwell
+WITHOUT_DWELL = 0.6  # the reward of a completed tip whose dwell is unknown
 
-LAMBDA, LAMBDA_WITH_PRIOR = 1.0, 100.0
-REBUILD_EVERY = 1024  # updates between two computations of V from A, which limit the rounding error
-DECIMALS = 9  # of a score
+LAMBDA, LAMBDA_WITH_PRIOR = 1.0, 100.0  # λ of the ridge regression
+REBUILD_EVERY = 1024  # updates; then V is computed from A again, to limit the rounding error
+DECIMALS = 9  # of a rounded score
 
 Vector = NDArray[np.float64]
 
 
 def reward_of(request: RewardRequest) -> float:
-    """Return the reward in [−1, 1]: the one in the request, otherwise computed from action and dwell."""
+    """Return the reward, in [−1, 1]. If the request has none, it is computed from the action and the dwell."""
     reward = request.get("reward")
     if reward is not None:
         return float(reward)
@@ -55,10 +56,10 @@ def reward_of(request: RewardRequest) -> float:
 
 
 class Ridge:
-    """Ridge regression of one user's rewards under one policy, updated one reward at a time; θ = V(b + λθ₀).
+    """Ridge regression of one user's rewards under one policy, updated one reward at a time.
 
-    A = Σxxᵀ and b = Σrx are stored, without the prior θ₀: both are sums, so they can be merged and replayed, and a new
-    prior or another λ needs no relearning. V = (λI + A)⁻¹ is in memory only.
+    The weights are θ = V(b + λθ₀), with A = Σxxᵀ, b = Σrx, V = (λI + A)⁻¹ and the prior θ₀. Only A and b are stored.
+    They are sums that depend neither on θ₀ nor on λ, so they can be merged, and used with a new prior or another λ.
     """
 
     __slots__ = ("_prior_term", "_theta", "_v", "a", "b", "lam", "n", "reward_sum")
@@ -74,7 +75,7 @@ class Ridge:
         self._theta: Vector | None = None
 
     def restore(self, a: Vector, b: Vector, n: int, reward_sum: float) -> None:
-        """Replace the statistics."""
+        """Replace A, b, the number of rewards and their sum."""
         self.a, self.b, self.n, self.reward_sum = a, b, n, reward_sum
         self._v = self._theta = None
 
@@ -147,15 +148,15 @@ class Policy:
             )
 
     def ridge(self, prior: Prior | None = None) -> Ridge:
-        """Return the regression of a user without rewards."""
+        """Return a new regression, without rewards."""
         if prior is None:
             return Ridge(self.features.dim, lam=LAMBDA)
         return Ridge(self.features.dim, lam=LAMBDA_WITH_PRIOR, prior=np.array(prior.theta))
 
     def scores(self, x: Matrix, ridge: Ridge) -> list[float]:
-        """Return the score of each row of features, rounded to 1e-9."""
-        # `x.dot` would release the interpreter's lock: the committing thread might wake up, find that this thread holds
-        # the service's lock, and sleep again.
+        """Return the score of each candidate (a row of `x`), rounded to 1e-9."""
+        # Not `x.dot`, which releases the GIL: the committing thread might wake up, find that this thread holds the
+        # service's lock, and sleep again.
         estimate = x @ ridge.theta
         if self.alpha:
             estimate = estimate + self.alpha * np.sqrt(((x @ ridge.v) * x).sum(axis=1))
@@ -170,7 +171,7 @@ class Policy:
         return [exploit if score == best else explore for score in scores]
 
     def decide(self, x: Matrix, ridge: Ridge, uniform: float) -> Decision:
-        """Choose a row of features; `uniform` is a random number in [0, 1)."""
+        """Choose a candidate, given one row of features per candidate; `uniform` is a random number in [0, 1)."""
         scores = self.scores(x, ridge)
         probabilities = self.probabilities(scores)
         return Decision(choose(probabilities, uniform), scores, probabilities)
@@ -183,7 +184,7 @@ def choose(probabilities: list[float], uniform: float) -> int:
         total += probability
         if uniform < total:
             return index
-    return len(probabilities) - 1  # the sum may be a rounding error below one
+    return len(probabilities) - 1  # because of rounding errors, the sum may be slightly less than one
 
 
 POLICIES = {
@@ -199,7 +200,7 @@ DEFAULT_POLICY = "egreedy/v1"
 
 
 def known_policy(name: str) -> Policy:
-    """Return a policy by name; raises UsageError if there is none."""
+    """Return the policy of this name; raises UsageError if there is none."""
     if name not in POLICIES:
         raise UsageError(f"There is no policy {name!r}. Choose one of {', '.join(POLICIES)}.")
     return POLICIES[name]

@@ -1,9 +1,9 @@
-"""Priors: weights θ₀ that new users start from, fitted over many users and stored in a file.
+"""Priors: the weights θ₀ of new users, fitted to the rewards of many users and stored in a JSON file.
 
     {"format": "tipbench-prior/1", "policy": "egreedy/v3", "features": "features-v3/1", "names": […], "theta": […],
      "source": {…}}
 
-A prior is identified by a hash of everything but `source`, which describes how it was fitted.
+`source` describes how the prior was fitted. A hash of all other fields identifies the prior.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _FORMAT = "tipbench-prior/1"
 @with_config(ConfigDict(allow_inf_nan=False, extra="forbid"))
 @dataclass(frozen=True)
 class Prior:
-    """θ₀ of one policy; `features` is the version of its feature set and `names` its features."""
+    """The prior weights of one policy."""
 
     policy: str
-    features: str
-    names: tuple[str, ...]
-    theta: tuple[float, ...]
+    features: str  # version of the policy's feature set
+    names: tuple[str, ...]  # of the features
+    theta: tuple[float, ...]  # θ₀, one weight per feature
     source: Mapping[str, object] = field(default_factory=dict, compare=False)
 
     @cached_property
     def hash(self) -> str:
-        """16 hex digits that identify the prior, stored with state and events."""
+        """16 hex digits that identify the prior; they are stored with state and events."""
         theta = [float(value) for value in self.theta]
         return fingerprint([_FORMAT, self.policy, self.features, self.names, theta], 16)
 
@@ -47,12 +47,14 @@ class Prior:
 
 
 def load_prior(path: Path) -> Prior:
-    """Read a prior file; raises UsageError if it is not valid. `Policy.check_prior` checks whether it fits a policy."""
+    """Read a prior file; raises UsageError if it is invalid. `Policy.check_prior` checks whether it suits a policy."""
     try:
         content = json.loads(path.read_bytes())
-        found = content.pop("format", None) if isinstance(content, dict) else None
-        if found != _FORMAT:
-            raise UsageError(f"{path} is not a prior of format {_FORMAT} (its format is {found!r}). Fit it again.")
+        file_format = content.pop("format", None) if isinstance(content, dict) else None
+        if file_format != _FORMAT:
+            raise UsageError(
+                f"{path} is not a prior of format {_FORMAT} (its format is {file_format!r}). Fit it again."
+            )
         prior = _PRIOR.validate_python(content)
     except (OSError, ValueError) as exc:
         raise UsageError(f"The prior {path} cannot be read: {exc}. Create it with `tipbench prior fit`.") from exc

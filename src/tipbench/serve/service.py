@@ -1,8 +1,9 @@
 """The policy service: scores requests, learns from rewards, resets users and returns statistics.
 
 One process at a time serves from a store. An event is identified by user and event id, and is served by one policy.
-Every change of state is an entry of the event log. It is applied in memory as soon as it is queued for the disk; state
-documents are written once a second. If a commit fails, the state in memory is dropped and loaded from disk again.
+Every change of state is an entry of the event log. An entry is applied in memory as soon as it is queued for its
+commit. State documents are written once a second. If a commit fails, the state in memory is discarded and loaded from
+disk again.
 """
 
 from __future__ import annotations
@@ -43,36 +44,36 @@ from tipbench.serve.state_store import STATE_FOLDER, FileStore, load_user, open_
 from tipbench.serve.tallies import Tallies
 from tipbench.sqlite import Database
 
-LATE_AFTER_S = 24 * 3600.0
+LATE_AFTER_S = 24 * 3600.0  # a reward that comes later than this after its score is not learned
 _FLUSH_EVERY_S = 1.0
-_FLUSH_USERS = 64  # users per batch: the lock is held while their state is encoded, which takes 1 to 2 ms
-_MAX_USERS = 20_000  # in memory
-_MAX_EVENTS = 32_768  # in memory; more than MAX_QUEUED, so that events are in memory until they are committed
+_FLUSH_USERS = 64  # per batch; encoding their state takes 1 to 2 ms, during which the lock is held
+_MAX_USERS = 20_000  # users in memory
+_MAX_EVENTS = 32_768  # events in memory; more than MAX_QUEUED, so that uncommitted events are always in memory
 
 _logger = logging.getLogger(__name__)
 
 
 class Answer(NamedTuple):
-    """A response with the future of its commit and its log entry, which are None if nothing was written."""
+    """The answer to a request."""
 
-    body: dict[str, Any]
-    committed: Future[None] | None = None
-    entry: Entry | None = None
+    body: dict[str, Any]  # of the response
+    committed: Future[None] | None = None  # done once the log entry is on disk; None if nothing was logged
+    entry: Entry | None = None  # the log entry of a new score
 
 
 @dataclass(slots=True)
 class _Event:
-    """The values of a score that its reward needs, and the reward once there is one."""
+    """The values of a logged score that are needed to learn its reward, and the reward once there is one."""
 
-    seq: int
+    seq: int  # number of the score's log entry
     policy: str
     features: str  # version of the feature set
-    received: float
-    x: list[float]
-    category: str | None
-    hour: float
+    received: float  # Unix timestamp
+    x: list[float]  # features of the chosen tip
+    category: str | None  # of the chosen tip
+    hour: float  # of the day
     reward: float | None = None
-    late: bool = False
+    late: bool = False  # the reward came late
 
 
 class PolicyService:
@@ -89,7 +90,8 @@ class PolicyService:
     ) -> None:
         """Open the store of a home folder; raises LockHeld if another process serves from it.
 
-        `state` is "sqlite" or "files". `queue` is how many log entries may wait for the disk, at most MAX_QUEUED.
+        `state` is "sqlite" or "files". `queue` is the number of log entries that may wait for their commit, at most
+        MAX_QUEUED.
         """
         self.priors: dict[str, Prior] = {}
         for prior in priors:
@@ -97,8 +99,8 @@ class PolicyService:
             self.priors[prior.policy] = prior
         self.home = home
         self.clock = clock
-        self.flush_error: str | None = None  # why state could not be written; nothing is lost, and it is retried
-        self._random = random.Random()  # noqa: S311 - event ids are unique, not secret
+        self.flush_error: str | None = None  # why the last flush failed; it is retried, and the log has all changes
+        self._random = random.Random()  # noqa: S311 - event ids must be unique, not secret
         self._lock = threading.RLock()
         self._flushing = threading.Lock()
         self._users: dict[str, UserState] = {}
@@ -107,9 +109,9 @@ class PolicyService:
         with ExitStack() as opened:
             opened.callback(store_lock(home, "tipbench serve").release)
             self.keys = load_keys(home)
-            self.log = EventLog(home, lock=self._lock, on_failure=self._forget, capacity=queue)
+            self.log = EventLog(home, lock=self._lock, on_failure=self._clear_memory, capacity=queue)
             opened.callback(self.log.close)
-            self._statistics = open_store(home)  # another connection: long queries must not block scores and commits
+            self._statistics = open_store(home)  # a separate connection: long queries must not block scores and commits
             opened.callback(self._statistics.close)
             self._store = open_state(home, state, self.log.database, self.log.writing)
             if isinstance(self._store, FileStore):
@@ -135,19 +137,20 @@ class PolicyService:
     def serve(
         self, policy: str, request: Occasion, candidates: list[Candidate], *, signal: str | None = None
     ) -> Answer:
-        """Pick one of the candidates and log the decision; a repeated request returns the first answer.
+        """Pick one of the candidates and log the decision. A repeated request gets the first answer.
 
-        `signal` marks decisions of the recommender, whose repeated requests may meet another active policy.
+        The recommender sets `signal`. If another policy has become active since the first request, a repeated request
+        with the same signal is not a conflict.
         """
-        chooser = known_policy(policy)
+        serving_policy = known_policy(policy)
         key = self.keys.user(request["user_id"])
-        sent_id = request.get("event_id")
+        requested_id = request.get("event_id")
         with self._lock:
             user = self._user(key)
-            event = self._event(user, sent_id) if sent_id is not None else None
+            event = self._event(user, requested_id) if requested_id is not None else None
             if event is None:
-                event_id = sent_id or f"{self._random.getrandbits(128):032x}"
-                return self._decide(chooser, user, event_id, request, candidates, signal)
+                event_id = requested_id or f"{self._random.getrandbits(128):032x}"
+                return self._decide(serving_policy, user, event_id, request, candidates, signal)
         return self._repeat(policy, event.seq, request, signal)
 
     def _decide(
@@ -193,7 +196,7 @@ class PolicyService:
         return Answer(_score_answer(event_id, policy.name, body), committed, entry)
 
     def _repeat(self, policy: str, seq: int, request: Occasion, signal: str | None) -> Answer:
-        """Return the answer to the first request with this event id; raises EventConflict if that one was different."""
+        """Return the answer to the first request with this event id; raises EventConflict if the requests differ."""
         event_id = request.get("event_id") or ""
         entry = read_entry(self.log.database, seq)
         if entry is None:  # not committed yet
@@ -201,23 +204,23 @@ class PolicyService:
             entry = read_entry(self.log.database, seq)
         if entry is None:
             raise EventConflict(f"Event {event_id} was erased at the same time. Send a new event_id.")
-        body, served = entry.body, entry.policy or ""
+        body, serving_policy = entry.body, entry.policy or ""
         recorded = {name: value for name, value in body["request"].items() if value is not None}
         sent = {name: value for name, value in request.items() if value is not None}
         for name in ("user_id", "event_id"):
             sent.pop(name, None)
         if body["from_catalogue"] and "candidates" not in sent:
             del recorded["candidates"]
-        if served != policy and not (signal and signal == body["signal"]):
-            raise EventConflict(f"Event {event_id} was served by {served}, not {policy}. Send a new event_id.")
+        if serving_policy != policy and not (signal and signal == body["signal"]):
+            raise EventConflict(f"Event {event_id} was served by {serving_policy}, not {policy}. Send a new event_id.")
         if recorded != sent:
             raise EventConflict(f"Event {event_id} was scored with another request. Send a new event_id.")
-        return Answer(_score_answer(event_id, served, body))
+        return Answer(_score_answer(event_id, serving_policy, body))
 
     # Rewards
 
     def reward(self, policy: str | None, request: RewardRequest) -> Answer:
-        """Let the policy that served an event learn its reward; raises EventConflict if `policy` is another one."""
+        """Learn the reward of an event, for the policy that served it; raises EventConflict if `policy` differs."""
         value = reward_of(request)
         key, event_id = self.keys.user(request["user_id"]), request["event_id"]
         if policy is not None:
@@ -248,6 +251,9 @@ class PolicyService:
             repeated = event.reward is not None
             late = event.late if repeated else received - event.received > LATE_AFTER_S
             applied = not repeated and not late
+            kind = "reward" if applied else "late"
+            if repeated:
+                kind = "duplicate"
             body: dict[str, Any] = {
                 "action": request.get("action"),
                 "dwell_ms": request.get("dwell_ms"),
@@ -262,7 +268,6 @@ class PolicyService:
                     "hour": event.hour,
                     "prior": prior.hash if prior else None,
                 }
-            kind = "duplicate" if repeated else "late" if late else "reward"
             entry, committed = self.log.append(
                 kind, key, received, body, event=event_id, policy=event.policy, reward=value
             )
@@ -278,7 +283,7 @@ class PolicyService:
     # Users
 
     def stats(self, policy: str, user_id: str | None = None) -> dict[str, Any]:
-        """Return what a policy learned about a user, or its totals over all users; waits for queued commits."""
+        """Return the statistics of a policy for one user, or for all users. Waits for queued commits."""
         self.log.wait()
         prior = self.priors.get(known_policy(policy).name)
         if user_id is None:
@@ -289,7 +294,7 @@ class PolicyService:
         return user_stats(self._statistics, user.key, policy, ridge, prior, since=reset)
 
     def reset(self, user_id: str, *, erase: bool = False) -> dict[str, Any]:
-        """Clear what all policies learned about a user; `erase` also deletes the user's events. Waits for the disk."""
+        """Clear a user's state for all policies, and return once it is on disk; `erase` also deletes the events."""
         key = self.keys.user(user_id)
         with self._lock:
             user = self._user(key)
@@ -299,14 +304,14 @@ class PolicyService:
             self._dirty.add(key)
             if erase:
                 committed = self.log.erase(key, entry.seq)
-                for event in [each for each in self._events if each[0] == key]:
-                    del self._events[event]
+                for event_key in [event_key for event_key in self._events if event_key[0] == key]:
+                    del self._events[event_key]
         committed.result()
         folder = self.home / FOLDER / STATE_FOLDER
-        if erase and folder.exists():  # also if state is in SQLite now: it may have been in files before
+        if erase and folder.exists():  # even if state is in SQLite: earlier it may have been in files
             with self._flushing:
                 FileStore(folder).erase(key)
-                with self._lock:  # write the state of rewards since the reset again
+                with self._lock:  # rewards since the reset may have been learned: write their state again
                     self._user(key).dirty.update(NAMES)
                     self._dirty.add(key)
         self.flush()
@@ -317,13 +322,13 @@ class PolicyService:
     # Shadows
 
     def snapshot(self, policy: str, key: str) -> tuple[Ridge, Tallies]:
-        """Return what a policy learned about a user, to be read outside the lock."""
+        """Return copies of a user's regression for a policy and tallies, which are safe to read without the lock."""
         with self._lock:
             user = self._user(key)
             return user.ridge(policy).snapshot(), user.tallies.copy()
 
     def publish(self, score: Entry, policy: str, body: dict[str, Any]) -> bool:
-        """Log the signal of a shadow; returns False if the user's events were erased since the score."""
+        """Log the signal of a shadow; returns False if the user's events were erased after the score."""
         with self._lock:
             if score.seq < self._user(score.user).erased:
                 return False
@@ -334,14 +339,15 @@ class PolicyService:
     # Memory and disk
 
     def flush(self) -> None:
-        """Write the state of all changed users, in batches, so that requests do not wait for long."""
+        """Write the state of all changed users. Works in batches, so that requests wait only briefly for the lock."""
         with self._flushing:
             with self._lock:
                 changed = list(self._dirty)
             for start in range(0, len(changed), _FLUSH_USERS):
                 self._write_state(changed[start : start + _FLUSH_USERS])
             with self._lock:
-                for key in list(self._users)[: max(len(self._users) - _MAX_USERS, 0)]:
+                surplus = max(len(self._users) - _MAX_USERS, 0)
+                for key in list(self._users)[:surplus]:
                     if key not in self._dirty:
                         del self._users[key]
 
@@ -352,7 +358,7 @@ class PolicyService:
                 documents |= self._users[key].documents()
                 self._users[key].dirty.clear()
                 self._dirty.remove(key)
-            # The commit of the entries in these documents. Without the lock, a failed commit might be missed.
+            # The commit of the entries in these documents; taken under the lock, so that its failure is not missed.
             committed = self.log.pending()
         try:
             if committed is not None:
@@ -377,12 +383,13 @@ class PolicyService:
             else:
                 self.flush_error = None
 
-    def _forget(self) -> None:
+    def _clear_memory(self) -> None:
         self._users.clear()
         self._events.clear()
         self._dirty.clear()
 
     def _user(self, key: str) -> UserState:
+        """Return the state of a user, loaded if it is not in memory. The caller holds the lock."""
         user = self._users.get(key)
         if user is None:
             user = self._users[key] = load_user(key, self.priors, self.log.database, self._store)
@@ -391,6 +398,7 @@ class PolicyService:
         return user
 
     def _event(self, user: UserState, event_id: str) -> _Event | None:
+        """Return an event from memory or from the log; None if it does not exist. The caller holds the lock."""
         event = self._events.get((user.key, event_id))
         if event is None:
             for entry in self.log.event(user.key, event_id):
@@ -398,7 +406,7 @@ class PolicyService:
                     continue
                 if entry.kind == "score":
                     candidates = entry.body["request"]["candidates"]
-                    chosen = next(each for each in candidates if each["tip_id"] == entry.body["chosen"])
+                    chosen = next(tip for tip in candidates if tip["tip_id"] == entry.body["chosen"])
                     event = _event_of(entry, chosen, local_time(entry.body["at"]))
                 elif event is not None:
                     event.reward, event.late = entry.reward, entry.kind == "late"
@@ -406,15 +414,16 @@ class PolicyService:
                 self._remember((user.key, event_id), event)
         return event
 
-    def _remember(self, event: tuple[str, str], value: _Event) -> None:
-        self._events[event] = value
-        self._events.move_to_end(event)
+    def _remember(self, key: tuple[str, str], event: _Event) -> None:
+        """Keep an event in memory, by user and event id; the one used least recently may be dropped."""
+        self._events[key] = event
+        self._events.move_to_end(key)
         if len(self._events) > _MAX_EVENTS:
             self._events.popitem(last=False)
 
 
 def moment_of(request: Occasion, now: float) -> datetime:
-    """Return the local time of a request; without `at` it is now, in the server's offset."""
+    """Return the local time of a request: its `at`, otherwise `now` in the time zone of the server."""
     at = request.get("at")
     return datetime.fromtimestamp(now).astimezone() if at is None else local_time(at)
 
@@ -425,7 +434,7 @@ def _event_of(entry: Entry, chosen: Candidate, at: datetime) -> _Event:
 
 
 def _score_answer(event_id: str, policy: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer to a score from its log entry."""
+    """Build the answer to a score request from the body of its log entry."""
     scores, probabilities = body["scores"], body["probabilities"]
     tips = [candidate["tip_id"] for candidate in body["request"]["candidates"]]
     chosen = tips.index(body["chosen"])
@@ -450,7 +459,7 @@ def _score_answer(event_id: str, policy: str, body: Mapping[str, Any]) -> dict[s
 def user_stats(
     database: Database, user: str, policy: str, ridge: Ridge, prior: Prior | None, *, since: int
 ) -> dict[str, Any]:
-    """Return what a policy learned about a user: counts after the entry `since`, and θ with its deviation √Vᵢᵢ."""
+    """Return the statistics of a policy for a user: θ with its deviation √Vᵢᵢ, and counts after the entry `since`."""
     rows = database.rows(
         "SELECT kind, count(*) FROM log WHERE user = ? AND policy = ? AND seq > ? GROUP BY kind",
         (user, policy, since),

@@ -1,7 +1,7 @@
-"""State of a user: what each policy learned, and the tallies; each is stored as one JSON document.
+"""State of a user: one JSON document for each policy, and one for the tallies.
 
-State is a cache of the event log. A document's `seq` is the number of the last log entry applied to it. On load, newer
-entries are replayed by the code that also applies new entries.
+State is a cache of the event log. A document's `seq` is the number of the last log entry applied to it. When state is
+loaded, newer entries are applied by the same code as new entries.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tipbench.serve.tallies import Tallies, Tally
 
 SCHEMA = 1
 TALLIES = "tallies"
-NAMES = (*POLICIES, TALLIES)  # in the order of writing; tallies are last, because `load_user` depends on it
-LEARNED = ("reward", "reset", "import")  # the kinds of entries that change state
+NAMES = (*POLICIES, TALLIES)  # of documents, in the order of writing; `load_user` relies on tallies being last
+LEARNED = ("reward", "reset", "import")  # kinds of entries that change state
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -34,18 +34,18 @@ Count = Annotated[int, Field(ge=0)]
 
 @with_config(_STRICT)
 class PolicyDocument(TypedDict):
-    """What a policy learned about a user; `a` is the upper triangle of Σxxᵀ, row by row, and `b` is Σrx."""
+    """The state of a user for one policy."""
 
     schema: int
     user: str
     name: str
     seq: Count
-    features: str
-    n: Count
+    features: str  # version of the feature set
+    n: Count  # rewards
     reward_sum: float
-    prior: str | None
-    a: list[float]
-    b: list[float]
+    prior: str | None  # hash of the prior at the last reward
+    a: list[float]  # upper triangle of Σxxᵀ, row by row
+    b: list[float]  # Σrx
 
 
 @with_config(_STRICT)
@@ -59,7 +59,7 @@ class TalliesDocument(TypedDict):
     by_category: dict[str, Tally]
 
 
-_POLICY, _TALLIES = TypeAdapter(PolicyDocument), TypeAdapter(TalliesDocument)
+_POLICY_ADAPTER, _TALLIES_ADAPTER = TypeAdapter(PolicyDocument), TypeAdapter(TalliesDocument)
 
 
 class CorruptDocument(Exception):
@@ -67,22 +67,22 @@ class CorruptDocument(Exception):
 
 
 def decode(document: bytes, user: str, name: str) -> dict[str, Any]:
-    """Return the content of a document; raises StateError for an unknown schema, CorruptDocument if it is invalid."""
+    """Parse a document. Raises StateError if its schema is unknown, CorruptDocument if it is invalid."""
     try:
         content = from_json(document, allow_inf_nan=False)
         schema = content["schema"]
     except (ValueError, TypeError, KeyError) as exc:
         raise CorruptDocument(f"not a JSON object with a schema: {exc}") from exc
-    version = content.get("features") if name != TALLIES else None
-    known = None if name == TALLIES else POLICIES[name].features.version
-    if schema != SCHEMA or (isinstance(version, str) and version != known):
+    version = None if name == TALLIES else content.get("features")
+    known_version = None if name == TALLIES else POLICIES[name].features.version
+    if schema != SCHEMA or (isinstance(version, str) and version != known_version):
         raise StateError(
             f"The state {name} of user {user} has schema {schema}{f' and {version}' if version else ''}; this version "
-            f"reads schema {SCHEMA}{f' and {known}' if known else ''}. It was left as it is: use the version of "
-            "tipbench that wrote it."
+            f"reads schema {SCHEMA}{f' and {known_version}' if known_version else ''}. It was left as it is: use the "
+            "version of tipbench that wrote it."
         )
     try:
-        (_TALLIES if name == TALLIES else _POLICY).validate_python(content)
+        (_TALLIES_ADAPTER if name == TALLIES else _POLICY_ADAPTER).validate_python(content)
     except ValidationError as exc:
         raise CorruptDocument(f"invalid {'.'.join(map(str, exc.errors()[0]['loc']))}") from exc
     if (content["user"], content["name"]) != (user, name):
@@ -105,7 +105,7 @@ def _symmetric(triangle: list[float], dim: int) -> Matrix:
 
 
 @cache
-def _without_rewards(policy: str, prior: Prior | None) -> Ridge:
+def _ridge_without_rewards(policy: str, prior: Prior | None) -> Ridge:
     return POLICIES[policy].ridge(prior)
 
 
@@ -118,30 +118,32 @@ class UserState:
         self.key = key
         self.ridges: dict[str, Ridge] = {}
         self.tallies = Tallies()
-        self.learned_with: dict[str, str | None] = {}  # by policy: the prior's hash at the last reward
-        self.reset = 0  # number of the last reset
-        self.erased = 0  # number of the last reset with `erase`
+        self.learned_with: dict[str, str | None] = {}  # by policy: hash of the prior at the last reward
+        self.reset = 0  # entry number of the last reset
+        self.erased = 0  # entry number of the last reset with `erase`
         self.dirty: set[str] = set()  # names of documents that differ from the store
-        self.seqs = dict.fromkeys(NAMES, 0)  # by document: number of the last entry applied
+        self.seqs = dict.fromkeys(NAMES, 0)  # by document: number of the last entry applied to it
         self._priors = priors
 
     def ridge(self, policy: str) -> Ridge:
-        """Return the regression of a policy; without rewards it is shared by all users and must not be updated."""
-        found = self.ridges.get(policy)
-        return _without_rewards(policy, self._priors.get(policy)) if found is None else found
+        """Return the regression of a policy. One without rewards is shared by all users and must not be updated."""
+        ridge = self.ridges.get(policy)
+        return _ridge_without_rewards(policy, self._priors.get(policy)) if ridge is None else ridge
 
     def apply(self, entry: Entry) -> None:
         """Apply an entry to the documents that do not contain it yet."""
         seq, body = entry.seq, entry.body
         if entry.kind == "reset":
-            self.reset, self.erased = seq, seq if body["erase"] else self.erased
+            self.reset = seq
+            if body["erase"]:
+                self.erased = seq
             for name in NAMES:
                 if seq > self.seqs[name]:
                     self.clear(name, seq)
         elif entry.kind == "import":
             if seq > self.seqs[body["name"]]:
                 self.restore(body["name"], body["document"])
-                self._changed(body["name"], seq)
+                self._mark_changed(body["name"], seq)
         elif entry.kind == "reward" and entry.policy is not None and entry.reward is not None:
             if seq > self.seqs[entry.policy] and body["features"] == POLICIES[entry.policy].features.version:
                 ridge = self.ridges.get(entry.policy)
@@ -149,30 +151,30 @@ class UserState:
                     ridge = self.ridges[entry.policy] = POLICIES[entry.policy].ridge(self._priors.get(entry.policy))
                 ridge.update(np.array(body["x"]), entry.reward)
                 self.learned_with[entry.policy] = body["prior"]
-                self._changed(entry.policy, seq)
+                self._mark_changed(entry.policy, seq)
             if seq > self.seqs[TALLIES]:
                 self.tallies.add(body["category"], body["action"], body["dwell_ms"], body["hour"])
-                self._changed(TALLIES, seq)
+                self._mark_changed(TALLIES, seq)
 
     def documents(self, *, all_names: bool = False) -> dict[tuple[str, str], bytes | None]:
-        """Return the documents that differ from the store, or all of them; None for one without content."""
+        """Return the documents that differ from the store, or all documents. A document without content is None."""
         return {(self.key, name): self._document(name) for name in NAMES if all_names or name in self.dirty}
 
     def has_state(self, name: str) -> bool:
-        """Whether the document of this name has content."""
+        """Return whether the document of this name has content."""
         return bool(self.tallies.by_category) if name == TALLIES else name in self.ridges
 
     def _document(self, name: str) -> bytes | None:
         if not self.has_state(name):
             return None
-        head = {"schema": SCHEMA, "user": self.key, "name": name, "seq": self.seqs[name]}
+        header = {"schema": SCHEMA, "user": self.key, "name": name, "seq": self.seqs[name]}
         if name == TALLIES:
             by_category = sorted(self.tallies.by_category.items())
-            return to_json({**head, "by_category": {category: tally._asdict() for category, tally in by_category}})
+            return to_json({**header, "by_category": {category: tally._asdict() for category, tally in by_category}})
         ridge = self.ridges[name]
         return to_json(
             {
-                **head,
+                **header,
                 "features": POLICIES[name].features.version,
                 "n": ridge.n,
                 "reward_sum": ridge.reward_sum,
@@ -183,7 +185,7 @@ class UserState:
         )
 
     def restore(self, name: str, content: dict[str, Any]) -> None:
-        """Set the state of one document to the content that `decode` returned."""
+        """Replace the state of one document by content that `decode` returned."""
         if name == TALLIES:
             self.tallies = Tallies.from_profile(content["by_category"])
             return
@@ -194,14 +196,14 @@ class UserState:
         self.learned_with[name] = content["prior"]
 
     def clear(self, name: str, seq: int) -> None:
-        """Clear the state of one document, because of the reset with the number `seq`."""
+        """Clear the state of one document; `seq` is the entry number of the reset."""
         if name == TALLIES:
             self.tallies = Tallies()
         else:
             self.ridges.pop(name, None)
             self.learned_with.pop(name, None)
-        self._changed(name, seq)
+        self._mark_changed(name, seq)
 
-    def _changed(self, name: str, seq: int) -> None:
+    def _mark_changed(self, name: str, seq: int) -> None:
         self.seqs[name] = seq
         self.dirty.add(name)

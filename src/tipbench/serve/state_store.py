@@ -1,7 +1,7 @@
-"""Stores of state: the SQLite file of the event log, or one file per user and policy; export, import and rebuild.
+"""Stores of state documents, in SQLite or in files; export, import and rebuild of state.
 
-Both stores keep the same bytes under (user, name); the name is that of a policy, or `tallies`. An export is a folder in
-the format of `FileStore`. Import and rebuild change the store, so the server must be stopped.
+Both stores keep the same bytes under (user, name); the name is a policy or `tallies`. An export is a folder in the
+format of `FileStore`. The server must be stopped during an import or a rebuild, because they change the store.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tipbench.sqlite import Database
 SUFFIXES = {name: name.removesuffix("/v1").replace("/", "_") for name in NAMES}  # egreedy, egreedy_v2, …, tallies
 STATES = ("sqlite", "files")
 STATE_FOLDER = "state"
-_FILE = re.compile(rf"([0-9a-f]{{32}})_({'|'.join(SUFFIXES.values())})\.json")
+_FILE_NAME = re.compile(rf"([0-9a-f]{{32}})_({'|'.join(SUFFIXES.values())})\.json")
 _USERS_PER_TRANSACTION = 500
 _logger = logging.getLogger(__name__)
 
@@ -44,27 +44,27 @@ class StateStore(Protocol):
         ...
 
     def set_aside(self, user: str, name: str) -> str:
-        """Move a corrupt document out of the way and return its new place."""
+        """Move a corrupt document away, so that it is not loaded again; returns its new location."""
         ...
 
     def users(self) -> list[str]:
-        """Return the users that have documents, in order."""
+        """Return the users that have documents, sorted."""
         ...
 
 
 class SqliteStore:
-    """Documents as rows of a table; `reads` may be a second connection, so that commits do not block reads."""
+    """Documents as rows of a table. `reads` may be a separate connection, which commits do not block."""
 
     def __init__(self, reads: Database, writes: Database) -> None:
         self._reads = reads
-        self._database = writes
+        self._writes = writes
 
     def load(self, user: str) -> dict[str, bytes]:
         rows = self._reads.rows("SELECT name, body FROM state WHERE user = ?", (user,))
         return {name: body for name, body in rows}  # noqa: C416
 
     def save(self, documents: Mapping[tuple[str, str], bytes | None]) -> None:
-        with self._database.transaction() as db:
+        with self._writes.transaction() as db:
             for (user, name), document in documents.items():
                 if document is None:
                     db.execute("DELETE FROM state WHERE user = ? AND name = ?", (user, name))
@@ -72,20 +72,20 @@ class SqliteStore:
                     db.execute("INSERT OR REPLACE INTO state VALUES (?, ?, ?)", (user, name, document))
 
     def set_aside(self, user: str, name: str) -> str:
-        with self._database.transaction() as db:
-            place = db.execute(
+        with self._writes.transaction() as db:
+            row_id = db.execute(
                 "INSERT INTO corrupt_state (user, name, body) SELECT * FROM state WHERE user = ? AND name = ?",
                 (user, name),
             ).lastrowid
             db.execute("DELETE FROM state WHERE user = ? AND name = ?", (user, name))
-        return f"row {place} of corrupt_state"
+        return f"row {row_id} of corrupt_state"
 
     def users(self) -> list[str]:
         return read_users(self._reads, "state")
 
 
 class FileStore:
-    """Documents as files `<user>_egreedy.json`, `<user>_egreedy_v2.json`, …, `<user>_tallies.json` of a folder."""
+    """Documents as files in a folder: `<user>_egreedy.json`, `<user>_egreedy_v2.json`, …, `<user>_tallies.json`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = make_folder(folder, private=True)
@@ -110,35 +110,37 @@ class FileStore:
 
     def set_aside(self, user: str, name: str) -> str:
         path = self._path(user, name)
-        aside = path.with_name(f"{path.name}.corrupt-{os.urandom(4).hex()}")
+        new_path = path.with_name(f"{path.name}.corrupt-{os.urandom(4).hex()}")
         with home_errors(path, "cannot be renamed"):
-            path.rename(aside)
+            path.rename(new_path)
             sync_folder(self.folder)
-        return str(aside)
+        return str(new_path)
 
     def erase(self, user: str) -> None:
-        """Delete all documents of a user, also those that were set aside."""
+        """Delete all documents of a user, including corrupt ones that were set aside."""
         with home_errors(self.folder, "cannot be cleaned"):
             for path in (*self.folder.glob(f"{user}_*"), *self.folder.glob(f".{user}_*")):
                 path.unlink(missing_ok=True)
             sync_folder(self.folder)
 
     def remove_leftovers(self) -> None:
-        """Remove temporary files of a process that was killed; only while no other process writes here."""
+        """Remove the temporary files of killed processes. No other process may write to the folder meanwhile."""
         with home_errors(self.folder, "cannot be cleaned"):
             for path in self.folder.glob(".*.new"):
                 path.unlink(missing_ok=True)
 
     def users(self) -> list[str]:
         with home_errors(self.folder, "cannot be read"):
-            return sorted({match[1] for entry in os.scandir(self.folder) if (match := _FILE.fullmatch(entry.name))})
+            return sorted(
+                {match[1] for entry in os.scandir(self.folder) if (match := _FILE_NAME.fullmatch(entry.name))}
+            )
 
     def _path(self, user: str, name: str) -> Path:
         return self.folder / f"{user}_{SUFFIXES[name]}.json"
 
 
 def open_state(home: Path, kind: str, reads: Database, writes: Database) -> StateStore:
-    """Return the store of a home folder, "sqlite" or "files"; raises UsageError."""
+    """Return the store of a home folder; raises UsageError if `kind` is neither "sqlite" nor "files"."""
     if kind not in STATES:
         raise UsageError(f"State is stored in {' or '.join(STATES)}, not in {kind!r}.")
     return FileStore(home / FOLDER / STATE_FOLDER) if kind == "files" else SqliteStore(reads, writes)
@@ -147,10 +149,10 @@ def open_state(home: Path, kind: str, reads: Database, writes: Database) -> Stat
 def load_user(
     key: str, priors: Mapping[str, Prior], database: Database, store: StateStore | None, *, set_aside: bool = True
 ) -> UserState:
-    """Return a user's state: the stored documents with newer log entries applied; without a store, from the log alone.
+    """Return a user's state: the stored documents, with newer log entries applied.
 
-    A corrupt document is rebuilt from the log and, with `set_aside`, moved out of the way. Raises StateError for an
-    unknown schema.
+    Without a store, the state is computed from the log alone. A corrupt document is rebuilt from the log and, with
+    `set_aside`, moved away. Raises StateError for an unknown schema.
     """
     user = UserState(key, priors)
     user.reset, user.erased = read_resets(database, key)
@@ -163,9 +165,10 @@ def load_user(
             user.seqs[name] = content["seq"]
         except CorruptDocument as exc:
             corrupt = True
-            place = store.set_aside(key, name) if store and set_aside else "nowhere"
-            _logger.warning("The state %s was corrupt (%s): moved to %s, rebuilt from the log", name, exc, place)
-    # Every reward changes the tallies, and they are written last: a missing document has no reward up to their entry.
+            location = store.set_aside(key, name) if store and set_aside else "nowhere"
+            _logger.warning("The state %s was corrupt (%s): moved to %s, rebuilt from the log", name, exc, location)
+    # Every reward changes the tallies, and the tallies are written last. So the other documents contain all entries up
+    # to the last one in the tallies, and a policy without a document has no reward among them.
     after = 0 if corrupt else user.seqs[TALLIES]
     for name in documents:
         if user.seqs[name] < user.reset:
@@ -176,7 +179,7 @@ def load_user(
 
 
 def export_state(home: Path, folder: Path, *, state: str = "sqlite") -> int:
-    """Write the state of all users to a new or empty folder and return the number of files; the server may run."""
+    """Write the state of all users to a new or empty folder and return the number of files. A server may be running."""
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"State is exported to a new or empty folder; {folder} has files. Choose another one.")
     target = FileStore(folder)
@@ -184,22 +187,23 @@ def export_state(home: Path, folder: Path, *, state: str = "sqlite") -> int:
     with closing(open_store(home)) as database:
         store = open_state(home, state, database, database)
         for user in read_users(database):
-            exported = load_user(user, {}, database, store, set_aside=False).documents(all_names=True)
-            documents = {key: document for key, document in exported.items() if document is not None}
+            user_state = load_user(user, {}, database, store, set_aside=False)
+            all_documents = user_state.documents(all_names=True)
+            documents = {key: document for key, document in all_documents.items() if document is not None}
             target.save(documents)
             files += len(documents)
     return files
 
 
 def import_state(home: Path, folder: Path, *, state: str = "sqlite") -> int:
-    """Replace state by the files of an export and return their number; all files are checked before any is imported.
+    """Replace state by the files of an export and return the number of files.
 
-    Each file becomes a log entry, so that a rebuild keeps it.
+    All files are validated before the first one is imported. Each file becomes a log entry, so that a rebuild keeps it.
     """
     if not folder.is_dir():
         raise UsageError(f"State is imported from a folder; {folder} is not one. `tipbench state export` writes one.")
     source = FileStore(folder)
-    with _exclusive(home, state) as (log, store):
+    with _open_exclusive(home, state) as (log, store):
         for user in source.users():
             for name, document in source.load(user).items():
                 try:
@@ -222,14 +226,14 @@ def import_state(home: Path, folder: Path, *, state: str = "sqlite") -> int:
 
 
 def rebuild_state(home: Path, *, state: str = "sqlite") -> int:
-    """Compute all state again from the log alone and return the number of users who have state.
+    """Compute all state from the log alone and return the number of users who have state.
 
-    Raises StateError before anything is changed if a document has an unknown schema.
+    If a document has an unknown schema, raises StateError and changes nothing.
     """
-    with _exclusive(home, state) as (log, store):
+    with _open_exclusive(home, state) as (log, store):
         for user in store.users():
             for name, document in store.load(user).items():
-                with suppress(CorruptDocument):  # replaced by this rebuild
+                with suppress(CorruptDocument):  # the rebuild replaces it
                     decode(document, user, name)  # raises StateError for an unknown schema
         count = 0
         documents: dict[tuple[str, str], bytes | None] = {}
@@ -245,8 +249,8 @@ def rebuild_state(home: Path, *, state: str = "sqlite") -> int:
 
 
 @contextmanager
-def _exclusive(home: Path, state: str) -> Iterator[tuple[EventLog, StateStore]]:
-    """Open the log and the store under the lock of the server. Raises LockHeld if a server is running."""
+def _open_exclusive(home: Path, state: str) -> Iterator[tuple[EventLog, StateStore]]:
+    """Open the log and the store while holding the server's lock; raises LockHeld if a server is running."""
     lock = store_lock(home, "tipbench state")
     try:
         log = EventLog(home, lock=threading.RLock(), on_failure=lambda: None)

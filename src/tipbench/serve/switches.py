@@ -1,6 +1,6 @@
 """Switches of the policy server: the active policy, the enabled shadows, and the record of checks and promotions.
 
-`tipbench promote` and the panel may change them while the server runs. The server reads them again every few seconds.
+`tipbench promote` and the panel may change the switches while the server runs; it reads them every few seconds.
 """
 
 from __future__ import annotations
@@ -17,39 +17,35 @@ from tipbench.sqlite import Database
 
 SHADOWS = {f"{name.replace('/', '-')}-shadow": name for name in POLICIES if name != DEFAULT_POLICY}
 REREAD_S = 5.0  # how often a running server reads the switches again
-_ACTIVE = "active"
-_SWITCHES = ("apply", "unchecked", "undo")  # kinds of promotions that change the active policy
+_ACTIVE = "active"  # name of the row with the active policy
+_SWITCH_KINDS = ("apply", "unchecked", "undo")  # kinds of promotions that change the active policy
 
 
 @dataclass(frozen=True)
 class ShadowCounts:
-    """All calls of one shadow since the store was created, those dropped by a full queue, and those that failed."""
+    """Number of calls of one shadow since the store was created."""
 
-    calls: int = 0
-    dropped: int = 0
+    calls: int = 0  # including dropped and failed ones
+    dropped: int = 0  # because the queue was full
     errors: int = 0
 
     def __add__(self, more: ShadowCounts) -> ShadowCounts:
-        """Return the sum."""
+        """Return the sums of the counts."""
         return ShadowCounts(self.calls + more.calls, self.dropped + more.dropped, self.errors + more.errors)
 
 
 @dataclass(frozen=True)
 class Promotion:
-    """A row of the record: a check, or a change of the active policy from `baseline` to `candidate`.
-
-    `kind` is check, apply, unchecked (a switch without a check; `body` has the reason) or undo. `passed` is the result
-    of a check; None for other kinds, and for a check without enough data. `user` is the operator, not a user of tips.
-    """
+    """A row of the record: a check, or a change of the active policy from `baseline` to `candidate`."""
 
     id: int
-    kind: str
-    at: float
-    user: str
+    kind: str  # check, apply, unchecked (a switch without a check) or undo
+    at: float  # Unix timestamp
+    user: str  # the operator, not a user of tips
     candidate: str
     baseline: str
-    passed: bool | None
-    body: Mapping[str, Any]
+    passed: bool | None  # result of a check; None for other kinds, and for a check without enough data
+    body: Mapping[str, Any]  # the verdict of a check, the id of the check that was applied, or the reason
 
 
 class Switches:
@@ -60,7 +56,7 @@ class Switches:
         self._clock = clock
         self._values: dict[str, str] = {}
         self._shadows: dict[str, bool] = {}
-        self._read_at: float | None = None  # monotonic time; with None they are read again at the next use
+        self._read_at: float | None = None  # monotonic time; None: the next use reads the switches again
 
     def active(self) -> str:
         """Return the active policy."""
@@ -79,7 +75,7 @@ class Switches:
         self._set(name, "on" if enabled else "off")
 
     def add_check(self, verdict: Mapping[str, Any], *, user: str) -> Promotion:
-        """Record the verdict of a check: plain values, with at least `candidate`, `baseline` and `passed`."""
+        """Record the verdict of a check: JSON values, with at least `candidate`, `baseline` and `passed`."""
         return self._record(
             "check", user, verdict["candidate"], verdict["baseline"], dict(verdict), passed=verdict["passed"]
         )
@@ -87,7 +83,7 @@ class Switches:
     def passed_check(
         self, candidate: str, baseline: str, versions: Mapping[str, Any], *, max_age_s: float
     ) -> Promotion | None:
-        """Return the newest check of these policies and versions; None if it failed or is older than `max_age_s`."""
+        """Return the newest check of these policies and versions if it passed within the last `max_age_s` seconds."""
         for check in self.promotions(kind="check"):
             same_policies = (check.candidate, check.baseline) == (candidate, baseline)
             if same_policies and check.body.get("versions") == versions:
@@ -106,19 +102,19 @@ class Switches:
         return self._switch("unchecked", policy, user, {"reason": reason})
 
     def undo(self, *, user: str) -> Promotion:
-        """Go back to the policy before the last switch that was not undone. Raises UsageError if there is none."""
+        """Return to the policy before the last switch that was not undone; raises UsageError if there is none."""
         earlier_policies: list[str] = []
         for promotion in reversed(self.promotions(limit=-1)):
             if promotion.kind == "undo":
                 earlier_policies.pop()
-            elif promotion.kind in _SWITCHES:
+            elif promotion.kind in _SWITCH_KINDS:
                 earlier_policies.append(promotion.baseline)
         if not earlier_policies:
             raise UsageError(f"There is nothing to undo: {self.active()} is active, and no switch is recorded.")
         return self._switch("undo", earlier_policies[-1], user, {})
 
     def promotions(self, *, limit: int = 100, kind: str | None = None) -> list[Promotion]:
-        """Return the record, newest first; `limit` −1 returns all of it."""
+        """Return the newest `limit` rows of the record, newest first; −1 returns all rows."""
         rows = self._database.rows(
             "SELECT * FROM promotions WHERE ? IS NULL OR kind = ? ORDER BY id DESC LIMIT ?", (kind, kind, limit)
         )
@@ -158,7 +154,7 @@ class Switches:
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (kind, at, user, candidate, baseline, passed, json.dumps(body, allow_nan=False)),
             ).lastrowid
-            if kind in _SWITCHES:
+            if kind in _SWITCH_KINDS:
                 db.execute("INSERT OR REPLACE INTO switches VALUES (?, ?)", (_ACTIVE, candidate))
         self._read_at = None
         return Promotion(number or 0, kind, at, user, candidate, baseline, passed, body)
@@ -169,7 +165,7 @@ class Switches:
         self._read_at = None
 
     def _refresh(self) -> None:
-        """Read the switches if this process changed them, or if they were last read REREAD_S ago."""
+        """Read the switches if this process has changed them, or has not read them for REREAD_S seconds."""
         now, read_at = time.monotonic(), self._read_at  # read once: another thread may set it to None
         if read_at is not None and now - read_at < REREAD_S:
             return

@@ -1,4 +1,4 @@
-"""Charts of a simulation, from its JSON."""
+"""Charts of a simulation, from the JSON of its result."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 
 from tipbench.charts import LIGHT, Theme, import_altair
 
-_WIDTH, _HEIGHT = 640, 260
+_WIDTH, _HEIGHT = 640, 260  # pixels
 _DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4])
 
 
 def curves_chart(result: Mapping[str, Any], theme: Theme = LIGHT, *, width: int = _WIDTH) -> Any:
-    """Return the mean reward so far of every policy by round; lines differ in colour and dash."""
+    """Return a chart with one line per policy: the mean reward up to each round. Lines differ in colour and dash."""
     alt = import_altair()
     names = [policy["name"] for policy in result["policies"]]
     rows = [
-        {"policy": policy["name"], "round": at, "reward": reward}
+        {"policy": policy["name"], "round": round_number, "reward": reward}
         for policy in result["policies"]
-        for at, reward in zip(policy["curve"]["round"], policy["curve"]["reward"], strict=True)
+        for round_number, reward in zip(policy["curve"]["round"], policy["curve"]["reward"], strict=True)
     ]
-    colours = [theme.palette[at % len(theme.palette)] for at in range(len(names))]
-    dashes = [_DASHES[at % len(_DASHES)] for at in range(len(names))]
+    colours = [theme.palette[index % len(theme.palette)] for index in range(len(names))]
+    dashes = [_DASHES[index % len(_DASHES)] for index in range(len(names))]
     legend = alt.Legend(orient="bottom", columns=2, title=None, symbolStrokeWidth=2, columnPadding=24)
     config = result["config"]
     seeds = f"{result['seeds_done']} of {config['seeds']} seeds"

@@ -1,10 +1,11 @@
-"""Off-policy evaluation: the value of a target policy from decisions that another policy made and logged.
+"""Off-policy evaluation: estimates the value of a target policy from the logged decisions of another policy.
 
-With w = target probability / logged probability of the chosen candidate, r the reward and q̂ a reward model:
+w is the target probability / logged probability of the chosen candidate, r the reward, q̂ a reward model, and π(a) the
+target probability of the candidate a:
 
     IPS    mean of w·r                                      Horvitz and Thompson 1952
     SNIPS  Σ w·r / Σ w                                      Swaminathan and Joachims 2015
-    DM     mean of Σₐ π(a)·q̂(a): biased as q̂ is; it is reported and never decides
+    DM     mean of Σₐ π(a)·q̂(a)                             as biased as q̂, so it is reported but never decides
     DR     mean of Σₐ π(a)·q̂(a) + w·(r − q̂(chosen))         Dudík, Langford and Li 2011
 
 Decisions of one user are not independent, so intervals are clustered by user (linearised sums, Student-t).
@@ -31,24 +32,24 @@ from tipbench.serve.tallies import Tallies
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-FOLDS = 5  # of users, for the cross-fitted reward model
-MIN_TIPS = 30  # for a rank correlation
+FOLDS = 5  # groups of users, for the cross-fitted reward model
+MIN_TIPS = 30  # tips needed for a rank correlation
 
 
 @dataclass(frozen=True)
 class LoggedDecisions:
-    """Decisions with rewards, in log order, with both policies' probabilities of the chosen candidate."""
+    """Decisions with rewards; each array has one value per decision, in the order of the log."""
 
     user: Ints
     reward: Floats
-    logged_probability: Floats
-    target_probability: Floats
+    logged_probability: Floats  # of the chosen candidate, under the policy that served it
+    target_probability: Floats  # of the chosen candidate, under the target policy
     q_chosen: Floats  # q̂ of the chosen candidate
     q_target: Floats  # Σₐ π(a)·q̂(a)
 
     @property
     def weights(self) -> Floats:
-        """Importance weights."""
+        """Importance weight w of each decision."""
         return np.asarray(self.target_probability / self.logged_probability)
 
     @property
@@ -58,26 +59,26 @@ class LoggedDecisions:
 
 
 def clustered_mean(values: Floats, user: Ints, weights: Floats | None = None) -> Estimate:
-    """Return the (weighted) mean of `values` with an interval over users. Raises NotEnoughData if empty."""
+    """Return the (weighted) mean of `values` with an interval over users. Raises NotEnoughData without values."""
     if not len(values):
         raise NotEnoughData("There is no decision with a reward to evaluate. Serve tips and send rewards first.")
-    scale = np.ones_like(values) if weights is None else weights
-    total = float(scale.sum())
+    weights = np.ones_like(values) if weights is None else weights
+    total = float(weights.sum())
     if total <= 0:
         raise NotEnoughData("Every logged choice has probability 0 under the target policy: the log cannot value it.")
-    mean = float((scale * values).sum() / total)
+    mean = float((weights * values).sum() / total)
     _, cluster = np.unique(user, return_inverse=True)
     users = int(cluster.max()) + 1
     if users < 2:
         return Estimate(mean, None, None, None, users)
-    influence = np.bincount(cluster, scale * (values - mean)) / total
+    influence = np.bincount(cluster, weights * (values - mean)) / total
     se = sqrt(users / (users - 1) * float((influence**2).sum()))
-    half = t_quantile(0.975, users - 1) * se
-    return Estimate(mean, mean - half, mean + half, se * sqrt(users), users)
+    margin = t_quantile(0.975, users - 1) * se
+    return Estimate(mean, mean - margin, mean + margin, se * sqrt(users), users)
 
 
 def gain(log: LoggedDecisions) -> Estimate:
-    """Doubly robust value of the target − mean reward of the logging policy, on the same decisions."""
+    """Return the doubly robust value of the target minus the mean logged reward, on the same decisions."""
     return clustered_mean(log.doubly_robust - log.reward, log.user)
 
 
@@ -91,11 +92,11 @@ ESTIMATORS: dict[str, Callable[[LoggedDecisions], Estimate]] = {
 
 @dataclass(frozen=True)
 class WeightDiagnostics:
-    """Whether the weights can be trusted: their mean must be near 1, the effective sample large."""
+    """Shows whether the weights can be trusted: their mean should be near 1, and the effective sample large."""
 
     mean: Estimate
     largest: float
-    effective: float  # (Σw)²/Σw²: decisions of the target policy that would carry as much information
+    effective: float  # effective sample size (Σw)²/Σw²: as informative as this many decisions of the target policy
     decisions: int
 
     @property
@@ -118,37 +119,37 @@ def weight_diagnostics(log: LoggedDecisions) -> WeightDiagnostics:
 
 @dataclass
 class ReplayedDecision:
-    """A logged decision with the features and probabilities that the target policy would have had."""
+    """A logged decision, with the features and probabilities that the target policy would have used."""
 
-    user: int
-    policy: str  # that made the decision
+    user: int  # index of the user
+    policy: str  # the policy that made the decision
     chosen: int  # index of the candidate
     logged_probability: float  # of the chosen candidate
     target_probabilities: list[float]  # of all candidates
-    features: Floats  # candidates × features
-    hour: float
-    candidate: Mapping[str, Any]  # the chosen one
+    features: Floats  # a matrix: candidates × features
+    hour: float  # of the day
+    candidate: Mapping[str, Any]  # the chosen candidate
     reward: float | None = None
     action: str | None = None
 
 
 def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None) -> list[ReplayedDecision]:
-    """Return the rewarded decisions of the log, in the order of their rewards, as the target would have seen them.
+    """Return the decisions of the log that have a reward, in the order of the rewards, replayed for the target policy.
 
-    The target's probabilities come from the stored requests and from what it would have learned from the same user's
-    earlier rewards. Raises UsageError for decisions without probabilities.
+    The target's probabilities are computed from the logged requests, after learning the same user's earlier rewards.
+    Raises UsageError for decisions without probabilities.
     """
-    users: dict[str, int] = {}
+    users: dict[str, int] = {}  # index of each user
     ridges: dict[str, Ridge] = {}
     tallies: dict[str, Tallies] = {}
-    waiting: dict[tuple[str, str], ReplayedDecision] = {}
+    waiting: dict[tuple[str, str], ReplayedDecision] = {}  # by user and event: decisions without a reward yet
     rewarded: list[ReplayedDecision] = []
     for entry in entries:
         key = entry.user
         if entry.kind == "reset":
             ridges.pop(key, None)
             tallies.pop(key, None)
-            waiting = {at: decision for at, decision in waiting.items() if at[0] != key}
+            waiting = {event: decision for event, decision in waiting.items() if event[0] != key}
         elif entry.kind == "score":
             body, candidates = entry.body, entry.body["request"]["candidates"]
             logged = body.get("probabilities")
@@ -181,27 +182,29 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
 
 
 def logged_decisions(replayed: Iterable[ReplayedDecision], logging: str) -> LoggedDecisions:
-    """Return the decisions that the policy `logging` served, with a reward model fitted on other users.
+    """Return the decisions of the policy `logging`, with estimates of a reward model.
 
-    The model is a ridge regression on the target's features. Raises NotEnoughData if there is no such decision.
+    The model is a ridge regression on the target's features. The estimates for a user come from a model fitted to other
+    users. Raises NotEnoughData if the policy has no decisions.
     """
     decisions = [decision for decision in replayed if decision.policy == logging]
     if not decisions:
         raise NotEnoughData(f"The log has no decision of {logging} with a reward. Serve tips and send rewards first.")
     user = np.array([decision.user for decision in decisions])
     reward = np.array([decision.reward for decision in decisions], dtype=np.float64)
+    # The features of the chosen candidates, and 1 for the intercept.
     chosen = np.array([np.append(decision.features[decision.chosen], 1.0) for decision in decisions])
     fold = user % FOLDS
     q_chosen, q_target = np.zeros(len(decisions)), np.zeros(len(decisions))
-    for number in range(FOLDS):
-        other = chosen[fold != number]
-        gram = other.T @ other + np.eye(chosen.shape[1])
-        theta = np.linalg.solve(gram, other.T @ reward[fold != number])
-        for at in np.flatnonzero(fold == number):
-            decision = decisions[at]
+    for held_out in range(FOLDS):
+        training = chosen[fold != held_out]
+        gram = training.T @ training + np.eye(chosen.shape[1])
+        theta = np.linalg.solve(gram, training.T @ reward[fold != held_out])
+        for index in np.flatnonzero(fold == held_out):
+            decision = decisions[index]
             q = decision.features @ theta[:-1] + theta[-1]
-            q_chosen[at] = q[decision.chosen]
-            q_target[at] = np.dot(decision.target_probabilities, q)
+            q_chosen[index] = q[decision.chosen]
+            q_target[index] = np.dot(decision.target_probabilities, q)
     logged = np.array([decision.logged_probability for decision in decisions])
     target = np.array([decision.target_probabilities[decision.chosen] for decision in decisions])
     return LoggedDecisions(user, reward, logged, target, q_chosen, q_target)
@@ -212,28 +215,29 @@ def logged_decisions(replayed: Iterable[ReplayedDecision], logging: str) -> Logg
 
 @dataclass(frozen=True)
 class Validity:
-    """Rank correlation of a judged scale with the completion rate over tips; None with fewer than 30 tips."""
+    """Rank correlation over tips between a judged scale and the completion rate."""
 
     scale: str
-    tips: int
+    tips: int  # number of tips; with fewer than MIN_TIPS there is no correlation
     correlation: float | None
     ci_low: float | None
     ci_high: float | None
 
 
 def rank_correlation(scale: str, judged: Floats, completed: Floats, *, seed: int = 0, draws: int = 2000) -> Validity:
-    """Return Spearman's correlation over tips with a bootstrap interval."""
+    """Return Spearman's rank correlation over tips, with a 95 % bootstrap interval."""
     tips = len(judged)
     if tips < MIN_TIPS or np.ptp(judged) == 0 or np.ptp(completed) == 0:
         return Validity(scale, tips, None, None, None)
     from scipy.stats import rankdata
 
-    def correlation(rows: Ints) -> Floats:
-        first, second = (rankdata(values[rows], axis=-1) for values in (judged, completed))
+    def correlation(sampled: Ints) -> Floats:
+        """Return the correlation over the tips with these indices; a matrix gives one correlation per row."""
+        first, second = (rankdata(values[sampled], axis=-1) for values in (judged, completed))
         first -= first.mean(axis=-1, keepdims=True)
         second -= second.mean(axis=-1, keepdims=True)
-        scale_by = np.sqrt((first**2).sum(axis=-1) * (second**2).sum(axis=-1))
-        return np.asarray((first * second).sum(axis=-1) / np.where(scale_by > 0, scale_by, np.nan))
+        norm = np.sqrt((first**2).sum(axis=-1) * (second**2).sum(axis=-1))
+        return np.asarray((first * second).sum(axis=-1) / np.where(norm > 0, norm, np.nan))
 
     rng = np.random.default_rng(seed)
     low, high = np.nanquantile(correlation(rng.integers(0, tips, (draws, tips))), [0.025, 0.975])
@@ -241,11 +245,11 @@ def rank_correlation(scale: str, judged: Floats, completed: Floats, *, seed: int
 
 
 def judge_validity(replayed: Iterable[ReplayedDecision], scales: Mapping[str, Mapping[str, float]]) -> list[Validity]:
-    """Return the rank correlation of each judged scale (by tip id) with the completion rate of its tips.
+    """Return the rank correlation of each judged scale with the completion rate of the tips.
 
-    The composite also comes from the candidates themselves.
+    `scales` has the scores by scale and tip id. A composite that it does not have is taken from the logged candidate.
     """
-    completed: dict[str, list[bool]] = {}  # by tip, one for each time it was served
+    completed: dict[str, list[bool]] = {}  # by tip id: whether it was completed, each time it was served
     judged: dict[str, dict[str, float]] = {"composite": {}, **{scale: dict(by_tip) for scale, by_tip in scales.items()}}
     for decision in replayed:
         if decision.action is None:
@@ -254,9 +258,9 @@ def judge_validity(replayed: Iterable[ReplayedDecision], scales: Mapping[str, Ma
         completed.setdefault(tip, []).append(decision.action == "completed")
         if decision.candidate.get("composite") is not None:
             judged["composite"].setdefault(tip, float(decision.candidate["composite"]))
-    found = []
+    validities = []
     for scale, by_tip in judged.items():
         tips = sorted(set(by_tip) & set(completed))
         rates = np.array([sum(completed[tip]) / len(completed[tip]) for tip in tips])
-        found.append(rank_correlation(scale, np.array([by_tip[tip] for tip in tips]), rates))
-    return found
+        validities.append(rank_correlation(scale, np.array([by_tip[tip] for tip in tips]), rates))
+    return validities

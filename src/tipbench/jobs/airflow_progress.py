@@ -154,6 +154,7 @@ class RunProgress:
         self.emit(events.Message(f"{task.title}: attempt {position.attempt}; recorded cells are not generated again."))
 
     def _read_lines(self, task: TaskInstance, lines: Iterable[LogLine]) -> None:
+        """Buffer the events in a task's log lines, and all other lines as log output."""
         totals = self.stored.tallies.setdefault(task.key, TaskTotals())
         for line in lines:
             raw = line.text.strip().encode("utf-8", "backslashreplace")

@@ -211,14 +211,14 @@ def _scenario_pools(
             donors[cell.scenario].append(cell)
     for id_, control in sorted({control_id(control): control for control in controls}.items()):
         controls_of[control.scenario].append((showings.get(id_, 0), rng.random(), id_, control))
-    answers = Counter(cell.scenario for cell in (*real, *repeats))
+    answers_of = Counter(cell.scenario for cell in (*real, *repeats))
     pools = []
     for scenario in sorted(donors.keys() & controls_of.keys()):
-        least_shown_first = sorted(controls_of[scenario], key=lambda each: each[:3])
+        least_shown_first = sorted(controls_of[scenario], key=lambda entry: entry[:3])  # all but the control itself
         pools.append(
             _ScenarioPool(
                 donors=donors[scenario],
-                max_items=answers[scenario],
+                max_items=answers_of[scenario],
                 controls=[control for *_, control in least_shown_first],
                 showings=[times for times, *_ in least_shown_first],
             )
@@ -234,7 +234,7 @@ def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Ra
     scenarios: the first loop counts the ways to reach each total, and the second one draws.
     """
     largest = max((len(donor.tips) for pool in pools for donor in pool.donors), default=1)
-    bound = wanted + largest - 1  # with more tips, an answer could be left out
+    bound = wanted + largest - 1  # with more tips, a donor could be left out
     log_chances = [_log_probabilities(pool, bound) for pool in pools]
     options = [_options(pool, chances) for pool, chances in zip(pools, log_chances, strict=True)]
     tables = [{0: _Option(0, 0.0)}]  # element i: the option for each total possible with the last i scenarios
@@ -252,7 +252,7 @@ def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Ra
         tables.append(table)
     totals = tables[-1]
     enough = [tips for tips in totals if tips >= wanted]
-    remaining = min(enough) if enough else max(totals)
+    remaining = min(enough) if enough else max(totals)  # tips still to be drawn
     drawn = []
     later_tables = reversed(tables[:-1])  # for each scenario, the table of the scenarios after it
     for pool, chances, scenario_options, later in zip(pools, log_chances, options, later_tables, strict=True):
@@ -274,24 +274,24 @@ def _log_probabilities(pool: _ScenarioPool, bound: int) -> list[dict[int, float]
     """Return a list whose element k has the log probability of each total number of tips of k drawn donors."""
     most_tips = min(bound, len(pool.controls))
     donors_of_size = Counter(len(donor.tips) for donor in pool.donors)
-    chances = [{0: 0.0}]
-    while len(chances) <= pool.max_items and chances[-1]:
+    log_chances = [{0: 0.0}]
+    while len(log_chances) <= pool.max_items and log_chances[-1]:
         terms: dict[int, list[float]] = defaultdict(list)
-        for total, chance in chances[-1].items():
+        for total, log_chance in log_chances[-1].items():
             for size, donors in donors_of_size.items():
                 if total + size <= most_tips:
-                    terms[total + size].append(chance + log(donors / len(pool.donors)))
-        chances.append({total: _log_sum(logs) for total, logs in terms.items()})
-    return chances
+                    terms[total + size].append(log_chance + log(donors / len(pool.donors)))
+        log_chances.append({total: _log_sum(logs) for total, logs in terms.items()})
+    return log_chances
 
 
 def _options(pool: _ScenarioPool, log_chances: Sequence[Mapping[int, float]]) -> dict[int, _Option]:
     """Return the option for each number of tips that the pool's donors can have in total."""
     options = {}
     for tips in sorted({total for chances in log_chances for total in chances}):
-        chance = _log_sum([chances[tips] for chances in log_chances if tips in chances])
+        log_chance = _log_sum([chances[tips] for chances in log_chances if tips in chances])
         fixed, tied = _fixed_and_tied(pool, tips)
-        options[tips] = _Option(sum(pool.showings[:tips]), chance + log(comb(tied, tips - fixed)))
+        options[tips] = _Option(sum(pool.showings[:tips]), log_chance + log(comb(tied, tips - fixed)))
     return options
 
 

@@ -358,18 +358,20 @@ def _honest_errors(steps: int) -> _HonestErrors:
 
     noises = np.append(NOISES, HONEST_NOISE) * _unit(steps)
     values = np.arange(steps + 1)
-    below = ndtr((values[:-1] + 0.5 - values[:, None])[None] / noises[:, None, None])
+    # By noise, reference and score: the probability of at most this score, and then of exactly this score.
+    cumulative = ndtr((values[:-1] + 0.5 - values[:, None])[None] / noises[:, None, None])
     ends = np.ones((len(noises), steps + 1, 1))
-    chances = np.diff(np.concatenate([0 * ends, below, ends], axis=2), axis=2)
+    probabilities = np.diff(np.concatenate([0 * ends, cumulative, ends], axis=2), axis=2)
     error = values[None, :] - values[:, None]
-    mean = (chances * error).sum(axis=2)
-    variance = (chances * error**2).sum(axis=2) - mean**2
-    first, second, third = ((chances[-1] * np.abs(error) ** power).sum(axis=1) for power in (1, 2, 3))
+    mean = (probabilities * error).sum(axis=2)
+    variance = (probabilities * error**2).sum(axis=2) - mean**2
+    first, second, third = ((probabilities[-1] * np.abs(error) ** power).sum(axis=1) for power in (1, 2, 3))
     absolute = np.stack([first, second - first**2, third - 3 * first * second + 2 * first**3])
     return _HonestErrors(mean, variance, absolute)
 
 
 def _scale_drift(column: _Column, rate: float, icc: float | None) -> ScaleDrift:
+    """Measure the drift on one scale. Its bias is tested at the false-alarm rate `rate`."""
     name, n = column.scale.name, column.n
     if not n:
         return ScaleDrift(name, 0, None, None, None, None, None, beyond=False)
@@ -392,6 +394,7 @@ def _degrees_of_freedom(column: _Column, icc: float | None) -> int:
 
 @lru_cache(maxsize=1024)
 def _t_quantile(rate: float, degrees: int) -> float:
+    """Return the quantile of Student's t for a two-sided test at the false-alarm rate `rate`."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, 1 - rate / 2))
@@ -515,6 +518,7 @@ def measure_trends(scales: Sequence[Scale], sheets: Sequence[Sequence[ControlSco
 
 
 def _bias_sums(sheets: Sequence[Sequence[_Column]]) -> Iterator[BiasSum]:
+    """Yield the sums of each scale with a known bias."""
     from scipy.special import ndtri, stdtr
 
     measured: dict[str, list[tuple[float, float]]] = {}  # by scale: bias and z score of each sheet

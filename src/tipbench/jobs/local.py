@@ -187,7 +187,8 @@ def process_start(pid: int) -> str | None:
     boot_id = ""  # a start time is in ticks since boot, so it is unique only together with the boot id
     with suppress(OSError):
         boot_id = (_PROC / "sys" / "kernel" / "random" / "boot_id").read_text("utf-8", "replace").strip()
-    return f"{boot_id} {fields[19]}"
+    start_ticks = fields[19]
+    return f"{boot_id} {start_ticks}"
 
 
 def is_alive(process: Process) -> bool:
@@ -201,7 +202,8 @@ def descendants(pid: int) -> list[int]:
     for entry in _PROC.glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
             fields = entry.read_text("utf-8", "replace").rpartition(")")[2].split()
-            children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
+            parent_pid = int(fields[1])
+            children.setdefault(parent_pid, []).append(int(entry.parent.name))
     pids = [pid]
     for parent in pids:  # grows during iteration
         pids += children.get(parent, [])

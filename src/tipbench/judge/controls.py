@@ -140,28 +140,28 @@ def _returning_controls(
     """
     current_references = {control_id(control): control.scores for control in controls}
     on_new_sheet, seen_by_judge = {cell.run_id for cell in answers}, set(history.shown)
-    sheets_of: dict[Source, set[tuple[int, bool]]] = defaultdict(set)
+    occurrences_of: dict[Source, set[tuple[int, bool]]] = defaultdict(set)
     entry_of: dict[Source, SheetEntry] = {}
-    for number, stored in enumerate(history.sheets):
+    for sheet_number, stored in enumerate(history.sheets):
         for entry in stored.entries:
             source = entry.run_id or entry.controls
-            sheets_of[source].add((number, entry.item.id in stored.answers))
+            occurrences_of[source].add((sheet_number, entry.item.id in stored.answers))
             entry_of[source] = entry
     runs_of: dict[tuple[str, Occurrences], set[str]] = defaultdict(set)  # by scenario and occurrences
     for source, entry in entry_of.items():
         if isinstance(source, str):
-            runs_of[entry.item.scenario["id"], frozenset(sheets_of[source])].add(source)
+            runs_of[entry.item.scenario["id"], frozenset(occurrences_of[source])].add(source)
     judge = history.judge
     judges_sheets = {number for number, stored in enumerate(history.sheets) if judge and stored.owner == judge}
     drawn: list[SheetEntry] = []
     drawn_ids: set[str] = set()
     for ids in sorted(source for source in entry_of if isinstance(source, tuple)):
         entry, random_number = entry_of[ids], rng.random()
-        comparable = runs_of[entry.item.scenario["id"], frozenset(sheets_of[ids])]
+        comparable = runs_of[entry.item.scenario["id"], frozenset(occurrences_of[ids])]
         if not comparable or random_number >= len(comparable & on_new_sheet) / len(comparable):
             continue
         outdated = [current_references.get(id_) for id_ in ids] != list(entry.references)
-        new_to_judge = judges_sheets.isdisjoint(number for number, _ in sheets_of[ids])
+        new_to_judge = judges_sheets.isdisjoint(sheet_number for sheet_number, _ in occurrences_of[ids])
         seen_in_another_answer = new_to_judge and not seen_by_judge.isdisjoint(ids)
         if not outdated and not seen_in_another_answer and drawn_ids.isdisjoint(ids):
             drawn.append(entry)

@@ -25,20 +25,20 @@ TOO_MANY_FILES = (
     "this process has reached its limit of open files and connections. Raise it, as with `ulimit -n 4096`, "
     "or lower --concurrency"
 )
-_UNREACHABLE = frozenset(
+_UNREACHABLE_ERRNOS = frozenset(
     {
         *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT, errno.EHOSTDOWN),
         *(errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
     }
 )
-_TOO_MANY = frozenset({errno.EMFILE, errno.ENFILE})
+_TOO_MANY_FILES_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE})
 _Client = TypeVar("_Client")
 
 # Addresses
 
 
 def is_loopback(url: str) -> bool:
-    """Return whether a URL points at this machine, which is never reached through a proxy."""
+    """Return whether a URL points at this machine. Such URLs are requested without a proxy."""
     host = (urlsplit(url).hostname or "").rstrip(".")
     if host == "localhost" or host.endswith(".localhost"):
         return True
@@ -65,7 +65,10 @@ def strip_login(url: str) -> str:
 
 
 def canonical_url(url: str) -> str:
-    """Return one canonical URL per server: no user name, an explicit port, `localhost` for loopback addresses."""
+    """Return the same URL for all spellings of a server's address.
+
+    It has no user name, an explicit port, and `localhost` instead of a loopback address.
+    """
     parts = urlsplit(url)
     host = "localhost" if is_loopback(url) else (parts.hostname or "").rstrip(".")
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -73,8 +76,8 @@ def canonical_url(url: str) -> str:
 
 
 def same_server(url: str, servers: Iterable[str]) -> str | None:
-    """Return the entry of `servers` that is the same server as `url`; None if there is none."""
-    return {canonical_url(each): each for each in servers}.get(canonical_url(url))
+    """Return the URL in `servers` that points at the same server as `url`, or None."""
+    return {canonical_url(server): server for server in servers}.get(canonical_url(url))
 
 
 # Clients
@@ -95,7 +98,7 @@ def async_http_client(url: str, **options: Any) -> httpx.AsyncClient:
 
 
 def tls_for(url: str) -> ssl.SSLContext:
-    """Return the TLS context for `url`; certificates, which take 20 ms and some MB, are loaded for https only."""
+    """Return the TLS context for `url`. Certificates are loaded for https only, as this takes 20 ms and some MB."""
     import ssl
 
     import httpx
@@ -112,9 +115,10 @@ def tls_for(url: str) -> ssl.SSLContext:
 
 
 def read_body(response: httpx.Response, *, limit: int, deadline: float) -> bytearray | None:
-    """Read a streamed response; returns None above `limit` bytes, raises httpx.ReadTimeout after the deadline.
+    """Return the body of a streamed response, or None if it exceeds `limit` bytes.
 
-    httpx's own timeout applies to each chunk, so a response that is sent slowly never reaches it.
+    Raises httpx.ReadTimeout after `deadline`, a time.monotonic() value: httpx's own timeout applies to each chunk and
+    does not limit the total time.
     """
     import httpx
 
@@ -129,33 +133,34 @@ def read_body(response: httpx.Response, *, limit: int, deadline: float) -> bytea
 
 
 def _create_client(
-    kind: Callable[..., _Client], url: str, tls: ssl.SSLContext | None, options: dict[str, Any]
+    client_class: Callable[..., _Client], url: str, tls: ssl.SSLContext | None, options: dict[str, Any]
 ) -> _Client:
     import httpx
 
     try:
-        return kind(trust_env=not is_loopback(url), verify=tls or tls_for(url), **options)
+        return client_class(trust_env=not is_loopback(url), verify=tls or tls_for(url), **options)
     except (ImportError, ValueError, httpx.InvalidURL) as exc:
         raise UsageError(
-            f"A proxy must have an http:// or https:// address; the environment has {_proxies()}. "
+            f"A proxy must have an http:// or https:// address; the environment has {_describe_proxies()}. "
             f"Correct or unset it to reach {_origin(url)}. (socks5:// needs pip install 'httpx[socks]'.)"
         ) from exc
 
 
 def _origin(url: str) -> str:
-    """Return scheme, host and port only: a path may be secret, as in a webhook URL."""
+    """Return only scheme, host and port of a URL, because its path may be secret, as in a webhook URL."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
-def _proxies() -> str:
+def _describe_proxies() -> str:
+    """Return the proxy settings of the environment for a message."""
     from urllib.request import getproxies
 
-    named = {key: value for key, value in getproxies().items() if key in ("http", "https", "all") and value}
-    return ", ".join(f"{key.upper()}_PROXY={_shown_proxy(value)}" for key, value in sorted(named.items()))
+    proxies = {key: value for key, value in getproxies().items() if key in ("http", "https", "all") and value}
+    return ", ".join(f"{key.upper()}_PROXY={_proxy_without_login(value)}" for key, value in sorted(proxies.items()))
 
 
-def _shown_proxy(proxy: str) -> str:
+def _proxy_without_login(proxy: str) -> str:
     try:
         return strip_login(proxy)
     except ValueError:
@@ -167,18 +172,19 @@ def _shown_proxy(proxy: str) -> str:
 
 def is_unreachable(exc: httpx.ConnectError) -> bool:
     """Return whether a connection failed because the server is unreachable, not because of a local problem."""
-    return any(isinstance(cause, socket.gaierror) or cause.errno in _UNREACHABLE for cause in _os_errors(exc))
+    return any(isinstance(cause, socket.gaierror) or cause.errno in _UNREACHABLE_ERRNOS for cause in _os_errors(exc))
 
 
 def too_many_files(exc: BaseException) -> bool:
     """Return whether a request failed because this process or machine has too many open files."""
     causes = list(_os_errors(exc))
     if any(isinstance(cause, socket.gaierror) for cause in causes):
-        return _no_file_can_be_opened()  # resolving a name opens files, and its error does not include the reason
-    return any(cause.errno in _TOO_MANY for cause in causes)
+        return _no_file_can_be_opened()  # a failed name lookup does not report the reason
+    return any(cause.errno in _TOO_MANY_FILES_ERRNOS for cause in causes)
 
 
 def _os_errors(exc: BaseException) -> Iterator[OSError]:
+    """Yield the OSErrors among an exception and its causes."""
     cause: BaseException | None = exc
     while cause is not None:
         if isinstance(cause, OSError):
@@ -190,5 +196,5 @@ def _no_file_can_be_opened() -> bool:
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as exc:
-        return exc.errno in _TOO_MANY
+        return exc.errno in _TOO_MANY_FILES_ERRNOS
     return False

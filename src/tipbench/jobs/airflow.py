@@ -1,7 +1,7 @@
 """Airflow runner: each job is a DAG run, and its status is stored in the job's folder, as for a local job.
 
-One process at a time polls Airflow; all others read the stored status. So a page view sends no request to Airflow, an
-outage of Airflow does no harm, and a restarted panel continues from the stored status.
+One process at a time polls Airflow; all others read the stored status. So page views send no requests to Airflow and
+work during an outage of Airflow, and a restarted panel continues from the stored status.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from tipbench.jobs.progress import refused_reason
 from tipbench.record import events
 from tipbench.text import plural
 
-POLL_S = 2.0
-_PARKED_FACTOR = 5  # multiplies the poll interval of runs that wait for a judge, and of lost ones
+POLL_S = 2.0  # between polls of a running DAG run
+_PARKED_FACTOR = 5  # multiplies the poll interval of waiting and lost runs
 CHECK_S = 15.0  # between checks for a missing pool, a paused DAG or cells pending judgement
 RESEND_CANCEL_S = 120.0  # after which a cancel request is sent again
 SETTLE_S = 15.0  # how long to wait for the last log lines after a task ends
 _CANCELLED_CODE = 130  # exit code of an interrupted command
 _FORBIDDEN = 403
-_MAX_NAMED = 3  # failed tasks in a reason
+_MAX_NAMED = 3  # failed tasks named in a reason
 _ANSWERED = "Every cell is judged; Airflow continues with the comparison."
 
 
 class MlflowLookup(Protocol):
-    """The questions about MLflow that the runner has."""
+    """What the runner reads from MLflow."""
 
     def address(self, job: Job) -> str:
         """Return the URL of the server that the job's workers use. Raises NotEnoughData if there is none."""
@@ -79,7 +79,7 @@ class AirflowRunner:
         self._mlflow = mlflow
         self._poll_s, self._check_s, self._settle_s = poll_s, check_s, settle_s
         self._clock = clock
-        self._paused, self._paused_until = "", 0.0
+        self._paused_error, self._paused_until = "", 0.0
 
     def close(self) -> None:
         """Close the connections to Airflow; DAG runs continue."""
@@ -88,7 +88,7 @@ class AirflowRunner:
     # Start and cancel
 
     def start(self, job: Job) -> None:
-        """Trigger a DAG run, once; a retry of a failed job clears the failed tasks of its DAG run instead."""
+        """Trigger a DAG run, once. A retry of a failed job clears the failed tasks of that job's DAG run instead."""
         if job.kind is not JobKind.COLLECT:
             raise JobStartError(f"Airflow runs collects; a {job.kind} runs on the panel's own machine.")
         folder = self._folder(job)
@@ -120,37 +120,43 @@ class AirflowRunner:
             progress.save()
 
     def _check_unpaused(self) -> None:
-        """Raise AirflowUnavailable if the DAG is paused; caches the error, because the queue retries often."""
+        """Raise AirflowUnavailable if the DAG is paused. The error is cached, because the queue retries often."""
         if self._clock() < self._paused_until:
-            raise AirflowUnavailable(self._paused)
+            raise AirflowUnavailable(self._paused_error)
         try:
             self._dag.check_unpaused()
         except AirflowUnavailable as exc:
-            self._paused, self._paused_until = str(exc), self._clock() + self._poll_s
+            self._paused_error, self._paused_until = str(exc), self._clock() + self._poll_s
             raise
 
     def _resume(self, job: Job, folder: JobFolder, stored: StoredProgress) -> bool:
-        """Continue the DAG run of the retried job if some of its tasks failed; returns whether it is continued."""
+        """Clear the failed tasks of the retried job's DAG run, so that it continues.
+
+        Returns False, without changes, if this job is not a retry or that DAG run cannot be continued.
+        """
         if job.retry_of is None or stored.run_id == run_id_of(job):
             return False
-        old = read_progress(JobFolder(self._jobs, job.retry_of))
-        if old.state is not JobState.FAILED or not old.run_id:
+        previous = read_progress(JobFolder(self._jobs, job.retry_of))
+        if previous.state is not JobState.FAILED or not previous.run_id:
             return False
-        run = self._dag.get_run(old.run_id)
+        run = self._dag.get_run(previous.run_id)
         if run is None:
             return False
-        failed = [task for task in run.tasks if task.state in TASK_FAILED]
-        if stored.run_id != old.run_id:  # otherwise an earlier call was interrupted after this
-            if not run.ended or not failed:
+        failed_tasks = [task for task in run.tasks if task.state in TASK_FAILED]
+        if stored.run_id != previous.run_id:  # if equal, an earlier call saved it and was interrupted
+            if not run.ended or not failed_tasks:
                 return False
-            stored.run_id, stored.base = old.run_id, {task.key: task.try_number for task in run.tasks}
+            stored.run_id, stored.base = previous.run_id, {task.key: task.try_number for task in run.tasks}
             write_progress(folder, stored)
-        if failed and run.ended:
-            self._dag.clear(stored.run_id, failed)
+        if failed_tasks and run.ended:
+            self._dag.clear(stored.run_id, failed_tasks)
         return True
 
     def cancel(self, job: Job) -> None:
-        """Mark the DAG run as failed: tasks get SIGTERM, teardown tasks still run. Sent again after RESEND_CANCEL_S."""
+        """Mark the DAG run as failed: its tasks get SIGTERM, and its teardown tasks still run.
+
+        The request is sent again if the run has not ended after RESEND_CANCEL_S.
+        """
         folder = self._folder(job)
         with folder.locked():
             stored = read_progress(folder)
@@ -168,12 +174,13 @@ class AirflowRunner:
         elif run is not None and not run.ended:
             try:
                 self._dag.cancel(stored.run_id)
-            except AirflowError as exc:  # ended or deleted in the meantime: the next poll shows which
+            except AirflowError as exc:  # if the run has ended or was deleted, the next poll returns that
                 if exc.status == _FORBIDDEN:
                     self._warn(folder, f"{exc} Cancel the run in Airflow, or give tipbench's user the role op.")
             folder.note_cancel_sent(now)
 
     def _warn(self, folder: JobFolder, text: str) -> None:
+        """Save a warning, unless another process is polling Airflow for this job."""
         with file_lock(folder.path / "turn", wait=False) as locked:
             if locked:
                 progress = RunProgress(folder, read_progress(folder), self._clock)
@@ -184,14 +191,14 @@ class AirflowRunner:
         """Remove the job's folder; Airflow keeps its history. Raises TipbenchError while the DAG run is active."""
         folder = self._folder(job)
         stored = read_progress(folder)
-        if stored.triggered and stored.state not in ENDED | {JobState.LOST}:  # LOST: deleted in Airflow
+        if stored.triggered and stored.state not in ENDED | {JobState.LOST}:  # LOST: the run was deleted in Airflow
             raise TipbenchError(f"The DAG run of {job.id} is still running; its folder is kept.")
         folder.remove()
 
     # Status
 
     def observe(self, job: Job) -> JobStatus:
-        """Return the job's status from Airflow, or the stored one if it is recent enough."""
+        """Return the job's status from Airflow, or the stored status if it is recent."""
         folder = self._folder(job)
         stored = read_progress(folder)
         if not stored.triggered:
@@ -206,7 +213,7 @@ class AirflowRunner:
         return self._poll(job, folder)
 
     def events(self, job: Job, after: int = 0, limit: int = 500) -> Sequence[RecordedEvent]:
-        """Return the events of its tasks after a cursor."""
+        """Return the events of the job's tasks after a cursor."""
         self._refresh(job)
         return read_events(self._folder(job).events, after, limit)
 
@@ -216,7 +223,7 @@ class AirflowRunner:
         return self._folder(job).tail(max_bytes)
 
     def _refresh(self, job: Job) -> None:
-        """Poll Airflow if the supervisor has not done so recently; ignores errors, which the supervisor reports."""
+        """Poll Airflow if the supervisor has not done so recently. Errors are left to the supervisor to report."""
         folder = self._folder(job)
         stored = read_progress(folder)
         overdue = self._clock() - stored.looked >= 2 * self._max_age(job, stored)
@@ -225,7 +232,7 @@ class AirflowRunner:
                 self._poll(job, folder)
 
     def _max_age(self, job: Job, stored: StoredProgress) -> float:
-        """Return how long a stored status is valid, in seconds; longer for runs that may wait or be lost for weeks."""
+        """Return for how many seconds a stored status is valid: more for states that may last weeks."""
         parked = stored.state in (JobState.WAITING, JobState.LOST) and job.cancel_requested is None
         return self._poll_s * (_PARKED_FACTOR if parked else 1)
 
@@ -254,16 +261,19 @@ class AirflowRunner:
         stored = progress.stored
         progress.read_logs(self._dag, run)
         urls = (totals.collected.url for totals in stored.tallies.values() if totals.collected is not None)
-        mlflow = next((url for url in urls if url and is_http_url(url)), stored.links.get("mlflow"))
-        links = {"airflow": self._dag.page_of(stored.run_id), **({"mlflow": mlflow} if mlflow else {})}
+        mlflow_url = next((url for url in urls if url and is_http_url(url)), stored.links.get("mlflow"))
+        links = {"airflow": self._dag.page_of(stored.run_id)}
+        if mlflow_url:
+            links["mlflow"] = mlflow_url
         if run.ended and self._settled(stored, run):
             # The response to the cancel request may have been lost.
             cancel_sent = folder.cancel_sent_at is not None or job.cancel_requested is not None
             return _end_status(run, stored, links, cancel_sent=cancel_sent)
-        waiting = run.task(WAIT)
-        if waiting is not None and waiting.state in TASK_PARKED:
-            reason = self._await_judge(job, progress, waiting)
-            return JobStatus(JobState.RUNNING if reason == _ANSWERED else JobState.WAITING, reason=reason, links=links)
+        wait_task = run.task(WAIT)
+        if wait_task is not None and wait_task.state in TASK_PARKED:
+            reason = self._await_judge(job, progress, wait_task)
+            state = JobState.RUNNING if reason == _ANSWERED else JobState.WAITING
+            return JobStatus(state, reason=reason, links=links)
         for task in run.tasks:
             totals = stored.tallies.get(task.key)
             if task.state == "up_for_retry" and totals is not None and totals.failure:
@@ -271,26 +281,30 @@ class AirflowRunner:
         return JobStatus(JobState.RUNNING, reason=self._blocked_reason(progress, run), links=links)
 
     def _settled(self, stored: StoredProgress, run: DagRun) -> bool:
-        """Whether the logs of all collect tasks have an exit code; True after `settle_s`, as logs may never arrive."""
+        """Return whether the logs of all ended collect tasks contain an exit code.
+
+        Also returns True `settle_s` seconds after the run has ended, because a log may never arrive.
+        """
         collects = [task for task in run.tasks if task.collects and task.state in ("success", "failed")]
-        own = [stored.tallies.get(task.key) for task in collects if task.try_number > stored.base.get(task.key, 0)]
-        if all(totals is not None and totals.exit_code is not None for totals in own):
+        own_tasks = [task for task in collects if task.try_number > stored.base.get(task.key, 0)]  # run by this job
+        own_totals = [stored.tallies.get(task.key) for task in own_tasks]
+        if all(totals is not None and totals.exit_code is not None for totals in own_totals):
             return True
         stored.ended_since = stored.ended_since or self._clock()
         return self._clock() - stored.ended_since >= self._settle_s
 
-    def _await_judge(self, job: Job, progress: RunProgress, waiting: TaskInstance) -> str:
-        """Return why the run waits; resumes it in Airflow once no cell of the job is pending."""
+    def _await_judge(self, job: Job, progress: RunProgress, wait_task: TaskInstance) -> str:
+        """Resume the run in Airflow if no cell of the job is pending. Returns the reason to show for its state."""
         if not self._check_due(progress.stored):
             return progress.stored.reason
         try:
-            number = self._mlflow.pending(job)
-        except TipbenchError as exc:  # MLflow being unavailable does not make the job lost
+            pending_cells = self._mlflow.pending(job)
+        except TipbenchError as exc:  # the job is not lost if only MLflow is unavailable
             return f"The state of its cells cannot be read: {exc}"
-        if number:
-            return f"{plural(number, 'cell waits', 'cells wait')} for a judge."
+        if pending_cells:
+            return f"{plural(pending_cells, 'cell waits', 'cells wait')} for a judge."
         try:
-            self._dag.answer(progress.stored.run_id, waiting)
+            self._dag.answer(progress.stored.run_id, wait_task)
         except AirflowError as exc:
             return f"Every cell is judged, but Airflow rejects the answer: {exc} Answer it in Airflow."
         if progress.stored.reason != _ANSWERED:  # emitted once, although Airflow may take several polls to continue
@@ -298,10 +312,11 @@ class AirflowRunner:
         return _ANSWERED
 
     def _blocked_reason(self, progress: RunProgress, run: DagRun) -> str:
-        """Return why no task is running, if an operator can fix it; empty otherwise."""
-        idle = not any(task.state == "running" for task in run.tasks)
-        if not idle or not self._check_due(progress.stored):
-            return progress.stored.reason if idle and progress.stored.state is JobState.RUNNING else ""
+        """Return why no task is running if an operator can fix it, else an empty string."""
+        if any(task.state == "running" for task in run.tasks):
+            return ""
+        if not self._check_due(progress.stored):
+            return progress.stored.reason if progress.stored.state is JobState.RUNNING else ""
         reason = ""
         with suppress(AirflowError):  # the user may lack permission to read pools
             pools = {task.pool for task in run.tasks if task.state in TASK_UNSTARTED} - {DEFAULT_POOL}
@@ -317,6 +332,7 @@ class AirflowRunner:
         return reason
 
     def _check_due(self, stored: StoredProgress) -> bool:
+        """Return whether the last check is `check_s` seconds ago; if so, stores now as its time."""
         if self._clock() - stored.checked < self._check_s:
             return False
         stored.checked = self._clock()
@@ -327,37 +343,38 @@ class AirflowRunner:
 
 
 def run_id_of(job: Job) -> str:
-    """Return the id of a job's DAG run; triggering it twice starts one run."""
+    """Return the id of a job's DAG run. It is derived from the job, so that triggering twice starts one run."""
     return f"tipbench__{job.id}"
 
 
 def conf_of(job: Job, mlflow_url: str) -> dict[str, Any]:
-    """Return the conf of the DAG run; unset options are left to the worker's settings and the DAG's defaults."""
+    """Return the conf of the DAG run. Options without a value are left out, so that defaults apply."""
     return {key: value for key, value in job.arguments.items() if value is not None} | {"mlflow_url": mlflow_url}
 
 
 def _end_status(run: DagRun, stored: StoredProgress, links: dict[str, str], *, cancel_sent: bool) -> JobStatus:
-    compared = run.task(COMPARE)
-    if cancel_sent and (compared is None or compared.state != "success"):
+    """Return the status of a DAG run that has ended."""
+    compare_task = run.task(COMPARE)
+    if cancel_sent and (compare_task is None or compare_task.state != "success"):
         return JobStatus(JobState.CANCELLED, _CANCELLED_CODE, "Cancelled; finished cells are kept.", links)
     failed = [task for task in run.tasks if task.state == "failed"]
     if run.state == "success" and not any(task.collects for task in failed):
         reason = refused_reason(merged_collected(list(stored.tallies.values())))
         return JobStatus(JobState.SUCCEEDED, 0, reason, links)
-    code = next((totals.exit_code for totals in stored.tallies.values() if totals.exit_code), 1)
-    return JobStatus(JobState.FAILED, code, _failure_reason(failed, stored), links)
+    exit_code = next((totals.exit_code for totals in stored.tallies.values() if totals.exit_code), 1)
+    return JobStatus(JobState.FAILED, exit_code, _failure_reason(failed, stored), links)
 
 
 def _failure_reason(failed: Sequence[TaskInstance], stored: StoredProgress) -> str:
-    """Return why collect tasks failed; without failed collect tasks, why the first other task failed."""
+    """Return the failures of the collect tasks, or of the first other task if no collect task has one."""
     failures = [(task, stored.tallies[task.key].failure) for task in failed if task.key in stored.tallies]
-    causes = [(task, why) for task, why in failures if why and task.collects]
-    causes = causes or [(task, why) for task, why in failures if why][:1]
+    causes = [(task, failure) for task, failure in failures if failure and task.collects]
+    causes = causes or [(task, failure) for task, failure in failures if failure][:1]
     if not causes:
         names = ", ".join(task.title for task in failed[:_MAX_NAMED]) or "A task"
         return f"{names} failed in Airflow; see the log."
     if len(causes) == 1:
         return causes[0][1]
-    shown = "; ".join(f"{task.rendered_map_index or task.title}: {why}" for task, why in causes[:_MAX_NAMED])
-    more = len(causes) - _MAX_NAMED
-    return f"{shown}; and {more} more" if more > 0 else shown
+    listed = "; ".join(f"{task.rendered_map_index or task.title}: {failure}" for task, failure in causes[:_MAX_NAMED])
+    unlisted = len(causes) - _MAX_NAMED
+    return f"{listed}; and {unlisted} more" if unlisted > 0 else listed

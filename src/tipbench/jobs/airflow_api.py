@@ -16,12 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tipbench.errors import AirflowError, AirflowUnavailable, JobStartError, UsageError
 from tipbench.http import TOO_MANY_FILES, http_client, is_http_url, read_body, too_many_files
 
-MAX_BYTES = 32 * 1024 * 1024
+MAX_BYTES = 32 * 1024 * 1024  # of a response
 TIMEOUT_S = 10.0
-BACKOFF_S = 5.0  # after a failure; requests then fail immediately, so that a slow server does not block all jobs
-LOGIN_BACKOFF_S = 30.0  # after a failed login, to avoid locking the account
+BACKOFF_S = 5.0  # after a failure, requests fail immediately, so that a slow server does not block all jobs
+LOGIN_BACKOFF_S = 30.0  # after a failed login; longer, to avoid locking the account
 _TIMEOUT_FACTOR = 6  # multiplies the back-off after a timeout, because each timeout delays all other jobs
-_MAX_TIMEOUTS = 3  # a slow response may take this many timeouts in total
+_MAX_TIMEOUTS = 3  # time limit of a whole response, as a multiple of the timeout
 _UNAVAILABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MAX_MESSAGE = 600  # characters of an error message
 TOO_LONG = 413  # status of a response longer than MAX_BYTES
@@ -31,14 +31,14 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class AirflowAccess:
-    """Airflow address and credentials: user name and password, from which tokens are requested, or a token."""
+    """Airflow's address and credentials: either a token, or a user name and password to request tokens with."""
 
     url: str
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
     dag_id: str = "bench_collect"
-    public_url: str | None = None  # of its web UI, if browsers use a different address
+    public_url: str | None = None  # address of the web UI, if browsers use a different one
 
     def check(self) -> None:
         """Raise UsageError if a setting is invalid or missing."""
@@ -55,7 +55,7 @@ class AirflowAccess:
 
 
 def _check_address(key: str, url: str) -> None:
-    if "@" in url:  # checked first: the other message shows the address
+    if "@" in url:  # checked first, because the message below shows the address
         raise UsageError(
             f"{key} holds a user name or password. Leave them out, and set TIPBENCH_AIRFLOW_USERNAME and "
             "TIPBENCH_AIRFLOW_PASSWORD."
@@ -65,7 +65,7 @@ def _check_address(key: str, url: str) -> None:
 
 
 class AirflowApi:
-    """Thread-safe REST client. Raises AirflowUnavailable for temporary errors, else AirflowError with `status`."""
+    """Thread-safe REST client. Raises AirflowUnavailable for temporary errors, and AirflowError for all others."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class AirflowApi:
         self._clock = clock
         self._lock = threading.Lock()
         self._token = access.token
-        self._backoff_until = 0.0  # until then, requests fail with `_error` instead of being sent
+        self._backoff_until = 0.0  # clock value; until then, requests fail with `_error`
         self._error = ""
         self._client = http_client(
             self.url, timeout=timeout_s, limits=httpx.Limits(max_connections=8, keepalive_expiry=4.0)
@@ -96,7 +96,7 @@ class AirflowApi:
 
     @property
     def failing(self) -> bool:
-        """Whether the last request found Airflow unavailable, so that the next one may time out."""
+        """Whether Airflow was unavailable at the last request. The next request may then time out."""
         return bool(self._error)
 
     def get(self, path: str, **params: str | int) -> Json:
@@ -121,22 +121,23 @@ class AirflowApi:
         error = self._error
         if error and self._clock() < self._backoff_until:
             raise AirflowUnavailable(error)
-        url, bearer = f"{self.url}/api/v2/{path}", self._bearer()
-        status, content = self._send(method, url, body, params, bearer)
+        url, token = f"{self.url}/api/v2/{path}", self._get_token()
+        status, content = self._send(method, url, body, params, token)
         if _token_refused(status, content) and self.access.username and self.access.password:
             with self._lock:  # a token expires after a day, or when Airflow's key changes
-                if self._token == bearer:  # otherwise another thread has already renewed it
+                if self._token == token:  # otherwise another thread has already renewed it
                     self._token = None
-            status, content = self._send(method, url, body, params, self._bearer())
+            status, content = self._send(method, url, body, params, self._get_token())
         return self._parse_response(status, content)
 
-    def _bearer(self) -> str:
-        """Return the token, after a login if there is none."""
+    def _get_token(self) -> str:
+        """Return the token; logs in first if there is none."""
         with self._lock:
             if self._token is None:
                 login = {"username": self.access.username, "password": self.access.password}
                 status, content = self._send("POST", f"{self.url}/auth/token", login, None, None)
-                token, reason = _object(content).get("access_token"), self._error_message(content)
+                token = _parse_object(content).get("access_token")
+                reason = self._error_message(content)
                 if status in _UNAVAILABLE:
                     raise self._unavailable(f"Airflow at {self.url} is not available: HTTP {status}, {reason}.")
                 if status not in (200, 201) or not isinstance(token, str) or not token:
@@ -150,10 +151,10 @@ class AirflowApi:
 
     def _parse_response(self, status: int, content: bytes) -> Json:
         if 200 <= status < 300:
-            answer = _object(content)
-            if answer or content.strip() in (b"{}", b""):
+            parsed = _parse_object(content)
+            if parsed or content.strip() in (b"{}", b""):
                 self._error = ""
-                return answer
+                return parsed
             raise self._unavailable(
                 f"Not an Airflow server at {self.url}: {self._error_message(content)}. Check airflow_url."
             )
@@ -182,9 +183,12 @@ class AirflowApi:
         url: str,
         body: Mapping[str, Any] | None,
         params: Mapping[str, str | int] | None,
-        bearer: str | None,
+        token: str | None,
     ) -> tuple[int, bytes]:
-        headers = {"accept": "application/json", **({"authorization": f"Bearer {bearer}"} if bearer else {})}
+        """Return the status and the body of the response."""
+        headers = {"accept": "application/json"}
+        if token:
+            headers["authorization"] = f"Bearer {token}"
         deadline = time.monotonic() + self._timeout_s * _MAX_TIMEOUTS
         try:
             with self._client.stream(method, url, json=body, params=params, headers=headers) as response:
@@ -204,46 +208,53 @@ class AirflowApi:
         return response.status_code, bytes(content)
 
     def _error_message(self, content: bytes) -> str:
-        """Return the message of an error response, whose `detail` is a string, an object or a list of objects.
+        """Return the message of an error response, without our credentials, because some servers echo the request.
 
-        Our credentials are removed, as some servers echo the request.
+        Its `detail` is a string, an object or a list of objects.
         """
         for secret in filter(None, (self.access.password, self._token)):
             content = content.replace(secret.encode(), b"***")
-        detail = _object(content[:100_000]).get("detail")
-        found = []
+        detail = _parse_object(content[:100_000]).get("detail")
+        messages = []
         for part in detail if isinstance(detail, list) else [detail]:
             if isinstance(part, dict):
                 message = part.get("msg") or part.get("message") or part.get("reason") or json.dumps(part)
-                place = part.get("loc")
-                found.append(f"{'.'.join(map(str, place))}: {message}" if isinstance(place, list) else str(message))
+                location = part.get("loc")
+                if isinstance(location, list):
+                    messages.append(f"{'.'.join(map(str, location))}: {message}")
+                else:
+                    messages.append(str(message))
             elif part:
-                found.append(str(part))
-        text = "; ".join(found) or content[:_MAX_MESSAGE].decode("utf-8", "replace")
+                messages.append(str(part))
+        text = "; ".join(messages) or content[:_MAX_MESSAGE].decode("utf-8", "replace")
         return " ".join(text.split())[:_MAX_MESSAGE] or "no message"
 
     def _unavailable(self, message: str, backoff_s: float | None = None) -> AirflowUnavailable:
-        """Return the exception to raise; until the back-off ends, further requests fail with the same message."""
+        """Start the back-off, during which further requests fail with this message. Returns the exception to raise."""
         self._error = message
         self._backoff_until = self._clock() + (self._backoff_s if backoff_s is None else backoff_s)
         return AirflowUnavailable(message)
 
 
 def path_of(*parts: str | int) -> str:
-    """Join parts to a URL path; quotes them, as run and task ids may contain any character."""
+    """Quote and join the parts of a URL path. Run and task ids may contain any character."""
     return "/".join(quote(str(part), safe="") for part in parts)
 
 
-def _object(content: bytes) -> Json:
+def _parse_object(content: bytes) -> Json:
+    """Parse a JSON object; returns an empty one for any other content."""
     try:
-        answer = json.loads(content)
+        parsed = json.loads(content)
     except (ValueError, RecursionError):
         return {}
-    return answer if isinstance(answer, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _token_refused(status: int, content: bytes) -> bool:
-    """Whether the token was rejected: 401 if expired, 403 if signed with another key (or for missing permissions)."""
+    """Return whether the token was rejected.
+
+    The status is 401 for an expired token and 403 for one signed with another key. Missing permissions are also a 403.
+    """
     return status == 401 or (status == 403 and b"Invalid JWT token" in content)
 
 
@@ -253,11 +264,11 @@ TASK_ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "remo
 TASK_FAILED = frozenset({"failed", "upstream_failed"})
 TASK_PARKED = frozenset({"awaiting_input", "deferred"})
 TASK_UNSTARTED = frozenset({None, "scheduled", "queued"})
-_PAGE = 100  # task instances per request
+_PAGE_SIZE = 100  # task instances per request
 _MAX_TASKS = 2000
 _MAX_LINE = 65_536  # characters of a log line
 _MAX_ERROR = 2000  # characters of an exception in a log
-_T = TypeVar("_T", bound=BaseModel)
+_ResponseT = TypeVar("_ResponseT", bound=BaseModel)
 
 
 class _Response(BaseModel):
@@ -283,12 +294,12 @@ class TaskInstance(_Response):
     @property
     def title(self) -> str:
         """Display name, with the model if there is one."""
-        shown = self.rendered_map_index or (str(self.map_index) if self.map_index >= 0 else "")
-        return f"{self.task_id} {shown}".strip()
+        label = self.rendered_map_index or (str(self.map_index) if self.map_index >= 0 else "")
+        return f"{self.task_id} {label}".strip()
 
     @property
     def collects(self) -> bool:
-        """Whether it is a collect task; with several Ollama hosts, their task ids differ."""
+        """Whether this is a collect task. With several Ollama hosts, each has a collect task with its own id."""
         return self.task_id.startswith(COLLECT)
 
 
@@ -296,7 +307,7 @@ class _Dag(_Response):
     is_paused: bool = False
 
 
-class _Tasks(_Response):
+class _TaskInstances(_Response):
     task_instances: list[TaskInstance] = Field(default_factory=list)
 
 
@@ -345,7 +356,7 @@ class LogPart:
 
 
 class AirflowDag:
-    """The configured DAG; raises the same exceptions as AirflowApi."""
+    """The configured DAG and its runs. Methods raise the same exceptions as AirflowApi."""
 
     def __init__(self, api: AirflowApi) -> None:
         self._api = api
@@ -362,23 +373,23 @@ class AirflowDag:
         try:
             self._api.post(f"{self._path}/dagRuns", body)
         except AirflowError as exc:
-            if exc.status == 409:  # it exists: our earlier request, whose response was lost
+            if exc.status == 409:  # the run exists: the response to an earlier request was lost
                 return
-            raise self._not_started(exc) from exc
+            raise self._start_error(exc) from exc
 
     def check_unpaused(self) -> None:
-        """Raise AirflowUnavailable if the DAG is paused (runs would stay queued), JobStartError if it is missing."""
+        """Raise AirflowUnavailable if the DAG is paused, and JobStartError if it is missing."""
         try:
             paused = self.is_paused()
         except AirflowError as exc:
-            raise self._not_started(exc) from exc
+            raise self._start_error(exc) from exc
         if paused:
             raise AirflowUnavailable(
                 f"The DAG {self.dag_id} is paused in Airflow. Unpause it there (`airflow dags unpause {self.dag_id}`); "
                 "the job then starts by itself."
             )
 
-    def _not_started(self, exc: AirflowError) -> JobStartError:
+    def _start_error(self, exc: AirflowError) -> JobStartError:
         if exc.status == 404:
             return JobStartError(
                 f"The DAG {self.dag_id} is missing in Airflow at {self._api.url}. Put dags/bench_dag.py into its DAG "
@@ -389,7 +400,7 @@ class AirflowDag:
         return JobStartError(str(exc))
 
     def get_run(self, run_id: str) -> DagRun | None:
-        """Return the current run with its tasks; None if it does not exist."""
+        """Return the run with its tasks as they are now, or None if it does not exist."""
         try:
             run = _validate(DagRun, self._api.get(self._run_path(run_id)))
         except AirflowError as exc:
@@ -397,11 +408,11 @@ class AirflowDag:
                 return None
             raise
         tasks: list[TaskInstance] = []
-        while len(tasks) % _PAGE == 0 and len(tasks) < _MAX_TASKS:
-            answer = self._api.get(f"{self._run_path(run_id)}/taskInstances", limit=_PAGE, offset=len(tasks))
-            found = _validate(_Tasks, answer).task_instances
-            tasks += found
-            if not found:
+        while len(tasks) % _PAGE_SIZE == 0 and len(tasks) < _MAX_TASKS:
+            response = self._api.get(f"{self._run_path(run_id)}/taskInstances", limit=_PAGE_SIZE, offset=len(tasks))
+            page = _validate(_TaskInstances, response).task_instances
+            tasks += page
+            if not page:
                 break
         tasks.sort(key=lambda task: (task.start_date is None, task.start_date or "", task.key))
         return run.model_copy(update={"tasks": tuple(tasks)})
@@ -417,12 +428,15 @@ class AirflowDag:
             try:
                 self._api.get(path_of("pools", name))
             except AirflowError as exc:
-                if exc.status == 404:  # without read permission, assume that it exists
+                if exc.status == 404:  # after other errors, such as a missing permission, assume that it exists
                     missing.append(name)
         return missing
 
     def log(self, run_id: str, task: TaskInstance, attempt: int, token: str | None, skip: int) -> LogPart:
-        """Return a task's log after the `skip` lines already read; `token` avoids fetching those again."""
+        """Return the lines of a task's log that follow the first `skip` lines, which were read before.
+
+        With the `token` of the last page, Airflow does not send those again.
+        """
         path = f"{self._run_path(run_id)}/{path_of('taskInstances', task.task_id, 'logs', attempt)}"
         if token is not None:
             try:
@@ -470,22 +484,22 @@ class AirflowDag:
         return f"{self._path}/{path_of('dagRuns', run_id)}"
 
 
-def _validate(kind: type[_T], answer: Json) -> _T:
+def _validate(model: type[_ResponseT], response: Json) -> _ResponseT:
     try:
-        return kind.model_validate(answer)
+        return model.model_validate(response)
     except ValidationError as exc:
-        fault = exc.errors(include_url=False)[0]
-        place = ".".join(map(str, fault["loc"]))
+        error = exc.errors(include_url=False)[0]
+        location = ".".join(map(str, error["loc"]))
         raise AirflowUnavailable(
-            f"Airflow returned an unexpected response ({place}: {fault['msg']}). Is it Airflow 3?"
+            f"Airflow returned an unexpected response ({location}: {error['msg']}). Is it Airflow 3?"
         ) from exc
 
 
 def _log_part(log: _Log, skip: int) -> LogPart:
-    """Parse a log response, without the leading group that names the log's source."""
+    """Parse a log response. Leaves out its leading group, which names the log's source, and the first `skip` lines."""
     lines = [_parse_entry(entry) for entry in log.content]
     if lines and lines[0].text.startswith("::group::Log message source details"):
-        end = next((at for at, line in enumerate(lines) if line.text.startswith("::endgroup::")), -1)
+        end = next((index for index, line in enumerate(lines) if line.text.startswith("::endgroup::")), -1)
         lines = lines[end + 1 :]
     return LogPart(tuple(lines[skip:]), log.continuation_token)
 
@@ -495,7 +509,7 @@ def _parse_entry(entry: object) -> LogLine:
     if not isinstance(entry, dict):
         return LogLine(str(entry)[:_MAX_LINE])
     text, details = str(entry.get("event", ""))[:_MAX_LINE], entry.get("error_detail")
-    last = details[-1] if isinstance(details, list) and details else None
-    if not isinstance(last, dict):
+    exception = details[-1] if isinstance(details, list) and details else None
+    if not isinstance(exception, dict):
         return LogLine(text)
-    return LogLine(text, f"{last.get('exc_type', 'Exception')}: {last.get('exc_value', '')}"[:_MAX_ERROR])
+    return LogLine(text, f"{exception.get('exc_type', 'Exception')}: {exception.get('exc_value', '')}"[:_MAX_ERROR])

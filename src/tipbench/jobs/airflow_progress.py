@@ -1,7 +1,7 @@
 """Converts the task logs of a DAG run into the events and the log of one job.
 
-A task's log contains the events of its command as JSON lines, mixed with other output. Each task has its own start,
-exit and totals; they are merged, so that the job has one of each.
+A task's log contains the events of its command as JSON lines, mixed with other output. The start, exit and totals
+events of all tasks are merged, so that the job has one of each.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tipbench.jobs.job import JobState, JobStatus
 from tipbench.record import events
 from tipbench.record.events import event_json, event_line, parse_line
 
-MAX_OUTPUT_BYTES = 64 * 1024 * 1024  # of all tasks of a job; a collect of 10 000 cells prints 3 MB
-_FILE = "airflow.json"
-_MAX_WAITS = 10  # servers that a task waits for
+MAX_OUTPUT_BYTES = 64 * 1024 * 1024  # of all tasks of a job together; a collect of 10 000 cells prints 3 MB
+_PROGRESS_FILE = "airflow.json"
+_MAX_WAITS = 10  # servers that are stored as waited for, per task
 
 
 class _StoredModel(BaseModel):
@@ -34,9 +34,9 @@ class LogPosition(_StoredModel):
     """How far a task's log has been read."""
 
     attempt: int = 1
-    lines: int = 0  # of this attempt
+    lines: int = 0  # read of this attempt's log
     token: str | None = None  # requests the next page
-    over: bool = False  # read to its end
+    over: bool = False  # the log was read to its end
 
 
 class TaskTotals(_StoredModel):
@@ -49,21 +49,21 @@ class TaskTotals(_StoredModel):
     failure: str = ""
     exit_code: int | None = None
     waiting: list[str] = Field(default_factory=list)  # servers it waits for
-    recording: bool = False
+    recording: bool = False  # some cells are still being recorded
 
 
 class StoredProgress(_StoredModel):
-    """The runner's state of a job, on disk so that any process that shares the home folder can continue."""
+    """The Airflow runner's state of a job. Any process that shares the home folder can continue from it."""
 
     run_id: str = ""  # set before the trigger request is sent
     triggered: bool = False  # the DAG run exists in Airflow
     base: dict[str, int] = Field(default_factory=dict)  # attempts by earlier jobs in the same DAG run, by task
-    places: dict[str, LogPosition] = Field(default_factory=dict)
-    tallies: dict[str, TaskTotals] = Field(default_factory=dict)
-    states: dict[str, str | None] = Field(default_factory=dict)  # of tasks, as last logged
+    places: dict[str, LogPosition] = Field(default_factory=dict)  # by task
+    tallies: dict[str, TaskTotals] = Field(default_factory=dict)  # by task
+    states: dict[str, str | None] = Field(default_factory=dict)  # by task, as last logged
     told: list[str] = Field(default_factory=list)  # warnings already emitted
     events_size: int = 0  # bytes of the event file
-    log_size: int = 0
+    log_size: int = 0  # bytes of the log
     looked: float = 0.0  # when Airflow was last polled
     checked: float = 0.0  # when the DAG, its pools and the pending cells were last checked
     ended_since: float | None = None  # when the DAG run was first seen to have ended
@@ -84,9 +84,9 @@ class StoredProgress(_StoredModel):
 
 
 def read_progress(folder: JobFolder) -> StoredProgress:
-    """Read the stored state; returns an empty one if it is missing or invalid."""
+    """Return the stored state, or an empty one if the file is missing or invalid."""
     try:
-        return StoredProgress.model_validate_json((folder.path / _FILE).read_bytes())
+        return StoredProgress.model_validate_json((folder.path / _PROGRESS_FILE).read_bytes())
     except (OSError, ValidationError):
         return StoredProgress()
 
@@ -95,11 +95,11 @@ def write_progress(folder: JobFolder, stored: StoredProgress) -> None:
     """Save the state atomically."""
     with home_errors(folder.path, "cannot be written"):
         folder.make()
-        write_atomic(folder.path / _FILE, stored.model_dump_json().encode())
+        write_atomic(folder.path / _PROGRESS_FILE, stored.model_dump_json().encode())
 
 
 class RunProgress:
-    """Events and log lines of a job, buffered until `save`; incomplete output of a crashed process is overwritten."""
+    """Buffers events and log lines of a job until `save`, which overwrites incomplete output of a crashed process."""
 
     def __init__(self, folder: JobFolder, stored: StoredProgress, clock: Callable[[], float]) -> None:
         self.stored = stored
@@ -118,39 +118,43 @@ class RunProgress:
                 self._read_task(dag, task)
 
     def _read_task(self, dag: AirflowDag, task: TaskInstance) -> None:
-        """Read a task's log. If it is unreadable, progress is lost; the job's outcome is not affected."""
+        """Read the new lines of a task's log. An unreadable log is a warning and does not change the job's outcome."""
         position = self.stored.places.setdefault(task.key, LogPosition(attempt=self.stored.base.get(task.key, 0) + 1))
-        last = task.try_number
-        if position.attempt > last or (position.attempt == last and position.over):
+        last_attempt = task.try_number
+        if position.attempt > last_attempt or (position.attempt == last_attempt and position.over):
             return
         while True:
             try:
-                part = dag.log(self.stored.run_id, task, position.attempt, position.token, position.lines)
+                page = dag.log(self.stored.run_id, task, position.attempt, position.token, position.lines)
             except (AirflowUnavailable, AirflowError) as exc:
                 self.warn_once(f"The log of {task.title} cannot be read: {exc} The run continues.")
                 if isinstance(exc, AirflowUnavailable) or exc.status != TOO_LONG:
                     return
-                over = True
+                at_end = True
             else:
-                self._read_lines(task, part.lines)
-                position.lines += len(part.lines)
-                position.token = part.token
-                over = part.token is None and task.state in TASK_ENDED
-            if position.attempt == last:
-                position.over = over
+                self._read_lines(task, page.lines)
+                position.lines += len(page.lines)
+                position.token = page.token
+                at_end = page.token is None and task.state in TASK_ENDED
+            if position.attempt == last_attempt:
+                position.over = at_end
                 return
             self._next_attempt(task, position)
 
     def _next_attempt(self, task: TaskInstance, position: LogPosition) -> None:
-        position.attempt, position.lines, position.token, position.over = position.attempt + 1, 0, None, False
+        """Move to the start of the next attempt's log, and reset the totals that are counted per attempt."""
+        position.attempt += 1
+        position.lines, position.token, position.over = 0, None, False
         totals = self.stored.tallies.get(task.key)
         if totals is not None:
             self._close_waits(totals)
-            totals.answered_before, totals.answered = totals.answered_before + totals.answered, 0
+            totals.answered_before += totals.answered
+            totals.answered = 0
             totals.collected, totals.failure, totals.exit_code = None, "", None
         self.emit(events.Message(f"{task.title}: attempt {position.attempt}; recorded cells are not generated again."))
 
     def _read_lines(self, task: TaskInstance, lines: Iterable[LogLine]) -> None:
+        """Buffer the events in a task's log lines, and all other lines as log output."""
         totals = self.stored.tallies.setdefault(task.key, TaskTotals())
         for line in lines:
             raw = line.text.strip().encode("utf-8", "backslashreplace")
@@ -165,7 +169,7 @@ class RunProgress:
                 self._events.append(json.dumps({"at": at, **event_json(event)}).encode("ascii") + b"\n")
 
     def _update_totals(self, totals: TaskTotals, event: events.Event, task: TaskInstance) -> bool:
-        """Update the task's totals; returns False for an event that the job emits merged with those of other tasks."""
+        """Update the task's totals. Returns False for events that the job emits only once, merged over its tasks."""
         if isinstance(event, events.Collected):
             totals.collected = event
         elif isinstance(event, events.Evidence):
@@ -179,7 +183,7 @@ class RunProgress:
         elif isinstance(event, events.Waiting):
             totals.waiting = list(dict.fromkeys([*totals.waiting, event.what]))[:_MAX_WAITS]
         elif isinstance(event, events.Resumed):
-            totals.waiting = [what for what in totals.waiting if what != event.what]
+            totals.waiting = [server for server in totals.waiting if server != event.what]
         elif isinstance(event, events.Recording):
             totals.recording = event.left > 0
         elif isinstance(event, events.CellFinished):
@@ -187,9 +191,9 @@ class RunProgress:
         return not isinstance(event, events.Collected | events.Evidence | events.Failure | events.Exit | events.Started)
 
     def _close_waits(self, totals: TaskTotals) -> None:
-        """Emit the events that close an ended attempt's waits and pending recordings."""
-        for what in totals.waiting:
-            self.emit(events.Resumed(what))
+        """Emit the events that end the waits and the recording of an attempt that has ended."""
+        for server in totals.waiting:
+            self.emit(events.Resumed(server))
         if totals.recording:
             self.emit(events.Recording(0))
         totals.waiting, totals.recording = [], False
@@ -215,7 +219,7 @@ class RunProgress:
 
     @property
     def _full(self) -> bool:
-        """Whether task output exceeds MAX_OUTPUT_BYTES; emits a warning if so."""
+        """Whether the stored output exceeds MAX_OUTPUT_BYTES. Emits a warning if so."""
         if self.stored.events_size + self.stored.log_size <= MAX_OUTPUT_BYTES:
             return False
         self.warn_once(f"Its tasks have printed more than {MAX_OUTPUT_BYTES >> 20} MB; see Airflow for the rest.")
@@ -233,7 +237,7 @@ class RunProgress:
         self.emit(events.Exit(status.exit_code if status.exit_code is not None else 1))
 
     def save(self) -> None:
-        """Write the buffered output, then the state with its file sizes."""
+        """Write the buffered output, and then the state, which contains the new file sizes."""
         text = "".join(f"{line}\n" for line in self._log).encode("utf-8", "backslashreplace")
         self.stored.events_size = _append(self._folder.events, self.stored.events_size, b"".join(self._events))
         self.stored.log_size = _append(self._folder.log, self.stored.log_size, text)
@@ -241,40 +245,40 @@ class RunProgress:
         write_progress(self._folder, self.stored)
 
 
-def merged_memory(seen: list[events.Evidence]) -> events.Evidence | None:
-    """Merge memory events; returns None for an empty list."""
-    if not seen:
+def merged_memory(evidence: list[events.Evidence]) -> events.Evidence | None:
+    """Merge the memory events of several tasks; returns None for an empty list."""
+    if not evidence:
         return None
     return events.Evidence(
-        samples=sum(each.samples for each in seen),
-        most_resident=max(each.most_resident for each in seen),
-        largest_gap_s=max(each.largest_gap_s for each in seen),
-        handovers=sum(each.handovers for each in seen),
-        unknown_samples=sum(each.unknown_samples for each in seen),
-        foreign=tuple(sorted({name for each in seen for name in each.foreign})),
+        samples=sum(each.samples for each in evidence),
+        most_resident=max(each.most_resident for each in evidence),
+        largest_gap_s=max(each.largest_gap_s for each in evidence),
+        handovers=sum(each.handovers for each in evidence),
+        unknown_samples=sum(each.unknown_samples for each in evidence),
+        foreign=tuple(sorted({name for each in evidence for name in each.foreign})),
     )
 
 
 def merged_collected(tasks: list[TaskTotals]) -> events.Collected | None:
-    """Merge the totals of collect tasks; cells of this job's earlier attempts count as generated."""
-    found = [(task.collected, task.answered_before) for task in tasks if task.collected is not None]
-    if not found:
+    """Merge the totals of collect tasks. Cells that earlier attempts of this job recorded count as generated."""
+    totals = [(task.collected, task.answered_before) for task in tasks if task.collected is not None]
+    if not totals:
         return None
-    seconds = [each.seconds for each, _ in found if each.seconds is not None]
+    seconds = [each.seconds for each, _ in totals if each.seconds is not None]
     return events.Collected(
-        experiment=found[0][0].experiment,
-        cells=sum(each.cells for each, _ in found),
-        recorded_before=sum(max(0, each.recorded_before - earlier) for each, earlier in found),
-        generated=sum(each.generated + min(earlier, each.recorded_before) for each, earlier in found),
-        failed=sum(each.failed for each, _ in found),
-        refused=tuple(dict.fromkeys(reason for each, _ in found for reason in each.refused)),
+        experiment=totals[0][0].experiment,
+        cells=sum(each.cells for each, _ in totals),
+        recorded_before=sum(max(0, each.recorded_before - earlier) for each, earlier in totals),
+        generated=sum(each.generated + min(earlier, each.recorded_before) for each, earlier in totals),
+        failed=sum(each.failed for each, _ in totals),
+        refused=tuple(dict.fromkeys(reason for each, _ in totals for reason in each.refused)),
         seconds=sum(seconds) if seconds else None,
-        url=next((each.url for each, _ in found if each.url), None),
+        url=next((each.url for each, _ in totals if each.url), None),
     )
 
 
 def _append(path: Path, size: int, content: bytes) -> int:
-    """Write at byte `size`, truncating leftovers of a crashed process; returns the new size."""
+    """Write at byte `size`, after removing any output of a crashed process from there on. Returns the new size."""
     if not content:
         return size
     with home_errors(path, "cannot be written"):

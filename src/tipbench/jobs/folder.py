@@ -1,4 +1,4 @@
-"""Job folder: the files of a job, from which any process can continue to observe it after a restart.
+"""Job folder: the files of a job. Any process can observe the job from them, also after a restart.
 
 The job's command appends events to a file; readers use its byte offsets as cursors.
 """
@@ -24,9 +24,9 @@ from tipbench.jobs.progress import Progress
 from tipbench.record.events import MOST_LINE, Event, event_line, parse_line, strip_logins
 from tipbench.text import printable
 
-EVENTS_VARIABLE = "TIPBENCH_EVENTS"  # the path of a command's event file
+EVENTS_VARIABLE = "TIPBENCH_EVENTS"  # environment variable with the path of a command's event file
 MAX_LOG = 1_000_000  # bytes of a log that are returned
-_TAIL_BYTES = 65_536  # of the event file: enough for the last events of a command
+_TAIL_BYTES = 65_536  # read from the end of the event file; enough for the last events of a command
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
 
 
@@ -63,9 +63,9 @@ class JobFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the job, so that no other process starts it or marks it as never to be started."""
+        """Lock the job, so that no other process starts it or forbids its start."""
         self.make()
-        with file_lock(self.path / "lock", wait=True):  # held briefly, and released when its holder exits
+        with file_lock(self.path / "lock", wait=True):  # held briefly, and released when the process exits
             yield
 
     @property
@@ -83,14 +83,14 @@ class JobFolder:
 
     @property
     def cancel_sent_at(self) -> float | None:
-        """When a stop was requested (Unix time); None if it was not."""
+        """When a cancel request was sent, in Unix time, or None."""
         try:
             return float(self._cancel_sent.read_text("ascii"))
         except (OSError, ValueError):
             return None
 
     def note_cancel_sent(self, now: float) -> None:
-        """Save when a stop was requested."""
+        """Save when a cancel request was sent."""
         with home_errors(self._cancel_sent, "cannot be written"):
             write_atomic(self._cancel_sent, str(now).encode())
 
@@ -100,12 +100,12 @@ class JobFolder:
         return self._start_forbidden.exists()
 
     def forbid_start(self) -> None:
-        """Mark the job as never to be started."""
+        """Mark the job so that it is never started."""
         with home_errors(self._start_forbidden, "cannot be written"):
             write_atomic(self._start_forbidden, b"")
 
     def tail(self, max_bytes: int) -> LogTail:
-        """Return the end of the log, from the start of a line, without control characters and credentials."""
+        """Return the last lines of the log, without control characters and credentials."""
         try:
             with self.log.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -114,7 +114,7 @@ class JobFolder:
                 content = file.read(size - start)
         except OSError:
             return LogTail("", 0, cut=False)
-        if start:  # drop the partial first line, or else word: a login in a partial URL would not be removed
+        if start:  # drop a partial first line, or its first word: strip_logins misses a login in a partial URL
             content = content.partition(b"\n")[2] or b"".join(re.split(rb"\s", content, maxsplit=1)[1:])
         text = printable(content.decode(errors="replace"), keep="\n\t")
         return LogTail(strip_logins(text), size, cut=start > 0)
@@ -124,14 +124,14 @@ class JobFolder:
 
 
 class EventWriter:
-    """Appends events. Write errors such as a full disk are ignored: reporting never stops the command."""
+    """Appends events to a file. Write errors, such as a full disk, are ignored, so that they never stop the command."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         """Open the file; raises OSError if that fails."""
         self._fd: int | None = open_private(path, os.O_WRONLY | os.O_APPEND)
         self._clock = clock
-        self._lock = threading.RLock()  # reentrant: an interrupt inside it must not block the exit event
-        self._torn = False  # the last line is incomplete: the disk was full
+        self._lock = threading.RLock()  # reentrant, because an interrupt while it is held writes the exit event
+        self._line_incomplete = False  # the last write failed or was cut short, as on a full disk
 
     def write(self, event: Event, *, durable: bool = False) -> None:
         """Append an event; `durable` waits until it is on disk. A closed writer writes nothing."""
@@ -139,9 +139,9 @@ class EventWriter:
             if self._fd is None:
                 return
             line = event_line(event, self._clock())
-            whole = b"\n" + line if self._torn else line
-            self._torn = True
-            self._torn = os.write(self._fd, whole) != len(whole)
+            content = b"\n" + line if self._line_incomplete else line
+            self._line_incomplete = True
+            self._line_incomplete = os.write(self._fd, content) != len(content)
             if durable:
                 os.fsync(self._fd)
 
@@ -153,18 +153,19 @@ class EventWriter:
 
 
 def read_events(path: Path, after: int = 0, limit: int = 500) -> list[RecordedEvent]:
-    """Return at most `limit` events after the byte `after`; an incomplete last line is left for the next call.
+    """Return at most `limit` events that follow the byte offset `after`.
 
-    Invalid lines and unknown events are skipped. A missing file has no events.
+    An incomplete last line is left for the next call. Invalid lines and unknown events are skipped. A missing file has
+    no events.
     """
-    found: list[RecordedEvent] = []
+    recorded: list[RecordedEvent] = []
     with suppress(FileNotFoundError):
-        for cursor, line in _lines(path, max(0, after)):
+        for cursor, line in _complete_lines(path, max(0, after)):
             if (parsed := parse_line(line)) is not None:
-                found.append(RecordedEvent(cursor, *parsed))
-                if len(found) >= limit:
+                recorded.append(RecordedEvent(cursor, *parsed))
+                if len(recorded) >= limit:
                     break
-    return found
+    return recorded
 
 
 def read_result(path: Path) -> Progress | None:
@@ -179,20 +180,20 @@ def read_result(path: Path) -> Progress | None:
     return None if progress.exit_code is None else progress
 
 
-def _lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
-    """Yield complete lines with their end offset; a start inside a line skips to the next one."""
+def _complete_lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the end offset and the content of each complete line. A partial line at `start` is skipped."""
     with path.open("rb") as file:
         if start:
             file.seek(start - 1)
-            if _line(file) is None:
+            if _read_line(file) is None:
                 return
-        while (line := _line(file)) is not None:
+        while (line := _read_line(file)) is not None:
             yield file.tell(), line
 
 
-def _line(file: BinaryIO) -> bytes | None:
-    """Return the next line; empty if it exceeds MOST_LINE, None if it is incomplete."""
-    line = piece = file.readline(MOST_LINE)
-    while piece and not piece.endswith(b"\n"):
-        line, piece = b"", file.readline(MOST_LINE)
-    return line if piece else None
+def _read_line(file: BinaryIO) -> bytes | None:
+    """Return the next line: empty if it exceeds MOST_LINE bytes, None if it is incomplete."""
+    line = chunk = file.readline(MOST_LINE)
+    while chunk and not chunk.endswith(b"\n"):
+        line, chunk = b"", file.readline(MOST_LINE)
+    return line if chunk else None

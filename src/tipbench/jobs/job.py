@@ -26,9 +26,9 @@ class JobState(StrEnum):
     RUNNING = "running"  # started and observed
     WAITING = "waiting"  # started and parked until judging is finished; holds no resources
     SUCCEEDED = "succeeded"  # ended with exit code 0
-    FAILED = "failed"  # ended with another exit code, or could not be started
+    FAILED = "failed"  # ended with an exit code other than 0, or could not be started
     CANCELLED = "cancelled"  # ended by a cancel request
-    LOST = "lost"  # started, but its process ended without an exit code, or its scheduler is unavailable
+    LOST = "lost"  # started, but its process ended without an exit code, or its runner is unavailable
 
 
 ENDED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
@@ -53,11 +53,12 @@ def check_transition(old: JobState, new: JobState) -> None:
 
 
 def transitions_between(old: JobState, new: JobState) -> tuple[JobState, ...]:
-    """Return the states to move to, one after the other, to end in `new`; empty if that is not legal."""
+    """Return the legal transitions from `old` to `new`: direct, or via RUNNING. Empty if there are none."""
     if new in MOVES[old]:
         return (new,)
-    via = JobState.RUNNING
-    return (via, new) if via in MOVES[old] and new in MOVES[via] and new is not old else ()
+    if new is not old and JobState.RUNNING in MOVES[old] and new in MOVES[JobState.RUNNING]:
+        return (JobState.RUNNING, new)
+    return ()
 
 
 @dataclass(frozen=True)
@@ -66,17 +67,17 @@ class JobRequest:
 
     kind: JobKind
     experiment: str
-    arguments: Mapping[str, Any]  # the command's options by key, without secrets; also an Airflow run's conf
-    private: Mapping[str, str] = field(default_factory=dict, repr=False)  # variables with secrets; never shown
-    resources: tuple[str, ...] = ()  # such as an Ollama server; one job at a time may use a resource
+    arguments: Mapping[str, Any]  # the command's options by key, without secrets
+    private: Mapping[str, str] = field(default_factory=dict, repr=False)  # environment variables with secrets
+    resources: tuple[str, ...] = ()  # such as an Ollama server; a resource is used by one job at a time
     started_by: str = ""
     runner: str = "local"
-    retry_of: str | None = None
+    retry_of: str | None = None  # id of the job that this one repeats
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job(JobRequest):
-    """A request that is in the store. Times are Unix timestamps."""
+    """A stored request with its state. Times are Unix timestamps."""
 
     id: str
     state: JobState
@@ -85,7 +86,7 @@ class Job(JobRequest):
     ended: float | None = None
     exit_code: int | None = None
     reason: str = ""  # why it failed, is lost or cannot start
-    links: Mapping[str, str] = field(default_factory=dict)  # pages of this job in mlflow and airflow
+    links: Mapping[str, str] = field(default_factory=dict)  # URLs of its pages, by `mlflow` and `airflow`
     key: str | None = None  # the idempotency key of its request
     claimed: float | None = None  # when a supervisor began to start it
     cancel_requested: float | None = None
@@ -103,27 +104,27 @@ class JobStatus:
 
 @dataclass(frozen=True)
 class RecordedEvent:
-    """An event with its time (ISO 8601, UTC); pass `cursor` to read the events after it."""
+    """An event of a job with its time."""
 
-    cursor: int
-    at: str
+    cursor: int  # pass as `after` to read the following events
+    at: str  # ISO 8601, UTC
     event: Event
 
 
 @dataclass(frozen=True)
 class LogTail:
-    """The end of a job's log: `cut` if earlier output is omitted, `size` of the whole log in bytes."""
+    """The end of a job's log."""
 
     text: str
-    size: int
-    cut: bool
+    size: int  # of the whole log, in bytes
+    cut: bool  # whether earlier output is omitted
 
 
 class Runner(Protocol):
     """Runs jobs outside this process, so that they continue when the panel stops.
 
-    All methods raise ServerUnavailable if the scheduler is unavailable. Until it responds, started jobs are lost and
-    others stay queued.
+    All methods raise ServerUnavailable if the runner's server is unavailable. Until it responds, started jobs are LOST
+    and others stay QUEUED.
     """
 
     name: str
@@ -137,18 +138,18 @@ class Runner(Protocol):
         ...
 
     def cancel(self, job: Job) -> None:
-        """Stop the job, gracefully at first; called repeatedly until it has ended.
+        """Stop the job, gracefully at first. Called repeatedly until the job has ended.
 
-        A job that was not started yet never starts, and its status is CANCELLED.
+        A job that was not started yet is never started, and its status is CANCELLED.
         """
         ...
 
     def events(self, job: Job, after: int = 0, limit: int = 500) -> Sequence[RecordedEvent]:
-        """Return its events, oldest first; `after` is the `cursor` of the last event already read."""
+        """Return the job's events after the cursor `after`, oldest first."""
         ...
 
     def log(self, job: Job, max_bytes: int = 65_536) -> LogTail:
-        """Return the end of its log."""
+        """Return the end of the job's log."""
         ...
 
     def forget(self, job: Job) -> None:

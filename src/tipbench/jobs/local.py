@@ -1,8 +1,8 @@
 """Subprocess runner: a job is `python -m tipbench …` in a separate session, so that it outlives its parent.
 
-`LocalRunner.start` runs `python -m tipbench.jobs.local FOLDER WORDS…`, which creates a session, saves its process
-identity while it holds the job's lock, and execs the command. A job is therefore started at most once, even with
-concurrent or crashing callers, and never runs without being recorded.
+`LocalRunner.start` runs this module as a launcher, `python -m tipbench.jobs.local FOLDER ARGUMENTS…`. The launcher
+creates a session, saves its process identity while it holds the job's lock, and execs the command. So a job is started
+at most once, even with concurrent or crashing callers, and never runs without being recorded.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tipbench.jobs.folder import EVENTS_VARIABLE, JobFolder, Process, read_event
 from tipbench.jobs.job import Job, JobState, JobStatus, LogTail, RecordedEvent
 from tipbench.jobs.progress import refused_reason
 
-GRACE_S = 90.0  # between SIGTERM and SIGKILL: to abort requests, unload the model and record finished cells
-_START_TIMEOUT_S = 60.0  # of the launcher
+GRACE_S = 90.0  # between SIGTERM and SIGKILL; a command aborts requests, unloads its model and records cells
+_START_TIMEOUT_S = 60.0  # for the launcher
 _INTERRUPTED = 130  # exit code of an interrupted command
 _PROC = Path("/proc")
-_PANEL_ONLY = ("_TOKEN", "_SECRET", "_PASSWORD", "_KEY")  # suffixes of TIPBENCH_ variables that jobs must not inherit
+_SECRET_SUFFIXES = ("_TOKEN", "_SECRET", "_PASSWORD", "_KEY")  # of TIPBENCH_ variables that jobs must not inherit
 
 
 class LocalRunner:
@@ -48,7 +48,7 @@ class LocalRunner:
         self._clock = clock
 
     def start(self, job: Job) -> None:
-        """Start the job, once; its process identity is saved before this returns."""
+        """Start the job, once. Its process identity is saved before this method returns."""
         folder = self._folder(job)
         folder.make()
         if folder.process is not None or folder.start_forbidden:
@@ -62,13 +62,13 @@ class LocalRunner:
             raise JobStartError(f"The command could not be started: {error or _last_line(folder)}")
 
     def _launch(self, job: Job, folder: JobFolder) -> str:
-        """Run the launcher, which exits once the command has started; returns its error, or an empty string."""
+        """Run the launcher until it has started the command. Returns its error, or an empty string."""
         from tipbench.jobs.command import command_arguments  # not imported in the launcher, to keep it fast
 
         environment = {
             name: value
             for name, value in self._environment.items()
-            if not (name.startswith("TIPBENCH_") and name.endswith(_PANEL_ONLY))
+            if not (name.startswith("TIPBENCH_") and name.endswith(_SECRET_SUFFIXES))
         }
         environment |= job.private
         environment |= {"TIPBENCH_HOME": str(self._home), EVENTS_VARIABLE: str(folder.events), "PYTHONUNBUFFERED": "1"}
@@ -96,17 +96,17 @@ class LocalRunner:
             return JobStatus(JobState.CANCELLED, reason="Cancelled before it was started.")
         if process is None:
             return JobStatus(JobState.LOST, reason=f"No process recorded in {folder.path}.")
-        alive = is_alive(process)  # checked first: the exit event is written before the process ends
+        alive = is_alive(process)  # before reading the result, as the exit event precedes the end of the process
         result = read_result(folder.events)
         if result is not None:
-            code, collected = result.exit_code, result.collected
+            exit_code, collected = result.exit_code, result.collected
             links = {"mlflow": collected.url} if collected and collected.url else {}
-            if code == 0:
-                return JobStatus(JobState.SUCCEEDED, code, refused_reason(collected), links)
+            if exit_code == 0:
+                return JobStatus(JobState.SUCCEEDED, exit_code, refused_reason(collected), links)
             if job.cancel_requested is not None:
-                return JobStatus(JobState.CANCELLED, code, "Cancelled; finished cells are kept.", links)
-            default = "Interrupted; a retry continues." if code == _INTERRUPTED else "See the log."
-            return JobStatus(JobState.FAILED, code, result.failure_reason or default, links)
+                return JobStatus(JobState.CANCELLED, exit_code, "Cancelled; finished cells are kept.", links)
+            default = "Interrupted; a retry continues." if exit_code == _INTERRUPTED else "See the log."
+            return JobStatus(JobState.FAILED, exit_code, result.failure_reason or default, links)
         if alive:
             return JobStatus(JobState.RUNNING)
         if process.host != os.uname().nodename:
@@ -122,7 +122,7 @@ class LocalRunner:
         )
 
     def cancel(self, job: Job) -> None:
-        """Send SIGTERM to the process group, once, and SIGKILL to all descendants after the grace period."""
+        """Send SIGTERM to the process group, once. After the grace period, send SIGKILL to it and all descendants."""
         folder = self._folder(job)
         with folder.locked():
             if folder.process is None:
@@ -134,7 +134,7 @@ class LocalRunner:
         cancel_sent, now = folder.cancel_sent_at, self._clock()
         if cancel_sent is None:
             _signal_group(process.pid, signal.SIGTERM)
-            # Saved after the signal: after a crash in between, a second SIGTERM is harmless, a missing one is not.
+            # Saved after the signal: if this process crashes in between, SIGTERM is sent twice, which is harmless.
             folder.note_cancel_sent(now)
         elif now - cancel_sent > self._grace_s:
             pids = descendants(process.pid)
@@ -174,9 +174,9 @@ def _last_line(folder: JobFolder) -> str:
 def process_start(pid: int) -> str | None:
     """Return a process's start time in a system-specific format; None if it does not exist or is a zombie."""
     if not (_PROC / "self" / "stat").exists():
-        words = ["ps", "-p", str(pid), "-o", "stat=,lstart="]
-        listed = subprocess.run(words, capture_output=True, text=True, check=False)
-        state, _, start = listed.stdout.strip().partition(" ")
+        command = ["ps", "-p", str(pid), "-o", "stat=,lstart="]
+        ps = subprocess.run(command, capture_output=True, text=True, check=False)
+        state, _, start = ps.stdout.strip().partition(" ")
         return None if not start or state.startswith("Z") else start.strip()
     try:
         fields = (_PROC / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
@@ -184,28 +184,30 @@ def process_start(pid: int) -> str | None:
         return None
     if fields[0] in "ZX":  # zombie or dead
         return None
-    boot = ""  # start times are ticks since boot, so they are unique only together with the boot id
+    boot_id = ""  # a start time is in ticks since boot, so it is unique only together with the boot id
     with suppress(OSError):
-        boot = (_PROC / "sys" / "kernel" / "random" / "boot_id").read_text("utf-8", "replace").strip()
-    return f"{boot} {fields[19]}"
+        boot_id = (_PROC / "sys" / "kernel" / "random" / "boot_id").read_text("utf-8", "replace").strip()
+    start_ticks = fields[19]
+    return f"{boot_id} {start_ticks}"
 
 
 def is_alive(process: Process) -> bool:
-    """Whether this process is still running; detects a reused pid by its start time."""
+    """Return whether the process is still running. A reused pid is detected by its start time."""
     return process.host == os.uname().nodename and process_start(process.pid) == process.start
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the pids of all descendants in any process group; empty on systems without /proc."""
+    """Return the pids of all descendants, in any process group. Empty on systems without /proc."""
     children: dict[int, list[int]] = {}
     for entry in _PROC.glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
             fields = entry.read_text("utf-8", "replace").rpartition(")")[2].split()
-            children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
-    found = [pid]
-    for parent in found:  # grows during iteration
-        found += children.get(parent, [])
-    return found[1:]
+            parent_pid = int(fields[1])
+            children.setdefault(parent_pid, []).append(int(entry.parent.name))
+    pids = [pid]
+    for parent in pids:  # grows during iteration
+        pids += children.get(parent, [])
+    return pids[1:]
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:
@@ -216,15 +218,16 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 # Launcher
 
 
-def _become_command(path: Path, words: Sequence[str]) -> int:
-    """Fork, and wait until the child has exec'ed the command, which closes its end of the pipe, or has failed.
+def _launch_command(path: Path, arguments: Sequence[str]) -> int:
+    """Start the command in a forked child, and return the launcher's exit code.
 
-    The child executes nothing if the job was started before, or must not be.
+    The child sends its error through a pipe. If it succeeds, exec closes the pipe without an error. The child does
+    nothing if the job was already started or its start is forbidden.
     """
-    reading, writing = os.pipe()
+    read_fd, write_fd = os.pipe()
     if os.fork() > 0:
-        os.close(writing)
-        with os.fdopen(reading, "rb") as pipe:
+        os.close(write_fd)
+        with os.fdopen(read_fd, "rb") as pipe:
             error = pipe.read()
         sys.stderr.write(error.decode("utf-8", "replace"))
         return 1 if error else 0
@@ -238,12 +241,12 @@ def _become_command(path: Path, words: Sequence[str]) -> int:
                     raise OSError("this system does not report when a process started; /proc or ps is needed")  # noqa: TRY301
                 folder.note_process(Process(os.getpid(), start, os.uname().nodename))
                 # exec releases the lock.
-                os.execv(sys.executable, [sys.executable, "-P", "-m", "tipbench", *words])  # noqa: S606
-    except BaseException as exc:  # noqa: BLE001 - reported by the parent
-        os.write(writing, f"{type(exc).__name__}: {exc}\n".encode())
+                os.execv(sys.executable, [sys.executable, "-P", "-m", "tipbench", *arguments])  # noqa: S606
+    except BaseException as exc:  # noqa: BLE001 - the parent reports it
+        os.write(write_fd, f"{type(exc).__name__}: {exc}\n".encode())
     finally:
         os._exit(1)
 
 
 if __name__ == "__main__":
-    sys.exit(_become_command(Path(sys.argv[1]), sys.argv[2:]))
+    sys.exit(_launch_command(Path(sys.argv[1]), sys.argv[2:]))

@@ -1,4 +1,4 @@
-"""Supervisor: starts, observes and cancels jobs, queued by the resources they need."""
+"""Supervisor: starts, observes and cancels jobs. Jobs that need the same resource are queued."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tipbench.files import home_errors, open_private, try_lock, write_atomic
 from tipbench.jobs.job import ACTIVE, ENDED, Job, JobRequest, JobState, JobStatus, Runner, transitions_between
 from tipbench.jobs.store import JobStore, Submitted, check_key
 
-TICK_S = 0.5
+TICK_S = 0.5  # between two passes over the jobs
 MAX_RUNNING = 4  # jobs at the same time
 _MAX_LOST = 100  # lost jobs checked per tick
-_SWEEP_S = 3600.0  # between two deletions of expired jobs
-_MAX_SWEPT = 50  # per tick, to keep ticks short
-_MAX_JUMP_S = 2 * 86_400.0  # of the clock between two sweeps; a larger one may be a wrong clock
-_CONFIRM_JUMP_S = 86_400.0  # how long the panel must run before it accepts a larger jump
+_SWEEP_S = 3600.0  # between two sweeps, which delete expired jobs
+_MAX_SWEPT = 50  # jobs deleted per tick, to keep ticks short
+_MAX_JUMP_S = 2 * 86_400.0  # between two sweeps; after a larger jump, the clock may be wrong
+_CONFIRM_JUMP_S = 86_400.0  # how long the panel runs before it accepts a larger jump
 _log = logging.getLogger(__name__)
 
 
@@ -34,18 +34,18 @@ def retry(
     key: str | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> Submitted:
-    """Queue a copy of a job, with `retry_of` set. Raises JobConflict unless it failed, was cancelled or is lost.
+    """Queue a copy of a job. Raises JobConflict unless the job failed, was cancelled or is lost.
 
     `changes` overrides fields of the original request.
     """
     check_key(key)
     existing = None if key is None else store.by_key(key)
-    if existing is not None and existing.retry_of == job_id:  # regardless of the old job's current state
+    if existing is not None and existing.retry_of == job_id:  # a repeated request, whatever the old job's state
         return Submitted(existing, new=False)
     old = store.get(job_id)
     if old.state not in (JobState.FAILED, JobState.CANCELLED, JobState.LOST):
-        still = "has succeeded" if old.state in ENDED else f"is still {old.state}"
-        raise JobConflict(f"A job that failed, was cancelled or is lost can be retried; {job_id} {still}.")
+        state = "has succeeded" if old.state in ENDED else f"is still {old.state}"
+        raise JobConflict(f"A job that failed, was cancelled or is lost can be retried; {job_id} {state}.")
     request = {field.name: getattr(old, field.name) for field in fields(JobRequest)} | dict(changes or {})
     return store.add(JobRequest(**request | {"retry_of": old.id, "started_by": started_by}), key)
 
@@ -59,20 +59,20 @@ def queue_positions(queued: Sequence[Job]) -> dict[str, int]:
 
 
 def startable(queued: Sequence[Job], running: Sequence[Job], max_running: int = MAX_RUNNING) -> list[Job]:
-    """Return the jobs that can start now, FIFO for each resource."""
+    """Return the jobs that can start now. Each resource is assigned in the order of the queue."""
     taken = {resource for job in running for resource in job.resources}
-    free = max_running - len(running)
+    free_slots = max_running - len(running)
     chosen = []
     for job in queued:
-        if free > 0 and taken.isdisjoint(job.resources):
+        if free_slots > 0 and taken.isdisjoint(job.resources):
             chosen.append(job)
-            free -= 1
-        taken.update(job.resources)  # reserve a waiting job's resources (FIFO)
+            free_slots -= 1
+        taken.update(job.resources)  # also for a job that must wait, so that no later job overtakes it
     return chosen
 
 
 class Supervisor:
-    """Processes the queue. `tick` runs one pass; `start` runs passes on a thread until `close`."""
+    """Processes the jobs. `tick` runs one pass; `start` runs passes on a thread until `close`."""
 
     def __init__(
         self,
@@ -84,15 +84,15 @@ class Supervisor:
         max_running: int = MAX_RUNNING,
         keep_s: float | None = None,
     ) -> None:
-        """`keep_s` is how long ended jobs are kept; None keeps all."""
+        """Ended jobs are kept for `keep_s` seconds, or forever if it is None."""
         self._store = store
         self._runners = runners
         self._lock_path = lock
         self._tick_s = tick_s
         self._max_running = max_running
         self._keep_s = keep_s
-        self._next_sweep = 0.0
-        self._jumped_at: float | None = None  # monotonic
+        self._next_sweep = 0.0  # monotonic time
+        self._jumped_at: float | None = None  # when a clock jump was noticed (monotonic time)
         self._lock_fd: int | None = None
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -118,7 +118,7 @@ class Supervisor:
         return self
 
     def wake(self) -> None:
-        """Tick now, after a job was submitted or cancelled."""
+        """Run the next tick at once, as after a job was submitted or cancelled."""
         self._wake.set()
 
     def close(self) -> None:
@@ -139,19 +139,19 @@ class Supervisor:
         self.close()
 
     def tick(self) -> bool:
-        """Process every job once; returns False and does nothing if another process holds the lock."""
+        """Process every job once. Returns False, without processing any, if another process holds the lock."""
         if not self._acquire_lock():
             return False
         lost = self._store.in_states({JobState.LOST}, limit=_MAX_LOST)
         for job in self._store.in_states(ACTIVE - {JobState.LOST}) + lost:
-            self._safely(self._follow, job)
+            self._safely(self._update_job, job)
         queued = self._store.in_states({JobState.QUEUED})
         for job in (job for job in queued if job.cancel_requested is not None):
-            self._safely(self._follow, job)  # a supervisor crashed between claiming and starting it
+            self._safely(self._update_job, job)  # its supervisor crashed between claiming and starting it
         queued = [job for job in queued if job.cancel_requested is None]
         running = self._store.in_states({JobState.RUNNING})
         for job in startable(queued, running, self._max_running):
-            self._safely(self._begin, job)
+            self._safely(self._start_job, job)
         if time.monotonic() >= self._next_sweep:
             self._sweep()
         return True
@@ -167,7 +167,7 @@ class Supervisor:
             self._wake.wait(self._tick_s)
 
     def _sweep(self) -> None:
-        """Delete expired jobs, each after the data of its runner, so that no data is orphaned."""
+        """Delete expired jobs. The runner's data of a job is deleted first, so that none is orphaned."""
         removed = 0
         if self._keep_s is not None and self._clock_is_plausible():
             for job in self._store.expired(self._keep_s, limit=_MAX_SWEPT):
@@ -180,24 +180,24 @@ class Supervisor:
         self._next_sweep = time.monotonic() + (0 if removed == _MAX_SWEPT else _SWEEP_S)
 
     def _clock_is_plausible(self) -> bool:
-        """Return False after the clock has jumped ahead since the last sweep, as all jobs would look expired.
+        """Return False if the clock has jumped ahead since the last sweep: with a wrong clock, all jobs look expired.
 
-        The jump may also be a longer pause of the panel or a corrected clock, so sweeping continues after a day.
+        The panel may also have been stopped, or the clock corrected. So the new time is accepted after a day.
         """
         path, now = self._lock_path.with_name("last_sweep"), self._store.now()
         try:
-            last = float(path.read_text())
+            last_sweep = float(path.read_text())
         except (OSError, ValueError):
-            last = self._store.last_activity() or now
-        if now - last <= _MAX_JUMP_S:
+            last_sweep = self._store.last_activity() or now
+        if now - last_sweep <= _MAX_JUMP_S:
             self._jumped_at = None
         elif self._jumped_at is None:
             self._jumped_at = time.monotonic()
-            days = (now - last) / 86_400
+            days = (now - last_sweep) / 86_400
             _log.warning("the clock is %.0f days after the last sweep; expired jobs are kept for another day", days)
         plausible = self._jumped_at is None or time.monotonic() - self._jumped_at >= _CONFIRM_JUMP_S
         with home_errors(path, "cannot be written"):
-            write_atomic(path, str(now if plausible else last).encode())
+            write_atomic(path, str(now if plausible else last_sweep).encode())
         return plausible
 
     def _acquire_lock(self) -> bool:
@@ -212,16 +212,17 @@ class Supervisor:
         os.close(fd)
         return False
 
-    def _safely(self, act: Callable[[Job], None], job: Job) -> None:
-        """Call `act` and save its error as the job's reason, so that other jobs are not affected."""
+    def _safely(self, action: Callable[[Job], None], job: Job) -> None:
+        """Call `action` and save its error as the job's reason, so that other jobs are not affected."""
         try:
-            act(job)
+            action(job)
         except TipbenchError as exc:
             self._store.note(job.id, reason=str(exc))
         except Exception:  # noqa: BLE001 - a bug with one job must not block the others
             _log.exception("checking job %s failed", job.id)
 
-    def _begin(self, job: Job) -> None:
+    def _start_job(self, job: Job) -> None:
+        """Claim a queued job and start it."""
         claimed = self._store.claim(job.id)
         if claimed is None:  # cancelled in the meantime
             return
@@ -232,7 +233,8 @@ class Supervisor:
         else:
             self._advance(claimed, JobStatus(JobState.RUNNING))
 
-    def _follow(self, job: Job) -> None:
+    def _update_job(self, job: Job) -> None:
+        """Observe a job, after cancelling it if that is requested, and store its state."""
         try:
             runner = self.runner_of(job)
             if job.cancel_requested is not None:
@@ -243,7 +245,7 @@ class Supervisor:
         self._advance(job, status)
 
     def _advance(self, job: Job, status: JobStatus) -> None:
-        """Move the job to its observed state by legal transitions, each a compare-and-set."""
+        """Move the stored job to its observed state by legal transitions. Each is a compare-and-set."""
         if any(job.links.get(name) != url for name, url in status.links.items()):
             self._store.note(job.id, links=status.links)
         if status.state is job.state:
@@ -252,8 +254,7 @@ class Supervisor:
             return
         state = job.state
         for step in transitions_between(job.state, status.state):
-            last = step is status.state
-            code, reason = (status.exit_code, status.reason) if last else (None, "")
-            if self._store.move(job.id, state, step, exit_code=code, reason=reason) is None:
+            exit_code, reason = (status.exit_code, status.reason) if step is status.state else (None, "")
+            if self._store.move(job.id, state, step, exit_code=exit_code, reason=reason) is None:
                 return  # changed concurrently; the next tick retries
             state = step

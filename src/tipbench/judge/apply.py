@@ -56,15 +56,15 @@ from tipbench.record.run import RunChange
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import plural
 
-Progress = Callable[[int, int], None]  # done, total
-_VERIFICATIONS = 2  # passes after writing; a run overwritten by another machine is written again
+Progress = Callable[[int, int], None]  # items done, items in total
+_VERIFICATIONS = 2  # passes after writing, which write runs again that another machine has overwritten
 
 
 class SheetApplier:
     """Applies one filled sheet to the runs in MLflow.
 
-    An apply must not reveal which items are hidden (controls and repeats). So it returns the same for them as for
-    cells, and takes as long: for a hidden item it makes the same calls to MLflow, of about the same size.
+    An apply must not reveal which items are hidden (controls and repeats). So its result treats them like cells, and
+    it makes the same calls to MLflow for them, of about the same size, to take as long.
     """
 
     def __init__(
@@ -74,30 +74,30 @@ class SheetApplier:
         self._experiment = experiment
         self.stored = stored
         self._judge = filled.judge
-        self._at = now_iso()
+        self._at = now_iso()  # time of this apply
         self._answers = {**stored.answers, **filled.finished}
-        changed = [given for item, given in stored.answers.items() if self._answers[item] != given]
-        self._replaced = (*stored.replaced, *(ReplacedAnswer(given, self._at) for given in changed))
+        changed = [answer for item, answer in stored.answers.items() if self._answers[item] != answer]
+        self._replaced = (*stored.replaced, *(ReplacedAnswer(answer, self._at) for answer in changed))
         self._blank = sum(item in stored.answers for item in filled.unfinished)
-        self._cell_items = self._answered_items(ItemKind.CELL)  # item ids by run
+        self._cell_items = self._answered_items(ItemKind.CELL)  # item ids by run id
         self._repeat_items = self._answered_items(ItemKind.REPEAT)
-        self._rubrics = {stored.sheet.rubric.tag: stored.sheet.rubric}
+        self._rubrics = {stored.sheet.rubric.tag: stored.sheet.rubric}  # by tag; others are added when needed
         self._held = stored.status is SheetStatus.HELD
-        self._deleted: set[str] = set()  # runs deleted in MLflow
-        self._wrote = False
+        self._deleted: set[str] = set()  # ids of runs deleted in MLflow
+        self._wrote = False  # whether this apply has written anything to MLflow
 
     def _answered_items(self, kind: ItemKind) -> dict[str, str]:
-        """Return the ids of the answered items of this kind, by run."""
+        """Return the ids of the answered items of this kind, by run id."""
         entries = [entry for entry in self.stored.entries if entry.kind is kind and entry.item.id in self._answers]
         return {entry.run_id: entry.item.id for entry in entries if entry.run_id}
 
     @property
     def changes_scores(self) -> bool:
-        """Whether the file has other answers than the last applied version."""
+        """Whether the answers differ from those applied last."""
         return self._answers != self.stored.answers
 
     def cells_have_scores(self, cells: Iterable[JudgedCell]) -> bool:
-        """Return whether each of these cells that is on the sheet already has the scores of the stored answers."""
+        """Return whether the cells that are on the sheet already have its scores. Other cells are ignored."""
         return all(self._change(cell) is None for cell in cells if cell.run.run_id in self._cell_items)
 
     def run(
@@ -108,11 +108,11 @@ class SheetApplier:
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> ApplyResult:
-        """Write the sheet's scores to MLflow; with `dry_run`, only return what would change, without reading runs.
+        """Write the sheet's scores to MLflow. With `dry_run`, only return the changes, without reading runs.
 
         The drift is measured once every item is answered or the sheet is `final`. The first verdict is returned with
-        its numbers if it is of many items. Otherwise, and for a revision, it is one word: numbers that change with a
-        single item would reveal whether this is a control.
+        its numbers, unless few items are scored. In that case, and for a revision, only its word is returned: numbers
+        that change with a single item would reveal whether the item is a control.
         """
         if dry_run:
             return self._result(SheetStatus.APPLIED, dry_run=True)
@@ -120,7 +120,7 @@ class SheetApplier:
         final = final or stored.final
         complete = final or stored.provisional or len(self._answers) == len(stored.entries)
         # 1. Measure the drift, and decide whether the scores count or are held.
-        drift = self._drift() if complete else None
+        drift = self._measure_drift() if complete else None
         beyond = self._held if drift is None else drift.verdict is Verdict.BEYOND
         accepted = stored.acceptance_of(self._answers)
         if accept is not None and drift is not None and beyond:
@@ -153,11 +153,11 @@ class SheetApplier:
             if self._wrote:
                 self._store.touch(self._experiment.experiment_id)
         if drift is None or result.verdict_only:
-            return result  # with a single new item, the number of deleted answers would show that it is an answer
+            return result  # the number of deleted answers would reveal whether a single new item is a control
         return replace(result, deleted=len(self._deleted & self._cell_items.keys()))
 
     def _result(self, status: SheetStatus, *, dry_run: bool = False) -> ApplyResult:
-        """Return the result without drift and agreement. Changes are of this judge's scores, hidden items included."""
+        """Return the result without drift and agreement. Its changes include the hidden items."""
         stored, rubric = self.stored, self.stored.sheet.rubric
         counted_before = dry_run or stored.status is SheetStatus.APPLIED
         counted_after = status is SheetStatus.APPLIED
@@ -188,14 +188,15 @@ class SheetApplier:
         )
 
     def _enough_for_numbers(self) -> bool:
-        """Return whether enough items are scored that the drift numbers do not reveal a single item."""
+        """Return whether so many items are scored that the numbers of the drift do not reveal a single control."""
         controls = sum(1 for _ in control_scores(self.stored.entries, self._answers))
         return controls >= MIN_CONTROLS or len(self._answers) == len(self.stored.entries)
 
-    def _drift(self) -> Drift:
-        """Measure the drift. With too few controls, the judge's earlier sheets of this rubric are pooled with it.
+    def _measure_drift(self) -> Drift:
+        """Measure the drift on the sheet's controls.
 
-        Even then, only this sheet can be held; earlier sheets that are held are left out.
+        If they are too few, the controls of the judge's earlier sheets under this rubric are added, newest first. Held
+        sheets are left out.
         """
         stored, rubric = self.stored, self.stored.sheet.rubric
         pooled, sheets = list(control_scores(stored.entries, self._answers)), 1
@@ -221,15 +222,15 @@ class SheetApplier:
         return measure_drift(rubric.scales, pooled, sheets=sheets)
 
     def _repeated_tips(self, cells: Mapping[str, JudgedCell]) -> Iterator[tuple[Mapping[str, int], Mapping[str, int]]]:
-        """Yield the earlier and the present scores of each repeated tip."""
+        """Yield the earlier and the new scores of each repeated tip."""
         for run_id, item in self._repeat_items.items():
             earlier = cells[run_id].scores.judges.get(self._judge) if run_id in cells else None
             if earlier is not None and earlier.rubric == self.stored.sheet.rubric.tag:
-                for before, now in zip(earlier.tips, self._answers[item].tips, strict=False):
-                    yield before.scores, now.scores
+                for old, new in zip(earlier.tips, self._answers[item].tips, strict=False):
+                    yield old.scores, new.scores
 
     def _save_answers(self, result: ApplyResult, *, final: bool) -> None:
-        """Save all answers to the sheet's run before any cell is updated."""
+        """Save all answers in the sheet's run. Called before any cell is updated."""
         stored, drift, agreement = self.stored, result.drift, result.self_agreement
         same_state = result.status is stored.status and final == stored.final and result.accepted == stored.accepted
         if same_state and not self.changes_scores:
@@ -260,7 +261,7 @@ class SheetApplier:
         self._wrote = True
 
     def _write_cells(self, cells: Mapping[str, JudgedCell] | None, progress: Progress | None) -> None:
-        """Write the scores of outdated cells; `cells` are the runs as read before, or None to read each one here."""
+        """Write the scores of outdated cells. If `cells` is None, each cell is read here."""
         run_of_item = {item: run_id for run_id, item in self._cell_items.items()}
         written = []
         for done, item in enumerate(self._answers, start=1):
@@ -272,21 +273,23 @@ class SheetApplier:
                 outdated = cells is None or (cell is not None and self._change(cell) is not None)
                 if outdated and self._write(run_id):
                     written.append(run_id)
-                    self._store.get(self.stored.run_id)  # as the update does that imitates a write
+                    # `_imitate_write` updates the sheet's run, and an update reads it.
+                    self._store.get(self.stored.run_id)
             if progress:
                 progress(done, len(self._answers))
         for _ in range(_VERIFICATIONS):
             written = [run_id for run_id in written if self._write(run_id)]
 
     def _imitate_write(self, item: str, *, already_read: bool) -> None:
-        """For a hidden item, make the calls that writing a cell takes: reads of the next cell, and an update.
+        """Make the same calls for a hidden item as for writing a cell: reads of the next cell, and an update.
 
-        The update adds metrics, tags and a text to the sheet's run that nothing reads. Otherwise the time of an apply
-        would reveal which items are hidden, above all if a judge enlarges the difference with long notes.
+        Otherwise the duration of an apply would reveal which items are hidden, above all with long notes. The update
+        adds metrics, tags and a text to the sheet's run, which are never read.
         """
-        new, former = self._judgement(self._answers[item]), self.stored.answers.get(item)
-        before = NO_SCORES if former is None else NO_SCORES.with_judgement(self._judgement(former))
-        if self.stored.provisional or before.with_judgement(new) is before:  # a cell would be read, but not written
+        new, old_answer = self._judgement(self._answers[item]), self.stored.answers.get(item)
+        old_scores = NO_SCORES if old_answer is None else NO_SCORES.with_judgement(self._judgement(old_answer))
+        unchanged = old_scores.with_judgement(new) is old_scores
+        if self.stored.provisional or unchanged:  # a cell would be read, but not written
             if not already_read:
                 self._read_next_cell(item)
             return
@@ -303,22 +306,22 @@ class SheetApplier:
             at_ms=change.at_ms,
         )
         self._store.update(self.stored.run_id, imitation)
-        self._read_next_cell(item)  # as the update of a cell does
-        self._read_next_cell(item)  # as its verification does
+        self._read_next_cell(item)  # as an update of a cell does
+        self._read_next_cell(item)  # as the verification of a cell does
 
     def _read_cells(self) -> dict[str, JudgedCell]:
-        """Read the runs of the answered cells and repeats; for a control that of another item, to take as long."""
-        found = {run_id: self._read_cell(run_id) for run_id in (*self._cell_items, *self._repeat_items)}
+        """Return the answered cells and repeats by run id. For each control, another cell is read, to take as long."""
+        cells = {run_id: self._read_cell(run_id) for run_id in (*self._cell_items, *self._repeat_items)}
         for entry in self.stored.entries:
             if entry.kind is ItemKind.CONTROL and entry.item.id in self._answers:
                 self._read_next_cell(entry.item.id)
-        return {run_id: cell for run_id, cell in found.items() if cell is not None}
+        return {run_id: cell for run_id, cell in cells.items() if cell is not None}
 
     def _read_next_cell(self, item: str) -> JudgedCell | None:
-        """Read the run of the first cell after a hidden item."""
+        """Read the first cell after a hidden item on the sheet, continuing at the top after the last item."""
         entries = self.stored.entries
-        place = next(number for number, entry in enumerate(entries) if entry.item.id == item)
-        following = (*entries[place:], *entries[:place])
+        start = next(index for index, entry in enumerate(entries) if entry.item.id == item)
+        following = (*entries[start:], *entries[:start])
         run_id = next((entry.run_id for entry in following if entry.kind is ItemKind.CELL), None)
         return self._read_cell(run_id) if run_id is not None else None
 
@@ -329,7 +332,7 @@ class SheetApplier:
         return None
 
     def _write(self, run_id: str) -> bool:
-        """Re-read the run and write the sheet's scores to it; return whether anything was written."""
+        """Read the run and write the sheet's scores to it if it lacks them. Returns whether anything was written."""
         cell = self._read_cell(run_id)
         change = None if cell is None else self._change(cell)
         if change is not None:
@@ -341,7 +344,7 @@ class SheetApplier:
 
     @contextmanager
     def _noting_deletion(self, run_id: str) -> Iterator[None]:
-        """Note that the run was deleted if MLflow returns this as an error."""
+        """Suppress the error that the run was deleted, and add the run to the deleted ones."""
         try:
             yield
         except MlflowError as exc:
@@ -350,16 +353,16 @@ class SheetApplier:
             self._deleted.add(run_id)
 
     def _change(self, cell: JudgedCell) -> RunChange | None:
-        """Return the update that gives the cell's run the sheet's scores, or None if it has them."""
+        """Return the update that adds the sheet's scores to the cell's run, or None if it has them."""
         scores = self._with_sheet_scores(cell)
         if scores.counted and scores.counted[0].rubric not in self._rubrics:
-            # Scores of another sheet count; its rubric is stored with it.
+            # The scores that count are of another sheet, which has stored its rubric.
             sheet_id = scores.counted[0].sheet
             other = find_sheet(self._store, self._experiment.experiment_id, self._experiment.name, sheet_id)
             if other:
                 self._rubrics[other.sheet.rubric.tag] = other.sheet.rubric
         change = run_change(scores, self._rubrics, milliseconds(self._at))
-        # Equal texts are not enough: a writer may have crashed between writing a run's texts and its tags.
+        # Comparing scores is not enough: a writer may have crashed between writing a run's texts and its tags.
         same_tags = change.tags.items() <= cell.run.tags.items()
         same_metrics = change.metrics.items() <= cell.run.metrics.items()
         if scores is cell.scores and same_tags and same_metrics:
@@ -369,11 +372,11 @@ class SheetApplier:
         return replace(change, texts=texts)
 
     def _with_sheet_scores(self, cell: JudgedCell) -> CellScores:
-        """Return the scores that the cell has after the apply."""
+        """Return the cell's scores, including those of this sheet."""
         new = self._judgement(self._answers[self._cell_items[cell.run.run_id]])
         return cell.scores.with_judgement(new, provisional=self.stored.provisional)
 
-    def _judgement(self, given: ItemScore) -> Judgement:
+    def _judgement(self, answer: ItemScore) -> Judgement:
         stored = self.stored
         return Judgement(
             judge=self._judge,
@@ -381,15 +384,15 @@ class SheetApplier:
             exported=stored.exported,
             at=self._at,
             rubric=stored.sheet.rubric.tag,
-            format_ok=given.format_ok,
-            tips=given.tips,
-            means=tip_means(stored.sheet.rubric, given),
+            format_ok=answer.format_ok,
+            tips=answer.tips,
+            means=tip_means(stored.sheet.rubric, answer),
             held=self._held,
         )
 
 
 def update_floor_scores(store: RunStore, run_ids: Iterable[str], rubric: Rubric, at: str) -> int:
-    """Rewrite the floor scores of answers without a usable tip under this rubric; return how many changed."""
+    """Rewrite the floor scores of runs without a usable tip for this rubric. Returns how many runs changed."""
     changed = 0
     for run_id in run_ids:
         try:
@@ -404,33 +407,34 @@ def update_floor_scores(store: RunStore, run_ids: Iterable[str], rubric: Rubric,
 
 
 def _is_deleted(exc: MlflowError) -> bool:
-    """Return whether the error means the run was deleted: MLflow still lists it as read-only, or has purged it."""
+    """Return whether the error means that the run was deleted: either marked as deleted, or purged."""
     return exc.code == "RESOURCE_DOES_NOT_EXIST" or "Current state is deleted" in str(exc)
 
 
 def alpha_by_scale(rubric: Rubric, cells: Iterable[CellScores]) -> dict[str, float | None]:
     """Return Krippendorff's alpha per scale, over the tips scored by two or more counted judges."""
-    tips: list[tuple[TipScore, ...]] = []  # the scores of each tip by all judges
-    for scores in cells:
-        tips += zip(*(given.tips for given in scores.counted if given.rubric == rubric.tag), strict=False)
+    scores_by_tip: list[tuple[TipScore, ...]] = []  # for each tip, its scores by all judges
+    for cell in cells:
+        judgements = [judgement for judgement in cell.counted if judgement.rubric == rubric.tag]
+        scores_by_tip += zip(*(judgement.tips for judgement in judgements), strict=False)
     return {
-        scale.name: alpha(scale, [[score.scores[scale.name] for score in tip] for tip in tips])
+        scale.name: alpha(scale, [[score.scores[scale.name] for score in scores] for scores in scores_by_tip])
         for scale in rubric.scales
     }
 
 
 def control_scores(entries: Sequence[SheetEntry], answers: Mapping[str, ItemScore]) -> Iterator[ControlScore]:
     """Yield the judge's scores of a sheet's control tips."""
-    for number, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         if entry.kind is ItemKind.CONTROL and entry.item.id in answers:
-            position = number / max(1, len(entries) - 1)
+            position = index / max(1, len(entries) - 1)
             for tip, reference in zip(answers[entry.item.id].tips, entry.references, strict=True):
                 yield ControlScore(tip.scores, reference, entry.item.id, position)
 
 
 @dataclass(frozen=True)
 class ItemChange:
-    """The effect of applying on one item, as shown to its judge; hidden items are included like any other."""
+    """The effect of an apply on one item, as shown to the judge. Hidden items have one like any other."""
 
     item: str
     before: Mapping[str, float] | None  # means of the scales and the composite; None if not counted
@@ -453,14 +457,14 @@ class ApplyResult:
     finished: int  # fully scored items, including hidden ones, which judges cannot distinguish
     unfinished: int
     drift: Drift | None = None  # None before the first verdict and in a dry run
-    revision: bool = False  # a verdict was returned before
-    few: bool = False  # finished with too few items for numbers
+    revision: bool = False  # an earlier apply has returned a verdict
+    few: bool = False  # too few items are scored to show numbers
     self_agreement: SelfAgreement | None = None
     alpha: Mapping[str, float | None] = field(default_factory=dict)
     changes: tuple[ItemChange, ...] = ()
     accepted: str | None = None
     dry_run: bool = False
-    blank: int = 0  # items blank in the file that have earlier scores
+    blank: int = 0  # items that are blank in the file but have earlier scores
     deleted: int | None = None  # answers whose run was deleted in MLflow; None unless this is the first verdict
 
     @property
@@ -469,7 +473,7 @@ class ApplyResult:
 
     @property
     def verdict_only(self) -> bool:
-        """Whether `verdict` is all that is shown: no drift, agreement or number of deleted answers."""
+        """Whether only `verdict` is shown, without drift, agreement and the number of deleted answers."""
         return self.revision or self.few
 
     @property
@@ -511,7 +515,10 @@ class ApplyResult:
         }
 
     def _drift_json(self, drift: Drift) -> dict[str, Any]:
-        """Return the drift rounded, without counts on an unfinished sheet and without any number if it is unknown."""
+        """Return the drift, rounded.
+
+        Counts are withheld if the sheet is unfinished, and all numbers if the verdict is unknown.
+        """
         unknown = drift.verdict is Verdict.UNKNOWN
         withheld = {"icc", "se"}
         if unknown or self.unfinished:
@@ -519,12 +526,12 @@ class ApplyResult:
         if unknown:
             withheld |= {"bias", "interval", "difference", "error", "error_limit", "contrast", "contrast_limit"}
 
-        def shown(values: Mapping[str, Any]) -> dict[str, Any]:
+        def without_withheld(values: Mapping[str, Any]) -> dict[str, Any]:
             return {name: None if name in withheld else _rounded(value) for name, value in values.items()}
 
         full = drift.to_json()
-        scales = [shown(scale) for scale in full["scales"]]
-        return shown(full) | {"false_alarm_rate": drift.false_alarm_rate, "scales": scales}
+        scales = [without_withheld(scale) for scale in full["scales"]]
+        return without_withheld(full) | {"false_alarm_rate": drift.false_alarm_rate, "scales": scales}
 
     def sentences(self) -> list[str]:
         """Return messages for users, one line each: drift, blank items and deleted answers."""
@@ -535,8 +542,8 @@ class ApplyResult:
         elif self.revision:
             messages = [f"drift after revision: {self.verdict}"]
         elif self.few:
-            few = "Finished with few items filled: numbers would reveal control items, so there is only the verdict"
-            messages = [f"{few}: {self.verdict}"]
+            reason = "Finished with few items filled: numbers would reveal control items, so there is only the verdict"
+            messages = [f"{reason}: {self.verdict}"]
         else:
             messages = self.drift.sentences(self.rubric, with_count=not self.unfinished)
         if self.blank:
@@ -545,8 +552,8 @@ class ApplyResult:
             )
         if self.deleted:
             answers = plural(self.deleted, "answer was", "answers were")
-            whose = "its" if self.deleted == 1 else "their"
-            messages.append(f"{answers} deleted in MLflow; {whose} scores are kept with the sheet")
+            possessive = "its" if self.deleted == 1 else "their"
+            messages.append(f"{answers} deleted in MLflow; {possessive} scores are kept with the sheet")
         return messages
 
 

@@ -14,59 +14,59 @@ _SUBTITLE = "one row per sheet, oldest first; the verdict also uses the error an
 
 
 def _biases(sheet: SheetSummary) -> Iterator[dict[str, Any]]:
-    """Yield scale, bias, interval and verdict for each scale with a known bias."""
-    for found in (sheet.drift or {}).get("scales", ()):
-        if (bias := found["bias"]) is not None:
-            low, high = found["interval"] or (bias, bias)
-            yield {"scale": found["scale"], "bias": bias, "low": low, "high": high, "beyond": bool(found["beyond"])}
+    """Yield scale, bias, interval and whether the bias is beyond its limit, for each scale with a known bias."""
+    for drift in (sheet.drift or {}).get("scales", ()):
+        if (bias := drift["bias"]) is not None:
+            low, high = drift["interval"] or (bias, bias)
+            yield {"scale": drift["scale"], "bias": bias, "low": low, "high": high, "beyond": bool(drift["beyond"])}
 
 
 def history_rows(history: Sequence[SheetSummary]) -> list[dict[str, Any]]:
     """Return one row per sheet and scale with a known bias."""
     rows = []
     for number, sheet in enumerate(history, start=1):
-        verdict = (sheet.drift or {}).get("verdict", "unknown")
-        name = f"{number} · {sheet.exported[:10]} · {sheet.judge} · {verdict}"
-        for found in _biases(sheet):
-            limit = "beyond the limit" if found.pop("beyond") else "within the limit"
-            rows.append({"number": number, "sheet": name, "judge": sheet.judge, **found, "verdict": limit})
+        sheet_verdict = (sheet.drift or {}).get("verdict", "unknown")
+        name = f"{number} · {sheet.exported[:10]} · {sheet.judge} · {sheet_verdict}"
+        for bias in _biases(sheet):
+            verdict = "beyond the limit" if bias.pop("beyond") else "within the limit"
+            rows.append({"number": number, "sheet": name, "judge": sheet.judge, **bias, "verdict": verdict})
     return rows
 
 
 def history_chart(history: Sequence[SheetSummary], theme: Theme = LIGHT) -> Any:
-    """Plot bias with intervals per sheet and scale; a drifted scale differs in shape as well as colour."""
+    """Plot bias with intervals per sheet and scale; a bias beyond its limit has another shape and colour."""
     alt = import_altair()
     rows = history_rows(history)
-    order = list(dict.fromkeys(row["sheet"] for row in rows))
-    sheet = alt.Y("sheet:N", sort=order, title=None)
+    sheet_order = list(dict.fromkeys(row["sheet"] for row in rows))
+    y = alt.Y("sheet:N", sort=sheet_order, title=None)
     base = alt.Chart(alt.Data(values=rows))
-    reach = max([1.0, *(abs(row[end]) for row in rows for end in ("low", "high"))])
-    span = alt.Scale(domain=[-reach, reach])
+    extent = max([1.0, *(abs(row[end]) for row in rows for end in ("low", "high"))])
+    bias_scale = alt.Scale(domain=[-extent, extent])
     zero = base.mark_rule(color=theme.muted, strokeDash=[3, 3]).encode(x=alt.datum(0))
     line = base.mark_rule(strokeWidth=2, color=theme.muted).encode(
-        y=sheet, x=alt.X("low:Q", scale=span, title="too low ← bias → too high"), x2="high:Q"
+        y=y, x=alt.X("low:Q", scale=bias_scale, title="too low ← bias → too high"), x2="high:Q"
     )
-    states = ["within the limit", "beyond the limit"]
+    verdicts = ["within the limit", "beyond the limit"]
     dot = base.mark_point(filled=True, size=90, opacity=1).encode(
-        y=sheet,
-        x=alt.X("bias:Q", scale=span),
+        y=y,
+        x=alt.X("bias:Q", scale=bias_scale),
         color=alt.Color(
-            "verdict:N", title=None, scale=alt.Scale(domain=states, range=[theme.accent, theme.warning]),
+            "verdict:N", title=None, scale=alt.Scale(domain=verdicts, range=[theme.accent, theme.warning]),
             legend=alt.Legend(orient="top"),
         ),
-        shape=alt.Shape("verdict:N", title=None, scale=alt.Scale(domain=states, range=["circle", "diamond"])),
+        shape=alt.Shape("verdict:N", title=None, scale=alt.Scale(domain=verdicts, range=["circle", "diamond"])),
         tooltip=["sheet:N", "scale:N", "bias:Q", "low:Q", "high:Q", "verdict:N"],
     )  # fmt: skip
     panel = alt.layer(zero, line, dot).properties(width=200, height=alt.Step(26))
-    names = list(dict.fromkeys(row["scale"] for row in rows))
-    return panel.facet(column=alt.Column("scale:N", sort=names, title=None)).properties(
+    scale_names = list(dict.fromkeys(row["scale"] for row in rows))
+    return panel.facet(column=alt.Column("scale:N", sort=scale_names, title=None)).properties(
         title=alt.Title("Judges' bias on the hidden controls", subtitle=_SUBTITLE)
     )
 
 
 WIDTH, HEIGHT = 320, 160  # pixels, including axes
 MAX_POINTS = 40  # only the newest are shown; more would overlap
-_MIN_REACH = 1.5  # the axis reaches at least this far from 0, so that charts are comparable and noise is not magnified
+_MIN_EXTENT = 1.5  # of the axis from 0, in points, so that charts are comparable and noise is not magnified
 
 
 @dataclass(frozen=True)
@@ -82,24 +82,26 @@ class DriftPoint:
 
 
 def drift_points(history: Sequence[SheetSummary], judge: str, scale: str, *, provisional: bool) -> list[DriftPoint]:
-    """Return one point per sheet of the judge with a known bias on the scale: the newest MAX_POINTS, oldest first."""
+    """Return a point for each of the judge's newest MAX_POINTS sheets with a known bias on the scale, oldest first."""
     points = [
-        DriftPoint(sheet.sheet, sheet.exported[:10], found["bias"], found["low"], found["high"], found["beyond"])
+        DriftPoint(sheet.sheet, sheet.exported[:10], bias["bias"], bias["low"], bias["high"], bias["beyond"])
         for sheet in history
         if sheet.judge == judge and sheet.provisional == provisional
-        for found in _biases(sheet)
-        if found["scale"] == scale
+        for bias in _biases(sheet)
+        if bias["scale"] == scale
     ]
     return points[-MAX_POINTS:]
 
 
 def drift_chart(points: Sequence[DriftPoint], theme: Theme = LIGHT) -> Any:
-    """Plot bias with intervals, oldest on the left; a drifted sheet is a diamond."""
+    """Plot bias with intervals, oldest on the left. A bias beyond its limit is a diamond."""
     alt = import_altair()
-    rows = [{**vars(point), "number": at, "text": _point_text(point)} for at, point in enumerate(points, start=1)]
-    reach = max([_MIN_REACH, *(abs(end) for point in points for end in (point.low, point.high))])
-    scale = alt.Scale(domain=[-reach, reach], nice=False)
-    whole = math.floor(reach)
+    rows = [
+        {**vars(point), "number": number, "text": _point_text(point)} for number, point in enumerate(points, start=1)
+    ]
+    extent = max([_MIN_EXTENT, *(abs(end) for point in points for end in (point.low, point.high))])
+    scale = alt.Scale(domain=[-extent, extent], nice=False)
+    last_tick = math.floor(extent)
     x = alt.X(
         "number:O",
         axis=alt.Axis(title="sheet, oldest first", labelAngle=0, labelOverlap=True, ticks=False, titlePadding=8),
@@ -107,7 +109,7 @@ def drift_chart(points: Sequence[DriftPoint], theme: Theme = LIGHT) -> Any:
     y = alt.Y(
         "low:Q",
         scale=scale,
-        axis=alt.Axis(title="bias, points", values=[-whole, 0, whole], format="+d", titlePadding=14),
+        axis=alt.Axis(title="bias, points", values=[-last_tick, 0, last_tick], format="+d", titlePadding=14),
     )
     base = alt.Chart(alt.Data(values=rows))
     zero = base.mark_rule(color=theme.muted, strokeDash=[4, 3]).encode(y=alt.datum(0))

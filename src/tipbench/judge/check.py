@@ -30,11 +30,11 @@ from tipbench.judge.sheet import (
 from tipbench.plan.rubric import Rubric
 from tipbench.text import plural
 
-MAX_PROBLEMS = 1000  # returned for one sheet
-MAX_LISTED = 20  # of these, in the error message
-MAX_SHOWN = 120  # characters of a value in a message
+MAX_PROBLEMS = 1000  # problems returned for one sheet
+MAX_LISTED = 20  # problems listed in the error message
+MAX_SHOWN = 120  # characters of a value that are shown in a message
 MAX_NAME = 60  # characters of a judge's name
-MAX_NOTE = 4000  # characters
+MAX_NOTE = 4000  # characters of a note
 CSV_ROW = "csv_row"  # key of the spreadsheet row in items and tips read from CSV
 _MISSING = object()
 _NEWLINE = re.compile(r"\r\n?")
@@ -66,7 +66,7 @@ class Problem:
         return {**vars(self), "message": self.message}
 
 
-class _Short(reprlib.Repr):
+class _ShortRepr(reprlib.Repr):
     """Formats constants as JSON does and abbreviates very large integers."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class _Short(reprlib.Repr):
 
 def shown(value: object) -> str:
     """Format a value on one short line without terminal control characters."""
-    text = _Short().repr(value)
+    text = _ShortRepr().repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
@@ -96,20 +96,21 @@ def shown_name(name: object) -> str:
 
 def refusal(problems: Iterable[Problem]) -> SheetRefused:
     """Return a SheetRefused that lists the first MAX_LISTED problems and carries up to MAX_PROBLEMS."""
-    found = list(islice(problems, MAX_PROBLEMS + 1))
-    kept = found[:MAX_PROBLEMS]
-    count = f"{'more than ' if len(found) > len(kept) else ''}{plural(len(kept), 'problem')}"
-    head = f"The sheet has {count}; nothing was applied. Correct and apply it again:"
-    lines = [head, *(f"  {problem.message}" for problem in kept[:MAX_LISTED])]
+    first = list(islice(problems, MAX_PROBLEMS + 1))
+    kept = first[:MAX_PROBLEMS]
+    truncated = len(first) > MAX_PROBLEMS
+    count = f"{'more than ' if truncated else ''}{plural(len(kept), 'problem')}"
+    headline = f"The sheet has {count}; nothing was applied. Correct and apply it again:"
+    lines = [headline, *(f"  {problem.message}" for problem in kept[:MAX_LISTED])]
     if len(kept) > MAX_LISTED:
-        lines.append(f"  and {len(kept) - MAX_LISTED} more" + (" at least" if len(found) > len(kept) else ""))
+        lines.append(f"  and {len(kept) - MAX_LISTED} more" + (" at least" if truncated else ""))
     return SheetRefused("\n".join(lines), kept)
 
 
 def check_sheet(
     raw: Mapping[str, Any], sheet: TipSheet, *, judge: str | None = None, allow_reserved: bool = False
 ) -> FilledSheet[ItemScore]:
-    """Validate a filled sheet against the exported one, `sheet`. Raises SheetRefused with every problem."""
+    """Validate the filled sheet `raw` against the exported `sheet`. Raises SheetRefused with every problem."""
     check = partial(check_item, rubric=sheet.rubric)
     return check_file(FORMAT, raw, sheet, check, judge=judge, allow_reserved=allow_reserved)
 
@@ -133,7 +134,7 @@ def check_file(
         raise refusal(top.problems)
     for key, value in (("format", format_), ("sheet", sheet.id), ("experiment", sheet.experiment)):
         expect(top, raw, key, value)
-    if top.problems:  # another sheet: problems with its items would only add noise
+    if top.problems:  # probably the file of another sheet, so its items are not checked
         raise refusal(top.problems)
     rubric = raw.get("rubric")
     if not isinstance(rubric, Mapping):
@@ -149,37 +150,40 @@ def check_file(
         top.refuse("items", describe_value(raw, "items"), "a list of the sheet's items")
         raw_items = []
     items = {item.id: item for item in sheet.items}
-    outcomes: dict[str, AnswerT | None] = {}
-    for number, raw_item in enumerate(raw_items):
+    answers: dict[str, AnswerT | None] = {}
+    for index, raw_item in enumerate(raw_items):
         if len(top.problems) > MAX_PROBLEMS:
             break
         id_ = raw_item.get("item") if isinstance(raw_item, Mapping) else None
-        row = _row(raw_item)
-        path = f"items[{number}].item" if row is None else "item"
+        row = _row_of(raw_item)
+        path = f"items[{index}].item" if row is None else "item"
         item = items.get(id_) if isinstance(id_, str) else None
         if item is None:
             seen = describe_value(raw_item, "item") if isinstance(raw_item, Mapping) else shown(raw_item)
             replace(top, row=row).refuse(path, seen, f"an item of sheet {sheet.id}")
-        elif item.id in outcomes:
+        elif item.id in answers:
             replace(top, item=item.id, row=row).refuse(path, "a duplicate", "each item once; remove one of the two")
         else:
             outcome = check(raw_item, item)
-            outcomes[item.id] = None if isinstance(outcome, list) else outcome
-            top.problems.extend(outcome if isinstance(outcome, list) else ())
+            if isinstance(outcome, list):
+                top.problems.extend(outcome)
+                answers[item.id] = None
+            else:
+                answers[item.id] = outcome
     if top.problems or name is None:
         raise refusal(top.problems)
-    finished = {id_: answer for id_ in items if (answer := outcomes.get(id_)) is not None}
+    finished = {id_: answer for id_ in items if (answer := answers.get(id_)) is not None}
     return FilledSheet(name, finished, unfinished=tuple(id_ for id_ in items if id_ not in finished))
 
 
 def check_item(raw_item: object, item: Item, rubric: Rubric) -> ItemScore | list[Problem] | None:
-    """Validate one item; return its scores, None if any score is missing, or the problems."""
-    location = Location([], item.id, row=_row(raw_item))
+    """Validate one item. Returns its scores, None if any score is missing, or its problems."""
+    location = Location([], item.id, row=_row_of(raw_item))
     if not isinstance(raw_item, Mapping):
         location.refuse("item", shown(raw_item), "an object with item, sha256, format_ok and tips")
         return location.problems
     check_unchanged(location, raw_item, item)
-    format_ok = _flag(location, raw_item, "format_ok")
+    format_ok = _read_flag(location, raw_item, "format_ok")
     raw_tips = raw_item.get("tips")
     if not isinstance(raw_tips, list):
         location.refuse("tips", describe_value(raw_item, "tips"), f"a list of {len(item.tips)} tips")
@@ -187,8 +191,10 @@ def check_item(raw_item: object, item: Item, rubric: Rubric) -> ItemScore | list
     if len(raw_tips) != len(item.tips):
         location.refuse("tips", str(len(raw_tips)), f"the item's {len(item.tips)} tips")
         return location.problems
-    pairs = enumerate(zip(raw_tips, item.tips, strict=True), start=1)
-    tips = [_check_tip(location.at_tip(number, raw), raw, tip, rubric) for number, (raw, tip) in pairs]
+    tips = [
+        _check_tip(location.at_tip(number, raw_tip), raw_tip, tip, rubric)
+        for number, (raw_tip, tip) in enumerate(zip(raw_tips, item.tips, strict=True), start=1)
+    ]
     if location.problems:
         return location.problems
     finished = [tip for tip in tips if tip is not None]
@@ -196,18 +202,18 @@ def check_item(raw_item: object, item: Item, rubric: Rubric) -> ItemScore | list
 
 
 def check_unchanged(location: Location, raw_item: Mapping[str, Any], item: SheetItem) -> None:
-    """Check that the id, hash and card of an item are those exported."""
+    """Check that an item's id, hash and scenario card are as exported."""
     expect(location, raw_item, "item", item.id)
     expect(location, raw_item, "sha256", item.sha256)
     if "scenario" not in raw_item:
         return
-    given, card = raw_item["scenario"], item.scenario
-    if not isinstance(given, Mapping):
-        location.refuse("scenario", shown(given), "the card as exported")
+    raw_card, card = raw_item["scenario"], item.scenario
+    if not isinstance(raw_card, Mapping):
+        location.refuse("scenario", shown(raw_card), "the card as exported")
         return
-    names = (name for name in {**card, **given} if given.get(name, _MISSING) != card.get(name, _MISSING))
-    for name in islice(names, 5):
-        seen = describe_value(given, name) if name in card else shown(given[name])
+    changed_names = (name for name in {**card, **raw_card} if raw_card.get(name, _MISSING) != card.get(name, _MISSING))
+    for name in islice(changed_names, 5):
+        seen = describe_value(raw_card, name) if name in card else shown(raw_card[name])
         location.refuse(f"scenario.{shown_name(name)}", seen, "the card as exported")
 
 
@@ -231,7 +237,7 @@ def normalize_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Location:
-    """A location in the sheet; problems found there are added to a shared list."""
+    """A location in the sheet, and the list to which its problems are added."""
 
     problems: list[Problem]
     item: str | None = None
@@ -239,7 +245,7 @@ class Location:
     row: int | None = None
 
     def at_tip(self, tip: int, raw_tip: object) -> Location:
-        return replace(self, tip=tip, row=_row(raw_tip) or self.row)
+        return replace(self, tip=tip, row=_row_of(raw_tip) or self.row)
 
     def refuse(self, field: str, seen: str, expected: str) -> None:
         """Add a problem; `seen` is a description, or a value formatted by `shown`."""
@@ -249,21 +255,21 @@ class Location:
 def _check_judge(
     location: Location, raw: Mapping[str, Any], owner: str | None, option: str | None, *, allow_reserved: bool = False
 ) -> str | None:
-    """Return the judge's name from the file, --judge or the sheet's owner, which must not contradict each other."""
-    written = raw.get("judge")
-    if isinstance(written, str) and not written.strip():
-        written = None
-    candidates = [name for name in (written, option, owner) if name is not None]
+    """Return the judge's name. The file, --judge and the sheet's owner must not contradict each other."""
+    in_file = raw.get("judge")
+    if isinstance(in_file, str) and not in_file.strip():
+        in_file = None
+    candidates = [name for name in (in_file, option, owner) if name is not None]
     if not candidates:
-        location.refuse("judge", shown(written), "the judge's name: write it into the file or pass --judge NAME")
+        location.refuse("judge", shown(in_file), "the judge's name: write it into the file or pass --judge NAME")
         return None
     for name in candidates:
-        if fault := name_problem(name, allow_reserved=allow_reserved):
-            location.refuse("judge", shown(name), fault)
+        if requirement := name_problem(name, allow_reserved=allow_reserved):
+            location.refuse("judge", shown(name), requirement)
             return None
     names = [normalize_name(name) for name in candidates]
     for name in names:
-        if owner is not None and name != names[-1]:
+        if owner is not None and name != names[-1]:  # the last name is the owner
             location.refuse("judge", shown(name), f"{shown(owner)}, whose sheet this is")
             return None
     if names[0] != names[-1]:
@@ -277,8 +283,8 @@ def _check_tip(location: Location, raw: object, tip: SheetTip, rubric: Rubric) -
         return None
     check_text(location, raw, "tip", tip.tip)
     check_text(location, raw, "rationale", tip.rationale)
-    overlong = _flag(location, raw, "overlong")
-    scores = _scores(location, raw, rubric)
+    overlong = _read_flag(location, raw, "overlong")
+    scores = _read_scores(location, raw, rubric)
     note = raw.get("note")
     if note is not None and not isinstance(note, str):
         location.refuse("note", shown(note), "a text")
@@ -289,30 +295,31 @@ def _check_tip(location: Location, raw: object, tip: SheetTip, rubric: Rubric) -
     return TipScore(scores, overlong, _normalize_newlines(note) if isinstance(note, str) else "")
 
 
-def _scores(location: Location, raw: Mapping[str, Any], rubric: Rubric) -> dict[str, int] | None:
-    """Return every scale's score, or None if any is missing."""
-    given = raw.get("scores")
-    if not isinstance(given, Mapping):
+def _read_scores(location: Location, raw: Mapping[str, Any], rubric: Rubric) -> dict[str, int] | None:
+    """Return the scores by scale, or None if any is missing."""
+    raw_scores = raw.get("scores")
+    if not isinstance(raw_scores, Mapping):
         location.refuse("scores", describe_value(raw, "scores"), f"an object with {', '.join(rubric.scale_names)}")
         return None
-    for name in islice((name for name in given if name not in rubric.scale_names), 20):
+    for name in islice((name for name in raw_scores if name not in rubric.scale_names), 20):
         expected = f"only the rubric's scales: {', '.join(rubric.scale_names)}"
-        location.refuse(f"scores.{shown_name(name)}", shown(given[name]), expected)
+        location.refuse(f"scores.{shown_name(name)}", shown(raw_scores[name]), expected)
     scores: dict[str, int] = {}
     for scale in rubric.scales:
-        value = given.get(scale.name, _MISSING)
+        value = raw_scores.get(scale.name, _MISSING)
         if value is None:
             continue
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number and scale.min <= value <= scale.max and value == int(value):
             scores[scale.name] = int(value)
         else:
-            seen = describe_value(given, scale.name)
+            seen = describe_value(raw_scores, scale.name)
             location.refuse(f"scores.{scale.name}", seen, f"a whole number from {scale.min} to {scale.max}, or null")
     return scores if len(scores) == len(rubric.scales) else None
 
 
-def _flag(location: Location, raw: Mapping[str, Any], key: str) -> bool:
+def _read_flag(location: Location, raw: Mapping[str, Any], key: str) -> bool:
+    """Return a boolean value; an invalid one is a problem and returned as False."""
     value = raw.get(key)
     if not isinstance(value, bool):
         location.refuse(key, describe_value(raw, key), "true or false")
@@ -320,29 +327,30 @@ def _flag(location: Location, raw: Mapping[str, Any], key: str) -> bool:
 
 
 def expect(location: Location, raw: Mapping[str, Any], key: str, value: str, field: str = "") -> None:
-    """Check that the value is the exported one."""
+    """Check that `raw[key]` is the exported `value`."""
     if raw.get(key) != value:
         location.refuse(field or key, describe_value(raw, key), f"{shown(value)}, as exported")
 
 
 def check_text(location: Location, raw: Mapping[str, Any], key: str, text: str, field: str = "") -> None:
-    """Check that a text is unchanged, except for line endings and a leading apostrophe removed by a spreadsheet."""
+    """Check that a text is unchanged, except for line endings and an apostrophe that a spreadsheet has removed."""
     value, original = raw.get(key), _normalize_newlines(text)
     if not isinstance(value, str):
         location.refuse(field or key, describe_value(raw, key), f"the text as exported, {shown(text)}")
         return
-    given = _normalize_newlines(value)
-    if given == original or (CSV_ROW in raw and f"'{given}" == original):
+    current = _normalize_newlines(value)
+    if current == original or (CSV_ROW in raw and f"'{current}" == original):
         return
-    different = (at for at, (one, other) in enumerate(zip(given, original, strict=False)) if one != other)
-    start = max(0, next(different, min(len(given), len(original))) - 12)  # with some characters before the difference
+    differences = (index for index, pair in enumerate(zip(current, original, strict=False)) if pair[0] != pair[1])
+    first_difference = next(differences, min(len(current), len(original)))
+    start = max(0, first_difference - 12)  # show some characters before the difference
     position = f" from character {start + 1} on" if start else ""
     expected = f"the text as exported, {shown(original[start : start + 200])}{position}"
-    location.refuse(field or key, shown(given[start : start + 200]) + position, expected)
+    location.refuse(field or key, shown(current[start : start + 200]) + position, expected)
 
 
 def describe_value(raw: Mapping[str, Any], key: str) -> str:
-    """Describe the value of a key; if the key is missing, suggest a similar one."""
+    """Describe the value of a key. If the key is missing, name a similar key."""
     if key in raw:
         return shown(raw[key])
     others = {name.casefold(): name for name in islice(raw, 50) if isinstance(name, str) and len(name) <= 40}
@@ -350,7 +358,8 @@ def describe_value(raw: Mapping[str, Any], key: str) -> str:
     return f"no such key, but {shown(others[close[0]])}" if close else "no such key"
 
 
-def _row(raw: object) -> int | None:
+def _row_of(raw: object) -> int | None:
+    """Return the spreadsheet row of an item or tip, or None if it was not read from CSV."""
     row = raw.get(CSV_ROW) if isinstance(raw, Mapping) else None
     return row if isinstance(row, int) and 0 < row < 2**31 else None
 

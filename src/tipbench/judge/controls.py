@@ -24,27 +24,27 @@ from tipbench.plan.rubric import Control, Rubric, Scale
 from tipbench.text import fingerprint
 
 CONTROL_TIPS = 40  # per sheet; on smaller sheets, one per cell
-CONTROL_ANSWERS = 10  # with at least this many, since tips of one answer are scored alike; fewer on small sheets
+CONTROL_ANSWERS = 10  # minimum per sheet, because tips of one answer are scored alike; fewer on small sheets
 MAX_CONTROL_TIPS = 60  # per sheet
 MAX_REPEATS = 8  # per sheet
 MIN_CELLS_FOR_REPEATS = 10  # on a smaller sheet nothing is repeated
 
-_WHOLE = 1000  # targets are in thousandths of a control
+_ONE_CONTROL = 1000  # balances and target shares are in thousandths of a control
 # Target share of each step of a five-step scale: few enough threes to detect a judge who always scores 3.
 _FIVE_STEP_SHARES = (150, 200, 300, 200, 150)
 _OWN_SHOWINGS = 10_000  # weight of a showing to this judge; one to another judge has the weight 1
-_MAX_SPARE = 4  # spare controls considered per control needed; bounds the work on a very large pool
+_MAX_SPARE = 4  # spare controls considered per control needed, to bound the work on a very large pool
 
-Source = str | tuple[str, ...]  # of an item: a run id, or the ids of the tips of a control answer
-Occurrences = frozenset[tuple[int, bool]]  # of an item: the earlier sheets that had it, and whether it was scored there
+Source = str | tuple[str, ...]  # an item's content: the id of a run, or the ids of the controls of a control answer
+Occurrences = frozenset[tuple[int, bool]]  # number of each earlier sheet with an item, and whether it was scored there
 
 
 @dataclass(frozen=True)
 class JudgeHistory:
-    """What the judge of a new sheet, and the other judges, have seen before."""
+    """The items that judges have seen before a new sheet: its own judge and the others."""
 
     judge: str | None = None
-    shown: Sequence[str] = ()  # ids of the controls shown to this judge in any experiment, once per time
+    shown: Sequence[str] = ()  # id of each control shown to this judge in any experiment, repeated for each showing
     scored: Sequence[Candidate] = ()  # cells that this judge has scored under the sheet's rubric
     sheets: Sequence[StoredSheet] = ()  # the experiment's sheets of all judges under this rubric, oldest first
 
@@ -59,12 +59,12 @@ def compose(
     sheet_id: str,
     rng: random.Random,
 ) -> tuple[SheetEntry, ...]:
-    """Return the sheet's items in final order: the cells, repeats and controls. `cards` are by scenario.
+    """Return the cells, repeats and controls of a sheet in their final order. `cards` are by scenario.
 
-    Someone who compares the sheets of several judges must not be able to find the controls. So a control answer of an
-    earlier sheet returns with the same probability as real answers that were on the same sheets, and new control
-    answers are added in proportion to new real answers. A new control answer has the shape of a real answer to its
-    scenario, its donor: as many tips, with or without rationales.
+    Comparing the sheets of several judges must not reveal the controls. So a control answer of an earlier sheet returns
+    with the same probability as real answers that were on the same sheets, and new control answers are added in
+    proportion to new real answers. A new control answer imitates a real answer to its scenario, its donor: it has as
+    many tips, with or without rationales.
     """
     real = sorted(cells, key=lambda cell: cell.run_id)
     repeats = _choose_repeats(real, history.scored, rng)
@@ -77,46 +77,46 @@ def compose(
     earlier_runs = {entry.run_id for entry in earlier_entries}
     possible_donors = [cell for cell in real if cell.run_id not in earlier_runs]
     with_tips = [cell for cell in real if cell.tips]
-    wanted = control_tips(len(real), sum(len(cell.tips) for cell in with_tips) / max(1, len(with_tips)))
-    new_tips = round(wanted * len(possible_donors) / len(real)) if real else 0
-    if len(returning_ids) + new_tips < min(MIN_CONTROLS, wanted):
-        # Too few to measure the judge, as when the controls have changed.
-        possible_donors, new_tips = real, wanted - len(returning_ids)
-    pools = _pools(possible_donors, repeats, unused, showings, rng)
+    wanted_tips = control_tips(len(real), sum(len(cell.tips) for cell in with_tips) / max(1, len(with_tips)))
+    new_tips = round(wanted_tips * len(possible_donors) / len(real)) if real else 0
+    if len(returning_ids) + new_tips < min(MIN_CONTROLS, wanted_tips):
+        # Too few controls to measure the judge, as after a change of the suite's controls.
+        possible_donors, new_tips = real, wanted_tips - len(returning_ids)
+    pools = _scenario_pools(possible_donors, repeats, unused, showings, rng)
     donors_by_pool = _draw_all_donors(pools, new_tips, rng)
     tips_by_pool = [sum(len(donor.tips) for donor in donors) for donors in donors_by_pool]
     controls_by_pool = _choose_controls(pools, tips_by_pool, rubric)
 
-    def item(scenario: str, tips: Sequence[Tip], format_ok: bool) -> Item:
+    def make_item(scenario: str, tips: Sequence[Tip], format_ok: bool) -> Item:
         flagged = tuple(SheetTip(tip.tip, tip.rationale, is_overlong(tip.tip, rubric.word_limit)) for tip in tips)
         return Item("", cards[scenario], format_ok, flagged)
 
     entries = [
-        SheetEntry(item(cell.scenario, cell.tips, cell.format_ok), kind, cell.run_id)
+        SheetEntry(make_item(cell.scenario, cell.tips, cell.format_ok), kind, cell.run_id)
         for kind, group in ((ItemKind.CELL, real), (ItemKind.REPEAT, repeats))
         for cell in group
     ]
     entries += [
-        replace(entry, item=item(entry.item.scenario["id"], entry.item.tips, entry.item.format_ok))
+        replace(entry, item=make_item(entry.item.scenario["id"], entry.item.tips, entry.item.format_ok))
         for entry in returning
     ]
     for donors, chosen in zip(donors_by_pool, controls_by_pool, strict=True):
         rng.shuffle(chosen)
-        left = iter(chosen)
+        remaining = iter(chosen)
         for donor in donors:
-            hidden = list(islice(left, len(donor.tips)))
+            answer_controls = list(islice(remaining, len(donor.tips)))
             tips = [
                 Tip(control.tip, control.rationale if donor_tip.rationale else "")
-                for control, donor_tip in zip(hidden, donor.tips, strict=True)
+                for control, donor_tip in zip(answer_controls, donor.tips, strict=True)
             ]
             # A well-formed answer has every rationale; a user's control may lack one.
             format_ok = donor.format_ok and all(tip.rationale for tip in tips)
             entries.append(
                 SheetEntry(
-                    item(donor.scenario, tips, format_ok),
+                    make_item(donor.scenario, tips, format_ok),
                     ItemKind.CONTROL,
-                    controls=tuple(map(control_id, hidden)),
-                    references=tuple(control.scores for control in hidden),
+                    controls=tuple(map(control_id, answer_controls)),
+                    references=tuple(control.scores for control in answer_controls),
                 )
             )
     rng.shuffle(entries)
@@ -140,28 +140,28 @@ def _returning_controls(
     """
     current_references = {control_id(control): control.scores for control in controls}
     on_new_sheet, seen_by_judge = {cell.run_id for cell in answers}, set(history.shown)
-    sheets_of: dict[Source, set[tuple[int, bool]]] = defaultdict(set)
+    occurrences_of: dict[Source, set[tuple[int, bool]]] = defaultdict(set)
     entry_of: dict[Source, SheetEntry] = {}
-    for number, stored in enumerate(history.sheets):
+    for sheet_number, stored in enumerate(history.sheets):
         for entry in stored.entries:
             source = entry.run_id or entry.controls
-            sheets_of[source].add((number, entry.item.id in stored.answers))
+            occurrences_of[source].add((sheet_number, entry.item.id in stored.answers))
             entry_of[source] = entry
     runs_of: dict[tuple[str, Occurrences], set[str]] = defaultdict(set)  # by scenario and occurrences
     for source, entry in entry_of.items():
         if isinstance(source, str):
-            runs_of[entry.item.scenario["id"], frozenset(sheets_of[source])].add(source)
+            runs_of[entry.item.scenario["id"], frozenset(occurrences_of[source])].add(source)
     judge = history.judge
     judges_sheets = {number for number, stored in enumerate(history.sheets) if judge and stored.owner == judge}
     drawn: list[SheetEntry] = []
     drawn_ids: set[str] = set()
     for ids in sorted(source for source in entry_of if isinstance(source, tuple)):
         entry, random_number = entry_of[ids], rng.random()
-        comparable = runs_of[entry.item.scenario["id"], frozenset(sheets_of[ids])]
+        comparable = runs_of[entry.item.scenario["id"], frozenset(occurrences_of[ids])]
         if not comparable or random_number >= len(comparable & on_new_sheet) / len(comparable):
             continue
         outdated = [current_references.get(id_) for id_ in ids] != list(entry.references)
-        new_to_judge = judges_sheets.isdisjoint(number for number, _ in sheets_of[ids])
+        new_to_judge = judges_sheets.isdisjoint(sheet_number for sheet_number, _ in occurrences_of[ids])
         seen_in_another_answer = new_to_judge and not seen_by_judge.isdisjoint(ids)
         if not outdated and not seen_in_another_answer and drawn_ids.isdisjoint(ids):
             drawn.append(entry)
@@ -170,11 +170,11 @@ def _returning_controls(
 
 
 def _choose_repeats(real: Sequence[Candidate], scored: Sequence[Candidate], rng: random.Random) -> list[Candidate]:
-    """Sample cells that the judge has scored before, about a tenth as many as new ones, from the sheet's scenarios."""
+    """Sample cells of the sheet's scenarios that the judge has scored before, about a tenth as many as new cells."""
     scenarios, on_sheet = {cell.scenario for cell in real}, {cell.run_id for cell in real}
-    fitting = {cell.run_id: cell for cell in scored if cell.scenario in scenarios and cell.run_id not in on_sheet}
+    candidates = {cell.run_id: cell for cell in scored if cell.scenario in scenarios and cell.run_id not in on_sheet}
     wanted = min(MAX_REPEATS, round(len(real) / 10)) if len(real) >= MIN_CELLS_FOR_REPEATS else 0
-    return rng.sample([fitting[run_id] for run_id in sorted(fitting)], min(wanted, len(fitting)))
+    return rng.sample([candidates[run_id] for run_id in sorted(candidates)], min(wanted, len(candidates)))
 
 
 # Number of control tips per scenario
@@ -187,17 +187,17 @@ class _ScenarioPool:
     donors: Sequence[Candidate]  # real answers whose shape a control answer may have
     max_items: int  # maximum number of control items
     controls: Sequence[Control]  # least often shown first, ties in random order
-    showings: Sequence[int]  # times each was shown, ascending
+    showings: Sequence[int]  # how often each of `controls` was shown
 
 
 class _Option(NamedTuple):
-    """For a number of control tips: the least sum of earlier showings, and the logarithm of the ways to get it."""
+    """The best way to choose a given number of control tips: the controls that were shown least."""
 
-    showings: int
-    log_ways: float
+    showings: int  # the least possible sum of earlier showings
+    log_ways: float  # logarithm of the number of ways to reach it, weighted by the probability of their donors
 
 
-def _pools(
+def _scenario_pools(
     real: Sequence[Candidate],
     repeats: Sequence[Candidate],
     controls: Sequence[Control],
@@ -211,14 +211,14 @@ def _pools(
             donors[cell.scenario].append(cell)
     for id_, control in sorted({control_id(control): control for control in controls}.items()):
         controls_of[control.scenario].append((showings.get(id_, 0), rng.random(), id_, control))
-    answers = Counter(cell.scenario for cell in (*real, *repeats))
+    answers_of = Counter(cell.scenario for cell in (*real, *repeats))
     pools = []
     for scenario in sorted(donors.keys() & controls_of.keys()):
-        least_shown_first = sorted(controls_of[scenario], key=lambda each: each[:3])
+        least_shown_first = sorted(controls_of[scenario], key=lambda entry: entry[:3])  # all but the control itself
         pools.append(
             _ScenarioPool(
                 donors=donors[scenario],
-                max_items=answers[scenario],
+                max_items=answers_of[scenario],
                 controls=[control for *_, control in least_shown_first],
                 showings=[times for times, *_ in least_shown_first],
             )
@@ -227,13 +227,14 @@ def _pools(
 
 
 def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Random) -> list[list[Candidate]]:
-    """Draw each scenario's donors: `wanted` tips in total, or else the next larger total, or else the largest.
+    """Draw each scenario's donors, with `wanted` tips in total.
 
-    The donors are drawn at random, on the condition that the controls needed were shown least often. This is dynamic
-    programming over the scenarios: the first loop counts the ways to reach each total, the second one draws.
+    If no donors have this total, it is the next larger one that is possible, or else the largest. The donors are drawn
+    at random, on the condition that the controls needed were shown least often. This is dynamic programming over the
+    scenarios: the first loop counts the ways to reach each total, and the second one draws.
     """
     largest = max((len(donor.tips) for pool in pools for donor in pool.donors), default=1)
-    bound = wanted + largest - 1  # with more tips, some item would be superfluous
+    bound = wanted + largest - 1  # with more tips, a donor could be left out
     log_chances = [_log_probabilities(pool, bound) for pool in pools]
     options = [_options(pool, chances) for pool, chances in zip(pools, log_chances, strict=True)]
     tables = [{0: _Option(0, 0.0)}]  # element i: the option for each total possible with the last i scenarios
@@ -251,49 +252,51 @@ def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Ra
         tables.append(table)
     totals = tables[-1]
     enough = [tips for tips in totals if tips >= wanted]
-    left = min(enough) if enough else max(totals)
+    remaining = min(enough) if enough else max(totals)  # tips still to be drawn
     drawn = []
     later_tables = reversed(tables[:-1])  # for each scenario, the table of the scenarios after it
     for pool, chances, scenario_options, later in zip(pools, log_chances, options, later_tables, strict=True):
-        fitting = {
-            tips: _combine(option, later[left - tips])
+        candidates = {
+            tips: _combine(option, later[remaining - tips])
             for tips, option in scenario_options.items()
-            if left - tips in later
+            if remaining - tips in later
         }
-        least = min(option.showings for option in fitting.values())
-        tips = _draw_key({tips: option.log_ways for tips, option in fitting.items() if option.showings == least}, rng)
+        least = min(option.showings for option in candidates.values())
+        tips = _draw_key(
+            {tips: option.log_ways for tips, option in candidates.items() if option.showings == least}, rng
+        )
         drawn.append(_draw_donors(pool, chances, tips, rng))
-        left -= tips
+        remaining -= tips
     return drawn
 
 
 def _log_probabilities(pool: _ScenarioPool, bound: int) -> list[dict[int, float]]:
-    """Return, as element k, the log probability of each total number of tips when k donors are drawn."""
+    """Return a list whose element k has the log probability of each total number of tips of k drawn donors."""
     most_tips = min(bound, len(pool.controls))
     donors_of_size = Counter(len(donor.tips) for donor in pool.donors)
-    chances = [{0: 0.0}]
-    while len(chances) <= pool.max_items and chances[-1]:
+    log_chances = [{0: 0.0}]
+    while len(log_chances) <= pool.max_items and log_chances[-1]:
         terms: dict[int, list[float]] = defaultdict(list)
-        for total, chance in chances[-1].items():
+        for total, log_chance in log_chances[-1].items():
             for size, donors in donors_of_size.items():
                 if total + size <= most_tips:
-                    terms[total + size].append(chance + log(donors / len(pool.donors)))
-        chances.append({total: _log_sum(logs) for total, logs in terms.items()})
-    return chances
+                    terms[total + size].append(log_chance + log(donors / len(pool.donors)))
+        log_chances.append({total: _log_sum(logs) for total, logs in terms.items()})
+    return log_chances
 
 
 def _options(pool: _ScenarioPool, log_chances: Sequence[Mapping[int, float]]) -> dict[int, _Option]:
     """Return the option for each number of tips that the pool's donors can have in total."""
     options = {}
     for tips in sorted({total for chances in log_chances for total in chances}):
-        chance = _log_sum([chances[tips] for chances in log_chances if tips in chances])
+        log_chance = _log_sum([chances[tips] for chances in log_chances if tips in chances])
         fixed, tied = _fixed_and_tied(pool, tips)
-        options[tips] = _Option(sum(pool.showings[:tips]), chance + log(comb(tied, tips - fixed)))
+        options[tips] = _Option(sum(pool.showings[:tips]), log_chance + log(comb(tied, tips - fixed)))
     return options
 
 
 def _fixed_and_tied(pool: _ScenarioPool, tips: int) -> tuple[int, int]:
-    """Return how many of the `tips` least shown controls are certain, and how many tie for the other places."""
+    """Return how many controls are certainly among the `tips` least shown, and how many tie for the other places."""
     if not tips:
         return 0, 0
     limit = pool.showings[tips - 1]
@@ -307,29 +310,29 @@ def _combine(one: _Option, other: _Option) -> _Option:
 def _draw_donors(
     pool: _ScenarioPool, log_chances: Sequence[Mapping[int, float]], tips: int, rng: random.Random
 ) -> list[Candidate]:
-    """Draw donors with `tips` tips in total, with the probabilities of independent draws."""
-    items = _draw_key({count: chances[tips] for count, chances in enumerate(log_chances) if tips in chances}, rng)
+    """Draw donors that have `tips` tips in total, as independent draws would on this condition."""
+    n_donors = _draw_key({count: chances[tips] for count, chances in enumerate(log_chances) if tips in chances}, rng)
     donors = []
-    for others in range(items - 1, -1, -1):
-        fitting = {}
+    for donors_left in range(n_donors - 1, -1, -1):
+        candidates = {}
         for number, donor in enumerate(pool.donors):
-            left = tips - len(donor.tips)
-            if left in log_chances[others]:
-                fitting[number] = log_chances[others][left]
-        chosen = pool.donors[_draw_key(fitting, rng)]
+            tips_left = tips - len(donor.tips)
+            if tips_left in log_chances[donors_left]:
+                candidates[number] = log_chances[donors_left][tips_left]
+        chosen = pool.donors[_draw_key(candidates, rng)]
         donors.append(chosen)
         tips -= len(chosen.tips)
     return donors
 
 
 def _draw_key(log_weights: Mapping[int, float], rng: random.Random) -> int:
-    """Draw a key with these weights; the largest is subtracted, so that none overflows."""
-    largest = max(log_weights.values())
+    """Draw a key with these weights, which are logarithms."""
+    largest = max(log_weights.values())  # subtracted below, so that exp does not overflow
     return rng.choices(list(log_weights), [exp(value - largest) for value in log_weights.values()])[0]
 
 
 def _log_sum(logs: Sequence[float]) -> float:
-    """Return the logarithm of the sum of numbers given by their logarithms."""
+    """Return log(sum(exp(x))) without overflow."""
     largest = max(logs)
     return largest + log(sum(exp(value - largest) for value in logs))
 
@@ -338,15 +341,15 @@ def _log_sum(logs: Sequence[float]) -> float:
 
 
 def _choose_controls(pools: Sequence[_ScenarioPool], tips: Sequence[int], rubric: Rubric) -> list[list[Control]]:
-    """Choose `tips` of each pool's least shown controls, balancing their references over the steps.
+    """Choose the least shown controls of each pool, and return them by pool. `tips` is how many of each.
 
-    Only controls that were shown equally often are exchanged for one another.
+    Controls that were shown equally often are swapped to balance the references over the steps of each scale.
     """
-    groups = []
+    groups = []  # for each pool: the chosen controls, how many of them are fixed, and the spare controls
     for pool, count in zip(pools, tips, strict=True):
         fixed, tied = _fixed_and_tied(pool, count)
-        chosen, spare_end = list(pool.controls[:count]), min(fixed + tied, count + _MAX_SPARE * count)
-        groups.append((chosen, fixed, list(pool.controls[count:spare_end])))
+        spare_end = min(fixed + tied, count + _MAX_SPARE * count)
+        groups.append((list(pool.controls[:count]), fixed, list(pool.controls[count:spare_end])))
     balance = _Balance(rubric.scales, [control for chosen, *_ in groups for control in chosen])
     swaps = 1
     while swaps:
@@ -355,7 +358,7 @@ def _choose_controls(pools: Sequence[_ScenarioPool], tips: Sequence[int], rubric
 
 
 class _Balance:
-    """Excess of references over their targets per scale and step, in thousandths of a control (exact integers)."""
+    """How far the references exceed their target, per scale and step. In thousandths of a control, to be exact."""
 
     def __init__(self, scales: Sequence[Scale], controls: Sequence[Control]) -> None:
         self._names = [scale.name for scale in scales]
@@ -365,23 +368,25 @@ class _Balance:
             for step, share in enumerate(_target_shares(scale), scale.min)
         }
         for control in controls:
-            self._add(control, _WHOLE)
+            self._add(control, _ONE_CONTROL)
 
     def improve(self, chosen: list[Control], fixed: int, spare: list[Control]) -> int:
-        """Swap chosen and spare controls where that reduces the squared excess, and return how many were swapped.
+        """Swap chosen and spare controls where that reduces the squared excess. Returns how many were swapped.
 
-        The first `fixed` chosen ones stay.
+        The first `fixed` chosen controls are not swapped.
         """
         swaps = 0
         for i in range(fixed, len(chosen)):
             for j in range(len(spare)):
                 old, new = chosen[i].scores, spare[j].scores
                 changed = [name for name in self._names if new[name] != old[name]]
-                # The change in the sum of the squared excesses, divided by 2 * _WHOLE.
-                growth = sum(self._excess[name, new[name]] - self._excess[name, old[name]] + _WHOLE for name in changed)
+                # The change in the sum of the squared excesses, divided by 2 * _ONE_CONTROL.
+                growth = sum(
+                    self._excess[name, new[name]] - self._excess[name, old[name]] + _ONE_CONTROL for name in changed
+                )
                 if growth < 0:
-                    self._add(chosen[i], -_WHOLE)
-                    self._add(spare[j], _WHOLE)
+                    self._add(chosen[i], -_ONE_CONTROL)
+                    self._add(spare[j], _ONE_CONTROL)
                     chosen[i], spare[j] = spare[j], chosen[i]
                     swaps += 1
         return swaps
@@ -397,13 +402,13 @@ def _target_shares(scale: Scale) -> tuple[int, ...]:
     if steps == len(_FIVE_STEP_SHARES):
         return _FIVE_STEP_SHARES
     heights = [2 + min(step, steps - 1 - step) for step in range(steps)]
-    return tuple(round(_WHOLE * height / sum(heights)) for height in heights)
+    return tuple(round(_ONE_CONTROL * height / sum(heights)) for height in heights)
 
 
 # Private controls, for a team's own suite
 
-MIN_JUDGES = 2  # who agree on a tip
-MAX_PER_SCENARIO = 10  # new controls
+MIN_JUDGES = 2  # judges who agree on a tip
+MAX_PER_SCENARIO = 10  # new controls per scenario
 _MAX_APART = 1  # steps between the judges' scores of a tip on any scale
 
 
@@ -415,14 +420,15 @@ def agreed_controls(
     per_scenario: int = MAX_PER_SCENARIO,
     exclude: Iterable[str] = (),
 ) -> list[Control]:
-    """Return tips with counted scores of at least `judges` judges who are at most one step apart on every scale.
+    """Return new controls: tips on which at least `judges` judges agree, within one step on every scale.
 
-    The reference is the median, the lower one of two. Of more than `per_scenario` tips those are returned that spread
-    evenly over the composite. Tips in `exclude`, such as existing controls and anchors, are left out.
+    Only counted scores are used. The reference is their median, or the lower of two medians. If a scenario has more
+    than `per_scenario` such tips, those are returned that spread evenly over the composite. Tips in `exclude`, such as
+    existing controls and anchors, are left out.
     """
-    taken = set(exclude)
-    found: dict[str, list[Control]] = defaultdict(list)
-    for cell in sorted(cells, key=lambda each: each.run.run_id):
+    used = set(exclude)
+    by_scenario: dict[str, list[Control]] = defaultdict(list)
+    for cell in sorted(cells, key=lambda cell: cell.run.run_id):
         counted = [judgement for judgement in cell.scores.counted if judgement.rubric == rubric.tag]
         if len(counted) < judges:
             continue
@@ -430,14 +436,16 @@ def agreed_controls(
         scores_by_tip = zip(*(judgement.tips for judgement in counted), strict=True)
         for tip, scores in zip(cell.tips, scores_by_tip, strict=False):
             by_scale = {name: [score.scores[name] for score in scores] for name in rubric.scale_names}
-            agreed = all(max(given) - min(given) <= _MAX_APART for given in by_scale.values())
-            if tip.tip in taken or not agreed:
+            agreed = all(max(values) - min(values) <= _MAX_APART for values in by_scale.values())
+            if tip.tip in used or not agreed:
                 continue
-            taken.add(tip.tip)
-            references = {name: median_low(given) for name, given in by_scale.items()}
+            used.add(tip.tip)
+            references = {name: median_low(values) for name, values in by_scale.items()}
             why = f"Agreed by {len(counted)} judges."
-            found[scenario].append(Control(scenario, tip.tip, tip.rationale, references, why))
-    return [control for _, group in sorted(found.items()) for control in _evenly_spread(group, rubric, per_scenario)]
+            by_scenario[scenario].append(Control(scenario, tip.tip, tip.rationale, references, why))
+    return [
+        control for _, group in sorted(by_scenario.items()) for control in _evenly_spread(group, rubric, per_scenario)
+    ]
 
 
 def _evenly_spread(controls: Sequence[Control], rubric: Rubric, count: int) -> list[Control]:
@@ -464,6 +472,6 @@ def controls_toml(controls: Sequence[Control], rubric: Rubric) -> str:
 
 
 def _toml_string(text: str) -> str:
-    """Return a TOML string: like JSON, with DEL escaped and lone surrogates, which TOML forbids, replaced by `?`."""
-    whole = text.encode("utf-8", "replace").decode()
-    return json.dumps(whole, ensure_ascii=False).replace("\x7f", "\\u007f")
+    """Return a TOML string. It is like a JSON string, except that TOML forbids DEL and lone surrogates."""
+    encodable = text.encode("utf-8", "replace").decode()
+    return json.dumps(encodable, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -19,17 +19,17 @@ from tipbench.text import plural
 
 
 def alpha(scale: Scale, scores: Sequence[Sequence[int]]) -> float | None:
-    """Return Krippendorff's ordinal alpha over tips, each with one score per judge: 1 is full agreement, 0 chance.
+    """Return Krippendorff's ordinal alpha: 1 is full agreement, and 0 is agreement by chance.
 
-    Only tips with two or more judges count. Returns None with fewer than two such tips, or if all their scores are
-    equal, since alpha is undefined without variation.
+    `scores` has one score per judge for each tip. Only tips with two or more scores count. Returns None with fewer than
+    two such tips, or if all their scores are equal, since alpha is undefined without variation.
     """
     units = [unit for unit in scores if len(unit) >= 2]
-    seen = {score for unit in units for score in unit}
-    if len(units) < 2 or len(seen) < 2:
+    values = {score for unit in units for score in unit}
+    if len(units) < 2 or len(values) < 2:
         return None
-    if min(seen) < scale.min or max(seen) > scale.max:
-        raise ValueError(f"{scale.name} goes from {scale.min} to {scale.max}; seen {min(seen)} to {max(seen)}.")
+    if min(values) < scale.min or max(values) > scale.max:
+        raise ValueError(f"{scale.name} goes from {scale.min} to {scale.max}; seen {min(values)} to {max(values)}.")
     from krippendorff import alpha as krippendorff_alpha
 
     steps = scale.max - scale.min + 1
@@ -54,7 +54,7 @@ class SelfAgreement:
     """A judge's later scores compared with their own earlier ones."""
 
     n: int  # tips
-    exact: float  # share of scores that are equal both times, over all scales
+    exact: float  # share of equal scores, over all scales
     scales: tuple[ScaleAgreement, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -65,32 +65,32 @@ class SelfAgreement:
 def self_agreement(
     scales: Sequence[Scale], pairs: Sequence[tuple[Mapping[str, int], Mapping[str, int]]]
 ) -> SelfAgreement | None:
-    """Compare the (earlier, later) scores of each tip scored twice; return None if there are none."""
+    """Compare the (earlier, later) scores of each tip that was scored twice. Returns None without such tips."""
     by_scale = []
     total = equal = 0
     for scale in scales:
         name = scale.name
         changes = [later[name] - earlier[name] for earlier, later in pairs if name in earlier and name in later]
-        n, same = len(changes), changes.count(0)
-        total, equal = total + n, equal + same
-        absolute = sum(abs(change) for change in changes)
-        by_scale.append(
-            ScaleAgreement(name, n, same / n, absolute / n, sum(changes) / n)
-            if n
-            else ScaleAgreement(name, 0, None, None, None)
-        )
+        n, unchanged = len(changes), changes.count(0)
+        total += n
+        equal += unchanged
+        if n:
+            difference = sum(abs(change) for change in changes) / n
+            by_scale.append(ScaleAgreement(name, n, unchanged / n, difference, sum(changes) / n))
+        else:
+            by_scale.append(ScaleAgreement(name, 0, None, None, None))
     return SelfAgreement(len(pairs), equal / total, tuple(by_scale)) if total else None
 
 
 MIN_CONTROLS = 20  # with fewer control tips the verdict is unknown
-FALSE_ALARM_RATE = 0.05  # of the whole verdict, for an honest judge; its parts are below
-BIAS_SHARE = 0.031  # for the biases of all scales together
-POOLED_SHARE = 0.003  # for error and contrast each; the rest is a margin, because the design effect is estimated
+FALSE_ALARM_RATE = 0.05  # of the whole verdict, for an honest judge
+BIAS_SHARE = 0.031  # part of this rate for the biases of all scales together
+POOLED_SHARE = 0.003  # part for error and contrast each; the rest is a margin, because the design effect is estimated
 POOLED_QUANTILE = NormalDist().inv_cdf(1 - POOLED_SHARE)
 HONEST_NOISE = 1.0  # the largest noise accepted as honest, in points of a five-step scale
-NOISES = np.linspace(0.05, 1.5, 59)  # candidate values when estimating a judge's noise
-PRIOR_DEGREES = 20  # degrees of freedom that are added to those of the control answers in the test of a bias
-MIN_SPREAD = 0.25  # minimum spread of errors, so that a judge who never varies does not get a zero-width interval
+NOISES = np.linspace(0.05, 1.5, 59)  # candidates when estimating a judge's noise, in the same points
+PRIOR_DEGREES = 20  # added to the degrees of freedom of the control answers in the test of a bias
+MIN_SPREAD = 0.25  # minimum standard deviation of errors, so that no interval has zero width; in the same points
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -105,18 +105,18 @@ class Verdict(StrEnum):
 
 
 def verdict_words(verdict: str | None) -> str:
-    """Return a stored verdict for readers."""
+    """Return a stored verdict in the words that users see."""
     return "too far off" if verdict == Verdict.BEYOND else verdict or "unknown"
 
 
 @dataclass(frozen=True)
 class ControlScore:
-    """A judge's scores of one control tip, its reference scores, and the answer it was shown in."""
+    """A judge's scores of one control tip, with its reference scores and its answer."""
 
     scores: Mapping[str, int]
     reference: Mapping[str, int]
-    answer: str = ""  # the item's id
-    position: float = 0.0  # of the item on its sheet, from 0 to 1
+    answer: str = ""  # id of the item that contains the tip
+    position: float = 0.0  # of that item on its sheet, from 0 (first) to 1 (last)
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,11 @@ class ScaleDrift:
     scale: str
     n: int
     bias: float | None  # mean of score − expected score of an honest judge at that reference
-    interval: tuple[float, float] | None  # confidence interval of the bias, at the test's level
+    interval: tuple[float, float] | None  # confidence interval of the bias, at the level of its test
     se: float | None  # standard error of the bias
     difference: float | None  # plain mean of score − reference
-    error: float | None  # mean absolute difference
-    beyond: bool
+    error: float | None  # mean absolute value of score − reference
+    beyond: bool  # whether the bias differs from 0 by more than chance
 
 
 @dataclass(frozen=True)
@@ -144,11 +144,11 @@ class Drift:
     error: float | None  # mean absolute difference from the references
     error_limit: float | None
     error_beyond: bool
-    contrast: float | None  # slope of score on reference: 1 if scores follow it fully, 0 if not at all
+    contrast: float | None  # slope of score on reference: 1 if scores follow the references fully, 0 if not at all
     contrast_limit: float | None
     contrast_beyond: bool
     icc: float | None = None  # intraclass correlation: how alike a judge's errors are within an answer
-    sheets: int = 1  # from which the controls were pooled
+    sheets: int = 1  # number of sheets whose controls were pooled
 
     def to_json(self) -> dict[str, Any]:
         """Return unrounded JSON-serializable values; None where unknown."""
@@ -156,7 +156,10 @@ class Drift:
         return {**asdict(self), "verdict": self.verdict.value, "scales": scales}
 
     def sentences(self, rubric: Rubric, *, with_count: bool = True) -> list[str]:
-        """Return the verdict for users: scale, direction and size, and with `with_count` the number of control tips."""
+        """Return the verdict for users: the scales that drift, in which direction and how far.
+
+        Without `with_count`, the number of control tips is not shown.
+        """
         if self.verdict is Verdict.UNKNOWN:
             return [f"Drift unknown: fewer than {MIN_CONTROLS} control tips are scored on every scale."]
         of_sheets = f" of your last {self.sheets} sheets" if self.sheets > 1 else ""
@@ -183,7 +186,7 @@ class Drift:
 
 
 def limit_sentences(drift: Mapping[str, Any], points: str = "points") -> Iterator[str]:
-    """Yield a sentence for each limit over all scales that the drift, as JSON, exceeds."""
+    """Yield a sentence for each pooled limit, of error and contrast, that a drift exceeds. `drift` is its JSON."""
     if drift.get("error_beyond"):
         yield (
             f"The scores differ from the reference scores by {drift['error']:.1f} {points} on average, "
@@ -198,7 +201,7 @@ def limit_sentences(drift: Mapping[str, Any], points: str = "points") -> Iterato
 
 
 def measure_drift(scales: Sequence[Scale], scored: Sequence[ControlScore], *, sheets: int = 1) -> Drift:
-    """Compare the scores of control tips with their references; below MIN_CONTROLS the verdict is unknown.
+    """Compare the scores of control tips with their references. Below MIN_CONTROLS tips the verdict is unknown.
 
     A judge's errors are alike within an answer, so tips of one answer count for less than independent ones. All
     standard errors are therefore inflated by the design effect of the intraclass correlation, which is estimated from
@@ -209,13 +212,16 @@ def measure_drift(scales: Sequence[Scale], scored: Sequence[ControlScore], *, sh
     icc = _intraclass_correlation(used)
     by_scale = tuple(_scale_drift(column, BIAS_SHARE / len(scales), icc) for column in columns)
     enough = bool(columns) and all(column.n >= MIN_CONTROLS for column in columns)
-    error, error_limit = _error(used, icc)
-    contrast, contrast_limit = _contrast(used, icc)
+    error, error_limit = _pooled_error(used, icc)
+    contrast, contrast_limit = _pooled_contrast(used, icc)
     error_beyond = enough and error is not None and error_limit is not None and error > error_limit
     contrast_beyond = enough and contrast is not None and contrast_limit is not None and contrast < contrast_limit
-    beyond = error_beyond or contrast_beyond or any(scale.beyond for scale in by_scale)
+    if error_beyond or contrast_beyond or any(scale.beyond for scale in by_scale):
+        verdict = Verdict.BEYOND
+    else:
+        verdict = Verdict.FINE if enough else Verdict.UNKNOWN
     return Drift(
-        verdict=Verdict.BEYOND if beyond else Verdict.FINE if enough else Verdict.UNKNOWN,
+        verdict=verdict,
         n_controls=len(scored),
         false_alarm_rate=FALSE_ALARM_RATE,
         scales=by_scale,
@@ -232,25 +238,25 @@ def measure_drift(scales: Sequence[Scale], scored: Sequence[ControlScore], *, sh
 
 @dataclass(frozen=True)
 class _Column:
-    """The scores of the control tips on one scale, and their references, in steps above the scale's minimum."""
+    """The control tips on one scale, as arrays with one element per tip."""
 
     scale: Scale
-    score: Ints
-    reference: Ints
-    answer: Ints  # number of the answer that each tip is in
-    position: Floats  # of that answer on its sheet, from 0 to 1
+    score: Ints  # in steps above the scale's minimum
+    reference: Ints  # likewise
+    answer: Ints  # index of the tip's answer
+    position: Floats  # of the tip's answer on its sheet, from 0 to 1
 
     @classmethod
     def of(cls, scale: Scale, scored: Sequence[ControlScore]) -> _Column:
-        """Return the column of one scale; tips without a score or reference on it are left out."""
+        """Return the column of one scale. Tips without a score or reference on this scale are left out."""
         name = scale.name
         used = [tip for tip in scored if name in tip.scores and name in tip.reference]
         values = np.array([(tip.scores[name], tip.reference[name]) for tip in used], dtype=np.int64).reshape(-1, 2)
         if values.size and (values.min() < scale.min or values.max() > scale.max):
             raise ValueError(f"{name} goes from {scale.min} to {scale.max}; seen {values.min()} to {values.max()}.")
         score, reference = (values - scale.min).T
-        numbers = {answer: number for number, answer in enumerate(dict.fromkeys(tip.answer for tip in used))}
-        answer = np.array([numbers[tip.answer] for tip in used], dtype=np.int64)
+        index_of = {answer: index for index, answer in enumerate(dict.fromkeys(tip.answer for tip in used))}
+        answer = np.array([index_of[tip.answer] for tip in used], dtype=np.int64)
         return cls(scale, score, reference, answer, np.array([tip.position for tip in used]))
 
     @property
@@ -258,7 +264,7 @@ class _Column:
         return len(self.score)
 
     @property
-    def answers(self) -> int:
+    def n_answers(self) -> int:
         return int(self.answer.max()) + 1
 
     @property
@@ -267,12 +273,13 @@ class _Column:
         return _unit(self.scale.max - self.scale.min)
 
     @property
-    def honest(self) -> _Honest:
-        return _honest(self.scale.max - self.scale.min)
+    def honest(self) -> _HonestErrors:
+        """The errors that an honest judge makes on this scale."""
+        return _honest_errors(self.scale.max - self.scale.min)
 
     @cached_property
     def counts(self) -> Ints:
-        """The number of tips by reference."""
+        """The number of tips at each reference."""
         return np.bincount(self.reference, minlength=self.scale.max - self.scale.min + 1)
 
     @cached_property
@@ -281,9 +288,9 @@ class _Column:
 
     @cached_property
     def excess(self) -> Floats:
-        """Errors without those that the ends of the scale cause for an honest judge as noisy as this one."""
+        """Errors minus the mean error of an equally noisy honest judge, which the ends of the scale cause."""
         honest = self.honest
-        # The noise whose error variance at these references is closest to the judge's; unaffected by a shift.
+        # Find the noise whose error variance at these references is closest to the judge's. A bias does not change it.
         shares = self.counts / self.n
         expected = honest.variance @ shares + honest.mean**2 @ shares - (honest.mean @ shares) ** 2
         noise = int(np.abs(expected - np.var(self.error)).argmin())
@@ -291,10 +298,11 @@ class _Column:
 
     @property
     def spread(self) -> float:
+        """The standard deviation of `excess`, at least MIN_SPREAD."""
         return max(float(self.excess.std(ddof=1)) if self.n > 1 else 0.0, MIN_SPREAD * self.unit)
 
     def design_effect(self, correlation: float | None, weights: NDArray[np.floating[Any]] | None = None) -> float:
-        """Return how much the correlation within answers inflates the variance of a weighted sum of the errors."""
+        """Return the factor by which correlation within answers inflates the variance of a weighted sum of errors."""
         weights = np.ones(self.n) if weights is None else weights
         total = float(weights @ weights)
         if not total:
@@ -304,134 +312,149 @@ class _Column:
 
 
 def _intraclass_correlation(columns: Sequence[_Column]) -> float | None:
-    """Return the share of the error variance that is between answers, by a one-way analysis pooled over the scales.
+    """Return the share of the error variance that is between answers; at least 0.
 
-    At least 0. None unless there are two answers, one of them with two tips.
+    It is estimated by a one-way analysis of variance, pooled over the scales. None unless there are two answers, one of
+    them with two tips.
     """
     between = within = between_degrees = within_degrees = 0.0
-    sizes = []
+    sizes = []  # for each scale, the effective number of tips per answer
     for column in columns:
-        tips = np.bincount(column.answer)
+        tips = np.bincount(column.answer)  # per answer
         if len(tips) < 2 or column.n == len(tips):
             continue
         error = (column.excess - column.excess.mean()) / column.spread
         explained = float((np.bincount(column.answer, error) ** 2 / tips).sum())
-        between, within = between + explained, within + float(error @ error) - explained
-        between_degrees, within_degrees = between_degrees + len(tips) - 1, within_degrees + column.n - len(tips)
+        between += explained
+        within += float(error @ error) - explained
+        between_degrees += len(tips) - 1
+        within_degrees += column.n - len(tips)
         sizes.append((column.n - float(tips @ tips) / column.n) / (len(tips) - 1))
     if not sizes:
         return None
-    above, below = between / between_degrees, within / within_degrees
-    total = above + (float(np.mean(sizes)) - 1) * below
-    return max(0.0, (above - below) / total) if total > 0 else 0.0
+    mean_between, mean_within = between / between_degrees, within / within_degrees
+    total = mean_between + (float(np.mean(sizes)) - 1) * mean_within
+    return max(0.0, (mean_between - mean_within) / total) if total > 0 else 0.0
 
 
 def _unit(steps: int) -> float:
+    """Return one point of a five-step scale, in steps of a scale of `steps` + 1 values."""
     return max(steps / 4, 0.5)
 
 
 @dataclass(frozen=True)
-class _Honest:
-    """Moments of an honest judge's error. One column per reference."""
+class _HonestErrors:
+    """Moments of an honest judge's error. Arrays have one column per reference."""
 
-    mean: Floats  # one row per noise in NOISES, and a last one for HONEST_NOISE
+    mean: Floats  # one row per noise in NOISES, and a last row for HONEST_NOISE
     variance: Floats  # likewise
-    absolute: Floats  # mean, variance and third central moment of |error| at HONEST_NOISE; additive over tips
+    absolute: Floats  # rows: mean, variance and third central moment of |error| at HONEST_NOISE; additive over tips
 
 
 @lru_cache(maxsize=64)
-def _honest(steps: int) -> _Honest:
+def _honest_errors(steps: int) -> _HonestErrors:
     """Compute the exact moments for a scale of `steps` + 1 values, with score = clip(round(reference + noise))."""
     from scipy.special import ndtr
 
     noises = np.append(NOISES, HONEST_NOISE) * _unit(steps)
     values = np.arange(steps + 1)
-    below = ndtr((values[:-1] + 0.5 - values[:, None])[None] / noises[:, None, None])
+    # By noise, reference and score: the probability of at most this score, and then of exactly this score.
+    cumulative = ndtr((values[:-1] + 0.5 - values[:, None])[None] / noises[:, None, None])
     ends = np.ones((len(noises), steps + 1, 1))
-    chances = np.diff(np.concatenate([0 * ends, below, ends], axis=2), axis=2)
+    probabilities = np.diff(np.concatenate([0 * ends, cumulative, ends], axis=2), axis=2)
     error = values[None, :] - values[:, None]
-    mean = (chances * error).sum(axis=2)
-    variance = (chances * error**2).sum(axis=2) - mean**2
-    one, two, three = ((chances[-1] * np.abs(error) ** power).sum(axis=1) for power in (1, 2, 3))
-    absolute = np.stack([one, two - one**2, three - 3 * one * two + 2 * one**3])
-    return _Honest(mean, variance, absolute)
+    mean = (probabilities * error).sum(axis=2)
+    variance = (probabilities * error**2).sum(axis=2) - mean**2
+    first, second, third = ((probabilities[-1] * np.abs(error) ** power).sum(axis=1) for power in (1, 2, 3))
+    absolute = np.stack([first, second - first**2, third - 3 * first * second + 2 * first**3])
+    return _HonestErrors(mean, variance, absolute)
 
 
 def _scale_drift(column: _Column, rate: float, icc: float | None) -> ScaleDrift:
+    """Measure the drift on one scale. Its bias is tested at the false-alarm rate `rate`."""
     name, n = column.scale.name, column.n
     if not n:
         return ScaleDrift(name, 0, None, None, None, None, None, beyond=False)
-    bias, interval, se = float(column.excess.mean()), None, None
+    bias = float(column.excess.mean())
+    interval: tuple[float, float] | None = None
+    se: float | None = None
     if n >= 2:
         se = column.spread * sqrt(column.design_effect(icc) / n)
-        reach = _t_quantile(rate, _degrees(column, icc)) * se
-        interval = (bias - reach, bias + reach)
+        half_width = _t_quantile(rate, _degrees_of_freedom(column, icc)) * se
+        interval = (bias - half_width, bias + half_width)
     beyond = n >= MIN_CONTROLS and interval is not None and not interval[0] <= 0 <= interval[1]
     difference, error = float(column.error.mean()), float(np.abs(column.error).mean())
     return ScaleDrift(name, n, bias, interval, se, difference, error, beyond)
 
 
-def _degrees(column: _Column, icc: float | None) -> int:
-    """Return the degrees of freedom of a bias: fewer than tips if the errors of an answer are alike."""
-    return column.n - 1 if icc is None else min(column.n - 1, column.answers - 1 + PRIOR_DEGREES)
+def _degrees_of_freedom(column: _Column, icc: float | None) -> int:
+    """Return the degrees of freedom of a bias: by tips, or fewer if errors may be correlated within answers."""
+    return column.n - 1 if icc is None else min(column.n - 1, column.n_answers - 1 + PRIOR_DEGREES)
 
 
 @lru_cache(maxsize=1024)
 def _t_quantile(rate: float, degrees: int) -> float:
+    """Return the quantile of Student's t for a two-sided test at the false-alarm rate `rate`."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, 1 - rate / 2))
 
 
-def _error(columns: Sequence[_Column], icc: float | None) -> tuple[float | None, float | None]:
-    """Return the pooled mean absolute error and the largest value explained by chance."""
+def _pooled_error(columns: Sequence[_Column], icc: float | None) -> tuple[float | None, float | None]:
+    """Return the pooled mean absolute error, and its limit: the largest value explained by chance."""
     total = sum(column.n for column in columns)
     if not total:
         return None, None
-    seen = sum(float(np.abs(column.error).sum()) / column.unit for column in columns)
-    rho = icc or 0.0
-    alike = (sqrt(1 - rho**2) + rho * asin(rho) - 1) * 2 / (pi - 2)  # correlation of absolute normal values
-    mean = variance = third = inflated = 0.0
+    error = sum(float(np.abs(column.error).sum()) / column.unit for column in columns)
+    correlation = icc or 0.0
+    # The correlation of |error|, if errors are normal.
+    absolute_icc = (sqrt(1 - correlation**2) + correlation * asin(correlation) - 1) * 2 / (pi - 2)
+    mean = variance = third = inflated_variance = 0.0
     for column in columns:
-        first, second, skew = column.honest.absolute @ column.counts / column.unit ** np.arange(1, 4)
-        mean, variance, third = mean + float(first), variance + float(second), third + float(skew)
-        inflated += float(second) * column.design_effect(alike)
+        moments = column.honest.absolute @ column.counts / column.unit ** np.arange(1, 4)
+        mean += float(moments[0])
+        variance += float(moments[1])
+        third += float(moments[2])
+        inflated_variance += float(moments[1]) * column.design_effect(absolute_icc)
     z = POOLED_QUANTILE
-    skewed = z + (z**2 - 1) / 6 * third / variance**1.5
-    return seen / total, (mean + skewed * sqrt(inflated)) / total
+    quantile = z + (z**2 - 1) / 6 * third / variance**1.5  # corrected for skewness (Cornish-Fisher)
+    return error / total, (mean + quantile * sqrt(inflated_variance)) / total
 
 
-def _contrast(columns: Sequence[_Column], icc: float | None) -> tuple[float | None, float | None]:
-    """Return the pooled slope of score on reference and the smallest by chance; None if references do not vary."""
-    seen = expected = variance = weight = 0.0
+def _pooled_contrast(columns: Sequence[_Column], icc: float | None) -> tuple[float | None, float | None]:
+    """Return the pooled slope of score on reference, and its limit: the smallest value explained by chance.
+
+    Both are None if the references do not vary.
+    """
+    observed = expected = variance = weight = 0.0
     for column in columns:
         values = np.arange(len(column.counts))
-        away = (values - float(values @ column.counts) / column.n) / column.unit  # from the mean reference
-        weights, effect = away * column.counts, column.design_effect(icc, away[column.reference])
-        seen += float(away[column.reference] @ column.score) / column.unit
+        centered = (values - float(values @ column.counts) / column.n) / column.unit
+        weights, effect = centered * column.counts, column.design_effect(icc, centered[column.reference])
+        observed += float(centered[column.reference] @ column.score) / column.unit
         expected += float(weights @ (values + column.honest.mean[-1])) / column.unit
-        variance += float(weights * away @ column.honest.variance[-1]) / column.unit**2 * effect
-        weight += float(weights @ away)
+        variance += float(weights * centered @ column.honest.variance[-1]) / column.unit**2 * effect
+        weight += float(weights @ centered)
     if weight <= 0:
         return None, None
-    return seen / weight, (expected - POOLED_QUANTILE * sqrt(variance)) / weight
+    return observed / weight, (expected - POOLED_QUANTILE * sqrt(variance)) / weight
 
 
-CUSUM_SLACK = 0.5  # standard errors per sheet that are not added up
-CUSUM_LIMIT = 6.5  # an honest judge's sums of all scales stay below it over 20 sheets in 97 %
+CUSUM_SLACK = 0.5  # standard errors subtracted per sheet
+CUSUM_LIMIT = 6.5  # over 20 sheets, the sums of all scales stay below it for 97 % of honest judges
 TREND_RATE = 0.01  # false-alarm rate of fatigue and compression each
-_MIN_ANSWERS = 8
+_MIN_ANSWERS = 8  # with fewer, fatigue and compression are unknown
 
 
 @dataclass(frozen=True)
 class BiasSum:
-    """A judge's bias on one scale added up over sheets (CUSUM), in standard errors: small drifts that persist."""
+    """A judge's bias on one scale added up over sheets (CUSUM). It detects small biases that persist."""
 
     scale: str
     sheets: int
     bias: float  # mean over the sheets, in the scale's points
-    high: float
-    low: float
+    high: float  # sum of biases above 0, in standard errors
+    low: float  # sum of biases below 0, as a positive number
 
     @property
     def beyond(self) -> bool:
@@ -488,66 +511,70 @@ class Trends:
 
 
 def measure_trends(scales: Sequence[Scale], sheets: Sequence[Sequence[ControlScore]]) -> Trends:
-    """Measure a judge's trends over the controls of their sheets, oldest first."""
+    """Measure a judge's trends. `sheets` has the control scores of each sheet, oldest first."""
     by_sheet = [[_Column.of(scale, sheet) for scale in scales] for sheet in sheets if sheet]
     overall = [_Column.of(scale, [tip for sheet in sheets for tip in sheet]) for scale in scales]
     return Trends(tuple(_bias_sums(by_sheet)), _fatigue(by_sheet), _compression(overall))
 
 
 def _bias_sums(sheets: Sequence[Sequence[_Column]]) -> Iterator[BiasSum]:
+    """Yield the sums of each scale with a known bias."""
     from scipy.special import ndtri, stdtr
 
-    measured: dict[str, list[tuple[float, float]]] = {}  # by scale: bias and z of each sheet
+    measured: dict[str, list[tuple[float, float]]] = {}  # by scale: bias and z score of each sheet
     for columns in sheets:
         icc = _intraclass_correlation([column for column in columns if column.n])
         for column in columns:
             drift = _scale_drift(column, TREND_RATE, icc)
             if drift.bias is not None and drift.se:
-                z = float(ndtri(stdtr(_degrees(column, icc), drift.bias / drift.se)))
+                z = float(ndtri(stdtr(_degrees_of_freedom(column, icc), drift.bias / drift.se)))
                 measured.setdefault(drift.scale, []).append((drift.bias, z))
-    for name, found in measured.items():
+    for name, values in measured.items():
         high = low = 0.0
-        for _, z in found:
-            high, low = max(0.0, high + z - CUSUM_SLACK), max(0.0, low - z - CUSUM_SLACK)
-        yield BiasSum(name, len(found), sum(bias for bias, _ in found) / len(found), high, low)
+        for _, z in values:
+            high = max(0.0, high + z - CUSUM_SLACK)
+            low = max(0.0, low - z - CUSUM_SLACK)
+        yield BiasSum(name, len(values), sum(bias for bias, _ in values) / len(values), high, low)
 
 
 def _fatigue(sheets: Sequence[Sequence[_Column]]) -> Slope | None:
-    """Regress an answer's mean absolute error on its position, within sheets."""
-    x, y = [], []
+    """Regress the mean absolute error of answers on their position, within sheets."""
+    x, y = [], []  # position and error, minus their means over the sheet
     for columns in sheets:
-        errors: dict[float, list[float]] = defaultdict(list)  # by position: beyond those of an honest judge
+        errors: dict[float, list[float]] = defaultdict(list)  # by position, minus the mean of an honest judge
         for column in columns:
-            beyond = (np.abs(column.error) - column.honest.absolute[0][column.reference]) / column.unit
-            for position, error in zip(column.position.tolist(), beyond.tolist(), strict=True):
+            excess = (np.abs(column.error) - column.honest.absolute[0][column.reference]) / column.unit
+            for position, error in zip(column.position.tolist(), excess.tolist(), strict=True):
                 errors[position].append(error)
-        means = [fmean(found) for found in errors.values()]
+        means = [fmean(values) for values in errors.values()]
         x += [position - fmean(errors) for position in errors]
         y += [mean - fmean(means) for mean in means]
-    degrees, spread = len(x) - len(sheets) - 1, float(np.dot(x, x))
-    if len(x) < _MIN_ANSWERS or degrees < 1 or not spread:
+    degrees, sum_of_squares = len(x) - len(sheets) - 1, float(np.dot(x, x))
+    if len(x) < _MIN_ANSWERS or degrees < 1 or not sum_of_squares:
         return None
-    slope = float(np.dot(x, y)) / spread
-    rest = np.array(y) - slope * np.array(x)
-    return _slope(slope, sqrt(float(rest @ rest) / degrees / spread), degrees)
+    slope = float(np.dot(x, y)) / sum_of_squares
+    residuals = np.array(y) - slope * np.array(x)
+    se = sqrt(float(residuals @ residuals) / degrees / sum_of_squares)
+    return _with_interval(slope, se, degrees)
 
 
 def _compression(columns: Sequence[_Column]) -> Slope | None:
-    """Regress errors on references over all scales; the variance allows for the correlation within an answer."""
+    """Regress errors on references over all scales. The variance allows for correlation within answers."""
     used = [column for column in columns if column.n > 1]
-    answers = max((column.answers for column in used), default=0)
+    n_answers = max((column.n_answers for column in used), default=0)
     x = [(column.reference - column.reference.mean()) / column.unit for column in used]
     y = [(column.excess - column.excess.mean()) / column.unit for column in used]
-    spread = sum(float(each @ each) for each in x)
-    if answers < _MIN_ANSWERS or not spread:
+    sum_of_squares = sum(float(each @ each) for each in x)
+    if n_answers < _MIN_ANSWERS or not sum_of_squares:
         return None
-    slope = sum(float(a @ b) for a, b in zip(x, y, strict=True)) / spread
-    pulls = np.zeros(answers)
+    slope = sum(float(a @ b) for a, b in zip(x, y, strict=True)) / sum_of_squares
+    cluster_sums = np.zeros(n_answers)  # per answer; for the cluster-robust variance
     for column, a, b in zip(used, x, y, strict=True):
-        pulls += np.bincount(column.answer, a * (b - slope * a), minlength=answers)
-    return _slope(slope, sqrt(float(pulls @ pulls) * answers / (answers - 1)) / spread, answers - 1)
+        cluster_sums += np.bincount(column.answer, a * (b - slope * a), minlength=n_answers)
+    se = sqrt(float(cluster_sums @ cluster_sums) * n_answers / (n_answers - 1)) / sum_of_squares
+    return _with_interval(slope, se, n_answers - 1)
 
 
-def _slope(value: float, se: float, degrees: int) -> Slope:
-    reach = _t_quantile(TREND_RATE, degrees) * se
-    return Slope(value, value - reach, value + reach)
+def _with_interval(value: float, se: float, degrees: int) -> Slope:
+    half_width = _t_quantile(TREND_RATE, degrees) * se
+    return Slope(value, value - half_width, value + half_width)

@@ -27,7 +27,7 @@ Status = Literal["ok", "warning", "failed"]
 _MARKS = {"ok": "✓", "warning": "!", "failed": "✕"}
 _MIN_DISK_BYTES = 2 * 2**30
 _MIN_MEMORY_BYTES = 2 * 2**30
-_EXTRAS = {  # package → the extra that installs it, and what it is for
+_EXTRAS = {  # package → (the extra that installs it, what needs it)
     "mlflow": ("local", "the local MLflow and the demo"),
     "xllamacpp": ("local", "the embedded model and the demo"),
     "altair": ("charts", "charts"),
@@ -37,7 +37,7 @@ _EXTRAS = {  # package → the extra that installs it, and what it is for
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check, with advice unless it is ok."""
+    """The result of one check. Warnings and failures may have advice."""
 
     check: str
     status: Status
@@ -58,7 +58,7 @@ def doctor(ollama_url: OllamaOption = None, mlflow_url: MlflowOption = None, jso
       tipbench doctor --ollama-url http://gpu.example:11434 --json
     """
     findings = list(_findings({"ollama_url": ollama_url, "mlflow_url": mlflow_url}))
-    failed = sum(each.status == "failed" for each in findings)
+    n_failed = sum(each.status == "failed" for each in findings)
     if json_:
         print_json([vars(each) for each in findings])
     else:
@@ -66,9 +66,9 @@ def doctor(ollama_url: OllamaOption = None, mlflow_url: MlflowOption = None, jso
             print(printable(f"{_MARKS[each.status]} {each.check}: {each.found}"))
             if each.advice:
                 print(printable(f"    {each.advice}"))
-        warnings = sum(each.status == "warning" for each in findings)
-        print(f"\n{plural(len(findings), 'check')}: {failed} failed, {plural(warnings, 'warning')}")
-    if failed:
+        n_warnings = sum(each.status == "warning" for each in findings)
+        print(f"\n{plural(len(findings), 'check')}: {n_failed} failed, {plural(n_warnings, 'warning')}")
+    if n_failed:
         raise typer.Exit(1)
 
 

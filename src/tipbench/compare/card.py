@@ -176,7 +176,8 @@ def _against_reference(board: Leaderboard) -> str:
     if difference is None:
         return f"Not compared with {name} yet."
     bounds = interval(difference.ci_low, difference.ci_high, "+.1f")
-    numbers = f"{number(difference.mean, '+.1f')}{f', {bounds}' if ends else ''}"
+    mean = number(difference.mean, "+.1f")
+    numbers = f"{mean}, {bounds}" if bounds else mean
     if difference.separated is None:
         return f"Against {name}: {numbers}; too little is judged to compare them."
     return f"{'Beats' if ranking.beats_reference else 'Does not beat'} {name}: {numbers}."

@@ -74,9 +74,11 @@ def read_conf(conf: Conf, settings: Settings, *, uses_ollama: bool = False) -> C
                 f"conf {key} has a login, but Airflow shows the conf of every run. Leave the login out, "
                 "and set it in the worker's environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
             )
+    # None means that a key is missing; so does an empty URL.
     values = {key: value for key, value in values.items() if value is not None and (key not in ADDRESSES or value)}
-    configured = {key: settings.values[key] for key in ADDRESSES if key in settings.values}
-    config = make_config({**configured, **values}, {**settings.sources, **{key: f"conf {key}" for key in values}})
+    configured_urls = {key: settings.values[key] for key in ADDRESSES if key in settings.values}
+    sources = {**settings.sources, **{key: f"conf {key}" for key in values}}
+    config = make_config({**configured_urls, **values}, sources)
     for key in ADDRESSES:
         if key in values and (uses_ollama or key != "ollama_url"):
             _check_server(getattr(config, key) or "", key, settings)
@@ -84,9 +86,11 @@ def read_conf(conf: Conf, settings: Settings, *, uses_ollama: bool = False) -> C
 
 
 def _check_server(url: str, key: str, settings: Settings) -> None:
-    """Raise UsageError unless the worker's settings configure or list the server."""
+    """Raise UsageError unless the worker's settings allow the server."""
     list_key = "panel_mlflow_urls" if key == "mlflow_url" else "panel_urls"
-    hosts = [entry.partition("=")[2] for entry in settings.listed("ollama_hosts")] if key == "ollama_url" else []
+    hosts: list[str] = []
+    if key == "ollama_url":
+        hosts = [entry.partition("=")[2] for entry in settings.listed("ollama_hosts")]  # entries are NAME=URL
     servers = list(filter(is_http_url, settings.servers(key, (*hosts, *settings.listed(list_key)))))
     if same_server(url, servers) is None:
         names = ", ".join(dict.fromkeys(map(strip_login, servers)))
@@ -112,12 +116,12 @@ def unload_left_behind(conf: Conf, ollama_url: str | None) -> dict[str, Any]:
             print_message("another collect uses the server; it unloads the model itself")
             return {"unloaded": None, "in_use": True}
         try:
-            left = lock.left_behind
+            leftover = lock.left_behind
             engine = ENGINES[name]
-            if left is not None and engine.unload and engine.server:
-                engine.unload(getattr(config, engine.server), left.model, left.digest)
+            if leftover is not None and engine.unload and engine.server:
+                engine.unload(getattr(config, engine.server), leftover.model, leftover.digest)
                 lock.note_empty()
-                unloaded = left.model
+                unloaded = leftover.model
                 print_message(f"{unloaded} unloaded")
         finally:
             lock.release()
@@ -168,8 +172,8 @@ def export_for_judge(conf: Conf) -> dict[str, Any]:
                 f"{experiment.name} has no results of this run: {counts.failed} cells failed, none succeeded. "
                 "See the logs of the collect tasks."
             )
-        pending = frozenset(run.run_id for run in runs if run.state == RunState.PENDING)
-        stored = _find_or_export_sheet(store, experiment, config, pending) if pending else None
+        pending_ids = frozenset(run.run_id for run in runs if run.state == RunState.PENDING)
+        stored = _find_or_export_sheet(store, experiment, config, pending_ids) if pending_ids else None
         sheet = stored.sheet if stored else None
         print_message(
             f"{experiment.name}: {counts.judged} cells judged, {counts.pending} pending, {counts.failed} failed"
@@ -189,9 +193,9 @@ def export_for_judge(conf: Conf) -> dict[str, Any]:
 
 
 def _find_or_export_sheet(
-    store: MlflowStore, experiment: Experiment, config: CollectConfig, pending: frozenset[str]
+    store: MlflowStore, experiment: Experiment, config: CollectConfig, pending_ids: frozenset[str]
 ) -> StoredSheet | None:
-    """Return a sheet of exactly the `pending` cells; None if it cannot be exported.
+    """Return a sheet of exactly the cells `pending_ids`; None if it cannot be exported.
 
     A sheet that an earlier attempt of the task exported is used again.
     """
@@ -200,10 +204,10 @@ def _find_or_export_sheet(
 
     for stored in stored_sheets(store, experiment.experiment_id, experiment.name):
         untouched = stored.status is SheetStatus.EXPORTED and stored.owner is None and not stored.provisional
-        if untouched and {entry.run_id for entry in stored.entries if entry.kind is ItemKind.CELL} == pending:
+        if untouched and {entry.run_id for entry in stored.entries if entry.kind is ItemKind.CELL} == pending_ids:
             return stored
     try:
-        return export_sheet(store, experiment, ExportRequest(only=pending, suite=config.suite)).stored
+        return export_sheet(store, experiment, ExportRequest(only=pending_ids, suite=config.suite)).stored
     except NotEnoughData as exc:
         print_message(f"no sheet was exported: {exc}")
         return None
@@ -328,18 +332,21 @@ def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: 
     """
     from tipbench.generate.engine import EngineDependencies, build_engines, close_engines, model_facts
 
-    local = [model for model in config.model_names if engine_of(model).server is None]
-    remote = [model for model in config.model_names if model not in local]
+    local_models = [model for model in config.model_names if engine_of(model).server is None]
+    remote_models = [model for model in config.model_names if model not in local_models]
     accepted: dict[str, dict[str, ModelFacts]] = {model: {} for model in config.model_names}  # model → task → facts
     reasons: dict[str, list[str]] = {model: [] for model in config.model_names}
     unavailable: list[ServerUnavailable] = []
-    queries = [(next(iter(servers)), config.ollama_url, local)] if local else []
-    queries += [(task, url, remote) for task, url in servers.items() if remote]
+    queries = []  # (task, URL of its server, models to look up)
+    if local_models:
+        queries.append((next(iter(servers)), config.ollama_url, local_models))
+    queries += [(task, url, remote_models) for task, url in servers.items() if remote_models]
     for task, url, models in queries:
-        query = config.model_copy(update={"ollama_url": url, "models": ",".join(models)})
-        engines = build_engines(query.model_names, EngineDependencies(query, settings.home, print_message))
+        server_config = config.model_copy(update={"ollama_url": url, "models": ",".join(models)})
+        dependencies = EngineDependencies(server_config, settings.home, print_message)
+        engines = build_engines(server_config.model_names, dependencies)
         try:
-            facts, refused = model_facts(engines, query)
+            facts, refused = model_facts(engines, server_config)
         except ServerUnavailable as exc:
             facts, refused = {}, dict.fromkeys(models, str(exc))
             unavailable.append(exc)
@@ -351,7 +358,7 @@ def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: 
             accepted[model][task] = facts[model]
     missing = [model for model in config.model_names if not accepted[model]]
     all_unavailable = len(unavailable) == len(servers)
-    must_not_miss = not config.skip_refused and not set(remote).isdisjoint(missing)
+    must_not_miss = not config.skip_refused and not set(remote_models).isdisjoint(missing)
     if unavailable and (all_unavailable or must_not_miss):
         raise unavailable[0]
     for error in unavailable:

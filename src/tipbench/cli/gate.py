@@ -85,7 +85,10 @@ def gate(
         write_output(junit, junit_xml(name, result, strict=strict), "--junit")
     if annotations:
         line = annotation(name, result, strict=strict)
-        print_message(line) if json_ else print(line)
+        if json_:  # stdout has only the JSON
+            print_message(line)
+        else:
+            print(line)
     code = result.exit_code(strict=strict)
     if json_:
         print_json({"experiment": name, **result.to_json(), "strict": strict, "exit_code": code})

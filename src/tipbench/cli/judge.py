@@ -98,18 +98,19 @@ def export(
         judge=judge_name(judge), limit=limit, overlap=overlap, everything=all_, rejudge=rejudge, seed=seed, suite=suite
     )
     file_format = format_ or ("csv" if out.suffix.lower() == ".csv" else "json")
-    query = SheetRequest(request, sheet, filled, focus, file_format)
+    sheet_request = SheetRequest(request, sheet, filled, focus, file_format)
     _check_target(out)
 
     def report_focus(focus: Focus) -> None:  # prints no names, because judging is blind
         print_message(f"in focus: {len(focus.pairs)} pairs in {len(focus.scenarios)} scenarios")
 
     with open_experiment(load_settings(), mlflow_url, experiment) as (store, stored_experiment):
-        result = requested_sheet(store, stored_experiment, query, report_focus=report_focus)
+        result = requested_sheet(store, stored_experiment, sheet_request, report_focus=report_focus)
     if result is None:
         raise UsageError(f"{stored_experiment.name} has no sheet {sheet!r}. `tipbench judge status` lists the sheets.")
     command = f"tipbench judge export --experiment {stored_experiment.name} --sheet {result.stored.sheet.id} --out FILE"
-    _write_text(out, sheet_file(result.stored, query), f"The sheet is stored in MLflow: {command} writes it again.")
+    hint = f"The sheet is stored in MLflow: {command} writes it again."
+    _write_text(out, sheet_file(result.stored, sheet_request), hint)
     if sheet is None:
         _print_exported(result, request.judge, out)
     else:
@@ -284,10 +285,10 @@ def show_applied(applied: ApplyResult) -> None:
         if applied.held:
             after = f"held, does not count: {_scores_text(change.given)}"
         print(f"  {change.item}: {_scores_text(change.before)} → {after}")
-    would = "would be " if applied.dry_run else ""
+    would_be = "would be " if applied.dry_run else ""
     unfinished = f", {applied.unfinished} unfinished and still pending" if applied.unfinished else ""
     state = "held" if applied.held else "applied"
-    print(f"sheet {applied.sheet} by {applied.judge}: {applied.finished} items {would}{state}{unfinished}")
+    print(f"sheet {applied.sheet} by {applied.judge}: {applied.finished} items {would_be}{state}{unfinished}")
     show_verdict(applied)
 
 
@@ -325,8 +326,8 @@ def _show_duels(applied: DuelApplyResult) -> None:
     for change in applied.changes if applied.dry_run else ():
         print(f"  {change.item}: {change.before or 'not judged'} → {change.after}")
     unfinished = f", {applied.unfinished} unfinished and still open" if applied.unfinished else ""
-    would = "would be " if applied.dry_run else ""
-    print(f"duels {applied.sheet} by {applied.judge}: {applied.finished} {would}applied{unfinished}")
+    would_be = "would be " if applied.dry_run else ""
+    print(f"duels {applied.sheet} by {applied.judge}: {applied.finished} {would_be}applied{unfinished}")
     if applied.twice:
         print(f"{applied.same} of {applied.twice} match-ups have the same winner in both orders")
 

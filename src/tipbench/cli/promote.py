@@ -66,13 +66,13 @@ def check(
     from tipbench.simulate.promotion_gate import FULL, QUICK, WORLDS, Size
     from tipbench.workflows.promotion import check_promotion
 
-    default = QUICK if quick else FULL
-    size = Size(seeds or default.seeds, users or default.users, rounds or default.rounds)
+    default_size = QUICK if quick else FULL
+    size = Size(seeds or default_size.seeds, users or default_size.users, rounds or default_size.rounds)
     total_seeds = len(WORLDS) * size.seeds
     with progress_counter("simulating") as count:
 
-        def report(_so_far: Simulation, share: float) -> None:
-            count(round(share * total_seeds), total_seeds)
+        def report(_so_far: Simulation, share_done: float) -> None:
+            count(round(share_done * total_seeds), total_seeds)
 
         verdict = check_promotion(
             load_settings().home,

@@ -60,9 +60,9 @@ def card_state(board: Leaderboard) -> CardState:
     if not board.standings:  # the board has only a reference, or nothing
         return CardState.UNRANKED
     if not board.judges:
-        answered = [standing.usable for standing in board.standings if standing.usable]
-        unusable = bool(answered) and not any(usable.rate for usable in answered)
-        return CardState.UNUSABLE if unusable else CardState.UNJUDGED
+        usable_rates = [standing.usable.rate for standing in board.standings if standing.usable]
+        all_unusable = bool(usable_rates) and not any(usable_rates)
+        return CardState.UNUSABLE if all_unusable else CardState.UNJUDGED
     if ranking.leader is None:
         return CardState.UNRANKED
     if board.provisional:
@@ -75,9 +75,9 @@ def card_state(board: Leaderboard) -> CardState:
         return CardState.DECIDED
     if ranking.unranked:
         return CardState.TIED
-    last_look = ranking.look is not None and ranking.look.of > 1 and ranking.next_look is None
-    within_reach = ranking.next_look or ranking.too_few or not ranking.tied or ranking.scenarios_needed is not None
-    return CardState.TIED if within_reach and not last_look else CardState.CLOSE
+    looks_are_used_up = ranking.look is not None and ranking.look.of > 1 and ranking.next_look is None
+    more_could_decide = ranking.next_look or ranking.too_few or not ranking.tied or ranking.scenarios_needed is not None
+    return CardState.TIED if more_could_decide and not looks_are_used_up else CardState.CLOSE
 
 
 def _title(board: Leaderboard, state: CardState) -> str:

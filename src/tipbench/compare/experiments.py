@@ -73,12 +73,12 @@ class ExperimentComparison:
             names = [str(each.pair) for each in changed if each.difference and each.difference.mean * sign > 0]
             if names:
                 parts.append(f"{direction} in {second}: {', '.join(names)}")
-        unshared = sum(each.n_scenarios == 0 for each in self.pairs)
-        unclear = len(self.pairs) - len(changed) - unshared
-        if unclear:
-            parts.append(f"{unclear} of {len(self.pairs)} pairs are {UNCLEAR} from their results in {first}")
-        if unshared:
-            parts.append(f"{unshared} of {len(self.pairs)} pairs have no scenario scored in both")
+        n_unshared = sum(each.n_scenarios == 0 for each in self.pairs)
+        n_unclear = len(self.pairs) - len(changed) - n_unshared
+        if n_unclear:
+            parts.append(f"{n_unclear} of {len(self.pairs)} pairs are {UNCLEAR} from their results in {first}")
+        if n_unshared:
+            parts.append(f"{n_unshared} of {len(self.pairs)} pairs have no scenario scored in both")
         sentence = "; ".join(parts)
         verdict = f"{sentence[:1].upper()}{sentence[1:]}."
         return f"Provisional: {verdict}" if self.provisional else verdict

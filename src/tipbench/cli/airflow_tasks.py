@@ -327,8 +327,8 @@ def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: 
     """Query each server for its models. Models that need no server are assigned to the first task.
 
     A model that no available server accepts is refused. Raises ServerUnavailable, so that Airflow tries again, if all
-    servers are unavailable. Also raises it if one server is unavailable and a model is refused, unless `skip_refused`
-    is set.
+    servers are unavailable. Also raises it if a server is unavailable and a model that needs a server is refused,
+    unless `skip_refused` is set.
     """
     from tipbench.generate.engine import EngineDependencies, build_engines, close_engines, model_facts
 
@@ -358,8 +358,8 @@ def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: 
             accepted[model][task] = facts[model]
     missing = [model for model in config.model_names if not accepted[model]]
     all_unavailable = len(unavailable) == len(servers)
-    must_not_miss = not config.skip_refused and not set(remote_models).isdisjoint(missing)
-    if unavailable and (all_unavailable or must_not_miss):
+    refusal_fails_run = not config.skip_refused and not set(remote_models).isdisjoint(missing)
+    if unavailable and (all_unavailable or refusal_fails_run):
         raise unavailable[0]
     for error in unavailable:
         print_message(f"warning: {error} The other servers run its models.")

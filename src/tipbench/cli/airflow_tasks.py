@@ -1,10 +1,11 @@
-"""Functions that the tasks of the DAG call (dags/bench_dag.py): JSON in and out, so each can run on another machine.
+"""Functions that the tasks of the DAG (dags/bench_dag.py) call.
 
-`conf` is the configuration of a DAG run: the keys of CollectConfig and `wait_for_judge`. Missing URLs are taken from
-the worker's settings; its other settings are ignored, so that every task uses the same configuration.
+Arguments and results are JSON, so each task can run on another machine. `conf` is the configuration of a DAG run: the
+keys of CollectConfig and `wait_for_judge`. Missing URLs are taken from the worker's settings. The worker's other
+settings are ignored, so that every task uses the same configuration.
 
-A collect task runs `python -m tipbench.cli.airflow_tasks collect …` as a child process. That is the command `tipbench`,
-except that it exits as on SIGTERM when its stdin closes.
+A collect task runs `python -m tipbench.cli.airflow_tasks collect …` as a child process. This is the `tipbench` command
+with one addition: when its stdin closes, it exits as it does on SIGTERM.
 """
 
 from __future__ import annotations
@@ -53,9 +54,10 @@ _SUMMARY_KEYS = ("experiment", "cells", "generated", "recorded_before", "failed"
 
 
 def read_conf(conf: Conf, settings: Settings, *, uses_ollama: bool = False) -> CollectConfig:
-    """Return the configuration. Raises UsageError for unknown keys and for servers that the worker does not allow.
+    """Validate a conf and return the configuration.
 
-    `uses_ollama`: also check the Ollama server of the conf. Tasks that use a listed host, or none, do not need it.
+    Raises UsageError for unknown keys and for servers that the worker does not allow. The conf's Ollama server is
+    checked only if `uses_ollama` is set: a task on a listed host does not use it.
     """
     if unknown := sorted(set(conf) - set(CollectConfig.model_fields) - {WAIT_FOR_JUDGE}):
         raise UsageError(
@@ -72,9 +74,11 @@ def read_conf(conf: Conf, settings: Settings, *, uses_ollama: bool = False) -> C
                 f"conf {key} has a login, but Airflow shows the conf of every run. Leave the login out, "
                 "and set it in the worker's environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
             )
+    # None means that a key is missing; so does an empty URL.
     values = {key: value for key, value in values.items() if value is not None and (key not in ADDRESSES or value)}
-    configured = {key: settings.values[key] for key in ADDRESSES if key in settings.values}
-    config = make_config({**configured, **values}, {**settings.sources, **{key: f"conf {key}" for key in values}})
+    configured_urls = {key: settings.values[key] for key in ADDRESSES if key in settings.values}
+    sources = {**settings.sources, **{key: f"conf {key}" for key in values}}
+    config = make_config({**configured_urls, **values}, sources)
     for key in ADDRESSES:
         if key in values and (uses_ollama or key != "ollama_url"):
             _check_server(getattr(config, key) or "", key, settings)
@@ -82,9 +86,11 @@ def read_conf(conf: Conf, settings: Settings, *, uses_ollama: bool = False) -> C
 
 
 def _check_server(url: str, key: str, settings: Settings) -> None:
-    """Raise UsageError unless the worker's settings configure or list the server."""
+    """Raise UsageError unless the worker's settings allow the server."""
     list_key = "panel_mlflow_urls" if key == "mlflow_url" else "panel_urls"
-    hosts = [entry.partition("=")[2] for entry in settings.listed("ollama_hosts")] if key == "ollama_url" else []
+    hosts: list[str] = []
+    if key == "ollama_url":
+        hosts = [entry.partition("=")[2] for entry in settings.listed("ollama_hosts")]  # entries are NAME=URL
     servers = list(filter(is_http_url, settings.servers(key, (*hosts, *settings.listed(list_key)))))
     if same_server(url, servers) is None:
         names = ", ".join(dict.fromkeys(map(strip_login, servers)))
@@ -95,7 +101,10 @@ def _check_server(url: str, key: str, settings: Settings) -> None:
 
 
 def unload_left_behind(conf: Conf, ollama_url: str | None) -> dict[str, Any]:
-    """Unload the model that a crashed collect on this machine left in the server's memory; skips a server in use."""
+    """Unload the model that a crashed collect on this machine left in the server's memory.
+
+    A server that another collect uses is skipped.
+    """
     settings = load_settings()
     config = read_conf(conf, settings, uses_ollama=ollama_url is None)
     config = config.model_copy(update={"ollama_url": ollama_url or config.ollama_url})
@@ -107,11 +116,12 @@ def unload_left_behind(conf: Conf, ollama_url: str | None) -> dict[str, Any]:
             print_message("another collect uses the server; it unloads the model itself")
             return {"unloaded": None, "in_use": True}
         try:
-            left, engine = lock.left_behind, ENGINES[name]
-            if left is not None and engine.unload and engine.server:
-                engine.unload(getattr(config, engine.server), left.model, left.digest)
+            leftover = lock.left_behind
+            engine = ENGINES[name]
+            if leftover is not None and engine.unload and engine.server:
+                engine.unload(getattr(config, engine.server), leftover.model, leftover.digest)
                 lock.note_empty()
-                unloaded = left.model
+                unloaded = leftover.model
                 print_message(f"{unloaded} unloaded")
         finally:
             lock.release()
@@ -119,13 +129,13 @@ def unload_left_behind(conf: Conf, ollama_url: str | None) -> dict[str, Any]:
 
 
 def print_event(event: Event) -> None:
-    """Print an event to the task's log, where the panel reads it."""
+    """Print an event to the task's log, from which the panel reads it."""
     print(event_line(event, time.time()).decode().rstrip(), flush=True)
 
 
 @contextmanager
-def _opened(conf: Conf) -> Iterator[tuple[CollectConfig, MlflowStore, Experiment]]:
-    """Open the store of a DAG run; yields it with the configuration and the experiment."""
+def _open_experiment(conf: Conf) -> Iterator[tuple[CollectConfig, MlflowStore, Experiment]]:
+    """Open the store of a DAG run. Yields the configuration, the store and the experiment."""
     from tipbench.record.collect import retry_while_unavailable
     from tipbench.workflows.mlflow import existing_experiment
 
@@ -139,33 +149,35 @@ def _opened(conf: Conf) -> Iterator[tuple[CollectConfig, MlflowStore, Experiment
 
 
 def pending_cells(conf: Conf) -> int:
-    """Return the number of pending cells of the run."""
+    """Return the number of pending cells of the DAG run."""
     from tipbench.record.plan_check import configured_cells
     from tipbench.record.reader import count_states
 
-    with _opened(conf) as (config, store, experiment):
+    with _open_experiment(conf) as (config, store, experiment):
         return count_states(configured_cells(store, experiment.experiment_id, config)).pending
 
 
 def export_for_judge(conf: Conf) -> dict[str, Any]:
-    """Export a sheet of the run's pending cells to MLflow; returns its id and the cell counts."""
+    """Export a sheet of the DAG run's pending cells to MLflow. Returns its id and the cell counts."""
     from tipbench.judge.sheet import sheet_text
     from tipbench.record.plan_check import configured_cells
     from tipbench.record.reader import count_states
     from tipbench.record.run import RunState
 
-    with _opened(conf) as (config, store, experiment):
+    with _open_experiment(conf) as (config, store, experiment):
         runs = configured_cells(store, experiment.experiment_id, config)
-        now = count_states(runs)
-        if not now.pending + now.judged:
+        counts = count_states(runs)
+        if not counts.pending + counts.judged:
             raise NotEnoughData(
-                f"{experiment.name} has no results of this run: {now.failed} cells failed, none succeeded. "
+                f"{experiment.name} has no results of this run: {counts.failed} cells failed, none succeeded. "
                 "See the logs of the collect tasks."
             )
-        pending = frozenset(run.run_id for run in runs if run.state == RunState.PENDING)
-        stored = _find_or_export_sheet(store, experiment, config, pending) if pending else None
+        pending_ids = frozenset(run.run_id for run in runs if run.state == RunState.PENDING)
+        stored = _find_or_export_sheet(store, experiment, config, pending_ids) if pending_ids else None
         sheet = stored.sheet if stored else None
-        print_message(f"{experiment.name}: {now.judged} cells judged, {now.pending} pending, {now.failed} failed")
+        print_message(
+            f"{experiment.name}: {counts.judged} cells judged, {counts.pending} pending, {counts.failed} failed"
+        )
         if sheet is not None:
             command = f"tipbench judge export --experiment {experiment.name} --sheet {sheet.id} --out FILE"
             print_message(f"sheet {sheet.id}: {command}, or judge in the panel")
@@ -173,48 +185,48 @@ def export_for_judge(conf: Conf) -> dict[str, Any]:
             "experiment": experiment.name,
             "sheet": sheet.id if sheet else None,
             "sha256": hashlib.sha256(sheet_text(sheet).encode()).hexdigest() if sheet else None,
-            "pending": now.pending,
-            "judged": now.judged,
-            "failed": now.failed,
+            "pending": counts.pending,
+            "judged": counts.judged,
+            "failed": counts.failed,
             "url": experiment.url,
         }
 
 
 def _find_or_export_sheet(
-    store: MlflowStore, experiment: Experiment, config: CollectConfig, pending: frozenset[str]
+    store: MlflowStore, experiment: Experiment, config: CollectConfig, pending_ids: frozenset[str]
 ) -> StoredSheet | None:
-    """Return a sheet of exactly these cells: one that an earlier attempt exported, or a new one.
+    """Return a sheet of exactly the cells `pending_ids`; None if it cannot be exported.
 
-    None if none can be exported.
+    A sheet that an earlier attempt of the task exported is used again.
     """
     from tipbench.judge.export import ExportRequest, export_sheet
     from tipbench.judge.sheet_store import ItemKind, SheetStatus, stored_sheets
 
     for stored in stored_sheets(store, experiment.experiment_id, experiment.name):
         untouched = stored.status is SheetStatus.EXPORTED and stored.owner is None and not stored.provisional
-        if untouched and {entry.run_id for entry in stored.entries if entry.kind is ItemKind.CELL} == pending:
+        if untouched and {entry.run_id for entry in stored.entries if entry.kind is ItemKind.CELL} == pending_ids:
             return stored
     try:
-        return export_sheet(store, experiment, ExportRequest(only=pending, suite=config.suite)).stored
+        return export_sheet(store, experiment, ExportRequest(only=pending_ids, suite=config.suite)).stored
     except NotEnoughData as exc:
         print_message(f"no sheet was exported: {exc}")
         return None
 
 
 def compare(conf: Conf) -> dict[str, Any]:
-    """Rank the cells judged under this run's conditions, save the leaderboard in MLflow and return cell counts."""
+    """Rank the cells judged under this run's conditions. Saves the board in MLflow; returns verdict and counts."""
     from tipbench.cli.compare import show_board
     from tipbench.compare.cells import CellFilter
     from tipbench.compare.leaderboard import read_leaderboard, record_board
     from tipbench.record.plan_check import config_conditions, configured_cells
     from tipbench.record.reader import count_states
 
-    with _opened(conf) as (config, store, experiment):
-        now = count_states(configured_cells(store, experiment.experiment_id, config))
+    with _open_experiment(conf) as (config, store, experiment):
+        counts = count_states(configured_cells(store, experiment.experiment_id, config))
         # Cells with other conditions may have been recorded while the run waited for a judge.
         board, _ = read_leaderboard(store, experiment, CellFilter({"conditions": config_conditions(config)}))
         show_board(board)
-        print_message(f"of this run: {now.judged} cells judged, {now.pending} pending, {now.failed} failed")
+        print_message(f"of this run: {counts.judged} cells judged, {counts.pending} pending, {counts.failed} failed")
         run_id = record_board(store, experiment.experiment_id, board)
         verdict = board.to_json()["verdict"]
         return {
@@ -224,9 +236,9 @@ def compare(conf: Conf) -> dict[str, Any]:
             "leader": verdict["leader"],
             "decided": verdict["decided"],
             "provisional": board.provisional,
-            "pending": now.pending,
-            "judged": now.judged,
-            "failed": now.failed,
+            "pending": counts.pending,
+            "judged": counts.judged,
+            "failed": counts.failed,
             "url": experiment.url,
         }
 
@@ -236,22 +248,22 @@ Hosts = Mapping[str, str | None]  # collect task id → URL; None for the server
 
 @dataclass(frozen=True)
 class ModelSurvey:
-    """Models by name: accepted ones with their facts and the tasks that can run them, refused ones with the reason."""
+    """The models of a run: accepted or refused. All keys are model names."""
 
-    facts: Mapping[str, ModelFacts]
-    tasks: Mapping[str, tuple[str, ...]]
-    refused: Mapping[str, str]
+    facts: Mapping[str, ModelFacts]  # of accepted models
+    tasks: Mapping[str, tuple[str, ...]]  # ids of the collect tasks that can run an accepted model
+    refused: Mapping[str, str]  # why a model is refused
 
 
 def plan_models(conf: Conf, hosts: Hosts) -> dict[str, Any]:
-    """Assign models to collect tasks; refused models are recorded in MLflow with the reason."""
+    """Assign models to collect tasks. Refused models are recorded in MLflow with the reason."""
     from tipbench.plan.grid import suite_for
 
     settings = load_settings()
     config = read_conf(conf, settings, uses_ollama=None in hosts.values())
     servers = choose_hosts(config, hosts, named=bool(conf.get("ollama_url")))
     suite = suite_for(config)
-    survey = _survey(config, servers, settings)
+    survey = _survey_models(config, servers, settings)
     refusal = refused_start(survey.facts, survey.refused, config, " Set skip_refused to run the others.")
     if refusal is not None and not config.skip_refused:
         raise refusal
@@ -278,9 +290,10 @@ def plan_models(conf: Conf, hosts: Hosts) -> dict[str, Any]:
 
 
 def choose_hosts(config: CollectConfig, hosts: Hosts, *, named: bool) -> dict[str, str]:
-    """Return the servers that a run can use, by task. If hosts are listed, a URL `named` in the conf must be one.
+    """Return the URLs of the servers that a run can use, by task.
 
-    An unlisted loopback URL is ignored: it refers to the client that triggered the run, not to a worker.
+    `named`: the conf has an Ollama URL. If hosts are listed, it must be the URL of a listed host. An unlisted loopback
+    URL is ignored: it refers to the client that triggered the run, not to a worker.
     """
     if None in hosts.values():
         return dict.fromkeys(hosts, config.ollama_url)
@@ -297,39 +310,43 @@ def choose_hosts(config: CollectConfig, hosts: Hosts, *, named: bool) -> dict[st
 
 
 def assign_models(sizes: Mapping[str, float], tasks: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return the task of each model, one of `tasks[model]`, so that the total sizes of the tasks are balanced.
+    """Return the task of each model, chosen from `tasks[model]` so that the tasks have similar total sizes.
 
-    Goes by model size, not by the remaining work, so that a continued run keeps each model on its host.
+    The remaining work is ignored, so that a continued run keeps each model on its host.
     """
     totals: dict[str, float] = {}
     assigned: dict[str, str] = {}
     for model in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        task = min(tasks[model], key=lambda each: totals.get(each, 0.0))
+        task = min(tasks[model], key=lambda candidate: totals.get(candidate, 0.0))
         totals[task] = totals.get(task, 0.0) + sizes[model]
         assigned[model] = task
     return assigned
 
 
-def _survey(config: CollectConfig, servers: Mapping[str, str], settings: Settings) -> ModelSurvey:
-    """Query each server for its models; models that need no server run with the first task.
+def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: Settings) -> ModelSurvey:
+    """Query each server for its models. Models that need no server are assigned to the first task.
 
-    A model that only an unavailable server may have is refused. Raises ServerUnavailable, for Airflow to try again, if
-    all servers are unavailable, or for such a model if `skip_refused` is off.
+    A model that no available server accepts is refused. Raises ServerUnavailable, so that Airflow tries again, if all
+    servers are unavailable. Also raises it if a server is unavailable and a model that needs a server is refused,
+    unless `skip_refused` is set.
     """
     from tipbench.generate.engine import EngineDependencies, build_engines, close_engines, model_facts
 
-    local = [model for model in config.model_names if engine_of(model).server is None]
-    remote = [model for model in config.model_names if model not in local]
+    local_models = [model for model in config.model_names if engine_of(model).server is None]
+    remote_models = [model for model in config.model_names if model not in local_models]
     accepted: dict[str, dict[str, ModelFacts]] = {model: {} for model in config.model_names}  # model → task → facts
     reasons: dict[str, list[str]] = {model: [] for model in config.model_names}
     unavailable: list[ServerUnavailable] = []
-    queries = [(next(iter(servers)), config.ollama_url, local)] if local else []
-    queries += [(task, url, remote) for task, url in servers.items() if remote]
+    queries = []  # (task, URL of its server, models to look up)
+    if local_models:
+        queries.append((next(iter(servers)), config.ollama_url, local_models))
+    queries += [(task, url, remote_models) for task, url in servers.items() if remote_models]
     for task, url, models in queries:
-        query = config.model_copy(update={"ollama_url": url, "models": ",".join(models)})
-        engines = build_engines(query.model_names, EngineDependencies(query, settings.home, print_message))
+        server_config = config.model_copy(update={"ollama_url": url, "models": ",".join(models)})
+        dependencies = EngineDependencies(server_config, settings.home, print_message)
+        engines = build_engines(server_config.model_names, dependencies)
         try:
-            facts, refused = model_facts(engines, query)
+            facts, refused = model_facts(engines, server_config)
         except ServerUnavailable as exc:
             facts, refused = {}, dict.fromkeys(models, str(exc))
             unavailable.append(exc)
@@ -340,23 +357,25 @@ def _survey(config: CollectConfig, servers: Mapping[str, str], settings: Setting
         for model in facts:
             accepted[model][task] = facts[model]
     missing = [model for model in config.model_names if not accepted[model]]
-    if unavailable and (len(unavailable) == len(servers) or (set(remote) & set(missing) and not config.skip_refused)):
+    all_unavailable = len(unavailable) == len(servers)
+    refusal_fails_run = not config.skip_refused and not set(remote_models).isdisjoint(missing)
+    if unavailable and (all_unavailable or refusal_fails_run):
         raise unavailable[0]
     for error in unavailable:
         print_message(f"warning: {error} The other servers run its models.")
-    first = {model: next(iter(facts.values())) for model, facts in accepted.items() if facts}
+    first_facts = {model: next(iter(facts.values())) for model, facts in accepted.items() if facts}
     return ModelSurvey(
-        facts=first,
+        facts=first_facts,
         tasks={
-            model: tuple(task for task, facts in accepted[model].items() if facts.digest == first[model].digest)
-            for model in first
+            model: tuple(task for task, facts in accepted[model].items() if facts.digest == first_facts[model].digest)
+            for model in first_facts
         },
         refused={model: " ".join(dict.fromkeys(reasons[model])) for model in missing},
     )
 
 
 def _record_refusals_and_plan(config: CollectConfig, suite: Suite, survey: ModelSurvey, settings: Settings) -> Plan:
-    """Return the plan against the cells already recorded."""
+    """Record refused models in MLflow and return the plan, which skips recorded cells."""
     from tipbench.generate.engine import free_memory
     from tipbench.plan.grid import conditions_of
     from tipbench.record.collect import retry_while_unavailable
@@ -379,10 +398,13 @@ def _record_refusals_and_plan(config: CollectConfig, suite: Suite, survey: Model
 
 
 def collect_model(conf: Conf, model: str, ollama_url: str | None) -> dict[str, Any]:
-    """Collect missing cells of one model. Raises UsageError for permanent errors, TipbenchError for retryable ones."""
+    """Collect missing cells of one model.
+
+    Raises UsageError for permanent errors and other TipbenchErrors for errors that may not happen again.
+    """
     config = read_conf(conf, load_settings(), uses_ollama=ollama_url is None)
-    changed = {"models": model, "skip_refused": False, "wait": False, "ollama_url": ollama_url or config.ollama_url}
-    request = collect_request(config.model_copy(update=changed))
+    overrides = {"models": model, "skip_refused": False, "wait": False, "ollama_url": ollama_url or config.ollama_url}
+    request = collect_request(config.model_copy(update=overrides))
     child = ChildProcess([*command_arguments(request), "--json"], request.private)
     code = child.run()
     summary: dict[str, Any] = {}
@@ -393,8 +415,8 @@ def collect_model(conf: Conf, model: str, ollama_url: str | None) -> dict[str, A
     reason = child.failure
     if not reason:
         if summary.get("failed"):
-            first = next(iter(summary.get("failures") or ()), "")
-            reason = f"{summary['failed']} of {summary.get('cells')} cells failed; the first: {first}"
+            first_failure = next(iter(summary.get("failures") or ()), "")
+            reason = f"{summary['failed']} of {summary.get('cells')} cells failed; the first: {first_failure}"
         elif code in (INTERRUPTED, -signal.SIGTERM):
             reason = "The collect was stopped; finished cells are kept, and the next attempt continues."
         elif code < 0:
@@ -404,37 +426,39 @@ def collect_model(conf: Conf, model: str, ollama_url: str | None) -> dict[str, A
         else:
             reason = f"The collect ended with {code}: {child.last_line or 'no message'}"
         print_event(Failure(reason))
-    raise (UsageError if code == UsageError.exit_code else TipbenchError)(reason)
+    if code == UsageError.exit_code:
+        raise UsageError(reason)
+    raise TipbenchError(reason)
 
 
 class ChildProcess:
-    """Runs the command as a child process; prints its stderr and events line by line, and stores its stdout."""
+    """Runs `tipbench` as a child process. Prints its stderr and events line by line, and stores its stdout."""
 
     def __init__(self, arguments: list[str], environment: Mapping[str, str]) -> None:
         self._command = [sys.executable, "-P", "-m", __name__, *arguments]
         self._environment = dict(environment)
         self.stdout = b""
-        self.failure = ""  # of the last Failure event
-        self.last_line = ""
+        self.failure = ""  # text of the last Failure event
+        self.last_line = ""  # of stderr
 
     def run(self) -> int:
-        """Run the command and return its exit code; negative for a signal."""
-        reading, writing = os.pipe()
-        with os.fdopen(reading, "rb") as events:
+        """Run the command and return its exit code, or the negative number of the signal that ended it."""
+        read_fd, write_fd = os.pipe()
+        with os.fdopen(read_fd, "rb") as events:
             try:
                 process = subprocess.Popen(
                     self._command,
                     env=os.environ
                     | self._environment
-                    | {EVENTS_VARIABLE: f"/dev/fd/{writing}", "PYTHONUNBUFFERED": "1"},
+                    | {EVENTS_VARIABLE: f"/dev/fd/{write_fd}", "PYTHONUNBUFFERED": "1"},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    pass_fds=(writing,),
+                    pass_fds=(write_fd,),
                     start_new_session=True,
                 )
             finally:
-                os.close(writing)
+                os.close(write_fd)
             assert process.stdin and process.stdout and process.stderr  # noqa: PT018, S101 - they are pipes
             with process, _closed_on_exit(process.stdin):
                 readers = [
@@ -446,13 +470,14 @@ class ChildProcess:
                 self.stdout = process.stdout.read(_MAX_JSON_BYTES)
                 code = process.wait()
                 for reader in readers:
-                    reader.join(timeout=5.0)  # do not wait for a grandchild that keeps the pipe open
+                    reader.join(timeout=5.0)  # seconds; a grandchild may keep the pipe open
                 return code
 
     def _read_message(self, line: bytes) -> None:
         text = line.decode("utf-8", "replace").rstrip()
         self.last_line = text or self.last_line
-        _log(f"| {text}" if parse_line(line) is not None else text)  # so that the panel does not parse it as an event
+        is_event = parse_line(line) is not None
+        _log(f"| {text}" if is_event else text)  # the panel must not parse a message as an event
 
     def _read_event(self, line: bytes) -> None:
         _log(line.decode("ascii", "replace").rstrip())
@@ -462,7 +487,7 @@ class ChildProcess:
 
 
 def _log(line: str) -> None:
-    """Write a line in one call: two threads write, and `print` writes the newline separately."""
+    """Write a line in one call. `print` writes the newline separately, and two threads write."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -475,32 +500,33 @@ def _read_lines(stream: IO[bytes], handle: Callable[[bytes], None]) -> None:
 
 @contextmanager
 def _closed_on_exit(pipe: IO[bytes]) -> Iterator[None]:
-    """Close the pipe on SIGTERM or any exception, so that the child exits gracefully."""
+    """Close the pipe on SIGTERM and on exit from the context, so that the child exits gracefully."""
     if threading.current_thread() is not threading.main_thread():
         with pipe:
             yield
         return
-    before = signal.signal(signal.SIGTERM, lambda _number, _frame: pipe.close())
+    previous_handler = signal.signal(signal.SIGTERM, lambda _number, _frame: pipe.close())
     try:
         with pipe:
             yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
 def main() -> None:
-    """Run the command line with a thread that waits for stdin to close.
+    """Run the command line, and exit as on SIGTERM when stdin closes.
 
-    The task closes that pipe when it is terminated, and the kernel when the task has died. Nothing is written to it.
+    Stdin is a pipe from the task. The task closes it when it is terminated; the kernel closes it if the task dies.
+    Nothing is written to it.
     """
 
-    def watch() -> None:
+    def watch_stdin() -> None:
         while os.read(0, 1):
             pass
-        # To the main thread: a signal delivered to another thread does not interrupt the main thread's blocking call.
+        # A signal delivered to another thread would not interrupt a blocking call of the main thread.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch_stdin, daemon=True).start()
     from tipbench.cli.main import main as tipbench
 
     tipbench()

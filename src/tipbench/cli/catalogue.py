@@ -31,7 +31,7 @@ def build(
     """Write a tip catalogue from a judged experiment.
 
     The catalogue has the pair's scored tips that have a valid format and keep to the word limit, each with its
-    composite score, time slot, duration, and a category found by keywords. It is a TOML file to read and edit;
+    composite score, time slot, duration, and a category derived from keywords. It is a TOML file to read and edit;
     `tipbench serve --catalogue FILE` validates it and picks from it when a request has no candidates.
 
     Examples:
@@ -41,18 +41,19 @@ def build(
     from tipbench.workflows.board import parse_pair_option
     from tipbench.workflows.catalogue import build_catalogue
 
-    chosen = parse_pair_option(pair, "pair")
+    chosen_pair = parse_pair_option(pair, "pair")
     if out.exists():
         raise UsageError(f"--out {out} exists, and may have been edited. Choose another file, or delete it first.")
     check_output(out, "--out")
-    with open_experiment(load_settings(), mlflow_url, experiment) as (store, found):
-        built = build_catalogue(store, found, chosen)
-    write_output(out, built.to_toml(), "--out")
-    categories = Counter(tip.category for tip in built.tips)
-    if built.provisional:
+    with open_experiment(load_settings(), mlflow_url, experiment) as (store, stored_experiment):
+        catalogue = build_catalogue(store, stored_experiment, chosen_pair)
+    write_output(out, catalogue.to_toml(), "--out")
+    categories = Counter(tip.category for tip in catalogue.tips)
+    if catalogue.provisional:
         print_message("warning: the scores are an automatic judge's; judge the tips before you serve them to people")
     if json_:
-        print_json({**built.model_dump(exclude={"tips"}), "tips": len(built.tips), "categories": categories})
+        print_json({**catalogue.model_dump(exclude={"tips"}), "tips": len(catalogue.tips), "categories": categories})
         return
-    listed = ", ".join(f"{category} {count}" for category, count in categories.most_common())
-    print(printable_lines(f"{plural(len(built.tips), 'tip')} of {chosen} written to {out} ({listed})"))
+    category_counts = ", ".join(f"{category} {count}" for category, count in categories.most_common())
+    tips = plural(len(catalogue.tips), "tip")
+    print(printable_lines(f"{tips} of {chosen_pair} written to {out} ({category_counts})"))

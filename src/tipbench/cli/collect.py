@@ -48,15 +48,15 @@ def collect(config: CollectConfig, settings: Settings, json_: JsonOption = False
 
 
 def collect_with_progress(config: CollectConfig, settings: Settings) -> Summary:
-    """Run a collect that shows its progress on stderr."""
+    """Run a collect and show its progress on stderr."""
     from tipbench.generate.engine import free_memory
     from tipbench.record.collect import CollectEnvironment, run_collect
 
     try:
-        with progress_view() as view:
+        with progress_view() as show_progress:
 
             def observer(event: Event) -> None:
-                view(event)
+                show_progress(event)
                 emit(event)
 
             environment = CollectEnvironment(
@@ -73,7 +73,7 @@ def collect_with_progress(config: CollectConfig, settings: Settings) -> Summary:
 
 
 def show_summary(summary: Summary) -> None:
-    """Print objective metrics per pair, memory evidence, failures and the MLflow URL."""
+    """Print each pair's metrics, then peak memory, refused models, failures and the MLflow URL."""
     print(
         f"{summary.experiment}: {summary.cells} cells, {summary.generated} generated now, "
         f"{summary.recorded_before} recorded before, {summary.failed} failed; {duration(summary.seconds)}\n"
@@ -84,7 +84,11 @@ def show_summary(summary: Summary) -> None:
         latency = number(pair.mean("latency_s"))
         rows.append(
             [
-                *(model, prompt, pair.answered + pair.failed, pair.failed, pair.floored),
+                model,
+                prompt,
+                pair.answered + pair.failed,
+                pair.failed,
+                pair.floored,
                 percent(pair.mean("format_ok")),
                 percent(pair.mean("overlong")),
                 latency and f"{latency} s",
@@ -100,8 +104,8 @@ def show_summary(summary: Summary) -> None:
         print_message(f"refused: {reason}")
     for failure in summary.failures[:_MAX_FAILURES_SHOWN]:
         print_message(f"failed: {failure}")
-    if more := summary.failures[_MAX_FAILURES_SHOWN:]:
-        print_message(f"… and {len(more)} more; `tipbench runs list --state failed` lists them")
+    if not_shown := summary.failures[_MAX_FAILURES_SHOWN:]:
+        print_message(f"… and {len(not_shown)} more; `tipbench runs list --state failed` lists them")
     if summary.failures:
         print_message("run the same command again to retry the failed cells")
     if summary.experiment_url:

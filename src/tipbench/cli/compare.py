@@ -123,22 +123,22 @@ def compare(
         exclude=exclude or (),
     )
     with open_store(settings, mlflow_url) as store:
-        found = [existing_experiment(store, name) for name in names]
-        if len(found) == 2:
+        stored = [existing_experiment(store, name) for name in names]
+        if len(stored) == 2:
             options = {"html": html, "plot": plot, "baseline": baseline, "by": by, "cluster": cluster}
             if unused := [f"--{name}" for name, value in options.items() if value is not None]:
                 raise UsageError(f"{', '.join(unused)} cannot be used with two experiments.")
-            _compare_two(store, found, query.cell_filter, map_ or [], output_format)
+            _compare_two(store, stored, query.cell_filter, map_ or [], output_format)
             return
         if map_:
             raise UsageError("--map needs two experiments.")
-        board, cells = query.read(store, found[0])
+        board, cells = query.read(store, stored[0])
         for name in query.exclude:
             if not any(is_excluded(row, (name,)) for row in cells.excluded):
                 print_message(f"warning: --exclude {name} matches no row of {names[0]}")
         if html is not None:
-            answers = read_answers(store, found[0], board, cells)
-            write_output(html, html_report(board, answers, judging_status(store, found[0])), "--html")
+            answers = read_answers(store, stored[0], board, cells)
+            write_output(html, html_report(board, answers, judging_status(store, stored[0])), "--html")
             print_message(f"report: {html}")
         if plot is not None:
             save_chart(forest(board, LIGHT, titled=True), plot)
@@ -153,26 +153,31 @@ def compare(
         else:
             show_board(board)
         try:
-            record_board(store, found[0].experiment_id, board)
-        except TipbenchError as exc:  # no write access
+            record_board(store, stored[0].experiment_id, board)
+        except TipbenchError as exc:  # for example, no write access
             print_message(f"note: the leaderboard could not be saved in MLflow ({exc})")
 
 
 def _compare_two(
-    store: MlflowStore, found: list[Experiment], cell_filter: CellFilter, maps: list[str], output_format: BoardFormat
+    store: MlflowStore,
+    experiments: list[Experiment],
+    cell_filter: CellFilter,
+    maps: list[str],
+    output_format: BoardFormat,
 ) -> None:
     from tipbench.compare.cells import read_board
     from tipbench.compare.experiments import compare_experiments
     from tipbench.workflows.board import parse_pair_option
 
-    pairs = []
+    mapped_pairs = []
     for text in maps:
-        first, separator, second = text.partition("=")
+        pair, separator, other_pair = text.partition("=")
         if not separator:
             raise UsageError(f"--map must be PAIR1=PAIR2 (got {text[:120]!r}).")
-        pairs.append((parse_pair_option(first, "map"), parse_pair_option(second, "map")))
-    first_board, second_board = (read_board(store, each.experiment_id, cell_filter) for each in found)
-    result = compare_experiments((found[0].name, found[1].name), (first_board, second_board), pairs)
+        mapped_pairs.append((parse_pair_option(pair, "map"), parse_pair_option(other_pair, "map")))
+    first, second = experiments
+    boards = (read_board(store, first.experiment_id, cell_filter), read_board(store, second.experiment_id, cell_filter))
+    result = compare_experiments((first.name, second.name), boards, mapped_pairs)
     if output_format == "json":
         print_json(result.to_json())
         return
@@ -190,20 +195,21 @@ def _compare_two(
 
 
 def show_board(board: Leaderboard) -> None:
-    """Print the answer card, the table, and what explains the differences."""
+    """Print the answer card, the leaderboard, the attribution of differences, and notes."""
     from rich.text import Text
 
     from tipbench.compare import report
     from tipbench.compare.card import answer_card
 
-    console, card = out(), answer_card(board)
+    console = out()
+    card = answer_card(board)
     console.print(Text(printable_lines(card.title), style="bold"))
-    for line in card.sentences:
-        console.print(Text(printable_lines(line.replace("`", ""))))
+    for sentence in card.sentences:
+        console.print(Text(printable_lines(sentence.replace("`", ""))))
     print()
     columns, rows = report.table_rows(board)
-    keep = columns.index("standing") + 1
-    print_table(columns, rows, text=report.TEXT_COLUMNS, keep=keep, complete="--format csv")
+    n_always_shown = columns.index("standing") + 1
+    print_table(columns, rows, text=report.TEXT_COLUMNS, keep=n_always_shown, complete="--format csv")
     print(flush=True)
     for line in report.footer_lines(board):
         print(printable_lines(line))

@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_PIPE_WIDTH = 10_000  # so that tables are not wrapped when stdout is a pipe
+_PIPE_WIDTH = 10_000  # characters; tables are not wrapped when stdout is a pipe
 
 
 class _TolerantFile(io.FileIO):
-    """A standard stream that discards what cannot be written, as in `tipbench collect 2>&1 | head`."""
+    """A standard stream that ignores write errors.
+
+    In `tipbench collect 2>&1 | head`, the collect continues after `head` has closed the pipe.
+    """
 
     def __init__(self, descriptor: int, ignored: type[OSError]) -> None:
         super().__init__(descriptor, "w", closefd=False)
@@ -34,9 +37,9 @@ class _TolerantFile(io.FileIO):
 
 
 def wrap_streams() -> None:
-    """Replace stdout and stderr once at startup, so that write errors do not end a run or change its exit code.
+    """Replace stdout and stderr at startup, so that write errors do not end a run or change its exit code.
 
-    On stderr every OSError is ignored; on stdout, which carries results, only a broken pipe.
+    On stderr every OSError is ignored. On stdout only a broken pipe is ignored, because other errors lose results.
     """
     sys.stdout = _tolerant_stream(sys.stdout, 1, BrokenPipeError)
     sys.stderr = _tolerant_stream(sys.stderr, 2, OSError)
@@ -45,7 +48,7 @@ def wrap_streams() -> None:
 def _tolerant_stream(stream: TextIO | None, descriptor: int, ignored: type[OSError]) -> TextIO:
     if stream is not None and not isinstance(stream, io.TextIOWrapper):
         return stream  # a test has replaced it
-    if stream is None:  # closed at startup: without this, the next opened file would get its descriptor
+    if stream is None:  # closed at startup: occupy its descriptor, or the next opened file would get it
         null = os.open(os.devnull, os.O_WRONLY)
         if null != descriptor:
             os.dup2(null, descriptor)
@@ -77,13 +80,13 @@ def _console(*, stderr: bool) -> Console:
 
 
 def print_message(text: str) -> None:
-    """Print a message to stderr, with control characters escaped, as it may quote a model or a server."""
+    """Print a message to stderr. Control characters are escaped, because it may quote a model or a server."""
     with contextlib.suppress(OSError, ValueError):  # stderr is closed
         print(printable_lines(text), file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:
-    """Print indented JSON to stdout; non-ASCII characters are escaped unless the encoding is UTF-8."""
+    """Print indented JSON to stdout. Non-ASCII characters are escaped unless the encoding is UTF-8."""
     is_utf8 = (sys.stdout.encoding or "").lower() in ("utf-8", "utf8")
     text = json.dumps(value, indent=2, ensure_ascii=not is_utf8, default=str)
     print(text.encode("utf-8", "backslashreplace").decode("utf-8"))  # lone surrogates become JSON escapes
@@ -97,20 +100,21 @@ def print_table(
     keep: int | None = None,
     complete: str = "--json",
 ) -> None:
-    """Print a table to stdout: columns in `text` left-aligned, others right-aligned; markup is not interpreted.
+    """Print a table to stdout. Columns named in `text` are left-aligned, others right-aligned.
 
-    On a narrow terminal, columns after the first `keep` are dropped from the right. A message then lists them with the
-    option that prints the complete table.
+    If the terminal is too narrow, columns are dropped from the right, except the first `keep` ones. A message then
+    lists the dropped columns and `complete`, the option that prints all of them. Without `keep` no column is dropped.
     """
     from rich.measure import Measurement
 
-    rows, console = list(rows), out()
-    unbounded = console.options.update(max_width=_PIPE_WIDTH)
-    shown = len(columns)
-    table = _table(columns, rows, text)
-    while shown > (keep or len(columns)) and Measurement.get(console, unbounded, table).maximum > console.width:
-        shown -= 1
-        table = _table(columns[:shown], rows, text)
+    rows = list(rows)
+    console = out()
+    unlimited_width = console.options.update(max_width=_PIPE_WIDTH)
+    n_shown = len(columns)
+    table = _make_table(columns, rows, text)
+    while n_shown > (keep or len(columns)) and Measurement.get(console, unlimited_width, table).maximum > console.width:
+        n_shown -= 1
+        table = _make_table(columns[:n_shown], rows, text)
     if console.is_terminal:
         console.print(table)
     else:
@@ -118,11 +122,11 @@ def print_table(
             console.print(table)
         print("\n".join(line.rstrip() for line in captured.get().splitlines()))
     sys.stdout.flush()
-    if dropped := columns[shown:]:
+    if dropped := columns[n_shown:]:
         print_message(f"the terminal is too narrow for {', '.join(dropped)}; {complete} has all columns")
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], text: Collection[str]) -> Table:
+def _make_table(columns: Sequence[str], rows: Iterable[Sequence[object]], text: Collection[str]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text

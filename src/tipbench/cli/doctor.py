@@ -27,7 +27,7 @@ Status = Literal["ok", "warning", "failed"]
 _MARKS = {"ok": "✓", "warning": "!", "failed": "✕"}
 _MIN_DISK_BYTES = 2 * 2**30
 _MIN_MEMORY_BYTES = 2 * 2**30
-_EXTRAS = {  # package → the extra that installs it, and what it is for
+_EXTRAS = {  # package → (the extra that installs it, what needs it)
     "mlflow": ("local", "the local MLflow and the demo"),
     "xllamacpp": ("local", "the embedded model and the demo"),
     "altair": ("charts", "charts"),
@@ -37,7 +37,7 @@ _EXTRAS = {  # package → the extra that installs it, and what it is for
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check, with advice unless it is ok."""
+    """The result of one check. Warnings and failures may have advice."""
 
     check: str
     status: Status
@@ -57,8 +57,8 @@ def doctor(ollama_url: OllamaOption = None, mlflow_url: MlflowOption = None, jso
 
       tipbench doctor --ollama-url http://gpu.example:11434 --json
     """
-    findings = list(_findings({"ollama_url": ollama_url, "mlflow_url": mlflow_url}))
-    failed = sum(each.status == "failed" for each in findings)
+    findings = list(_run_checks({"ollama_url": ollama_url, "mlflow_url": mlflow_url}))
+    n_failed = sum(each.status == "failed" for each in findings)
     if json_:
         print_json([vars(each) for each in findings])
     else:
@@ -66,13 +66,14 @@ def doctor(ollama_url: OllamaOption = None, mlflow_url: MlflowOption = None, jso
             print(printable(f"{_MARKS[each.status]} {each.check}: {each.found}"))
             if each.advice:
                 print(printable(f"    {each.advice}"))
-        warnings = sum(each.status == "warning" for each in findings)
-        print(f"\n{plural(len(findings), 'check')}: {failed} failed, {plural(warnings, 'warning')}")
-    if failed:
+        n_warnings = sum(each.status == "warning" for each in findings)
+        print(f"\n{plural(len(findings), 'check')}: {n_failed} failed, {plural(n_warnings, 'warning')}")
+    if n_failed:
         raise typer.Exit(1)
 
 
-def _findings(flags: dict[str, str | None]) -> Iterator[Finding]:
+def _run_checks(flags: dict[str, str | None]) -> Iterator[Finding]:
+    """Yield the finding of every check; `flags` are the URLs given as options, by setting."""
     yield from _versions()
     try:
         settings = load_settings()
@@ -93,14 +94,14 @@ def _findings(flags: dict[str, str | None]) -> Iterator[Finding]:
 def _versions() -> Iterator[Finding]:
     yield Finding("versions", "ok", f"tipbench {tipbench.__version__}, Python {platform.python_version()}")
     for package, (extra, purpose) in _EXTRAS.items():
-        if version := _installed(package):
+        if version := _installed_version(package):
             yield Finding(f"package {package}", "ok", version)
         else:
             advice = f"Needed for {purpose}: install tipbench with the extra [{extra}]."
             yield Finding(f"package {package}", "warning", "not installed", advice)
 
 
-def _installed(package: str) -> str | None:
+def _installed_version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -108,19 +109,19 @@ def _installed(package: str) -> str | None:
 
 
 def _settings(settings: Settings) -> Iterator[Finding]:
-    used = {key: source for key, source in settings.sources.items() if key in settings.values}
-    files = sorted({source.partition(": ")[0] for source in used.values() if ": " in source})
-    names = sorted(source for source in used.values() if ": " not in source)
-    origin = join_names([*files, *names], 8) or "defaults only"
+    used_sources = [source for key, source in settings.sources.items() if key in settings.values]
+    files = sorted({source.partition(": ")[0] for source in used_sources if ": " in source})  # "FILE: KEY"
+    variables = sorted(source for source in used_sources if ": " not in source)
+    origin = join_names([*files, *variables], 8) or "defaults only"
     yield Finding("settings", "ok", f"{origin}; home {settings.home}")
     for key, source in settings.sources.items():
-        if key not in settings.values:
-            found, _, advice = source.partition("; ")
-            yield Finding("settings", "warning", f"{key} is {found}", f"{advice}.")
+        if key not in settings.values:  # ignored; the source is then "problem; advice"
+            problem, _, advice = source.partition("; ")
+            yield Finding("settings", "warning", f"{key} is {problem}", f"{advice}.")
 
 
 def _disk(home: Path) -> Iterator[Finding]:
-    folder = next(each for each in (home, *home.parents) if each.exists())
+    folder = next(path for path in (home, *home.parents) if path.exists())
     if not os.access(folder, os.W_OK | os.X_OK):
         yield Finding("disk", "failed", f"{home} is not writable", "Set TIPBENCH_HOME to a folder of your own.")
         return
@@ -137,12 +138,12 @@ def _memory(config: CollectConfig) -> Finding:
     from tipbench.generate.engine import free_memory
 
     free = free_memory(config.model_names[0], config)
-    parts = [(size, kind) for size, kind in ((free.ram, "RAM"), (free.vram, "VRAM")) if size is not None]
-    if not parts:
+    sizes = [(size, kind) for size, kind in ((free.ram, "RAM"), (free.vram, "VRAM")) if size is not None]
+    if not sizes:
         found = "unknown: the models run on another machine, or this system does not report it"
         return Finding("memory", "warning", found, "`plan` cannot warn of models that do not fit.")
-    found = " and ".join(f"{file_size(size)} of {kind}" for size, kind in parts) + " free"
-    if max(size for size, _ in parts) < _MIN_MEMORY_BYTES:
+    found = " and ".join(f"{file_size(size)} of {kind}" for size, kind in sizes) + " free"
+    if max(size for size, _ in sizes) < _MIN_MEMORY_BYTES:
         return Finding("memory", "warning", found, "Close other programs, or use models below 1B parameters.")
     return Finding("memory", "ok", found)
 
@@ -154,7 +155,7 @@ def _ollama(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
     url = strip_login(config.ollama_url)
     api = OllamaApi(config.ollama_url)
     try:
-        version, resident = api.version(), api.resident()
+        version, loaded = api.version(), api.resident()
     except TipbenchError as exc:
         advice = "Without it only embedded:smollm2:135m and baseline:template run."
         yield Finding("ollama", "failed", str(exc), advice)
@@ -162,20 +163,20 @@ def _ollama(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
     finally:
         api.close()
     yield Finding("ollama", "ok", f"version {version} at {url}")
-    found = available_models(config, settings.home, [each for each in ENGINES.values() if each.server])
-    refused = [each.model for each in found.models if each.refusal is not None]
-    refusals = f"refused: {join_names(refused, 5)}" if refused else ""
-    if found.accepted:
-        yield Finding("models", "ok", "; ".join(filter(None, [join_names(found.accepted, 8), refusals])))
+    available = available_models(config, settings.home, [engine for engine in ENGINES.values() if engine.server])
+    refused = [model.model for model in available.models if model.refusal is not None]
+    refused_text = f"refused: {join_names(refused, 5)}" if refused else ""
+    if available.accepted:
+        yield Finding("models", "ok", "; ".join(filter(None, [join_names(available.accepted, 8), refused_text])))
     else:
         advice = f"Get a model up to {config.max_model_b:g}B, as with `ollama pull gemma3:1b`."
-        yield Finding("models", "failed", refusals or "none installed", advice)
-    missing = [name for name in config.model_names if name not in found.accepted and name not in refused]
-    if found.accepted and missing:
-        advice = f"`tipbench collect --models {','.join(found.accepted)}`, or `ollama pull {missing[0]}`."
+        yield Finding("models", "failed", refused_text or "none installed", advice)
+    missing = [name for name in config.model_names if name not in available.accepted and name not in refused]
+    if available.accepted and missing:
+        advice = f"`tipbench collect --models {','.join(available.accepted)}`, or `ollama pull {missing[0]}`."
         yield Finding("models", "warning", f"of the configured models not installed: {join_names(missing, 5)}", advice)
-    if resident:
-        names = join_names([each.name for each in resident], 3)
+    if loaded:
+        names = join_names([each.name for each in loaded], 3)
         advice = "A collect starts with empty memory: `--evict` unloads it."
         yield Finding("models", "warning", f"in memory now: {names}", advice)
 
@@ -192,13 +193,13 @@ def _mlflow(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
             experiments = [each for each in store.experiments() if each.name.startswith("tip-bench-")]
         yield Finding("mlflow", "ok", f"{tracking.how}; {plural(len(experiments), 'experiment')} of tipbench")
     except (LocalServerError, NotEnoughData):
-        data = "has data and starts when needed" if LocalMlflow(settings.home).has_data() else "starts when needed"
-        if _installed("mlflow"):
-            yield Finding("mlflow", "ok", f"none on localhost:5000; the local one {data}")
+        has_data = "has data and " if LocalMlflow(settings.home).has_data() else ""
+        if _installed_version("mlflow"):
+            yield Finding("mlflow", "ok", f"none on localhost:5000; the local one {has_data}starts when needed")
         else:
             advice = "Install tipbench with the extra [local], or set MLFLOW_TRACKING_URI to a server."
             yield Finding("mlflow", "failed", "no server, and no local one can be started", advice)
-    journals = journal_folder(settings.home, "", "").parent.glob("*")  # of every server and experiment
-    if waiting := count_orphaned(journals):
+    journals = journal_folder(settings.home, "", "").parent.glob("*")  # journals of every server and experiment
+    if n_unrecorded := count_orphaned(journals):
         advice = "The next collect into the same experiment records them."
-        yield Finding("journal", "warning", f"{plural(waiting, 'finished result')} not yet in MLflow", advice)
+        yield Finding("journal", "warning", f"{plural(n_unrecorded, 'finished result')} not yet in MLflow", advice)

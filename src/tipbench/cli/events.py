@@ -1,4 +1,4 @@
-"""`tipbench events`: the policy server's event log, exported for other programs, and evaluated."""
+"""`tipbench events export / evaluate`: export the policy server's event log, or estimate a policy's value from it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def export(
     from tipbench.serve.event_export import export_events
     from tipbench.workflows.promotion import existing_log
 
-    with existing_log(load_settings().home) as database, _target(out) as file:
+    with existing_log(load_settings().home) as database, _open_output(out) as file:
         count = 0
         for line in export_events(database, format_, policy=policy):
             file.write(line + "\n")
@@ -58,7 +58,8 @@ def export(
 def evaluate(
     policy: Annotated[str, typer.Option(metavar="POLICY", help="The policy to evaluate.")],
     logged_by: Annotated[
-        str | None, typer.Option(metavar="POLICY", help="Whose decisions are used. [default: the active policy]")
+        str | None,
+        typer.Option(metavar="POLICY", help="The policy whose decisions are used. [default: the active policy]"),
     ] = None,
     prior: Annotated[Path | None, typer.Option(metavar="FILE", help="A prior of the evaluated policy.")] = None,
     catalogue: Annotated[
@@ -66,7 +67,7 @@ def evaluate(
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Estimate a policy's value from another one's decisions.
+    """Estimate a policy's value from another policy's decisions.
 
     For every logged decision, the policy's probabilities are computed again from the same user's earlier rewards. IPS,
     SNIPS and DR estimate its mean reward; DM, the reward model alone, is shown for information. Intervals are 95 %,
@@ -84,28 +85,30 @@ def evaluate(
     from tipbench.workflows.promotion import evaluate_log
 
     scores = load_catalogue(catalogue).scores if catalogue is not None else {}
-    fitted = load_prior(prior) if prior is not None else None
-    found = evaluate_log(load_settings().home, policy, logged_by, prior=fitted, scores=scores)
+    loaded_prior = load_prior(prior) if prior is not None else None
+    evaluation = evaluate_log(load_settings().home, policy, logged_by, prior=loaded_prior, scores=scores)
     if json_:
-        print_json(found)
+        print_json(evaluation)
         return
-    decisions, users = plural(found["decisions"], "decision"), plural(found["users"], "user")
-    print(f"{policy} from {decisions} of {found['logged_by']} for {users}")
-    print(f"logged reward  {estimate_text(found['logged_reward'])}")
-    for name, estimate in found["estimates"].items():
+    decisions, users = plural(evaluation["decisions"], "decision"), plural(evaluation["users"], "user")
+    print(f"{policy} from {decisions} of {evaluation['logged_by']} for {users}")
+    print(f"logged reward  {estimate_text(evaluation['logged_reward'])}")
+    for name, estimate in evaluation["estimates"].items():
         print(f"{name:14} {estimate_text(estimate)}")
-    print(f"gain (DR)      {estimate_text(found['gain'])}")
-    weights = found["weights"]
+    print(f"gain (DR)      {estimate_text(evaluation['gain'])}")
+    weights = evaluation["weights"]
+    warning = "" if weights["plausible"] else " (implausible: not near 1)"
     print(
-        f"weights: mean {weights['mean']['mean']:.3f}{'' if weights['plausible'] else ' (implausible: not near 1)'}, "
+        f"weights: mean {weights['mean']['mean']:.3f}{warning}, "
         f"largest {weights['largest']:.1f}, effective sample {weights['effective_sample']:,.0f}"
     )
-    for scale in found["validity"]:
+    for scale in evaluation["validity"]:
         print(validity_text(scale))
 
 
 @contextmanager
-def _target(out: Path | None) -> Iterator[TextIO]:
+def _open_output(out: Path | None) -> Iterator[TextIO]:
+    """Open the output file, or stdout if it is None."""
     if out is None:
         yield sys.stdout
         return

@@ -46,10 +46,11 @@ def gate(
 ) -> None:
     """Check whether a candidate is worse than a baseline.
 
-    For CI. Computes the 95 % confidence interval of the paired difference over the scenarios judged for both. If it is
-    above −margin, the candidate is not worse: exit 0. If it is below, it is worse: exit 1. Otherwise the result is
-    undecided: exit 0 with a warning, 1 with --strict. The candidate must be judged wherever the baseline is, in at
-    least six scenarios; otherwise, or with only provisional scores, exit 3 with what is missing.
+    For CI. Computes the 95 % confidence interval of the paired difference over the scenarios judged for both. Exit 0 if
+    the interval is above −margin: the candidate is not worse. Exit 1 if it is below −margin: the candidate is worse.
+    Otherwise the result is undecided: exit 0 with a warning, or 1 with --strict. The candidate must be judged in every
+    scenario in which the baseline is, and in at least six. If it is not, or if all scores are provisional, exit 3 with
+    a message on what is missing.
 
     Examples:
 
@@ -62,28 +63,32 @@ def gate(
     from tipbench.workflows.board import board_query, parse_pair_option
 
     settings = load_settings()
-    pairs = parse_pair_option(candidate, "candidate"), parse_pair_option(baseline, "baseline")
+    candidate_pair = parse_pair_option(candidate, "candidate")
+    baseline_pair = parse_pair_option(baseline, "baseline")
     if not isfinite(margin) or margin < 0:
         raise UsageError(f"--margin must be 0 or more (got {margin:g}).")
-    options = GateOptions(*pairs, margin, failed_as_floor=failed_as_floor)
+    options = GateOptions(candidate_pair, baseline_pair, margin, failed_as_floor=failed_as_floor)
     cell_filter = board_query(where=where or (), judge=judge).cell_filter
     name = chosen_experiment(settings, experiment)
     if junit is not None:
         check_output(junit, "--junit")
     try:
-        with open_experiment(settings, mlflow_url, name) as (store, found):
-            result = evaluate_gate(read_board(store, found.experiment_id, cell_filter), options)
+        with open_experiment(settings, mlflow_url, name) as (store, stored_experiment):
+            result = evaluate_gate(read_board(store, stored_experiment.experiment_id, cell_filter), options)
     except NotEnoughData as exc:
         result = unknown(options, str(exc))
     except TipbenchError as exc:
-        if junit is not None:  # replace the report of an earlier build
+        if junit is not None:  # otherwise CI would read the report of an earlier build
             write_output(junit, junit_xml(name, unknown(options, str(exc))), "--junit")
         raise
     if junit is not None:
         write_output(junit, junit_xml(name, result, strict=strict), "--junit")
     if annotations:
         line = annotation(name, result, strict=strict)
-        print_message(line) if json_ else print(line)
+        if json_:  # stdout has only the JSON
+            print_message(line)
+        else:
+            print(line)
     code = result.exit_code(strict=strict)
     if json_:
         print_json({"experiment": name, **result.to_json(), "strict": strict, "exit_code": code})

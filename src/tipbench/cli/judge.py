@@ -1,4 +1,4 @@
-"""`tipbench judge export / duel / apply`: blind sheets and comparisons as files."""
+"""`tipbench judge export / duel / instructions / apply`: write blind sheets and duels to files, and apply them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tipbench.judge.export import ExportResult
 
 _MAX_OLD_FILES = 999
-_MANY_DUELS = 200  # above which a hint is printed
+_MANY_DUELS = 200  # with more, a message recommends --limit
 _MAX_ANCHORS_SHOWN = 5
 
 app = command_group("Score answers blind against the pinned rubric.")
@@ -81,7 +81,7 @@ def export(
     """Export a blind sheet for a judge.
 
     A sheet has answers without model or prompt names, in random order, with the rubric and with hidden control items
-    that measure the judge. Which item is which is stored in MLflow only, so the sheet can be applied from any machine.
+    that measure the judge. The key to the items is stored only in MLflow, so the sheet can be applied from any machine.
     Fill in the scores, then run `tipbench judge apply FILE`.
 
     Examples:
@@ -98,45 +98,46 @@ def export(
         judge=judge_name(judge), limit=limit, overlap=overlap, everything=all_, rejudge=rejudge, seed=seed, suite=suite
     )
     file_format = format_ or ("csv" if out.suffix.lower() == ".csv" else "json")
-    query = SheetRequest(request, sheet, filled, focus, file_format)
+    sheet_request = SheetRequest(request, sheet, filled, focus, file_format)
     _check_target(out)
 
-    def report_focus(focus: Focus) -> None:  # without names, as judging is blind
+    def report_focus(focus: Focus) -> None:  # prints no names, because judging is blind
         print_message(f"in focus: {len(focus.pairs)} pairs in {len(focus.scenarios)} scenarios")
 
-    with open_experiment(load_settings(), mlflow_url, experiment) as (store, found):
-        done = requested_sheet(store, found, query, report_focus=report_focus)
-    if done is None:
-        raise UsageError(f"{found.name} has no sheet {sheet!r}. `tipbench judge status` lists the sheets.")
-    again = f"tipbench judge export --experiment {found.name} --sheet {done.stored.sheet.id} --out FILE"
-    _write_text(out, sheet_file(done.stored, query), f"The sheet is stored in MLflow: {again} writes it again.")
+    with open_experiment(load_settings(), mlflow_url, experiment) as (store, stored_experiment):
+        result = requested_sheet(store, stored_experiment, sheet_request, report_focus=report_focus)
+    if result is None:
+        raise UsageError(f"{stored_experiment.name} has no sheet {sheet!r}. `tipbench judge status` lists the sheets.")
+    command = f"tipbench judge export --experiment {stored_experiment.name} --sheet {result.stored.sheet.id} --out FILE"
+    hint = f"The sheet is stored in MLflow: {command} writes it again."
+    _write_text(out, sheet_file(result.stored, sheet_request), hint)
     if sheet is None:
-        _print_exported(done, request.judge, out)
+        _print_exported(result, request.judge, out)
     else:
-        scored = f", {done.stored.finished} with the scores applied so far" if filled else ""
-        print_message(f"sheet {sheet} again: {len(done.stored.entries)} items {_place(out)}{scored}")
+        with_scores = f", {result.stored.finished} with the scores applied so far" if filled else ""
+        print_message(f"sheet {sheet} again: {len(result.stored.entries)} items {_location(out)}{with_scores}")
 
 
-def _print_exported(done: ExportResult, judge: str | None, out: Path) -> None:
-    who = f" for {judge}" if judge else ""
-    print_message(f"sheet {done.stored.sheet.id}{who}: {len(done.stored.entries)} items {_place(out)}")
-    if done.unknown_scenarios:
+def _print_exported(result: ExportResult, judge: str | None, out: Path) -> None:
+    for_judge = f" for {judge}" if judge else ""
+    print_message(f"sheet {result.stored.sheet.id}{for_judge}: {len(result.stored.entries)} items {_location(out)}")
+    if result.unknown_scenarios:
         print_message(
-            f"left out: {done.unknown_scenarios} cells whose scenario is not in the current suite; see --suite"
+            f"left out: {result.unknown_scenarios} cells whose scenario is not in the current suite; see --suite"
         )
-    if done.older_rubric:
-        print_message(f"{done.older_rubric} cells were scored under another rubric; --rejudge includes them")
-    if done.other_conditions:
+    if result.older_rubric:
+        print_message(f"{result.older_rubric} cells were scored under another rubric; --rejudge includes them")
+    if result.other_conditions:
         print_message(
-            f"{done.other_conditions} answers were collected under older conditions; compare uses only the newest"
+            f"{result.other_conditions} answers were collected under older conditions; compare uses only the newest"
         )
-    if done.added:
+    if result.added:
         print_message(
-            f"{done.added} answers more than --limit: whole scenarios were added, so that the judge can be checked"
+            f"{result.added} answers more than --limit: whole scenarios were added, so that the judge can be checked"
         )
-    if not done.enough_controls:
+    if not result.enough_controls:
         print_message("the drift verdict of this sheet will be unknown: it has too few check items")
-    print_message(f"next: fill in the scores, then {_how_to_apply(out)}")
+    print_message(f"next: fill in the scores, then {_apply_command(out)}")
 
 
 @app.command("duel")
@@ -170,30 +171,33 @@ def duel(
 
     name = judge_name(judge)
     _check_target(out)
-    with open_experiment(load_settings(), mlflow_url, experiment) as (store, found):
+    with open_experiment(load_settings(), mlflow_url, experiment) as (store, stored_experiment):
         if sheet is not None:
-            stored = find_duel(store, found.experiment_id, found.name, sheet)
+            stored = find_duel(store, stored_experiment.experiment_id, stored_experiment.name, sheet)
             if stored is None:
-                raise UsageError(f"{found.name} has no duel file {sheet!r}. Leave --sheet out to export a new one.")
+                raise UsageError(
+                    f"{stored_experiment.name} has no duel file {sheet!r}. Leave --sheet out to export a new one."
+                )
             _write_duels(out, stored)
             return
-        done = export_duels(store, found, duel_request(store, found, judge=name, limit=limit, seed=seed, suite=suite))
-    _write_duels(out, done.stored)
-    who = f" for {name}" if name else ""
-    items = len(done.stored.sheet.items)
+        request = duel_request(store, stored_experiment, judge=name, limit=limit, seed=seed, suite=suite)
+        result = export_duels(store, stored_experiment, request)
+    _write_duels(out, result.stored)
+    for_judge = f" for {name}" if name else ""
+    n_items = len(result.stored.sheet.items)
     print_message(
-        f"duels {done.stored.sheet.id}{who}: {items} comparisons of {done.pairs} pairs over {done.scenarios} "
-        f"scenarios {_place(out)}"
+        f"duels {result.stored.sheet.id}{for_judge}: {n_items} comparisons of {result.pairs} pairs "
+        f"over {result.scenarios} scenarios {_location(out)}"
     )
-    if items > _MANY_DUELS:
+    if n_items > _MANY_DUELS:
         print_message("use --limit for fewer comparisons; it fills whole scenarios first")
-    if done.without_tips:
-        print_message(f"left out: {done.without_tips} answers without a tip")
-    if done.unknown_scenarios:
+    if result.without_tips:
+        print_message(f"left out: {result.without_tips} answers without a tip")
+    if result.unknown_scenarios:
         print_message(
-            f"left out: {done.unknown_scenarios} answers whose scenario is not in the current suite; see --suite"
+            f"left out: {result.unknown_scenarios} answers whose scenario is not in the current suite; see --suite"
         )
-    print_message(f"next: fill in each winner, then {_how_to_apply(out)}")
+    print_message(f"next: fill in each winner, then {_apply_command(out)}")
 
 
 @app.command("instructions")
@@ -243,7 +247,7 @@ def apply(
     from tipbench.workflows.judging import apply_file, drift_reason, judging_lock, refused_json
 
     settings = load_settings()
-    reason = drift_reason(accept_drift) if accept_drift is not None else None
+    accept_reason = drift_reason(accept_drift) if accept_drift is not None else None
     name = judge_name(judge)
     sheet: dict[str, Any] = {}
     try:
@@ -253,7 +257,9 @@ def apply(
             judging_lock(writable_home(settings.home), store.url, report=print_message),
             progress_counter("applying") as count,
         ):
-            applied = apply_file(store, sheet, judge=name, accept=reason, final=final, dry_run=dry_run, progress=count)
+            applied = apply_file(
+                store, sheet, judge=name, accept=accept_reason, final=final, dry_run=dry_run, progress=count
+            )
     except SheetRefused as exc:
         if not json_:
             raise
@@ -273,19 +279,21 @@ def apply(
 
 
 def show_applied(applied: ApplyResult) -> None:
-    """Print what was applied, or would be in a dry run."""
+    """Print the number of applied items and the drift verdict; for a dry run, also each change."""
     for change in applied.changes if applied.dry_run else ():
-        after = f"held, does not count: {_numbers(change.given)}" if applied.held else _numbers(change.after)
-        print(f"  {change.item}: {_numbers(change.before)} → {after}")
-    would = "would be " if applied.dry_run else ""
-    left = f", {applied.unfinished} unfinished and still pending" if applied.unfinished else ""
+        after = _scores_text(change.after)
+        if applied.held:
+            after = f"held, does not count: {_scores_text(change.given)}"
+        print(f"  {change.item}: {_scores_text(change.before)} → {after}")
+    would_be = "would be " if applied.dry_run else ""
+    unfinished = f", {applied.unfinished} unfinished and still pending" if applied.unfinished else ""
     state = "held" if applied.held else "applied"
-    print(f"sheet {applied.sheet} by {applied.judge}: {applied.finished} items {would}{state}{left}")
+    print(f"sheet {applied.sheet} by {applied.judge}: {applied.finished} items {would_be}{state}{unfinished}")
     show_verdict(applied)
 
 
 def show_verdict(applied: ApplyResult) -> None:
-    """Print the drift verdict, and what follows from it."""
+    """Print the drift verdict and whether the scores count."""
     for sentence in applied.sentences():
         print(sentence)
     if applied.held:
@@ -294,20 +302,20 @@ def show_verdict(applied: ApplyResult) -> None:
         print(f"The drift is accepted: {applied.accepted}")
 
 
-def _numbers(values: Mapping[str, float] | None) -> str:
+def _scores_text(values: Mapping[str, float] | None) -> str:
     return ", ".join(f"{name} {value:.2f}" for name, value in values.items()) if values else "not judged"
 
 
 def _show_held(applied: ApplyResult) -> None:
-    """Print the anchors of drifted scales and the two options; never reveals which items were controls."""
+    """Print the anchors of drifted scales and what the judge can do. Never reveals which items were controls."""
     scales = applied.drift.scales if applied.drift is not None and not applied.verdict_only else ()
     drifted = {scale.scale for scale in scales if scale.beyond}
     for name in applied.rubric.scale_names:
         if scales and (name in drifted or not drifted):
             print(f"\nAnchors for {name}:")
-            by_step = {anchor.scores[name]: anchor for anchor in reversed(applied.rubric.anchors)}
-            for step in sorted(by_step)[:_MAX_ANCHORS_SHOWN]:
-                print(f"  {step}  “{by_step[step].tip}” ({by_step[step].why})")
+            by_score = {anchor.scores[name]: anchor for anchor in reversed(applied.rubric.anchors)}
+            for score in sorted(by_score)[:_MAX_ANCHORS_SHOWN]:
+                print(f"  {score}  “{by_score[score].tip}” ({by_score[score].why})")
     print(
         "\nThe scores are stored but not counted; an honest judge is held in about 1 of 20 sheets. Compare them "
         "with the anchors, revise the sheet and apply it again, or pass --accept-drift with a reason to count them."
@@ -317,9 +325,9 @@ def _show_held(applied: ApplyResult) -> None:
 def _show_duels(applied: DuelApplyResult) -> None:
     for change in applied.changes if applied.dry_run else ():
         print(f"  {change.item}: {change.before or 'not judged'} → {change.after}")
-    left = f", {applied.unfinished} unfinished and still open" if applied.unfinished else ""
-    would = "would be " if applied.dry_run else ""
-    print(f"duels {applied.sheet} by {applied.judge}: {applied.finished} {would}applied{left}")
+    unfinished = f", {applied.unfinished} unfinished and still open" if applied.unfinished else ""
+    would_be = "would be " if applied.dry_run else ""
+    print(f"duels {applied.sheet} by {applied.judge}: {applied.finished} {would_be}applied{unfinished}")
     if applied.twice:
         print(f"{applied.same} of {applied.twice} match-ups have the same winner in both orders")
 
@@ -332,11 +340,11 @@ def _is_stream(path: Path) -> bool:
     return str(path) == "-"
 
 
-def _place(path: Path) -> str:
+def _location(path: Path) -> str:
     return "on stdout" if _is_stream(path) else f"in {path}"
 
 
-def _how_to_apply(path: Path) -> str:
+def _apply_command(path: Path) -> str:
     return f"`tipbench judge apply {'FILE' if _is_stream(path) else shlex.quote(str(path))}`"
 
 
@@ -353,14 +361,14 @@ def _write_duels(path: Path, stored: StoredDuelSheet) -> None:
     from tipbench.judge.duels import duel_text
 
     sheet = stored.sheet
-    again = f"tipbench judge duel --experiment {sheet.experiment} --sheet {sheet.id} --out FILE"
-    _write_text(path, duel_text(sheet), f"The duels are stored in MLflow: {again} writes them again.")
+    command = f"tipbench judge duel --experiment {sheet.experiment} --sheet {sheet.id} --out FILE"
+    _write_text(path, duel_text(sheet), f"The duels are stored in MLflow: {command} writes them again.")
 
 
 def _write_text(path: Path, text: str, hint: str) -> None:
-    """Write a sheet to a file, atomically, or to stdout; `hint` is appended to the error message.
+    """Write a sheet to stdout, or atomically to a file. `hint` is appended to the error message of a failed write.
 
-    An existing file is renamed unless it is empty or an unfilled sheet, so that an export never loses scores.
+    An export never loses scores: an existing file is renamed, unless it is empty or an unfilled sheet.
     """
     if _is_stream(path):
         sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))  # lone surrogates become JSON escapes
@@ -368,23 +376,23 @@ def _write_text(path: Path, text: str, hint: str) -> None:
         return
     if path.exists() and path.stat().st_size and not _is_unfilled(path):
         names = (path.with_name(f"{path.name}.{number}.old") for number in range(1, _MAX_OLD_FILES + 1))
-        unused = next((name for name in names if not name.exists()), None)
-        if unused is None:
+        unused_name = next((name for name in names if not name.exists()), None)
+        if unused_name is None:
             raise UsageError(f"{path} and {_MAX_OLD_FILES} older versions exist; choose another file or delete some.")
-        path.rename(unused)
-        print_message(f"{path} already existed; it was renamed to {unused}")
+        path.rename(unused_name)
+        print_message(f"{path} already existed; it was renamed to {unused_name}")
     write_output(path, text, "--out", hint)
 
 
 def _is_unfilled(path: Path) -> bool:
-    """Return whether a file is a sheet or a duel file in which nothing is filled in."""
-    from tipbench.judge.duels import FORMAT as DUELS
+    """Return whether a file is a sheet without scores and notes, or a duel file without winners."""
+    from tipbench.judge.duels import FORMAT as DUEL_FORMAT
     from tipbench.judge.sheet import FORMAT
     from tipbench.judge.sheet_file import read_sheet_file
 
     try:
         raw = read_sheet_file(path)
-        if raw["format"] == DUELS:
+        if raw["format"] == DUEL_FORMAT:
             return all(item["winner"] is None for item in raw["items"])
         tips = [tip for item in raw["items"] for tip in item["tips"]]
         scored = any(tip.get("note") or any(score is not None for score in tip["scores"].values()) for tip in tips)

@@ -49,8 +49,8 @@ def run(
         typer.Option(
             "--with",
             metavar="rules|command:…|ollama:MODEL",
-            help='The judge: transparent rules, any program (command:"agent --judge"; command alone: the one that '
-            "TIPBENCH_JUDGE_COMMAND names), or a local model.",
+            help='The judge: transparent rules, any program (as in command:"agent --judge"; without a program, '
+            "`command` uses TIPBENCH_JUDGE_COMMAND), or a local model.",
         ),
     ],
     experiment: ExperimentOption = None,
@@ -91,10 +91,10 @@ def run(
 ) -> None:
     """Run an automatic judge: rules, a program or a local model.
 
-    Hidden controls measure its drift, which is shown. `rules` and `ollama:MODEL` are provisional: their scores are
-    stored separately, and cells stay pending. `command:` pipes the sheet through a program: stdin to stdout, or by
-    files, whose paths replace {sheet} and {out} in the command. Its scores count as those of --judge NAME (default: the
-    program's name), unless they drift beyond the limit.
+    Hidden controls measure the judge's drift, which is shown. `rules` and `ollama:MODEL` are provisional: their scores
+    are stored separately, and cells stay pending. `command:` runs a program that reads the sheet from stdin and writes
+    it to stdout. A program can use files instead: {sheet} and {out} in the command are replaced by their paths. The
+    scores count as those of --judge NAME (default: the program's name), unless they drift beyond the limit.
 
     Examples:
 
@@ -112,7 +112,7 @@ def run(
 
     settings = load_settings()
     request = ExportRequest(limit=limit, overlap=overlap, everything=all_, rejudge=rejudge, seed=seed, suite=suite)
-    model_options: dict[str, object] = {  # None: not given
+    model_options: dict[str, object] = {  # None if the option is not given
         "ollama_url": ollama_url,
         "max_model_b": max_model_b,
         "num_ctx": num_ctx,
@@ -124,26 +124,26 @@ def run(
     check_judge_options(choice, {**judge_options, **model_options})
     choice = choice.with_program(settings.get("judge_command"))
     name = judge_name(judge)
-    reason = drift_reason(accept_drift) if accept_drift is not None else None
+    accept_reason = drift_reason(accept_drift) if accept_drift is not None else None
     config = settings.collect_config({**model_options, "wait": wait or None})
 
-    def rescue(sheet: str, text: str) -> Path:
-        """Save a filled sheet in the home folder if MLflow cannot store it."""
+    def save_unsent_sheet(sheet_id: str, text: str) -> Path:
+        """Save a filled sheet that MLflow cannot store in the home folder."""
         folder = writable_home(settings.home) / "sheets"
         folder.mkdir(exist_ok=True)
-        path = folder / f"{sheet}.json"
+        path = folder / f"{sheet_id}.json"
         write_atomic(path, text.encode("utf-8", "backslashreplace"))
         return path
 
     with (
-        open_experiment(settings, mlflow_url, experiment) as (store, recorded),
-        _open_judge(choice, name, settings.home, config, timeout_s=timeout_s, batch=batch) as automatic,
-        progress_counter(f"{automatic.name} judges") as count,
+        open_experiment(settings, mlflow_url, experiment) as (store, stored_experiment),
+        _open_judge(choice, name, settings.home, config, timeout_s=timeout_s, batch=batch) as automatic_judge,
+        progress_counter(f"{automatic_judge.name} judges") as count,
     ):
 
         def progress(scored: int, unscored: int, total: int) -> None:
             count(scored + unscored, total)
-            emit(Judging(automatic.name, scored, unscored, total))
+            emit(Judging(automatic_judge.name, scored, unscored, total))
 
         home = writable_home(settings.home)
         mlflow_option = f" --mlflow-url {shlex.quote(mlflow_url)}" if mlflow_url else ""
@@ -152,18 +152,20 @@ def run(
             progress=progress,
             lock=lambda: judging_lock(home, store.url, report=print_message),
             wait_s=config.server_wait_s,
-            rescue=rescue,
-            how_to_accept=f"tipbench judge run --experiment {recorded.name} --with {shlex.quote(with_)} "
-            f"--judge {shlex.quote(automatic.name)}{mlflow_option} --accept-drift REASON",
+            rescue=save_unsent_sheet,
+            how_to_accept=f"tipbench judge run --experiment {stored_experiment.name} --with {shlex.quote(with_)} "
+            f"--judge {shlex.quote(automatic_judge.name)}{mlflow_option} --accept-drift REASON",
         )
         lock = ResourceLock(
             home,
-            f"judge {automatic.name} in {recorded.name} at {canonical_url(store.url)}",
-            f"a judge run for {automatic.name} in {recorded.name}",
+            f"judge {automatic_judge.name} in {stored_experiment.name} at {canonical_url(store.url)}",
+            f"a judge run for {automatic_judge.name} in {stored_experiment.name}",
         )
         with lock.held(wait=config.wait, report=print_message):
-            result = run_judge(store, recorded, automatic, request, accept=reason, environment=environment)
-    applied, provisional = result.applied, automatic.provisional
+            result = run_judge(
+                store, stored_experiment, automatic_judge, request, accept=accept_reason, environment=environment
+            )
+    applied, provisional = result.applied, automatic_judge.provisional
     emit(Judged(applied.sheet, applied.judge, applied.finished, len(result.unscored), applied.held, provisional))
     if json_:
         print_json(result.to_json())
@@ -198,8 +200,8 @@ def _open_judge(
         options = {key: getattr(config, key) for key in (*MODEL_OPTIONS, "server_wait_s", "wait")}
         if timeout_s is not None:
             options["timeout_s"] = timeout_s
-        with open_model_judge(choice.target, home=writable_home(home), report=report_message, **options) as opened:
-            yield opened
+        with open_model_judge(choice.target, home=writable_home(home), report=report_message, **options) as model_judge:
+            yield model_judge
     else:
         from tipbench.judge.rules import RulesJudge
 

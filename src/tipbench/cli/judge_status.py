@@ -1,4 +1,4 @@
-"""`tipbench judge status`: judging progress, and each judge's drift and agreement."""
+"""`tipbench judge status`: show the progress of judging, each judge's drift, and agreement between judges."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ if TYPE_CHECKING:
     from tipbench.judge.drift import Slope
     from tipbench.judge.status import JudgeStatus, JudgingStatus, SheetSummary
 
-_JUDGE_COLUMNS = (
-    *("judge", "scores", "cells", "held", "sheets", "open items", "drift"),
-    *("error", "repeat consistency", "min/item"),
-)
+_ALWAYS_SHOWN_COLUMNS = ("judge", "scores", "cells", "held", "sheets", "open items", "drift")
+_JUDGE_COLUMNS = (*_ALWAYS_SHOWN_COLUMNS, "error", "repeat consistency", "min/item")
 _OPEN_SHEET_COLUMNS = ("sheet", "judge", "items", "finished", "exported")
-_STRIP_CHARS = 25
-_STRIP_POINTS = 2.0  # a strip shows biases from -2 to +2 points
+_CHART_CHARS = 25
+_CHART_POINTS = 2.0  # a bias chart shows -2 to +2 points
 
 
 def status(
@@ -48,35 +46,36 @@ def status(
 
     if plot is not None:
         check_chart_file(plot)
-    with open_experiment(load_settings(), mlflow_url, experiment) as (store, found):
-        state = judging_status(store, found)
+    with open_experiment(load_settings(), mlflow_url, experiment) as (store, stored_experiment):
+        judging = judging_status(store, stored_experiment)
     suite = load_suite("tips")
     cards = {scenario.id: scenario.to_card() for scenario in suite.scenarios}
-    rules = {"anchors": rules_error(suite.rubric.anchors, cards), "controls": rules_error(suite.controls, cards)}
+    rules_errors = {"anchors": rules_error(suite.rubric.anchors, cards), "controls": rules_error(suite.controls, cards)}
     if json_:
-        print_json({**state.to_json(), "rules_judge": rules})
+        print_json({**judging.to_json(), "rules_judge": rules_errors})
     else:
-        _show(state, rules)
-    if plot is not None and not state.history:
+        _show_status(judging, rules_errors)
+    if plot is not None and not judging.history:
         print_message("nothing to plot yet: no sheet has been applied")
     elif plot is not None:
-        save_chart(history_chart(state.history), plot)
+        save_chart(history_chart(judging.history), plot)
         print_message(f"chart: {plot}")
 
 
-def _show(state: JudgingStatus, rules: dict[str, dict[str, dict[str, float | None]]]) -> None:
+def _show_status(judging: JudgingStatus, rules_errors: dict[str, dict[str, dict[str, float | None]]]) -> None:
+    """Print the status; `rules_errors` has the rules judge's bias and error, by reference scores and scale."""
     from tipbench.judge.drift import verdict_words
 
     print(
-        f"{state.experiment}: {state.cells} answers, {state.judged} judged ({state.floored} unusable), "
-        f"{state.pending} pending ({state.held} held)"
+        f"{judging.experiment}: {judging.cells} answers, {judging.judged} judged ({judging.floored} unusable), "
+        f"{judging.pending} pending ({judging.held} held)"
     )
-    if state.judges:
+    if judging.judges:
         print()
         rows = [
             [
                 judge.judge,
-                state.use_of(judge),
+                judging.use_of(judge),
                 judge.cells,
                 judge.held,
                 judge.sheets,
@@ -86,35 +85,38 @@ def _show(state: JudgingStatus, rules: dict[str, dict[str, dict[str, float | Non
                 percent(judge.self_exact),
                 judge.minutes_per_item,
             ]
-            for judge in state.judges
+            for judge in judging.judges
         ]
-        print_table(_JUDGE_COLUMNS, rows, text=("judge", "scores", "drift"), keep=7)
+        print_table(_JUDGE_COLUMNS, rows, text=("judge", "scores", "drift"), keep=len(_ALWAYS_SHOWN_COLUMNS))
     else:
         print_message("no scores yet: `tipbench judge export --judge NAME --out FILE`, or `judge run --with rules`")
-    for judge in state.judges:
+    for judge in judging.judges:
         if judge.unchecked:
             print(f"{judge.judge}: {judge.unchecked} items are unchecked until their sheet is finished")
         if judge.duels and judge.sheets:
             print(f"{judge.judge}: sheets closed, because duels were opened")
-    _show_trends(state.judges)
-    if state.twice:
-        print(f"\nagreement on {state.twice} answers with two or more judges (Krippendorff's alpha; 1 is full):")
-        for name, value in state.alpha.items():
+    _show_trends(judging.judges)
+    if judging.twice:
+        print(f"\nagreement on {judging.twice} answers with two or more judges (Krippendorff's alpha; 1 is full):")
+        for name, value in judging.alpha.items():
             print(f"  {name:<16}{'unknown' if value is None else f'{value:.2f}'}")
-    if state.open_sheets:
+    if judging.open_sheets:
         print("\nopen sheets (`judge export --sheet ID --filled` writes one again with its scores):")
         rows = [
             [each.sheet, each.judge or "unsigned", each.items, each.finished, each.exported[:16].replace("T", " ")]
-            for each in state.open_sheets
+            for each in judging.open_sheets
         ]
         print_table(_OPEN_SHEET_COLUMNS, rows, text=("sheet", "judge"))
-    if state.history:
+    if judging.history:
         print("\nbias on the hidden controls, by sheet (the line is the interval; | marks zero)")
-        for line in history_lines(state.history):
+        for line in history_lines(judging.history):
             print(line)
     print("\nthe rules judge against the reference scores (bias, mean absolute error):")
-    for title, errors in rules.items():
-        parts = (f"{scale} {_number(e['bias'], '+.2f')}, {_number(e['error'])}" for scale, e in errors.items())
+    for title, errors in rules_errors.items():
+        parts = [
+            f"{scale} {_number_text(values['bias'], '+.2f')}, {_number_text(values['error'])}"
+            for scale, values in errors.items()
+        ]
         print(f"  {title:<10}" + "; ".join(parts))
 
 
@@ -128,14 +130,18 @@ def _show_trends(judges: Sequence[JudgeStatus]) -> None:
         name = judge.judge
         slopes = [_slope_text(judge.trends.fatigue), _slope_text(judge.trends.compression)]
         for each in judge.trends.sums:
-            sums = [_number(each.bias, "+.2f"), f"+{each.high:.1f} / −{each.low:.1f}", "beyond" if each.beyond else ""]
+            sums = [
+                _number_text(each.bias, "+.2f"),
+                f"+{each.high:.1f} / −{each.low:.1f}",
+                "beyond" if each.beyond else "",
+            ]
             rows.append([name, each.scale, each.sheets, *sums, *slopes])
-            name, slopes = "", ["", ""]  # shown in the judge's first row only
+            name, slopes = "", ["", ""]  # only the judge's first row shows them
     if rows:
         print(f"\nover all sheets: sums of the bias in standard errors (limit {CUSUM_LIMIT}); fatigue and")
         print("compression in points with a 99 % interval (* if not due to chance)")
-        heads = ("judge", "scale", "sheets", "mean bias", "sums", "", "fatigue", "compression")
-        print_table(heads, rows, text=("judge", "scale", "sums", "", "fatigue", "compression"))
+        columns = ("judge", "scale", "sheets", "mean bias", "sums", "", "fatigue", "compression")
+        print_table(columns, rows, text=("judge", "scale", "sums", "", "fatigue", "compression"))
     for judge in judges:
         for sentence in judge.trends.sentences() if judge.trends else ():
             print(f"{judge.judge}: {sentence}")
@@ -148,12 +154,12 @@ def _slope_text(slope: Slope | None) -> str:
     return f"{number(slope.value, '+.2f')} ({ends}){'*' if slope.beyond else ''}"
 
 
-def _number(value: float | None, form: str = ".2f") -> str:
-    return number(value, form) or "unknown"
+def _number_text(value: float | None, format_spec: str = ".2f") -> str:
+    return number(value, format_spec) or "unknown"
 
 
 def history_lines(history: tuple[SheetSummary, ...]) -> list[str]:
-    """Return the drift history as text: a line per sheet, and below it one per scale."""
+    """Return the drift history as lines of text: one for each sheet, followed by one for each of its scales."""
     from tipbench.judge.drift import verdict_words
 
     lines = []
@@ -161,22 +167,24 @@ def history_lines(history: tuple[SheetSummary, ...]) -> list[str]:
         scales: list[dict[str, Any]] = (sheet.drift or {}).get("scales", [])
         verdict = verdict_words((sheet.drift or {}).get("verdict"))
         lines.append(f"  {sheet.exported[:10]}  {sheet.judge}  {sheet.sheet}  {verdict}, {sheet.status}")
-        lines += [f"    {scale['scale']:<16}{_strip(scale)}" for scale in scales]
+        lines += [f"    {scale['scale']:<16}{_bias_chart(scale)}" for scale in scales]
     return lines
 
 
-def _strip(scale: dict[str, Any]) -> str:
+def _bias_chart(scale: dict[str, Any]) -> str:
+    """Return a line of characters that shows the bias and its interval, followed by the number."""
     if scale["bias"] is None:
         return "unknown"
-    strip = ["·"] * _STRIP_CHARS
-    strip[_STRIP_CHARS // 2] = "|"
+    chart = ["·"] * _CHART_CHARS
+    chart[_CHART_CHARS // 2] = "|"
     if scale["interval"] is not None:
         low, high = (_position(end) for end in scale["interval"])
-        strip[low : high + 1] = ["─"] * (high + 1 - low)
-    strip[_position(scale["bias"])] = "●"
-    return f"{''.join(strip)}  {number(scale['bias'], '+.2f')}" + ("  too far off" if scale["beyond"] else "")
+        chart[low : high + 1] = ["─"] * (high + 1 - low)
+    chart[_position(scale["bias"])] = "●"
+    return f"{''.join(chart)}  {number(scale['bias'], '+.2f')}" + ("  too far off" if scale["beyond"] else "")
 
 
 def _position(points: float) -> int:
-    shown = min(max(points, -_STRIP_POINTS), _STRIP_POINTS)
-    return round((shown + _STRIP_POINTS) / (2 * _STRIP_POINTS) * (_STRIP_CHARS - 1))
+    """Return the column of a bias in the chart; biases beyond its range are at its ends."""
+    clipped = min(max(points, -_CHART_POINTS), _CHART_POINTS)
+    return round((clipped + _CHART_POINTS) / (2 * _CHART_POINTS) * (_CHART_CHARS - 1))

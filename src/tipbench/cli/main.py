@@ -1,4 +1,4 @@
-"""`tipbench`: assembles the commands, and maps exceptions to error messages and exit codes."""
+"""`tipbench`: assemble the commands, and map exceptions to error messages and exit codes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ EXIT_CODES = {
 }
 judge.app.command("status")(judge_status.status)
 judge.app.command("run")(judge_run.run)
-COMMANDS: dict[str, Callable[..., None] | typer.Typer] = {  # in the order of the flow, as the help lists them
+COMMANDS: dict[str, Callable[..., None] | typer.Typer] = {  # in the order of the help
     "demo": demo.demo,
     "plan": plan.plan,
     "collect": collect.collect,
@@ -81,23 +81,25 @@ COMMANDS: dict[str, Callable[..., None] | typer.Typer] = {  # in the order of th
 
 
 class Command(TyperCommand):
-    """A command whose help shows each example on one line, so that it can be copied."""
+    """A command whose help does not wrap examples, so that they can be copied."""
 
     def format_help_text(self, _ctx: Any, formatter: Any) -> None:
         formatter.write_paragraph()
         with formatter.indentation():
-            formatter.write_text(re.sub(r"(?m)^( +)(?=tipbench )", r"\1\b\n", inspect.cleandoc(self.help or "")))
+            text = inspect.cleandoc(self.help or "")
+            # Click does not wrap a paragraph that starts with a line "\b".
+            formatter.write_text(re.sub(r"(?m)^( +)(?=tipbench )", r"\1\b\n", text))
 
 
 class Commands(TyperGroup):
     """Command group that maps exceptions to `EXIT_CODES`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the commands in the order of `COMMANDS`; Typer lists groups last."""
+        """Return the commands in the order of `COMMANDS`. Typer itself would list groups last."""
         return sorted(super().list_commands(ctx), key=list(COMMANDS).index)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; expected errors are printed without a traceback."""
+        """Run a command. Expected errors are printed without a traceback."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
@@ -158,7 +160,7 @@ def main() -> NoReturn:
     try:
         with command_events():
             app()
-    except UsageError as exc:  # from command_events; `Commands` handles those of commands
+    except UsageError as exc:  # raised by command_events; `Commands` handles errors of commands
         print_message(f"error: {exc}")
         sys.exit(exc.exit_code)
     sys.exit(0)

@@ -55,10 +55,10 @@ def status(json_: JsonOption = False) -> None:
     from tipbench.record.local_mlflow import LocalMlflow
 
     home = load_settings().home
-    now = LocalMlflow(home).status()
+    server = LocalMlflow(home).status()
     if json_:
-        print_json(vars(now) | {"home": str(home)})
-    elif now.running:
-        print(f"running at {now.url}{'' if now.healthy else ' (not responding yet)'}")
+        print_json(vars(server) | {"home": str(home)})
+    elif server.running:
+        print(f"running at {server.url}{'' if server.healthy else ' (not responding yet)'}")
     else:
         print(f"not running; its data is in {home / 'mlflow'}")

@@ -68,13 +68,13 @@ def panel(
                 "warning: the panel accepts localhost names only; add the names and addresses that others use to "
                 "TIPBENCH_PANEL_HOSTS"
             )
-        try:  # opened or started now, so that the first page does not wait for it
+        try:  # MLflow is opened or started now, so that the first page does not wait for it
             print_message(f"MLflow: {app.state.panel.tracker.open().url}")
         except NotEnoughData:
             print_message("MLflow: none yet; the first run starts one")
         except TipbenchError as exc:
             print_message(f"warning: {exc}")
-        threading.Thread(target=prepare_board_page).start()  # in parallel with the start of the server
+        threading.Thread(target=prepare_board_page).start()  # while the server starts
         run_server(
             app,
             sock,
@@ -91,7 +91,7 @@ def check_installed(program: str, packages: Sequence[str], extra: str) -> None:
 
 
 def _ensure_admin_token(panel: Panel) -> None:
-    """Create an admin token if there is none, and print it: only its hash is stored."""
+    """Create and print an admin token if there is none. Only its hash is stored, so it cannot be printed again."""
     from tipbench.web.auth import Role
 
     tokens = panel.guard.tokens

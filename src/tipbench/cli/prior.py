@@ -1,4 +1,4 @@
-"""`tipbench prior fit`: the estimate that new users of a policy start from."""
+"""`tipbench prior fit`: fit a prior, the estimate that new users of a policy start from."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def fit(
 ) -> None:
     """Fit a prior from a simulation or from the event log.
 
-    The fit is cross-fitted: what the prior explains is measured on other users than it was fitted on. A simulated prior
-    is also tried in every world: `gain` is its benefit to new users there, `price` its loss against a prior fitted in
-    that world. Use the file with `tipbench serve --prior FILE`.
+    The prior is cross-fitted: how much it explains is measured on users that it was not fitted on. A simulated prior is
+    also tested in every world. `gain` is its benefit to new users of that world; `price` is its loss compared with a
+    prior fitted in that world. Use the file with `tipbench serve --prior FILE`.
 
     Examples:
 

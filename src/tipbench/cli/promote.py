@@ -1,4 +1,4 @@
-"""`tipbench promote`: check a policy, make it the active one, and go back."""
+"""`tipbench promote check / apply / undo`: check a policy, make it active, and go back to the previous one."""
 
 from __future__ import annotations
 
@@ -52,9 +52,10 @@ def check(
 ) -> None:
     """Check whether a policy may replace the active one.
 
-    It passes if all clauses hold: (a) it wins in simulation; (b) no persona loses; (c) it does not lose in the drift,
-    lossy and no-taste worlds; (d) the event log agrees; (e) its shadow ran without drops and errors. Exit 0 passed, 1
-    failed, 3 not enough data. The check is recorded for `promote apply`, except with --quick.
+    The policy passes if all clauses hold: (a) it wins in simulation; (b) no persona loses; (c) it does not lose in the
+    drift, lossy and no-taste worlds; (d) the event log agrees; (e) its shadow ran without drops and errors. Exit 0 if
+    it passed, 1 if it failed, 3 if there is not enough data. The check is recorded for `promote apply`, except with
+    --quick.
 
     Examples:
 
@@ -65,13 +66,13 @@ def check(
     from tipbench.simulate.promotion_gate import FULL, QUICK, WORLDS, Size
     from tipbench.workflows.promotion import check_promotion
 
-    default = QUICK if quick else FULL
-    size = Size(seeds or default.seeds, users or default.users, rounds or default.rounds)
+    default_size = QUICK if quick else FULL
+    size = Size(seeds or default_size.seeds, users or default_size.users, rounds or default_size.rounds)
     total_seeds = len(WORLDS) * size.seeds
     with progress_counter("simulating") as count:
 
-        def report(_so_far: Simulation, share: float) -> None:
-            count(round(share * total_seeds), total_seeds)
+        def report(_so_far: Simulation, share_done: float) -> None:
+            count(round(share_done * total_seeds), total_seeds)
 
         verdict = check_promotion(
             load_settings().home,
@@ -80,7 +81,7 @@ def check(
             size=size,
             simulation_only=simulation_only,
             quick=quick,
-            priors=_priors(prior),
+            priors=_load_priors(prior),
             user=getpass.getuser(),
             on_progress=report,
         )
@@ -100,8 +101,8 @@ def check(
 def apply(candidate: CandidateOption, prior: PriorOption = None, json_: JsonOption = False) -> None:
     """Make a policy the active one.
 
-    Needs a passed check against the active policy, of the same versions and not older than 7 days. A running server
-    follows within 5 seconds.
+    Needs a passed check against the active policy, with the same versions and not older than 7 days. A running server
+    switches to the policy within 5 seconds.
 
     Examples:
 
@@ -109,11 +110,13 @@ def apply(candidate: CandidateOption, prior: PriorOption = None, json_: JsonOpti
     """
     from tipbench.workflows.promotion import apply_promotion, promotion_json
 
-    done = apply_promotion(load_settings().home, candidate, priors=_priors(prior), user=getpass.getuser())
+    promotion = apply_promotion(load_settings().home, candidate, priors=_load_priors(prior), user=getpass.getuser())
     if json_:
-        print_json(promotion_json(done))
+        print_json(promotion_json(promotion))
     else:
-        print(f"{done.candidate} is active now; it replaces {done.baseline}. `tipbench promote undo` goes back.")
+        print(
+            f"{promotion.candidate} is active now; it replaces {promotion.baseline}. `tipbench promote undo` goes back."
+        )
 
 
 @app.command("undo")
@@ -126,11 +129,15 @@ def undo(json_: JsonOption = False) -> None:
     """
     from tipbench.workflows.promotion import promotion_json, undo_promotion
 
-    done = undo_promotion(load_settings().home, user=getpass.getuser())
-    print_json(promotion_json(done)) if json_ else print(f"{done.candidate} is active again; it was {done.baseline}.")
+    promotion = undo_promotion(load_settings().home, user=getpass.getuser())
+    if json_:
+        print_json(promotion_json(promotion))
+    else:
+        print(f"{promotion.candidate} is active again; it was {promotion.baseline}.")
 
 
-def _priors(paths: list[Path] | None) -> list[Prior]:
+def _load_priors(paths: list[Path] | None) -> list[Prior]:
+    """Return the priors of the files. Raises UsageError if two are for the same policy."""
     from tipbench.serve.prior import load_prior
 
     priors = [load_prior(path) for path in paths or ()]
@@ -140,7 +147,7 @@ def _priors(paths: list[Path] | None) -> list[Prior]:
 
 
 def validity_text(found: Mapping[str, Any]) -> str:
-    """Return a line on how well a judged scale predicts that tips are completed."""
+    """Return a line on how well the judged scores of a scale predict that tips are completed."""
     tips = plural(found["tips"], "tip")
     if found["correlation"] is None:
         return f"judged {found['scale']} and completion: not enough data ({tips} with outcomes)"

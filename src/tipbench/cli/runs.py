@@ -31,15 +31,13 @@ if TYPE_CHECKING:
 
 app = command_group("List and show recorded runs.")
 
-_TABLE_LIMIT = 50
+_MAX_TABLE_ROWS = 50
 _ID_CHARS = 32
 _SHORT_ID_CHARS = 8
-_TABLE_COLUMNS = (
-    *("run", "model", "prompt", "scenario", "state"),
-    *("tips", "format_ok", "overlong", "latency_s", "tokens_per_s", "diversity", "composite"),
-)
-_ALL_COLUMNS = (*_TABLE_COLUMNS, "repeat", "host", "failure", "conditions", "model_digest")
 _TEXT_COLUMNS = ("run", "model", "prompt", "scenario", "state")
+_NUMBER_COLUMNS = ("tips", "format_ok", "overlong", "latency_s", "tokens_per_s", "diversity", "composite")
+_TABLE_COLUMNS = (*_TEXT_COLUMNS, *_NUMBER_COLUMNS)
+_ALL_COLUMNS = (*_TABLE_COLUMNS, "repeat", "host", "failure", "conditions", "model_digest")
 _INTEGER_COLUMNS = ("tips", "format_ok")
 
 
@@ -53,7 +51,9 @@ def list_runs(
     where: WhereOption = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, metavar="NUMBER", help=f"Maximum number, newest first (table: {_TABLE_LIMIT}; else all)."),
+        typer.Option(
+            min=1, metavar="NUMBER", help=f"Maximum number, newest first (table: {_MAX_TABLE_ROWS}; else all)."
+        ),
     ] = None,
     mlflow_url: MlflowOption = None,
     format_: ListFormatOption = "table",
@@ -78,10 +78,10 @@ def list_runs(
     filters = dict(parse_filters(where or (), filters))
     output_format: ListFormat = "json" if json_ else format_
     as_table = output_format == "table"
-    max_rows = limit or (_TABLE_LIMIT if as_table else None)
-    with open_experiment(load_settings(), mlflow_url, experiment) as (store, found):
-        one_more = max_rows and max_rows + 1  # to see whether there are more
-        runs = list(islice(search_cells(store, found.experiment_id, filters), one_more))
+    max_rows = limit or (_MAX_TABLE_ROWS if as_table else None)
+    with open_experiment(load_settings(), mlflow_url, experiment) as (store, stored_experiment):
+        max_read = None if max_rows is None else max_rows + 1  # one more shows whether there are more
+        runs = list(islice(search_cells(store, stored_experiment.experiment_id, filters), max_read))
     shown = runs[:max_rows]
     if output_format == "json":
         print_json([run_json(run) for run in shown])
@@ -90,9 +90,16 @@ def list_runs(
         for row in rows:
             row |= {name: int(row[name]) for name in _INTEGER_COLUMNS if row[name] is not None}
             row["run"] = str(row["run_id"])[: _SHORT_ID_CHARS if as_table else None]
-        print_rows(_TABLE_COLUMNS if as_table else _ALL_COLUMNS, rows, output_format, text=_TEXT_COLUMNS, keep=5)
+        print_rows(
+            _TABLE_COLUMNS if as_table else _ALL_COLUMNS,
+            rows,
+            output_format,
+            text=_TEXT_COLUMNS,
+            keep=len(_TEXT_COLUMNS),
+        )
     if not runs:
-        print_message(f"no run of {found.name} matches" if filters else f"{found.name} has no runs yet")
+        name = stored_experiment.name
+        print_message(f"no run of {name} matches" if filters else f"{name} has no runs yet")
     elif limit is None and len(runs) > len(shown):
         print_message(f"the newest {max_rows} are shown; --limit shows more, --format csv or json shows all")
 
@@ -136,20 +143,21 @@ def show_run(
         _print_run(run, texts)
 
 
-def _expand_id(store: MlflowStore, experiment: str, run_id: str) -> str:
-    """Return the id of the experiment's only run whose id begins with `run_id`."""
+def _expand_id(store: MlflowStore, experiment: str, prefix: str) -> str:
+    """Return the full id of the run whose id begins with `prefix`. Raises UsageError unless there is exactly one."""
     from tipbench.record.reader import search_cells
     from tipbench.workflows.mlflow import existing_experiment
 
-    found = existing_experiment(store, experiment)
-    ids = [run.run_id for run in search_cells(store, found.experiment_id, {}) if run.run_id.startswith(run_id)]
-    if len(ids) != 1:
-        count = f"{len(ids)} runs begin" if ids else "No run begins"
+    stored_experiment = existing_experiment(store, experiment)
+    runs = search_cells(store, stored_experiment.experiment_id, {})
+    matching_ids = [run.run_id for run in runs if run.run_id.startswith(prefix)]
+    if len(matching_ids) != 1:
+        count = f"{len(matching_ids)} runs begin" if matching_ids else "No run begins"
+        missing = "more of the id" if matching_ids else "its --experiment"
         raise UsageError(
-            f"{count} with {run_id!r} in {found.name}. Give {'more of the id' if ids else 'its --experiment'}; "
-            "`tipbench runs list` shows the runs."
+            f"{count} with {prefix!r} in {stored_experiment.name}. Give {missing}; `tipbench runs list` shows the runs."
         )
-    return ids[0]
+    return matching_ids[0]
 
 
 def _print_run(run: StoredRun, texts: dict[str, str]) -> None:

@@ -52,20 +52,20 @@ def create(
     """
     from tipbench.web.auth import create_token
 
-    with _tokens() as tokens:
+    with _open_tokens() as tokens:
         created = create_token(tokens, role, name, expires)
     if json_:
         print_json(created)
         return
-    if others := created["same_judge"]:
+    if other_ids := created["same_judge"]:
         print_message(
-            f"warning: {created['name']} has another active judge's token ({', '.join(others)}). Scores are stored by "
-            "name, so both judge as one person. For another person use another name; otherwise revoke the old one: "
-            f"`tipbench token revoke {others[0]}`."
+            f"warning: {created['name']} has another active judge's token ({', '.join(other_ids)}). Scores are stored "
+            "by name, so both judge as one person. For another person use another name; otherwise revoke the old one: "
+            f"`tipbench token revoke {other_ids[0]}`."
         )
-    until = f"until {created['expires']}" if created["expires"] else "without limit"
+    validity = f"until {created['expires']}" if created["expires"] else "without limit"
     print_message(
-        f"token {created['id']} for {created['name']} ({role}), valid {until}. Store it; it is not shown again:"
+        f"token {created['id']} for {created['name']} ({role}), valid {validity}. Store it; it is not shown again:"
     )
     print(created["token"])
 
@@ -80,12 +80,12 @@ def list_tokens(json_: JsonOption = False) -> None:
 
       tipbench token list --json
     """
-    with _tokens() as tokens:
+    with _open_tokens() as tokens:
         rows = [token.to_json(tokens.clock()) for token in tokens.all()]
     if json_:
         print_json(rows)
     elif rows:
-        for row in rows:  # days and minutes fit into 80 columns; --json has the full times
+        for row in rows:  # times are shortened to fit into 80 columns; --json has them in full
             row |= {"created": str(row["created"])[:10], "expires": str(row["expires"] or "never")[:10]}
             row["last used"] = str(row["last_used"])[:16].replace("T", " ") if row["last_used"] else None
         print_table(_COLUMNS, [[row[column] for column in _COLUMNS] for row in rows], text=_COLUMNS)
@@ -112,7 +112,7 @@ def revoke(
     """
     if (token_id is None) == (name is None):
         raise UsageError("Give either the token's ID or --name; `tipbench token list` shows both.")
-    with _tokens() as tokens:
+    with _open_tokens() as tokens:
         if token_id is not None:
             matching = [token for token in tokens.all() if token.id == token_id]
         else:
@@ -130,7 +130,7 @@ def revoke(
 
 
 @contextmanager
-def _tokens() -> Iterator[TokenStore]:
+def _open_tokens() -> Iterator[TokenStore]:
     from tipbench.web.auth import TokenStore, panel_database
 
     database = panel_database(writable_home(load_settings().home))

@@ -1,4 +1,4 @@
-"""Answers of all pairs by scenario, with the scores counted on the board, for side-by-side reading."""
+"""Answers of all pairs by scenario, for reading side by side, with the scores that count on the board."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tipbench.errors import CorruptText, SuiteError
 from tipbench.judge.material import CANDIDATES
 from tipbench.judge.scores import NO_SCORES, SCORES, CellScores, read_scores
 from tipbench.plan.suite import load_suite
-from tipbench.record.run import RunKind
+from tipbench.record.run import RunKind, StoredRun
 from tipbench.record.store import Experiment, RunStore
 
-Cards = Mapping[tuple[str, str], Mapping[str, Any]]  # by scenario id and content hash
+Cards = Mapping[tuple[str, str], Mapping[str, Any]]  # (scenario id, content hash) → card
 
 
 @dataclass(frozen=True)
 class AnswerTip:
-    """One tip with its mean scores over the counted judges; empty if it is not scored."""
+    """One tip. `scores` has the mean over the judges that count, and is empty if the tip is not scored."""
 
     tip: str
     rationale: str
@@ -47,74 +47,76 @@ class Answer:
 
 @dataclass(frozen=True)
 class ScenarioAnswers:
-    """One scenario with its card (None if its suite is not available) and its answers in board order."""
+    """One scenario and its answers."""
 
     scenario: str
-    card: Mapping[str, Any] | None
-    answers: tuple[Answer, ...]
+    card: Mapping[str, Any] | None  # None if the suite is not available
+    answers: tuple[Answer, ...]  # in the order of the board
 
 
 def read_answers(
     store: RunStore, experiment: Experiment, board: Leaderboard, cells: BoardCells
 ) -> tuple[ScenarioAnswers, ...]:
-    """Return the answers of the cells a board is based on."""
+    """Return the answers of a board's cells, by scenario."""
     where = {"kind": str(RunKind.CELL), **cells.question.where}
     run_ids = {cell.run.run_id for cell in cells.cells}
-    found = {
+    stored = {
         run.run_id: (run, texts)
         for run, texts in store.read(experiment.experiment_id, where=where, texts=(CANDIDATES, SCORES))
         if run.run_id in run_ids
     }
-    scores = {run_id: read_scores(texts.get(SCORES)) for run_id, (_, texts) in found.items()}
-    tips = {run_id: _tips(run_id, run.params, texts.get(CANDIDATES, "[]")) for run_id, (run, texts) in found.items()}
+    scores = {run_id: read_scores(texts.get(SCORES)) for run_id, (_, texts) in stored.items()}
+    tips = {run_id: _parse_tips(run, texts.get(CANDIDATES, "[]")) for run_id, (run, texts) in stored.items()}
     cards = scenario_cards({cell.run.params.get("suite", "") for cell in cells.cells})
-    order = {standing.pair: at for at, standing in enumerate(board.standings)}
+    order = {standing.pair: position for position, standing in enumerate(board.standings)}
     grouped: dict[tuple[str, str], list[BoardCell]] = defaultdict(list)
     for cell in sorted(cells.cells, key=lambda cell: (order.get(cell.pair, len(order)), str(cell.pair))):
         grouped[cell.scenario, cell.run.tags.get("scenario_hash", "")].append(cell)
-    return tuple(
-        ScenarioAnswers(
-            key[0],
-            cards.get(key),
-            tuple(
-                _answer(board, cell, tips.get(cell.run.run_id, ()), scores.get(cell.run.run_id, NO_SCORES))
-                for cell in members
-            ),
+    result = []
+    for (scenario, content_hash), scenario_cells in sorted(grouped.items()):
+        answers = tuple(
+            _answer(board, cell, tips.get(cell.run.run_id, ()), scores.get(cell.run.run_id, NO_SCORES))
+            for cell in scenario_cells
         )
-        for key, members in sorted(grouped.items())
-    )
+        result.append(ScenarioAnswers(scenario, cards.get((scenario, content_hash)), answers))
+    return tuple(result)
 
 
 def _answer(board: Leaderboard, cell: BoardCell, tips: Sequence[tuple[str, str]], scores: CellScores) -> Answer:
     judgements = scores.provisional.values() if board.provisional else scores.counted
-    given = [judgement.tips for judgement in judgements if judgement.judge in board.judges]
-    shown = []
-    for at, (text, why) in enumerate(tips):
-        scored = [judged[at] for judged in given if at < len(judged)]
-        names = scored[0].scores if scored else ()
-        means = {name: fmean(tip.scores[name] for tip in scored if name in tip.scores) for name in names}
-        shown.append(AnswerTip(text, why, means, any(tip.overlong for tip in scored) if scored else None))
-    flag = cell.values.get("format_ok", cell.run.metrics.get("format_ok"))
+    tips_by_judge = [judgement.tips for judgement in judgements if judgement.judge in board.judges]
+    answer_tips = []
+    for position, (text, rationale) in enumerate(tips):
+        scored = [judged_tips[position] for judged_tips in tips_by_judge if position < len(judged_tips)]
+        scales = scored[0].scores if scored else ()
+        means = {scale: fmean(tip.scores[scale] for tip in scored if scale in tip.scores) for scale in scales}
+        overlong = any(tip.overlong for tip in scored) if scored else None
+        answer_tips.append(AnswerTip(text, rationale, means, overlong))
+    format_ok = cell.values.get("format_ok", cell.run.metrics.get("format_ok"))
+    state = "failed" if cell.failed else "pending"
+    if cell.values:
+        state = "judged"
     return Answer(
         pair=cell.pair,
-        state="judged" if cell.values else "failed" if cell.failed else "pending",
+        state=state,
         composite=cell.values.get(COMPOSITE),
-        format_ok=None if flag is None else flag >= 0.5,
-        tips=tuple(shown),
+        format_ok=None if format_ok is None else format_ok >= 0.5,  # several judges may differ
+        tips=tuple(answer_tips),
         repeat=cell.run.params.get("repeat", ""),
         run_id=cell.run.run_id,
     )
 
 
-def _tips(run_id: str, params: Mapping[str, str], text: str) -> list[tuple[str, str]]:
+def _parse_tips(run: StoredRun, text: str) -> list[tuple[str, str]]:
+    """Return (tip, rationale) for each judged tip of a stored answer."""
     try:
-        return [(str(tip["tip"]), str(tip["rationale"])) for tip in json.loads(text)[: int(params["n_tips"])]]
+        return [(str(tip["tip"]), str(tip["rationale"])) for tip in json.loads(text)[: int(run.params["n_tips"])]]
     except (ValueError, KeyError, TypeError) as exc:
-        raise CorruptText(f"The text {CANDIDATES} of run {run_id} is not a valid list of tips ({exc}).") from exc
+        raise CorruptText(f"The text {CANDIDATES} of run {run.run_id} is not a valid list of tips ({exc}).") from exc
 
 
 def scenario_cards(suites: Iterable[str]) -> Cards:
-    """Return the cards of all scenarios of these suites, except suites that are not available here."""
+    """Return the cards of all scenarios of the suites. Suites that are not available here are skipped."""
     cards: dict[tuple[str, str], Mapping[str, Any]] = {}
     for name in suites:
         try:

@@ -1,4 +1,4 @@
-"""The answer card: which pair to use, how sure that is, and the next step, in one sentence each."""
+"""The answer card: which pair to use, how certain the answer is, and the next step."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from tipbench.markup import duration
 from tipbench.plan.design import MIN_SCENARIOS
 from tipbench.text import TIED, file_size, interval, join_names, number, parameter_count, plural, short_name
 
-_MAX_NAME = 60  # characters
+_MAX_NAME_CHARS = 60
 
 
 class CardState(StrEnum):
-    """What is known about the answer; each state has its own page."""
+    """How much is known about the answer. Each state has its own title and next step."""
 
     UNJUDGED = "unjudged"  # answers wait for a judge
     UNUSABLE = "unusable"  # no answer has a usable tip, so there is nothing to judge
-    UNRANKED = "unranked"  # scores, but too few to rank a pair
+    UNRANKED = "unranked"  # there are too few scores to rank a pair
     PROVISIONAL = "provisional"  # scored by rules or a model, not by people
     EARLY = "early"  # people have judged, but the first look is not reached
     BEHIND = "behind"  # the leader does not beat the reference
-    DECIDED = "decided"
-    TIED = "tied"
-    CLOSE = "close"  # tied, and no look is left that could decide
+    DECIDED = "decided"  # the leader is better than every other pair
+    TIED = "tied"  # other pairs are tied with the leader, or not ranked yet
+    CLOSE = "close"  # tied, and no later look can decide
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,18 @@ class AnswerCard:
 def answer_card(board: Leaderboard) -> AnswerCard:
     """Return the card of a board."""
     state = card_state(board)
-    return AnswerCard(state, _title(board, state), tuple(_lines(board, state)), _next(board, state))
+    return AnswerCard(state, _title(board, state), tuple(_sentences(board, state)), _next_step(board, state))
 
 
 def card_state(board: Leaderboard) -> CardState:
     """Return the state of a board."""
     ranking = board.ranking
-    if not board.standings:  # only a reference, or nothing
+    if not board.standings:  # the board has only a reference, or nothing
         return CardState.UNRANKED
     if not board.judges:
-        answered = [standing.usable for standing in board.standings if standing.usable]
-        unusable = bool(answered) and not any(usable.rate for usable in answered)
-        return CardState.UNUSABLE if unusable else CardState.UNJUDGED
+        usable_rates = [standing.usable.rate for standing in board.standings if standing.usable]
+        all_unusable = bool(usable_rates) and not any(usable_rates)
+        return CardState.UNUSABLE if all_unusable else CardState.UNJUDGED
     if ranking.leader is None:
         return CardState.UNRANKED
     if board.provisional:
@@ -75,15 +75,16 @@ def card_state(board: Leaderboard) -> CardState:
         return CardState.DECIDED
     if ranking.unranked:
         return CardState.TIED
-    last_look = ranking.look is not None and ranking.look.of > 1 and ranking.next_look is None
-    within_reach = ranking.next_look or ranking.too_few or not ranking.tied or ranking.scenarios_needed is not None
-    return CardState.TIED if within_reach and not last_look else CardState.CLOSE
+    looks_are_used_up = ranking.look is not None and ranking.look.of > 1 and ranking.next_look is None
+    more_could_decide = ranking.next_look or ranking.too_few or not ranking.tied or ranking.scenarios_needed is not None
+    return CardState.TIED if more_could_decide and not looks_are_used_up else CardState.CLOSE
 
 
 def _title(board: Leaderboard, state: CardState) -> str:
-    leader, leaders = board.ranking.leader, sum(row.rank == 1 for row in board.ranking.rows)
+    leader = board.ranking.leader
+    n_leaders = sum(row.rank == 1 for row in board.ranking.rows)
     name = _name(board, leader) if leader else ""
-    leads = f"{plural(leaders, board.by or 'pair')} share the lead" if leaders > 1 else f"{name} leads"
+    lead_text = f"{plural(n_leaders, board.by or 'pair')} share the lead" if n_leaders > 1 else f"{name} leads"
     reference = board.ranking.references[0].pair.model if board.ranking.references else "the reference"
     return {
         CardState.UNJUDGED: "Not judged yet",
@@ -93,31 +94,32 @@ def _title(board: Leaderboard, state: CardState) -> str:
         CardState.EARLY: f"For now: {name}",
         CardState.BEHIND: f"Use none of them: {reference} is better",
         CardState.DECIDED: f"Use {name}",
-        CardState.TIED: f"Not decided: {leads}",
-        CardState.CLOSE: f"Too close to call: {leads}",
+        CardState.TIED: f"Not decided: {lead_text}",
+        CardState.CLOSE: f"Too close to call: {lead_text}",
     }[state]
 
 
-def _lines(board: Leaderboard, state: CardState) -> Iterator[str]:
-    leader, rows = board.ranking.leader, board.standings
+def _sentences(board: Leaderboard, state: CardState) -> Iterator[str]:
     if state is CardState.UNUSABLE:
-        answers = sum(standing.total - standing.failed for standing in rows)
-        yield unusable_text(answers)
+        yield unusable_text(sum(standing.total - standing.failed for standing in board.standings))
         return
     if state is CardState.UNJUDGED:
-        waiting, pairs = _pending(board), plural(len(rows), board.by or "pair")
-        yield f"{plural(waiting, 'answer')} of {pairs} {'waits' if waiting == 1 else 'wait'} for a judge."
+        pending = _count_pending(board)
+        pairs = plural(len(board.standings), board.by or "pair")
+        yield f"{plural(pending, 'answer')} of {pairs} {'waits' if pending == 1 else 'wait'} for a judge."
         if board.judging.held:
             yield f"Scores of {join_names(sorted(board.judging.held), 3)} are held and not counted: too far off."
         return
+    leader = board.ranking.leader
     if leader is None:
         yield standing_sentence(board.ranking, board.verdict_facts)
         return
     standing = _standing(board, leader)
-    size, mean = board.sizes.get(leader.model), standing.row.estimate.mean if standing.row.estimate else None
+    size = board.sizes.get(leader.model)
+    mean = standing.row.estimate.mean if standing.row.estimate else None
     parts = [
         composite_text(board, mean),
-        _seconds(standing),
+        _latency_text(standing),
         f"{parameter_count(size.params_b)} parameters" if size and size.params_b else None,
         f"about {file_size(size.memory_bytes)} in memory" if size and size.memory_bytes else None,
     ]
@@ -127,38 +129,39 @@ def _lines(board: Leaderboard, state: CardState) -> Iterator[str]:
         yield unranked_sentence(board.ranking, board.verdict_facts)
     yield from _alternatives(board)
     yield _against_reference(board)
-    yield _how_sure(board, state)
+    yield _certainty(board, state)
 
 
 def composite_text(board: Leaderboard, mean: float | None) -> str | None:
-    """Format a composite as "13.1 of 17"; without the highest possible one if the rubric is not known."""
+    """Format a composite as "13.1 of 17", or as "composite 13.1" if the rubric and its maximum are unknown."""
     if mean is None:
         return None
     return f"{number(mean, '.1f')} of {board.span[1]:g}" if board.span else f"composite {number(mean, '.1f')}"
 
 
-def _seconds(standing: Standing) -> str | None:
+def _latency_text(standing: Standing) -> str | None:
     latency = standing.means.get("latency_s")
     return None if latency is None else f"{duration(latency)} per answer"
 
 
 def _alternatives(board: Leaderboard) -> Iterator[str]:
-    """Name the fastest and the smallest among the leader and the rows tied with it."""
+    """Yield a sentence that names the fastest and the smallest of the leader and the rows tied with it."""
     ranking = board.ranking
     if ranking.leader is None or not ranking.tied_ranked or board.by == "prompt":
         return
     rows = [_standing(board, pair) for pair in (ranking.leader, *ranking.tied_ranked)]
-    leader, parts = rows[0], []
+    leader = rows[0]
+    parts = []
     timed = [row for row in rows if row.means.get("latency_s") is not None]
     if timed and len(board.hosts) < 2:
         fastest = min(timed, key=lambda row: row.means["latency_s"] or 0.0)
         name = "it" if fastest is leader else _name(board, fastest.pair)
-        parts.append(f"{name} is the fastest ({_seconds(fastest)})")
+        parts.append(f"{name} is the fastest ({_latency_text(fastest)})")
     sizes = {row.pair.model: board.sizes.get(row.pair.model) for row in rows}
     params_b = {model: size.params_b for model, size in sizes.items() if size and size.params_b is not None}
     smallest = min(params_b, key=lambda model: (params_b[model], model), default="")
     if smallest and params_b[smallest] < max(params_b.values()):
-        name = "it" if smallest == leader.pair.model else short_name(smallest, _MAX_NAME)
+        name = "it" if smallest == leader.pair.model else short_name(smallest, _MAX_NAME_CHARS)
         parts.append(f"{name} is the smallest ({parameter_count(params_b[smallest])})")
     if parts:
         yield f"Among the {TIED}, {' and '.join(parts).replace('and it is', 'and')}."
@@ -166,30 +169,31 @@ def _alternatives(board: Leaderboard) -> Iterator[str]:
 
 def _against_reference(board: Leaderboard) -> str:
     ranking = board.ranking
-    found = ranking.to_reference
     if not ranking.references:
         return "There is no reference: add the model baseline:template to see whether a model is needed at all."
     name = ranking.references[0].pair.model
-    if found is None:
+    difference = ranking.to_reference
+    if difference is None:
         return f"Not compared with {name} yet."
-    ends = interval(found.ci_low, found.ci_high, "+.1f")
-    numbers = f"{number(found.mean, '+.1f')}{f', {ends}' if ends else ''}"
-    if found.separated is None:
+    bounds = interval(difference.ci_low, difference.ci_high, "+.1f")
+    mean = number(difference.mean, "+.1f")
+    numbers = f"{mean}, {bounds}" if bounds else mean
+    if difference.separated is None:
         return f"Against {name}: {numbers}; too little is judged to compare them."
     return f"{'Beats' if ranking.beats_reference else 'Does not beat'} {name}: {numbers}."
 
 
-def _how_sure(board: Leaderboard, state: CardState) -> str:
+def _certainty(board: Leaderboard, state: CardState) -> str:
     ranking = board.ranking
-    best = best_text(board, _standing(board, ranking.leader)) if ranking.leader else None
-    chance = f"the chance that it is the best is {best}" if best else "too few scenarios to estimate a chance"
+    p_best = best_text(board, _standing(board, ranking.leader)) if ranking.leader else None
+    chance = f"the chance that it is the best is {p_best}" if p_best else "too few scenarios to estimate a chance"
     if len(ranking.ranked) == 1:
         chance = "there is nothing to compare it with"
-    elif best and ranking.unranked:
-        chance = f"the chance that it is the best of the {len(ranking.ranked)} ranked is {best}"
-    over = plural(ranking.n_scenarios, board.unit)
+    elif p_best and ranking.unranked:
+        chance = f"the chance that it is the best of the {len(ranking.ranked)} ranked is {p_best}"
+    scenarios = plural(ranking.n_scenarios, board.unit)
     if state is CardState.PROVISIONAL:
-        return f"How sure: scored by {join_names(board.judges, 3)} over {over}, not by people; {chance}."
+        return f"How sure: scored by {join_names(board.judges, 3)} over {scenarios}, not by people; {chance}."
     concerns = [f"{judge} {board.judging.concerns[judge]}" for judge in board.judges if judge in board.judging.concerns]
     if board.fragile:
         concerns.insert(0, "a few more unusable answers could change it")
@@ -197,17 +201,18 @@ def _how_sure(board: Leaderboard, state: CardState) -> str:
         concerns.append(f"this is not a planned look: {board.unplanned}")
     if board.judging.held:
         concerns.append(f"scores of {join_names(sorted(board.judging.held), 3)} are held and not counted")
-    but = f", but {'; '.join(concerns)}" if concerns else ""
-    sure = "clearly ahead" if ranking.decided else "not enough to decide"
+    but_concerns = f", but {'; '.join(concerns)}" if concerns else ""
     if state is CardState.EARLY and ranking.next_look is not None:
-        first = plural(ranking.next_look.look.at, board.unit)
-        return f"How sure: nothing is tested before the first look, at {first}; {chance}{but}."
-    return f"How sure: {sure} over {over}; {chance}{but}."
+        first_look = plural(ranking.next_look.look.at, board.unit)
+        return f"How sure: nothing is tested before the first look, at {first_look}; {chance}{but_concerns}."
+    result = "clearly ahead" if ranking.decided else "not enough to decide"
+    return f"How sure: {result} over {scenarios}; {chance}{but_concerns}."
 
 
-def _next(board: Leaderboard, state: CardState) -> str:
-    ranking, experiment = board.ranking, shlex.quote(board.experiment)
-    pending = _pending(board)
+def _next_step(board: Leaderboard, state: CardState) -> str:
+    ranking = board.ranking
+    experiment = shlex.quote(board.experiment)
+    pending = _count_pending(board)
     if state is CardState.UNUSABLE:
         return "Next: read the raw answers, then try another prompt or a larger model."
     if state is CardState.UNJUDGED:
@@ -217,10 +222,11 @@ def _next(board: Leaderboard, state: CardState) -> str:
             f"Next: judge them, or score by rules first: `tipbench judge run --with rules --experiment {experiment}`."
         )
     if state is CardState.PROVISIONAL:
-        people, scenarios = (board.covered.people, board.covered.scenarios) if board.covered else (0, MIN_SCENARIOS)
-        missing = min(MIN_SCENARIOS, scenarios) - people
+        scenarios = board.covered.scenarios if board.covered else MIN_SCENARIOS
+        by_people = board.covered.people if board.covered else 0
+        missing = min(MIN_SCENARIOS, scenarios) - by_people
         if missing <= 0:
-            return f"Next: compare by people's scores: they cover {people} of {plural(scenarios, 'scenario')}."
+            return f"Next: compare by people's scores: they cover {by_people} of {plural(scenarios, 'scenario')}."
         return (
             f"Next: judge {plural(missing, 'scenario')} by hand, so that people's scores count: "
             f"`tipbench judge export --experiment {experiment}`."
@@ -233,19 +239,21 @@ def _next(board: Leaderboard, state: CardState) -> str:
         return "Next: choose one of its pairs on the board without `--by`."
     if state is CardState.DECIDED and ranking.leader is not None:
         return f"Next: record it: `tipbench decide --choose {shlex.quote(str(ranking.leader))} --because …`."
-    if (coming := ranking.next_look) is not None and coming.answers:
-        return f"Next: {judging_task(coming.scenarios, coming.answers, coming.minutes, coming.power)}."
-    pace = board.judging.minutes_per_answer
+    if (next_look := ranking.next_look) is not None and next_look.answers:
+        return f"Next: {judging_task(next_look.scenarios, next_look.answers, next_look.minutes, next_look.power)}."
+    minutes_per_answer = board.judging.minutes_per_answer
     if pending and not ranking.decided:
-        return f"Next: {judging_task(0, pending, None if pace is None else pace * pending, None)}."
+        minutes = None if minutes_per_answer is None else minutes_per_answer * pending
+        return f"Next: {judging_task(0, pending, minutes, None)}."
     if ranking.unranked:
         rows = join_names((row.pair for row in ranking.unranked), 3)
         return f"Next: collect and judge the missing answers of {rows}, or compare with `--exclude`."
     if ranking.scenarios_needed is not None:
-        more = max(ranking.scenarios_needed - ranking.n_scenarios, 1)
-        answers = 0 if board.by or board.cluster else more * len(ranking.ranked)  # several answers per mean: unknown
-        minutes = pace * answers if pace is not None and answers else None
-        return f"Next: collect and {judging_task(more, answers, minutes, POWER, board.unit)}."
+        n_more = max(ranking.scenarios_needed - ranking.n_scenarios, 1)
+        # Unknown with --by and --cluster, where a mean has several answers.
+        answers = 0 if board.by or board.cluster else n_more * len(ranking.ranked)
+        minutes = minutes_per_answer * answers if minutes_per_answer is not None and answers else None
+        return f"Next: collect and {judging_task(n_more, answers, minutes, POWER, board.unit)}."
     if len(ranking.ranked) < 2:
         return "Next: collect another model or prompt to compare it with."
     if ranking.too_few:
@@ -253,13 +261,13 @@ def _next(board: Leaderboard, state: CardState) -> str:
     return f"Next: choose among the {TIED} by speed, size or duels; more scenarios would hardly decide."
 
 
-def _pending(board: Leaderboard) -> int:
+def _count_pending(board: Leaderboard) -> int:
     return sum(standing.total - standing.failed - standing.judged for standing in board.standings)
 
 
 def _standing(board: Leaderboard, pair: Pair) -> Standing:
-    return next(each for each in board.standings if each.pair == pair)
+    return next(standing for standing in board.standings if standing.pair == pair)
 
 
 def _name(board: Leaderboard, pair: Pair) -> str:
-    return short_name(label_of(board, pair), _MAX_NAME)
+    return short_name(label_of(board, pair), _MAX_NAME_CHARS)

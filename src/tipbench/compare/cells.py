@@ -1,4 +1,4 @@
-"""The cells of a board: read and filtered, with the rubric and floor of their scores, and which to judge next."""
+"""The cells of a board: read from MLflow, filtered, with the scores that count. Also selects cells to judge next."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ from tipbench.text import plural
 
 
 def find_rubric(store: RunStore, experiment_id: str, tag: str, runs: Iterable[StoredRun]) -> Rubric | None:
-    """Return the rubric with this tag, stored with a cell scored under it or with a sheet; None if not found."""
-    scored = next((run for run in runs if run.tags.get("scores_rubric", run.params.get("rubric")) == tag), None)
-    texts = store.get(scored.run_id)[1] if scored else {}
+    """Return the rubric with this tag; None if it is not found.
+
+    It is stored with the cells that were scored under it, and with sheets.
+    """
+    scored_run = next((run for run in runs if run.tags.get("scores_rubric", run.params.get("rubric")) == tag), None)
+    texts = store.get(scored_run.run_id)[1] if scored_run else {}
     rubric = read_rubric(texts.get(RUBRIC))
     if rubric is None or rubric.tag != tag:
         where = {"kind": str(RunKind.JUDGING), "params.rubric": tag}
@@ -37,7 +40,7 @@ def find_rubric(store: RunStore, experiment_id: str, tag: str, runs: Iterable[St
 
 
 def read_rubric(text: str | None) -> Rubric | None:
-    """Parse a stored rubric; None if it is missing or this version cannot parse it."""
+    """Parse a stored rubric; None if it is missing, or invalid for this version of tipbench."""
     try:
         return parse_rubric(text, Path("rubric.md")) if text is not None else None
     except SuiteError:
@@ -55,36 +58,38 @@ class CellFilter:
 
     where: Mapping[str, str] = field(default_factory=dict)
     judge: str | None = None  # only this judge's scores
-    provisional: bool = False  # use provisional scores even where judges have scored
+    provisional: bool = False  # use provisional scores even if people have scored
     exclude: tuple[str, ...] = ()  # MODEL, MODEL/PROMPT or */PROMPT to leave out
 
 
 def is_reference(pair: Pair) -> bool:
-    """Return whether a pair is a reference: of an engine that is compared with the leader, and not ranked."""
+    """Return whether a pair is a reference, which is compared with the leader but not ranked."""
     return engine_of(pair.model).kind == "baseline"
 
 
 def as_row(pair: Pair) -> Pair:
-    """Return the row of a pair: a reference has no prompt, even if it was recorded or requested with one."""
+    """Return the pair as shown on the board. A reference has no prompt there, even if it was recorded with one."""
     return Pair(pair.model, NO_PROMPT_VERSION) if is_reference(pair) else pair
 
 
 @dataclass(frozen=True)
 class BoardCell:
-    """One cell of a board; `values` has the composite, scales and flags, and is empty if no scores count."""
+    """One cell of a board."""
 
     run: StoredRun
-    values: Mapping[str, float]
-    computed: Mapping[str, float] | None = None  # computed flags, if the run's flags come from judges that do not count
-    rubric: str = ""  # id@sha256, of the scores that count
-    judges: tuple[str, ...] = ()  # of the scores that count; none for a floored answer
+    values: Mapping[str, float]  # composite, scales and flags; empty if no scores count
+    # The flags as computed by code, if those of the run were changed by judges whose scores do not count.
+    computed: Mapping[str, float] | None = None
+    rubric: str = ""  # id@sha256 of the rubric of the scores that count
+    judges: tuple[str, ...] = ()  # whose scores count; empty for a floored answer
 
     @property
     def measured(self) -> Mapping[str, float]:
-        """Metrics available without scores: diversity, speed and computed flags."""
+        """Metrics that need no scores: diversity, speed and computed flags."""
         if self.computed is None:
             return self.run.metrics
-        return {**{name: value for name, value in self.run.metrics.items() if name not in FLAGS}, **self.computed}
+        without_flags = {name: value for name, value in self.run.metrics.items() if name not in FLAGS}
+        return {**without_flags, **self.computed}
 
     @property
     def floored(self) -> bool:
@@ -119,27 +124,27 @@ class BoardCell:
 
 @dataclass(frozen=True)
 class Coverage:
-    """In how many scenarios people and provisional judges have scored at least half of the candidate rows."""
+    """Numbers of scenarios. A scenario is covered if at least half of the candidate rows are scored in it."""
 
-    people: int
-    rules: int
-    scenarios: int
+    people: int  # covered by people
+    rules: int  # covered by automatic judges
+    scenarios: int  # all
 
 
 @dataclass(frozen=True)
 class BoardCells:
-    """The cells of one board, and what is excluded from it."""
+    """The cells of one board, and counts of the cells excluded from it."""
 
     cells: tuple[BoardCell, ...]
     rubric: str  # id@sha256; empty if nothing is scored
     judges: tuple[str, ...]
     provisional: bool
-    stale: Mapping[Pair, int]  # number of runs of older builds
-    other_conditions: int  # number of runs under other conditions, which are excluded
+    stale: Mapping[Pair, int]  # number of excluded runs of older builds
+    other_conditions: int  # number of excluded runs under other conditions
     conditions: str
     other_ids: tuple[str, ...] = ()  # ids of the other conditions, newest first
     question: CellFilter = field(default_factory=CellFilter)
-    rubric_content: Rubric | None = None  # None if it is not found
+    rubric_content: Rubric | None = None  # None if nothing is scored or the rubric is not found
     covered: Coverage | None = None
     excluded: tuple[Pair, ...] = ()  # rows left out by the filter
 
@@ -150,14 +155,15 @@ class BoardCells:
 
     @property
     def scored(self) -> bool:
-        """Whether a person or an automatic judge has scored; floors are not given by a judge."""
+        """Whether a person or an automatic judge has scored. Floors do not count."""
         return any(cell.values and not cell.floored for cell in self.cells)
 
     @property
     def unusable(self) -> int:
-        """The number of the candidates' answers if no judge has scored and none has a usable tip, otherwise 0."""
+        """The number of the candidates' answers, if all of them are unusable and nothing is scored; otherwise 0."""
         answered = [cell for cell in self.candidates if not cell.failed]
-        return 0 if self.scored or not all(cell.floored for cell in answered) else len(answered)
+        all_unusable = not self.scored and all(cell.floored for cell in answered)
+        return len(answered) if all_unusable else 0
 
     @property
     def only_stale(self) -> frozenset[Pair]:
@@ -179,73 +185,84 @@ class BoardCells:
 
 
 def read_board(store: RunStore, experiment_id: str, question: CellFilter) -> BoardCells:
-    """Read an experiment's cells and select those of the board. Raises NotEnoughData if none match."""
+    """Read an experiment's cells and select those of the board. Raises NotEnoughData if no cell matches."""
     kind = str(RunKind.CELL)
     if question.where.get("kind", kind) != kind:
         raise UsageError(f"--where kind={question.where['kind']} excludes every cell; a leaderboard needs kind=cell.")
     where = {"kind": kind, **question.where}
     texts = (SCORES, RAW) if question.judge or question.provisional else (SCORES,)
-    read = list(store.read(experiment_id, where=where, texts=texts))
-    twins = twin_runs(run for run, _ in read)
-    found = [(run, stored) for run, stored in read if run.tags.get("superseded") != "true" and run.run_id not in twins]
-    if not found:
+    stored = list(store.read(experiment_id, where=where, texts=texts))
+    twins = twin_runs(run for run, _ in stored)
+    current = [
+        (run, run_texts)
+        for run, run_texts in stored
+        if run.tags.get("superseded") != "true" and run.run_id not in twins
+    ]
+    if not current:
         raise NotEnoughData("No cells match, so there is nothing to compare. See `tipbench runs list`.")
-    board = select_cells([(run, read_scores(stored.get(SCORES))) for run, stored in found], question)
+    board = select_cells([(run, read_scores(run_texts.get(SCORES))) for run, run_texts in current], question)
     runs = [cell.run for cell in board.cells]
     rubric = find_rubric(store, experiment_id, board.rubric, runs) if board.rubric else None
     if rubric is None:
         return board
-    raws = {run.run_id: stored.get(RAW) for run, stored in found}
-    cells = tuple(_cell_under(rubric, cell, raws.get(cell.run.run_id)) for cell in board.cells)
+    raw_answers = {run.run_id: run_texts.get(RAW) for run, run_texts in current}
+    cells = tuple(_apply_rubric(rubric, cell, raw_answers.get(cell.run.run_id)) for cell in board.cells)
     return replace(board, cells=cells, rubric_content=rubric)
 
 
-def _cell_under(rubric: Rubric, cell: BoardCell, raw: str | None) -> BoardCell:
-    """Apply the rubric's floor to a cell floored under another one, and compute flags that other judges changed."""
+def _apply_rubric(rubric: Rubric, cell: BoardCell, raw: str | None) -> BoardCell:
+    """Return the cell with values under the board's rubric.
+
+    A cell floored under another rubric gets this rubric's floor. Flags that other judges have changed are computed
+    again from the raw answer.
+    """
     if cell.floored and cell.run.tags.get("scores_rubric") != rubric.tag:
         return replace(cell, values={**cell.values, **floor_values(rubric)})
     if cell.computed is None or raw is None or not cell.run.params.get("n_tips", "").isdecimal():
         return cell
     n_tips = int(cell.run.params["n_tips"])
     answer = parse_answer(raw, n_tips)
-    judged = answer.tips[:n_tips]
-    overlong = sum(is_overlong(tip.tip, rubric.word_limit) for tip in judged) / max(len(judged), 1)
-    return replace(cell, computed={"format_ok": float(answer.format_ok), "overlong": overlong})
+    tips = answer.tips[:n_tips]
+    overlong_share = sum(is_overlong(tip.tip, rubric.word_limit) for tip in tips) / max(len(tips), 1)
+    return replace(cell, computed={"format_ok": float(answer.format_ok), "overlong": overlong_share})
 
 
 def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], question: CellFilter) -> BoardCells:
-    """Select the newest conditions and the newest build of every name, with their scores."""
+    """Select the cells of the newest conditions and of each model's newest build, with the scores that count."""
     conditions = newest_run(run for run, _ in runs).tags.get("conditions", "")
-    same = [(run, scores) for run, scores in runs if run.tags.get("conditions", "") == conditions]
-    others = [run for run, _ in runs if run.tags.get("conditions", "") != conditions]
-    others.sort(key=lambda run: (-run.start_ms, run.run_id))
-    old = stale_runs([run for run, _ in same])
-    newest = [(run, scores) for run, scores in same if run.run_id not in old]
-    names = question.exclude
-    excluded = [run for run, _ in newest if is_excluded(_recorded_pair(run), names)] if names else []
-    left_out = {run.run_id for run in excluded}
-    current = [(run, scores) for run, scores in newest if run.run_id not in left_out]
-    covered, judge = _coverage(current), question.judge
-    by_rules = [given for _, scores in current for given in scores.provisional.values()]
+    same_conditions = [(run, scores) for run, scores in runs if run.tags.get("conditions", "") == conditions]
+    other_runs = [run for run, _ in runs if run.tags.get("conditions", "") != conditions]
+    other_runs.sort(key=lambda run: (-run.start_ms, run.run_id))
+    stale_ids = stale_runs([run for run, _ in same_conditions])
+    newest = [(run, scores) for run, scores in same_conditions if run.run_id not in stale_ids]
+    excluded: list[StoredRun] = []
+    if question.exclude:
+        excluded = [run for run, _ in newest if is_excluded(_recorded_pair(run), question.exclude)]
+    excluded_ids = {run.run_id for run in excluded}
+    current = [(run, scores) for run, scores in newest if run.run_id not in excluded_ids]
+    covered = _coverage(current)
+    judge = question.judge
+    provisional_judgements = [each for _, scores in current for each in scores.provisional.values()]
     too_few_by_people = covered.people < min(MIN_SCENARIOS, covered.scenarios)
-    provisional = question.provisional or (judge is None and bool(by_rules) and too_few_by_people)
+    provisional = question.provisional or (judge is None and bool(provisional_judgements) and too_few_by_people)
     if provisional:  # of several automatic judges, the latest counts
-        judge = max(by_rules, key=lambda given: given.at).judge if by_rules else ""
+        latest = max(provisional_judgements, key=lambda judgement: judgement.at, default=None)
+        judge = latest.judge if latest is not None else ""
     cells = _drop_older_references([_scored_cell(run, scores, judge, provisional) for run, scores in current])
     judges = {name for cell in cells for name in cell.judges}
     if question.judge is not None and not judges:
-        counted = sorted({given.judge for _, scores in current for given in scores.counted})
-        who = f"scores of {', '.join(counted)} count" if counted else "no scores count yet"
-        raise NotEnoughData(f"No score of {question.judge} counts here; {who}. See `tipbench judge status`.")
+        counted = sorted({judgement.judge for _, scores in current for judgement in scores.counted})
+        counted_text = f"scores of {', '.join(counted)} count" if counted else "no scores count yet"
+        raise NotEnoughData(f"No score of {question.judge} counts here; {counted_text}. See `tipbench judge status`.")
     return BoardCells(
         cells=tuple(cells),
         rubric=_rubric_of(cells, provisional=provisional),
         judges=tuple(sorted(judges)),
         provisional=provisional,
-        stale=Counter(as_row(_recorded_pair(run)) for run, _ in same if run.run_id in old),
-        other_conditions=len(others),
+        stale=Counter(as_row(_recorded_pair(run)) for run, _ in same_conditions if run.run_id in stale_ids),
+        other_conditions=len(other_runs),
         conditions=conditions,
-        other_ids=tuple(dict.fromkeys(run.tags.get("conditions", "") for run in others)),
+        other_ids=tuple(dict.fromkeys(run.tags.get("conditions", "") for run in other_runs)),
         question=question,
         covered=covered,
         excluded=tuple(sorted({as_row(_recorded_pair(run)) for run in excluded} - {cell.pair for cell in cells})),
@@ -253,7 +270,10 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], question: CellFil
 
 
 def is_excluded(pair: Pair, names: Sequence[str]) -> bool:
-    """Return whether one of the names is the pair, its model or */PROMPT; a reference matches with any prompt."""
+    """Return whether a name matches the pair: MODEL, MODEL/PROMPT or */PROMPT.
+
+    A reference matches with any prompt.
+    """
     row = as_row(pair)
     if any(name in (str(pair), pair.model, str(Pair(ALL, row.prompt))) for name in names):
         return True
@@ -261,10 +281,11 @@ def is_excluded(pair: Pair, names: Sequence[str]) -> bool:
 
 
 def _coverage(runs: Sequence[tuple[StoredRun, CellScores]]) -> Coverage:
+    """Return how many scenarios people and automatic judges cover; references count only if there are no candidates."""
     pairs = [_recorded_pair(run) for run, _ in runs]
-    rows = {pair for pair in set(pairs) if not is_reference(pair)} or set(pairs)  # references only
+    rows = {pair for pair in set(pairs) if not is_reference(pair)} or set(pairs)
     scenarios: set[str] = set()
-    # Rows by scenario: judged by people, scored by an automatic judge, without a usable tip.
+    # For each scenario, the rows judged by people, scored by an automatic judge, and without a usable tip.
     people: dict[str, set[Pair]] = defaultdict(set)
     rules: dict[str, set[Pair]] = defaultdict(set)
     floored: dict[str, set[Pair]] = defaultdict(set)
@@ -273,19 +294,25 @@ def _coverage(runs: Sequence[tuple[StoredRun, CellScores]]) -> Coverage:
             scenario = run.params.get("scenario", "")
             scenarios.add(scenario)
             if run.state == RunState.JUDGED:
-                (floored if run.tags.get("floored") == "true" else people)[scenario].add(pair)
+                judged = floored if run.tags.get("floored") == "true" else people
+                judged[scenario].add(pair)
             if scores.provisional:
                 rules[scenario].add(pair)
 
-    def covered(scored: Mapping[str, set[Pair]]) -> int:
-        """Return the number of scenarios with scores in which, with the floored ones, half of the rows are scored."""
-        return sum(2 * len(found | floored.get(scenario, set())) >= len(rows) for scenario, found in scored.items())
+    def count_covered(scored: Mapping[str, set[Pair]]) -> int:
+        """Count the scenarios in which at least half of the rows are scored or floored, and at least one is scored."""
+        return sum(
+            2 * len(scored_rows | floored.get(scenario, set())) >= len(rows) for scenario, scored_rows in scored.items()
+        )
 
-    return Coverage(covered(people), covered(rules), len(scenarios))
+    return Coverage(count_covered(people), count_covered(rules), len(scenarios))
 
 
 def _drop_older_references(cells: list[BoardCell]) -> list[BoardCell]:
-    """Drop a reference's older runs, which have a prompt version, where a run without a prompt version is scored."""
+    """Drop a reference's older runs in the scenarios in which a newer run is scored.
+
+    Older runs of references were recorded with a prompt version, newer ones without.
+    """
     references = [cell for cell in cells if cell.reference]
     older = {cell.run.run_id for cell in references if _recorded_pair(cell.run) != cell.pair}
     scored = {(cell.pair, cell.scenario) for cell in references if cell.values and cell.run.run_id not in older}
@@ -293,30 +320,33 @@ def _drop_older_references(cells: list[BoardCell]) -> list[BoardCell]:
 
 
 def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisional: bool) -> BoardCell:
-    """Return the cell with the scores that count: of all people, or of one judge.
+    """Return the cell with the scores that count: those of `judge`, or of all people if it is None.
 
-    If only others have judged it, the run's flags are theirs and are not used.
+    If only other judges have scored the cell, the run's flags may be theirs. An empty `computed` then marks them to be
+    computed again.
     """
-    judged, rubric = run.state == RunState.JUDGED, run.tags.get("scores_rubric", "")
+    judged = run.state == RunState.JUDGED
+    rubric = run.tags.get("scores_rubric", "")
     if run.tags.get("floored") == "true" and (judged or provisional):
         return BoardCell(run, run.metrics, rubric=rubric)
     if judge is None:
-        names = tuple(given.judge for given in scores.counted)
+        names = tuple(judgement.judge for judgement in scores.counted)
         return BoardCell(run, run.metrics, rubric=rubric, judges=names) if judged else BoardCell(run, {})
-    given = None
+    judgement = None
     if provisional and run.state != RunState.FAILED:
-        given = scores.provisional.get(judge)
+        judgement = scores.provisional.get(judge)
     elif judged:
-        given = next((each for each in scores.counted if each.judge == judge), None)
-    if given is None:
-        return BoardCell(run, {}, {} if scores.judges else None)
-    return BoardCell(run, {**run.metrics, **given.means}, rubric=given.rubric, judges=(given.judge,))
+        judgement = next((each for each in scores.counted if each.judge == judge), None)
+    if judgement is None:
+        return BoardCell(run, {}, computed={} if scores.judges else None)
+    return BoardCell(run, {**run.metrics, **judgement.means}, rubric=judgement.rubric, judges=(judgement.judge,))
 
 
 def _rubric_of(cells: Sequence[BoardCell], *, provisional: bool) -> str:
-    """Return the only rubric of the scores, or that of the newest floor if all scores are floors.
+    """Return the rubric of the scores. Raises MixedRubrics if there are several.
 
-    Raises MixedRubrics if there are several. Floors are not given by a judge, so they do not count as mixed.
+    Floors are not given by a judge, so their rubrics may differ. If all scores are floors, that of the newest is
+    returned.
     """
     rubrics = Counter(cell.rubric for cell in cells if cell.rubric and not cell.floored)
     if len(rubrics) > 1:
@@ -324,13 +354,15 @@ def _rubric_of(cells: Sequence[BoardCell], *, provisional: bool) -> str:
             f"{rubric.split('@')[0]}@{rubric.split('@')[-1][:8]} ({plural(count, 'cell')})"
             for rubric, count in rubrics.most_common()
         )
-        again = "tipbench judge run" if provisional else "tipbench judge export --rejudge"
+        rejudge_command = "tipbench judge run" if provisional else "tipbench judge export --rejudge"
         raise MixedRubrics(
             f"The scores were given under different rubrics: {counts}. They cannot be compared. "
-            f"Score the older ones again with `{again}`."
+            f"Score the older ones again with `{rejudge_command}`."
         )
+    if rubrics:
+        return next(iter(rubrics))
     floors = [cell.run for cell in cells if cell.rubric and cell.floored]
-    return next(iter(rubrics), newest_run(floors).tags["scores_rubric"] if floors else "")
+    return newest_run(floors).tags["scores_rubric"] if floors else ""
 
 
 def _recorded_pair(run: StoredRun) -> Pair:
@@ -347,34 +379,37 @@ class Focus:
 
 
 def focus(cells: BoardCells, ranking: Ranking) -> Focus | None:
-    """Return the cells to judge next; None without a leader, without ties, or if no top cells are left to judge.
+    """Return the cells to judge next; None if there is no leader, no tie, or no useful cell left to judge.
 
-    One more shared scenario reduces the squared error of a paired mean by sd² / n(n + 1). The value of a scenario is
-    the sum over the tied rows it would newly pair with the leader, each weighted by its p (how undecided it is).
+    One more shared scenario reduces the squared error of a paired mean by sd² / n(n + 1). A scenario's value is the sum
+    of these reductions over the tied rows that it would newly pair with the leader. Each is weighted by the p value of
+    the row's difference, because a high p means undecided.
     """
     leader = ranking.leader
     if leader is None or not ranking.tied:
         return None
     top = (leader, *ranking.tied)
-    uncertainty = {}
+    value_of_pair: dict[Pair, float] = {}
     for row in ranking.rows:
         diff = row.to_leader
         if diff is None or diff.sd is None or diff.p is None:
-            uncertainty[row.pair] = 1.0  # unknown difference: maximum uncertainty
+            value_of_pair[row.pair] = 1.0  # the difference is unknown: a high value
         else:
-            uncertainty[row.pair] = diff.p * diff.sd**2 / (diff.n * (diff.n + 1))
-    done: dict[str, set[Pair]] = defaultdict(set)
+            value_of_pair[row.pair] = diff.p * diff.sd**2 / (diff.n * (diff.n + 1))
+    scored: dict[str, set[Pair]] = defaultdict(set)
     waiting: dict[str, list[BoardCell]] = defaultdict(list)
     for cell in cells.cells:
         if cell.pair in top and cell.values:
-            done[cell.scenario].add(cell.pair)
+            scored[cell.scenario].add(cell.pair)
         elif cell.pair in top and cell.waiting:
             waiting[cell.scenario].append(cell)
-    value = {}
-    for scenario, own in waiting.items():
-        before, after = done[scenario], done[scenario] | {cell.pair for cell in own}
+    value_of_scenario: dict[str, float] = {}
+    for scenario, waiting_cells in waiting.items():
+        before = scored[scenario]
+        after = before | {cell.pair for cell in waiting_cells}
         newly_paired = [pair for pair in ranking.tied if pair in after and not {pair, leader} <= before]
-        value[scenario] = sum(uncertainty[pair] for pair in newly_paired) if leader in after else 0.0
-    useful = sorted((scenario for scenario in value if value[scenario] > 0), key=lambda each: (-value[each], each))
+        value_of_scenario[scenario] = sum(value_of_pair[pair] for pair in newly_paired) if leader in after else 0.0
+    useful = [scenario for scenario, value in value_of_scenario.items() if value > 0]
+    useful.sort(key=lambda scenario: (-value_of_scenario[scenario], scenario))
     run_ids = frozenset(cell.run.run_id for scenario in useful for cell in waiting[scenario])
     return Focus(top, tuple(useful), run_ids) if useful else None

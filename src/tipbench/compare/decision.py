@@ -1,6 +1,6 @@
-"""Decisions with their evidence: the leaderboard, hashes and reason, stored as a run and as Markdown.
+"""Decisions: a chosen pair with its reason and evidence, stored as an MLflow run with a Markdown report.
 
-Decisions are dated: deciding again, even on the same data, creates another decision and another run.
+A new decision never replaces an earlier one, even on the same data: each has its own date and run.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ MAX_REASON_LENGTH = 2000
 
 @dataclass(frozen=True)
 class Evidence:
-    """Hashes of everything the numbers depend on; equal hashes mean the same benchmark."""
+    """Hashes of everything the numbers depend on. Two decisions with equal hashes are based on the same data."""
 
     model_digest: str | None  # of the chosen model
     prompt_hash: str | None  # of the chosen prompt's text
     rubric: str  # id@sha256
     conditions: str
     scenarios: Mapping[str, str]  # id → content hash
-    models: Mapping[str, str | None]  # every model of the board → digest
-    prompts: Mapping[str, str | None]  # every prompt version → hash of its text
+    models: Mapping[str, str | None]  # model → digest, for every model of the board
+    prompts: Mapping[str, str | None]  # prompt version → hash of its text, for every prompt of the board
     leaderboard_sha256: str
 
 
@@ -50,17 +50,17 @@ class Decision:
     """The choice of a pair, with its date, reason, board and evidence."""
 
     id: str
-    at: str  # ISO time
+    at: str  # time in ISO format
     chosen: Pair
     reason: str
     board: Leaderboard
-    board_text: str  # the stored JSON, hashed in `evidence.leaderboard_sha256`
+    board_text: str  # the board as stored JSON; its hash is `evidence.leaderboard_sha256`
     evidence: Evidence
 
     @property
     def standing(self) -> Standing:
         """The standing of the chosen pair."""
-        return next(each for each in self.board.standings if each.pair == self.chosen)
+        return next(standing for standing in self.board.standings if standing.pair == self.chosen)
 
     @property
     def state(self) -> State:
@@ -68,28 +68,30 @@ class Decision:
 
     @cached_property
     def findings(self) -> tuple[str, ...]:
-        """Sentences on how the data support the choice, limitations first."""
+        """Sentences on how well the data support the choice. Limitations come first."""
         board, chosen, row, state = self.board, self.chosen, self.standing.row, self.state
-        leader, found = board.ranking.leader, []
+        leader = board.ranking.leader
+        sentences = []
         difference = difference_text(row.to_leader)
         gap = f"difference to the leader: {difference}" if difference else "no shared scenario"
         if board.provisional:
-            found.append(f"The scores are provisional: by {', '.join(board.judges) or 'no judge yet'}, not by people.")
+            judges = ", ".join(board.judges) or "no judge yet"
+            sentences.append(f"The scores are provisional: by {judges}, not by people.")
         if row.estimate is None:
-            found.append(f"{chosen} has no scores: there is no evidence for or against it.")
+            sentences.append(f"{chosen} has no scores: there is no evidence for or against it.")
         elif state is State.INCOMPLETE:
-            found.append(f"{chosen} is not ranked: it is not scored in enough scenarios.")
+            sentences.append(f"{chosen} is not ranked: it is not scored in enough scenarios.")
         elif state is State.LEADER or row.rank == 1:
-            found.append(standing_sentence(board.ranking, board.verdict_facts))
+            sentences.append(standing_sentence(board.ranking, board.verdict_facts))
         elif state is State.TIED:
-            found.append(f"{chosen} does not lead: {leader} does, but the two are {UNCLEAR} ({gap}).")
+            sentences.append(f"{chosen} does not lead: {leader} does, but the two are {UNCLEAR} ({gap}).")
         else:
-            found.append(f"{chosen} does not lead: it is clearly worse than {leader} ({gap}).")
+            sentences.append(f"{chosen} does not lead: it is clearly worse than {leader} ({gap}).")
         if leader is not None and board.ranking.unranked and state is not State.INCOMPLETE:
-            found.append(unranked_sentence(board.ranking, board.verdict_facts))
+            sentences.append(unranked_sentence(board.ranking, board.verdict_facts))
         if isinstance(board.duels, DuelTable) and board.duels.winner is not None:
-            found.append(f"{board.duels.winner} wins the duels between the {TIED} rows.")
-        return tuple(found)
+            sentences.append(f"{board.duels.winner} wins the duels between the {TIED} rows.")
+        return tuple(sentences)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-serialisable values; None if unknown."""
@@ -117,25 +119,26 @@ def make_decision(
         )
     check_on_board(cells, chosen)
     reason = validate_reason(reason)
-    text = json.dumps(board.to_json(), ensure_ascii=False, indent=1)
-    own = [cell.run for cell in cells.cells if cell.pair == chosen and not cell.failed]
-    # In a fixed order, failed cells first, so that hashes of answered ones take precedence.
-    ordered = sorted(cells.cells, key=lambda cell: (not cell.failed, cell.scenario, cell.pair, cell.run.run_id))
+    board_text = json.dumps(board.to_json(), ensure_ascii=False, indent=1)
+    chosen_runs = [cell.run for cell in cells.cells if cell.pair == chosen and not cell.failed]
+    # Later cells overwrite the hashes of earlier ones, so failed cells come first. The order is fixed, so that the same
+    # data have the same evidence.
+    ordered_cells = sorted(cells.cells, key=lambda cell: (not cell.failed, cell.scenario, cell.pair, cell.run.run_id))
     evidence = Evidence(
-        model_digest=_only(run.params.get("model_digest") for run in own),
-        prompt_hash=_only(run.tags.get("prompt_hash") for run in own),
+        model_digest=_common_value(run.params.get("model_digest") for run in chosen_runs),
+        prompt_hash=_common_value(run.tags.get("prompt_hash") for run in chosen_runs),
         rubric=board.rubric_tag,
         conditions=cells.conditions,
-        scenarios={cell.scenario: cell.run.tags.get("scenario_hash", "") for cell in ordered},
-        models={cell.pair.model: cell.run.params.get("model_digest") for cell in ordered},
-        prompts={cell.pair.prompt: cell.run.tags.get("prompt_hash") for cell in ordered},
-        leaderboard_sha256=hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
+        scenarios={cell.scenario: cell.run.tags.get("scenario_hash", "") for cell in ordered_cells},
+        models={cell.pair.model: cell.run.params.get("model_digest") for cell in ordered_cells},
+        prompts={cell.pair.prompt: cell.run.tags.get("prompt_hash") for cell in ordered_cells},
+        leaderboard_sha256=hashlib.sha256(board_text.encode("utf-8", "surrogatepass")).hexdigest(),
     )
-    return Decision(decision_id, at, chosen, reason, board, text, evidence)
+    return Decision(decision_id, at, chosen, reason, board, board_text, evidence)
 
 
 def decide(store: RunStore, experiment: Experiment, chosen: Pair, reason: str, *, at: str) -> tuple[Decision, str]:
-    """Decide for a pair on the present board and store the decision; return it with its run id."""
+    """Choose a pair on the current board and store the decision. Returns the decision and its run id."""
     board, cells = read_leaderboard(store, experiment, CellFilter())
     decision = make_decision(board, cells, chosen, reason, decision_id=uuid.uuid4().hex, at=at)
     run_id = store.record(experiment.experiment_id, decision_run(decision, milliseconds(at)))
@@ -156,17 +159,17 @@ class PastDecision:
 
 def latest_decision(store: RunStore, experiment_id: str) -> PastDecision | None:
     """Return the newest decision; None if there is none."""
-    found = max(
+    newest = max(
         store.search(experiment_id, where={"kind": str(RunKind.DECISION)}),
         key=lambda run: (run.start_ms, run.run_id),
         default=None,
     )
-    if found is None:
+    if newest is None:
         return None
-    tags = found.tags
-    pair = Pair(found.params.get("model", ""), found.params.get("prompt_version", ""))
+    tags = newest.tags
+    pair = Pair(newest.params.get("model", ""), newest.params.get("prompt_version", ""))
     provisional = tags.get("provisional") == "true"
-    return PastDecision(found.run_id, pair, tags.get("decided_at", ""), tags.get("reason", ""), provisional)
+    return PastDecision(newest.run_id, pair, tags.get("decided_at", ""), tags.get("reason", ""), provisional)
 
 
 def validate_reason(text: str) -> str:
@@ -179,17 +182,17 @@ def validate_reason(text: str) -> str:
 
 def decision_markdown(decision: Decision) -> str:
     """Return the decision as Markdown: choice, reason, findings, leaderboard and hashes."""
-    evidence, chosen = decision.evidence, decision.standing
+    evidence = decision.evidence
     reason = "\n".join(f"> {plain_markdown(line)}".rstrip() for line in decision.reason.splitlines())
-    estimate = chosen.row.estimate
+    estimate = decision.standing.row.estimate
     composite = number(estimate.mean) if estimate else None
-    ends = interval(estimate.ci_low, estimate.ci_high) if estimate else None
+    bounds = interval(estimate.ci_low, estimate.ci_high) if estimate else None
     facts = {
         "experiment": decision.board.experiment,
         "decided at": decision.at,
         "decision": decision.id,
         "standing": str(decision.state) + (" (provisional)" if decision.board.provisional else ""),
-        "composite": f"{composite} ({ends})" if composite and ends else composite,
+        "composite": f"{composite} ({bounds})" if composite and bounds else composite,
         "model digest": evidence.model_digest,
         "prompt hash": evidence.prompt_hash,
         "rubric": evidence.rubric or None,
@@ -214,7 +217,7 @@ def decision_markdown(decision: Decision) -> str:
 def decision_run(decision: Decision, at_ms: int) -> NewRun:
     """Return the MLflow run that stores the decision."""
     evidence, row = decision.evidence, decision.standing.row
-    numbers = {
+    metrics = {
         "composite": row.estimate.mean if row.estimate else None,
         "ci_low": row.estimate.ci_low if row.estimate else None,
         "ci_high": row.estimate.ci_high if row.estimate else None,
@@ -239,7 +242,7 @@ def decision_run(decision: Decision, at_ms: int) -> NewRun:
         start_ms=at_ms,
         end_ms=at_ms,
         params={name: value or "unknown" for name, value in params.items()},
-        metrics={name: float(value) for name, value in numbers.items() if value is not None},
+        metrics={name: float(value) for name, value in metrics.items() if value is not None},
         tags={
             "standing": str(decision.state),
             "leader": str(decision.board.ranking.leader or "none"),
@@ -255,8 +258,8 @@ def decision_run(decision: Decision, at_ms: int) -> NewRun:
     )
 
 
-def _only(values: Iterable[str | None]) -> str | None:
-    """Return the only known value; None if there is none or more than one."""
+def _common_value(values: Iterable[str | None]) -> str | None:
+    """Return the value if all known values are equal; None if they differ or none is known."""
     known = {value for value in values if value}
     return known.pop() if len(known) == 1 else None
 

@@ -1,16 +1,20 @@
-"""Bradley–Terry model of the tied set: log-odds strengths from blind A/B duels, with intervals.
+"""Bradley–Terry model of the tied rows: log-odds strengths from blind A/B duels, with intervals.
 
-The unit is the scenario. The two orders of a match-up are judged independently, so they are two observations; several
-judges of one order are averaged to one outcome between 0 and 1; a tie is half a win. Strengths maximise a lightly
-penalised likelihood: each match-up played gets (rows − 1) / (2 × match-ups) extra wins each way (half a win for two
-rows). This approximates Firth's correction and keeps the strength of a row that won everything finite.
+Observations: scenarios are independent. A match-up is judged in both orders, and each order is one observation. If
+several judges have judged it, their outcomes are averaged to a number between 0 and 1. A tie is half a win.
+
+Strengths maximise a penalised likelihood: each match-up gets (rows − 1) / (2 × match-ups) extra wins for each side,
+which is half a win if there are two rows. This approximates Firth's correction. Without it, the strength of a row that
+won everything would be infinite.
 
 Intervals are profile likelihood intervals, because Wald intervals fail for a row that won everything. A bound is where
-the log-likelihood has dropped by t² / 2, with t at scenarios − 1 degrees of freedom, times the overdispersion: how much
-more the results vary between scenarios than the model expects (sandwich variance by scenario / model variance, at
-least 1). The winner is the row whose difference to every other row has an interval above 0. There is no winner below
-six scenarios: if a judge decides both orders alike, one of two equal rows wins all of five scenarios in more than 5 %
-of the cases.
+the log-likelihood is t² / 2 × overdispersion below its maximum. t has scenarios − 1 degrees of freedom. The
+overdispersion is how much more the results vary between scenarios than the model expects: the sandwich variance by
+scenario divided by the variance in the model, at least 1.
+
+The winner is the row whose difference to every other row has an interval above 0. With fewer than six scenarios there
+is no winner: a judge who decides both orders alike would give one of two equal rows all of five scenarios in more than
+5 % of the cases.
 """
 
 from __future__ import annotations
@@ -31,15 +35,15 @@ from tipbench.compare.statistics import Unknown, t_quantile
 from tipbench.plan.design import MIN_SCENARIOS
 
 POINTS = {"first": 1.0, "tie": 0.5, "second": 0.0}
-MAX_LOG_ODDS = 20.0  # the search for an interval bound ends here; a bound beyond it is None
-RIDGE = 1e-12  # keeps extreme steps solvable without moving the maximum
+MAX_LOG_ODDS = 20.0  # the search for an interval bound ends at this distance; a bound beyond it is None
+RIDGE = 1e-12  # keeps the Newton step solvable at extreme strengths; does not change the maximum
 
 
 @dataclass(frozen=True)
 class Duel:
-    """One judged comparison. `first` is the side shown first (`a`)."""
+    """One judged comparison."""
 
-    first: Pair
+    first: Pair  # shown first, as `a`
     second: Pair
     scenario: str
     winner: Literal["first", "second", "tie"]
@@ -47,11 +51,11 @@ class Duel:
 
 @dataclass(frozen=True)
 class Strength:
-    """Log-odds with an interval; both bounds are None below six scenarios, and one is None if it is unbounded."""
+    """Log-odds with an interval. With fewer than six scenarios both bounds are None."""
 
     value: float
-    ci_low: float | None
-    ci_high: float | None
+    ci_low: float | None  # None also if the interval has no lower bound
+    ci_high: float | None  # None also if the interval has no upper bound
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class DuelStanding:
 
     pair: Pair
     strength: Strength  # relative to the average of all rows
-    behind_top: Strength | None  # top − this row; None for the top
+    behind_top: Strength | None  # strength of the top row − strength of this row; None for the top row
     points: float  # duels won; a tie counts half
     duels: int
     n_scenarios: int
@@ -72,12 +76,12 @@ class DuelTable:
 
     standings: tuple[DuelStanding, ...]
     winner: Pair | None
-    first_share: float  # share of points of the side shown first; 0.5 means no order effect
+    first_share: float  # share of the points won by the side shown first; 0.5 means no order effect
     n_scenarios: int
-    absent: tuple[Pair, ...] = ()  # rows of the group without a duel; if there are any, there is no winner
+    absent: tuple[Pair, ...] = ()  # tied rows without a duel; if there are any, there is no winner
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON form, as in the leaderboard JSON."""
+        """Return JSON-serialisable values, as used in the JSON of the leaderboard."""
         return {
             "standings": [
                 {
@@ -97,9 +101,10 @@ class DuelTable:
 
 
 def duel_table(duels: Sequence[Duel], among: Collection[Pair] = ()) -> DuelTable | Unknown:
-    """Estimate the strengths of the rows; Unknown without duels, or if no chain of duels connects all rows.
+    """Estimate the strengths of the rows.
 
-    `among` is the tied group: there is no winner until every row of it has a duel.
+    Returns Unknown if there are no duels, or if some rows are not connected by a chain of duels. `among` has the tied
+    rows: there is no winner until each of them has a duel.
     """
     if any(duel.first == duel.second for duel in duels):
         raise ValueError("A row cannot meet itself in a duel.")
@@ -107,15 +112,15 @@ def duel_table(duels: Sequence[Duel], among: Collection[Pair] = ()) -> DuelTable
         return Unknown("No duel has been judged.")
     games = _Games.of(duels)
     if unconnected := games.unconnected():
-        named = ", ".join(map(str, unconnected[:3]))
-        return Unknown(f"The duels do not connect all rows: nothing links {games.pairs[0]} with {named}.")
+        names = ", ".join(map(str, unconnected[:3]))
+        return Unknown(f"The duels do not connect all rows: nothing links {games.pairs[0]} with {names}.")
     strengths = games.fit()
-    # Rounded, so that equal strengths are in the order of their names whatever the rounding errors of the fit.
+    # Strengths are rounded, so that rows that differ only by numerical errors are in the order of their names.
     order = sorted(range(len(games.pairs)), key=lambda row: (-round(float(strengths[row]), 9), games.pairs[row]))
     standings = tuple(_standing(games, duels, strengths, row, top=order[0]) for row in order)
     absent = tuple(sorted(set(among) - set(games.pairs)))
-    leads = [each.behind_top.ci_low for each in standings if each.behind_top]
-    clearly_best = all(lead is not None and lead > 0 for lead in leads)
+    lower_bounds = [each.behind_top.ci_low for each in standings if each.behind_top]  # of the top row's leads
+    clearly_best = all(bound is not None and bound > 0 for bound in lower_bounds)
     winner = None
     if games.n_scenarios >= MIN_SCENARIOS and clearly_best and not absent:
         winner = standings[0].pair
@@ -124,44 +129,46 @@ def duel_table(duels: Sequence[Duel], among: Collection[Pair] = ()) -> DuelTable
 
 
 def _standing(games: _Games, duels: Sequence[Duel], strengths: Floats, row: int, *, top: int) -> DuelStanding:
-    pair, k = games.pairs[row], len(games.pairs)
-    own = [duel for duel in duels if pair in (duel.first, duel.second)]
-    points = [POINTS[duel.winner] if duel.first == pair else 1 - POINTS[duel.winner] for duel in own]
-    unit = np.eye(k)
+    pair = games.pairs[row]
+    n_rows = len(games.pairs)
+    own_duels = [duel for duel in duels if pair in (duel.first, duel.second)]
+    points = [POINTS[duel.winner] if duel.first == pair else 1 - POINTS[duel.winner] for duel in own_duels]
+    unit = np.eye(n_rows)
     return DuelStanding(
         pair=pair,
-        strength=games.contrast_estimate(strengths, unit[row] - 1 / k),
+        strength=games.contrast_estimate(strengths, unit[row] - 1 / n_rows),
         behind_top=None if row == top else games.contrast_estimate(strengths, unit[top] - unit[row]),
         points=sum(points),
-        duels=len(own),
-        n_scenarios=len({duel.scenario for duel in own}),
+        duels=len(own_duels),
+        n_scenarios=len({duel.scenario for duel in own_duels}),
     )
 
 
 @dataclass(frozen=True, eq=False)
 class _Games:
-    """Arrays with one entry per (scenario, match-up, order), whose duels are averaged over the judges."""
+    """Duels averaged over the judges. The arrays have one entry for each (scenario, match-up, order)."""
 
     pairs: tuple[Pair, ...]
-    left: NDArray[np.int64]  # position in `pairs`, below that of the right side
-    right: NDArray[np.int64]
-    share: Floats  # of the points, won by the left side
-    scenario: NDArray[np.int64]
+    left: NDArray[np.int64]  # position in `pairs` of one side; always lower than `right`
+    right: NDArray[np.int64]  # position in `pairs` of the other side
+    share: Floats  # share of the points won by the left side
+    scenario: NDArray[np.int64]  # number of the scenario, from 0
 
     @classmethod
     def of(cls, duels: Sequence[Duel]) -> _Games:
         pairs = tuple(sorted({pair for duel in duels for pair in (duel.first, duel.second)}))
         number_of_pair = {pair: number for number, pair in enumerate(pairs)}
         number_of_scenario = {name: number for number, name in enumerate(sorted({duel.scenario for duel in duels}))}
-        points: dict[tuple[int, int, int, bool], list[float]] = defaultdict(list)  # of the left side, one per judge
+        # (scenario, left, right, swapped) → points of the left side, one per judge
+        points: dict[tuple[int, int, int, bool], list[float]] = defaultdict(list)
         for duel in duels:
             first, second = number_of_pair[duel.first], number_of_pair[duel.second]
             left, right = sorted((first, second))
             swapped = first == right
-            won = 1 - POINTS[duel.winner] if swapped else POINTS[duel.winner]
-            points[number_of_scenario[duel.scenario], left, right, swapped].append(won)
+            left_points = 1 - POINTS[duel.winner] if swapped else POINTS[duel.winner]
+            points[number_of_scenario[duel.scenario], left, right, swapped].append(left_points)
         keys = np.array(sorted(points), dtype=np.int64)
-        shares = np.array([sum(given) / len(given) for _, given in sorted(points.items())])
+        shares = np.array([sum(by_judge) / len(by_judge) for _, by_judge in sorted(points.items())])
         return cls(pairs, left=keys[:, 1], right=keys[:, 2], share=shares, scenario=keys[:, 0])
 
     @property
@@ -170,14 +177,14 @@ class _Games:
 
     @cached_property
     def wins(self) -> Floats:
-        """[i, j]: wins of i over j, including the extra wins of the penalty."""
-        k = len(self.pairs)
-        wins = np.zeros((k, k))
+        """A matrix: [i, j] is the number of wins of row i over row j, including the extra wins of the penalty."""
+        n_rows = len(self.pairs)
+        wins = np.zeros((n_rows, n_rows))
         np.add.at(wins, (self.left, self.right), self.share)
         np.add.at(wins, (self.right, self.left), 1 - self.share)
         played = wins + wins.T > 0
-        twice_the_match_ups = played.sum()  # [i, j] and [j, i] are one match-up
-        return np.asarray(wins + played * ((k - 1) / twice_the_match_ups))
+        twice_the_match_ups = played.sum()  # a match-up is counted at [i, j] and at [j, i]
+        return np.asarray(wins + played * ((n_rows - 1) / twice_the_match_ups))
 
     def unconnected(self) -> list[Pair]:
         """Return the rows that no chain of duels connects to the first row."""
@@ -201,72 +208,77 @@ class _Games:
         return gradient, information
 
     def fit(self, start: Floats | None = None, fixed: Floats | None = None) -> Floats:
-        """Return the strengths of the highest likelihood; `fixed` is a contrast held at its value at `start`.
+        """Return the strengths with the highest likelihood.
 
-        Newton's method with Lagrange multipliers; the sum of the strengths is always held.
+        `fixed` is a contrast that keeps the value it has at `start`. The sum of the strengths is always kept. Uses
+        Newton's method with Lagrange multipliers for these constraints.
         """
-        k = len(self.pairs)
-        strengths = np.zeros(k) if start is None else start
-        constraints = np.ones((1, k)) if fixed is None else np.stack([np.ones(k), fixed])
+        n_rows = len(self.pairs)
+        strengths = np.zeros(n_rows) if start is None else start
+        constraints = np.ones((1, n_rows)) if fixed is None else np.stack([np.ones(n_rows), fixed])
         n_constraints = len(constraints)
-        corner = np.zeros((n_constraints, n_constraints))
+        zeros = np.zeros((n_constraints, n_constraints))
         for _ in range(100):
             gradient, information = self.gradient_and_information(strengths)
-            system = np.block([[information + RIDGE * np.eye(k), constraints.T], [constraints, corner]])
-            step = np.linalg.solve(system, np.concatenate([gradient, np.zeros(n_constraints)]))[:k]
+            system = np.block([[information + RIDGE * np.eye(n_rows), constraints.T], [constraints, zeros]])
+            step = np.linalg.solve(system, np.concatenate([gradient, np.zeros(n_constraints)]))[:n_rows]
             if gradient @ step < 1e-14:  # converged: take one last full step
                 strengths = strengths + step
                 break
-            before, size = self.log_likelihood(strengths), 1.0
-            while self.log_likelihood(strengths + size * step) < before and size > 1e-6:
-                size /= 2
-            if size <= 1e-6:
+            before = self.log_likelihood(strengths)
+            fraction = 1.0  # of the step; halved until the likelihood does not decrease
+            while self.log_likelihood(strengths + fraction * step) < before and fraction > 1e-6:
+                fraction /= 2
+            if fraction <= 1e-6:
                 break
-            strengths = strengths + size * step
+            strengths = strengths + fraction * step
         return np.asarray(strengths)
 
-    def contrast_estimate(self, best: Floats, contrast: Floats) -> Strength:
-        """Return a contrast of the fitted strengths `best` with its profile likelihood interval."""
-        value = float(contrast @ best)
+    def contrast_estimate(self, fitted: Floats, contrast: Floats) -> Strength:
+        """Return a contrast of the fitted strengths with its profile likelihood interval."""
+        value = float(contrast @ fitted)
         if self.n_scenarios < MIN_SCENARIOS:
             return Strength(value, None, None)
         t_squared = t_quantile(1 - ALPHA / 2, self.n_scenarios - 1) ** 2
-        drop = t_squared * self._overdispersion(best, contrast) / 2
+        max_drop = t_squared * self._overdispersion(fitted, contrast) / 2
         return Strength(
             value,
-            ci_low=self._interval_bound(best, contrast, drop, -1),
-            ci_high=self._interval_bound(best, contrast, drop, +1),
+            ci_low=self._interval_bound(fitted, contrast, max_drop, -1),
+            ci_high=self._interval_bound(fitted, contrast, max_drop, +1),
         )
 
-    def _overdispersion(self, best: Floats, contrast: Floats) -> float:
-        """Return the contrast's sandwich variance by scenario over its variance in the model, at least 1."""
-        _, information = self.gradient_and_information(best)
+    def _overdispersion(self, fitted: Floats, contrast: Floats) -> float:
+        """Return the contrast's sandwich variance by scenario divided by its variance in the model; at least 1."""
+        _, information = self.gradient_and_information(fitted)
         direction = np.linalg.pinv(information, hermitian=True) @ contrast
-        residuals = self.share - _win_probability(best[self.left] - best[self.right])
+        residuals = self.share - _win_probability(fitted[self.left] - fitted[self.right])
         influences = residuals * (direction[self.left] - direction[self.right])
         per_scenario = np.bincount(self.scenario, weights=influences)
         n = self.n_scenarios
         sandwich_variance = float(np.square(per_scenario).sum()) * n / (n - 1)
         return max(1.0, sandwich_variance / float(contrast @ direction))
 
-    def _interval_bound(self, best: Floats, contrast: Floats, drop: float, sign: int) -> float | None:
-        """Return where the profile log-likelihood is `drop` below its maximum; None if beyond MAX_LOG_ODDS."""
+    def _interval_bound(self, fitted: Floats, contrast: Floats, max_drop: float, sign: int) -> float | None:
+        """Return the contrast at which the profile log-likelihood is `max_drop` below its maximum.
+
+        `sign` is −1 for the lower bound and +1 for the upper one. None if the bound is beyond MAX_LOG_ODDS.
+        """
         from scipy.optimize import brentq
 
-        maximum = self.log_likelihood(best)
+        maximum = self.log_likelihood(fitted)
         direction = contrast / (contrast @ contrast)  # a step of 1 in this direction changes the contrast by 1
 
         def above_limit(distance: float) -> float:
-            """Return the profile log-likelihood at this distance, minus that of the bound."""
-            refitted = self.fit(best + sign * distance * direction, contrast)
-            return self.log_likelihood(refitted) - maximum + drop
+            """Return how far the profile log-likelihood at this distance is above its value at the bound."""
+            refitted = self.fit(fitted + sign * distance * direction, contrast)
+            return self.log_likelihood(refitted) - maximum + max_drop
 
-        far = min(sqrt(drop), MAX_LOG_ODDS)
-        while above_limit(far) > 0:
-            if far == MAX_LOG_ODDS:
+        outside = min(sqrt(max_drop), MAX_LOG_ODDS)
+        while above_limit(outside) > 0:
+            if outside == MAX_LOG_ODDS:
                 return None
-            far = min(2 * far, MAX_LOG_ODDS)
-        return float(contrast @ best) + sign * float(brentq(above_limit, 0.0, far, xtol=1e-9))
+            outside = min(2 * outside, MAX_LOG_ODDS)
+        return float(contrast @ fitted) + sign * float(brentq(above_limit, 0.0, outside, xtol=1e-9))
 
 
 def _win_probability(difference: Floats) -> Floats:

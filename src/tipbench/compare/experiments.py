@@ -25,13 +25,13 @@ COLUMNS = ("model", "prompt", "scenarios", "first", "second", "diff", "low", "hi
 
 @dataclass(frozen=True)
 class PairComparison:
-    """One pair in both experiments; `other` is its name in the second, None if the same."""
+    """One pair in both experiments."""
 
     pair: Pair
-    other: Pair | None
-    n_scenarios: int  # judged in both
-    first: float | None  # mean over these scenarios
-    second: float | None
+    other: Pair | None  # the pair in the second experiment, if --map gives it another name
+    n_scenarios: int  # scenarios judged in both experiments
+    first: float | None  # mean composite over these scenarios, in the first experiment
+    second: float | None  # and in the second
     difference: Difference | None  # second − first
 
     def to_json(self) -> dict[str, Any]:
@@ -61,24 +61,24 @@ class ExperimentComparison:
     experiments: tuple[str, str]
     pairs: tuple[PairComparison, ...]
     provisional: bool
-    notes: tuple[str, ...] = ()  # how else the two differ, and what was left out
+    notes: tuple[str, ...] = ()  # on other differences between the experiments, and on excluded pairs and runs
 
     @property
     def verdict(self) -> str:
-        """A sentence listing the pairs that changed."""
+        """A sentence that lists better and worse pairs, and counts the others."""
         first, second = self.experiments
         changed = [each for each in self.pairs if each.difference and each.difference.separated]
         parts = []
-        for word, sign in (("better", 1), ("worse", -1)):
+        for direction, sign in (("better", 1), ("worse", -1)):
             names = [str(each.pair) for each in changed if each.difference and each.difference.mean * sign > 0]
             if names:
-                parts.append(f"{word} in {second}: {', '.join(names)}")
-        unshared = sum(each.n_scenarios == 0 for each in self.pairs)
-        rest = len(self.pairs) - len(changed) - unshared
-        if rest:
-            parts.append(f"{rest} of {len(self.pairs)} pairs are {UNCLEAR} from their results in {first}")
-        if unshared:
-            parts.append(f"{unshared} of {len(self.pairs)} pairs have no scenario scored in both")
+                parts.append(f"{direction} in {second}: {', '.join(names)}")
+        n_unshared = sum(each.n_scenarios == 0 for each in self.pairs)
+        n_unclear = len(self.pairs) - len(changed) - n_unshared
+        if n_unclear:
+            parts.append(f"{n_unclear} of {len(self.pairs)} pairs are {UNCLEAR} from their results in {first}")
+        if n_unshared:
+            parts.append(f"{n_unshared} of {len(self.pairs)} pairs have no scenario scored in both")
         sentence = "; ".join(parts)
         verdict = f"{sentence[:1].upper()}{sentence[1:]}."
         return f"Provisional: {verdict}" if self.provisional else verdict
@@ -115,40 +115,48 @@ class ExperimentComparison:
 def compare_experiments(
     names: tuple[str, str], boards: tuple[BoardCells, BoardCells], mapping: Iterable[tuple[Pair, Pair]] = ()
 ) -> ExperimentComparison:
-    """Compare pairs with the same name and mapped pairs. Raises NotEnoughData if there are none."""
+    """Compare the pairs that have the same name in both experiments, and the pairs of `mapping`.
+
+    Raises NotEnoughData if there are none.
+    """
     first, second = boards
     _check_comparable(names, first, second)
     matched = _match_pairs(names, first, second, list(mapping))
-    scores = _by_scenario(first), _by_scenario(second)
-    scenarios = sorted({key for side in scores for _, key in side})
-    values = np.array(  # pairs × experiments × scenarios
-        [[[side.get((pair, key), np.nan) for key in scenarios] for side, pair in zip(scores, both, strict=True)]
-         for both in matched]
-    ).reshape(len(matched), 2, len(scenarios))  # fmt: skip
-    differences = simultaneous_differences((values[:, 1] - values[:, 0]).T, np.zeros(len(scenarios)))
+    first_means, second_means = _scenario_means(first), _scenario_means(second)
+    scenarios = sorted({scenario for _, scenario in (*first_means, *second_means)})
+    # One row per pair and one column per scenario; NaN if the pair is not judged in the scenario.
+    first_scores = np.array(
+        [[first_means.get((pair, scenario), np.nan) for scenario in scenarios] for pair, _ in matched]
+    )
+    second_scores = np.array(
+        [[second_means.get((pair, scenario), np.nan) for scenario in scenarios] for _, pair in matched]
+    )
+    differences = simultaneous_differences((second_scores - first_scores).T, np.zeros(len(scenarios)))
     pairs = []
-    for (before, after), (first_scores, second_scores), difference in zip(matched, values, differences, strict=True):
-        shared = ~np.isnan(first_scores) & ~np.isnan(second_scores)
+    for row, ((first_pair, second_pair), difference) in enumerate(zip(matched, differences, strict=True)):
+        shared = ~np.isnan(first_scores[row]) & ~np.isnan(second_scores[row])
         first_mean, second_mean = (
-            float(scores_of[shared].mean()) if shared.any() else None for scores_of in (first_scores, second_scores)
+            float(scores[row][shared].mean()) if shared.any() else None for scores in (first_scores, second_scores)
         )
-        other = after if after != before else None
-        pairs.append(PairComparison(before, other, int(shared.sum()), first_mean, second_mean, difference))
+        other = second_pair if second_pair != first_pair else None
+        pairs.append(PairComparison(first_pair, other, int(shared.sum()), first_mean, second_mean, difference))
     return ExperimentComparison(names, tuple(pairs), first.provisional, tuple(_notes(names, first, second, matched)))
 
 
 def _check_comparable(names: tuple[str, str], first: BoardCells, second: BoardCells) -> None:
-    by_people = [board.scored and not board.provisional for board in (first, second)]
-    if by_people[0] != by_people[1]:
-        judged, not_yet = names if by_people[0] else names[::-1]
+    """Raise NotEnoughData or MixedRubrics if the two boards have different kinds of scores."""
+    first_by_people, second_by_people = (board.scored and not board.provisional for board in (first, second))
+    if first_by_people != second_by_people:
+        judged, unjudged = names if first_by_people else names[::-1]
         raise NotEnoughData(
-            f"{judged} has judges' scores, {not_yet} has none or only provisional ones: they cannot be compared. "
-            f"Judge {not_yet} first, or pass --provisional to compare the provisional scores of both."
+            f"{judged} has judges' scores, {unjudged} has none or only provisional ones: they cannot be compared. "
+            f"Judge {unjudged} first, or pass --provisional to compare the provisional scores of both."
         )
     if first.provisional and first.judges and second.judges and first.judges != second.judges:
         raise NotEnoughData(
-            f"The provisional scores of {names[0]} are by {_judges(first)}, those of {names[1]} by {_judges(second)}: "
-            "they cannot be compared. Score both with the same judge (`tipbench judge run --with …`)."
+            f"The provisional scores of {names[0]} are by {_judges_text(first)}, those of {names[1]} "
+            f"by {_judges_text(second)}: they cannot be compared. "
+            "Score both with the same judge (`tipbench judge run --with …`)."
         )
     if first.rubric and second.rubric and first.rubric != second.rubric:
         tags = []
@@ -164,59 +172,64 @@ def _check_comparable(names: tuple[str, str], first: BoardCells, second: BoardCe
 def _match_pairs(
     names: tuple[str, str], first: BoardCells, second: BoardCells, mapping: Sequence[tuple[Pair, Pair]]
 ) -> list[tuple[Pair, Pair]]:
-    for before, after in mapping:
-        check_on_board(first, before)
-        check_on_board(second, after)
-    wanted = dict(mapping)
-    if len(wanted) < len(mapping):
+    """Return the pairs to compare, each as (pair in the first experiment, pair in the second)."""
+    for first_pair, second_pair in mapping:
+        check_on_board(first, first_pair)
+        check_on_board(second, second_pair)
+    matched = dict(mapping)
+    if len(matched) < len(mapping):
         raise UsageError("--map names a pair of the first experiment twice; map each pair once.")
     in_first, in_second = ({cell.pair for cell in board.cells} for board in (first, second))
-    wanted |= {pair: pair for pair in in_first & in_second if pair not in wanted}
-    if not wanted:
+    matched |= {pair: pair for pair in in_first & in_second if pair not in matched}
+    if not matched:
         raise NotEnoughData(
             f"{names[0]} and {names[1]} have no pair with the same name. Match pairs with --map PAIR1=PAIR2: "
-            f"the first has {_some(in_first)}, the second {_some(in_second)}."
+            f"the first has {_pairs_text(in_first)}, the second {_pairs_text(in_second)}."
         )
-    return sorted(wanted.items())
+    return sorted(matched.items())
 
 
-def _by_scenario(board: BoardCells) -> Mapping[tuple[Pair, tuple[str, str]], float]:
-    """Return mean scores by pair and scenario; a scenario is identified by its id and content hash."""
+def _scenario_means(board: BoardCells) -> Mapping[tuple[Pair, tuple[str, str]], float]:
+    """Return mean composites by pair and scenario. A scenario is identified by its id and content hash."""
     scores: dict[tuple[Pair, tuple[str, str]], list[float]] = defaultdict(list)
     for cell in board.cells:
         if cell.values:
             scenario = cell.scenario, cell.run.tags.get("scenario_hash", "")
             scores[cell.pair, scenario].append(cell.values[COMPOSITE])
-    return {key: fmean(found) for key, found in scores.items()}
+    return {key: fmean(composites) for key, composites in scores.items()}
 
 
 def _notes(
     names: tuple[str, str], first: BoardCells, second: BoardCells, matched: Sequence[tuple[Pair, Pair]]
 ) -> Iterable[str]:
     if first.provisional and (first.judges or second.judges):
-        yield f"Provisional: scored by {_judges(first if first.judges else second)}, not by people."
+        yield f"Provisional: scored by {_judges_text(first if first.judges else second)}, not by people."
     elif first.judges != second.judges:
-        yield f"Scored by different judges ({_judges(first)}; {_judges(second)}): differences may come from the judges."
+        judges = f"{_judges_text(first)}; {_judges_text(second)}"
+        yield f"Scored by different judges ({judges}): differences may come from the judges."
     if filters := filter_text(first.question.where, first.question.judge):
         yield f"{filters[:1].upper()}{filters[1:]}."
     if first.conditions != second.conditions:
         before, after = (board.cells[0].run.params if board.cells else {} for board in (first, second))
-        pairs = ((name, before.get(name), after.get(name)) for name in CONDITIONS)
-        changed = [f"{name} {one} → {two}" for name, one, two in pairs if one != two]
+        changed = [
+            f"{name} {before.get(name)} → {after.get(name)}"
+            for name in CONDITIONS
+            if before.get(name) != after.get(name)
+        ]
         yield f"Collected under different conditions: {', '.join(changed) or 'see `tipbench runs show`'}."
-    for name, board, used in zip(names, (first, second), zip(*matched, strict=True), strict=True):
-        unmatched = {cell.pair for cell in board.cells} - set(used)
+    for name, board, compared in zip(names, (first, second), zip(*matched, strict=True), strict=True):
+        unmatched = {cell.pair for cell in board.cells} - set(compared)
         if unmatched:
-            yield f"Only in {name}: {_some(unmatched)}."
+            yield f"Only in {name}: {_pairs_text(unmatched)}."
         if board.other_conditions:
             yield f"{excluded_text(board.other_conditions, f'of {name} under other conditions')}; see --where."
-        if stale := sum(board.stale.values()):
-            yield f"{excluded_text(stale, f'of {name} of older model builds, prompts or scenarios')}."
+        if n_stale := sum(board.stale.values()):
+            yield f"{excluded_text(n_stale, f'of {name} of older model builds, prompts or scenarios')}."
 
 
-def _judges(board: BoardCells) -> str:
+def _judges_text(board: BoardCells) -> str:
     return ", ".join(board.judges) or "no one"
 
 
-def _some(pairs: Iterable[Pair]) -> str:
+def _pairs_text(pairs: Iterable[Pair]) -> str:
     return join_names(sorted(pairs), 6) or "none"

@@ -48,7 +48,7 @@ from tipbench.workflows.board import BoardQuery
 _PERSONA, _SUITE, _CONDITIONS = "params.persona", "params.suite", "conditions"
 _LETTER_PX = 6.2  # approximate width of a label's character in a chart
 _SLANT = 0.64  # height of a slanted label, relative to its length
-# Charts contain untrusted names. The sandbox disables scripts in a chart that is opened directly.
+# Charts contain untrusted names. In the sandbox, a chart that is opened directly has no scripts and no origin.
 _CHART_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; sandbox"
 _IMMUTABLE = "private, max-age=31536000, immutable"
 
@@ -200,7 +200,7 @@ def record_decision(
     """Record a decision on the unfiltered board, like `tipbench decide`, and redirect to the board."""
     mlflow_experiment, fields = get_experiment(store, experiment), form.fields
     try:
-        chosen = parse_pair(fields.get("choose", "")) or Pair("", "")  # this pair is on no board, so `decide` raises
+        chosen = parse_pair(fields.get("choose", "")) or Pair("", "")  # the empty pair is on no board: `decide` raises
         decide(store, mlflow_experiment, chosen, fields.get("because", ""), at=now_iso())
     except (UsageError, NotEnoughData, MixedRubrics) as exc:
         fault = str(exc).replace("--because", "The reason")

@@ -418,7 +418,7 @@ def _reference_row(board: Leaderboard, standing: Standing) -> tuple[Standing | N
     if not (following.row.ranked and board.ranking.leader):
         return following, "next row", None
     difference = following.row.to_leader
-    if difference is not None:  # runner-up − leader: negate it, as the row shown is the leader
+    if difference is not None:  # runner-up − leader; negated, because this page shows the leader's row
         low, high = (None if end is None else -end for end in (difference.ci_high, difference.ci_low))
         difference = replace(difference, mean=-difference.mean, ci_low=low, ci_high=high)
     return following, "runner-up", difference

@@ -60,7 +60,9 @@ def bias_words(bias: float | None, digits: int = 2) -> str:
     if bias is None:
         return "unknown"
     size = f"{abs(bias):.{digits}f}"
-    return f"{size} too {'high' if bias > 0 else 'low'}" if float(size) else "even"
+    if float(size) == 0:  # rounded
+        return "even"
+    return f"{size} too {'high' if bias > 0 else 'low'}"
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,7 @@ def judge_page(request: Request, judge: Judge, panel: PanelState, experiment: Na
         panel.tracker.locate_again()
         if not _batches(request, judge, name):
             raise
-        return _judge_page(request, judge, name, away=True)  # open batches do not require MLflow
+        return _judge_page(request, judge, name, mlflow_unavailable=True)  # open batches do not require MLflow
     return _judge_page(request, judge, name, error=error)
 
 
@@ -269,23 +271,23 @@ def _judge_page(
     *,
     error: str | None = None,
     errors_by_field: Mapping[str, str] | None = None,
-    away: bool = False,
+    mlflow_unavailable: bool = False,
     status: int = 200,
 ) -> HTMLResponse:
-    known = bool(experiment) and error is None
-    batches = _batches(request, judge, experiment) if known else []
+    exists = bool(experiment) and error is None
+    batches = _batches(request, judge, experiment) if exists else []
     return page(
         request,
         "judge.html",
         status=404 if error else status,
         judge=judge.name,
         experiment=experiment,
-        known=known,
+        known=exists,
         fault=error,
         faults=errors_by_field or {},
-        away=away,
+        away=mlflow_unavailable,
         batch=ANSWERS,
-        scores=_scores_per_batch(request, experiment) if known and not away else None,
+        scores=_scores_per_batch(request, experiment) if exists and not mlflow_unavailable else None,
         batches=batches[:_MAX_BATCHES],
         open=next((each for each in batches if (each.status, each.kind) == ("open", "sheet")), None),
         held=[each for each in batches if each.status == "held"],

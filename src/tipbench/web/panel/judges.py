@@ -152,12 +152,14 @@ def batch_views(
     for batch in sorted(found, key=_status_order):
         by_judge.setdefault(batch.judge, []).append(batch)
     views = []
-    for judge, batches in sorted(by_judge.items(), key=lambda each: (_status_order(each[1][0]), each[0])):
+    for judge in sorted(by_judge, key=lambda name: (_status_order(by_judge[name][0]), name)):
+        batches = by_judge[judge]
         count = Counter[str](batch.status for batch in batches)
         listed = batches[: count["held"] + count["open"] + MAX_CLOSED]
-        shown = tuple((batch, skips(batch.sheet) if batch.skipped else ()) for batch in listed)
+        with_skips = tuple((batch, skips(batch.sheet) if batch.skipped else ()) for batch in listed)
         skipped = sum(batch.skipped for batch in batches)
-        views.append(JudgeBatches(judge, count, skipped, minutes.get(judge), shown, len(batches) - len(shown)))
+        left_out = len(batches) - len(listed)
+        views.append(JudgeBatches(judge, count, skipped, minutes.get(judge), with_skips, left_out))
     return views
 
 

@@ -72,7 +72,7 @@ def pair_page(
     view = pair_view(panel.queries, store, mlflow_experiment, result.query, pair)
     meetings = ordered(view.meetings, order)
     first = (page_number - 1) * PAGE_SIZE
-    shown = meetings[first : first + PAGE_SIZE]
+    on_page = meetings[first : first + PAGE_SIZE]
     has_more = first + PAGE_SIZE < len(meetings)
     return page(
         request,
@@ -91,7 +91,7 @@ def pair_page(
         orders=[(key, words, here(request, order=key, page=None)) for key, words in ORDERS],
         order=order,
         compared=[
-            {"found": each, **_outcome(each), "open": position < EXPANDED} for position, each in enumerate(shown)
+            {"found": each, **_outcome(each), "open": position < EXPANDED} for position, each in enumerate(on_page)
         ],
         several=view.board.by is not None,
         links=url,

@@ -118,8 +118,9 @@ def _chips(path: str, filters: RunFilters) -> list[tuple[str, str]]:
     for name in _CHIP_FILTERS:
         value = getattr(filters, name)
         if value is not None:
-            shown = {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
-            text = f"{_CHIP_NAMES.get(name, name)} = {shown}"
+            if isinstance(value, bool):
+                value = "yes" if value else "no"
+            text = f"{_CHIP_NAMES.get(name, name)} = {value}"
             chips.append((text, _url(path, filters.query(next=None, **{name: None}))))
     for position, text in enumerate(filters.where):
         others = [*filters.where[:position], *filters.where[position + 1 :]]

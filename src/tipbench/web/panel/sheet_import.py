@@ -29,7 +29,7 @@ router = APIRouter(dependencies=[LIMIT_CONCURRENCY, ADMINS_ONLY], include_in_sch
 
 _PATH = "/experiments/{experiment:path}/judges/import"
 _UploadId = Annotated[str, Path(max_length=64)]
-_EXPIRED = "This upload has expired: uploads are kept for an hour, until the panel restarts. Upload the file again."
+_EXPIRED = "This upload has expired: uploads are kept for an hour, but not after a restart of the panel. Upload the file again."
 
 
 @router.post(_PATH)
@@ -107,7 +107,7 @@ def _preview_page(
         return _page(request, upload.experiment, upload, status=422, refused=refused_sheet(exc))
     except Invalid as exc:
         return _page(request, upload.experiment, upload, status=422, fault=str(exc))
-    return _page(request, upload.experiment, upload, status=status, found=result, fault=fault)
+    return _page(request, upload.experiment, upload, status=status, previewed=result, fault=fault)
 
 
 def _page(
@@ -116,12 +116,12 @@ def _page(
     upload: Upload | None,
     *,
     status: int = 200,
-    found: Mapping[str, Any] | None = None,
+    previewed: Mapping[str, Any] | None = None,
     outcome: Mapping[str, Any] | None = None,
     refused: Mapping[str, Any] | None = None,
     fault: str | None = None,
 ) -> HTMLResponse:
-    changes = found["changes"] if found else []
+    changes = previewed["changes"] if previewed else []
     scales = list(next((each["given"] for each in changes if each.get("given")), {}))
     return page(
         request,
@@ -129,14 +129,14 @@ def _page(
         status=status,
         experiment=experiment,
         upload=upload,
-        found=found,
+        found=previewed,
         outcome=outcome,
         sentences=drift_summary(outcome.get("drift")) if outcome else [],
         refused=refused,
         fault=fault,
         changes=changes,
         scales=scales,
-        duels="judged_in_both_orders" in (found or {}),
+        duels="judged_in_both_orders" in (previewed or {}),
         judges_path=experiment_path(experiment, "judges"),
         json_url=f"/api/bench/judges/{quote_path(experiment)}",
     )

@@ -44,13 +44,13 @@ def start(request: Request, panel: PanelState, who: Admin, form: SentForm) -> Re
     try:
         config = make_simulation_config(values)
     except UsageError as exc:
-        return _page(request, panel, values, wrong=str(exc).removeprefix("--"))
+        return _page(request, panel, values, form_error=str(exc).removeprefix("--"))
     submitted = start_simulation(panel, config, started_by=who.name, key=form.fields.get("key") or None)
     return RedirectResponse(f"/jobs/{submitted.job.id}", status_code=303)
 
 
-def _page(request: Request, panel: Panel, values: dict[str, Any], *, wrong: str | None = None) -> HTMLResponse:
-    away, recorded = None, []
+def _page(request: Request, panel: Panel, values: dict[str, Any], *, form_error: str | None = None) -> HTMLResponse:
+    mlflow_error, recorded = None, []
     try:
         recorded = list(read_simulations(panel.tracker.open().store, _MAX_LISTED))
     except TipbenchError as exc:
@@ -58,17 +58,17 @@ def _page(request: Request, panel: Panel, values: dict[str, Any], *, wrong: str 
         status, _ = status_and_code(exc)
         if status not in (404, 502, 503):
             raise
-        away = str(exc) if status != 404 else None
+        mlflow_error = str(exc) if status != 404 else None
     jobs = panel.jobs.listed(JobFilter(kind=JobKind.SIMULATE), limit=20, after=None).items
     return page(
         request,
         "simulations.html",
-        status=422 if wrong else 200,
+        status=422 if form_error else 200,
         rows=[{"run_id": run.run_id, "at": run.start_ms / 1000, "result": result} for run, result in recorded],
         active=[job for job in jobs if job.state in ACTIVE | {JobState.QUEUED}],
-        away=away,
+        away=mlflow_error,
         values=values,
-        wrong=wrong,
+        wrong=form_error,
         worlds=[(name.value, name.value) for name in WorldName],
         policies=[(name, name) for name in ALL_POLICIES],
         key=new_idempotency_key(),

@@ -92,7 +92,7 @@ class ChartQuery:
 
 @dataclass(frozen=True)
 class Facets:
-    """Values that the cells of an experiment can be filtered by, regardless of the current filter."""
+    """Values that an experiment's cells can be filtered by. They do not depend on the current filter."""
 
     cells: int
     models: tuple[str, ...] = ()
@@ -259,7 +259,7 @@ def row_text(pair: Pair, by: str | None) -> str:
 
 
 def page_query(request: Request) -> BoardQuery:
-    """Parse a page's query parameters like the API; empty form fields are ignored."""
+    """Parse a page's query parameters with the rules of the API. Ignores empty form fields."""
     options: dict[str, Any] = {"where": [], "exclude": []}
     for name, value in _nonempty(request.query_params.multi_items()):
         if name in ("where", "exclude"):
@@ -320,7 +320,7 @@ class Side:
 
 @dataclass(frozen=True)
 class ScenarioComparison:
-    """One scenario with both sides; `difference` is own − other if both are judged."""
+    """The results of two rows in one scenario; `difference` is own − other, or None unless both are judged."""
 
     scenario: str
     card: Mapping[str, Any] | None

@@ -178,7 +178,7 @@ async def sheet_room(request: Request) -> AsyncIterator[None]:
         yield
 
 
-# A router declares LIMIT_CONCURRENCY before authorisation, because authorisation reads the body for the CSRF token.
+# On a router, LIMIT_CONCURRENCY comes before authorisation, because authorisation reads the body for the CSRF token.
 # With the scope "function", dependencies end before the response is sent, in reverse order. While a response is delayed
 # it no longer holds its slot for sheets. It still holds the token's slot, so that other requests of the token do not
 # reveal when the work ended.

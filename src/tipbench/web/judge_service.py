@@ -120,7 +120,7 @@ class ApplyOptions:
 
 
 def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], options: ApplyOptions) -> dict[str, Any]:
-    """Apply a sheet and return the output of `judge apply --json`, for judges without alpha. Raises SheetRefused."""
+    """Apply a sheet and return the output of `judge apply --json`, without `alpha` for judges. Raises SheetRefused."""
     get_experiment(store, name)
     if raw.get("experiment") != name:
         raise refusal([Problem(None, None, "experiment", shown(raw.get("experiment")), f"{name!r}, as in the URL")])
@@ -212,8 +212,8 @@ def drift_svg(queries: Queries, store: RunStore, name: str, query: DriftChart) -
 
 
 UPLOAD_LIFE_S = 3600.0
-MAX_UPLOADS = 32  # uploads of all tokens together
-MAX_UPLOAD_BYTES = 128_000_000  # of all uploads together; the oldest are dropped first
+MAX_UPLOADS = 32  # of all tokens together
+MAX_UPLOAD_BYTES = 128_000_000  # of all tokens together
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ _LOGIN_BODY: dict[str, Any] = {
 }
 
 
-# A failed form gets these errors as the login page.
+# If the request is a form, the response to these errors is the login page.
 _LOGIN_ERRORS = error_responses(401, 403, 429)
 for _response in _LOGIN_ERRORS.values():
     _response["content"]["text/html"] = {"schema": {"type": "string"}}

@@ -99,7 +99,7 @@ def options_of(url: BoardUrl, board: Leaderboard | None, available: Facets, judg
 
 
 def _excludable(available: Facets) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return the models and prompts that can be left out: for each group its label, and a value and label for each.
+    """Return the models and prompts that can be left out, in labelled groups of (value, label).
 
     A group of only one model or prompt is omitted. The value of a prompt is `*/PROMPT`.
     """
@@ -166,7 +166,7 @@ def chart_picture(
     narrow: bool = False,
     of_revision: Annotated[str | None, Query(max_length=200, alias="revision")] = None,
 ) -> Response:
-    """Return a chart as SVG; cacheable indefinitely if the URL contains the current revision."""
+    """Return a chart as SVG. Clients may cache it indefinitely if the URL contains the current revision."""
     mlflow_experiment = get_experiment(store, experiment)
     svg = chart(panel.queries, store, mlflow_experiment, query, ChartQuery(kind, theme, narrow))
     if svg is None:

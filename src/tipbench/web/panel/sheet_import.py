@@ -29,7 +29,7 @@ router = APIRouter(dependencies=[LIMIT_CONCURRENCY, ADMINS_ONLY], include_in_sch
 
 _PATH = "/experiments/{experiment:path}/judges/import"
 _UploadId = Annotated[str, Path(max_length=64)]
-_EXPIRED = "This upload has expired: uploads are kept for an hour, but not after a restart of the panel. Upload the file again."
+_EXPIRED = "This upload has expired: uploads are kept for an hour or until a restart. Upload the file again."
 
 
 @router.post(_PATH)

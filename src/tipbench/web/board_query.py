@@ -6,7 +6,6 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from inspect import signature
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
@@ -69,7 +68,7 @@ def parse_board_query(
 
 BoardQueryParam = Annotated[BoardQuery, Depends(parse_board_query)]
 _OPTIONS = frozenset(signature(parse_board_query).parameters)
-_validated_query = validate_call(parse_board_query)  # with the same limits as FastAPI
+_validated_query = validate_call(parse_board_query)  # applies the limits of `Query`, as FastAPI does
 
 
 ThemeName = Literal["light", "dark"]
@@ -93,7 +92,7 @@ class ChartQuery:
 
 @dataclass(frozen=True)
 class Facets:
-    """Values that the cells of an experiment can be filtered by, regardless of the current filter."""
+    """Values that an experiment's cells can be filtered by. They do not depend on the current filter."""
 
     cells: int
     models: tuple[str, ...] = ()
@@ -128,21 +127,23 @@ def facets(queries: Queries, store: RunStore, experiment: Experiment) -> Facets:
 def chart(
     queries: Queries, store: RunStore, experiment: Experiment, query: BoardQuery, picture: ChartQuery
 ) -> str | None:
-    """Return a chart of the board as SVG, cached per revision; None if the board has no chart of this kind."""
+    """Return a chart of the board as SVG, or None if the board has no data for it. Cached per revision."""
     board = queries.board(store, experiment, query)
-    draw = partial(CHARTS[picture.kind].draw, board, THEMES[picture.theme], narrow=picture.narrow)
+    theme = THEMES[picture.theme]
 
     def make() -> str | None:
         with one_drawing:
-            made = draw()
-            return None if made is None else to_svg(made, THEMES[picture.theme]).replace(">", f">{_FONTS}", 1)
+            drawing = CHARTS[picture.kind].draw(board, theme, narrow=picture.narrow)
+            if drawing is None:
+                return None
+            return to_svg(drawing, theme).replace(">", f">{_FONTS}", 1)  # the first ">" ends the <svg> tag
 
     return queries.charts.get((experiment.experiment_id, query, picture), revision(experiment), make)
 
 
 API = "/api/bench/leaderboard"
-_LABEL = 60  # characters of a name on a chip
-_NAMES = {value: name for name, value in FILTERS.items()}
+_MAX_CHIP_CHARS = 60  # of a chip's label, and of its value
+_FILTER_NAMES = {key: name for name, key in FILTERS.items()}
 Params = tuple[tuple[str, str], ...]
 
 
@@ -173,14 +174,17 @@ class BoardUrl:
         return self._at(experiment_path(self.experiment), {**self.extra, **changes})
 
     def with_changes(self, **changes: Any) -> str:
-        """Return the URL with changes to the board query; changing `by` changes the rows, so it drops the baseline."""
-        dropped: dict[str, Any] = {"baseline": None} if "by" in changes else {}
-        return replace(self, query=replace(self.query, **dropped, **changes)).page()
+        """Return the URL with changes to the board query.
+
+        A change of `by` changes the rows, so it also removes the baseline.
+        """
+        removed: dict[str, Any] = {"baseline": None} if "by" in changes else {}
+        return replace(self, query=replace(self.query, **removed, **changes)).page()
 
     def pair(self, pair: Pair, **extra: str | None) -> str:
         """Return the URL of a row's page."""
-        named = {"model": pair.model, "prompt": pair.prompt, **extra}
-        return self._at(experiment_path(self.experiment, "pairs"), named)
+        row = {"model": pair.model, "prompt": pair.prompt}
+        return self._at(experiment_path(self.experiment, "pairs"), {**row, **extra})
 
     def scenario(self, scenario: str | None = None, **extra: str | None) -> str:
         """Return the URL of the scenario matrix, or of the answers of all pairs to one scenario."""
@@ -202,29 +206,30 @@ class BoardUrl:
     def chips(self) -> list[Chip]:
         """Return the active filters."""
         query = self.query
-        found: list[tuple[str, str, dict[str, Any]]] = []  # label, value, and the change that removes it
+        filters: list[tuple[str, str, dict[str, Any]]] = []  # label, value, change of the query that removes the filter
         for key, value in query.where:
-            others = tuple(each for each in query.where if each[0] != key)
-            found.append((_NAMES.get(key, key.removeprefix("params.")), value, {"where": others}))
-        found += [
+            label = _FILTER_NAMES.get(key, key.removeprefix("params."))
+            others = tuple((name, text) for name, text in query.where if name != key)
+            filters.append((label, value, {"where": others}))
+        filters += [
             ("without", name.removeprefix(f"{ALL}/"), {"exclude": tuple(sorted({*query.exclude} - {name}))})
             for name in query.exclude
         ]
         if query.judge is not None:
-            found.append(("judge", query.judge, {"judge": None}))
+            filters.append(("judge", query.judge, {"judge": None}))
         if query.cluster is not None:
-            found.append(("means per", query.cluster, {"cluster": None}))
+            filters.append(("means per", query.cluster, {"cluster": None}))
         if query.provisional:
-            found.append(("scores", "rules instead of people", {"provisional": False}))
+            filters.append(("scores", "rules instead of people", {"provisional": False}))
         if query.baseline is not None:
-            found.append(("baseline", baseline_text(query), {"baseline": None}))
+            filters.append(("baseline", baseline_text(query), {"baseline": None}))
         return [
-            Chip(short_name(label, _LABEL), short_name(value, _LABEL), self.with_changes(**change))
-            for label, value, change in found
+            Chip(short_name(label, _MAX_CHIP_CHARS), short_name(value, _MAX_CHIP_CHARS), self.with_changes(**change))
+            for label, value, change in filters
         ]
 
     def hidden(self, *without: str) -> Params:
-        """Return the parameters that a form sends as hidden fields: all except its own fields, `without`."""
+        """Return the parameters for the hidden fields of a form; `without` are the names of its visible fields."""
         return tuple((name, value) for name, value in (*self.params, *self.extra.items()) if name not in without)
 
     def _at(self, path: str, extra: Mapping[str, str | None]) -> str:
@@ -234,27 +239,29 @@ class BoardUrl:
 
 def query_params(query: BoardQuery) -> Params:
     """Return the URL parameters of a board query; `page_query` parses them back to the same query."""
-    found: list[tuple[str, str]] = [("where", f"{key}={value}") for key, value in query.where]
-    found += [("exclude", name) for name in query.exclude]
-    plain = {"judge": query.judge, "by": query.by, "cluster": query.cluster, "baseline": baseline_text(query) or None}
-    found += [(name, value) for name, value in plain.items() if value is not None]
-    return (*found, ("provisional", "true")) if query.provisional else tuple(found)
+    params: list[tuple[str, str]] = [("where", f"{key}={value}") for key, value in query.where]
+    params += [("exclude", name) for name in query.exclude]
+    single = {"judge": query.judge, "by": query.by, "cluster": query.cluster, "baseline": baseline_text(query) or None}
+    params += [(name, value) for name, value in single.items() if value is not None]
+    if query.provisional:
+        params.append(("provisional", "true"))
+    return tuple(params)
 
 
 def baseline_text(query: BoardQuery) -> str:
-    """Return the baseline as a URL parameter, empty if none; only its name on a board by model or prompt."""
+    """Return the value of the `baseline` parameter; empty if the query has no baseline."""
     return row_text(query.baseline, query.by) if query.baseline is not None else ""
 
 
 def row_text(pair: Pair, by: str | None) -> str:
-    """Return a row in the form of the `baseline` parameter."""
+    """Return MODEL/PROMPT, or only the model or the prompt on a board by model or by prompt."""
     return {"model": pair.model, "prompt": pair.prompt}.get(by or "", str(pair))
 
 
 def page_query(request: Request) -> BoardQuery:
-    """Parse a page's query parameters like the API; empty form fields are ignored."""
+    """Parse a page's query parameters with the rules of the API. Ignores empty form fields."""
     options: dict[str, Any] = {"where": [], "exclude": []}
-    for name, value in _filled(request.query_params.multi_items()):
+    for name, value in _nonempty(request.query_params.multi_items()):
         if name in ("where", "exclude"):
             options[name].append(value)
         elif name in _OPTIONS:
@@ -267,16 +274,16 @@ PageQuery = Annotated[BoardQuery, Depends(page_query)]
 
 
 def tidy_url(request: Request, path: str) -> str | None:
-    """Return the URL without empty form fields, or None if there are none."""
+    """Return the URL without empty form fields, or None if it has no empty fields."""
     params = request.query_params.multi_items()
-    filled = list(_filled(params))
-    if len(filled) == len(params):
+    nonempty = list(_nonempty(params))
+    if len(nonempty) == len(params):
         return None
-    return f"{path}?{urlencode(filled, errors='backslashreplace')}" if filled else path
+    return f"{path}?{urlencode(nonempty, errors='backslashreplace')}" if nonempty else path
 
 
-def _filled(params: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
-    """Drop empty parameters. The filter `where=KEY=` is kept: it matches an empty value."""
+def _nonempty(params: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
+    """Return the parameters that have a value. `where=KEY=` has one: it matches runs with an empty KEY."""
     return ((name, value) for name, value in params if value.strip())
 
 
@@ -313,7 +320,7 @@ class Side:
 
 @dataclass(frozen=True)
 class ScenarioComparison:
-    """One scenario with both sides; `difference` is own − other if both are judged."""
+    """The results of two rows in one scenario; `difference` is own − other, or None unless both are judged."""
 
     scenario: str
     card: Mapping[str, Any] | None
@@ -335,21 +342,24 @@ class PairView:
 
     def count(self, sign: int) -> int:
         """Return the number of scenarios won (1), lost (−1) or tied (0)."""
-        known = [each.difference for each in self.meetings if each.difference is not None]
-        return sum((difference > TIE) - (difference < -TIE) == sign for difference in known)
+        differences = [each.difference for each in self.meetings if each.difference is not None]
+        return sum((difference > TIE) - (difference < -TIE) == sign for difference in differences)
 
     def response(self) -> PairShape:
         """Return the API's response; numbers are not rounded."""
-        own, other, found = self.standing.pair, self.reference, self.difference
         reference = difference = None
-        if other is not None and self.role is not None:
-            reference = ReferenceShape(model=other.pair.model, prompt_version=other.pair.prompt, role=self.role)
-        if found is not None:
-            difference = DifferenceShape(mean=found.mean, ci_low=found.ci_low, ci_high=found.ci_high, p=found.p)
+        if self.reference is not None and self.role is not None:
+            other = self.reference.pair
+            reference = ReferenceShape(model=other.model, prompt_version=other.prompt, role=self.role)
+        if self.difference is not None:
+            estimate = self.difference
+            difference = DifferenceShape(
+                mean=estimate.mean, ci_low=estimate.ci_low, ci_high=estimate.ci_high, p=estimate.p
+            )
         return PairShape(
             experiment=self.board.experiment,
-            model=own.model,
-            prompt_version=own.prompt,
+            model=self.standing.pair.model,
+            prompt_version=self.standing.pair.prompt,
             reference=reference,
             difference=difference,
             wins=self.count(1),
@@ -368,7 +378,7 @@ class PairView:
 
 
 def pair_view(queries: Queries, store: RunStore, experiment: Experiment, query: BoardQuery, pair: Pair) -> PairView:
-    """Return the comparison of a board row with its reference. Raises NotFound if there is no such row."""
+    """Return the comparison of a board row with its reference row. Raises NotFound if the board has no such row."""
     board = queries.board(store, experiment, query)
     standing = next((each for each in (*board.standings, *board.references) if each.pair == pair), None)
     if standing is None:
@@ -378,10 +388,10 @@ def pair_view(queries: Queries, store: RunStore, experiment: Experiment, query: 
         )
 
     def make() -> PairView:
-        reference, role, difference = _reference(board, standing)
+        reference, role, difference = _reference_row(board, standing)
         other = reference.pair if reference else None
         meetings = sorted(
-            _meetings(queries, store, experiment, query, pair, other),
+            _comparisons(queries, store, experiment, query, pair, other),
             key=lambda each: (each.difference is None, each.difference or 0.0, each.scenario),
         )
         return PairView(board, standing, reference, role, difference, tuple(meetings))
@@ -389,10 +399,10 @@ def pair_view(queries: Queries, store: RunStore, experiment: Experiment, query: 
     return queries.pairs.get((experiment.experiment_id, query, pair), revision(experiment), make)
 
 
-def _reference(board: Leaderboard, standing: Standing) -> tuple[Standing | None, Role | None, Difference | None]:
+def _reference_row(board: Leaderboard, standing: Standing) -> tuple[Standing | None, Role | None, Difference | None]:
     """Return the row to compare with, its role and the difference to it.
 
-    It is the baseline, else the leader, else (for the leader) the next row.
+    This is the baseline if there is one, otherwise the leader. The leader itself is compared with the next row.
     """
     rows = {each.pair: each for each in (*board.standings, *board.references)}
     candidates: tuple[tuple[Pair | None, Role, Difference | None], ...] = (
@@ -403,40 +413,44 @@ def _reference(board: Leaderboard, standing: Standing) -> tuple[Standing | None,
         if pair is not None and pair != standing.pair and pair in rows:
             return rows[pair], role, difference
     following = next((each for each in board.standings if each.pair != standing.pair and each.row.estimate), None)
-    if following is None or not (following.row.ranked and board.ranking.leader):
-        return following, "next row" if following else None, None
-    found = following.row.to_leader
-    if found is not None:  # runner-up − leader, so the other way round
-        low, high = (None if end is None else -end for end in (found.ci_high, found.ci_low))
-        found = replace(found, mean=-found.mean, ci_low=low, ci_high=high)
-    return following, "runner-up", found
+    if following is None:
+        return None, None, None
+    if not (following.row.ranked and board.ranking.leader):
+        return following, "next row", None
+    difference = following.row.to_leader
+    if difference is not None:  # runner-up − leader; negated, because this page shows the leader's row
+        low, high = (None if end is None else -end for end in (difference.ci_high, difference.ci_low))
+        difference = replace(difference, mean=-difference.mean, ci_low=low, ci_high=high)
+    return following, "runner-up", difference
 
 
-def _meetings(
+def _comparisons(
     queries: Queries, store: RunStore, experiment: Experiment, query: BoardQuery, own: Pair, other: Pair | None
 ) -> Iterator[ScenarioComparison]:
-    """Yield every scenario in which the row has an answer."""
-    # By scenario, even if the page's board is clustered by persona.
+    """Yield the comparison in every scenario that the own row has answers to."""
+    # The comparison is by scenario, even if the page's board is clustered by persona.
     board = queries.board(store, experiment, replace(query, cluster=None, baseline=None))
     all_cells = queries.cells(store, experiment, query)
     pairs = {row: _pairs_of(row, {cell.pair for cell in all_cells.cells}, query.by) for row in (own, other) if row}
-    both = {pair for row in pairs.values() for pair in row}
-    cells = replace(all_cells, cells=tuple(cell for cell in all_cells.cells if cell.pair in both))
-    found = read_answers(queries.view(store, experiment), experiment, board, cells)
-    own_sides = _sides(board, own, pairs[own], found)
-    other_sides = _sides(board, other, pairs[other], found) if other else {}
-    cards = {each.scenario: each.card for each in reversed(found)}
-    for scenario, side in own_sides.items():
+    compared_pairs = {pair for row in pairs.values() for pair in row}
+    cells = replace(all_cells, cells=tuple(cell for cell in all_cells.cells if cell.pair in compared_pairs))
+    scenario_answers = read_answers(queries.view(store, experiment), experiment, board, cells)
+    own_sides = _sides(board, own, pairs[own], scenario_answers)
+    other_sides = _sides(board, other, pairs[other], scenario_answers) if other else {}
+    cards = {each.scenario: each.card for each in reversed(scenario_answers)}
+    for scenario, own_side in own_sides.items():
         other_side, difference = other_sides.get(scenario), None
-        if other_side is not None and side.composite is not None and other_side.composite is not None:
-            difference = side.composite - other_side.composite
-        yield ScenarioComparison(scenario, cards[scenario], side, other_side, difference)
+        if other_side is not None and own_side.composite is not None and other_side.composite is not None:
+            difference = own_side.composite - other_side.composite
+        yield ScenarioComparison(scenario, cards[scenario], own_side, other_side, difference)
 
 
-def _sides(board: Leaderboard, row: Pair, pairs: Collection[Pair], found: Iterable[ScenarioAnswers]) -> dict[str, Side]:
-    """Return a row's result in each scenario that it has an answer to."""
+def _sides(
+    board: Leaderboard, row: Pair, pairs: Collection[Pair], scenario_answers: Iterable[ScenarioAnswers]
+) -> dict[str, Side]:
+    """Return a row's result in each scenario that the row has answers to."""
     answers: dict[str, list[Answer]] = defaultdict(list)
-    for each in found:
+    for each in scenario_answers:
         for answer in each.answers:
             if answer.pair in pairs:
                 answers[each.scenario].append(answer)
@@ -445,11 +459,11 @@ def _sides(board: Leaderboard, row: Pair, pairs: Collection[Pair], found: Iterab
     if column is not None:
         judged = (i for i in range(len(matrix.scenarios)) if matrix.judged[i, column])
         means = {matrix.scenarios[i]: float(matrix.values[i, column]) for i in judged}
-    return {scenario: Side(means.get(scenario), tuple(found)) for scenario, found in answers.items()}
+    return {scenario: Side(means.get(scenario), tuple(own_answers)) for scenario, own_answers in answers.items()}
 
 
 def _pairs_of(row: Pair, pairs: Collection[Pair], by: Literal["model", "prompt"] | None) -> Sequence[Pair]:
-    """Return the pairs whose cells are merged into the row: on a board by model, all prompts of the model."""
+    """Return the pairs whose cells are merged into the row, such as a model with each prompt that all models have."""
     if by is None or is_reference(row):
         return [row] if row in pairs else []
     pairs = {pair for pair in pairs if not is_reference(pair)}

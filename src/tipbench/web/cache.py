@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-LIFE_S = 900.0  # of a versioned value: a writer may die before it changes the revision
+LIFE_S = 900.0  # lifetime of values with a version; limited because a writer may die before it changes the revision
 UNVERSIONED_S = 5.0  # lifetime of values without a version
 
 _T = TypeVar("_T")
@@ -42,7 +42,7 @@ class Cache:
             while len(self._slots) > self._size:
                 self._slots.popitem(last=False)
         with slot.lock:
-            if self._fresh(slot, version):
+            if self._is_fresh(slot, version):
                 self.hits += 1
             else:
                 self.misses += 1
@@ -51,20 +51,20 @@ class Cache:
             return cast("_T", slot.value)
 
     def make_room(self, size: int) -> None:
-        """Grow the cache to at least `size`: a list longer than its cache would always miss."""
+        """Increase the capacity to at least `size`. A list with more items than the cache would miss every time."""
         with self._lock:
             self._size = max(self._size, size)
 
     def has(self, key: Hashable, version: str | None) -> bool:
-        """Whether `get` would be a hit."""
+        """Return whether `get` would return a cached value."""
         with self._lock:
             slot = self._slots.get(key)
-        return slot is not None and self._fresh(slot, version)
+        return slot is not None and self._is_fresh(slot, version)
 
     def __len__(self) -> int:
         return len(self._slots)
 
-    def _fresh(self, slot: _Slot, version: str | None) -> bool:
+    def _is_fresh(self, slot: _Slot, version: str | None) -> bool:
         if slot.made_at is None or slot.version != version:
             return False
         life_s = UNVERSIONED_S if version is None else LIFE_S

@@ -27,42 +27,42 @@ from tipbench.web.queries import Queries
 from tipbench.web.security import MAX_JUDGE_SHEET_BYTES, ConcurrencyLimits, StreamLimits
 from tipbench.workflows.judging import judging_lock
 
-JUDGING_WAIT_S = 20.0  # for another apply to finish
+JUDGING_WAIT_S = 20.0  # how long to wait until another client has finished writing scores
 log = logging.getLogger("tipbench.web")
 
 
 class MlflowConnection:
-    """Connection to the configured MLflow, opened on first use and again after it was unreachable. Thread-safe.
+    """Connection to the configured MLflow, opened on first use. Thread-safe.
 
-    With `store`, `open` always returns that store.
+    After `locate_again`, the server is located again on the next use. With `store`, `open` always returns that store.
     """
 
     def __init__(self, settings: Settings, store: RunStore | None = None) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._given = TrackingStore(store, "given", "given", "http://given.invalid") if store is not None else None
+        self._fixed = TrackingStore(store, "given", "given", "http://given.invalid") if store is not None else None
         self._opened: TrackingStore | None = None
-        self._url = ""
-        self._outdated = False
-        self._connections: list[TrackingStore] = []  # all that were opened: earlier ones may still be in use
+        self._opened_url = ""
+        self._must_locate = False
+        self._connections: list[TrackingStore] = []  # including earlier ones, which may still be in use
 
     def open(self) -> TrackingStore:
         """Return the connection. Raises NotEnoughData if no MLflow is available and nothing was ever recorded."""
-        if self._given is not None:
-            return self._given
+        if self._fixed is not None:
+            return self._fixed
         with self._lock:
-            if self._opened is None or self._outdated:
+            if self._opened is None or self._must_locate:
                 access = self._settings.mlflow
                 tracking = access.find(report=log.info)
-                if self._opened is None or tracking.url != self._url:
-                    self._opened, self._url = access.connect(tracking), tracking.url
+                if self._opened is None or tracking.url != self._opened_url:
+                    self._opened, self._opened_url = access.connect(tracking), tracking.url
                     self._connections.append(self._opened)
-                self._outdated = False
+                self._must_locate = False
             return self._opened
 
     def locate_again(self) -> None:
-        """Locate the server again on the next `open`; the local one may have restarted on another port."""
-        self._outdated = True
+        """Locate the server again on the next `open`: a local server may have restarted on another port."""
+        self._must_locate = True
 
     def close(self) -> None:
         """Close every connection."""
@@ -74,8 +74,8 @@ class MlflowConnection:
 
     @contextmanager
     def named(self, url: str | None) -> Iterator[TrackingStore]:
-        """Open the server at `url` for the duration of the context; None is the configured one."""
-        if url is None or self._given is not None or url == self._settings.get("mlflow_url"):
+        """Connect to the server at `url` for the duration of the context; None is the configured server."""
+        if url is None or self._fixed is not None or url == self._settings.get("mlflow_url"):
             yield self.open()
             return
         access = self._settings.mlflow
@@ -84,7 +84,7 @@ class MlflowConnection:
 
     @contextmanager
     def judging_lock(self) -> Iterator[None]:
-        """Lock the writing of scores, for panel and command line. Raises LockHeld after JUDGING_WAIT_S."""
+        """Lock the writing of scores against the panel and the command line. Raises LockHeld after JUDGING_WAIT_S."""
         with judging_lock(self._settings.home, self.open().url, wait_s=JUDGING_WAIT_S):
             yield
 
@@ -132,14 +132,14 @@ def open_store(panel: PanelState) -> Iterator[RunStore]:
 
 
 async def read_run_body(request: Request, _admin: Annotated[Identity, Depends(require_admin)]) -> RunBody:
-    """Parse the body; depends on `require_admin`, which authenticates before the body is read."""
+    """Parse the body. The dependency on `require_admin` authenticates the client before the body is read."""
     raw = await read_json(request)
     with options_at("body"):
         return RunBody(*split_wait_for_judge(raw))
 
 
 def read_run_config(body: Annotated[RunBody, Depends(read_run_body)], panel: PanelState) -> CollectConfig:
-    """Return the run's configuration: the body's values over the settings, checked against the run policy."""
+    """Return the run's configuration: the settings, overridden by the body, and checked against the run policy."""
     return panel.allowed.config(body.values)
 
 
@@ -164,7 +164,7 @@ async def limit_concurrency(request: Request, who: Annotated[Identity, Depends(a
 
 
 async def fix_response_time(request: Request, who: Annotated[Identity, Depends(authenticate)]) -> AsyncIterator[None]:
-    """Delay a judge's response so that its time does not depend on the work; see `wait_to_respond`."""
+    """Delay a judge's response, so that the response time does not reveal the work; see `wait_to_respond`."""
     try:
         yield
     finally:
@@ -178,9 +178,10 @@ async def sheet_room(request: Request) -> AsyncIterator[None]:
         yield
 
 
-# Set on a router, it runs before authorisation, which reads the body for its CSRF token. The scope "function" ends
-# dependencies before the response is sent, the last one first: a delayed response holds the token's slot, so that other
-# requests of the token do not show when the work ended, but no slot for sheets.
+# On a router, LIMIT_CONCURRENCY comes before authorisation, because authorisation reads the body for the CSRF token.
+# With the scope "function", dependencies end before the response is sent, in reverse order. While a response is delayed
+# it no longer holds its slot for sheets. It still holds the token's slot, so that other requests of the token do not
+# reveal when the work ended.
 LIMIT_CONCURRENCY = Depends(limit_concurrency, scope="function")
 FIX_RESPONSE_TIME = Depends(fix_response_time, scope="function")
 LIMIT_SHEETS = Depends(sheet_room, scope="function")

@@ -1,8 +1,8 @@
 """Error responses, all in one format: {"error": {"code", "message", "path"}}.
 
 `code` is for programs and does not change. `message` is a sentence for people. `path` is the invalid part of the
-request (`body.n_tips`, `query.limit`, `header.host`), or null if there is no single one. A 500 has only the request id;
-the log has the details under this id.
+request (`body.n_tips`, `query.limit`, `header.host`), or null if there is no single one. The message of a 500
+contains only the request id; the log has the details under this id.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def to_json(content: Any) -> bytes:
     """Return compact JSON in UTF-8."""
     try:
         text = _dumps(content)
-    except ValueError:  # NaN or infinity, which are rare: values are not checked before
+    except ValueError:  # NaN or infinity, which are too rare to check every value first
         text = _dumps(_finite(content))
     return text.encode("utf-8", "backslashreplace")
 
@@ -47,11 +47,14 @@ def _dumps(content: Any) -> str:
 
 
 def _finite(value: Any) -> Any:
+    """Replace NaN and infinity by None, also in nested lists and dictionaries."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value
 
 
 def attachment(name: str, extension: str) -> dict[str, str]:
@@ -61,8 +64,8 @@ def attachment(name: str, extension: str) -> dict[str, str]:
 
 
 INTERNAL = "Internal error in tipbench."
-_MAX_LISTED = 10  # problems in one message
-_FORMS = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
+_MAX_PROBLEMS = 10  # in one message
+_FORM_TYPES = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 
 KINDS: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first match applies
     (errors.InvalidOption, 422, "invalid"),
@@ -104,7 +107,7 @@ def status_and_code(exc: Exception) -> tuple[int, str]:
 
 # Errors whose message judges see; other messages may name a run or a model.
 _SHOWN_TO_JUDGES = (errors.SheetRefused, errors.SheetsClosed, errors.NotEnoughData, errors.LockHeld)
-_HTTP = {404: "not_found", 405: "method_not_allowed"}
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 _M = TypeVar("_M", bound=BaseModel)
 
 
@@ -206,17 +209,17 @@ def install(app: FastAPI) -> None:
 
 
 def wants_page(request: Request) -> bool:
-    """Whether to respond with an HTML page: a browser's request outside the API."""
+    """Return whether to respond with an HTML page: to requests of browsers outside the API."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    is_navigation = request.method == "GET" or content_type in _FORMS
+    is_navigation = request.method == "GET" or content_type in _FORM_TYPES
     accepts_html = "text/html" in request.headers.get("accept", "")
     return is_navigation and accepts_html and not request.url.path.startswith("/api/")
 
 
 async def _web_error(request: Request, exc: Exception) -> Response:
-    assert isinstance(exc, WebError)  # noqa: S101 - Starlette's signature is wider than what it calls us with
+    assert isinstance(exc, WebError)  # noqa: S101 - Starlette's type is Exception, but it passes only this class
     if isinstance(exc, Unauthorised) and wants_page(request):
-        target = "/"  # a form is not submitted again
+        target = "/"  # after login a form is not submitted again
         if request.method == "GET":
             path, query = quote(request.scope["path"], safe="/"), request.url.query  # the scope has the decoded path
             target = f"{path}?{query}" if query else path
@@ -229,12 +232,12 @@ async def _tipbench_error(request: Request, exc: Exception) -> Response:
     status, code = status_and_code(exc)
     message = str(exc)
     identity = getattr(request.state, "identity", None)
-    hidden = identity is not None and identity.is_judge and not isinstance(exc, _SHOWN_TO_JUDGES)
-    if hidden:
+    is_hidden = identity is not None and identity.is_judge and not isinstance(exc, _SHOWN_TO_JUDGES)
+    if is_hidden:
         request_id = getattr(request.state, "request_id", "unknown")
         message = f"The request failed. Ask an admin; the log has the details under {request_id}."
-    if hidden or status >= 500:
-        request.state.failure = exc  # logged; errors the client can fix are not
+    if is_hidden or status >= 500:
+        request.state.failure = exc  # to be logged; errors that the client can fix are not logged
     headers = {"Retry-After": "5"} if status == 503 else {}
     body = error_json(code, message)
     if isinstance(exc, errors.SheetRefused):
@@ -244,8 +247,8 @@ async def _tipbench_error(request: Request, exc: Exception) -> Response:
 
 def refused_sheet(exc: errors.SheetRefused, code: str = "sheet_refused") -> dict[str, Any]:
     """Return the error response for an invalid sheet, with the fields of `judge apply --json` added."""
-    state = refused_json(exc)
-    return {**error_json(code, str(exc), f"body.{state['errors'][0]['field']}"), **state}
+    refusal = refused_json(exc)
+    return {**error_json(code, str(exc), f"body.{refusal['errors'][0]['field']}"), **refusal}
 
 
 async def _validation_error(request: Request, exc: Exception) -> Response:
@@ -255,14 +258,17 @@ async def _validation_error(request: Request, exc: Exception) -> Response:
 
 
 def checked(model: type[_M], raw: Mapping[str, Any], part: str) -> _M:
-    """Validate a `part` of the request, such as `body`, with a model. Raises Invalid with the wrong field."""
+    """Validate a part of the request with a pydantic model. Raises Invalid with the path of the wrong field.
+
+    `part` is the name of the part in this path, for example `body`.
+    """
     with invalid_at(part):
         return model.model_validate(raw)
 
 
 @contextmanager
 def invalid_at(part: str) -> Iterator[None]:
-    """Turn pydantic's ValidationError into Invalid; `part` is the part of the request that is validated."""
+    """Turn pydantic's ValidationError into Invalid; `part` is the validated part of the request, such as `query`."""
     try:
         yield
     except ValidationError as exc:
@@ -272,7 +278,7 @@ def invalid_at(part: str) -> Iterator[None]:
 
 @contextmanager
 def options_at(part: str) -> Iterator[None]:
-    """Turn InvalidOption into Invalid; `part` is the part of the request that has the options."""
+    """Turn InvalidOption into Invalid; `part` is the part of the request with the options, for example `body`."""
     try:
         yield
     except errors.InvalidOption as exc:
@@ -281,7 +287,7 @@ def options_at(part: str) -> Iterator[None]:
 
 @contextmanager
 def usage_errors_at(path: str) -> Iterator[None]:
-    """Turn UsageError into Invalid; `path` is the value that the block checks."""
+    """Turn UsageError into Invalid; `path` is the path of the checked value in the request."""
     try:
         yield
     except errors.UsageError as exc:
@@ -291,13 +297,13 @@ def usage_errors_at(path: str) -> Iterator[None]:
 def validation_message(problems: Sequence[Any]) -> str:
     """Return pydantic's errors as one line, each with its path and the invalid value."""
     texts = []
-    for problem in problems[:_MAX_LISTED]:
+    for problem in problems[:_MAX_PROBLEMS]:
         message = str(problem["msg"]).removeprefix("Value error, ")
         shows_value = problem["type"] not in ("missing", "value_error")
         got = f" (got {str(problem.get('input'))[:80]!r})" if shows_value else ""
         texts.append(f"{place_of(problem)}: {message}{got}")
-    if len(problems) > _MAX_LISTED:
-        texts.append(f"and {len(problems) - _MAX_LISTED} more")
+    if len(problems) > _MAX_PROBLEMS:
+        texts.append(f"and {len(problems) - _MAX_PROBLEMS} more")
     return "; ".join(texts)
 
 
@@ -313,7 +319,7 @@ async def _http_error(request: Request, exc: Exception) -> Response:
         404: f"Not found: {request.url.path[:200]}.",
         405: f"{request.method[:20]} is not allowed for {request.url.path[:200]}; see the header Allow.",
     }.get(status, str(exc.detail))
-    return _respond(request, status, error_json(_HTTP.get(status, "bad_request"), message), exc.headers or {})
+    return _respond(request, status, error_json(_HTTP_CODES.get(status, "bad_request"), message), exc.headers or {})
 
 
 def _respond(request: Request, status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:

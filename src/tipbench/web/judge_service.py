@@ -1,7 +1,7 @@
 """Sheets over HTTP: export, apply, accept drift, drift charts, and uploads on a page.
 
-Admins have the options of the command line; judges work blind and under their own name. An uploaded file is kept in
-memory between its preview and its confirmation. After a restart it has to be uploaded again; nothing else is lost.
+Admins have the options of the command line. Judges work blind and under their own name. An uploaded file is kept in
+memory between its preview and its confirmation; after a restart it has to be uploaded again.
 """
 
 from __future__ import annotations
@@ -38,19 +38,20 @@ from tipbench.workflows.board import judge_name
 from tipbench.workflows.judging import SheetRequest, apply_file, drift_reason, requested_sheet, sheet_file
 
 CSV = "text/csv"
-MIN_ANSWERS = MIN_CONTROLS  # on a judge's sheet; fewer would leave too few control tips
-MAX_REVISIONS = 5  # per sheet, by its judge
-_JUDGE_FIELDS = frozenset({"judge", "limit", "all", "sheet", "filled", "format"})
+MIN_ANSWERS = MIN_CONTROLS  # on a judge's sheet; smaller sheets have too few control tips
+MAX_REVISIONS = 5  # of one sheet by its judge
+_FIELDS_FOR_JUDGES = frozenset({"judge", "limit", "all", "sheet", "filled", "format"})
 
 
 def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPolicy) -> SheetRequest:
-    """Validate an export request. Raises Invalid with the wrong field, Forbidden for a field that judges may not set.
+    """Validate an export request. Raises Invalid with the wrong field.
 
-    With a seed, a focus or another suite a judge could find out which items are controls.
+    Raises Forbidden for a field that judges may not set: with a seed, a focus or another suite, a judge could find out
+    which items are controls.
     """
-    if who.is_judge and (forbidden := sorted(raw.keys() - _JUDGE_FIELDS)):
+    if who.is_judge and (forbidden := sorted(raw.keys() - _FIELDS_FOR_JUDGES)):
         raise Forbidden(
-            f"A judge's token may set {', '.join(sorted(_JUDGE_FIELDS))} (got {forbidden[0][:40]!r}).",
+            f"A judge's token may set {', '.join(sorted(_FIELDS_FOR_JUDGES))} (got {forbidden[0][:40]!r}).",
             path=f"body.{forbidden[0][:40]}",
         )
     options = checked(SheetOptions, raw, "body")
@@ -76,7 +77,7 @@ def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPolic
 
 
 def sheet_for(store: RunStore, name: str, query: SheetRequest) -> StoredSheet:
-    """Return the requested sheet, an existing one or a new export. Raises NotFound."""
+    """Return the requested existing sheet, or export a new one. Raises NotFound."""
     experiment = get_experiment(store, name)
     result = requested_sheet(store, experiment, query)
     if result is None:
@@ -104,13 +105,13 @@ class ApplyOptions:
     judge: str | None = None
     accept: str | None = None
     dry_run: bool = False
-    final: bool = False  # finish the sheet: check the drift although items are open
+    final: bool = False  # finish the sheet: check the drift even if items are unscored
 
     @classmethod
     def of(
         cls, who: Identity, *, judge: str | None, accept: str | None, dry_run: bool, final: bool = False
     ) -> ApplyOptions:
-        """Validate the options; judges apply under their own name and cannot accept their own drift."""
+        """Validate the options. Judges can only apply under their own name, and cannot accept drift."""
         if accept is not None and who.is_judge:
             raise Forbidden("Only an admin can accept drift. Revise the sheet and apply it again.")
         with options_at("query"):
@@ -119,7 +120,7 @@ class ApplyOptions:
 
 
 def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], options: ApplyOptions) -> dict[str, Any]:
-    """Apply a sheet; return the output of `judge apply --json`, reduced for judges. Raises SheetRefused."""
+    """Apply a sheet and return the output of `judge apply --json`, without `alpha` for judges. Raises SheetRefused."""
     get_experiment(store, name)
     if raw.get("experiment") != name:
         raise refusal([Problem(None, None, "experiment", shown(raw.get("experiment")), f"{name!r}, as in the URL")])
@@ -127,11 +128,11 @@ def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], options: App
     def check(applier: SheetApplier) -> None:
         # A judge who changes one item at a time and compares the verdicts could find the controls.
         stored = applier.stored
-        limited = options.who.is_judge and not options.dry_run
-        if limited and stored.revisions >= MAX_REVISIONS and applier.changes_scores:
+        is_limited = options.who.is_judge and not options.dry_run
+        if is_limited and stored.revisions >= MAX_REVISIONS and applier.changes_scores:
             raise Forbidden(
-                f"Sheet {stored.sheet.id} was revised {stored.revisions} times; a judge may do so {MAX_REVISIONS} "
-                "times. Ask an admin to accept it, or to apply further changes.",
+                f"Sheet {stored.sheet.id} was revised {stored.revisions} times; a judge may revise it "
+                f"{MAX_REVISIONS} times. Ask an admin to accept it, or to apply further changes.",
                 code="too_many_revisions",
                 path="body.sheet",
             )
@@ -153,7 +154,7 @@ def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], options: App
 
 
 def _judge_name(name: str | None, who: Identity, path: str) -> str | None:
-    """Return the name to judge under. Raises Forbidden if a judge's token gives another name than its own."""
+    """Return the judge's name. Raises Forbidden if a judge's token is used with another name."""
     if who.is_judge:
         if name is not None and normalize_name(name) != who.name:
             raise Forbidden(f"This token judges as {who.name} (got {name[:60]!r}).", path=path)
@@ -175,12 +176,12 @@ class DriftChart:
 def sheet_of(store: RunStore, name: str, sheet: str) -> StoredSheet:
     """Return a sheet of an experiment. Raises NotFound."""
     experiment = get_experiment(store, name)
-    found = find_sheet(store, experiment.experiment_id, experiment.name, sheet)
-    if found is None:
+    stored = find_sheet(store, experiment.experiment_id, experiment.name, sheet)
+    if stored is None:
         raise NotFound(
             f"{name[:200]} has no sheet {sheet[:64]!r}. The judges page lists the sheets.", path="path.sheet"
         )
-    return found
+    return stored
 
 
 def accept_drift(store: RunStore, name: str, sheet: str, reason: str, who: Identity) -> dict[str, Any]:
@@ -211,8 +212,8 @@ def drift_svg(queries: Queries, store: RunStore, name: str, query: DriftChart) -
 
 
 UPLOAD_LIFE_S = 3600.0
-MAX_UPLOADS = 32  # uploads of all tokens together
-MAX_UPLOAD_BYTES = 128_000_000  # of all uploads together; the oldest are dropped first
+MAX_UPLOADS = 32  # of all tokens together
+MAX_UPLOAD_BYTES = 128_000_000  # of all tokens together
 
 
 @dataclass(frozen=True)
@@ -238,8 +239,8 @@ class Upload:
     content: bytes
     sha256: str
     kept_at: float
-    judge: str | None = None  # if missing in the sheet
-    outcome: Mapping[str, Any] | None = None  # once applied; the content is dropped then
+    judge: str | None = None  # used if the sheet names no judge
+    outcome: Mapping[str, Any] | None = None  # set once applied; the content is then empty
 
 
 class UploadStore:
@@ -248,7 +249,7 @@ class UploadStore:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, Upload] = OrderedDict()
+        self._uploads: OrderedDict[str, Upload] = OrderedDict()
 
     def keep(
         self,
@@ -260,45 +261,46 @@ class UploadStore:
         *,
         share: UploadQuota = JUDGES_QUOTA,
     ) -> Upload:
-        """Store a file, dropping older ones above the limits, the owner's first."""
+        """Store a file. Above a limit, drops the oldest uploads, first of this owner and then of all owners."""
         digest = hashlib.sha256(content).hexdigest()
         upload = Upload(secrets.token_hex(16), owner, experiment, name[:200], content, digest, self._clock(), judge)
         with self._lock:
-            self._kept[upload.id] = upload
-            self._shrink(share, owner)
-            self._tidy()
+            self._uploads[upload.id] = upload
+            self._drop_oldest(share, owner)
+            self._enforce_limits()
         return upload
 
     def find(self, id_: str, owner: str, experiment: str) -> Upload | None:
         """Return an upload of this token and experiment, or None if it is unknown or expired."""
         with self._lock:
-            self._tidy()
-            upload = self._kept.get(id_)
+            self._enforce_limits()
+            upload = self._uploads.get(id_)
         return upload if upload and (upload.owner, upload.experiment) == (owner, experiment) else None
 
     def settle(self, upload: Upload, outcome: Mapping[str, Any]) -> None:
         """Save the result of applying an upload, and drop its content."""
         with self._lock:
-            if upload.id in self._kept:
-                self._kept[upload.id] = replace(upload, content=b"", outcome=outcome)
+            if upload.id in self._uploads:
+                self._uploads[upload.id] = replace(upload, content=b"", outcome=outcome)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._uploads)
 
-    def _tidy(self) -> None:
-        oldest = self._clock() - UPLOAD_LIFE_S
-        for id_ in [id_ for id_, upload in self._kept.items() if upload.kept_at < oldest]:
-            del self._kept[id_]
-        self._shrink(UploadQuota(MAX_UPLOADS, MAX_UPLOAD_BYTES))
+    def _enforce_limits(self) -> None:
+        """Drop expired uploads, then the oldest above the limits for all owners together."""
+        expired_before = self._clock() - UPLOAD_LIFE_S
+        for expired in [upload for upload in self._uploads.values() if upload.kept_at < expired_before]:
+            del self._uploads[expired.id]
+        self._drop_oldest(UploadQuota(MAX_UPLOADS, MAX_UPLOAD_BYTES))
 
-    def _shrink(self, share: UploadQuota, owner: str | None = None) -> None:
-        """Drop the oldest uploads, of one owner or of all, until they fit; the newest is kept."""
-        uploads = [upload for upload in self._kept.values() if owner in (None, upload.owner)]
+    def _drop_oldest(self, quota: UploadQuota, owner: str | None = None) -> None:
+        """Drop the oldest uploads of an owner, or of all owners, above the quota. Always keeps the newest."""
+        uploads = [upload for upload in self._uploads.values() if owner in (None, upload.owner)]
         size = sum(len(upload.content) for upload in uploads)
-        while len(uploads) > share.files or (len(uploads) > 1 and size > share.bytes):
+        while len(uploads) > quota.files or (len(uploads) > 1 and size > quota.bytes):
             oldest = uploads.pop(0)
             size -= len(oldest.content)
-            del self._kept[oldest.id]
+            del self._uploads[oldest.id]
 
 
 def quota_of(who: Identity) -> UploadQuota:

@@ -1,4 +1,4 @@
-"""Browser login and logout: exchanges a token for an HttpOnly session cookie. `security` limits failed attempts."""
+"""Browser login and logout: exchanges a token for an HttpOnly session cookie."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ router = APIRouter(tags=["login"])
 logout_router = APIRouter(tags=["login"], dependencies=[JUDGES_TOO], responses=COMMON)
 _MAX_NEXT_LENGTH = 1000
 _Next = Annotated[str, Query(max_length=_MAX_NEXT_LENGTH, description="Path to redirect to after login.")]
-_BODY: dict[str, Any] = {
+_LOGIN_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
@@ -51,9 +51,9 @@ _BODY: dict[str, Any] = {
 }
 
 
-# For a form, these errors are the login page.
-_FAILED = error_responses(401, 403, 429)
-for _response in _FAILED.values():
+# If the request is a form, the response to these errors is the login page.
+_LOGIN_ERRORS = error_responses(401, 403, 429)
+for _response in _LOGIN_ERRORS.values():
     _response["content"]["text/html"] = {"schema": {"type": "string"}}
 
 
@@ -67,24 +67,24 @@ for _response in _FAILED.values():
         **error_responses(400, 413, 422, 500),
     },
 )
-async def login_page(request: Request, panel: PanelState, next: _Next = "/") -> Response:  # noqa: A002 - its name in the URL
+async def login_page(request: Request, panel: PanelState, next: _Next = "/") -> Response:  # noqa: A002 - the name in the URL
     """Return a login form, or redirect if the client already has a session."""
-    known = await run_in_threadpool(panel.guard.by_cookie, session_cookie(request))
-    if known is not None:
-        return RedirectResponse(_front(known, local_path(next)), status_code=303)
-    return HTMLResponse(_page(request)(request, local_path(next), None))
+    identity = await run_in_threadpool(panel.guard.by_cookie, session_cookie(request))
+    if identity is not None:
+        return RedirectResponse(_landing_path(identity, local_path(next)), status_code=303)
+    return HTMLResponse(_page_renderer(request)(request, local_path(next), None))
 
 
 @router.post(
     "/login",
     summary="Exchange a token for a session",
     response_model=LoggedIn,
-    openapi_extra=_BODY,
+    openapi_extra=_LOGIN_BODY,
     responses={
         200: {"description": "For JSON: name, role and the CSRF token for the header " + CSRF_HEADER + "."},
         303: {"description": "For a form: logged in, redirect."},
         **error_responses(400, 413, 422, 500),
-        **_FAILED,
+        **_LOGIN_ERRORS,
     },
 )
 async def log_in(request: Request, panel: PanelState) -> Response:
@@ -97,24 +97,24 @@ async def log_in(request: Request, panel: PanelState) -> Response:
         identity = await run_in_threadpool(panel.guard.by_token, secret, client_of(request))
     except (Unauthorised, Forbidden, TooManyAttempts) as exc:
         if by_form:
-            return HTMLResponse(_page(request)(request, target, str(exc)), exc.status, headers=exc.headers)
+            return HTMLResponse(_page_renderer(request)(request, target, str(exc)), exc.status, headers=exc.headers)
         raise
     sessions = panel.guard.sessions
-    former = await run_in_threadpool(sessions.authenticate, session_cookie(request))
-    if former is not None:
-        await run_in_threadpool(sessions.end, former)
+    previous = await run_in_threadpool(sessions.authenticate, session_cookie(request))
+    if previous is not None:
+        await run_in_threadpool(sessions.end, previous)
     session = sessions.begin(identity.token_id)
     if by_form:
-        response: Response = RedirectResponse(_front(identity, target), status_code=303)
+        response: Response = RedirectResponse(_landing_path(identity, target), status_code=303)
     else:
-        answer = LoggedIn(
+        logged_in = LoggedIn(
             name=identity.name,
             role="judge" if identity.is_judge else "admin",
             expires=iso(session.expires),
             csrf=sessions.csrf(session),
         )
-        response = Json(answer.model_dump())
-    _set_cookie(request, response, sessions.seal(session), session.expires - int(time.time()))
+        response = Json(logged_in.model_dump())
+    _set_cookie(request, response, sessions.seal(session), life_s=session.expires - int(time.time()))
     return response
 
 
@@ -132,12 +132,12 @@ async def log_out(
         await run_in_threadpool(panel.guard.sessions.end, identity.session)
     by_form = content_type(request) == FORM
     response = RedirectResponse("/login", status_code=303) if by_form else Response(status_code=204)
-    _set_cookie(request, response, "", 0)
+    _set_cookie(request, response, "", life_s=0)
     return response
 
 
 def csrf_of(request: Request) -> str:
-    """Return the CSRF token for forms and scripts; empty for bearer tokens, which do not need one."""
+    """Return the session's CSRF token for forms and scripts; empty for bearer tokens, which have no session."""
     panel: Panel = request.app.state.panel
     identity: Identity | None = getattr(request.state, "identity", None)
     return panel.guard.sessions.csrf(identity.session) if identity and identity.session else ""
@@ -154,17 +154,18 @@ def local_path(text: str) -> str:
     return text if not parts.scheme and not parts.netloc and "\\" not in text else "/"
 
 
-def _front(identity: Identity, target: str) -> str:
-    """Return the path after login; the front page of judges is `/judge`."""
+def _landing_path(identity: Identity, target: str) -> str:
+    """Return the path to redirect to after login. For judges, `/judge` replaces the front page."""
     return "/judge" if identity.is_judge and target == "/" else target
 
 
-def _page(request: Request) -> LoginPage:
-    page: LoginPage = request.app.state.login_page
-    return page
+def _page_renderer(request: Request) -> LoginPage:
+    """Return the function that renders the login page, set by the application."""
+    render: LoginPage = request.app.state.login_page
+    return render
 
 
-def _set_cookie(request: Request, response: Response, value: str, life_s: int) -> None:
+def _set_cookie(request: Request, response: Response, value: str, *, life_s: int) -> None:
     response.set_cookie(
         cookie_name(request),
         value,

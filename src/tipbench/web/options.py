@@ -16,8 +16,8 @@ from tipbench.settings import Settings
 from tipbench.web.errors import Forbidden, checked
 from tipbench.web.security import Hosts, host_name, is_loopback_name
 
-MIN_ADMIN_TOKEN_LENGTH = 32  # long enough that it cannot be guessed, like generated tokens
-_MAX_SECRET_LENGTH = 200
+MIN_ADMIN_TOKEN_LENGTH = 32  # characters, so that it cannot be guessed
+_MAX_SECRET_LENGTH = 200  # characters
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,18 @@ def panel_options(settings: Settings, *, host: str | None = None, port: int | No
                 f"--host must be a name or an address without a port (got {operator.panel_host[:80]!r}), "
                 "for example 127.0.0.1"
             ) from None
-        chosen, everywhere = name, False
+        listen_host, on_all_interfaces = name, False
     else:
-        chosen, everywhere = str(address), address.is_unspecified  # 0.0.0.0 and :: are not names of a host
+        listen_host, on_all_interfaces = str(address), address.is_unspecified  # 0.0.0.0 or ::, which are not host names
     token = settings.get("admin_token")
     if token is not None:
         check_secret("TIPBENCH_ADMIN_TOKEN", token, MIN_ADMIN_TOKEN_LENGTH)
         if " " in token:
             raise UsageError("TIPBENCH_ADMIN_TOKEN must not contain spaces. Create one with `openssl rand -hex 32`.")
     return PanelOptions(
-        host=chosen,
+        host=listen_host,
         port=operator.panel_port,
-        hosts=Hosts.of(operator.panel_hosts if everywhere else (*operator.panel_hosts, chosen)),
+        hosts=Hosts.of(operator.panel_hosts if on_all_interfaces else (*operator.panel_hosts, listen_host)),
         proxies=operator.panel_proxies,
         ollama_urls=operator.panel_urls,
         mlflow_urls=operator.panel_mlflow_urls,
@@ -74,7 +74,7 @@ def panel_options(settings: Settings, *, host: str | None = None, port: int | No
 
 
 def check_secret(variable: str, text: str, min_length: int) -> None:
-    """Raise UsageError unless a secret chosen by the operator is long enough and plain; the error omits its value."""
+    """Raise UsageError if a secret has an invalid length or character. The message does not contain the secret."""
     if not min_length <= len(text) <= _MAX_SECRET_LENGTH or not text.isascii() or not text.isprintable():
         raise UsageError(
             f"{variable} must have {min_length} to {_MAX_SECRET_LENGTH} printable ASCII characters (got {len(text)}). "
@@ -84,32 +84,33 @@ def check_secret(variable: str, text: str, min_length: int) -> None:
 
 @dataclass(frozen=True)
 class RunPolicy:
-    """Servers and suites the operator allows. URLs are used as configured, including credentials."""
+    """Servers and suites that the operator allows. URLs are used as configured, including their credentials."""
 
     settings: Settings
-    listed: Mapping[str, tuple[str, ...]]  # by configuration key: servers besides the configured one
+    listed: Mapping[str, tuple[str, ...]]  # servers allowed in addition to the configured one, by configuration key
     suites: tuple[Path, ...] = ()
 
     @classmethod
     def of(cls, settings: Settings, options: PanelOptions) -> RunPolicy:
-        """Allow the configured servers and those listed in the options."""
+        """Return the policy that allows the configured servers and the servers listed in the options."""
         listed = {key: options.mlflow_urls if key == "mlflow_url" else options.ollama_urls for key in ADDRESSES}
         return cls(settings, listed, options.suites)
 
     @property
     def urls(self) -> Mapping[str, tuple[str, ...]]:
-        """The configured and listed servers, by configuration key, without those that are found automatically."""
+        """The configured and listed servers by configuration key. Servers found automatically are not included."""
         return {key: self.settings.servers(key, self.listed[key], find=False) for key in ADDRESSES}
 
     def config(self, values: Mapping[str, Any]) -> CollectConfig:
-        """Return the configuration with `values` over the settings. Raises Invalid or Forbidden with the wrong key."""
+        """Return the settings overridden by `values`. Raises Invalid or Forbidden with the wrong key."""
+        # An mlflow_url of None means the server from the settings.
         requested = {key: value for key, value in values.items() if not (key == "mlflow_url" and value is None)}
         settings = {key: value for key, value in self.settings.values.items() if key in CollectConfig.model_fields}
         config = checked(CollectConfig, {**settings, **requested}, "body")
-        changes = {key: self._url(key, getattr(config, key)) for key in ADDRESSES if key in requested}
+        allowed_urls = {key: self._allowed_url(key, getattr(config, key)) for key in ADDRESSES if key in requested}
         if "suite" in requested:
             self.check_suite(config.suite)
-        return config.model_copy(update=changes)
+        return config.model_copy(update=allowed_urls)
 
     def schema(self) -> dict[str, Any]:
         """Return the configuration's JSON schema, with this server's defaults and allowed URLs."""
@@ -128,10 +129,10 @@ class RunPolicy:
             return
         try:
             path = Path(suite).expanduser().resolve()
-            inside = any(path.is_relative_to(folder.resolve()) for folder in self.suites)
+            is_allowed = any(path.is_relative_to(folder.resolve()) for folder in self.suites)
         except (OSError, ValueError, RuntimeError):  # invalid path, or unknown user in ~user
-            inside = False
-        if not inside:
+            is_allowed = False
+        if not is_allowed:
             raise Forbidden(
                 f"suite must be one of {', '.join(builtin_suites())}, or a folder under TIPBENCH_PANEL_SUITES "
                 f"(got {suite[:120]!r}).",
@@ -139,10 +140,11 @@ class RunPolicy:
                 path="body.suite",
             )
 
-    def _url(self, key: str, url: str) -> str:
+    def _allowed_url(self, key: str, url: str) -> str:
+        """Return the allowed URL of the same server, with its credentials. Raises Forbidden."""
         allowed = self.settings.servers(key, self.listed[key])
-        known = same_server(url, allowed)
-        if known is None:
+        allowed_url = same_server(url, allowed)
+        if allowed_url is None:
             allowed_urls = ", ".join(map(strip_login, allowed))
             raise Forbidden(
                 f"{key} must be a server that the operator allows: {allowed_urls} (got {strip_login(url)[:120]}). "
@@ -150,4 +152,4 @@ class RunPolicy:
                 code="not_allowed",
                 path=f"body.{key}",
             )
-        return known
+        return allowed_url

@@ -21,56 +21,59 @@ from tipbench.web.queries import ExperimentsPage, experiment_path, quote_path
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
-MIN_FOR_SEARCH = 12  # experiments; below, the page has no search field
+MIN_FOR_SEARCH = 12  # number of experiments from which the page has a search field
 
 
 @router.get("/")
 def front_page(request: Request, panel: PanelState, q: NameHas = "") -> HTMLResponse:
     """List the experiments; show an error on the page if MLflow is unavailable."""
-    away, found = None, ExperimentsPage()
+    mlflow_error, experiments = None, ExperimentsPage()
     try:
-        found = experiments_page(panel, q)
+        experiments = experiments_page(panel, q)
     except TipbenchError as exc:
         if status_and_code(exc)[0] not in (502, 503):
             raise
-        away = str(exc)
+        mlflow_error = str(exc)
     query = f"?{urlencode({'q': q}, errors='backslashreplace')}" if q else ""
     return page(
         request,
         "experiments.html",
-        rows=[row_of(each) for each in found.items],
-        total=found.total,
-        has_search=found.total >= MIN_FOR_SEARCH,
+        rows=[row_of(each) for each in experiments.items],
+        total=experiments.total,
+        has_search=experiments.total >= MIN_FOR_SEARCH,
         q=q,
-        away=away,
+        away=mlflow_error,
         json_url=f"/api/bench/experiments{query}",
     )
 
 
-def row_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an experiment's JSON from the API with links, texts and the next step."""
-    name = str(found["experiment"])
-    failed = f", {found['failed']:,} failed" if found["failed"] else ""
-    judged = f"{found['judged']:,} judged, {found['pending']:,} pending{failed}"
-    leader, basis = found["leader"], ""
+def row_of(experiment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of the page: the API's JSON of an experiment, with added links, texts and the next step."""
+    name = str(experiment["experiment"])
+    failed = f", {experiment['failed']:,} failed" if experiment["failed"] else ""
+    judged = f"{experiment['judged']:,} judged, {experiment['pending']:,} pending{failed}"
+    leader, basis = experiment["leader"], ""
     if leader:
-        basis = "by rules" if leader["provisional"] else "decided" if leader["decided"] else "not decided"
-        basis += ", does not beat the reference" if leader["beats_reference"] is False else ""
-    if not found["cells"]:
+        basis = "decided" if leader["decided"] else "not decided"
+        if leader["provisional"]:
+            basis = "by rules"
+        if leader["beats_reference"] is False:
+            basis += ", does not beat the reference"
+    if not experiment["cells"]:
         step = "Start a run", f"/run?experiment={quote_path(name)}"
-    elif found["held"]:
-        step = f"Review {plural(found['held'], 'held sheet')}", experiment_path(name, "judges")
-    elif found["pending"]:
-        step = f"Judge {plural(found['pending'], 'answer')}", home_of(name)
-    elif found["failed"]:
-        step = f"Run {plural(found['failed'], 'failed cell')} again", f"/run?experiment={quote_path(name)}"
+    elif experiment["held"]:
+        step = f"Review {plural(experiment['held'], 'held sheet')}", experiment_path(name, "judges")
+    elif experiment["pending"]:
+        step = f"Judge {plural(experiment['pending'], 'answer')}", home_of(name)
+    elif experiment["failed"]:
+        step = f"Run {plural(experiment['failed'], 'failed cell')} again", f"/run?experiment={quote_path(name)}"
     else:
         step = "Show the leaderboard", experiment_path(name)
     return {
-        **found,
+        **experiment,
         "path": experiment_path(name),
-        "answered": found["judged"] + found["pending"],
-        "words": f"{judged} of {plural(found['cells'], 'cell')}",
+        "answered": experiment["judged"] + experiment["pending"],
+        "words": f"{judged} of {plural(experiment['cells'], 'cell')}",
         "basis": basis,
         "step": step,
     }

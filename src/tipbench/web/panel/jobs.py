@@ -1,4 +1,4 @@
-"""Jobs pages: the list, and one job with live updates. The pages work without JavaScript; a script updates them."""
+"""Jobs pages: the list of jobs, and one job with live updates. The pages also work without JavaScript."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from tipbench.web.panel.pages import SentForm, charts_installed, page
 
 RETRIABLE = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.LOST})
 RUNNERS = {"local": "this machine", "airflow": "Airflow"}
-_ANNOUNCED_PERCENT = 25  # between two announcements for screen readers
-_PHASES = {  # displayed text and badge
+_ANNOUNCED_PERCENT = 25  # progress between two announcements for screen readers
+_PHASES = {  # by phase: displayed text, badge
     Phase.LOADING: ("loading", "queued"),
     Phase.GENERATING: ("answering", "running"),
     Phase.UNLOADING: ("unloading", "queued"),
@@ -56,7 +56,7 @@ class ModelRow:
 
 @dataclass(frozen=True)
 class JobText:
-    """A job's texts for the pages. `place` is its position in the queue, None if it is not queued."""
+    """A job's texts for the pages. `place` is the position in the queue, or None if the job is not queued."""
 
     job: Job
     progress: Progress
@@ -108,7 +108,7 @@ class JobText:
 
     @property
     def may_reappear(self) -> bool:
-        """Whether a lost job may be found again, so that its reason suggests waiting and not a retry."""
+        """Whether a lost job may be found again. Its reason then suggests waiting instead of a retry."""
         return self.job.state is JobState.LOST and "retry" not in self.job.reason
 
     @property
@@ -119,17 +119,17 @@ class JobText:
 
     @property
     def models(self) -> tuple[ModelRow, ...]:
-        """The requested models in the order they run; those not started come last."""
+        """The requested models in the order in which they run. Models that have not started come last."""
         rows = [ModelRow(each.model, *_PHASES[each.phase], each) for each in self.progress.models]
         started = {row.model for row in rows}
         refused = {each.model: strip_logins(each.reason) for each in self.progress.refused}
-        pending = "nothing generated" if self.progress.exit_code is not None or self.ended else "not started"
+        unstarted_state = "nothing generated" if self.progress.exit_code is not None or self.ended else "not started"
         requested = split_names(str(self.job.arguments.get("models", ""))) if self.job.kind is JobKind.COLLECT else ()
         for name in requested:
             if name in refused and name not in started:
                 rows.append(ModelRow(name, "refused", "refused", refusal=refused[name]))
             elif name not in started:
-                rows.append(ModelRow(name, pending, "later"))
+                rows.append(ModelRow(name, unstarted_state, "later"))
         return tuple(rows)
 
     @property
@@ -142,27 +142,29 @@ class JobText:
 
     @property
     def running_s(self) -> float | None:
-        """Seconds since the start of a running job."""
-        running = self.job.state is JobState.RUNNING and self.job.started is not None
-        return max(0.0, self.now - (self.job.started or 0.0)) if running else None
+        """Seconds since the start of a running job, or None if it is not running."""
+        if self.job.state is not JobState.RUNNING or self.job.started is None:
+            return None
+        return max(0.0, self.now - self.job.started)
 
     @property
     def left_s(self) -> float | None:
         """Estimated seconds until a running job ends, from its pace so far; None if unknown."""
         finished, total = self._finished_and_total()
-        done = finished - sum(each.recorded for each in self.progress.models)  # without cells of an earlier collect
-        if self.running_s is None or self.paused or self.cancelling or done < _MIN_DONE or finished >= total:
+        recorded_before = sum(each.recorded for each in self.progress.models)  # by an earlier collect
+        done_by_job = finished - recorded_before
+        if self.running_s is None or self.paused or self.cancelling or done_by_job < _MIN_DONE or finished >= total:
             return None
-        return self.running_s / done * (total - finished)
+        return self.running_s / done_by_job * (total - finished)
 
     @property
     def headline(self) -> str:
         """The status in one sentence."""
         state, reason = self.job.state, self.reason
         if state is JobState.RUNNING:
-            return self._running()
+            return self._running_headline()
         if state is JobState.SUCCEEDED:
-            return self._succeeded()
+            return self._succeeded_headline()
         if state is JobState.WAITING:
             return f"Waiting for a judge; it uses no resources.{f' {reason}' if reason else ''}"
         if state is JobState.QUEUED and (self.place is None or self.place <= 1):
@@ -175,13 +177,13 @@ class JobText:
 
     @property
     def evidence(self) -> tuple[str, str]:
-        """Badge state and text for the models observed in the server's memory."""
-        seen = self.progress.memory
-        if seen is None or seen.samples == 0:  # failed samples are counted separately
+        """Badge and text on whether more than one model was observed in the server's memory."""
+        memory = self.progress.memory
+        if memory is None or memory.samples == 0:  # failed samples are counted separately
             return "unknown", "memory was not observed"
-        if seen.most_resident > 1:
+        if memory.most_resident > 1:
             return "failed", "more than one model in memory"
-        if seen.foreign:
+        if memory.foreign:
             return "stale", "other clients' models in memory"
         return "ok", "never more than one model in memory"
 
@@ -195,23 +197,26 @@ class JobText:
     def title(self) -> str:
         """The title of the browser tab."""
         share = self.share
-        known = self.job.state is JobState.RUNNING and share is not None
-        state = f"{int((share or 0) * 100)} %" if known else self.state.capitalize()
+        state = self.state.capitalize()
+        if self.job.state is JobState.RUNNING and share is not None:
+            state = f"{int(share * 100)} %"
         return f"{state} · {self.job.kind.value} {self.job.experiment}"
 
     @property
     def announcement(self) -> str:
-        """Text for screen readers; changes with the state and with every quarter of the progress."""
-        share = self.share
-        if self.ended or share is None:
-            state, headline = self.state.capitalize(), self.headline if self.ended else ""
-            return headline if headline.startswith(state) else f"{state}. {headline}".strip()
-        return f"{self.state.capitalize()}, {int(share * 100) // _ANNOUNCED_PERCENT * _ANNOUNCED_PERCENT} % done."
+        """Text for screen readers. It changes with the state and with every quarter of the progress."""
+        state, share = self.state.capitalize(), self.share
+        if self.ended:
+            return self.headline if self.headline.startswith(state) else f"{state}. {self.headline}".strip()
+        if share is None:
+            return f"{state}."
+        percent = int(share * 100) // _ANNOUNCED_PERCENT * _ANNOUNCED_PERCENT
+        return f"{state}, {percent} % done."
 
     def _finished_and_total(self) -> tuple[int, int]:
-        """Return the finished and all cells, items or seeds; 0 of 0 while unknown.
+        """Return the number of finished cells, items or seeds, and their total; both are 0 while unknown.
 
-        A model that has not started counts as many cells as the largest one that has.
+        A model that has not started is estimated to have as many cells as the largest started model.
         """
         judging, simulating = self.progress.judging, self.progress.simulating
         if judging is not None:
@@ -223,17 +228,18 @@ class JobText:
         largest = max((each.total for each in started), default=0)
         return sum(each.done for each in started), sum(each.total for each in started) + not_started * largest
 
-    def _running(self) -> str:
+    def _running_headline(self) -> str:
         progress = self.progress
         if self.cancelling:
             return "Cancelling: it stops, unloads its model and records the finished results."
         if progress.waiting_for:
             return f"Waiting for {join_names(progress.waiting_for, 3)}; it continues once the server is available."
         if progress.judging is not None:
-            seen = progress.judging
-            if seen.scored + seen.unscored >= seen.total:
-                return f"{seen.judge} has processed {plural(seen.total, 'item')}; saving scores."
-            return f"{seen.judge} has processed {seen.scored + seen.unscored:,} of {plural(seen.total, 'item')}."
+            judging = progress.judging
+            processed = judging.scored + judging.unscored
+            if processed >= judging.total:
+                return f"{judging.judge} has processed {plural(judging.total, 'item')}; saving scores."
+            return f"{judging.judge} has processed {processed:,} of {plural(judging.total, 'item')}."
         if progress.simulating is not None:
             seeds = progress.simulating
             return f"World {seeds.world}: {seeds.done:,} of {plural(seeds.total, 'seed')} simulated."
@@ -241,22 +247,24 @@ class JobText:
             return f"Saving results: {plural(progress.recording_left, 'result')} to be sent to MLflow."
         if self.reason:
             return self.reason
-        now = progress.models[-1] if progress.models else None
-        if now is None:
+        if not progress.models:
             return "Starting."
-        return f"{now.model}: {_PHASES[now.phase][0]}, {now.done:,} of {plural(now.total, 'cell')}."
+        current = progress.models[-1]
+        phase, _ = _PHASES[current.phase]
+        return f"{current.model}: {phase}, {current.done:,} of {plural(current.total, 'cell')}."
 
-    def _succeeded(self) -> str:
-        done, judged = self.progress.collected, self.progress.judged
-        if done is not None:
-            time = f" in {duration(done.seconds)}" if done.seconds is not None else ""
+    def _succeeded_headline(self) -> str:
+        collected, judged = self.progress.collected, self.progress.judged
+        if collected is not None:
+            time_taken = f" in {duration(collected.seconds)}" if collected.seconds is not None else ""
+            reason = f" {self.reason}" if self.reason else ""
             return (
-                f"{plural(done.generated, 'cell')} generated{time}, {done.recorded_before:,} recorded before, "
-                f"{done.failed:,} failed.{f' {self.reason}' if self.reason else ''}"
+                f"{plural(collected.generated, 'cell')} generated{time_taken}, "
+                f"{collected.recorded_before:,} recorded before, {collected.failed:,} failed.{reason}"
             )
         if judged is not None:
-            kind = " provisionally" if judged.provisional else ""
-            return f"{judged.judge} has{kind} scored {plural(judged.scored, 'item')}."
+            provisionally = " provisionally" if judged.provisional else ""
+            return f"{judged.judge} has{provisionally} scored {plural(judged.scored, 'item')}."
         if (seeds := self.progress.simulating) is not None:
             return f"World {seeds.world}: {plural(seeds.total, 'seed')} simulated."
         return "Finished."
@@ -264,25 +272,27 @@ class JobText:
 
 router = APIRouter(include_in_schema=False, dependencies=[ADMINS_ONLY])
 LOG_BYTES = 16_384
-_Word = TypeVar("_Word", bound=StrEnum)
-_Choice = Annotated[str, Query(max_length=20)]
+_Enum = TypeVar("_Enum", bound=StrEnum)
+_FilterText = Annotated[str, Query(max_length=20)]
 
 
 @router.get("/jobs")
 def jobs_page(
     request: Request,
     panel: PanelState,
-    state: _Choice = "",
-    kind: _Choice = "",
+    state: _FilterText = "",
+    kind: _FilterText = "",
     experiment: Annotated[str, Query(max_length=200)] = "",
     limit: Limit = DEFAULT_LIMIT,
-    next: Next = None,  # noqa: A002 - its name in the URL
+    next: Next = None,  # noqa: A002 - the name in the URL
 ) -> HTMLResponse:
-    """List the jobs, newest first; filters and page are in the URL."""
-    which = JobFilter(_one_of(JobState, state, "state"), _one_of(JobKind, kind, "kind"), experiment.strip() or None)
-    listed = panel.jobs.page(which, limit=limit, after=next)
+    """List the jobs, newest first. The URL contains the filters and the page."""
+    filters = JobFilter(
+        _parse_filter(JobState, state, "state"), _parse_filter(JobKind, kind, "kind"), experiment.strip() or None
+    )
+    listed = panel.jobs.page(filters, limit=limit, after=next)
     rows, places = [], panel.jobs.queue_positions()
-    for job in listed.items:  # an ended job stores its result: events are read for active ones only
+    for job in listed.items:  # events are read only for active jobs: an ended job stores its result
         progress = panel.jobs.progress.current(job).progress if job.state in ACTIVE else Progress()
         rows.append(JobText(job, progress, places.get(job.id)))
     query = {key: value for key, value in request.query_params.items() if value}
@@ -290,7 +300,7 @@ def jobs_page(
         request,
         "jobs.html",
         rows=rows,
-        which=which,
+        which=filters,
         states=[("", "any"), *((each, each) for each in JobState)],
         kinds=[("", "any"), *((each, each) for each in JobKind)],
         following=listed.next,
@@ -307,8 +317,8 @@ def job_page(request: Request, panel: PanelState, job_id: JobPath) -> HTMLRespon
 
 @router.get("/jobs/{job_id}/live")
 def job_live(request: Request, panel: PanelState, job_id: JobPath) -> HTMLResponse:
-    """Return the part of the job page that changes, for its script."""
-    return page(request, "job_live.html", **_context(panel, job_id))
+    """Return the changing part of the job page, which the page's script requests repeatedly."""
+    return page(request, "job_live.html", **_job_context(panel, job_id))
 
 
 @router.post("/jobs/{job_id}/cancel")
@@ -323,7 +333,7 @@ def cancel_job(request: Request, panel: PanelState, job_id: JobPath) -> Response
 
 @router.post("/jobs/{job_id}/retry")
 def retry(request: Request, panel: PanelState, admin: Admin, job_id: JobPath, form: SentForm) -> Response:
-    """Start a retry of the job; the form's idempotency key prevents duplicates when it is sent again."""
+    """Retry the job. The form's idempotency key prevents a second retry when the form is sent again."""
     try:
         submitted = retry_job(panel, job_id, started_by=admin.name, key=form.fields.get("key") or None)
     except (JobConflict, WebError) as exc:
@@ -332,7 +342,7 @@ def retry(request: Request, panel: PanelState, admin: Admin, job_id: JobPath, fo
 
 
 def _page(request: Request, panel: Panel, job_id: str, *, fault: str | None = None, status: int = 200) -> HTMLResponse:
-    context = _context(panel, job_id)
+    context = _job_context(panel, job_id)
     return page(
         request,
         "job.html",
@@ -347,7 +357,7 @@ def _page(request: Request, panel: Panel, job_id: str, *, fault: str | None = No
     )
 
 
-def _context(panel: Panel, job_id: str) -> dict[str, Any]:
+def _job_context(panel: Panel, job_id: str) -> dict[str, Any]:
     job, place = panel.jobs.get_with_position(job_id)
     progress = panel.jobs.progress.current(job).progress
     return {
@@ -361,17 +371,19 @@ def _context(panel: Panel, job_id: str) -> dict[str, Any]:
 
 
 def _option_text(value: object) -> str:
-    return "yes" if value is True else "no" if value is False else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
 
 
-def _one_of(kinds: type[_Word], text: str, name: str) -> _Word | None:
-    """Parse a filter value; empty means no filter."""
+def _parse_filter(values: type[_Enum], text: str, name: str) -> _Enum | None:
+    """Parse a filter value; an empty one means no filter. Raises Invalid."""
     if not text:
         return None
     try:
-        return kinds(text)
+        return values(text)
     except ValueError:
-        known = ", ".join(each.value for each in kinds)
+        known = ", ".join(each.value for each in values)
         raise Invalid(f"{name} is one of {known} (got {text[:40]!r}).", path=f"query.{name}") from None
 
 

@@ -1,4 +1,4 @@
-"""Judge's pages: open batches, judging, sheet upload, result of a batch."""
+"""Pages for judges: open batches, judging, sheet upload, result of a batch."""
 
 from __future__ import annotations
 
@@ -52,15 +52,17 @@ from tipbench.web.judge_service import (
 from tipbench.web.panel.pages import SentForm, page
 from tipbench.web.queries import get_experiment
 
-_BIAS_DECIMALS = 1  # of the bias shown to a judge
+_BIAS_DECIMALS = 1  # of the bias that a judge sees
 
 
 def bias_words(bias: float | None, digits: int = 2) -> str:
-    """Format a judge's bias as "0.40 too high"."""
+    """Return a judge's bias as text, for example "0.40 too high"."""
     if bias is None:
         return "unknown"
     size = f"{abs(bias):.{digits}f}"
-    return f"{size} too {'high' if bias > 0 else 'low'}" if float(size) else "even"
+    if float(size) == 0:  # rounded
+        return "even"
+    return f"{size} too {'high' if bias > 0 else 'low'}"
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,10 @@ class BatchResult:
     verdict: str  # fine, beyond the limit, unknown
     summary: str
     scales: Sequence[Mapping[str, Any]]  # the judge's bias and error on each scale
-    sentences: tuple[str, ...]
+    sentences: tuple[str, ...]  # on exceeded limits, or on duels shown in both orders
     repeat_consistency: str | None  # agreement with the judge's own earlier scores
     unscored: int
-    cleared: int  # items cleared here, which keep their earlier scores
+    cleared: int  # items cleared in this batch; they keep their earlier scores
     by_file: bool  # scores were uploaded as a file, not entered in the browser
 
 
@@ -91,9 +93,9 @@ def batch_result(batch: BatchShape) -> BatchResult:
     drift = result.get("drift") or {}
     verdict = _VERDICTS.get(drift.get("verdict", ""), "unknown")
     sentences = list(drift_sentences(drift))
-    if batch.kind == "duel" and (both := result.get("judged_in_both_orders")):
+    if batch.kind == "duel" and (in_both_orders := result.get("judged_in_both_orders")):
+        shown = f"{plural(in_both_orders, 'duel')} were shown in both orders"
         same = number(result["same_in_both_orders"])
-        shown = f"{plural(both, 'duel')} were shown in both orders"
         sentences = [f"{shown}; in {same} of them you chose the same answer both times."]
     repeats, consistency = result.get("self_agreement") or {}, None
     if repeats.get("n"):
@@ -118,7 +120,7 @@ def batch_result(batch: BatchShape) -> BatchResult:
 
 
 def drift_sentences(drift: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each drift limit over all scales that is exceeded, and for a verdict without numbers."""
+    """Yield a sentence for each exceeded limit over all scales, and one if the result is only a verdict."""
     if drift.keys() == {"verdict"}:
         yield "A sheet finished again, or with few items filled, is shown without numbers."
     yield from limit_sentences(drift)
@@ -130,21 +132,24 @@ limited_router = APIRouter(dependencies=[LIMIT_CONCURRENCY, JUDGES_TOO], include
 
 @router.get("/judge/batches/{sheet}")
 def batch_page(request: Request, sheet: SheetPath, judge: Judge) -> HTMLResponse:
-    """Show an open batch for judging, or a closed one with its result; to admins, the progress of another judge's."""
+    """Show an open batch for judging, or the result of a closed batch.
+
+    Admins see only the progress of another judge's batch.
+    """
     batches = batch_service_of(request.app)
     result = batches.detail(judge, sheet)
     batch = result.batch
     if result.skips is not None:
         return page(request, "judge_other.html", batch=batch, skips=result.skips, json_url=batch.links.self)
-    shown: dict[str, Any] = {
+    context: dict[str, Any] = {
         "batch": batch,
         "judge_url": home_of(batch.experiment),
         "here_path": f"/judge/batches/{sheet}",
         "json_url": batch.links.self,
     }
     if batch.status != "open":
-        return page(request, "judge_outcome.html", view=batch_result(batch), **shown)
-    return page(request, "judge_batch.html", recorded=batches.recorded_already(sheet), **shown)
+        return page(request, "judge_outcome.html", view=batch_result(batch), **context)
+    return page(request, "judge_batch.html", recorded=batches.recorded_already(sheet), **context)
 
 
 @router.post("/judge/batches/{sheet}/reopen")
@@ -156,18 +161,18 @@ def reopen(request: Request, sheet: SheetPath, judge: Judge) -> Response:
 
 def home_of(experiment: str) -> str:
     """Return the URL of the judge's page for an experiment."""
-    return _url("/judge", experiment)
+    return _experiment_url("/judge", experiment)
 
 
-_MAX_BATCHES = 20  # listed, newest first
-_MAX_ERRORS = 200  # listed
+_MAX_BATCHES = 20  # listed on the judge's page
+_MAX_ERRORS = 200  # listed for a refused sheet
 UploadId = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 Name = Annotated[str, Query(max_length=200)]
 
 
 @router.get("/judge")
 def judge_page(request: Request, judge: Judge, panel: PanelState, experiment: Name = "") -> HTMLResponse:
-    """Show a form for the experiment's name, then its batches, sheet download and sheet upload."""
+    """Show a form for the experiment's name. With a name, also show its batches, sheet download and sheet upload."""
     name = experiment.strip()
     try:
         error = _experiment_error(panel.tracker.open().store, name) if name else None
@@ -175,13 +180,13 @@ def judge_page(request: Request, judge: Judge, panel: PanelState, experiment: Na
         panel.tracker.locate_again()
         if not _batches(request, judge, name):
             raise
-        return _judge_page(request, judge, name, away=True)  # open batches do not require MLflow
+        return _judge_page(request, judge, name, mlflow_unavailable=True)  # open batches do not require MLflow
     return _judge_page(request, judge, name, error=error)
 
 
 @limited_router.post("/judge/batches")
 def open_batch(request: Request, judge: Judge, panel: PanelState, form: SentForm) -> Response:
-    """Redirect to the judge's open batch, or to a new one."""
+    """Redirect to the judge's open batch, or open a new one and redirect to it."""
     name, kind = form.fields.get("experiment", "").strip(), form.fields.get("kind", str(Kind.SHEET))
     if kind not in set(Kind):
         raise Invalid(f"kind is sheet or duel (got {kind[:40]!r}).", path="body.kind")
@@ -201,27 +206,29 @@ def fetch_sheet(request: Request, judge: Judge, panel: PanelState, store: Store,
     name = fields.get("experiment", "").strip()
     if error := _experiment_error(store, name):
         return _judge_page(request, judge, name, error=error)
-    options = {"format": "json"} | {key: text for key in ("format", "limit") if (text := fields.get(key, "").strip())}
+    options = {"format": "json"}
+    for key in ("format", "limit"):
+        if text := fields.get(key, "").strip():
+            options[key] = text
     try:
         query = parse_sheet_request(options, _as_judge(judge), panel.allowed)
         with panel.tracker.judging_lock():
-            judging = sheet_for(store, name, query)
+            stored = sheet_for(store, name, query)
     except Invalid as exc:
         field = (exc.path or "").removeprefix("body.")
-        return _judge_page(
-            request, judge, name, errors_by_field={field: str(exc).removeprefix(f"body.{field}: ")}, status=422
-        )
+        message = str(exc).removeprefix(f"body.{field}: ")
+        return _judge_page(request, judge, name, errors_by_field={field: message}, status=422)
     except NotEnoughData as exc:
         return _judge_page(request, judge, name, errors_by_field={"sheet": str(exc)}, status=409)
-    return sheet_response(judging, query)
+    return sheet_response(stored, query)
 
 
 @limited_router.post("/judge/preview")
 async def preview(request: Request, judge: Judge, panel: PanelState, store: Store) -> Response:
-    """Preview an uploaded sheet. Nothing is recorded; the file is stored until it is applied."""
+    """Preview an uploaded sheet. The file is kept until it is applied; no score is recorded yet."""
     parts = await read_parts(request)
     name, file = parts.fields.get("experiment", "").strip(), parts.files.get("sheet", UploadedFile("", b""))
-    async with concurrency_limits(request).sheet():  # after the upload, which may be slow
+    async with concurrency_limits(request).sheet():  # taken after the upload, which may be slow
         return await run_in_threadpool(_preview_upload, request, panel, store, judge, name, file)
 
 
@@ -235,23 +242,23 @@ def apply(
     experiment: Name,
     final: bool = False,
 ) -> Response:
-    """Apply the previewed file, and finish its sheet if `final`; repeated requests have no effect."""
-    upload = _upload(request, upload_id, judge, experiment)
+    """Apply the previewed file; `final` also finishes its sheet. Repeated requests have no effect."""
+    upload = _find_upload(request, upload_id, judge, experiment)
     if upload.outcome is None:
         options = ApplyOptions.of(_as_judge(judge), judge=None, accept=None, dry_run=False, final=final)
         try:
             with panel.tracker.judging_lock():
                 result = apply_sheet(store, upload.experiment, parse_sheet(upload.content), options)
         except SheetRefused as exc:
-            return _refused(request, judge, upload.experiment, upload.name, exc)
+            return _refused_page(request, judge, upload.experiment, upload.name, exc)
         uploads_of(request.app).settle(upload, result)
-    return RedirectResponse(_url(f"/judge/uploads/{upload_id}", experiment), status_code=303)
+    return RedirectResponse(_experiment_url(f"/judge/uploads/{upload_id}", experiment), status_code=303)
 
 
 @router.get("/judge/uploads/{upload_id}")
 def outcome(request: Request, upload_id: UploadId, judge: Judge, experiment: Name) -> Response:
     """Show the result of applying an upload."""
-    upload = _upload(request, upload_id, judge, experiment)
+    upload = _find_upload(request, upload_id, judge, experiment)
     if upload.outcome is None:
         return RedirectResponse(home_of(experiment), status_code=303)
     return _sheet_page(request, judge, upload, upload.outcome, dry=False)
@@ -264,23 +271,23 @@ def _judge_page(
     *,
     error: str | None = None,
     errors_by_field: Mapping[str, str] | None = None,
-    away: bool = False,
+    mlflow_unavailable: bool = False,
     status: int = 200,
 ) -> HTMLResponse:
-    known = bool(experiment) and error is None
-    batches = _batches(request, judge, experiment) if known else []
+    exists = bool(experiment) and error is None
+    batches = _batches(request, judge, experiment) if exists else []
     return page(
         request,
         "judge.html",
         status=404 if error else status,
         judge=judge.name,
         experiment=experiment,
-        known=known,
+        known=exists,
         fault=error,
         faults=errors_by_field or {},
-        away=away,
+        away=mlflow_unavailable,
         batch=ANSWERS,
-        scores=_scores_per_batch(request, experiment) if known and not away else None,
+        scores=_scores_per_batch(request, experiment) if exists and not mlflow_unavailable else None,
         batches=batches[:_MAX_BATCHES],
         open=next((each for each in batches if (each.status, each.kind) == ("open", "sheet")), None),
         held=[each for each in batches if each.status == "held"],
@@ -288,7 +295,7 @@ def _judge_page(
 
 
 def _scores_per_batch(request: Request, experiment: str) -> str | None:
-    """Return about how many scores a new batch takes, or None if unknown."""
+    """Return a text with the approximate number of scores in a new batch, or None if it is unknown."""
     try:
         store = panel_of(request).tracker.open().store
         experiment_id = get_experiment(store, experiment).experiment_id
@@ -318,7 +325,7 @@ def _preview_upload(
         with panel.tracker.judging_lock():
             result = apply_sheet(store, name, parse_sheet(file.content), options)
     except SheetRefused as exc:
-        return _refused(request, judge, name, file.name, exc)
+        return _refused_page(request, judge, name, file.name, exc)
     upload = uploads_of(request.app).keep(judge.token_id, name, file.name, file.content, share=quota_of(judge))
     return _sheet_page(request, judge, upload, result, dry=True)
 
@@ -327,7 +334,6 @@ def _sheet_page(
     request: Request, judge: Identity, upload: Upload, result: Mapping[str, Any], *, dry: bool
 ) -> HTMLResponse:
     changes, drift = list(result.get("changes", ())), result.get("drift") or {}
-    duels = "judged_in_both_orders" in result
     return page(
         request,
         "judge_sheet.html",
@@ -340,13 +346,13 @@ def _sheet_page(
         sentences=list(drift_sentences(drift)),
         changes=changes,
         columns=list(dict.fromkeys(name for change in changes for name in change.get("given") or ())),
-        duels=duels,
+        duels="judged_in_both_orders" in result,
         judge_url=home_of(upload.experiment),
-        apply_url=_url(f"/judge/uploads/{upload.id}/apply", upload.experiment),
+        apply_url=_experiment_url(f"/judge/uploads/{upload.id}/apply", upload.experiment),
     )
 
 
-def _refused(request: Request, judge: Identity, name: str, file_name: str, exc: SheetRefused) -> HTMLResponse:
+def _refused_page(request: Request, judge: Identity, name: str, file_name: str, exc: SheetRefused) -> HTMLResponse:
     errors = refused_sheet(exc)["errors"]
     return page(
         request,
@@ -361,7 +367,7 @@ def _refused(request: Request, judge: Identity, name: str, file_name: str, exc: 
 
 
 def _experiment_error(store: RunStore, name: str) -> str | None:
-    """Return the error for an invalid or unknown experiment; judges may not list experiments."""
+    """Return the message for an invalid or unknown experiment, or None. It does not list the experiments to judges."""
     try:
         get_experiment(store, name)
     except Invalid:
@@ -371,17 +377,17 @@ def _experiment_error(store: RunStore, name: str) -> str | None:
     return None
 
 
-def _upload(request: Request, upload_id: str, judge: Identity, experiment: str) -> Upload:
-    found = uploads_of(request.app).find(upload_id, judge.token_id, experiment)
-    if found is None:
+def _find_upload(request: Request, upload_id: str, judge: Identity, experiment: str) -> Upload:
+    upload = uploads_of(request.app).find(upload_id, judge.token_id, experiment)
+    if upload is None:
         raise NotFound("This upload has expired or belongs to another user. Upload the file again.")
-    return found
+    return upload
 
 
 def _as_judge(who: Identity) -> Identity:
-    """Return the identity with the judge's role: admins judge blind as well."""
+    """Return the identity with the role of a judge, because admins judge blind, too."""
     return replace(who, role=Role.JUDGE)
 
 
-def _url(path: str, experiment: str) -> str:
+def _experiment_url(path: str, experiment: str) -> str:
     return f"{path}?{urlencode({'experiment': experiment}, errors='backslashreplace')}"

@@ -46,7 +46,7 @@ from tipbench.workflows.judging import SheetRequest
 
 _GOOD_ALPHA, _FAIR_ALPHA = 0.8, 0.667  # thresholds recommended by Krippendorff
 MAX_CLOSED = 10  # closed batches listed per judge; held and open ones are always listed
-_USES_BY_URGENCY = (  # of a judge's scores: what needs an admin's decision first
+_USES_BY_URGENCY = (  # uses of a judge's scores; those that need an admin's decision come first
     "held",
     "partly held",
     "count, unchecked",
@@ -55,7 +55,7 @@ _USES_BY_URGENCY = (  # of a judge's scores: what needs an admin's decision firs
     "none",
     "provisional",
 )
-_URGENCY = {"held": 0, "open": 1}  # of a batch: waiting for an admin, then for the judge
+_STATUS_ORDER = {"held": 0, "open": 1}  # batches that wait for an admin come before those that wait for the judge
 
 Skips = Sequence[Mapping[str, Any]]  # the skipped items of a batch
 
@@ -67,13 +67,13 @@ class JudgeBatches:
     judge: str
     count: Mapping[str, int]  # batches by status
     skipped: int
-    minutes: float | None  # median per submitted item
+    minutes: float | None  # per submitted item, median
     batches: tuple[tuple[BatchShape, Skips], ...]
     left_out: int  # closed batches not listed
 
 
 def judge_views(judging: JudgingStatus) -> list[dict[str, Any]]:
-    """Return each judge's status, latest drift verdict and scales over time; urgent ones first."""
+    """Return each judge's status, latest drift verdict and bias by scale. Judges who need a decision come first."""
     views = []
     for status in sorted(judging.judges, key=lambda each: (_USES_BY_URGENCY.index(judging.use_of(each)), each.judge)):
         sheets = [
@@ -97,27 +97,27 @@ def judge_views(judging: JudgingStatus) -> list[dict[str, Any]]:
                 "verdict": drift.get("verdict", "unknown"),
                 "sentences": drift_summary(drift),
                 "scales": scales,
-                "scores": judging.use_of(status),  # how they are used
+                "scores": judging.use_of(status),  # how the scores are used
             }
         )
     return views
 
 
 def held_views(judging: JudgingStatus, batches: Iterable[BatchShape]) -> list[dict[str, Any]]:
-    """Return the sheets that wait for a decision, oldest first; not batches that their judge is revising.
+    """Return the held sheets that wait for a decision, oldest first, without batches that their judge is revising.
 
-    A batch in the browser can be returned to its judge; a sheet judged in a file cannot.
+    A batch judged in the browser can be returned to its judge; a sheet judged in a file cannot.
     """
-    states = {batch.sheet: batch.status for batch in batches}
+    batch_status = {batch.sheet: batch.status for batch in batches}
     return [
-        {"sheet": each, "why": drift_summary(each.drift), "in_browser": each.sheet in states}
+        {"sheet": each, "why": drift_summary(each.drift), "in_browser": each.sheet in batch_status}
         for each in judging.history
-        if each.status == "held" and not each.provisional and states.get(each.sheet, "held") == "held"
+        if each.status == "held" and not each.provisional and batch_status.get(each.sheet, "held") == "held"
     ]
 
 
 def drift_summary(drift: Mapping[str, Any] | None) -> list[str]:
-    """Return sentences on a judge's drift on the control items; never reveals which items are controls."""
+    """Return sentences on a judge's drift. They do not reveal which items are controls."""
     if not drift:
         return []
     sentences = [
@@ -137,9 +137,9 @@ def drift_summary(drift: Mapping[str, Any] | None) -> list[str]:
 
 def all_sheets(judging: JudgingStatus) -> list[SheetSummary]:
     """Return all sheets, newest first."""
-    back = {each.sheet for each in judging.history}
-    out = [each for each in judging.open_sheets if each.sheet not in back]
-    return sorted([*judging.history, *out], key=lambda sheet: (sheet.exported, sheet.sheet), reverse=True)
+    applied = {each.sheet for each in judging.history}
+    not_applied = [each for each in judging.open_sheets if each.sheet not in applied]
+    return sorted([*judging.history, *not_applied], key=lambda sheet: (sheet.exported, sheet.sheet), reverse=True)
 
 
 def batch_views(
@@ -147,52 +147,58 @@ def batch_views(
     skips: Callable[[str], Skips],
     minutes: Mapping[str, float],
 ) -> list[JudgeBatches]:
-    """Group batches by judge, judges with held batches first; `found` is ordered by last use, newest first."""
+    """Group batches by judge; judges with held batches come first. `found` is ordered by last use, newest first."""
     by_judge: dict[str, list[BatchShape]] = {}
-    for batch in sorted(found, key=_urgency):
+    for batch in sorted(found, key=_status_order):
         by_judge.setdefault(batch.judge, []).append(batch)
     views = []
-    for judge, batches in sorted(by_judge.items(), key=lambda each: (_urgency(each[1][0]), each[0])):
+    for judge in sorted(by_judge, key=lambda name: (_status_order(by_judge[name][0]), name)):
+        batches = by_judge[judge]
         count = Counter[str](batch.status for batch in batches)
         listed = batches[: count["held"] + count["open"] + MAX_CLOSED]
-        shown = tuple((batch, skips(batch.sheet) if batch.skipped else ()) for batch in listed)
+        with_skips = tuple((batch, skips(batch.sheet) if batch.skipped else ()) for batch in listed)
         skipped = sum(batch.skipped for batch in batches)
-        views.append(JudgeBatches(judge, count, skipped, minutes.get(judge), shown, len(batches) - len(shown)))
+        left_out = len(batches) - len(listed)
+        views.append(JudgeBatches(judge, count, skipped, minutes.get(judge), with_skips, left_out))
     return views
 
 
-def _urgency(batch: BatchShape) -> int:
-    return _URGENCY.get(batch.status, len(_URGENCY))
+def _status_order(batch: BatchShape) -> int:
+    return _STATUS_ORDER.get(batch.status, len(_STATUS_ORDER))
 
 
 def alpha_words(alpha: float | None) -> str:
-    """Describe the agreement between judges."""
+    """Return a description of the agreement between judges."""
     if alpha is None:
         return "unknown: too few answers have two judges"
     if alpha >= _GOOD_ALPHA:
         return "good"
-    return "fair: good enough for careful conclusions" if alpha >= _FAIR_ALPHA else "weak: look at the rubric together"
+    if alpha >= _FAIR_ALPHA:
+        return "fair: good enough for careful conclusions"
+    return "weak: look at the rubric together"
 
 
 def _one_decimal(value: float | None) -> str:
-    return number(None if value is None else round(value, 1) + 0.0, 1)
+    if value is None:
+        return number(None, 1)
+    return number(round(value, 1) + 0.0, 1)  # adding 0.0 turns -0.0 into 0.0
 
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
 SVG = "image/svg+xml"
-_PLACE = "/experiments/{experiment:path}/judges"
-_CACHED = "private, max-age=3600"  # the URL contains the revision
-_TEXTS = ("judge", "limit", "format")
+_PATH = "/experiments/{experiment:path}/judges"
+_CACHE_CONTROL = "private, max-age=3600"  # the URL contains the revision
+_TEXT_FIELDS = ("judge", "limit", "format")
 _CHECKBOXES = ("all", "rejudge", "focus")
 _MAX_CHARS = {"reason": MAX_ACCEPT_REASON, "note": MAX_RETURN_NOTE}
 _DEFAULTS: Mapping[str, str] = {"judge": "", "limit": "", "overlap": "20", "format": "json"}
 _DECISION_ERRORS = (Invalid, Conflict, LockHeld)
 
 
-@router.get(_PLACE)
+@router.get(_PATH)
 def judges_page(request: Request, experiment: ExperimentPath, panel: PanelState, store: Store) -> HTMLResponse:
-    """Show the judging status; `?made=`, `?accepted=` and `?returned=` are sheets just changed by a form."""
+    """Show the judging status. `?made=`, `?accepted=` and `?returned=` name the sheet that a form has just changed."""
     return judges_response(request, experiment, panel, store)
 
 
@@ -206,17 +212,17 @@ def judges_response(
     values: Mapping[str, Any] | None = None,
     errors: Mapping[str, str] | None = None,
 ) -> HTMLResponse:
-    """Render the page, after an invalid form with its values and errors."""
-    found = get_experiment(store, experiment)
-    judging = panel.queries.judging_of(store, found)
-    sheets, batches_service = all_sheets(judging), batch_service_of(request.app)
-    batches = batches_service.page(request.state.identity, experiment, EVERYBODY, limit=MAX_LIMIT).items
-    minutes = batches_service.minutes_per_item(experiment)
+    """Render the page; after an invalid form, `values` and `errors` are shown in it."""
+    mlflow_experiment = get_experiment(store, experiment)
+    judging = panel.queries.judging_of(store, mlflow_experiment)
+    sheets, batch_service = all_sheets(judging), batch_service_of(request.app)
+    batches = batch_service.page(request.state.identity, experiment, EVERYBODY, limit=MAX_LIMIT).items
+    minutes = batch_service.minutes_per_item(experiment)
     in_browser = {batch.sheet for batch in batches}
-    known = in_browser | {sheet.sheet for sheet in sheets}
+    known_sheets = in_browser | {sheet.sheet for sheet in sheets}
     query = request.query_params
     changed: dict[str, Any] = {
-        name: query[name] if query.get(name) in known else None for name in ("made", "accepted", "returned")
+        name: query[name] if query.get(name) in known_sheets else None for name in ("made", "accepted", "returned")
     }
     return page(
         request,
@@ -226,12 +232,12 @@ def judges_response(
         judging=judging,
         judges=judge_views(judging),
         sheets=sheets,
-        batches=batch_views(batches, batches_service.skips, minutes),
+        batches=batch_views(batches, batch_service.skips, minutes),
         held=held_views(judging, batches),
         in_browser=in_browser,
         minutes=minutes,
         alphas=[(name, value, alpha_words(value)) for name, value in judging.alpha.items()],
-        revision=revision(found) or "",
+        revision=revision(mlflow_experiment) or "",
         charts=charts_installed(),
         cusum_limit=CUSUM_LIMIT,
         chart_size=(WIDTH, HEIGHT),
@@ -239,18 +245,18 @@ def judges_response(
         errors=errors or {},
         made_as="csv" if query.get("as") == "csv" else "json",
         again=secrets.token_hex(16),  # idempotency key: one job per page view
-        program=_program(panel),
+        program=_program_name(panel),
         judge_url=home_of(experiment),
         judge_link=str(request.base_url).rstrip("/") + home_of(experiment),
         batches_url=f"/api/bench/judge/{quote_path(experiment)}/batches?judge=*",
         here_path=experiment_path(experiment, "judges"),
         json_url=f"/api/bench/judges/{quote_path(experiment)}",
-        mlflow_url=found.url,
+        mlflow_url=mlflow_experiment.url,
         **changed,
     )
 
 
-@router.get(_PLACE + "/drift.svg")
+@router.get(_PATH + "/drift.svg")
 def drift_picture(
     experiment: ExperimentPath,
     panel: PanelState,
@@ -263,17 +269,17 @@ def drift_picture(
     """Return the chart of a judge's drift on one scale over time, as SVG."""
     picture = drift_svg(panel.queries, store, experiment, DriftChart(judge, scale, provisional, theme))
     content = picture.encode("utf-8", "backslashreplace")
-    return Response(content, media_type=SVG, headers={"Cache-Control": _CACHED})
+    return Response(content, media_type=SVG, headers={"Cache-Control": _CACHE_CONTROL})
 
 
-@router.get(_PLACE + "/sheets/{sheet}.{form}")
+@router.get(_PATH + "/sheets/{sheet}.{form}")
 def sheet_download(
     experiment: ExperimentPath, sheet: str, form: Literal["json", "csv"], store: Store, filled: bool = False
 ) -> Response:
     """Download an existing sheet, blank or with the scores applied so far."""
-    judging = sheet_of(store, experiment, sheet)
+    stored = sheet_of(store, experiment, sheet)
     query = SheetRequest(ExportRequest(), sheet=sheet, filled=filled, format=form)
-    return sheet_response(judging, query)
+    return sheet_response(stored, query)
 
 
 @dataclass(frozen=True)
@@ -291,30 +297,32 @@ class PageForm:
         """Return a text field; raise Invalid if it is too long."""
         text = self.fields.get(name, "").replace("\r\n", "\n").strip()
         if len(text) > _MAX_CHARS[name]:
-            limit = f"{name} has at most {_MAX_CHARS[name]} characters (got {len(text)})."
-            raise Invalid(limit, path=f"body.{name}")
+            message = f"{name} has at most {_MAX_CHARS[name]} characters (got {len(text)})."
+            raise Invalid(message, path=f"body.{name}")
         return text
 
     def done(self, change: str, sheet: str, more: str = "") -> Response:
-        """Redirect to the page, which shows the change of a sheet."""
-        place = experiment_path(self.experiment, "judges")
-        return RedirectResponse(f"{place}?{change}={quote_path(sheet)}{more}#{change}", 303)
+        """Redirect to the page, which confirms the change of a sheet."""
+        path = experiment_path(self.experiment, "judges")
+        return RedirectResponse(f"{path}?{change}={quote_path(sheet)}{more}#{change}", 303)
 
     def failed(self, form: str, exc: Exception) -> HTMLResponse:
-        """Render the page with the error next to its field, or above the form if it belongs to none."""
+        """Render the page with the error next to its field, or above the form if no field is wrong."""
         field = str(getattr(exc, "path", None) or "").rpartition(".")[2]
         message = str(exc).partition(": ")[2] if str(exc).startswith(("body.", "query.")) else str(exc)
         if field == "overlap":
             message = f"A share from 0 to 100 % (got {self.fields.get('overlap', '')[:40]!r})."
-        kept = (*_DEFAULTS, *_CHECKBOXES, *_MAX_CHARS, "sheet", "model")
+        field_names = (*_DEFAULTS, *_CHECKBOXES, *_MAX_CHARS, "sheet", "model")
+        entered = [name for name in field_names if name in self.fields]
+        error_key = field if form == "export" and field in _DEFAULTS else form
         return judges_response(
             self.request,
             self.experiment,
             self.panel,
             self.store,
             status=getattr(exc, "status", 409),
-            values={name: self.fields[name][: _MAX_CHARS.get(name, 200)] for name in kept if name in self.fields},
-            errors={field if form == "export" and field in _DEFAULTS else form: message or str(exc)},
+            values={name: self.fields[name][: _MAX_CHARS.get(name, 200)] for name in entered},
+            errors={error_key: message or str(exc)},
         )
 
 
@@ -328,10 +336,10 @@ def page_form(
 Sent = Annotated[PageForm, Depends(page_form)]
 
 
-@router.post(_PLACE + "/export", dependencies=[LIMIT_CONCURRENCY])
+@router.post(_PATH + "/export", dependencies=[LIMIT_CONCURRENCY])
 def export(sent: Sent) -> Response:
     """Create a sheet and redirect to the page, which offers it for download."""
-    options: dict[str, Any] = {name: text for name in _TEXTS if (text := sent.fields.get(name, "").strip())}
+    options: dict[str, Any] = {name: text for name in _TEXT_FIELDS if (text := sent.fields.get(name, "").strip())}
     if overlap := sent.fields.get("overlap", "").strip():
         try:
             options["overlap"] = float(overlap) / 100
@@ -340,20 +348,20 @@ def export(sent: Sent) -> Response:
     options |= {name: True for name in _CHECKBOXES if name in sent.fields}
     try:
         query = parse_sheet_request(options, sent.who, sent.panel.allowed)
-        judging = sheet_for(sent.store, sent.experiment, query)
+        stored = sheet_for(sent.store, sent.experiment, query)
     except (Invalid, NotEnoughData) as exc:
         return sent.failed("export", exc)
-    return sent.done("made", judging.sheet.id, f"&as={query.format}")
+    return sent.done("made", stored.sheet.id, f"&as={query.format}")
 
 
-@router.post(_PLACE + "/accept", dependencies=[LIMIT_CONCURRENCY])
+@router.post(_PATH + "/accept", dependencies=[LIMIT_CONCURRENCY])
 def accept(sent: Sent) -> Response:
     """Accept held scores; the reason is stored with the sheet."""
-    sheet, batches_service = sent.fields.get("sheet", ""), batch_service_of(sent.request.app)
+    sheet, batch_service = sent.fields.get("sheet", ""), batch_service_of(sent.request.app)
     try:
         reason = sent.text("reason")
-        if _is_batch(batches_service, sent.who, sheet, sent.experiment):
-            batches_service.accept(sent.who, sheet, reason, sent.experiment)
+        if _is_batch(batch_service, sent.who, sheet, sent.experiment):
+            batch_service.accept(sent.who, sheet, reason, sent.experiment)
         else:
             with sent.panel.tracker.judging_lock():
                 accept_drift(sent.store, sent.experiment, sheet, reason, sent.who)
@@ -362,7 +370,7 @@ def accept(sent: Sent) -> Response:
     return sent.done("accepted", sheet)
 
 
-@router.post(_PLACE + "/return")
+@router.post(_PATH + "/return")
 def send_back(sent: Sent) -> Response:
     """Return a held batch to its judge with a note."""
     sheet = sent.fields.get("sheet", "")
@@ -373,7 +381,7 @@ def send_back(sent: Sent) -> Response:
     return sent.done("returned", sheet)
 
 
-@router.post(_PLACE + "/run")
+@router.post(_PATH + "/run")
 def run_judge(sent: Sent) -> Response:
     """Start an automatic judge as a job."""
     judge, key = sent.fields.get("with", str(JudgeKind.RULES)), sent.fields.get("again") or None
@@ -387,19 +395,19 @@ def run_judge(sent: Sent) -> Response:
     return RedirectResponse(f"/jobs/{quote_path(started.job.id)}", 303)
 
 
-def _is_batch(batches_service: BatchService, who: Identity, sheet: str, experiment: str) -> bool:
-    """Return whether a sheet is a browser batch, of any judge."""
+def _is_batch(batch_service: BatchService, who: Identity, sheet: str, experiment: str) -> bool:
+    """Return whether a sheet is a batch that some judge opened in the browser."""
     try:
-        batches_service.own(who, sheet, experiment)
-    except Forbidden:
+        batch_service.own(who, sheet, experiment)
+    except Forbidden:  # another judge's batch
         return True
     except NotFound:
         return False
     return True
 
 
-def _program(panel: Panel) -> str | None:
-    """Return the name of the configured judging program, without its arguments, which may contain secrets."""
+def _program_name(panel: Panel) -> str | None:
+    """Return the name of the configured judging program. Its arguments are left out: they may contain secrets."""
     command = panel.settings.get("judge_command")
     if not command:
         return None

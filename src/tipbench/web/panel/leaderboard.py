@@ -48,14 +48,14 @@ from tipbench.workflows.board import BoardQuery
 _PERSONA, _SUITE, _CONDITIONS = "params.persona", "params.suite", "conditions"
 _LETTER_PX = 6.2  # approximate width of a label's character in a chart
 _SLANT = 0.64  # height of a slanted label, relative to its length
-# Charts contain untrusted names: sandboxed, so that they have no scripts and no origin when opened directly.
+# Charts contain untrusted names. In the sandbox, a chart that is opened directly has no scripts and no origin.
 _CHART_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; sandbox"
 _IMMUTABLE = "private, max-age=31536000, immutable"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A select field; its first option is the empty choice."""
+    """A select field. Its first option has an empty value: nothing is selected."""
 
     id: str
     name: str
@@ -64,19 +64,19 @@ class Choice:
     value: str
 
 
-def options_of(url: BoardUrl, board: Leaderboard | None, found: Facets, judging: JudgingStatus) -> dict[str, Any]:
-    """Return the page's forms with the current selection; each carries the other parameters as hidden fields."""
+def options_of(url: BoardUrl, board: Leaderboard | None, available: Facets, judging: JudgingStatus) -> dict[str, Any]:
+    """Return the page's forms with their current values. A form has the other forms' parameters as hidden fields."""
     query = url.query
-    names = [each.judge for each in judging.judges if not each.provisional and each.cells]
-    if query.judge is not None and query.judge not in names:
-        names.append(query.judge)
-    filters = [*_filters(query, found)]
-    if len(names) > 1 or query.judge is not None:
-        filters.append(Choice("judge", "judge", "Judge", _listed("all judges", names), query.judge or ""))
-    offered = {_PERSONA, _SUITE, _CONDITIONS} & {each.id for each in filters}
-    others = tuple(("where", f"{key}={value}") for key, value in query.where if key not in offered)
+    judge_names = [each.judge for each in judging.judges if not each.provisional and each.cells]
+    if query.judge is not None and query.judge not in judge_names:
+        judge_names.append(query.judge)
+    filters = [*_filters(query, available)]
+    if len(judge_names) > 1 or query.judge is not None:
+        filters.append(Choice("judge", "judge", "Judge", _select_options("all judges", judge_names), query.judge or ""))
+    selectable_keys = {_PERSONA, _SUITE, _CONDITIONS} & {each.id for each in filters}
+    others = tuple(("where", f"{key}={value}") for key, value in query.where if key not in selectable_keys)
     rows = [row_text(standing.pair, board.by) for standing in (*board.standings, *board.references)] if board else []
-    baseline = Choice("baseline", "baseline", "Baseline", _listed("none", rows), baseline_text(query))
+    baseline = Choice("baseline", "baseline", "Baseline", _select_options("none", rows), baseline_text(query))
     return {
         "baseline": baseline if len(rows) > 1 else None,
         "baseline_hidden": url.hidden("baseline"),
@@ -85,49 +85,54 @@ def options_of(url: BoardUrl, board: Leaderboard | None, found: Facets, judging:
         "cluster": query.cluster is not None,
         "provisional": query.provisional,
         "has_provisional": any(each.provisional and each.cells for each in judging.judges),
-        "views": [  # what is ranked: key, label, URL
+        "views": [  # kinds of rows: key, label, URL
             ("pair", "Pairs", url.with_changes(by=None)),
             ("model", "Models", url.with_changes(by="model")),
             ("prompt", "Prompts", url.with_changes(by="prompt")),
         ],
         "view": query.by or "pair",
-        "included": [  # label, then what can be left out: value, label, whether it is included
+        "included": [  # label of a group, then its checkboxes: value, label, whether it is checked
             (label, [(value, _short(words), value not in query.exclude) for value, words in choices])
-            for label, choices in _excludable(found)
+            for label, choices in _excludable(available)
         ],
     }
 
 
-def _excludable(found: Facets) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return the models, and the prompts as `*/PROMPT`, if there are several of which some can be left out."""
-    models = [(model, model) for model in found.models]
-    prompts = [(str(Pair(ALL, prompt)), prompt) for prompt in found.prompts if prompt != NO_PROMPT_VERSION]
+def _excludable(available: Facets) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return the models and prompts that can be left out, in labelled groups of (value, label).
+
+    A group of only one model or prompt is omitted. The value of a prompt is `*/PROMPT`.
+    """
+    models = [(model, model) for model in available.models]
+    prompts = [(str(Pair(ALL, prompt)), prompt) for prompt in available.prompts if prompt != NO_PROMPT_VERSION]
     return [(label, choices) for label, choices in (("Models", models), ("Prompts", prompts)) if len(choices) > 1]
 
 
-def _filters(query: BoardQuery, found: Facets) -> Iterable[Choice]:
-    chosen = dict(query.where)
-    personas = [(each, _short(each)) for each in found.personas]
-    suites = [(each, _short(each)) for each in found.suites]
-    conditions = [(each, f"{_short(each)} ({n} cells)") for each, n in found.conditions]
-    if len(personas) > 1 or (personas and _PERSONA in chosen):
-        yield _where(_PERSONA, "Persona", personas, chosen.get(_PERSONA))
+def _filters(query: BoardQuery, available: Facets) -> Iterable[Choice]:
+    selected = dict(query.where)
+    personas = [(each, _short(each)) for each in available.personas]
+    suites = [(each, _short(each)) for each in available.suites]
+    conditions = [(each, f"{_short(each)} ({n} cells)") for each, n in available.conditions]
+    if len(personas) > 1 or (personas and _PERSONA in selected):
+        yield _where_choice(_PERSONA, "Persona", personas, selected.get(_PERSONA))
     if len(suites) > 1:
-        yield _where(_SUITE, "Suite", suites, chosen.get(_SUITE))
+        yield _where_choice(_SUITE, "Suite", suites, selected.get(_SUITE))
     if len(conditions) > 1:
-        yield _where(_CONDITIONS, "Conditions", conditions, chosen.get(_CONDITIONS), "the newest")
+        yield _where_choice(_CONDITIONS, "Conditions", conditions, selected.get(_CONDITIONS), "the newest")
 
 
-def _where(key: str, label: str, values: Iterable[tuple[str, str]], chosen: str | None, nothing: str = "all") -> Choice:
-    options = [("", nothing), *((f"{key}={value}", words) for value, words in values)]
-    now = "" if chosen is None else f"{key}={chosen}"
-    if now not in dict(options):  # the selected value is listed even if no run has it
-        options.append((now, _short(chosen or "")))
-    return Choice(key, "where", label, tuple(options), now)
+def _where_choice(
+    key: str, label: str, values: Iterable[tuple[str, str]], selected_value: str | None, empty_label: str = "all"
+) -> Choice:
+    options = [("", empty_label), *((f"{key}={value}", words) for value, words in values)]
+    selected = "" if selected_value is None else f"{key}={selected_value}"
+    if selected not in dict(options):  # the selected value is listed even if no run has it
+        options.append((selected, _short(selected_value or "")))
+    return Choice(key, "where", label, tuple(options), selected)
 
 
-def _listed(nothing: str, values: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    return (("", nothing), *((value, _short(value)) for value in values))
+def _select_options(empty_label: str, values: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    return (("", empty_label), *((value, _short(value)) for value in values))
 
 
 def _short(text: str) -> str:
@@ -137,12 +142,13 @@ def _short(text: str) -> str:
 INSTALL = 'pip install "tipbench[charts]"'
 Sort = Annotated[str | None, Query(max_length=60)]
 
-router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)  # longer paths first
+router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
+# Routes with longer paths come first, because {experiment:path} matches every path.
 
 
 @dataclass(frozen=True)
 class BoardResult:
-    """The board of a query, and the problem if it could not be made or lacks its baseline."""
+    """The board of a query. `problem` is the reason if the board is missing, or if its baseline was left out."""
 
     query: BoardQuery
     board: Leaderboard | None
@@ -160,13 +166,13 @@ def chart_picture(
     narrow: bool = False,
     of_revision: Annotated[str | None, Query(max_length=200, alias="revision")] = None,
 ) -> Response:
-    """Return a chart as SVG; cacheable indefinitely if the URL contains the current revision."""
-    found = get_experiment(store, experiment)
-    svg = chart(panel.queries, store, found, query, ChartQuery(kind, theme, narrow))
+    """Return a chart as SVG. Clients may cache it indefinitely if the URL contains the current revision."""
+    mlflow_experiment = get_experiment(store, experiment)
+    svg = chart(panel.queries, store, mlflow_experiment, query, ChartQuery(kind, theme, narrow))
     if svg is None:
         raise NotFound(f"This board has no {kind} chart: no row has the data for it.", path="path.kind")
     headers = {"Content-Security-Policy": _CHART_POLICY}
-    if of_revision is not None and of_revision == revision(found):
+    if of_revision is not None and of_revision == revision(mlflow_experiment):
         headers["Cache-Control"] = _IMMUTABLE
     return Response(svg.encode("utf-8", "backslashreplace"), media_type="image/svg+xml", headers=headers)
 
@@ -175,30 +181,30 @@ def chart_picture(
 def leaderboard_page(
     request: Request, experiment: ExperimentPath, query: PageQuery, panel: PanelState, store: Store, sort: Sort = None
 ) -> Response:
-    """Show the leaderboard; charts are separate requests, so the page does not wait for them."""
+    """Show the leaderboard. Charts are separate requests, so that the page does not wait for them."""
     if (tidy := tidy_url(request, experiment_path(experiment))) is not None:
         return RedirectResponse(tidy, 303)
-    found = get_experiment(store, experiment)
-    if "choosing" in request.query_params:  # the form sends what is checked, the URL has what is left out
+    mlflow_experiment = get_experiment(store, experiment)
+    if "choosing" in request.query_params:  # the form sends the checked values; the URL has the excluded ones
         checked = set(request.query_params.getlist("keep"))
-        offered = _excludable(facets(panel.queries, store, found))
-        unchecked = sorted(value for _, choices in offered for value, _ in choices if value not in checked)
+        groups = _excludable(facets(panel.queries, store, mlflow_experiment))
+        unchecked = sorted(value for _, choices in groups for value, _ in choices if value not in checked)
         return RedirectResponse(BoardUrl(experiment, replace(query, exclude=tuple(unchecked))).page(sort=sort), 303)
-    return _board_page(request, panel, store, found, query, sort)
+    return _board_page(request, panel, store, mlflow_experiment, query, sort)
 
 
 @router.post("/experiments/{experiment:path}/decisions")
 def record_decision(
     request: Request, experiment: ExperimentPath, form: SentForm, panel: PanelState, store: Store
 ) -> Response:
-    """Record a decision like `tipbench decide`, on the whole board, and show it there."""
-    found, fields = get_experiment(store, experiment), form.fields
+    """Record a decision on the unfiltered board, like `tipbench decide`, and redirect to the board."""
+    mlflow_experiment, fields = get_experiment(store, experiment), form.fields
     try:
-        chosen = parse_pair(fields.get("choose", "")) or Pair("", "")  # which is on no board
-        decide(store, found, chosen, fields.get("because", ""), at=now_iso())
+        chosen = parse_pair(fields.get("choose", "")) or Pair("", "")  # the empty pair is on no board: `decide` raises
+        decide(store, mlflow_experiment, chosen, fields.get("because", ""), at=now_iso())
     except (UsageError, NotEnoughData, MixedRubrics) as exc:
         fault = str(exc).replace("--because", "The reason")
-        return _board_page(request, panel, store, found, BoardQuery(), None, fault=fault, fields=fields)
+        return _board_page(request, panel, store, mlflow_experiment, BoardQuery(), None, fault=fault, fields=fields)
     return RedirectResponse(experiment_path(experiment), 303)
 
 
@@ -206,25 +212,27 @@ def _board_page(
     request: Request,
     panel: Panel,
     store: RunStore,
-    found: Experiment,
+    mlflow_experiment: Experiment,
     query: BoardQuery,
     sort: str | None,
     *,
     fault: str | None = None,
     fields: Mapping[str, str] | None = None,
 ) -> HTMLResponse:
-    experiment, fields = found.name, fields or {}
+    experiment, fields = mlflow_experiment.name, fields or {}
     with ThreadPoolExecutor(max_workers=1) as background:  # reads and parses the sheets while MLflow prepares the cells
-        decision = background.submit(latest_decision, panel.queries.view(store, found), found.experiment_id)
-        judging_status = background.submit(panel.queries.judging_of, store, found)
-        result = load_board(panel.queries, store, found, query)
+        decision = background.submit(
+            latest_decision, panel.queries.view(store, mlflow_experiment), mlflow_experiment.experiment_id
+        )
+        judging_status = background.submit(panel.queries.judging_of, store, mlflow_experiment)
+        result = load_board(panel.queries, store, mlflow_experiment, query)
     url = BoardUrl(experiment, result.query, {"sort": sort} if sort else {})
     judging = judging_status.result()
-    available = facets(panel.queries, store, found)
+    available = facets(panel.queries, store, mlflow_experiment)
     leader, weakest = result.board.ranking.leader if result.board else None, None
     if leader and not result.query.by:
-        lowest = urlencode({"model": leader.model, "prompt": leader.prompt, "sort": "composite"})
-        weakest = f"{experiment_path(experiment, 'runs')}?{lowest}"
+        lowest_first = urlencode({"model": leader.model, "prompt": leader.prompt, "sort": "composite"})
+        weakest = f"{experiment_path(experiment, 'runs')}?{lowest_first}"
     context: dict[str, Any] = {
         "experiment": experiment,
         "board": result.board,
@@ -236,12 +244,12 @@ def _board_page(
         "pending": judging.pending,
         "held": judging.held,
         "judging": judging_summary(result.board, judging),
-        "revision": revision(found),
+        "revision": revision(mlflow_experiment),
         "revision_url": BoardUrl(experiment).api("revision"),
         "json_url": url.api(),
-        "mlflow_url": found.url,
+        "mlflow_url": mlflow_experiment.url,
         "links": url,
-        "source": _source(url, result.board) if result.board else [],
+        "source": _score_sources(url, result.board) if result.board else [],
         "weakest": weakest,
         "decision": decision.result(),
         "leader": leader,
@@ -249,41 +257,46 @@ def _board_page(
         "chosen": fields.get("choose", ""),
         "because": fields.get("because", ""),
         "decide_fault": fault,
-        **_cached_parts(panel.queries, found, result, url),
+        **_cached_parts(panel.queries, mlflow_experiment, result, url),
     }
     return page(request, "leaderboard.html", status=422 if fault else 200, **context)
 
 
-def _source(url: BoardUrl, board: Leaderboard) -> list[tuple[str, str | None, bool]]:
-    """Return the two sources of scores: label, URL if it can be chosen, whether it is the current one."""
+def _score_sources(url: BoardUrl, board: Leaderboard) -> list[tuple[str, str | None, bool]]:
+    """Return the two sources of scores: label, URL or None if it cannot be chosen, whether it is the current source."""
     covered = board.covered
     if covered is None or not covered.rules:
         return []
-    enough = covered.people >= min(MIN_SCENARIOS, covered.scenarios)
+    is_enough = covered.people >= min(MIN_SCENARIOS, covered.scenarios)
     people = f"People: {covered.people} of {plural(covered.scenarios, 'scenario')}"
     rules = f"Rules: {covered.rules} of {covered.scenarios}"
     return [
-        (people, url.with_changes(provisional=False) if enough else None, not board.provisional),
+        (people, url.with_changes(provisional=False) if is_enough else None, not board.provisional),
         (rules, url.with_changes(provisional=True, judge=None), board.provisional),
     ]
 
 
-def _choices(board: Leaderboard) -> list[tuple[str, str]]:
-    """Return the pairs that can be decided for, the leader first; none if the board is filtered."""
+def _decidable_pairs(board: Leaderboard) -> list[tuple[str, str]]:
+    """Return the value and label of each pair that a decision can choose, the leader first.
+
+    Empty if the board is filtered: decisions are on the whole board.
+    """
     if board.by or board.where or board.exclude or board.judge or not board.judges:
         return []
     return [(str(standing.pair), _short(str(standing.pair))) for standing in board.standings if standing.row.estimate]
 
 
 def load_board(queries: Queries, store: RunStore, experiment: Experiment, query: BoardQuery) -> BoardResult:
-    """Return the board, without its baseline if that is not one of its rows, or the reason why there is no board."""
+    """Return the board, or the reason why there is none. A baseline that is not on the board is left out."""
     try:
         return BoardResult(query, queries.board(store, experiment, query))
     except UsageError as exc:
         if query.baseline is None:
             return BoardResult(query, None, str(exc))
-        without = load_board(queries, store, experiment, replace(query, baseline=None))
-        return without if without.board is None else replace(without, problem=f"The baseline is left out. {exc}")
+        result = load_board(queries, store, experiment, replace(query, baseline=None))
+        if result.board is None:
+            return result
+        return replace(result, problem=f"The baseline is left out. {exc}")
     except (NotEnoughData, MixedRubrics) as exc:
         return BoardResult(query, None, str(exc))
 
@@ -293,39 +306,40 @@ def _cached_parts(queries: Queries, experiment: Experiment, result: BoardResult,
     board, version, sort = result.board, revision(experiment), url.extra.get("sort")
     if board is None:
         return {}
-    drawn = charts_installed()
+    has_charts = charts_installed()
 
     def make() -> dict[str, Any]:
         context = board_context(board, environment(), links=url, sort=sort)
         return {
             **context,
-            "choices": _choices(board),
-            "figures": figures(board, url, version) if drawn else {},
-            "install": None if drawn or not context["scored"] else INSTALL,
+            "choices": _decidable_pairs(board),
+            "figures": figures(board, url, version) if has_charts else {},
+            "install": None if has_charts or not context["scored"] else INSTALL,
             "downloads": [
-                *([("HTML report", url.api("report.html"))] if drawn else []),
+                *([("HTML report", url.api("report.html"))] if has_charts else []),
                 ("CSV", url.api("standings.csv")),
                 ("Markdown", url.api("board.md")),
                 ("JSON", url.api()),
             ],
         }
 
-    return queries.tables.get((experiment.experiment_id, experiment.name, result.query, sort, drawn), version, make)
+    key = (experiment.experiment_id, experiment.name, result.query, sort, has_charts)
+    return queries.tables.get(key, version, make)
 
 
 def figures(board: Leaderboard, url: BoardUrl, revision: str | None) -> dict[ChartKind, Figure]:
     """Return the board's charts by kind."""
-    found = {}
+    figures_by_kind = {}
     for kind in kinds_of(board):
         pictures = {}
         for width, narrow in (("wide", False), ("narrow", True)):
             size = chart_size(kind, board, narrow=narrow)
             for theme in ("light", "dark"):
-                address = url.chart(kind, theme=theme, narrow=narrow, revision=revision)
-                pictures[f"{width}_{theme}"] = Picture(address, *size)
+                chart_url = url.chart(kind, theme=theme, narrow=narrow, revision=revision)
+                pictures[f"{width}_{theme}"] = Picture(chart_url, *size)
         chart = CHARTS[kind]
-        found[kind] = Figure(kind, chart.title, chart.describe(board), chart.caption, pictures)
-    return found
+        figures_by_kind[kind] = Figure(kind, chart.title, chart.describe(board), chart.caption, pictures)
+    return figures_by_kind
 
 
 def chart_size(kind: ChartKind, board: Leaderboard, *, narrow: bool) -> tuple[int, int]:
@@ -338,8 +352,11 @@ def chart_size(kind: ChartKind, board: Leaderboard, *, narrow: bool) -> tuple[in
         return (NARROW - 12, 358 + 16 * states) if narrow else (WIDTH + 48, HEIGHT + 74)
     models, prompts, _ = heat_rows(board)
     columns = len(prompts) + 1
-    step = max(46, (NARROW - 130) // columns) if narrow else max(64, min(110, 620 // columns))
-    side = min(18 if narrow else 34, max(len(one_line(model)) for model in models))
-    top = min(12 if narrow else 16, max(len(one_line(prompt)) for prompt in prompts))
-    head = 20 + _SLANT * _LETTER_PX * top if top * 7 > step else 25
-    return round(14 + _LETTER_PX * side + step * columns), round(34 * (len(models) + 1) + head)
+    column_px = max(46, (NARROW - 130) // columns) if narrow else max(64, min(110, 620 // columns))
+    model_chars = min(18 if narrow else 34, max(len(one_line(model)) for model in models))
+    prompt_chars = min(12 if narrow else 16, max(len(one_line(prompt)) for prompt in prompts))
+    is_slanted = prompt_chars * 7 > column_px  # the prompts' names do not fit above their columns
+    header_px = 20 + _SLANT * _LETTER_PX * prompt_chars if is_slanted else 25
+    width = 14 + _LETTER_PX * model_chars + column_px * columns
+    height = 34 * (len(models) + 1) + header_px
+    return round(width), round(height)

@@ -35,9 +35,9 @@ from tipbench.web.queries import experiment_path, quote_path
 PREFIX = "/static"
 MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _IMMUTABLE = "public, max-age=31536000, immutable"
-_REVALIDATE = "no-cache"  # for URLs of other releases, whose content may differ
+_REVALIDATE = "no-cache"  # for URLs with the version of another release: its files may differ
 
-router = APIRouter(include_in_schema=False)  # no authentication: the login page needs them
+router = APIRouter(include_in_schema=False)  # no authentication: the login page needs the static files
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Assets:
     content: Mapping[str, bytes]
 
     def url(self, name: str) -> str:
-        """Return the URL of a file; raise KeyError if it does not exist, so that tests catch wrong names."""
+        """Return the URL of a file. Raises KeyError for an unknown name, so that tests detect it."""
         if name not in self.content:
             raise KeyError(f"there is no static file {name!r}")
         return f"{PREFIX}/{self.version}/{name}"
@@ -56,18 +56,19 @@ class Assets:
 
 @cache
 def assets() -> Assets:
-    """Return the style sheets and scripts of all pages, of the board and of the panel."""
-    folders = (markup.static_folder(each) for each in ("tipbench.markup", "tipbench.compare", "tipbench.web.panel"))
-    content = dict(sorted(item for folder in folders for item in _walk(folder, "").items()))
+    """Return the static files of the package folders that the pages use."""
+    packages = ("tipbench.markup", "tipbench.compare", "tipbench.web.panel")
+    folders = (markup.static_folder(package) for package in packages)
+    content = dict(sorted(item for folder in folders for item in _read_files(folder, "").items()))
     digest = hashlib.sha256()
-    for name, each in content.items():
-        digest.update(f"{name}\0{len(each)}\0".encode() + each)
+    for name, data in content.items():
+        digest.update(f"{name}\0{len(data)}\0".encode() + data)
     return Assets(digest.hexdigest()[:16], content)
 
 
 @router.get(PREFIX + "/{version}/{name:path}")
 def static_file(version: str, name: str) -> Response:
-    """Return a static file; cacheable indefinitely if the URL contains the current version."""
+    """Return a static file. Clients may cache it indefinitely if the URL contains the current version."""
     content = assets().content.get(name)
     if content is None:
         raise NotFound("There is no such file.")
@@ -75,23 +76,24 @@ def static_file(version: str, name: str) -> Response:
     return Response(content, media_type=MEDIA_TYPES[PurePosixPath(name).suffix], headers={"Cache-Control": caching})
 
 
-def _walk(folder: Traversable, prefix: str) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    for each in folder.iterdir():
-        if each.is_dir():
-            found |= _walk(each, f"{prefix}{each.name}/")
-        elif PurePosixPath(each.name).suffix in MEDIA_TYPES:
-            found[prefix + each.name] = each.read_bytes()
-    return found
+def _read_files(folder: Traversable, prefix: str) -> dict[str, bytes]:
+    """Return the content of the static files in a folder and its subfolders, by path after `prefix`."""
+    content: dict[str, bytes] = {}
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            content |= _read_files(entry, f"{prefix}{entry.name}/")
+        elif PurePosixPath(entry.name).suffix in MEDIA_TYPES:
+            content[prefix + entry.name] = entry.read_bytes()
+    return content
 
 
 _SECTIONS = ("run", "jobs", "policies", "simulations", "promotions", "settings", "judge", "experiments")
-_MAX_CHIP_JOBS = 100
+_MAX_CHIP_JOBS = 100  # counted
 _MACROS = {"form": "macros/form.html", "judge_ui": "macros/judge.html"}
 
 
 async def sent_form(request: Request) -> Parts:
-    """Read a submitted form; the router's dependencies have authenticated its sender before."""
+    """Read a submitted form. The router's dependencies authenticate the client before."""
     return await read_parts(request)
 
 
@@ -117,52 +119,55 @@ class _Page(HTMLResponse):
 def page(
     request: Request, name: str, /, *, status: int = 200, headers: Mapping[str, str] | None = None, **context: Any
 ) -> HTMLResponse:
-    """Render a template as a response; `json_url` and `mlflow_url` are linked in the footer."""
+    """Render a template as a response. The footer links to `json_url` and `mlflow_url`."""
     return _Page(render(request, name, **context), status, headers=dict(headers or {}))
 
 
 def render(request: Request, name: str, /, **context: Any) -> str:
     """Render a template to HTML."""
     who: Identity | None = getattr(request.state, "identity", None)
-    first = request.scope["path"].strip("/").partition("/")[0] or "experiments"
+    section = request.scope["path"].strip("/").partition("/")[0] or "experiments"
     chip: Chip | None = None
     if who is not None and not who.is_judge:
-        with suppress(TipbenchError):  # must not break the page, which may be the error page
+        with suppress(TipbenchError):  # the chip must not fail the page, which may be the error page
             chip = jobs_chip(request)
     values = {
         "json_url": None,
         **context,
         "request": request,
         "who": who,
-        "section": first if first in _SECTIONS else None,
+        "section": section if section in _SECTIONS else None,
         "csrf_token": csrf_of(request),
         "csrf_header": CSRF_HEADER,
         "chip": chip,
     }
     mlflow_url = context.get("mlflow_url")
-    is_web = isinstance(mlflow_url, str) and mlflow_url.startswith(("http://", "https://"))
-    return environment().get_template(name).render(values, mlflow_url=mlflow_url if is_web else None)
+    is_link = isinstance(mlflow_url, str) and mlflow_url.startswith(("http://", "https://"))
+    return environment().get_template(name).render(values, mlflow_url=mlflow_url if is_link else None)
 
 
 def jobs_chip(request: Request) -> Chip | None:
-    """Return the chip with the number of running or else queued jobs; one cheap query, as every page needs it."""
-    found = panel_of(request).jobs.store.in_states({JobState.RUNNING, JobState.QUEUED}, limit=_MAX_CHIP_JOBS)
-    running = [job for job in found if job.state is JobState.RUNNING]
-    counted, word = (running, "running") if running else (found, "queued")
+    """Return the chip with the number of running jobs, or of queued jobs if none is running.
+
+    It takes one cheap query, because every page shows the chip.
+    """
+    jobs = panel_of(request).jobs.store.in_states({JobState.RUNNING, JobState.QUEUED}, limit=_MAX_CHIP_JOBS)
+    running = [job for job in jobs if job.state is JobState.RUNNING]
+    counted, state = (running, "running") if running else (jobs, "queued")
     if not counted:
         return None
-    url = f"/jobs/{counted[0].id}" if len(counted) == 1 else f"/jobs?state={word}"
-    return Chip(f"{len(counted)} {word}", url, word)
+    url = f"/jobs/{counted[0].id}" if len(counted) == 1 else f"/jobs?state={state}"
+    return Chip(f"{len(counted)} {state}", url, state)
 
 
 def here(request: Request, **changes: object) -> str:
-    """Return the current URL with changed query parameters: None removes one, a list sets several values."""
-    kept = [(key, value) for key, value in request.query_params.multi_items() if key not in changes]
+    """Return the current URL with changed query parameters. None removes a parameter, a list repeats it."""
+    params = [(key, value) for key, value in request.query_params.multi_items() if key not in changes]
     for key, value in changes.items():
         values = value if isinstance(value, list | tuple) else [value]
-        kept += [(key, str(each)) for each in values if each is not None]
+        params += [(key, str(each)) for each in values if each is not None]
     path = quote(request.scope["path"], safe="/", errors="backslashreplace")
-    return f"{path}?{urlencode(kept, errors='backslashreplace')}" if kept else path
+    return f"{path}?{urlencode(params, errors='backslashreplace')}" if params else path
 
 
 def charts_installed() -> bool:
@@ -172,7 +177,7 @@ def charts_installed() -> bool:
 
 @cache
 def environment() -> Environment:
-    """Return the Jinja environment: the panel's templates, and the board's, which it shares with the report."""
+    """Return the Jinja environment with the templates of the panel and of the board."""
     helpers = {
         "csrf": _csrf,
         "here": _here,
@@ -180,21 +185,22 @@ def environment() -> Environment:
         "experiment_path": experiment_path,
         "version": tipbench.__version__,
     }
-    made = markup.environment(
+    jinja = markup.environment(
         "tipbench.compare", "tipbench.web.panel", filters={"quote_path": quote_path}, template_globals=helpers
     )
     for name, path in _MACROS.items():
-        made.globals[name] = made.get_template(path).module
-    return made
+        jinja.globals[name] = jinja.get_template(path).module
+    return jinja
 
 
 def prepare_board_page() -> None:
-    """Import the statistics and compile the board's templates, so that the first board does not wait for them."""
+    """Import the statistics and compile the board's templates, so that the first board page is fast."""
     importlib.import_module("scipy.special")
     for name in environment().list_templates():
         if name.startswith(("leaderboard", "base", "board/")):
             environment().get_template(name)
-    gc.freeze()  # modules stay as long as the process: garbage collections, frequent while runs are read, skip them
+    # Modules are never freed. Skipping them speeds up the garbage collections, which are frequent while runs are read.
+    gc.freeze()
 
 
 @pass_context
@@ -235,15 +241,20 @@ def render_error(request: Request, status: int, error: Mapping[str, Any]) -> HTM
     """Render the page for an error in the API's error format."""
     code = str(error["code"])
     who: Identity | None = getattr(request.state, "identity", None)
-    if who is None and "authorization" not in request.headers:  # no route matched, so none authenticated the caller
+    if who is None and "authorization" not in request.headers:  # no route matched, so no route authenticated the client
         who = request.state.identity = panel_of(request).guard.by_cookie(session_cookie(request))
     steps = []
     if request.method != "GET":
-        steps.append(("Back to the form", _came_from(request)))
+        steps.append(("Back to the form", _form_page_url(request)))
     elif status in _TRY_AGAIN:
         steps.append(("Try again", here(request)))
     is_judge = who is not None and who.is_judge
-    home = ("Log in", "/login") if who is None else ("Your judging", "/judge") if is_judge else ("Experiments", "/")
+    if who is None:
+        home = ("Log in", "/login")
+    elif is_judge:
+        home = ("Your judging", "/judge")
+    else:
+        home = ("Experiments", "/")
     return page(
         request,
         "error.html",
@@ -258,15 +269,15 @@ def render_error(request: Request, status: int, error: Mapping[str, Any]) -> HTM
     )
 
 
-def _came_from(request: Request) -> str:
-    """Return the page the form was on, from the Referer header; the front page if it is missing or foreign."""
+def _form_page_url(request: Request) -> str:
+    """Return the page of the form from the Referer header, or the front page if the header is missing or foreign."""
     try:
-        sent = urlsplit(request.headers.get("referer", ""))
+        referer = urlsplit(request.headers.get("referer", ""))
     except ValueError:
         return "/"
-    if sent.netloc != request.headers.get("host"):
+    if referer.netloc != request.headers.get("host"):
         return "/"
-    return local_path(f"{sent.path}?{sent.query}" if sent.query else sent.path)
+    return local_path(f"{referer.path}?{referer.query}" if referer.query else referer.path)
 
 
 def render_login(request: Request, next_path: str, fault: str | None) -> str:

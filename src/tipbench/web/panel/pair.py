@@ -1,4 +1,4 @@
-"""Page of one row: the scenarios where it wins and loses, with both answers side by side."""
+"""Page of one row of the leaderboard: the scenarios that it wins and loses, with both answers side by side."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import STATE_TEXTS, label_of, p_text, state_of
 from tipbench.compare.standings import LONGEST, baseline_words, rank_words
+from tipbench.compare.statistics import Estimate
 from tipbench.plan.prompts import NO_PROMPT_VERSION
 from tipbench.text import interval, number, short_name
 from tipbench.web.api.leaderboard import RowModel, RowPrompt
@@ -33,7 +34,7 @@ from tipbench.web.panel.pages import here, page
 from tipbench.web.queries import experiment_path, get_experiment
 
 PAGE_SIZE = 20  # scenarios
-EXPANDED = 3  # of them
+EXPANDED = 3  # scenarios expanded at the top of each page
 Order = Literal["losses", "wins", "name"]
 ORDERS: tuple[tuple[Order, str], ...] = (("losses", "Losses first"), ("wins", "Wins first"), ("name", "By name"))
 _ROLES: Mapping[Role, str] = {
@@ -58,21 +59,21 @@ def pair_page(
     order: Order = "losses",
     page_number: Annotated[int, Query(alias="page", ge=1, le=10_000)] = 1,
 ) -> Response:
-    """Show one row compared with the baseline, the leader or the next row; by default the leader's row."""
+    """Show one row compared with the baseline, the leader or the next row. Without a row, redirect to the leader's."""
     if (tidy := tidy_url(request, experiment_path(experiment, "pairs"))) is not None:
         return RedirectResponse(tidy, 303)
-    found = get_experiment(store, experiment)
-    result = load_board(panel.queries, store, found, query)
+    mlflow_experiment = get_experiment(store, experiment)
+    result = load_board(panel.queries, store, mlflow_experiment, query)
     url = BoardUrl(experiment, result.query)
     if model is None or prompt is None:
         leader = result.board.ranking.leader if result.board else None
         return RedirectResponse(url.pair(leader) if leader else url.page(), 303)
     pair = Pair(model, prompt)
-    view = pair_view(panel.queries, store, found, result.query, pair)
+    view = pair_view(panel.queries, store, mlflow_experiment, result.query, pair)
     meetings = ordered(view.meetings, order)
     first = (page_number - 1) * PAGE_SIZE
-    shown = meetings[first : first + PAGE_SIZE]
-    more = first + PAGE_SIZE < len(meetings)
+    on_page = meetings[first : first + PAGE_SIZE]
+    has_more = first + PAGE_SIZE < len(meetings)
     return page(
         request,
         "pair.html",
@@ -89,19 +90,24 @@ def pair_page(
         hidden=[*url.hidden("baseline"), ("model", model), ("prompt", prompt), ("order", order)],
         orders=[(key, words, here(request, order=key, page=None)) for key, words in ORDERS],
         order=order,
-        compared=[{"found": each, **_outcome(each), "open": at < EXPANDED} for at, each in enumerate(shown)],
+        compared=[
+            {"found": each, **_outcome(each), "open": position < EXPANDED} for position, each in enumerate(on_page)
+        ],
         several=view.board.by is not None,
         links=url,
         scenarios=len(meetings),
-        next_url=here(request, page=page_number + 1) if more else None,
+        next_url=here(request, page=page_number + 1) if has_more else None,
         first_url=here(request, page=None) if page_number > 1 else None,
         json_url=url.api("pairs", model=model, prompt=prompt),
-        mlflow_url=found.url,
+        mlflow_url=mlflow_experiment.url,
     )
 
 
 def ordered(meetings: Sequence[ScenarioComparison], order: Order) -> Sequence[ScenarioComparison]:
-    """Sort scenarios; those without a difference come last, except when sorting by name."""
+    """Sort scenarios, which are given with the largest loss first.
+
+    Unless sorted by name, scenarios without a difference come last.
+    """
     if order == "losses":
         return meetings
     if order == "name":
@@ -114,9 +120,10 @@ def _name(view: PairView, pair: Pair) -> str:
 
 
 def _references(view: PairView, pair: Pair) -> list[tuple[str, str]]:
+    """Return the options of the baseline: value and label of every other row."""
     by = view.board.by
-    shown = (*view.board.standings, *view.board.references)
-    rows = [row_text(standing.pair, by) for standing in shown if standing.pair != pair]
+    standings = (*view.board.standings, *view.board.references)
+    rows = [row_text(standing.pair, by) for standing in standings if standing.pair != pair]
     return [
         ("", "the leader or the next row"),
         *((row, short_name(row.removesuffix(f"/{NO_PROMPT_VERSION}"), LONGEST)) for row in rows),
@@ -124,29 +131,33 @@ def _references(view: PairView, pair: Pair) -> list[tuple[str, str]]:
 
 
 def _summary(view: PairView) -> list[tuple[str, str | None]]:
-    found, standing = view.difference, view.standing
+    """Return the label and value of each line of the summary; a value may be None."""
+    difference, standing = view.difference, view.standing
     state = state_of(view.board, standing.pair)
     estimate = standing.row.estimate
-    ends = interval(estimate.ci_low, estimate.ci_high) if estimate else None
-    mean = number(estimate.mean) if estimate else None
-    gap = interval(found.ci_low, found.ci_high, "+.2f") if found else None
-    shown = f"{number(found.mean, '+.2f')}{f' ({gap})' if gap else ''}" if found else None
-    p, words = p_text(found), baseline_words(found)
+    p, words = p_text(difference), baseline_words(difference)
     return [
         ("standing", ", ".join(dict.fromkeys((rank_words(standing), STATE_TEXTS[state])))),
-        ("composite", f"{mean}{f' ({ends})' if ends else ''}" if mean else "not judged"),
-        ("difference", shown),
+        ("composite", _estimate_text(estimate) if estimate else "not judged"),
+        ("difference", _estimate_text(difference, "+.2f") if difference else None),
         ("p, adjusted for all rows", f"{p}: {words}" if p and words else p),
         ("wins, losses, ties", f"{view.count(1)}, {view.count(-1)}, {view.count(0)}" if view.reference else None),
         ("judged", f"{standing.judged} of {standing.total} cells"),
     ]
 
 
-def _outcome(meeting: ScenarioComparison) -> dict[str, str]:
-    if meeting.other is None:
+def _estimate_text(estimate: Estimate, spec: str = ".2f") -> str:
+    """Return the mean with its interval, if it has one."""
+    ends = interval(estimate.ci_low, estimate.ci_high, spec)
+    return f"{number(estimate.mean, spec)}{f' ({ends})' if ends else ''}"
+
+
+def _outcome(comparison: ScenarioComparison) -> dict[str, str]:
+    """Return the text of a comparison, and the tone of its colour."""
+    if comparison.other is None:
         return {"outcome": "no other answer", "tone": "quiet"}
-    if meeting.difference is None:
+    if comparison.difference is None:
         return {"outcome": "not both judged", "tone": "quiet"}
-    if abs(meeting.difference) < 0.005:  # displayed as 0.00
+    if abs(comparison.difference) < 0.005:  # displayed as 0.00
         return {"outcome": "tie", "tone": "quiet"}
-    return {"outcome": "wins", "tone": "good"} if meeting.difference > 0 else {"outcome": "loses", "tone": "bad"}
+    return {"outcome": "wins", "tone": "good"} if comparison.difference > 0 else {"outcome": "loses", "tone": "bad"}

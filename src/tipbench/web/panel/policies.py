@@ -1,4 +1,4 @@
-"""Policies and promotions pages: what `tipbench serve` has learned, its shadows, and all checks and switches."""
+"""Policies and promotions pages: the policies of `tipbench serve`, their shadows, and the history of promotions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
 @router.get("/policies")
 def policies_page(request: Request, panel: PanelState, user_id: policies.UserId = None) -> HTMLResponse:
-    """Show policies and shadows, and the state of one user if an id is given."""
+    """Show the policies and shadows; with `user_id`, also the state of this user."""
     problem = None
     try:
         report = policies.policies(panel, user_id or None)
@@ -46,7 +46,7 @@ def policies_page(request: Request, panel: PanelState, user_id: policies.UserId 
 
 @router.post("/policies/shadows/{name}")
 def switch_shadow(panel: PanelState, name: str, form: SentForm) -> Response:
-    """Enable or disable a shadow and redirect to the page."""
+    """Enable or disable a shadow and redirect to the policies page."""
     try:
         set_shadow(panel.settings.home, name, enabled=form.fields.get("enabled") == "true")
     except UsageError as exc:
@@ -57,5 +57,7 @@ def switch_shadow(panel: PanelState, name: str, form: SentForm) -> Response:
 @router.get("/promotions")
 def promotions_page(request: Request, panel: PanelState) -> HTMLResponse:
     """List checks, switches and undos, newest first, with their time and user."""
-    found = policies.promotions(panel)
-    return page(request, "promotions.html", active=found.active, rows=found.items, json_url="/api/bench/promotions")
+    promotions = policies.promotions(panel)
+    return page(
+        request, "promotions.html", active=promotions.active, rows=promotions.items, json_url="/api/bench/promotions"
+    )

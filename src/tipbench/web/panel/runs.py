@@ -28,7 +28,7 @@ def run_title(run: Mapping[str, Any]) -> str:
 
 
 def run_note(run: Mapping[str, Any]) -> str:
-    """Return one line on a run other than a cell: its reason, or how it ended."""
+    """Return one line about a run that is not a cell: its note, its reason, or how it ended."""
     tags = run["tags"]
     if tags.get("kind") == RunKind.JUDGING:
         words = {"exported": "exported, no scores yet", "held": "scores are held"}
@@ -40,25 +40,25 @@ router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
 Options = list[tuple[str, str]]
 _ANY = ("", "any")
-_CHOSEN = {"model": "model", "prompt": "prompt_version", "scenario": "scenario", "persona": "persona"}
+_PARAMS_BY_FILTER = {"model": "model", "prompt": "prompt_version", "scenario": "scenario", "persona": "persona"}
 _CHIP_NAMES = {"q": "text", "judge_pending": "judge pending"}
-_CHIPS = ("q", "model", "prompt", "scenario", "persona", "state", "judge_pending")
+_CHIP_FILTERS = ("q", "model", "prompt", "scenario", "persona", "state", "judge_pending")
 
 
 @router.get("/experiments/{experiment:path}/runs")
 def runs_page(request: Request, experiment: ExperimentPath, panel: PanelState, store: Store) -> Response:
-    """Show one page of the list."""
+    """Show one page of the list of runs. A URL with empty form fields is redirected to one without them."""
     filters = read_filters(request)
     if any(not value.strip() for _, value in request.query_params.multi_items()):
-        return RedirectResponse(_url(experiment_path(experiment, "runs"), filters.query()), 303)  # without empty fields
+        return RedirectResponse(_url(experiment_path(experiment, "runs"), filters.query()), 303)
     queries = RunQueries(panel.queries, store, experiment)
-    found = panel.queries.runs(store, experiment, filters)
-    is_cells = filters.kind is RunKind.CELL
-    stale = queries.stale() if is_cells else frozenset()
-    previews = queries.previews([run["run_id"] for run in found["items"]]) if is_cells else {}
+    runs = panel.queries.runs(store, experiment, filters)
+    shows_cells = filters.kind is RunKind.CELL
+    stale = queries.stale() if shows_cells else frozenset()
+    previews = queries.previews([run["run_id"] for run in runs["items"]]) if shows_cells else {}
     path, query = experiment_path(experiment, "runs"), filters.query(next=None)
     on_first_page = filters.query(next=None, limit=RunFilters().limit)
-    api = f"/api/bench/runs/{quote_path(experiment)}"
+    api_url = f"/api/bench/runs/{quote_path(experiment)}"
     return page(
         request,
         "runs.html",
@@ -75,18 +75,18 @@ def runs_page(request: Request, experiment: ExperimentPath, panel: PanelState, s
                 "composite": shown_composite(run["metrics"]),
                 "preview": previews.get(run["run_id"], ""),
             }
-            for run in found["items"]
+            for run in runs["items"]
         ],
-        total=found["total"],
-        next_url=_url(path, filters.query(next=found["next"])) if found["next"] else None,
+        total=runs["total"],
+        next_url=_url(path, filters.query(next=runs["next"])) if runs["next"] else None,
         first_url=_url(path, query) if filters.next else None,
         clear_url=path,
         chips=_chips(path, filters),
         options=_options(queries.choices(str(filters.kind)), filters),
         sort=filters.sort,
         sort_url=lambda key: _url(path, filters.query(next=None, sort=key)),
-        csv_url=_url(f"{api}/runs.csv", on_first_page),
-        json_url=_url(api, filters.query()),
+        csv_url=_url(f"{api_url}/runs.csv", on_first_page),
+        json_url=_url(api_url, filters.query()),
         mlflow_url=queries.experiment.url,
     )
 
@@ -98,32 +98,33 @@ def read_filters(request: Request) -> RunFilters:
 
 
 def _options(choices: Mapping[str, list[str]], filters: RunFilters) -> dict[str, Options]:
-    """Return the options of each select field, including the selected value even if no run has it."""
-    found: dict[str, Options] = {}
-    for name, param in _CHOSEN.items():
+    """Return the options of each select field. They include the selected value even if no run has it."""
+    options: dict[str, Options] = {}
+    for name, param in _PARAMS_BY_FILTER.items():
         values = choices[param]
-        chosen = getattr(filters, name)
-        if chosen is not None and chosen not in values:
-            values = [chosen, *values]
-        found[name] = [_ANY, *((value, value) for value in values)]
-    found["state"] = [_ANY, *((str(state), str(state)) for state in RunState)]
-    found["kind"] = [(str(kind), str(kind)) for kind in RunKind]
-    found["judge_pending"] = [_ANY, ("true", "yes"), ("false", "no")]
-    return found
+        selected = getattr(filters, name)
+        if selected is not None and selected not in values:
+            values = [selected, *values]
+        options[name] = [_ANY, *((value, value) for value in values)]
+    options["state"] = [_ANY, *((str(state), str(state)) for state in RunState)]
+    options["kind"] = [(str(kind), str(kind)) for kind in RunKind]
+    options["judge_pending"] = [_ANY, ("true", "yes"), ("false", "no")]
+    return options
 
 
 def _chips(path: str, filters: RunFilters) -> list[tuple[str, str]]:
-    """Return each active filter with the URL that removes it."""
+    """Return each active filter as a text, with the URL that removes the filter."""
     chips = []
-    for name in _CHIPS:
+    for name in _CHIP_FILTERS:
         value = getattr(filters, name)
         if value is not None:
-            shown = {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
-            text = f"{_CHIP_NAMES.get(name, name)} = {shown}"
+            if isinstance(value, bool):
+                value = "yes" if value else "no"
+            text = f"{_CHIP_NAMES.get(name, name)} = {value}"
             chips.append((text, _url(path, filters.query(next=None, **{name: None}))))
-    for at, text in enumerate(filters.where):
-        rest = [*filters.where[:at], *filters.where[at + 1 :]]
-        chips.append((text, _url(path, filters.query(next=None, where=rest))))
+    for position, text in enumerate(filters.where):
+        others = [*filters.where[:position], *filters.where[position + 1 :]]
+        chips.append((text, _url(path, filters.query(next=None, where=others))))
     if filters.superseded:
         chips.append(("superseded shown", _url(path, filters.query(next=None, superseded=False))))
     return chips

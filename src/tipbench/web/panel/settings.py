@@ -1,4 +1,4 @@
-"""Settings page: configuration without secrets, tokens, webhook."""
+"""Settings page: tokens, webhook, and the configuration without its secrets."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tipbench.web.errors import Invalid
 from tipbench.web.panel.pages import SentForm, page
 from tipbench.web.webhook import shown_address
 
-_SECRET = ("_username", "_password", "_token", "_secret")  # suffixes of keys whose values are never shown
-_ADDRESSES = ("_url", "_urls")  # suffixes of keys whose values are shown without a login
-_MACHINE = frozenset({"home", "no_color"})  # settings of the process, not of the panel
+_SECRET_SUFFIXES = ("_username", "_password", "_token", "_secret")  # of keys whose values are never shown
+_URL_SUFFIXES = ("_url", "_urls")  # of keys whose values are shown without credentials
+_PROCESS_SETTINGS = frozenset({"home", "no_color"})  # not listed: they belong to the process, not to the panel
 
 
 def configured(settings: Settings) -> list[dict[str, Any]]:
@@ -32,12 +32,12 @@ def configured(settings: Settings) -> list[dict[str, Any]]:
     return [
         {
             "key": setting.key,
-            "value": _value(settings, setting),
+            "value": _displayed_value(settings, setting),
             "meaning": setting.meaning,
             "source": settings.sources.get(setting.key),
         }
         for setting in SETTINGS
-        if setting.key not in _MACHINE
+        if setting.key not in _PROCESS_SETTINGS
     ]
 
 
@@ -55,8 +55,8 @@ def network_facts(panel: Panel) -> list[tuple[str, str]]:
     ]
 
 
-def _value(settings: Settings, setting: Setting) -> str:
-    if setting.key.endswith(_SECRET):
+def _displayed_value(settings: Settings, setting: Setting) -> str:
+    if setting.key.endswith(_SECRET_SUFFIXES):
         return "set" if settings.get(setting.key) else "not set"
     if setting.key not in settings.values:
         return setting.default or "–"
@@ -65,7 +65,7 @@ def _value(settings: Settings, setting: Setting) -> str:
         return f"{PurePath(program).name}{' …' if arguments else ''}"
     if setting.key == "hook_url":
         return shown_address(settings.get(setting.key) or "")
-    if setting.key.endswith(_ADDRESSES):
+    if setting.key.endswith(_URL_SUFFIXES):
         return ", ".join(strip_login(each) for each in settings.listed(setting.key))
     value = settings.values[setting.key]
     return ", ".join(settings.listed(setting.key)) if isinstance(value, list) else str(value)
@@ -73,27 +73,27 @@ def _value(settings: Settings, setting: Setting) -> str:
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
-_BLANK = {"role": "judge", "name": "", "expires": DEFAULT_LIFE}
-_MAX_FORMS = 1000
-_MAX_DELIVERIES = 10
+_DEFAULT_FIELDS = {"role": "judge", "name": "", "expires": DEFAULT_LIFE}
+_MAX_FORMS = 1000  # remembered
+_MAX_DELIVERIES = 10  # listed
 
 
 class SubmittedForms:
-    """Submitted forms, to prevent a second token when a page is reloaded. Thread-safe."""
+    """Remembers submitted forms, so that reloading the page does not create a second token. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sent: OrderedDict[str, None] = OrderedDict()
+        self._marks: OrderedDict[str, None] = OrderedDict()
 
     def first_time(self, mark: str) -> bool:
-        """Return whether a form is submitted for the first time; always true without a mark."""
+        """Return whether a form with this mark is submitted for the first time; always true for an empty mark."""
         with self._lock:
-            if mark in self._sent:
+            if mark in self._marks:
                 return False
             if mark:
-                self._sent[mark[:64]] = None
-            while len(self._sent) > _MAX_FORMS:
-                self._sent.popitem(last=False)
+                self._marks[mark[:64]] = None
+            while len(self._marks) > _MAX_FORMS:
+                self._marks.popitem(last=False)
             return True
 
 
@@ -101,36 +101,36 @@ class SubmittedForms:
 def settings_page(
     request: Request, panel: PanelState, admin: Admin, revoked: str | None = None, tested: str | None = None
 ) -> HTMLResponse:
-    """Show the tokens, the form for a new one, the webhook and the configuration."""
+    """Show the tokens, the form for a new token, the webhook and the configuration."""
     return _page(request, panel, admin, revoked=revoked, tested=tested)
 
 
 @router.post("/settings/tokens")
 def create_token(request: Request, panel: PanelState, admin: Admin, form: SentForm) -> HTMLResponse:
     """Create a token; the response is the only page that shows its secret."""
-    given = {key: form.fields.get(key, default).strip() for key, default in _BLANK.items()}
+    fields = {key: form.fields.get(key, default).strip() for key, default in _DEFAULT_FIELDS.items()}
     try:
-        new = tokens.check_request(given)
+        token_request = tokens.check_request(fields)
     except Invalid as exc:
         field = (exc.path or "").removeprefix("body.")
         message = str(exc).removeprefix(f"body.{field}: ")
-        return _page(request, panel, admin, given=given, faults={field: message}, status=422)
-    sent: SubmittedForms = request.app.state.sent_forms
-    if not sent.first_time(form.fields.get("once", "")):
-        return _page(request, panel, admin, repeated=new.name, status=409)
-    return _page(request, panel, admin, made=tokens.create(new, panel), status=201)
+        return _page(request, panel, admin, given=fields, faults={field: message}, status=422)
+    submitted_forms: SubmittedForms = request.app.state.sent_forms
+    if not submitted_forms.first_time(form.fields.get("once", "")):
+        return _page(request, panel, admin, repeated=token_request.name, status=409)
+    return _page(request, panel, admin, made=tokens.create(token_request, panel), status=201)
 
 
 @router.post("/settings/tokens/{token_id}/revoke")
 def revoke(token_id: tokens.TokenId, panel: PanelState) -> Response:
-    """Revoke a token and redirect to the page."""
+    """Revoke a token and redirect to the settings page."""
     tokens.revoke(token_id, panel)
     return RedirectResponse(f"/settings?revoked={token_id}#tokens", status_code=303)
 
 
 @router.post("/settings/hook/test")
 def test_hook(hook: HookState) -> Response:
-    """Send a webhook test and redirect to the page, which shows the result."""
+    """Send a test to the webhook and redirect to the settings page, which shows the result."""
     return RedirectResponse(f"/settings?tested={run_test(hook).id}#webhook", status_code=303)
 
 
@@ -138,7 +138,7 @@ def _page(
     request: Request, panel: Panel, admin: Identity, *, status: int = 200, revoked: str | None = None, **more: Any
 ) -> HTMLResponse:
     rows = tokens.tokens(panel).items[::-1]  # newest first
-    context = {"made": None, "given": _BLANK, "faults": {}, "repeated": None, "tested": None, **more}
+    context = {"made": None, "given": _DEFAULT_FIELDS, "faults": {}, "repeated": None, "tested": None, **more}
     hook = hook_of(request)
     return page(
         request,

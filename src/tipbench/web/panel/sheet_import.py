@@ -1,7 +1,7 @@
 """Import page: upload a filled sheet, preview its changes, apply it.
 
-The previewed bytes are the ones applied: the server keeps them in memory for up to an hour, under an id that only
-the uploading token can use.
+The server keeps the uploaded file in memory for up to an hour and applies exactly the previewed content. Only the token
+that uploaded a file can use its id.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from tipbench.web.queries import experiment_path, get_experiment, quote_path
 
 router = APIRouter(dependencies=[LIMIT_CONCURRENCY, ADMINS_ONLY], include_in_schema=False)
 
-_PLACE = "/experiments/{experiment:path}/judges/import"
+_PATH = "/experiments/{experiment:path}/judges/import"
 _UploadId = Annotated[str, Path(max_length=64)]
-_GONE = "This upload has expired: uploads are kept for an hour, until the panel restarts. Upload the file again."
+_EXPIRED = "This upload has expired: uploads are kept for an hour or until a restart. Upload the file again."
 
 
-@router.post(_PLACE)
+@router.post(_PATH)
 def upload_sheet(
     request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
 ) -> Response:
     """Store an uploaded sheet and redirect to its preview."""
     get_experiment(store, experiment)
-    sent = form.files.get("file", UploadedFile("", b""))
+    file = form.files.get("file", UploadedFile("", b""))
     judge = form.fields.get("judge", "").strip() or None
-    if not sent.content:
-        fault = f"The file {sent.name[:80]} is empty." if sent.name else "Choose the filled sheet first."
+    if not file.content:
+        fault = f"The file {file.name[:80]} is empty." if file.name else "Choose the filled sheet first."
         return judges_response(request, experiment, panel, store, status=422, errors={"file": fault})
     try:
         ApplyOptions.of(who, judge=judge, accept=None, dry_run=True)
     except Invalid as exc:
         errors = {"filled_by": str(exc).removeprefix("query.judge takes ")}
         return judges_response(request, experiment, panel, store, status=422, errors=errors)
-    upload = uploads_of(request.app).keep(who.token_id, experiment, sent.name, sent.content, judge, share=quota_of(who))
+    upload = uploads_of(request.app).keep(who.token_id, experiment, file.name, file.content, judge, share=quota_of(who))
     return RedirectResponse(experiment_path(experiment, "judges", "import", upload.id), 303)
 
 
-@router.get(_PLACE + "/{upload_id}", dependencies=[LIMIT_SHEETS])
+@router.get(_PATH + "/{upload_id}", dependencies=[LIMIT_SHEETS])
 def preview(
     request: Request, experiment: ExperimentPath, upload_id: _UploadId, who: Admin, store: Store
 ) -> HTMLResponse:
@@ -60,13 +60,13 @@ def preview(
     get_experiment(store, experiment)
     upload = uploads_of(request.app).find(upload_id, who.token_id, experiment)
     if upload is None:
-        return _page(request, experiment, None, status=404, fault=_GONE)
+        return _page(request, experiment, None, status=404, fault=_EXPIRED)
     if upload.outcome is not None:
         return _page(request, experiment, upload, outcome=upload.outcome)
-    return _previewed(request, upload, who, store)
+    return _preview_page(request, upload, who, store)
 
 
-@router.post(_PLACE + "/{upload_id}", dependencies=[LIMIT_SHEETS])
+@router.post(_PATH + "/{upload_id}", dependencies=[LIMIT_SHEETS])
 def confirm(
     request: Request,
     experiment: ExperimentPath,
@@ -81,32 +81,33 @@ def confirm(
     uploads = uploads_of(request.app)
     upload = uploads.find(upload_id, who.token_id, experiment)
     if upload is None:
-        return _page(request, experiment, None, status=404, fault=_GONE)
+        return _page(request, experiment, None, status=404, fault=_EXPIRED)
     if form.fields.get("sha256") != upload.sha256:
         fault = "The form refers to another file than the stored one. Check the preview again."
-        return _previewed(request, upload, who, store, status=409, fault=fault)
+        return _preview_page(request, upload, who, store, status=409, fault=fault)
     if upload.outcome is None:
-        reason, final = form.fields.get("reason", "").strip() or None, "final" in form.fields
+        reason = form.fields.get("reason", "").strip() or None
+        final = "final" in form.fields
         try:
             options = ApplyOptions.of(who, judge=upload.judge, accept=reason, dry_run=False, final=final)
             with panel.tracker.judging_lock():
                 uploads.settle(upload, apply_sheet(store, experiment, parse_sheet(upload.content), options))
         except (Invalid, LockHeld, SheetRefused) as exc:
-            return _previewed(request, upload, who, store, status=getattr(exc, "status", 409), fault=str(exc))
+            return _preview_page(request, upload, who, store, status=getattr(exc, "status", 409), fault=str(exc))
     return RedirectResponse(experiment_path(experiment, "judges", "import", upload.id), 303)
 
 
-def _previewed(
+def _preview_page(
     request: Request, upload: Upload, who: Identity, store: RunStore, *, status: int = 200, fault: str | None = None
 ) -> HTMLResponse:
     options = ApplyOptions.of(who, judge=upload.judge, accept=None, dry_run=True)
     try:
-        found = apply_sheet(store, upload.experiment, parse_sheet(upload.content), options)
+        result = apply_sheet(store, upload.experiment, parse_sheet(upload.content), options)
     except SheetRefused as exc:
         return _page(request, upload.experiment, upload, status=422, refused=refused_sheet(exc))
     except Invalid as exc:
         return _page(request, upload.experiment, upload, status=422, fault=str(exc))
-    return _page(request, upload.experiment, upload, status=status, found=found, fault=fault)
+    return _page(request, upload.experiment, upload, status=status, previewed=result, fault=fault)
 
 
 def _page(
@@ -115,12 +116,12 @@ def _page(
     upload: Upload | None,
     *,
     status: int = 200,
-    found: Mapping[str, Any] | None = None,
+    previewed: Mapping[str, Any] | None = None,
     outcome: Mapping[str, Any] | None = None,
     refused: Mapping[str, Any] | None = None,
     fault: str | None = None,
 ) -> HTMLResponse:
-    changes = found["changes"] if found else []
+    changes = previewed["changes"] if previewed else []
     scales = list(next((each["given"] for each in changes if each.get("given")), {}))
     return page(
         request,
@@ -128,14 +129,14 @@ def _page(
         status=status,
         experiment=experiment,
         upload=upload,
-        found=found,
+        found=previewed,
         outcome=outcome,
         sentences=drift_summary(outcome.get("drift")) if outcome else [],
         refused=refused,
         fault=fault,
         changes=changes,
         scales=scales,
-        duels="judged_in_both_orders" in (found or {}),
+        duels="judged_in_both_orders" in (previewed or {}),
         judges_path=experiment_path(experiment, "judges"),
         json_url=f"/api/bench/judges/{quote_path(experiment)}",
     )

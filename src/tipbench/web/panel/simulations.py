@@ -1,4 +1,4 @@
-"""Simulations pages: start one, the recorded ones, and one with its curves; a running one shows on its job's page."""
+"""Simulations pages: a form to start a simulation, the recorded simulations, and one simulation with its curves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tipbench.workflows.simulation import read_simulation, read_simulations
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 _MAX_LISTED = 30
-_NARROW_PX = 260
+_NARROW_PX = 260  # width of the chart on a narrow screen
 RunId = Annotated[str, Path(pattern=r"^[0-9a-f]{8,64}$")]
 Theme = Annotated[ThemeName, Query()]
 
@@ -39,18 +39,18 @@ def simulations_page(request: Request, panel: PanelState) -> HTMLResponse:
 
 @router.post("/simulations")
 def start(request: Request, panel: PanelState, who: Admin, form: SentForm) -> Response:
-    """Start a simulation and redirect to its job, which shows the curves live."""
-    wanted = {name: text for name in SimulationConfig.model_fields if (text := form.fields.get(name, "").strip())}
+    """Start a simulation and redirect to the page of its job, which shows the curves live."""
+    values = {name: text for name in SimulationConfig.model_fields if (text := form.fields.get(name, "").strip())}
     try:
-        config = make_simulation_config(wanted)
+        config = make_simulation_config(values)
     except UsageError as exc:
-        return _page(request, panel, wanted, wrong=str(exc).removeprefix("--"))
+        return _page(request, panel, values, form_error=str(exc).removeprefix("--"))
     submitted = start_simulation(panel, config, started_by=who.name, key=form.fields.get("key") or None)
     return RedirectResponse(f"/jobs/{submitted.job.id}", status_code=303)
 
 
-def _page(request: Request, panel: Panel, values: dict[str, Any], *, wrong: str | None = None) -> HTMLResponse:
-    away, recorded = None, []
+def _page(request: Request, panel: Panel, values: dict[str, Any], *, form_error: str | None = None) -> HTMLResponse:
+    mlflow_error, recorded = None, []
     try:
         recorded = list(read_simulations(panel.tracker.open().store, _MAX_LISTED))
     except TipbenchError as exc:
@@ -58,17 +58,17 @@ def _page(request: Request, panel: Panel, values: dict[str, Any], *, wrong: str 
         status, _ = status_and_code(exc)
         if status not in (404, 502, 503):
             raise
-        away = str(exc) if status != 404 else None
+        mlflow_error = str(exc) if status != 404 else None
     jobs = panel.jobs.page(JobFilter(kind=JobKind.SIMULATE), limit=20, after=None).items
     return page(
         request,
         "simulations.html",
-        status=422 if wrong else 200,
+        status=422 if form_error else 200,
         rows=[{"run_id": run.run_id, "at": run.start_ms / 1000, "result": result} for run, result in recorded],
         active=[job for job in jobs if job.state in ACTIVE | {JobState.QUEUED}],
-        away=away,
+        away=mlflow_error,
         values=values,
-        wrong=wrong,
+        wrong=form_error,
         worlds=[(name.value, name.value) for name in WorldName],
         policies=[(name, name) for name in ALL_POLICIES],
         key=new_idempotency_key(),
@@ -83,7 +83,7 @@ def simulation_page(request: Request, store: Store, run_id: RunId) -> HTMLRespon
         request,
         "simulation.html",
         run_id=run_id,
-        result=_recorded(store, run_id),
+        result=_read_recorded(store, run_id),
         charts=charts_installed(),
         json_url="/api/bench/simulations",
     )
@@ -92,39 +92,47 @@ def simulation_page(request: Request, store: Store, run_id: RunId) -> HTMLRespon
 @router.get("/simulations/{run_id}/curves.svg")
 def recorded_curves(store: Store, run_id: RunId, theme: Theme = "light", narrow: bool = False) -> Response:
     """Return the curves of a recorded simulation."""
-    return _svg(_recorded(store, run_id), theme, narrow=narrow)
+    return _svg(_read_recorded(store, run_id), theme, narrow=narrow)
 
 
 @router.get("/jobs/{job_id}/curves.svg")
 def live_curves(panel: PanelState, job_id: JobPath, theme: Theme = "light", narrow: bool = False) -> Response:
-    """Return the curves of a running simulation, from the seeds that are done."""
-    seen = panel.jobs.progress.current(panel.jobs.store.get(job_id)).progress.simulating
-    if seen is None:
+    """Return the curves of a running simulation, computed from the finished seeds."""
+    simulating = panel.jobs.progress.current(panel.jobs.store.get(job_id)).progress.simulating
+    if simulating is None:
         raise NotFound("This job has no curves yet; they appear with its first seed.", path="path.job_id")
-    curves = zip(seen.policies, seen.rewards, strict=False)
+    curves = zip(simulating.policies, simulating.rewards, strict=False)
     result = {
-        "config": {"world": seen.world, "users": seen.users, "rounds": max(seen.rounds), "seeds": seen.total},
-        "seeds_done": seen.done,
-        "policies": [{"name": name, "curve": {"round": seen.rounds, "reward": each}} for name, each in curves],
+        "config": {
+            "world": simulating.world,
+            "users": simulating.users,
+            "rounds": max(simulating.rounds),
+            "seeds": simulating.total,
+        },
+        "seeds_done": simulating.done,
+        "policies": [
+            {"name": name, "curve": {"round": simulating.rounds, "reward": reward}} for name, reward in curves
+        ],
     }
     return _svg(result, theme, narrow=narrow)
 
 
-def _recorded(store: Any, run_id: str) -> dict[str, Any]:
+def _read_recorded(store: Any, run_id: str) -> dict[str, Any]:
+    """Return the result of a recorded simulation. Raises NotFound."""
     try:
-        found = read_simulation(store, run_id)
+        result = read_simulation(store, run_id)
     except MlflowError as exc:
         if exc.code != "RESOURCE_DOES_NOT_EXIST":
             raise
-        found = None
-    if found is None:
+        result = None
+    if result is None:
         raise NotFound(f"There is no simulation {run_id}. Choose one from the list.", path="path.run_id")
-    return found
+    return result
 
 
 def _svg(result: dict[str, Any], theme: str, *, narrow: bool) -> Response:
-    chosen = THEMES[theme]
-    chart = curves_chart(result, chosen)
-    if narrow:  # without its title, which does not fit and repeats the page's heading
-        chart = curves_chart(result, chosen, width=_NARROW_PX).properties(title="")
-    return Response(to_svg(chart, chosen), media_type="image/svg+xml")
+    chart_theme = THEMES[theme]
+    chart = curves_chart(result, chart_theme)
+    if narrow:  # without the title: it does not fit, and it repeats the page's heading
+        chart = curves_chart(result, chart_theme, width=_NARROW_PX).properties(title="")
+    return Response(to_svg(chart, chart_theme), media_type="image/svg+xml")

@@ -50,41 +50,41 @@ from tipbench.web.options import RunPolicy
 from tipbench.web.panel.jobs import RUNNERS, new_idempotency_key
 from tipbench.web.panel.pages import page
 
-LISTS = ("models", "prompts")  # sent as several fields of one name: checkboxes and a text field
+LISTS = ("models", "prompts")  # keys whose values are sent as checkboxes and a text field of the same name
 WHOLE_FORM = ""  # key of an error that belongs to no single field
 MAX_VALUE_CHARS = 4000
 _YES, _NO = "true", "false"
 
 Schema = Mapping[str, Any]
-Values = Mapping[str, str]  # by configuration key, as form values; booleans are "true" and "false"
+Values = Mapping[str, str]  # form values by configuration key; booleans are "true" and "false"
 
 
 def default_values(schema: Schema) -> dict[str, str]:
     """Return the form's initial values."""
-    return {key: _text(field.get("default")) for key, field in schema["properties"].items()}
+    return {key: _form_value(field.get("default")) for key, field in schema["properties"].items()}
 
 
 def merge_values(schema: Schema, values: Values, pairs: Iterable[tuple[str, Any]]) -> dict[str, str]:
-    """Return `values` changed by the pairs of a URL, a submitted form or an earlier job; unknown keys are ignored."""
+    """Return `values` overridden by the pairs of a URL, a submitted form or an earlier job. Ignores unknown keys."""
     sent: dict[str, list[str]] = defaultdict(list)
     for key, value in pairs:
-        sent[key].append(_text(value).strip())
+        sent[key].append(_form_value(value).strip())
     merged = dict(values)
     for key, texts in sent.items():
         if key in LISTS:
             merged[key] = ",".join(split_names(",".join(texts)))
         elif key in merged:
             merged[key] = texts[-1]
-            if _is_switch(schema, key):
+            if _is_boolean(schema, key):
                 merged[key] = _YES if texts[-1].lower() in ("true", "on", "1", "yes") else _NO
     return merged
 
 
 def check_values(allowed: RunPolicy, schema: Schema, values: Values) -> CollectConfig | dict[str, str]:
-    """Return the configuration, or the errors by key.
+    """Return the configuration, or the errors by key if a value is invalid.
 
-    The values are checked against the schema, the operator's policy and the suite, so that errors show in the form and
-    not in a failed job.
+    The values are checked against the schema, the operator's policy and the suite, so that the form reports errors
+    before a job starts.
     """
     errors = {}
     for key, text in values.items():
@@ -94,7 +94,7 @@ def check_values(allowed: RunPolicy, schema: Schema, values: Values) -> CollectC
         elif not text and key in LISTS:
             errors[key] = "Choose at least one."
         elif not text and not any(each.get("type") == "null" for each in properties.get("anyOf", ())):
-            errors[key] = f"A value is required; the default is {_text(properties.get('default'))}."
+            errors[key] = f"A value is required; the default is {_form_value(properties.get('default'))}."
     try:
         config = allowed.config({key: text or None for key, text in values.items() if key not in errors})
     except (Invalid, Forbidden) as exc:
@@ -111,17 +111,18 @@ def check_values(allowed: RunPolicy, schema: Schema, values: Values) -> CollectC
 
 
 def _errors_by_key(exc: Invalid | Forbidden, values: Values) -> dict[str, str]:
+    """Return the messages of an error by configuration key."""
     cause = exc.__cause__
     if not isinstance(cause, ValidationError):
         return {(exc.path or "").removeprefix("body."): str(exc)}
     errors: dict[str, str] = {}
     for error in cause.errors(include_url=False):
         message = str(error["msg"]).removeprefix("Value error, ")
-        # A rule over several fields has no location; its message contains their names.
-        words = [str(error["loc"][0])] if error["loc"] else message.split()
-        key = next((word for word in words if word in values), WHOLE_FORM)
-        seen = "" if error["type"] == "value_error" else f" (got {str(error.get('input'))[:80]!r})"
-        errors.setdefault(key, f"{_capitalized(message)}{seen}.")
+        # An error in a rule for several fields has no location; its message contains the names of the fields.
+        possible_keys = [str(error["loc"][0])] if error["loc"] else message.split()
+        key = next((possible_key for possible_key in possible_keys if possible_key in values), WHOLE_FORM)
+        got = "" if error["type"] == "value_error" else f" (got {str(error.get('input'))[:80]!r})"
+        errors.setdefault(key, f"{_capitalized(message)}{got}.")
     return errors
 
 
@@ -129,27 +130,28 @@ def _capitalized(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
-def _is_switch(schema: Schema, key: str) -> bool:
+def _is_boolean(schema: Schema, key: str) -> bool:
     return bool(schema["properties"][key].get("type") == "boolean")
 
 
-def _text(value: Any) -> str:
+def _form_value(value: Any) -> str:
+    """Return a configuration value as it is sent in a form."""
     if value is None:
         return ""
     if isinstance(value, bool):
         return _YES if value else _NO
     if isinstance(value, list):
-        return ",".join(map(_text, value))
+        return ",".join(map(_form_value, value))
     return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
-OLLAMA_TIMEOUT_S = 1.5  # for its list of models
+OLLAMA_TIMEOUT_S = 1.5  # for listing the models
 PAGE_WAIT_S = 0.3  # how long a page waits for Ollama and MLflow; local servers are much faster
-_MAX_BYTES = 2_000_000
-_MAX_NAMES = 200
+_MAX_RESPONSE_BYTES = 2_000_000
+_MAX_NAMES = 200  # models or experiments offered
 _MAX_NAME_CHARS = 200
 
-_T = TypeVar("_T")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ class OfferedModels:
 
     @property
     def preselected(self) -> tuple[str, ...]:
-        """The installed models that may run (Ollama's, or else the embedded ones), and the reference."""
+        """Ollama's models that may run, or the embedded models if there are none; and the reference."""
         accepted = [each.model for each in self.models if each.refusal is None]
         served = [name for name in accepted if engine_of(name).server]
         embedded = [name for name in accepted if not engine_of(name).server and engine_of(name).kind == "model"]
@@ -170,17 +172,17 @@ class OfferedModels:
 
 
 async def offered_models(panel: Panel, values: Values, wait_s: float) -> OfferedModels:
-    """Return the models of all engines; wait at most `wait_s` for Ollama, which must be an allowed server."""
+    """Return the models of all engines. Waits at most `wait_s` for Ollama. Its server must be allowed."""
     limits = {key: values[key] for key in ("ollama_url", "max_model_b", "allow_unknown_size") if values.get(key)}
     try:
         config, is_valid = panel.allowed.config(limits), True
-    except (Forbidden, Invalid):  # the form reports the wrong value
+    except (Forbidden, Invalid):  # the form reports the error
         config, is_valid = panel.allowed.config({}), False
     local = await run_in_threadpool(available_models, config, panel.settings.home, _engines(with_server=False))
     if not is_valid:
         return OfferedModels(local.models)
     key = ("ollama models", config.ollama_url, config.max_model_b, config.allow_unknown_size)
-    served = await _cached(panel, key, lambda: _ollama_models(panel, config), wait_s)
+    served = await _cached_within(panel, key, lambda: _ollama_models(panel, config), wait_s)
     if served is None:
         return OfferedModels(local.models, pending=True)
     listed = [each for each in served.models if _fits_in_list(each.model)][:_MAX_NAMES]
@@ -192,7 +194,7 @@ def _engines(*, with_server: bool) -> list[EngineType]:
 
 
 def _fits_in_list(name: str) -> bool:
-    """Whether a name can be part of a comma-separated list."""
+    """Return whether a name can be part of a comma-separated list."""
     return 0 < len(name) <= _MAX_NAME_CHARS and name.isprintable() and not set(name) & set(" ,")
 
 
@@ -204,7 +206,7 @@ def _ollama_models(panel: Panel, config: CollectConfig) -> Availability:
             http_client(url, timeout=OLLAMA_TIMEOUT_S) as client,
             client.stream("GET", f"{url}/api/version") as response,
         ):
-            read_body(response, limit=_MAX_BYTES, deadline=time.monotonic() + OLLAMA_TIMEOUT_S)
+            read_body(response, limit=_MAX_RESPONSE_BYTES, deadline=time.monotonic() + OLLAMA_TIMEOUT_S)
         return available_models(config, panel.settings.home, _engines(with_server=True))
     except (httpx.HTTPError, httpx.InvalidURL, TipbenchError, OSError):
         problem = f"Ollama at {strip_login(url)} does not respond."
@@ -216,22 +218,27 @@ async def experiment_names(panel: Panel) -> tuple[str, ...]:
 
     def read_names() -> tuple[str, ...]:
         try:
-            found = experiments(panel.tracker.open().store)
+            recorded = experiments(panel.tracker.open().store)
         except TipbenchError:
             return ()
-        return tuple(each.name for each in found if each.name.isprintable())[:_MAX_NAMES]
+        return tuple(each.name for each in recorded if each.name.isprintable())[:_MAX_NAMES]
 
-    return await _cached(panel, ("experiment names",), read_names, PAGE_WAIT_S) or ()
+    return await _cached_within(panel, ("experiment names",), read_names, PAGE_WAIT_S) or ()
 
 
-async def _cached(panel: Panel, key: tuple[object, ...], make: Callable[[], _T | None], wait_s: float) -> _T | None:
-    """Return the cached result, or None after `wait_s`; the call continues in the background and fills the cache."""
+async def _cached_within(
+    panel: Panel, key: tuple[object, ...], make: Callable[[], _Result | None], wait_s: float
+) -> _Result | None:
+    """Return the cached or computed result, or None if it takes longer than `wait_s`.
+
+    The computation then continues in the background and fills the cache.
+    """
     future = asyncio.ensure_future(run_in_threadpool(panel.queries.small.get, key, None, make))
     done, _ = await asyncio.wait({future}, timeout=wait_s)
     return future.result() if done else None
 
 
-_GROUPS = (
+_GROUPS = (  # title, explanation, configuration keys
     ("Models and prompts", "", ("models", "prompts", "experiment", "suite", "n_scenarios", "n_tips", "temperature")),
     (
         "Sampling",
@@ -282,7 +289,7 @@ class Option:
     value: str
     note: str = ""
     refusal: str | None = None  # why it cannot be used
-    chosen: bool = False  # of checkboxes
+    chosen: bool = False  # whether its checkbox is checked
 
 
 @dataclass(frozen=True)
@@ -293,7 +300,7 @@ class Field:
     kind: Kind
     label: str
     help: str
-    value: str  # for `choices`, the names typed in addition to the checked ones
+    value: str  # for `choices`, only the names that have no checkbox
     default: str
     changed: bool
     error: str | None = None
@@ -303,34 +310,34 @@ class Field:
 
 @dataclass(frozen=True)
 class Group:
-    """A titled group of fields; on the page the first one is open and the others are collapsed."""
+    """A titled group of fields. On the page, the first group is open and the others are collapsed."""
 
     title: str
     about: str
     fields: tuple[Field, ...]
 
 
-Offers = Mapping[str, Sequence[Option]]  # by key: options that are not in the schema
+Offers = Mapping[str, Sequence[Option]]  # options by configuration key, in addition to the schema's
 
 
 def make_form(schema: Schema, values: Values, errors: Mapping[str, str], offers: Offers) -> list[Group]:
     """Return the form's fields with these values and errors, in groups."""
-    made = {
+    fields = {
         key: _field(key, properties, values.get(key), errors.get(key), offers.get(key, ()))
         for key, properties in schema["properties"].items()
     }
     grouped = {key for _, _, keys in _GROUPS for key in keys}
-    rest = [key for key in made if key not in grouped]
-    groups = [*_GROUPS, ("More", "", rest)] if rest else _GROUPS
-    return [Group(title, about, tuple(made[key] for key in keys if key in made)) for title, about, keys in groups]
+    other_keys = [key for key in fields if key not in grouped]
+    groups = [*_GROUPS, ("More", "", other_keys)] if other_keys else _GROUPS
+    return [Group(title, about, tuple(fields[key] for key in keys if key in fields)) for title, about, keys in groups]
 
 
 def _field(
     key: str, properties: Mapping[str, Any], value: str | None, error: str | None, offered: Sequence[Option]
 ) -> Field:
-    default = _text(properties.get("default"))
+    default = _form_value(properties.get("default"))
     value = default if value is None else value
-    made = Field(
+    form_field = Field(
         key=key,
         kind=_KINDS.get(properties.get("type", ""), "text"),
         label=_LABELS.get(key) or key.replace("_", " ").capitalize(),
@@ -348,16 +355,16 @@ def _field(
     )
     if key in LISTS:
         names = split_names(value)
-        boxes = tuple(replace(each, chosen=each.value in names) for each in offered)
-        typed = [name for name in names if all(name != each.value for each in offered)]
-        about = _capitalized(made.help.removeprefix("Comma-separated "))
-        return replace(made, kind="choices", help=about, value=", ".join(typed), options=boxes)
+        checkboxes = tuple(replace(each, chosen=each.value in names) for each in offered)
+        other_names = [name for name in names if all(name != each.value for each in offered)]
+        help_text = _capitalized(form_field.help.removeprefix("Comma-separated "))
+        return replace(form_field, kind="choices", help=help_text, value=", ".join(other_names), options=checkboxes)
     if "enum" in properties:
-        known = ["" if each is None else str(each) for each in properties["enum"]]
-        if value not in known:  # an invalid value is listed too, so that the error shows with it
-            known.append(value)
-        return replace(made, kind="select", options=tuple(map(Option, known)))
-    return made
+        allowed_values = ["" if each is None else str(each) for each in properties["enum"]]
+        if value not in allowed_values:  # an invalid value is also listed, so that the form shows it with its error
+            allowed_values.append(value)
+        return replace(form_field, kind="select", options=tuple(map(Option, allowed_values)))
+    return form_field
 
 
 @dataclass(frozen=True)
@@ -367,13 +374,13 @@ class Outcome:
     errors: Mapping[str, str] = field(default_factory=dict)  # by key
     plan: Mapping[str, Any] | None = None
     failure: str | None = None  # why there is no plan
-    key_reused: bool = False  # the form's idempotency key has started a job with other values
+    key_reused: bool = False  # the form's idempotency key has already started a job with other values
     not_started: bool = False  # the start button was pressed, but the run would fail
     status: int = 200
 
 
 def plan_outcome(panel: Panel, config: CollectConfig) -> Outcome:
-    """Return the plan of a configuration, or the error if it cannot be made."""
+    """Return the plan of a configuration, or the error if there is no plan."""
     try:
         plan = plan_of(panel, config)
     except ServerUnavailable as exc:
@@ -392,7 +399,10 @@ def plan_outcome(panel: Panel, config: CollectConfig) -> Outcome:
 
 
 def start_problem(panel: Panel, config: CollectConfig, target: RunTarget) -> Outcome | None:
-    """Return why a run would fail, or None if it can start. Airflow's workers have their own servers."""
+    """Return the reason why a run would fail, or None if it can start.
+
+    Runs on Airflow are not checked: its workers have their own servers.
+    """
     if (target.runner or panel.jobs.default) == AirflowRunner.name:
         return None
     engines = build_engines(config.model_names, EngineDependencies(config, panel.settings.home, lambda _text: None))
@@ -410,7 +420,7 @@ def start_problem(panel: Panel, config: CollectConfig, target: RunTarget) -> Out
 
 
 router = APIRouter(include_in_schema=False, dependencies=[ADMINS_ONLY])
-_START, _SKIP = "start", "skip"  # buttons; the second leaves out refused models
+_START, _SKIP = "start", "skip"  # buttons that start a run; "skip" leaves out refused models
 _MAX_FIELDS = 200
 _MAX_KEY_CHARS = 100
 _MAX_SUITES = 50
@@ -424,7 +434,7 @@ class SubmittedForm:
     key: str
     start: bool = False
     target: RunTarget = field(default_factory=RunTarget)
-    preselect: bool = False  # the models are not chosen yet
+    preselect: bool = False  # whether to check the default models, because no models were chosen
 
 
 @router.get("/run")
@@ -432,25 +442,27 @@ async def start_page(
     request: Request, panel: PanelState, job_id: Annotated[str | None, Query(max_length=80, alias="from")] = None
 ) -> Response:
     """Show the form with the defaults, the values in the URL, or the options of an earlier job (?from=ID)."""
-    schema, target, chosen = form_schema(panel), RunTarget(), set(request.query_params)
+    schema, target = form_schema(panel), RunTarget()
+    chosen_keys = set(request.query_params)  # configuration keys
     values = default_values(schema)
     if job_id is not None:
         with suppress(JobNotFound):
             job = await run_in_threadpool(panel.jobs.store.get, job_id)
-            values, chosen = merge_values(schema, values, job.arguments.items()), chosen | set(job.arguments)
-            runner = job.runner if job.runner in panel.jobs.runners else None  # it may no longer be configured
+            values = merge_values(schema, values, job.arguments.items())
+            chosen_keys |= set(job.arguments)
+            runner = job.runner if job.runner in panel.jobs.runners else None  # None if no longer configured
             target = RunTarget(runner, bool(job.arguments.get(WAIT_FOR_JUDGE)))
     values = merge_values(schema, values, request.query_params.multi_items())
-    preselect = "models" not in chosen and panel.settings.get("models") is None
+    preselect = "models" not in chosen_keys and panel.settings.get("models") is None
     form = SubmittedForm(values, new_idempotency_key(), target=target, preselect=preselect)
     return await _form_page(request, panel, form, Outcome())
 
 
 @router.post("/run")
 async def submit_form(request: Request, panel: PanelState, admin: Admin) -> Response:
-    """Show the plan or start the run, depending on the button; an invalid form is shown again with its errors."""
+    """Show the plan or start the run, depending on the button. An invalid form is shown again with its errors."""
     schema = form_schema(panel)
-    sent = await _read(request, schema)
+    sent = await _read_form(request, schema)
     result = await run_in_threadpool(_submit, panel, schema, sent, admin.name)
     if isinstance(result, Submitted):
         return RedirectResponse(f"/jobs/{result.job.id}", status_code=303)
@@ -468,13 +480,12 @@ def _submit(panel: Panel, schema: Schema, sent: SubmittedForm, started_by: str) 
         return plan_outcome(panel, config)
     if problem := start_problem(panel, config, sent.target):
         return problem
-    # A form sends every field; the values that differ from the defaults were chosen.
+    # A form sends every field. Only the values that differ from the defaults count as chosen.
     defaults = panel.allowed.config({}).model_dump()
-    chosen = frozenset(key for key, value in config.model_dump().items() if value != defaults[key])
+    chosen_keys = frozenset(key for key, value in config.model_dump().items() if value != defaults[key])
     try:
-        return start_run(
-            panel, config, started_by=started_by, key=sent.key, target=replace(sent.target, explicit=chosen)
-        )
+        target = replace(sent.target, explicit=chosen_keys)
+        return start_run(panel, config, started_by=started_by, key=sent.key, target=target)
     except Invalid as exc:  # conflicting runner options
         return Outcome({WHOLE_FORM: str(exc)}, status=422)
     except JobConflict:
@@ -483,27 +494,27 @@ def _submit(panel: Panel, schema: Schema, sent: SubmittedForm, started_by: str) 
 
 @router.get("/run/models")
 async def late_models(panel: PanelState, ollama_url: Annotated[str, Query(max_length=1000)] = "") -> Response:
-    """Return the offered models for the form's script, when Ollama was too slow for the page."""
-    found = await offered_models(panel, {"ollama_url": ollama_url}, OLLAMA_TIMEOUT_S + PAGE_WAIT_S)
+    """Return the offered models as JSON. The form's script requests them if Ollama was too slow for the page."""
+    offered = await offered_models(panel, {"ollama_url": ollama_url}, OLLAMA_TIMEOUT_S + PAGE_WAIT_S)
     items = [
         {
             "name": each.model,
-            "note": _note(each),
+            "note": _model_note(each),
             "refusal": each.refusal,
-            "preselected": each.model in found.preselected,
+            "preselected": each.model in offered.preselected,
         }
-        for each in found.models
+        for each in offered.models
     ]
-    return Json({"items": items, "answered": not found.pending, "away": found.error})
+    return Json({"items": items, "answered": not offered.pending, "away": offered.error})
 
 
 async def _form_page(request: Request, panel: Panel, sent: SubmittedForm, outcome: Outcome) -> Response:
     offered = await offered_models(panel, sent.values, PAGE_WAIT_S)
     names = await experiment_names(panel)
-    return await run_in_threadpool(_render, request, panel, sent, outcome, offered, names)
+    return await run_in_threadpool(_render_form, request, panel, sent, outcome, offered, names)
 
 
-def _render(
+def _render_form(
     request: Request,
     panel: Panel,
     sent: SubmittedForm,
@@ -511,12 +522,14 @@ def _render(
     offered: OfferedModels,
     experiment_names: Sequence[str],
 ) -> Response:
-    values = {**sent.values, **({"models": ",".join(offered.preselected)} if sent.preselect else {})}
+    values = dict(sent.values)
+    if sent.preselect:
+        values["models"] = ",".join(offered.preselected)
     offers = {
-        "models": [Option(each.model, _note(each), each.refusal) for each in offered.models],
-        "prompts": list(map(Option, _prompts(panel.allowed, values.get("suite", "")))),
+        "models": [Option(each.model, _model_note(each), each.refusal) for each in offered.models],
+        "prompts": list(map(Option, _prompt_names(panel.allowed, values.get("suite", "")))),
         "experiment": list(map(Option, experiment_names)),
-        "suite": list(map(Option, _suites(panel))),
+        "suite": list(map(Option, _suite_names(panel))),
     }
     return page(
         request,
@@ -536,8 +549,8 @@ def _render(
     )
 
 
-def _note(model: AvailableModel) -> str:
-    """Return what is known about a model in a few words."""
+def _model_note(model: AvailableModel) -> str:
+    """Return a short description of a model: its size and where it runs."""
     engine = engine_of(model.model)
     if engine.kind == "baseline":
         return "no model: tips from templates, the reference to beat"
@@ -546,19 +559,20 @@ def _note(model: AvailableModel) -> str:
 
 
 def form_schema(panel: Panel) -> dict[str, Any]:
-    """Return the configuration's schema; without allowed suite folders, the suite is an enum of the known ones.
+    """Return the configuration's schema with the values that the form offers.
 
-    Of MLflow servers the form offers the configured ones: the others are found automatically.
+    If the operator allows no suite folders, the suite is an enum of the known suites. Of the MLflow servers, only the
+    configured ones are offered, without those that are found automatically.
     """
     schema = panel.allowed.schema()
     schema["properties"]["mlflow_url"]["enum"] = [None, *map(strip_login, panel.allowed.urls["mlflow_url"])]
     if not panel.options.suites:
-        schema["properties"]["suite"]["enum"] = _suites(panel)
+        schema["properties"]["suite"]["enum"] = _suite_names(panel)
     return schema
 
 
-def _prompts(allowed: RunPolicy, suite: str) -> list[str]:
-    """Return the prompts of the selected suite; empty if it is invalid, which the suite field reports."""
+def _prompt_names(allowed: RunPolicy, suite: str) -> list[str]:
+    """Return the prompts of the selected suite; empty if the suite is invalid, which the suite's field reports."""
     try:
         allowed.check_suite(suite)
         return list(load_suite(suite).prompts)
@@ -566,18 +580,18 @@ def _prompts(allowed: RunPolicy, suite: str) -> list[str]:
         return []
 
 
-def _suites(panel: Panel) -> list[str]:
-    """Return the built-in and configured suites and those in the allowed folders."""
+def _suite_names(panel: Panel) -> list[str]:
+    """Return the built-in suites, the configured suite, and the suites in the allowed folders."""
     names = [*builtin_suites(), panel.settings.get("suite") or ""]
     for folder in panel.options.suites:
         with suppress(OSError):
-            inside = [folder, *sorted(folder.iterdir())[:1000]]
-            names += [str(each) for each in inside if (each / "suite.toml").is_file()]
+            candidates = [folder, *sorted(folder.iterdir())[:1000]]
+            names += [str(path) for path in candidates if (path / "suite.toml").is_file()]
     return list(dict.fromkeys(filter(None, names)))[:_MAX_SUITES]
 
 
-async def _read(request: Request, schema: Schema) -> SubmittedForm:
-    """Parse the form; checkboxes of one name are sent several times, so a mapping would lose some."""
+async def _read_form(request: Request, schema: Schema) -> SubmittedForm:
+    """Parse the form as pairs: checkboxes of the same name are several fields, which a mapping would lose."""
     if content_type(request) != FORM:
         raise Invalid(f"The form must have the content type {FORM} (got {content_type(request)[:80]!r}).", path="body")
     text = (await request.body()).decode("utf-8", "replace")
@@ -586,13 +600,13 @@ async def _read(request: Request, schema: Schema) -> SubmittedForm:
     except ValueError as exc:
         raise Invalid(f"A form has at most {_MAX_FIELDS} fields.", path="body") from exc
     fields = dict(pairs)
-    # Browsers do not send unchecked boxes: a missing one is false.
-    blank = {key: _NO if _is_switch(schema, key) else "" for key in schema["properties"]}
-    values = merge_values(schema, blank, pairs)
+    # Browsers do not send unchecked checkboxes, so a missing boolean is false.
+    missing_values = {key: _NO if _is_boolean(schema, key) else "" for key in schema["properties"]}
+    values = merge_values(schema, missing_values, pairs)
     button, key = fields.get("do"), fields.get("key", "")
     if button == _SKIP:
         values["skip_refused"] = _YES
-    valid_key = 0 < len(key) <= _MAX_KEY_CHARS and key.isascii() and key.isprintable() and key.strip() == key
-    waits = fields.get(WAIT_FOR_JUDGE, "").lower() in ("true", "on", "1")
-    target = RunTarget(fields.get("runner", "")[:40] or None, waits)
-    return SubmittedForm(values, key if valid_key else new_idempotency_key(), button in (_START, _SKIP), target)
+    is_valid_key = 0 < len(key) <= _MAX_KEY_CHARS and key.isascii() and key.isprintable() and key.strip() == key
+    wait_for_judge = fields.get(WAIT_FOR_JUDGE, "").lower() in ("true", "on", "1")
+    target = RunTarget(fields.get("runner", "")[:40] or None, wait_for_judge)
+    return SubmittedForm(values, key if is_valid_key else new_idempotency_key(), button in (_START, _SKIP), target)

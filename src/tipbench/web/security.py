@@ -196,8 +196,8 @@ CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-# Defaults of every response. The Referrer-Policy is not `no-referrer`, because browsers would then send `Origin: null` with
-# the panel's forms, and `check_origin` rejects that.
+# Defaults of every response. With the Referrer-Policy `no-referrer`, browsers would send the panel's forms with
+# `Origin: null`, which `check_origin` rejects.
 HEADERS = {
     "Content-Security-Policy": CSP,
     "X-Content-Type-Options": "nosniff",

@@ -144,9 +144,9 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def _make_room(self, others: Sequence[LimitedProtocol]) -> None:
         """Close the oldest of `others` that waits for its client, or this connection if none waits."""
         waiting = [other for other in others if other._waits_for_client]
-        oldest = min(waiting, key=lambda other: other._opened_at, default=self)
-        self.connections.discard(oldest)
-        oldest.transport.abort()
+        to_close = min(waiting, key=lambda other: other._opened_at, default=self)
+        self.connections.discard(to_close)
+        to_close.transport.abort()
 
     def _check(self) -> None:
         """Close the connection if it has exceeded the time limit of its phase; else schedule the next check."""

@@ -32,12 +32,7 @@ CATEGORIES: Mapping[str, tuple[str, ...]] = {
 }
 GENERAL = "general"
 _NUMBER_WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-_NUMBERS = {word: number for number, word in enumerate(_NUMBER_WORDS, 1)} | {
-    "a": 1,
-    "an": 1,
-    "fifteen": 15,
-    "twenty": 20,
-}
+_NUMBERS = {word: i for i, word in enumerate(_NUMBER_WORDS, start=1)} | {"a": 1, "an": 1, "fifteen": 15, "twenty": 20}
 _DURATION = re.compile(rf"(?<!half )(?<!of )\b(\d{{1,3}}|{'|'.join(_NUMBERS)})[ -](second|minute|min|hour)s?\b")
 _UNIT_MINUTES = {"second": 1 / 60, "minute": 1, "min": 1, "hour": 60}
 _MIN_COMPOSITE, _MAX_COMPOSITE = 2.0, 17.0  # range of the rubric `tip-v1`, which policies expect

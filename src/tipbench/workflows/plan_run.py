@@ -61,9 +61,7 @@ class Outlook:
 
     scenarios: int
     pairs: int  # without references
-    detectable: (
-        float | None
-    )  # smallest difference in composite found with 80 % power; None with too few scenarios or pairs
+    detectable: float | None  # smallest composite difference found with 80 % power; None if it cannot be estimated
     answers: int  # answers to judge
     judging_s: float
     composite_range: tuple[float, float]  # lowest and highest composite of the rubric

@@ -67,7 +67,7 @@ class Hosts:
     def same_origin(self, origin: str, header: str) -> bool:
         """Whether an Origin header is the panel's own: equal to the Host header, or a configured host name.
 
-        Ports of the Host header are compared, so another port of this machine is a different origin.
+        The Host header includes the port, so another port of this machine is a different origin.
         """
         try:
             parts = urlsplit(origin)
@@ -387,7 +387,7 @@ class ConcurrencyLimits:
             yield
 
     async def wait_to_respond(self, arrived: float) -> None:
-        """Wait until JUDGES_RESPONSE_S after `arrived`. If that time has passed, wait for a random time up to it.
+        """Wait until JUDGES_RESPONSE_S after `arrived`. If that has passed, wait for a random part of it.
 
         Answers with long notes of other judges take longer to apply than controls. Without the wait, a judge could
         recognise the controls by the response time.

@@ -114,7 +114,7 @@ def test_a_signature_is_remembered_for_as_long_as_it_is_valid_and_no_longer() ->
     verify(SECRET, ahead, BODY, NOW, seen)
     assert refused(ahead, now=NOW + 2 * TOLERANCE_S - 1, seen=seen) == "replayed"
     seen.first_time("another", NOW + 10 * TOLERANCE_S)
-    assert len(vars(seen)["_until"]) == 1
+    assert len(vars(seen)["_expires_at"]) == 1
 
 
 def test_two_bodies_at_one_time_have_two_signatures() -> None:

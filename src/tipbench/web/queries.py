@@ -1,4 +1,7 @@
-"""Read queries of the panel, cached per revision of an experiment, and the filters of a list of runs."""
+"""Read queries of the panel, and the filters of its lists of runs.
+
+Results are cached until the revision of their experiment changes.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +37,15 @@ from tipbench.web.errors import Invalid, NotFound, checked, options_at
 from tipbench.web.forms import DEFAULT_LIMIT, MAX_LIMIT, SortKey, page_of
 from tipbench.workflows.board import BoardQuery, parse_filters
 
-SNAPSHOTS = 4  # experiments whose runs are cached; four of 2400 cells take about 40 MB
-# Texts cached with the runs: those of boards, answers and the judging status, which MLflow sends along with the runs.
-# The prompts and rubrics of cells are read on demand.
-_TEXTS: Mapping[str, tuple[str, ...]] = {
+SNAPSHOTS = 4  # experiments whose runs are cached; four experiments with 2400 cells each take about 40 MB
+# Texts cached with the runs, by kind of run. MLflow returns them together with the runs, and leaderboards, answers and
+# the judging status need them. Other texts, such as prompts, are read on demand.
+_CACHED_TEXTS: Mapping[str, tuple[str, ...]] = {
     str(RunKind.CELL): (SCORES, CANDIDATES, RAW),
     str(RunKind.JUDGING): (SHEET, KEY, RUBRIC, ANSWERS, DRIFT),
 }
 
-Snapshot = tuple[tuple[StoredRun, Mapping[str, str]], ...]
+Snapshot = tuple[tuple[StoredRun, Mapping[str, str]], ...]  # runs with their texts by name
 
 
 def revision(experiment: Experiment) -> str | None:
@@ -51,7 +54,10 @@ def revision(experiment: Experiment) -> str | None:
 
 
 class SnapshotStore:
-    """A RunStore that caches the runs of one experiment; its other methods are those of the underlying store."""
+    """A RunStore that caches the runs of one experiment.
+
+    All other methods and experiments are delegated to the underlying store.
+    """
 
     def __init__(self, store: RunStore, experiment: Experiment, cache: Cache) -> None:
         self._store = store
@@ -60,19 +66,18 @@ class SnapshotStore:
 
     def snapshot(self, kind: str) -> Snapshot:
         """Return all runs of a kind, newest first."""
-        key, version = ("snapshot", self._experiment.experiment_id, kind), revision(self._experiment)
+        experiment_id = self._experiment.experiment_id
 
         def load() -> Snapshot:
-            found = []
-            for each in self._store.read(
-                self._experiment.experiment_id, where={"kind": kind}, texts=_TEXTS.get(kind, ())
-            ):
-                found.append(each)
+            loaded = []
+            for run, texts in self._store.read(experiment_id, where={"kind": kind}, texts=_CACHED_TEXTS.get(kind, ())):
+                loaded.append((run, texts))
+                # Fill the cache of `read_scores` while MLflow prepares the next page.
                 with suppress(CorruptText):  # raised again when the scores are used
-                    read_scores(each[1].get(SCORES))  # parsed and cached while MLflow prepares the next page
-            return tuple(sorted(found, key=lambda each: (-each[0].start_ms, each[0].run_id)))
+                    read_scores(texts.get(SCORES))
+            return tuple(sorted(loaded, key=lambda item: (-item[0].start_ms, item[0].run_id)))
 
-        return self._cache.get(key, version, load)
+        return self._cache.get(("snapshot", experiment_id, kind), revision(self._experiment), load)
 
     def search(self, experiment_id: str, *, where: Mapping[str, str], limit: int | None = None) -> Iterator[StoredRun]:
         """Search the snapshot if it covers the experiment and kind, else the store."""
@@ -84,49 +89,50 @@ class SnapshotStore:
         """Read from the snapshot if it covers the experiment, kind and texts, else from the store."""
         kind = where.get("kind", "")
         has_runs = experiment_id == self._experiment.experiment_id and kind in set(RunKind)
-        has_texts = set(texts) <= set(_TEXTS.get(kind, ()))
+        has_texts = set(texts) <= set(_CACHED_TEXTS.get(kind, ()))
         if not has_runs or not has_texts:
             return self._store.read(experiment_id, where=where, texts=texts, limit=limit)
-        found = (
-            (run, {name: cached[name] for name in texts if name in cached})
-            for run, cached in self.snapshot(kind)
+        matching = (
+            (run, {name: cached_texts[name] for name in texts if name in cached_texts})
+            for run, cached_texts in self.snapshot(kind)
             if matches(run, where)
         )
-        return islice(found, limit)
+        return islice(matching, limit)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
 
-# Number of values in each cache of `Queries`.
-SMALL = 256  # boards, judging status
+# Maximum number of entries in each cache of `Queries`.
+SMALL = 256  # leaderboards, judging status and other small values
 COUNTS = 256  # cell counts; grows to the number of experiments
-LARGE = 8  # reports and answers, up to a few MB each
-PAIRS = 32  # comparisons of two rows, up to a few hundred kB each
+LARGE = 8  # reports, answers and cells of leaderboards, up to a few MB each
+PAIRS = 32  # comparisons of two rows of a leaderboard, up to a few hundred kB each
 CHARTS = 96  # about 25 kB each
-TABLES = 16  # rendered boards, half a MB for 300 rows
+TABLES = 16  # rendered leaderboards, half a MB for 300 rows
 
-_MAX_COPIES = 10  # runs with the same record id; more than one is rare
+_MAX_COPIES = 10  # runs with the same record id; usually there is only one
 
 
 @dataclass(frozen=True)
 class ExperimentsPage:
-    """A page of experiments with their cell counts by state, sorted by name."""
+    """A page of experiments, sorted by name, with their numbers of cells by state."""
 
     items: tuple[dict[str, Any], ...] = ()
     next: str | None = None
-    total: int = 0  # number of experiments, unfiltered
+    total: int = 0  # number of all experiments, not only the matching ones
 
 
 RunSort = Literal["-started", "composite", "-composite"]
 MAX_CONDITIONS = 20  # values of `where`
-# Maximum number of characters.
+# Maximum lengths in characters.
 _MAX_CONDITION = 500
 _MAX_VALUE = 250
 _MAX_CURSOR = 400
-_MAX_PREVIEW = 140  # of an answer in the list
+_MAX_PREVIEW = 140  # the beginning of an answer in a list of runs
+# By field of RunFilters: the tag or param that it filters on.
 _FILTER_KEYS = {**FILTERS, "persona": "params.persona", "judge_pending": "judge_pending"}
-_Text = Annotated[str | None, Field(max_length=_MAX_VALUE)]
+_FilterValue = Annotated[str | None, Field(max_length=_MAX_VALUE)]
 
 
 class RunFilters(BaseModel):
@@ -134,10 +140,10 @@ class RunFilters(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    model: _Text = None
-    prompt: _Text = None
-    scenario: _Text = None
-    persona: _Text = None
+    model: _FilterValue = None
+    prompt: _FilterValue = None
+    scenario: _FilterValue = None
+    persona: _FilterValue = None
     state: RunState | None = None
     kind: RunKind = RunKind.CELL
     judge_pending: bool | None = Field(None, description="Whether the run waits for a judge.")
@@ -160,8 +166,8 @@ class RunFilters(BaseModel):
     @property
     def conditions(self) -> dict[str, str]:
         """The filters on params and tags, by key. Raises Invalid if a key has two values."""
-        named = {name: _text(getattr(self, name)) for name in _FILTER_KEYS}
-        filters = {_FILTER_KEYS[name]: value for name, value in named.items() if value is not None}
+        texts = {key: _query_text(getattr(self, name)) for name, key in _FILTER_KEYS.items()}
+        filters = {key: text for key, text in texts.items() if text is not None}
         with options_at("query"):
             where = parse_filters([text[:_MAX_CONDITION] for text in self.where], filters)
         return {"kind": str(self.kind), **dict(where)}
@@ -172,16 +178,16 @@ class RunFilters(BaseModel):
         return any(getattr(self, name) is not None for name in (*_FILTER_KEYS, "q")) or bool(self.where)
 
     def query(self, **changes: object) -> str:
-        """Return the filters with `changes` as a query string; defaults are omitted."""
+        """Return the filters, updated with `changes`, as a query string without default values."""
         values = {**{name: getattr(self, name) for name in type(self).model_fields}, **changes}
         defaults = {name: field.get_default() for name, field in type(self).model_fields.items()}
-        pairs = [
-            (name, _text(each))
+        parameters = [
+            (name, _query_text(item))
             for name, value in values.items()
             if value != defaults[name]
-            for each in (value if isinstance(value, list) else [value])
+            for item in (value if isinstance(value, list) else [value])
         ]
-        return urlencode([(name, text) for name, text in pairs if text is not None], errors="backslashreplace")
+        return urlencode([(name, text) for name, text in parameters if text is not None], errors="backslashreplace")
 
 
 RunsQuery = Annotated[RunFilters, Query()]
@@ -194,14 +200,15 @@ def filters_of(query: Mapping[str, Any]) -> RunFilters:
     return checked(RunFilters, {**values, "where": where}, "query")
 
 
-def _text(value: object) -> str | None:
+def _query_text(value: object) -> str | None:
+    """Return a value as in a query string: `true` and `false` for bool, None for None."""
     if isinstance(value, bool):
         return str(value).lower()
     return None if value is None else str(value)
 
 
 class Queries:
-    """Cached read queries on a store. Thread-safe."""
+    """Read queries on a store, with caches. Thread-safe."""
 
     def __init__(self) -> None:
         self.snapshots = Cache(SNAPSHOTS)
@@ -219,71 +226,71 @@ class Queries:
 
         Cells are counted only for experiments on the page.
         """
-        known = experiments(store)
-        self.counts.make_room(len(known))
-        matching = [each for each in known if q.strip().casefold() in each.name.casefold()]
-        page, following = page_of(matching, lambda each: SortKey(0, each.name), limit=limit, after=after)
-        all_fit = len(known) <= SNAPSHOTS
-        rows = tuple(self._experiment_row(store, each, load_snapshot=all_fit) for each in page)
-        return ExperimentsPage(rows, following, total=len(known))
+        all_experiments = experiments(store)
+        self.counts.make_room(len(all_experiments))
+        matching = [experiment for experiment in all_experiments if q.strip().casefold() in experiment.name.casefold()]
+        page, next_cursor = page_of(matching, lambda found: SortKey(0, found.name), limit=limit, after=after)
+        fits_cache = len(all_experiments) <= SNAPSHOTS
+        rows = tuple(self._experiment_row(store, experiment, load_snapshot=fits_cache) for experiment in page)
+        return ExperimentsPage(rows, next_cursor, total=len(all_experiments))
 
     def runs(self, store: RunStore, name: str, filters: RunFilters) -> dict[str, Any]:
         """Return a page of an experiment's runs, without texts."""
         experiment = get_experiment(store, name)
-        found = self.found_runs(store, experiment, filters)
-        page, following = page_of(found, partial(_sort_key, filters.sort), limit=filters.limit, after=filters.next)
-        return {"items": [_run_row(experiment, run) for run in page], "next": following, "total": len(found)}
+        matching = self.found_runs(store, experiment, filters)
+        page, next_cursor = page_of(matching, partial(_sort_key, filters.sort), limit=filters.limit, after=filters.next)
+        return {"items": [_run_row(experiment, run) for run in page], "next": next_cursor, "total": len(matching)}
 
     def found_runs(self, store: RunStore, experiment: Experiment, filters: RunFilters) -> list[StoredRun]:
-        """Return all matching runs, in the order of the filters."""
+        """Return all matching runs, in the order of `filters.sort`."""
         where, view = filters.conditions, self.view(store, experiment)
         if filters.q and filters.kind is RunKind.CELL:
-            read = view.read(experiment.experiment_id, where=where, texts=(CANDIDATES, RAW))
-            wanted = filters.q.casefold()
-            found: Iterator[StoredRun] = (run for run, texts in read if wanted in answer_text(texts).casefold())
+            cells_with_texts = view.read(experiment.experiment_id, where=where, texts=(CANDIDATES, RAW))
+            q = filters.q.casefold()
+            runs: Iterator[StoredRun] = (run for run, texts in cells_with_texts if q in answer_text(texts).casefold())
         else:
-            found = view.search(experiment.experiment_id, where=where)
+            runs = view.search(experiment.experiment_id, where=where)
         if not filters.superseded:
-            found = (run for run in found if run.tags.get(SUPERSEDED_TAG) != "true")
-        return sorted(found, key=partial(_sort_key, filters.sort))
+            runs = (run for run in runs if run.tags.get(SUPERSEDED_TAG) != "true")
+        return sorted(runs, key=partial(_sort_key, filters.sort))
 
     def run(self, store: RunStore, name: str, run_id: str) -> dict[str, Any]:
-        """Return a run of the experiment with all its texts. Raises NotFound."""
+        """Return a run of the experiment with all its texts. Raises NotFound if the experiment does not have it."""
         experiment = get_experiment(store, name)
-        missing = NotFound(
+        not_found = NotFound(
             f"{name[:200]} has no run {run_id[:64]}. GET /api/bench/runs/… lists its runs.", path="path.run_id"
         )
         try:
             run, texts = store.get(run_id)
         except MlflowError as exc:
             if exc.status == 404 and exc.code:
-                raise missing from exc
+                raise not_found from exc
             raise
-        # MLflow returns a run of any experiment: check that this experiment has the run.
-        record = run.tags.get(RECORD_TAG)
-        if record is None:
-            raise missing
-        copies = store.search(experiment.experiment_id, where={RECORD_TAG: record}, limit=_MAX_COPIES)
+        # MLflow finds a run by its id in any experiment, so check that it belongs to this one.
+        record_id = run.tags.get(RECORD_TAG)
+        if record_id is None:
+            raise not_found
+        copies = store.search(experiment.experiment_id, where={RECORD_TAG: record_id}, limit=_MAX_COPIES)
         if run.run_id not in {copy.run_id for copy in copies}:
-            raise missing
+            raise not_found
         return {**_run_row(experiment, run), "status": run.status, "texts": texts}
 
     def leaderboard(self, store: RunStore, name: str, query: BoardQuery) -> Leaderboard:
-        """Return the board, as `tipbench compare` computes it."""
+        """Return the leaderboard, as `tipbench compare` computes it."""
         return self.board(store, get_experiment(store, name), query)
 
     def answers(self, store: RunStore, name: str, query: BoardQuery) -> tuple[ScenarioAnswers, ...]:
-        """Return the answers of the board's pairs, by scenario."""
+        """Return the answers of the pairs on the leaderboard, by scenario."""
         experiment = get_experiment(store, name)
 
-        def make() -> tuple[ScenarioAnswers, ...]:
+        def load() -> tuple[ScenarioAnswers, ...]:
             view, cells = self.view(store, experiment), self.cells(store, experiment, query)
             return read_answers(view, experiment, self.board(store, experiment, query), cells)
 
-        return self.large.get(("answers", experiment.experiment_id, query), revision(experiment), make)
+        return self.large.get(("answers", experiment.experiment_id, query), revision(experiment), load)
 
     def report(self, store: RunStore, name: str, query: BoardQuery) -> str:
-        """Return the board as one HTML file, as written by `compare --html`."""
+        """Return the leaderboard as one HTML file, as written by `compare --html`."""
         from tipbench.compare.html import html_report
 
         experiment = get_experiment(store, name)
@@ -306,16 +313,17 @@ class Queries:
         return self.small.get(key, revision(experiment), lambda: judging_status(view, experiment))
 
     def board(self, store: RunStore, experiment: Experiment, query: BoardQuery) -> Leaderboard:
-        """Return the board of an already loaded experiment."""
+        """Return the leaderboard of an already loaded experiment."""
 
-        def make() -> Leaderboard:
+        def load() -> Leaderboard:
             view = self.view(store, experiment)
             try:
                 return query.read(view, experiment)[0]
             except UsageError:
                 if query.baseline is None:
                     raise
-                # Slashes in names make MODEL/PROMPT ambiguous: if one row only is spelled like the baseline, use it.
+                # MODEL/PROMPT is ambiguous if a name contains a slash, so the baseline may have been split at the
+                # wrong one. If exactly one row is spelled like the baseline, use that row.
                 pairs = self.board(store, experiment, replace(query, baseline=None)).matrix.pairs
                 spelling = str(query.baseline).strip()
                 same_spelling = [pair for pair in pairs if str(pair).strip() == spelling and pair != query.baseline]
@@ -323,10 +331,10 @@ class Queries:
                     raise
                 return replace(query, baseline=same_spelling[0]).read(view, experiment)[0]
 
-        return self.small.get(("board", experiment.experiment_id, query), revision(experiment), make)
+        return self.small.get(("board", experiment.experiment_id, query), revision(experiment), load)
 
     def cells(self, store: RunStore, experiment: Experiment, query: BoardQuery) -> BoardCells:
-        """Return the cells of a board; they do not depend on `baseline`, `by` or `cluster`."""
+        """Return the cells of a leaderboard; they do not depend on `baseline`, `by` or `cluster`."""
         key = ("cells", experiment.experiment_id, query.where, query.judge, query.provisional, query.exclude)
         view = self.view(store, experiment)
         return self.large.get(
@@ -334,33 +342,33 @@ class Queries:
         )
 
     def _experiment_row(self, store: RunStore, experiment: Experiment, *, load_snapshot: bool) -> dict[str, Any]:
-        """Return an experiment with its number of cells by state, and its leader if the board is quickly available.
+        """Return an experiment with its numbers of cells by state.
 
-        Cells are counted in the cached runs if there are any, or if `load_snapshot`. Otherwise they are read from the
-        store: caching the runs of many experiments would evict those in use.
+        Cells are counted in the snapshot if it is cached or `load_snapshot` is set, else in the store: snapshots of
+        many experiments would evict those in use. The leader is included if it can be computed from cached data.
         """
         key = ("snapshot", experiment.experiment_id, str(RunKind.CELL))
         use_snapshot = load_snapshot or self.snapshots.has(key, revision(experiment))
         source = self.view(store, experiment) if use_snapshot else store
-        held = {"kind": str(RunKind.JUDGING), "sheet_status": str(SheetStatus.HELD)}
+        held_sheets = {"kind": str(RunKind.JUDGING), "sheet_status": str(SheetStatus.HELD)}
 
         def count() -> dict[str, Any]:
             runs = cells(source, experiment.experiment_id, {})
-            newest = max((run.end_ms or run.start_ms for run in runs), default=None)
+            newest_ms = max((run.end_ms or run.start_ms for run in runs), default=None)
             return {
                 **vars(count_states(runs)),
                 "provisional": sum("provisional_judge" in run.tags for run in runs),
-                "held": sum(1 for _ in store.search(experiment.experiment_id, where=held)),
+                "held": sum(1 for _ in store.search(experiment.experiment_id, where=held_sheets)),
                 "models": sorted({run.params.get("model", "") for run in runs} - {""}),
-                "changed": iso(newest / 1000) if newest else None,
+                "changed": iso(newest_ms / 1000) if newest_ms else None,
             }
 
-        found = self.counts.get(experiment.experiment_id, revision(experiment), count)
-        scored = found["judged"] or found["provisional"]
+        counts = self.counts.get(experiment.experiment_id, revision(experiment), count)
+        has_scores = counts["judged"] or counts["provisional"]
         has_board = self.small.has(("board", experiment.experiment_id, BoardQuery()), revision(experiment))
         leader: dict[str, Any] | None = None
-        if scored and (use_snapshot or has_board):
-            with suppress(TipbenchError):  # shown on the board's page
+        if has_scores and (use_snapshot or has_board):
+            with suppress(TipbenchError):  # the page of the leaderboard shows the error
                 board = self.board(store, experiment, BoardQuery())
                 if pair := board.ranking.leader:
                     leader = {
@@ -370,7 +378,7 @@ class Queries:
                         "provisional": board.provisional,
                         "beats_reference": board.ranking.beats_reference,
                     }
-        return {"experiment": experiment.name, **found, "url": experiment.url, "leader": leader}
+        return {"experiment": experiment.name, **counts, "url": experiment.url, "leader": leader}
 
     def view(self, store: RunStore, experiment: Experiment) -> RunStore:
         """Return the store with this experiment's runs cached."""
@@ -383,7 +391,7 @@ def quote_path(value: object) -> str:
 
 
 def experiment_path(name: str, *rest: str) -> str:
-    """Return the path of an experiment's page: experiment_path(name, "runs", run_id)."""
+    """Return the path of a page of an experiment, for example `experiment_path(name, "runs", run_id)`."""
     return "/".join(["/experiments", *(quote_path(part) for part in (name, *rest))])
 
 
@@ -413,7 +421,7 @@ def _run_row(experiment: Experiment, run: StoredRun) -> dict[str, Any]:
 
 
 def answer_text(texts: Mapping[str, str]) -> str:
-    """Return a cell's tips, one per line; the raw answer if it has no tips."""
+    """Return a cell's tips and rationales, one per line; the raw answer if it has no tips."""
     try:
         tips = [f"{tip['tip']}\n{tip['rationale']}" for tip in json.loads(texts.get(CANDIDATES, "[]"))]
     except (ValueError, KeyError, TypeError):
@@ -422,9 +430,9 @@ def answer_text(texts: Mapping[str, str]) -> str:
 
 
 def shown_composite(metrics: Mapping[str, float | None]) -> float | None:
-    """Return the composite that counts, else the provisional one."""
-    counted = metrics.get("composite")
-    return counted if counted is not None else metrics.get("provisional_composite")
+    """Return the composite, or the provisional one if there is none."""
+    composite = metrics.get("composite")
+    return composite if composite is not None else metrics.get("provisional_composite")
 
 
 def _sort_key(sort: RunSort, run: StoredRun) -> SortKey:
@@ -432,7 +440,7 @@ def _sort_key(sort: RunSort, run: StoredRun) -> SortKey:
         return SortKey(-run.start_ms, run.run_id)
     composite = shown_composite(run.metrics)
     if composite is None:
-        return SortKey(sys.maxsize, run.run_id)  # unknown scores last in both orders
+        return SortKey(sys.maxsize, run.run_id)  # runs without scores are last in both orders
     millionths = round(composite * 1e6)  # sort keys are whole numbers
     return SortKey(-millionths if sort == "-composite" else millionths, run.run_id)
 
@@ -453,7 +461,7 @@ class Neighbours:
 
     newer: str | None = None
     older: str | None = None
-    place: int | None = None  # from 1; None if the run is not in the list
+    place: int | None = None  # starting at 1; None if the run is not in the list
     total: int = 0
 
 
@@ -461,10 +469,10 @@ class Neighbours:
 class Related:
     """Runs related to a cell, newest first; the run itself is not among them."""
 
-    stale: bool = False  # the model, prompt or scenario of this name has changed since
-    tries: tuple[StoredRun, ...] = ()  # failures and retries: the same cell_key
+    stale: bool = False  # the cell's model, prompt or scenario has changed since it was recorded
+    tries: tuple[StoredRun, ...] = ()  # other attempts at the same cell: the same cell_key
     builds: tuple[StoredRun, ...] = ()  # the same cell and conditions with another version of model, prompt or scenario
-    collection: StoredRun | None = None  # the collect that recorded it
+    collection: StoredRun | None = None  # the run of the collect that recorded the cell
 
 
 class RunQueries:
@@ -477,29 +485,29 @@ class RunQueries:
         self._view = queries.view(store, self.experiment)
 
     def choices(self, kind: str) -> dict[str, list[str]]:
-        """Return the values to filter by, per param."""
+        """Return the values that occur, by param; at most MAX_CHOICES each."""
         key = ("choices", self.experiment.experiment_id, kind)
 
         def read() -> dict[str, list[str]]:
             runs = list(self._runs(kind))
             values = {name: {run.params[name] for run in runs if name in run.params} for name in CHOICES}
-            return {name: sorted(found)[:MAX_CHOICES] for name, found in values.items()}
+            return {name: sorted(choices)[:MAX_CHOICES] for name, choices in values.items()}
 
         return self._queries.small.get(key, revision(self.experiment), read)
 
     def previews(self, run_ids: Collection[str]) -> dict[str, str]:
         """Return the beginning of the answer of each cell in `run_ids`."""
         where = {"kind": str(RunKind.CELL)}
-        read = self._view.read(self.experiment.experiment_id, where=where, texts=(CANDIDATES, RAW))
-        wanted = frozenset(run_ids)
+        cells_with_texts = self._view.read(self.experiment.experiment_id, where=where, texts=(CANDIDATES, RAW))
+        listed = frozenset(run_ids)
         return {
             run.run_id: shorten(one_line(answer_text(texts)), _MAX_PREVIEW)
-            for run, texts in read
-            if run.run_id in wanted
+            for run, texts in cells_with_texts
+            if run.run_id in listed
         }
 
     def stale(self) -> frozenset[str]:
-        """Return the ids of cells replaced by a newer version of their model, prompt or scenario."""
+        """Return the ids of the cells of earlier versions of a model, prompt or scenario."""
         key = ("stale", self.experiment.experiment_id)
 
         def read() -> frozenset[str]:
@@ -509,30 +517,31 @@ class RunQueries:
         return self._queries.small.get(key, revision(self.experiment), read)
 
     def neighbours(self, filters: RunFilters, run_id: str) -> Neighbours:
-        """Return the position and neighbours of a run in the list of the filters."""
-        found = [run.run_id for run in self._queries.found_runs(self._store, self.experiment, filters)]
-        if run_id not in found:
-            return Neighbours(total=len(found))
-        index = found.index(run_id)
-        older = found[index + 1] if index + 1 < len(found) else None
-        return Neighbours(found[index - 1] if index else None, older, index + 1, len(found))
+        """Return the position and neighbours of a run in the list of the runs that match the filters."""
+        run_ids = [run.run_id for run in self._queries.found_runs(self._store, self.experiment, filters)]
+        if run_id not in run_ids:
+            return Neighbours(total=len(run_ids))
+        index = run_ids.index(run_id)
+        newer = run_ids[index - 1] if index > 0 else None
+        older = run_ids[index + 1] if index + 1 < len(run_ids) else None
+        return Neighbours(newer, older, place=index + 1, total=len(run_ids))
 
     def related(self, run: Mapping[str, Any]) -> Related:
         """Return the runs related to a cell."""
         params, tags, run_id = run["params"], run["tags"], run["run_id"]
-        key, record = tags.get(CELL_TAG), tags.get("collection")
-        others = [each for each in self._runs(str(RunKind.CELL)) if each.run_id != run_id]
+        cell_key, collection_id = tags.get(CELL_TAG), tags.get("collection")
+        others = [other for other in self._runs(str(RunKind.CELL)) if other.run_id != run_id]
         same_cell = [
-            each
-            for each in others
-            if each.tags.get("conditions") == tags.get("conditions")
-            and all(each.params.get(name) == params.get(name) for name in _CELL_PARAMS)
+            other
+            for other in others
+            if other.tags.get("conditions") == tags.get("conditions")
+            and all(other.params.get(name) == params.get(name) for name in _CELL_PARAMS)
         ]
-        collections = self._runs(str(RunKind.COLLECTION), {RECORD_TAG: record}) if record else ()
+        collections = self._runs(str(RunKind.COLLECTION), {RECORD_TAG: collection_id}) if collection_id else ()
         return Related(
             stale=run_id in self.stale(),
-            tries=tuple(each for each in others if key is not None and each.tags.get(CELL_TAG) == key),
-            builds=tuple(each for each in same_cell if each.tags.get(CELL_TAG) != key),
+            tries=tuple(other for other in others if cell_key is not None and other.tags.get(CELL_TAG) == cell_key),
+            builds=tuple(other for other in same_cell if other.tags.get(CELL_TAG) != cell_key),
             collection=next(iter(collections), None),
         )
 
@@ -541,6 +550,6 @@ class RunQueries:
 
 
 def runs_csv(queries: Queries, store: RunStore, name: str, filters: RunFilters) -> str:
-    """Return all matching runs as CSV, in the list's order; numbers are not rounded."""
+    """Return all matching runs as CSV, in the order of the list. Numbers are not rounded."""
     rows = map(run_values, queries.found_runs(store, get_experiment(store, name), filters))
     return csv_text(_COLUMNS, [[values[column] for column in _COLUMNS] for values in rows])

@@ -1,4 +1,4 @@
-"""Request security: allowed hosts, login rate limit, response headers, body limits."""
+"""Request security: allowed hosts, login rate limit, response headers, limits of body size and concurrency."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tipbench.web")
 _PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
-_NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?", re.ASCII)
-_MAX_HOST_LENGTH = 255
+_HOST_NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?", re.ASCII)
+_MAX_HOST_LENGTH = 255  # characters
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,13 @@ class Hosts:
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Hosts:
-        """Parse configured names or addresses without ports. Raises UsageError with the invalid one."""
+        """Parse configured names or addresses without ports. Raises UsageError if one is invalid."""
         allowed = set()
         for name in names:
             text = name.strip().lower()
-            host = _address(text) or host_name(text)
-            if host is None or (":" in text and _address(text.strip("[]")) is None):
+            host = _ipv6_address(text) or host_name(text)
+            has_port = ":" in text and _ipv6_address(text.strip("[]")) is None
+            if host is None or has_port:
                 raise UsageError(
                     "panel_hosts must be names or addresses without scheme and port, separated by commas "
                     f"(got {name[:80]!r}), for example tips.example.org,10.0.0.7"
@@ -64,9 +65,9 @@ class Hosts:
         return name is not None and (name in self.names or is_loopback_name(name))
 
     def same_origin(self, origin: str, header: str) -> bool:
-        """Whether an Origin is the panel's: equal to the Host header including the port, or a configured name.
+        """Whether an Origin header is the panel's own: equal to the Host header, or a configured host name.
 
-        Another port of this machine is a different origin.
+        The Host header includes the port, so another port of this machine is a different origin.
         """
         try:
             parts = urlsplit(origin)
@@ -75,8 +76,8 @@ class Hosts:
         if parts.scheme not in ("http", "https") or not parts.netloc or "@" in parts.netloc:
             return False
         name = host_name(parts.netloc)
-        configured = name in self.names and not is_loopback_name(name or "")
-        return parts.netloc.lower() == header.lower() or configured
+        is_configured = name in self.names and not is_loopback_name(name or "")
+        return parts.netloc.lower() == header.lower() or is_configured
 
 
 def host_name(header: str) -> str | None:
@@ -86,12 +87,12 @@ def host_name(header: str) -> str | None:
         return None
     if text.startswith("["):
         inside, bracket, after = text[1:].partition("]")
-        name, port = _address(inside), after.removeprefix(":") if after else "0"
-        return name if bracket and (not after or after.startswith(":")) and _is_port(port) else None
+        is_valid = bool(bracket) and (not after or (after.startswith(":") and _is_port(after[1:])))
+        return _ipv6_address(inside) if is_valid else None
     name, colon, port = text.partition(":")
     if colon and not _is_port(port):
         return None
-    return name.rstrip(".") if _NAME.fullmatch(name) else None
+    return name.rstrip(".") if _HOST_NAME.fullmatch(name) else None
 
 
 def is_loopback_name(name: str) -> bool:
@@ -104,7 +105,8 @@ def is_loopback_name(name: str) -> bool:
         return False
 
 
-def _address(text: str) -> str | None:
+def _ipv6_address(text: str) -> str | None:
+    """Return the normalised IPv6 address; None if it is invalid or has a zone."""
     try:
         return str(ipaddress.IPv6Address(text)) if "%" not in text else None
     except ValueError:
@@ -115,22 +117,23 @@ def _is_port(text: str) -> bool:
     return bool(_PORT.fullmatch(text)) and int(text) <= 65535
 
 
-FREE_FAILURES = 5  # failed attempts of a client before it has to wait
+FREE_FAILURES = 5  # failed attempts of a client until it has to wait
 FIRST_WAIT_S = 1.0
 MAX_WAIT_S = 900.0
-MAX_CLIENTS = 10_000  # the least recent is dropped first
-FAILURE_BURST = 60  # failed attempts of all clients together
-FAILURES_PER_SECOND = 0.5  # refill rate of FAILURE_BURST: 30 per minute
+MAX_CLIENTS = 10_000  # clients in memory; the least recent is removed first
+# Token bucket for the failed attempts of all clients together.
+FAILURE_BURST = 60  # its size
+FAILURES_PER_SECOND = 0.5  # its refill rate
 _IPV6_PREFIX = 64  # a client usually controls a whole /64 network
 
 
 @dataclass(frozen=True)
-class _Record:
-    """Failed attempts of a client."""
+class _ClientFailures:
+    """Failed attempts of a client. Times are seconds of the limiter's clock."""
 
     failures: int
     free_at: float  # time of the next allowed attempt
-    forget_at: float
+    forget_at: float  # time after which the failures no longer count
 
 
 class LoginLimiter:
@@ -139,30 +142,32 @@ class LoginLimiter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._clients: OrderedDict[str, _Record] = OrderedDict()
-        self._allowance = float(FAILURE_BURST)
+        self._clients: OrderedDict[str, _ClientFailures] = OrderedDict()
+        self._remaining = float(FAILURE_BURST)  # failed attempts left in the bucket
         self._refilled_at = clock()
 
     def admit(self, client: str) -> float:
-        """Count a failed attempt and return 0, or return the seconds to wait if it is not allowed yet."""
+        """Count a failed attempt and return 0.0. If no attempt is allowed yet, return the seconds to wait instead."""
         with self._lock:
             now = self._clock()
-            self._allowance = min(
-                float(FAILURE_BURST), self._allowance + (now - self._refilled_at) * FAILURES_PER_SECOND
-            )
+            refill = (now - self._refilled_at) * FAILURES_PER_SECOND
+            self._remaining = min(float(FAILURE_BURST), self._remaining + refill)
             self._refilled_at = now
-            record = self._clients.get(client)
-            if record is None or record.forget_at <= now:
-                record = _Record(0, 0.0, 0.0)
-            if record.free_at > now:
-                return record.free_at - now
-            if self._allowance < 1:
-                return (1 - self._allowance) / FAILURES_PER_SECOND
-            self._allowance -= 1
-            failures = record.failures + 1
-            doublings = failures - FREE_FAILURES
-            wait_s = min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** min(doublings, 32)) if doublings >= 0 else 0.0
-            self._clients[client] = _Record(failures, now + wait_s, now + wait_s + MAX_WAIT_S)
+            earlier = self._clients.get(client)
+            if earlier is None or earlier.forget_at <= now:
+                earlier = _ClientFailures(failures=0, free_at=0.0, forget_at=0.0)
+            if earlier.free_at > now:
+                return earlier.free_at - now
+            if self._remaining < 1:
+                return (1 - self._remaining) / FAILURES_PER_SECOND
+            self._remaining -= 1
+            failures = earlier.failures + 1
+            wait_s = 0.0
+            if failures >= FREE_FAILURES:
+                doublings = min(failures - FREE_FAILURES, 32)  # bounded so that the power does not overflow
+                wait_s = min(MAX_WAIT_S, FIRST_WAIT_S * 2.0**doublings)
+            free_at = now + wait_s
+            self._clients[client] = _ClientFailures(failures, free_at, forget_at=free_at + MAX_WAIT_S)
             self._clients.move_to_end(client)
             while len(self._clients) > MAX_CLIENTS:
                 self._clients.popitem(last=False)
@@ -173,7 +178,7 @@ class LoginLimiter:
 
 
 def client_key(host: str | None) -> str:
-    """Return the key of a client for rate limits: its address, for IPv6 its /64 network."""
+    """Return the key of a client for rate limits: its IPv4 address, or the /64 network of its IPv6 address."""
     try:
         address = ipaddress.ip_address(host or "")
     except ValueError:
@@ -191,7 +196,8 @@ CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-# `no-referrer` would make browsers send `Origin: null` with the panel's forms, which `check_origin` rejects.
+# Defaults of every response. With the Referrer-Policy `no-referrer`, browsers would send the panel's forms with
+# `Origin: null`, which `check_origin` rejects.
 HEADERS = {
     "Content-Security-Policy": CSP,
     "X-Content-Type-Options": "nosniff",
@@ -202,6 +208,7 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
     "Cache-Control": "no-store",
 }
+# Requests whose body is a filled sheet; their limit is SHEET_BYTES instead of MAX_BODY_BYTES.
 _SHEET_PATHS = re.compile(r"/api/bench/judge/.+/apply|/experiments/.+/judges/import|/judge/preview", re.DOTALL)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{8,64}", re.ASCII)
 
@@ -226,8 +233,9 @@ class SecurityMiddleware:
             await send({"type": "websocket.close", "code": 1008})
             return
         started = self._clock()
-        client_id = Headers(scope=scope).get("x-request-id", "")
-        request_id = client_id if _REQUEST_ID.fullmatch(client_id) else secrets.token_hex(8)  # safe to log
+        request_id = Headers(scope=scope).get("x-request-id", "")
+        if not _REQUEST_ID.fullmatch(request_id):  # missing, or not safe to log
+            request_id = secrets.token_hex(8)
         scope.setdefault("state", {}).update(request_id=request_id, arrived=started)
         outgoing = _Sender(send, request_id, self._clock)
         try:
@@ -235,7 +243,7 @@ class SecurityMiddleware:
             if refusal is not None:
                 await refusal(scope, receive, outgoing)
             else:
-                await self._app(scope, _bounded(scope, receive, self._clock), outgoing)
+                await self._app(scope, _limit_body(scope, receive, self._clock), outgoing)
             failure: Any = scope["state"].get("failure")
             if failure is not None:
                 log.warning("request %s: %s: %r", request_id, type(failure).__name__, str(failure)[:2000])
@@ -249,16 +257,17 @@ class SecurityMiddleware:
             await Json(error_json("internal", message), 500)(scope, receive, outgoing)
         finally:
             route = getattr(scope.get("route"), "path", "unmatched")
-            # Time to the start of the response, since event streams stay open.
-            responded = outgoing.started if outgoing.started is not None else self._clock()
-            self._metrics.observe(scope["method"], route, outgoing.status, responded - started)
+            # Measure until the start of the response, because event streams stay open.
+            responded_at = outgoing.started_at if outgoing.started_at is not None else self._clock()
+            self._metrics.observe(scope["method"], route, outgoing.status, responded_at - started)
 
     def _refusal(self, scope: Scope) -> Json | None:
+        """Return the error response for an invalid host or a too large body; None if the request is accepted."""
         names = [value.decode("latin-1") for key, value in scope["headers"] if key == b"host"]
         if len(names) != 1 or not self._hosts.allow(names[0]):
-            seen = ", ".join(name[:80] for name in names) or "none"
+            shown_names = ", ".join(name[:80] for name in names) or "none"
             message = (
-                f"The host name is not allowed (Host: {seen}). Use localhost or a name of this machine, or ask "
+                f"The host name is not allowed (Host: {shown_names}). Use localhost or a name of this machine, or ask "
                 "the operator to add it to TIPBENCH_PANEL_HOSTS."
             )
             return Json(error_json("host_refused", message, "header.host"), 400)
@@ -271,19 +280,20 @@ class SecurityMiddleware:
 class CompressionMiddleware:
     """ASGI middleware: compresses the responses of GET requests.
 
-    The length of a compressed response can reveal a secret next to text that an attacker chooses (BREACH). Other sites
-    cannot send requests with a user's session, because its cookie is SameSite=Strict. A secret that is shown once, such
-    as a new token, is in the response of a POST, which is never compressed.
+    The length of a compressed response can reveal a secret if the response also contains text chosen by an attacker
+    (BREACH). Two facts prevent this here. Other sites cannot send requests with a user's session, because its cookie is
+    SameSite=Strict. New tokens and similar secrets are only in responses to POST requests, which are not compressed.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._compressing = GZipMiddleware(app, minimum_size=1000, compresslevel=5)
+        self._gzip = GZipMiddleware(app, minimum_size=1000, compresslevel=5)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request; event streams are passed on as they are."""
-        compressed = scope["type"] == "http" and scope["method"] == "GET"
-        await (self._compressing if compressed else self._app)(scope, receive, send)
+        """Handle one request. Event streams are not compressed."""
+        is_get = scope["type"] == "http" and scope["method"] == "GET"
+        app: ASGIApp = self._gzip if is_get else self._app
+        await app(scope, receive, send)
 
 
 class _Sender:
@@ -293,12 +303,12 @@ class _Sender:
         self._send = send
         self._request_id = request_id
         self._clock = clock
-        self.status = 0
-        self.started: float | None = None
+        self.status = 0  # of the response; 0 until it starts
+        self.started_at: float | None = None
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.status, self.started = message["status"], self._clock()
+            self.status, self.started_at = message["status"], self._clock()
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers.setdefault(name, value)
@@ -306,25 +316,25 @@ class _Sender:
         await self._send(message)
 
 
-def _bounded(scope: Scope, receive: Receive, clock: Callable[[], float]) -> Receive:
-    """Limit the body while it is read, because Content-Length may be missing or too low.
+def _limit_body(scope: Scope, receive: Receive, clock: Callable[[], float]) -> Receive:
+    """Return a `receive` that raises TooLarge when the body exceeds its limit; Content-Length may be missing or wrong.
 
-    `state.max_bytes`, set by authentication, may lower the limit. Sets `state.arrived` when the body is complete.
+    Authentication may lower the limit with `state.max_bytes`. Sets `state.arrived` when the body is complete.
     """
-    announced, seen = int(Headers(scope=scope).get("content-length", "0")[:20]), 0
+    announced_bytes, received_bytes = int(Headers(scope=scope).get("content-length", "0")[:20]), 0
 
-    async def counted() -> Message:
-        nonlocal seen
+    async def limited_receive() -> Message:
+        nonlocal received_bytes
         message = await receive()
         if message["type"] == "http.request" and not message.get("more_body", False):
             scope["state"]["arrived"] = clock()
-        seen += len(message.get("body", b""))
+        received_bytes += len(message.get("body", b""))
         limit = min(_max_body(scope["path"]), scope["state"].get("max_bytes", SHEET_BYTES))
-        if max(seen, announced) > limit:
+        if max(received_bytes, announced_bytes) > limit:
             raise TooLarge(_too_large(limit), path="body", headers={"Connection": "close"})
         return message
 
-    return counted
+    return limited_receive
 
 
 def _max_body(path: str) -> int:
@@ -335,51 +345,57 @@ def _too_large(limit: int) -> str:
     return f"The body of this request may have at most {limit // 1_000_000} MB. Send less at a time."
 
 
-# Exports, previews, applies and closes of one token at a time.
+# Concurrent exports, previews, applies and closes per token.
 MAX_JUDGE_SHEET_REQUESTS = 1
 MAX_ADMIN_SHEET_REQUESTS = 4
-MAX_JUDGE_REQUESTS = 6  # of any kind, as many as a browser sends at once; more wait without using a thread
-MAX_SHEETS = 2  # filled sheets in memory, over all tokens
-MAX_JUDGE_SHEET_BYTES = 8_000_000  # of a judge's filled sheet; admins have the general limit
-JUDGES_RESPONSE_S = 2.0
-WAIT_S = 5.0  # for the token's previous request, such as a second tab's; longer than JUDGES_RESPONSE_S
+# Concurrent requests of any kind per judge's token: as many as a browser sends at once. More wait without a thread.
+MAX_JUDGE_REQUESTS = 6
+MAX_SHEETS = 2  # filled sheets in memory, of all tokens together
+MAX_JUDGE_SHEET_BYTES = 8_000_000  # size of a judge's filled sheet; the limit of admins is SHEET_BYTES
+JUDGES_RESPONSE_S = 2.0  # from a judge's request to its response; see `wait_to_respond`
+# Maximum waits for a free slot.
+WAIT_S = 5.0  # while the token's other request runs, for example that of a second tab; longer than JUDGES_RESPONSE_S
 SHEET_WAIT_S = 20.0
 REQUEST_WAIT_S = 20.0
 
 
 class ConcurrencyLimits:
-    """Semaphores per token and for filled sheets, and the time of a judge's response.
+    """Limits of concurrent requests and filled sheets, and the delay of responses to judges.
 
     Not thread-safe: use on the event loop only.
     """
 
     def __init__(self) -> None:
-        self._sheets = Semaphore(MAX_SHEETS)
-        self._requests: defaultdict[str, Semaphore] = defaultdict(lambda: Semaphore(MAX_JUDGE_REQUESTS))
-        self._tokens: dict[str, Semaphore] = {}
+        self._filled_sheets = Semaphore(MAX_SHEETS)
+        # By token id.
+        self._judge_requests: defaultdict[str, Semaphore] = defaultdict(lambda: Semaphore(MAX_JUDGE_REQUESTS))
+        self._sheet_requests: dict[str, Semaphore] = {}
         self.judges_response_s = JUDGES_RESPONSE_S
         self.clock: Callable[[], float] = time.perf_counter
         self.sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     @asynccontextmanager
     async def slot(self, who: Identity) -> AsyncIterator[None]:
-        """Hold one of the token's slots for work on sheets. Raises Busy if none becomes free within WAIT_S."""
+        """Hold one of the token's slots for requests on sheets. Raises Busy if none becomes free within WAIT_S."""
         limit = MAX_JUDGE_SHEET_REQUESTS if who.is_judge else MAX_ADMIN_SHEET_REQUESTS
         refusal = (
             f"A token may run {plural(limit, 'export, preview, apply or close request')} at a time. "
             "Nothing was changed; try again when the running request has finished."
         )
-        async with _held(self._tokens.setdefault(who.token_id, Semaphore(limit)), WAIT_S, refusal):
+        slots = self._sheet_requests.setdefault(who.token_id, Semaphore(limit))
+        async with _hold_slot(slots, WAIT_S, refusal):
             yield
 
     async def wait_to_respond(self, arrived: float) -> None:
-        """Wait until JUDGES_RESPONSE_S after `arrived`; if that has passed, for a random part of JUDGES_RESPONSE_S.
+        """Wait until JUDGES_RESPONSE_S after `arrived`. If that has passed, wait for a random part of it.
 
-        Long notes of another judge make an answer slower to apply than a control. A judge could find the controls by
-        the time of its responses if that time depended on the work.
+        Answers with long notes of other judges take longer to apply than controls. Without the wait, a judge could
+        recognise the controls by the response time.
         """
         left_s = arrived + self.judges_response_s - self.clock()
-        await self.sleep(left_s if left_s > 0 else secrets.SystemRandom().uniform(0, self.judges_response_s))
+        if left_s <= 0:
+            left_s = secrets.SystemRandom().uniform(0, self.judges_response_s)
+        await self.sleep(left_s)
 
     @asynccontextmanager
     async def request(self, who: Identity) -> AsyncIterator[None]:
@@ -388,19 +404,19 @@ class ConcurrencyLimits:
             yield
             return
         refusal = f"A judge's token may send {MAX_JUDGE_REQUESTS} requests at a time. Try again shortly."
-        async with _held(self._requests[who.token_id], REQUEST_WAIT_S, refusal):
+        async with _hold_slot(self._judge_requests[who.token_id], REQUEST_WAIT_S, refusal):
             yield
 
     @asynccontextmanager
     async def sheet(self) -> AsyncIterator[None]:
         """Hold a slot for one filled sheet in memory. Raises Busy after SHEET_WAIT_S."""
         refusal = "The panel is processing other filled sheets. Nothing was changed; try again shortly."
-        async with _held(self._sheets, SHEET_WAIT_S, refusal):
+        async with _hold_slot(self._filled_sheets, SHEET_WAIT_S, refusal):
             yield
 
 
 @asynccontextmanager
-async def _held(slots: Semaphore, wait_s: float, refusal: str) -> AsyncIterator[None]:
+async def _hold_slot(slots: Semaphore, wait_s: float, refusal: str) -> AsyncIterator[None]:
     """Hold one of the slots. Raises Busy with the message `refusal` if none becomes free within `wait_s`."""
     try:
         async with asyncio.timeout(wait_s):
@@ -415,7 +431,10 @@ async def _held(slots: Semaphore, wait_s: float, refusal: str) -> AsyncIterator[
 
 @dataclass
 class StreamLimits:
-    """Limits, intervals and number of open streams. Not thread-safe: use on the event loop only."""
+    """Limits and intervals of event streams, and the number of open ones.
+
+    Not thread-safe: use on the event loop only.
+    """
 
     max_open: int = 64
     poll_s: float = 0.5

@@ -1,4 +1,4 @@
-"""Listening and serving with uvicorn, for the panel and the policy server, with limits against idle connections."""
+"""Runs the panel and the policy server with uvicorn, and limits their connections in number and time."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from tipbench.errors import TipbenchError, UsageError
 from tipbench.web.security import client_key
 
-_BACKLOG = 128
-_ACCEPTED_AT_ONCE = 16  # connections that asyncio accepts before it runs code that could close one over a cap
-_OPEN_FILES = 8192  # the soft limit is raised to this at startup, as far as the hard limit allows
+_BACKLOG = 128  # connections that the kernel queues
+_ACCEPTED_AT_ONCE = 16  # connections that asyncio accepts before other code runs, which may close some over a cap
+_OPEN_FILES = 8192  # soft limit of open files, set at startup as far as the hard limit allows
 _MAX_CONNECTIONS = 2048
-_LOG_LINES = 100  # similar lines per period
+_LOG_LINES = 100  # similar lines logged per _LOG_PERIOD_S
 _LOG_PERIOD_S = 60.0
+# Limits for reading and discarding the rest of a rejected body.
 _DRAIN_S = 10.0
 _DRAIN_BYTES = 256_000_000
 _UNSPECIFIED = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
-_SHUTDOWN_S = 5  # timeout for open requests and streams
+_SHUTDOWN_S = 5  # timeout for open requests and streams at shutdown
 
 
 def listen(host: str, port: int, name: str = "panel") -> socket.socket:
-    """Return a listening socket. Raises UsageError if the address is in use or not of this machine."""
+    """Return a listening socket. Raises UsageError if the address is in use or does not belong to this machine."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as exc:
         raise UsageError(f"--host {host} is not an address of this machine: {exc}. Use 127.0.0.1.") from exc
-    family, kind, protocol, _, address = found[0]
+    family, kind, protocol, _, address = addresses[0]
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -64,64 +65,65 @@ def server_url(sock: socket.socket, host: str) -> str:
 
 
 def raise_file_limit() -> int:
-    """Raise the soft limit of open files towards the hard limit; return the limit in force."""
+    """Raise the soft limit of open files to _OPEN_FILES if permitted. Return the number of files to plan with."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return wanted
+    target = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft == resource.RLIM_INFINITY or soft >= target:
+        return target
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
     except (OSError, ValueError):  # not permitted
         return soft
-    return wanted
+    return target
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Time limits and caps for connections. Connections from `proxies` are not counted per address."""
+    """Limits of the number of connections and of the time that each may wait for its client."""
 
-    total: int
-    per_address: int
-    proxies: tuple[str, ...] = ()
-    headers_s: float = 10.0  # for a request's headers, from the connection or the previous response
-    body_s: float = 60.0  # for a request's body
-    stalled_s: float = 60.0  # without the client reading any of the response
-    check_s: float = 1.0  # between two checks of a connection
+    total: int  # connections
+    per_address: int  # connections from one address, unless it is a proxy
+    proxies: tuple[str, ...] = ()  # addresses or networks
+    headers_s: float = 10.0  # until a request's headers are complete, from the connection or the previous response
+    body_s: float = 60.0  # until a request's body is complete
+    stalled_s: float = 60.0  # while the client does not read the response
+    check_s: float = 1.0  # interval between two checks of a connection
 
     @classmethod
     def of(cls, open_files: int, proxies: Sequence[str] = ()) -> ConnectionLimits:
-        """Return limits that leave half of the files for databases and logs; one address gets half of the rest."""
+        """Return limits that use half of the open files for connections, and half of those for one address."""
         total = max(16, min(_MAX_CONNECTIONS, open_files // 2))
         return cls(total, total // 2, tuple(proxies))
 
     def is_proxy(self, address: str) -> bool:
         """Whether the address belongs to a configured proxy."""
         try:
-            return any(ipaddress.ip_address(address) in ipaddress.ip_network(each) for each in self.proxies)
+            return any(ipaddress.ip_address(address) in ipaddress.ip_network(proxy) for proxy in self.proxies)
         except ValueError:
             return False
 
 
 class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's HTTP protocol with time limits and caps; one instance per connection.
+    """uvicorn's HTTP protocol with ConnectionLimits; one instance per connection.
 
-    If a new connection exceeds a cap, the oldest one that waits for its client is closed, so that half-sent requests
-    and clients that do not read cannot lock out others; if none waits, the new connection is closed.
+    If a new connection exceeds a limit, the oldest connection that waits for its client is closed. So clients that
+    send half a request, or do not read the response, cannot lock out others. If no connection waits for its client,
+    the new one is closed.
     """
 
     limits: ConnectionLimits
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self._opened = self._since = self.loop.time()
+        self._opened_at = self._phase_began_at = self.loop.time()
         self._phase: tuple[object, ...] = ()
         host = self.client[0] if self.client else None
         self._address = client_key(host)
         self._timer = self.loop.call_later(self.limits.check_s, self._check)
-        others = [each for each in self.connections if each is not self and isinstance(each, LimitedProtocol)]
-        same = [each for each in others if each._address == self._address]
-        if len(same) >= self.limits.per_address and not self.limits.is_proxy(host or ""):
-            self._make_room(same)
+        others = [other for other in self.connections if other is not self and isinstance(other, LimitedProtocol)]
+        same_address = [other for other in others if other._address == self._address]
+        if len(same_address) >= self.limits.per_address and not self.limits.is_proxy(host or ""):
+            self._make_room(same_address)
         elif len(others) >= self.limits.total:
             self._make_room(others)
 
@@ -131,40 +133,40 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     @property
     def _between_requests(self) -> bool:
-        """Whether no request is in progress, or its headers have not been received completely."""
+        """Whether the connection waits for the headers of its first or next request."""
         return self.cycle is None or self.cycle.response_complete
 
     @property
     def _waits_for_client(self) -> bool:
-        """Whether the rest of a request is missing, or the client has not read its response."""
+        """Whether the client has not sent its whole request, or has not read the whole response."""
         return self._between_requests or self.cycle.more_body or self.transport.get_write_buffer_size() > 0
 
     def _make_room(self, others: Sequence[LimitedProtocol]) -> None:
-        """Close the oldest of the other connections that waits for its client; this one if none waits."""
-        idle = [each for each in others if each._waits_for_client]
-        closed = min(idle, key=lambda each: each._opened, default=self)
-        self.connections.discard(closed)
-        closed.transport.abort()
+        """Close the oldest of `others` that waits for its client, or this connection if none waits."""
+        waiting = [other for other in others if other._waits_for_client]
+        to_close = min(waiting, key=lambda other: other._opened_at, default=self)
+        self.connections.discard(to_close)
+        to_close.transport.abort()
 
     def _check(self) -> None:
-        """Close the connection if it has been in one phase of a request for too long."""
+        """Close the connection if it has exceeded the time limit of its phase; else schedule the next check."""
         now, cycle = self.loop.time(), self.cycle
         phase: tuple[object, ...]
-        limit: float | None
+        limit_s: float | None
         if self.transport.is_closing():
             return
-        if unread := self.transport.get_write_buffer_size():
-            # `unread` is part of the phase, so that the time starts again whenever the client reads.
-            phase, limit = ("response", cycle, unread), self.limits.stalled_s
+        if unread_bytes := self.transport.get_write_buffer_size():
+            # `unread_bytes` is part of the phase, so that a new phase begins whenever the client reads.
+            phase, limit_s = ("response", cycle, unread_bytes), self.limits.stalled_s
         elif self._between_requests:
-            phase, limit = ("headers", cycle), self.limits.headers_s
+            phase, limit_s = ("headers", cycle), self.limits.headers_s
         else:
-            phase, limit = ("body", cycle), self.limits.body_s
+            phase, limit_s = ("body", cycle), self.limits.body_s
             if not cycle.more_body:
-                limit = None  # the application is working on the response, or streams it
+                limit_s = None  # the body is complete, and the application computes or streams the response
         if phase != self._phase:
-            self._phase, self._since = phase, now
-        elif limit is not None and now - self._since >= limit:
+            self._phase, self._phase_began_at = phase, now
+        elif limit_s is not None and now - self._phase_began_at >= limit_s:
             if phase[0] == "response":
                 self.transport.abort()  # `close` would wait for the client to read
                 return
@@ -176,18 +178,18 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 class RepeatedLines(logging.Filter):
-    """Limits similar log lines, those with the same logger and format, to `_LOG_LINES` per `_LOG_PERIOD_S`."""
+    """Limits similar log lines to `_LOG_LINES` per `_LOG_PERIOD_S`. Similar lines have the same logger and format."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._started = clock()
+        self._period_began_at = clock()
         self._counts: dict[tuple[str, str], int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log the record; the first one of a new period gets the number of suppressed ones."""
-        if self._clock() - self._started >= _LOG_PERIOD_S:
-            self._started = self._clock()
+        """Return whether to log the record. Adds the number of suppressed lines to the first line of a new period."""
+        if self._clock() - self._period_began_at >= _LOG_PERIOD_S:
+            self._period_began_at = self._clock()
             suppressed = sum(max(0, count - _LOG_LINES) for count in self._counts.values())
             self._counts.clear()
             if suppressed:
@@ -198,9 +200,9 @@ class RepeatedLines(logging.Filter):
 
 
 def drain_rejected_body(app: ASGIApp) -> ASGIApp:
-    """Return an application that discards the rest of the body after a 413, before the connection is closed.
+    """Return an application that reads and discards the rest of the request's body after a 413 response.
 
-    Closing a connection with unread data resets it, and the client would lose the response.
+    If the connection were closed with unread data, it would be reset, and the client would lose the response.
     """
 
     async def draining_app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -209,17 +211,17 @@ def drain_rejected_body(app: ASGIApp) -> ASGIApp:
         async def send_and_drain(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
-            last = message["type"] == "http.response.body" and not message.get("more_body", False)
-            if not last or status != 413:
+            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if not is_last or status != 413:
                 await send(message)
                 return
             await send({**message, "more_body": True})
-            discarded = 0
+            discarded_bytes = 0
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DRAIN_S):
-                    while discarded < _DRAIN_BYTES:
+                    while discarded_bytes < _DRAIN_BYTES:
                         part = await receive()
-                        discarded += len(part.get("body", b""))
+                        discarded_bytes += len(part.get("body", b""))
                         if part["type"] != "http.request" or not part.get("more_body", False):
                             break
             await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -230,7 +232,7 @@ def drain_rejected_body(app: ASGIApp) -> ASGIApp:
 
 
 class _Server(uvicorn.Server):
-    """Keeps the kernel's queue at _BACKLOG; asyncio would reduce it to the number that it accepts at once."""
+    """A uvicorn server with a kernel queue of _BACKLOG connections; asyncio would set it to _ACCEPTED_AT_ONCE."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -241,7 +243,7 @@ class _Server(uvicorn.Server):
 def make_server(app: ASGIApp, limits: ConnectionLimits) -> uvicorn.Server:
     """Return a uvicorn server for an application, with limits for its connections."""
 
-    class Protocol(LimitedProtocol):  # uvicorn creates the protocols itself, so the limits are in a class of their own
+    class Protocol(LimitedProtocol):  # uvicorn creates the instances, so the limits are an attribute of the class
         pass
 
     Protocol.limits = limits
@@ -250,7 +252,7 @@ def make_server(app: ASGIApp, limits: ConnectionLimits) -> uvicorn.Server:
         http=Protocol,
         backlog=_ACCEPTED_AT_ONCE,
         log_config=None,
-        access_log=False,  # uvicorn's has query strings, which may contain user ids
+        access_log=False,  # it would contain query strings, and these may contain user ids
         server_header=False,
         proxy_headers=bool(limits.proxies),
         forwarded_allow_ips=list(limits.proxies),
@@ -264,7 +266,10 @@ def make_server(app: ASGIApp, limits: ConnectionLimits) -> uvicorn.Server:
 def run_server(
     app: ASGIApp, sock: socket.socket, *, started: Callable[[], None], name: str = "panel", proxies: Sequence[str] = ()
 ) -> None:
-    """Serve an ASGI application until stopped; Ctrl-C is a normal exit. `proxies` may set X-Forwarded headers."""
+    """Serve an ASGI application until it is stopped; Ctrl-C is a normal exit.
+
+    `started` is called just before the server runs. X-Forwarded headers are accepted from `proxies` only.
+    """
     server = make_server(app, ConnectionLimits.of(raise_file_limit(), proxies))
     for handler in logging.getLogger().handlers:
         handler.addFilter(RepeatedLines())

@@ -1,7 +1,7 @@
 """The policy server: an ASGI application over `serve.PolicyService`, without a framework.
 
-All paths are fixed, so a route is a dictionary entry, and requests are validated straight from their bytes. Scoring
-takes microseconds and runs on the event loop. Operations that read or write the disk run in a thread.
+Paths have no parameters, so routes are entries of a dictionary. Requests are validated directly from their bytes.
+Scoring takes microseconds and runs on the event loop. Operations that read or write the disk run in a thread.
 """
 
 from __future__ import annotations
@@ -45,39 +45,39 @@ from tipbench.web.serving_schema import fast_validation, openapi_document
 
 MAX_BODY = 256 * 1024  # bytes
 TOKEN_CACHE_S = 5.0  # how long a token is accepted without another check
-_RENEW_S = 1.0  # in the last second, one request checks the token again, so that the others never wait for a check
+_RENEW_S = 1.0  # in the last second of TOKEN_CACHE_S, one request checks the token again, so that no other has to wait
 _MAX_CACHED_TOKENS = 1000
 _JSON = b"application/json"
 _NO_STORE = (b"cache-control", b"no-store")
 _RETRY_AFTER = ((b"retry-after", b"1"),)
-_GC_THRESHOLD = 50_000  # allocations
+_GC_THRESHOLD = 50_000  # allocations between two collections of the youngest generation
 _recommend_request = fast_validation(RECOMMEND, check_occasion)
 _score_request = fast_validation(SCORE, check_occasion)
 _reward_request = REWARD.validator.validate_json
 _reset_request = RESET.validator.validate_json
-_encode = msgspec.json.Encoder().encode  # the answers to scores and rewards, faster than `to_json`
+_encode = msgspec.json.Encoder().encode  # faster than `to_json`; for the answers to scores and rewards
 
 log = logging.getLogger("tipbench.serving")
 
 
 def tune_garbage_collector() -> None:
-    """Collect garbage less often, in a process that only serves: requests allocate many objects without cycles."""
+    """Collect garbage less often, because requests allocate many objects but no cycles. Affects the whole process."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD, 20, 100)
 
 
 class Route(NamedTuple):
-    """One operation. `handle` gets the result of `validate` for the body; without `validate`, the query parameters."""
+    """One operation. `handle` gets the validated body, or the query parameters if there is no `validate`."""
 
     handle: Callable[[Any], Answer | dict[str, Any]]
     validate: Callable[[bytes], Any] | None = None
-    error_path: str | None = None  # the part of the request that a UsageError is about
-    in_thread: bool = False  # because it reads or writes the disk
+    error_path: str | None = None  # the invalid part of the request if `handle` raises UsageError
+    in_thread: bool = False  # for operations that read or write the disk
 
 
 class Reply(NamedTuple):
-    """A response; `served` is the recommender's answer if shadows have to score it."""
+    """A response. `served` is the recommender's answer if shadows have to score the same request."""
 
     status: int
     body: bytes
@@ -101,25 +101,23 @@ class PolicyServer:
         self._service = service
         self._recommender = recommender
         self._guard = guard
-        self._tips = texts or {}  # the catalogue's, by tip id
+        self._tip_texts = texts or {}  # by tip id of the catalogue
         self._clock = clock
-        self._authorised: dict[bytes, float] = {}  # by Authorization header: when it must be checked again
-        self._checking: set[bytes] = set()  # headers that are being checked
-        self._committing: Future[None] | None = None
-        self._waiting: list[asyncio.Future[None]] = []  # requests whose entries are part of `_committing`
+        self._authorised: dict[bytes, float] = {}  # by Authorization header: time of its next check
+        self._checking: set[bytes] = set()  # Authorization headers that are being checked
+        self._committing: Future[None] | None = None  # the newest commit that requests wait for
+        self._waiting: list[asyncio.Future[None]] = []  # one future per request that waits for `_committing`
         self._metrics = Metrics()
-        self._metrics.register(
-            "tipbench_info", "gauge", "Always 1.", lambda: {(("version", tipbench.__version__),): 1.0}
-        )
-        for name, about in (("calls", "Calls"), ("dropped", "Dropped calls"), ("errors", "Failed calls")):
-            reading = partial(self._shadow_counts, name)
-            self._metrics.register(f"tipbench_shadow_{name}_total", "counter", f"{about} of a shadow.", reading)
+        self._metrics.show("tipbench_info", "gauge", "Always 1.", lambda: {(("version", tipbench.__version__),): 1.0})
+        for name, title in (("calls", "Calls"), ("dropped", "Dropped calls"), ("errors", "Failed calls")):
+            read_counts = partial(self._shadow_counts, name)
+            self._metrics.show(f"tipbench_shadow_{name}_total", "counter", f"{title} of a shadow.", read_counts)
         self._routes: dict[str, dict[str, Route]] = {
             "/recommend": {"POST": Route(self._recommend, _recommend_request, "body.candidates")},
             "/reward": {"POST": Route(partial(service.reward, None), _reward_request)},
             "/reset": {
                 "POST": Route(
-                    lambda sent: service.reset(sent["user_id"], erase=sent.get("erase", False)),
+                    lambda request: service.reset(request["user_id"], erase=request.get("erase", False)),
                     _reset_request,
                     in_thread=True,
                 )
@@ -143,12 +141,11 @@ class PolicyServer:
     @property
     def paths(self) -> dict[str, tuple[str, ...]]:
         """The methods of every path that needs a token."""
-        return {path: tuple(methods) for path, methods in self._routes.items()} | dict.fromkeys(
-            self._documents, ("GET",)
-        )
+        methods_of_routes = {path: tuple(methods) for path, methods in self._routes.items()}
+        return {**methods_of_routes, **dict.fromkeys(self._documents, ("GET",))}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request; shadows run after the response has been sent."""
+        """Handle a request. Shadows run after the response has been sent."""
         if scope["type"] == "lifespan":
             while (await receive())["type"] != "lifespan.shutdown":
                 await send({"type": "lifespan.startup.complete"})
@@ -157,7 +154,7 @@ class PolicyServer:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         method, path = scope["method"], scope["path"]
         try:
             reply = await self._reply(method, path, scope, receive)
@@ -170,17 +167,17 @@ class PolicyServer:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if method == "HEAD" else body})
         if served is not None:
-            self._recommender.queue_for_shadows(served)
-        took = time.perf_counter() - started
-        self._metrics.observe(method, path if path in self._routes else "other", status, took)
+            self._recommender.run_shadows(served)
+        took_s = time.perf_counter() - started_s
+        self._metrics.observe(method, path if path in self._routes else "other", status, took_s)
         if log.isEnabledFor(logging.INFO):  # without the query string, which may contain a user id
-            log.info("%s %s %d %.1f ms", method, quote(path[:200]), status, took * 1000)
+            log.info("%s %s %d %.1f ms", method, quote(path[:200]), status, took_s * 1000)
 
     async def _reply(self, method: str, path: str, scope: Scope, receive: Receive) -> Reply:
         methods = self._routes.get(path)
         route = methods.get(method) if methods else None
         if route is None:
-            return await self._other(method, path, scope)
+            return await self._reply_without_route(method, path, scope)
         handle, validate, error_path, in_thread = route
         headers = dict(scope["headers"])
         authorization = headers.get(b"authorization", b"")
@@ -188,11 +185,12 @@ class PolicyServer:
         if left_s <= 0.0 or (left_s < _RENEW_S and authorization not in self._checking):
             await self._authorise(scope)
         if validate is not None:
-            sent = _validated(validate, await _read_body(int(headers.get(b"content-length", 0)), receive))
+            announced_bytes = int(headers.get(b"content-length", 0))
+            request = _validate_body(validate, await _read_body(announced_bytes, receive))
         else:
-            sent = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+            request = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         try:
-            answer = await asyncio.to_thread(handle, sent) if in_thread else handle(sent)
+            answer = await asyncio.to_thread(handle, request) if in_thread else handle(request)
         except UsageError as exc:
             if error_path is None or isinstance(exc, EventNotFound):
                 raise
@@ -204,13 +202,16 @@ class PolicyServer:
         committed = answer.committed
         # Keep only the reply while waiting for the commit. With the dictionaries of all waiting requests in memory,
         # each request takes more CPU time, probably because they do not fit in the CPU's cache.
-        del sent, answer, served
+        del request, answer, served
         if committed is not None:
-            committed.result() if committed.done() else await self._wait_for(committed)
+            if committed.done():
+                committed.result()  # raises if the commit failed
+            else:
+                await self._wait_for(committed)
         return reply
 
-    async def _other(self, method: str, path: str, scope: Scope) -> Reply:
-        """Reply to requests without a route: health, metrics, the OpenAPI document, unknown paths and methods."""
+    async def _reply_without_route(self, method: str, path: str, scope: Scope) -> Reply:
+        """Reply to requests for health, metrics, the OpenAPI document, and unknown paths and methods."""
         allowed = self.paths.get(path, ("GET", "HEAD") if path == "/healthz" else ())
         if not allowed:
             raise NotFound(f"There is nothing at {path[:200]}. GET /openapi.json lists the routes.")
@@ -225,13 +226,13 @@ class PolicyServer:
         return self._documents[path]()
 
     async def _authorise(self, scope: Scope) -> None:
-        """Check the token; raises Unauthorised, Forbidden or TooManyAttempts."""
+        """Check the token and cache the result. Raises Unauthorised, Forbidden or TooManyAttempts."""
         header = dict(scope["headers"]).get(b"authorization", b"")
         scheme, _, secret = header.decode("latin-1").partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthorised("A token is needed: send 'Authorization: Bearer TOKEN'.", path="header.authorization")
         client = client_key(scope["client"][0] if scope.get("client") else None)
-        until = self._clock() + TOKEN_CACHE_S
+        next_check_at = self._clock() + TOKEN_CACHE_S
         self._checking.add(header)
         try:
             await asyncio.to_thread(self._guard.by_token, secret.strip(), client)
@@ -240,39 +241,42 @@ class PolicyServer:
             raise
         finally:
             self._checking.discard(header)
-        if len(self._authorised) >= _MAX_CACHED_TOKENS:  # headers of one token may differ in spaces
+        if len(self._authorised) >= _MAX_CACHED_TOKENS:  # spaces in the header make many keys of one token
             self._authorised.clear()
-        self._authorised[header] = until
+        self._authorised[header] = next_check_at
 
     def _wait_for(self, committed: Future[None]) -> asyncio.Future[None]:
-        """Return a future of the event loop for a commit; one callback wakes all requests that wait for it."""
+        """Return a future of the event loop that is done when the commit is.
+
+        All requests that wait for the same commit share one callback of it.
+        """
         loop = asyncio.get_running_loop()
         if self._committing is not committed:
             self._committing, self._waiting = committed, []
-            wake_up = partial(_wake_up, self._waiting)
-            committed.add_done_callback(lambda done: loop.call_soon_threadsafe(wake_up, done))
+            finish_waiting = partial(_finish_waiting, self._waiting)
+            committed.add_done_callback(lambda done: loop.call_soon_threadsafe(finish_waiting, done))
         self._waiting.append(waiter := loop.create_future())
         return waiter
 
     def _recommend(self, request: Any) -> Answer:
         answer = self._recommender.recommend(request)
         if request.get("candidates") is None:
-            answer.body["tip"] = self._tips.get(answer.body["chosen"])
+            answer.body["tip"] = self._tip_texts.get(answer.body["chosen"])
         return answer
 
     def _stats(self, policy: str, query: Mapping[str, list[str]]) -> dict[str, Any]:
-        users = query.get("user_id", [])
-        if len(users) > 1 or query.keys() - {"user_id"}:
+        user_ids = query.get("user_id", [])
+        if len(user_ids) > 1 or query.keys() - {"user_id"}:
             raise Invalid("The only parameter is one user_id.", path="query")
-        user = check_user_id(users[0]) if users else None
-        return self._service.stats(policy, user)
+        user_id = check_user_id(user_ids[0]) if user_ids else None
+        return self._service.stats(policy, user_id)
 
     def _shadow_counts(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:
         shadows = self._recommender.policies()["shadows"]
         return {(("shadow", shadow),): float(state[name]) for shadow, state in shadows.items()}
 
 
-def _wake_up(waiting: list[asyncio.Future[None]], committed: Future[None]) -> None:
+def _finish_waiting(waiting: list[asyncio.Future[None]], committed: Future[None]) -> None:
     error = committed.exception()
     for waiter in waiting:
         if waiter.done():  # its request was cancelled
@@ -283,25 +287,26 @@ def _wake_up(waiting: list[asyncio.Future[None]], committed: Future[None]) -> No
             waiter.set_exception(error)
 
 
-def _validated(validate: Callable[[bytes], Any], body: bytes) -> Any:
-    """Validate a body; raises WebError if it is not JSON, and Invalid with the path of the wrong field."""
+def _validate_body(validate: Callable[[bytes], Any], body: bytes) -> Any:
+    """Return the validated request. Raises WebError if the body is not JSON, Invalid if a field is invalid."""
     try:
         return validate(body)
     except ValidationError as exc:
-        found = [{**error, "loc": ("body", *error["loc"])} for error in exc.errors(include_url=False)]
-        if found[0]["type"] == "json_invalid":
-            raise WebError(f"The body is not valid JSON: {found[0]['msg']}.", path="body", code="not_json") from None
-        raise Invalid(validation_message(found), path=place_of(found[0])) from None
+        errors = [{**error, "loc": ("body", *error["loc"])} for error in exc.errors(include_url=False)]
+        first = errors[0]
+        if first["type"] == "json_invalid":
+            raise WebError(f"The body is not valid JSON: {first['msg']}.", path="body", code="not_json") from None
+        raise Invalid(validation_message(errors), path=place_of(first)) from None
 
 
-async def _read_body(announced: int, receive: Receive) -> bytes:
-    """Return the body; raises TooLarge, before reading it if its announced size is too large."""
-    body, more = b"", announced <= MAX_BODY
-    while more and len(body) <= MAX_BODY:
+async def _read_body(announced_bytes: int, receive: Receive) -> bytes:
+    """Return the body. Raises TooLarge over MAX_BODY; if the announced size is larger, the body is not read."""
+    body, has_more = b"", announced_bytes <= MAX_BODY
+    while has_more and len(body) <= MAX_BODY:
         message = await receive()
         body += message.get("body", b"")
-        more = message.get("more_body", False)
-    size = max(len(body), announced)
+        has_more = message.get("more_body", False)
+    size = max(len(body), announced_bytes)
     if size > MAX_BODY:
         raise TooLarge(
             f"A body has at most {MAX_BODY // 1024} KiB (got {size // 1024} KiB). Send fewer candidates.",
@@ -322,6 +327,6 @@ def _error_reply(exc: Exception) -> Reply:
         log.error("the store cannot be used: %s", exc)
         message = "The store cannot be used, and nothing was learned. The server's log has the reason; retry later."
         return Reply(503, to_json(error_json("store_unavailable", message)), _RETRY_AFTER)
-    if status == 400:  # a UsageError: the request is JSON, and a value in it is invalid
+    if status == 400:  # a UsageError: a value in the request is invalid, but the body is JSON
         status, code = 422, "invalid"
     return Reply(status, to_json(error_json(code, str(exc))), _RETRY_AFTER if status == 503 else ())

@@ -13,7 +13,7 @@ import tipbench
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.request import RECOMMEND, RESET, REWARD, SCORE, USER_ID_PATTERN
 
-_LIMITS = {  # by keyword of JSON Schema: the argument of msgspec.Meta
+_META_ARGUMENTS = {  # keyword of JSON Schema → argument of msgspec.Meta
     "minimum": "ge",
     "maximum": "le",
     "minLength": "min_length",
@@ -22,64 +22,66 @@ _LIMITS = {  # by keyword of JSON Schema: the argument of msgspec.Meta
     "maxItems": "max_length",
     "pattern": "pattern",
 }
-_SIMPLE = {"string": str, "number": float, "integer": int, "boolean": bool, "null": None}
-_SUPPORTED = {*_LIMITS, "type", "items", "properties", "required", "additionalProperties", "$defs"}
+_SIMPLE_TYPES = {"string": str, "number": float, "integer": int, "boolean": bool, "null": None}
+_SUPPORTED_KEYWORDS = {*_META_ARGUMENTS, "type", "items", "properties", "required", "additionalProperties", "$defs"}
 _ANNOTATIONS = {"title", "description", "examples"}  # keywords that do not affect validation
-_MAX_EXACT = 2**53  # every integer up to this one is a float
-_NOTHING = Annotated[int, msgspec.Meta(ge=1, le=0)]  # accepts no value
-_ABOUT = """Policies that pick a tip for a user and learn from what the user does with it.
+_MAX_EXACT = 2**53  # a float represents all integers up to this one exactly
+_NO_VALUE = Annotated[int, msgspec.Meta(ge=1, le=0)]  # a type that accepts no value
+_DESCRIPTION = """Policies that pick a tip for a user and learn from what the user does with it.
 
 Send `Authorization: Bearer TOKEN` with a token of the role *app* or *admin*. Every error is
 `{"error": {"code", "message", "path"}}`. The same `event_id` with the same body gives the same answer."""
 
 
 def fast_validation(adapter: TypeAdapter[Any], check: Callable[[Any], object]) -> Callable[[bytes], Any]:
-    """Return a function that parses and validates a request; it raises pydantic's ValidationError.
+    """Return a function that parses and validates a request. It raises pydantic's ValidationError.
 
-    Usual requests are validated by msgspec, which is faster, and all others by pydantic. msgspec's types are made from
-    pydantic's JSON Schema. They accept nothing that pydantic rejects, and less than it accepts: not 7.0 for a count,
-    and no tallies by category. `check` raises ValueError for requests that pydantic rejects or changes for a reason
-    that JSON Schema cannot express.
+    msgspec validates first, because it is faster; pydantic validates the requests that msgspec rejects. msgspec's types
+    are made from pydantic's JSON Schema. They accept nothing that pydantic rejects. They reject some values that
+    pydantic accepts, such as 7.0 for a count, or tallies by category. `check` raises ValueError for requests that
+    pydantic rejects or changes for a reason that JSON Schema cannot express.
     """
     schema = adapter.json_schema()
-    accept = msgspec.json.Decoder(_type_of(schema, schema.get("$defs", {}))).decode
+    validate_with_msgspec = msgspec.json.Decoder(_msgspec_type(schema, schema.get("$defs", {}))).decode
     decode = msgspec.json.Decoder().decode
-    validate = adapter.validator.validate_json
+    validate_with_pydantic = adapter.validator.validate_json
 
-    def validated(body: bytes) -> Any:
+    def validate(body: bytes) -> Any:
         try:
-            accept(body)
+            validate_with_msgspec(body)
             request = decode(body)
             check(request)
         except (msgspec.MsgspecError, ValueError):
-            return validate(body)
+            return validate_with_pydantic(body)
         return request
 
-    return validated
+    return validate
 
 
-def _type_of(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Any:
-    """Return msgspec's type for a JSON Schema; with an unsupported keyword it accepts no value."""
+def _msgspec_type(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Any:
+    """Return msgspec's type for a JSON Schema; one that accepts no value if a keyword is not supported."""
     keywords = schema.keys() - _ANNOTATIONS
     if keywords == {"$ref"}:
-        return _type_of(defs[schema["$ref"].rpartition("/")[2]], defs)
+        return _msgspec_type(defs[schema["$ref"].rpartition("/")[2]], defs)
     if keywords == {"anyOf"}:
-        return Union[tuple(_type_of(each, defs) for each in schema["anyOf"])]  # noqa: UP007
-    if keywords - _SUPPORTED or schema.get("additionalProperties"):
-        return _NOTHING
+        return Union[tuple(_msgspec_type(option, defs) for option in schema["anyOf"])]  # noqa: UP007
+    if keywords - _SUPPORTED_KEYWORDS or schema.get("additionalProperties"):
+        return _NO_VALUE
     if schema["type"] == "object":
-        fields = [
-            (name, _type_of(each, defs), *(() if name in schema.get("required", ()) else (None,)))
-            for name, each in schema["properties"].items()
-        ]
+        fields: list[Any] = []  # arguments of defstruct: (name, type), with the default as third item if optional
+        for name, field_schema in schema["properties"].items():
+            field_type = _msgspec_type(field_schema, defs)
+            is_required = name in schema.get("required", ())
+            fields.append((name, field_type) if is_required else (name, field_type, None))
         return msgspec.defstruct(schema["title"], fields, kw_only=True, forbid_unknown_fields=True, gc=False)
-    limits = {_LIMITS[keyword]: value for keyword, value in schema.items() if keyword in _LIMITS}
-    if schema["type"] == "number":  # a larger integer may differ from pydantic's float
+    limits = {_META_ARGUMENTS[keyword]: value for keyword, value in schema.items() if keyword in _META_ARGUMENTS}
+    if schema["type"] == "number":  # pydantic's float may differ from a larger integer
         limits = {"ge": -_MAX_EXACT, "le": _MAX_EXACT, **limits}
     if "pattern" in limits:
-        limits["pattern"] = limits["pattern"].removesuffix("$") + r"\Z"  # `$` accepts a newline at the end
-    kind = list[_type_of(schema["items"], defs)] if schema["type"] == "array" else _SIMPLE[schema["type"]]  # type: ignore[misc]
-    return Annotated[kind, msgspec.Meta(**limits)] if limits else kind
+        limits["pattern"] = limits["pattern"].removesuffix("$") + r"\Z"  # Python's `$` also matches before a newline
+    kind = schema["type"]
+    base = list[_msgspec_type(schema["items"], defs)] if kind == "array" else _SIMPLE_TYPES[kind]  # type: ignore[misc]
+    return Annotated[base, msgspec.Meta(**limits)] if limits else base
 
 
 class RankedTip(TypedDict):
@@ -106,7 +108,10 @@ class ScoreAnswer(TypedDict):
 
 
 class RewardAnswer(TypedDict):
-    """Whether the reward was learned: not if it was sent before, or more than 24 hours after the score (`late`)."""
+    """The answer to a reward. `applied` is false if the reward was sent before or is `late`.
+
+    A reward is late more than 24 hours after the score.
+    """
 
     applied: bool
     reward: float
@@ -115,7 +120,7 @@ class RewardAnswer(TypedDict):
 
 
 class StatsAnswer(TypedDict):
-    """What a policy learned about a user; without `user_id`, its totals over all users."""
+    """The learned state of a policy for a user; totals over all users without `user_id`."""
 
     policy: str
     dim: int
@@ -131,13 +136,13 @@ class StatsAnswer(TypedDict):
 
 
 class ResetAnswer(TypedDict):
-    """Whether each policy had state of this user."""
+    """`cleared` is true for the policies that had stored state of the user."""
 
     cleared: dict[str, bool]
 
 
 class Shadow(TypedDict):
-    """A shadow: whether it is enabled, and how many of its calls were dropped or failed."""
+    """A shadow policy, whether it is enabled, and its numbers of all, dropped and failed calls."""
 
     policy: str
     enabled: bool
@@ -174,7 +179,7 @@ class ErrorDetail(TypedDict):
 
 
 class ErrorAnswer(TypedDict):
-    """An error."""
+    """The response of a failed request."""
 
     error: ErrorDetail
 
@@ -205,7 +210,7 @@ _SCORE_EXAMPLE = {
     "profile_features": {"completion_rate_30d": 0.4, "dismiss_rate_30d": 0.2, "preferred_hour": 9},
 }
 _REWARD_EXAMPLE = {"user_id": "u1", "event_id": "u1-2026-04-27-1", "action": "completed", "dwell_ms": 42000}
-_PROBLEMS = {
+_ERROR_DESCRIPTIONS = {  # by status
     400: "The body is not JSON.",
     401: "The token is missing or invalid.",
     403: "The token's role may not call the policy server.",
@@ -216,7 +221,7 @@ _PROBLEMS = {
     429: "Too many wrong tokens; see Retry-After.",
     503: "The store is busy or cannot be written; see Retry-After.",
 }
-_TYPES: dict[str, TypeAdapter[Any]] = {
+_SCHEMA_TYPES: dict[str, TypeAdapter[Any]] = {
     "ScoreRequest": SCORE,
     "RecommendRequest": RECOMMEND,
     "RewardRequest": REWARD,
@@ -231,15 +236,15 @@ _TYPES: dict[str, TypeAdapter[Any]] = {
 def openapi_document() -> dict[str, Any]:
     """Return the OpenAPI document of all routes."""
     references, definitions = TypeAdapter.json_schemas(
-        ((name, "validation", adapter) for name, adapter in _TYPES.items()),
+        ((name, "validation", adapter) for name, adapter in _SCHEMA_TYPES.items()),
         ref_template="#/components/schemas/{model}",
     )
     schemas = dict(definitions.get("$defs", {}))
-    for name in _TYPES:
+    for name in _SCHEMA_TYPES:
         schemas.setdefault(name, references[name, "validation"])
     return {
         "openapi": "3.1.0",
-        "info": {"title": "tipbench policy server", "version": tipbench.__version__, "description": _ABOUT},
+        "info": {"title": "tipbench policy server", "version": tipbench.__version__, "description": _DESCRIPTION},
         "paths": dict(_paths()),
         "components": {
             "schemas": schemas,
@@ -250,6 +255,8 @@ def openapi_document() -> dict[str, Any]:
 
 
 def _paths() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every path with its operations."""
+    # Arguments `answer`, `body` and `example` of `_operation`.
     score = ("ScoreAnswer", "ScoreRequest", _SCORE_EXAMPLE)
     recommend = ("ScoreAnswer", "RecommendRequest", _SCORE_EXAMPLE)
     reward = ("RewardAnswer", "RewardRequest", _REWARD_EXAMPLE)
@@ -257,15 +264,15 @@ def _paths() -> Iterator[tuple[str, dict[str, Any]]]:
     for path, policy in {"egreedy": "egreedy/v1", **{name: name for name in POLICIES}}.items():
         yield f"/score/{path}", {"post": _operation(f"Pick a tip with {policy}", *score)}
         yield f"/reward/{path}", {"post": _operation(f"Send a reward to {policy}", *reward)}
-        yield f"/stats/{path}", {"get": _operation(f"Get what {policy} learned", "StatsAnswer", user=True)}
+        yield f"/stats/{path}", {"get": _operation(f"Get what {policy} learned", "StatsAnswer", has_user_id=True)}
     yield "/recommend", {"post": _operation("Pick a tip with the active policy; shadows score it too", *recommend)}
     yield "/reward", {"post": _operation("Send a reward to the policy that served the event", *reward)}
     yield "/reset", {"post": _operation("Clear a user's state", *reset)}
     yield "/policies", {"get": _operation("List policies and shadows", "PoliciesAnswer")}
-    text = {"text/plain": {"schema": {"type": "string"}}}
-    yield "/metrics", {"get": _operation("Get metrics for Prometheus", content=text)}
-    anything = {"application/json": {"schema": {"type": "object"}}}
-    yield "/openapi.json", {"get": _operation("Get this document", content=anything)}
+    plain_text = {"text/plain": {"schema": {"type": "string"}}}
+    yield "/metrics", {"get": _operation("Get metrics for Prometheus", content=plain_text)}
+    any_object = {"application/json": {"schema": {"type": "object"}}}
+    yield "/openapi.json", {"get": _operation("Get this document", content=any_object)}
     yield "/healthz", {"get": {**_operation("Get the server's health", "HealthAnswer"), "security": []}}
 
 
@@ -275,22 +282,25 @@ def _operation(
     body: str | None = None,
     example: dict[str, Any] | None = None,
     *,
-    user: bool = False,
+    has_user_id: bool = False,
     content: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    statuses = (400, 401, 403, 404, 409, 413, 422, 429, 503) if body else (401, 403, 422, 429, 503)
+    """Return an operation. `answer` and `body` are names of schemas; `content` replaces `answer`."""
+    error_statuses = (400, 401, 403, 404, 409, 413, 422, 429, 503) if body else (401, 403, 422, 429, 503)
     error = {"application/json": {"schema": _reference("ErrorAnswer")}}
     operation: dict[str, Any] = {
         "summary": summary,
         "responses": {
             "200": {"description": "OK", "content": content or {"application/json": {"schema": _reference(answer)}}},
-            **{str(status): {"description": _PROBLEMS[status], "content": error} for status in statuses},
+            **{
+                str(status): {"description": _ERROR_DESCRIPTIONS[status], "content": error} for status in error_statuses
+            },
         },
     }
     if body:
-        media = {"schema": _reference(body), "example": example}
-        operation["requestBody"] = {"required": True, "content": {"application/json": media}}
-    if user:
+        media_type = {"schema": _reference(body), "example": example}
+        operation["requestBody"] = {"required": True, "content": {"application/json": media_type}}
+    if has_user_id:
         schema = {"type": "string", "pattern": USER_ID_PATTERN}
         operation["parameters"] = [{"name": "user_id", "in": "query", "schema": schema, "example": "u1"}]
     return operation

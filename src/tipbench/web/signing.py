@@ -1,9 +1,9 @@
-"""Signed deliveries: HMAC-SHA256 over timestamp and body. The panel signs; receivers call `verify`.
+"""Signatures of webhook deliveries: HMAC-SHA256 over time and body. The panel signs, receivers call `verify`.
 
 The module needs only the standard library, so receivers can import or copy it, as docs/webhook.md shows:
 
-    seen = Seen()                       # once per receiver process
-    verify(secret, request.headers, request.body, time.time(), seen)    # raises DeliveryRefused
+    seen = Seen()  # once per receiver process
+    verify(secret, request.headers, request.body, time.time(), seen)  # raises DeliveryRefused
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import threading
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
-TIME = "Tipbench-Time"  # Unix seconds of this attempt
+# Names of headers.
+TIME = "Tipbench-Time"  # time of the attempt, in Unix seconds
 SIGNATURE = "Tipbench-Signature"  # v1= and 64 hexadecimal digits
-DELIVERY = "Tipbench-Delivery"  # the same for every attempt of one delivery; also in the body
-EVENT = "Tipbench-Event"  # for logs and routing; also in the body, which is signed
-TOLERANCE_S = 300
-MIN_SECRET_LENGTH = 20
+DELIVERY = "Tipbench-Delivery"  # id of the delivery, the same for all its attempts; also in the body
+EVENT = "Tipbench-Event"  # for logs and routing; not signed, but also in the signed body
+TOLERANCE_S = 300  # largest difference between the time of the attempt and the receiver's clock
+MIN_SECRET_LENGTH = 20  # characters
 _VERSION = "v1="
 _MAX_TIME_DIGITS = 12
 
@@ -33,38 +34,39 @@ class DeliveryRefused(Exception):
 
 
 class Memory(Protocol):
-    """Store of accepted signatures; a receiver with several processes needs a shared one."""
+    """A store of accepted signatures. A receiver with several processes needs one that they share."""
 
     def first_time(self, signature: str, now: float) -> bool:
-        """Save the signature for longer than it is valid; return whether it is new."""
+        """Save the signature for at least twice TOLERANCE_S. Return whether it was not saved before."""
         ...
 
 
 class Seen:
-    """In-memory store of the signatures of the last minutes. Thread-safe."""
+    """A Memory within one process. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._until: dict[str, float] = {}
+        self._expires_at: dict[str, float] = {}  # by signature
 
     def first_time(self, signature: str, now: float) -> bool:
-        """Save the signature; return whether it is new."""
+        """Save the signature for twice TOLERANCE_S. Return whether it was not saved before."""
         with self._lock:
-            for old in [known for known, until in self._until.items() if until < now]:
-                del self._until[old]
-            fresh = signature not in self._until
-            self._until[signature] = now + 2 * TOLERANCE_S
-            return fresh
+            expired = [saved for saved, expires_at in self._expires_at.items() if expires_at < now]
+            for saved in expired:
+                del self._expires_at[saved]
+            is_new = signature not in self._expires_at
+            self._expires_at[signature] = now + 2 * TOLERANCE_S
+            return is_new
 
 
 def sign(secret: str, time_s: int, body: bytes) -> str:
-    """Return the signature of a body sent at `time_s`."""
+    """Return the signature of a body that is sent at `time_s`, in Unix seconds."""
     digest = hmac.new(secret.encode(), f"{time_s}.".encode() + body, hashlib.sha256).hexdigest()
     return f"{_VERSION}{digest}"
 
 
 def signed_headers(secret: str, delivery: str, event: str, body: bytes, now: float) -> dict[str, str]:
-    """Return the headers of one attempt."""
+    """Return the headers of one attempt to send a delivery."""
     time_s = int(now)
     return {TIME: str(time_s), SIGNATURE: sign(secret, time_s, body), DELIVERY: delivery, EVENT: event}
 
@@ -72,12 +74,13 @@ def signed_headers(secret: str, delivery: str, event: str, body: bytes, now: flo
 def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float, seen: Memory) -> None:
     """Verify a delivery. Raises DeliveryRefused if it is unsigned, forged, outside the time tolerance or replayed.
 
-    A retry by the sender has a new time and thus a new signature, so it is not a replay. If its delivery id has been
-    processed already, respond with 200 and do nothing.
+    A retry by the sender is not a replay, because it has a new time and thus a new signature. If the delivery id of a
+    retry has been processed already, respond with 200 and do nothing.
     """
-    known = {name.lower(): value for name, value in headers.items()}
-    time_text, signature = known.get(TIME.lower(), ""), known.get(SIGNATURE.lower(), "")
-    if not (time_text.isascii() and time_text.isdigit() and len(time_text) <= _MAX_TIME_DIGITS and signature):
+    by_lower_name = {name.lower(): value for name, value in headers.items()}
+    time_text, signature = by_lower_name.get(TIME.lower(), ""), by_lower_name.get(SIGNATURE.lower(), "")
+    is_time = time_text.isascii() and time_text.isdigit() and len(time_text) <= _MAX_TIME_DIGITS
+    if not (is_time and signature):
         raise DeliveryRefused("unsigned", f"A delivery needs the headers {TIME} and {SIGNATURE}.")
     expected = sign(secret, int(time_text), body)
     if not hmac.compare_digest(expected.encode(), signature.encode("utf-8", "replace")):

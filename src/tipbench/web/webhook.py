@@ -1,4 +1,4 @@
-"""Webhook: options, stored deliveries, the check for pending cells, signed attempts and retries."""
+"""The webhook: checks experiments for new pending cells, and sends signed messages about them to a receiver."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tipbench.web.security import host_name
 from tipbench.web.signing import MIN_SECRET_LENGTH, signed_headers
 
 log = logging.getLogger("tipbench.web")
-_MAX_URL = 2000
+_MAX_URL_LENGTH = 2000  # characters
 _HTTP = "http://"
 
 
@@ -47,14 +47,14 @@ _HTTP = "http://"
 class WebhookOptions:
     """Webhook options. In `hosts`, `http://name` allows plain HTTP to that host, `name` only HTTPS."""
 
-    url: str = field(repr=False)  # path or query may contain a secret
+    url: str = field(repr=False)  # its path or query may contain a secret
     secret: str = field(repr=False)
     hosts: frozenset[str] = frozenset()
-    watch_s: float = 30.0
+    watch_s: float = 30.0  # interval between two checks for pending cells
 
     @property
     def receiver(self) -> str:
-        """Id of the receiver, derived from the URL: a new URL is a new receiver without earlier deliveries."""
+        """Id of the receiver, derived from the URL. A new URL is a new receiver without earlier deliveries."""
         return hashlib.sha256(self.url.encode()).hexdigest()[:16]
 
     def check(self) -> None:
@@ -75,14 +75,15 @@ class WebhookOptions:
 
 
 def hook_options(settings: Settings) -> WebhookOptions | None:
-    """Return the configured webhook, or None. Raises UsageError with the invalid setting."""
+    """Return the options of the configured webhook, or None. Raises UsageError if a setting is invalid."""
     operator = settings.operator()
     if not operator.hook_url:
         return None
-    hosts, url = frozenset(_host(each) for each in operator.hook_hosts), operator.hook_url.strip()
-    if len(url) > _MAX_URL or not url.isascii() or not is_http_url(url):
+    hosts = frozenset(_allowed_host(text) for text in operator.hook_hosts)
+    url = operator.hook_url.strip()
+    if len(url) > _MAX_URL_LENGTH or not url.isascii() or not is_http_url(url):
         raise UsageError(
-            f"hook_url must be an HTTP URL of at most {_MAX_URL} ASCII characters (got "
+            f"hook_url must be an HTTP URL of at most {_MAX_URL_LENGTH} ASCII characters (got "
             f"{shown_address(operator.hook_url)[:80]!r}), for example https://judge.example.org/tipbench"
         )
     parts = urlsplit(url)
@@ -104,7 +105,7 @@ def hook_options(settings: Settings) -> WebhookOptions | None:
 
 
 def shown_address(url: str) -> str:
-    """Return the URL for display, without credentials, path and query, which may be secret."""
+    """Return the URL for display, without its credentials, path and query, which may be secret."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -113,24 +114,26 @@ def shown_address(url: str) -> str:
     return f"{parts.scheme}://{host}/…" if parts.scheme and host else "not an address"
 
 
-def _host(text: str) -> str:
-    plain = _HTTP if text.lower().startswith(_HTTP) else ""
-    bare = text[len(plain) :].removeprefix("https://").strip("/")
-    name = host_name(f"[{bare}]" if bare.count(":") > 1 and not bare.startswith("[") else bare)
-    if name is None or (":" in bare and ":" not in name):
+def _allowed_host(text: str) -> str:
+    """Return an entry of `hook_hosts` in the form of WebhookOptions.hosts. Raises UsageError if it is invalid."""
+    prefix = _HTTP if text.lower().startswith(_HTTP) else ""
+    host = text[len(prefix) :].removeprefix("https://").strip("/")
+    is_bare_ipv6 = host.count(":") > 1 and not host.startswith("[")
+    name = host_name(f"[{host}]" if is_bare_ipv6 else host)
+    if name is None or (":" in host and ":" not in name):  # invalid, or with a port
         raise UsageError(
             f"hook_hosts must be names without ports, separated by commas, with http:// in front where plain HTTP is "
             f"allowed (got {text[:80]!r}); for example judge.example.org,http://judge"
         )
-    return plain + name
+    return prefix + name
 
 
-MAX_FINISHED = 500  # deliveries stored; the oldest are deleted first
-_DELIVERY = "id, event, experiment, body, state, created, next_try"
-_WHERE = "receiver = ? AND place = ? AND experiment_id = ?"
+MAX_FINISHED = 500  # stored deliveries that are not queued; the oldest are deleted first
+_DELIVERY_COLUMNS = "id, event, experiment, body, state, created, next_try"
+_WHERE_WATCHED = "receiver = ? AND place = ? AND experiment_id = ?"
 
 Event = Literal["cells.pending", "test"]
-Watched = tuple[str, str]  # identity of an MLflow server, and an experiment's id there
+Watched = tuple[str, str]  # identity of an MLflow server, id of an experiment on it
 
 
 class DeliveryState(StrEnum):
@@ -144,17 +147,17 @@ class DeliveryState(StrEnum):
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt to send a delivery. `status` is None without a response; `reason` is empty on success."""
+    """An attempt to send a delivery."""
 
-    number: int
+    number: int  # starting at 1
     time: float
     took_s: float
-    status: int | None
-    reason: str
+    status: int | None  # of the response; None without one
+    reason: str  # why the attempt failed; empty if it succeeded
 
     @property
     def final_state(self) -> DeliveryState:
-        """State of the delivery if there is no further attempt."""
+        """State of the delivery if this is its last attempt."""
         accepted = self.status is not None and 200 <= self.status < 300
         return DeliveryState.DELIVERED if accepted else DeliveryState.FAILED
 
@@ -173,7 +176,7 @@ class Delivery:
     attempts: tuple[Attempt, ...] = ()
 
     def response(self) -> DeliveryShape:
-        """Return the delivery for clients."""
+        """Return the delivery in the form of the API."""
         return DeliveryShape(
             id=self.id,
             event=self.event,
@@ -182,15 +185,17 @@ class Delivery:
             created=iso(self.created),
             next_try=iso(self.next_try),
             attempts=[
-                AttemptShape.model_validate({**vars(each), "time": iso(each.time), "reason": each.reason or None})
-                for each in self.attempts
+                AttemptShape.model_validate(
+                    {**vars(attempt), "time": iso(attempt.time), "reason": attempt.reason or None}
+                )
+                for attempt in self.attempts
             ],
             payload=json.loads(self.body),
         )
 
 
 class WebhookStore:
-    """Deliveries to one receiver, and the runs reported to it. Thread-safe; only one process may send."""
+    """Stores the deliveries to one receiver and the runs reported to it. Thread-safe; only one process may send."""
 
     def __init__(self, database: Database, receiver: str, clock: Callable[[], float] = time.time) -> None:
         self._database = database
@@ -201,42 +206,46 @@ class WebhookStore:
 
     def revision(self, watched: Watched) -> str | None:
         """Return the experiment's revision at the last check; None if it was never checked."""
-        rows = self._database.rows(f"SELECT revision FROM hook_seen WHERE {_WHERE}", (self._receiver, *watched))  # noqa: S608
+        rows = self._database.rows(f"SELECT revision FROM hook_seen WHERE {_WHERE_WATCHED}", (self._receiver, *watched))  # noqa: S608
         return str(rows[0][0]) if rows else None
 
     def reported(self, watched: Watched) -> frozenset[str]:
-        """Return the ids of the runs that were pending at the last check; they are reported already."""
-        rows = self._database.rows(f"SELECT run_id FROM hook_told WHERE {_WHERE}", (self._receiver, *watched))  # noqa: S608
+        """Return the ids of the runs that were pending at the last check, and have been reported."""
+        rows = self._database.rows(f"SELECT run_id FROM hook_told WHERE {_WHERE_WATCHED}", (self._receiver, *watched))  # noqa: S608
         return frozenset(str(run_id) for (run_id,) in rows)
 
     def save_check(self, watched: Watched, revision: str, pending: Collection[str], delivery: Delivery | None) -> None:
         """Save the result of a check and its delivery in one transaction.
 
-        Runs that are no longer pending are removed, so they are reported again if reopened.
+        Runs that are no longer pending are deleted. If they are reopened, they are reported again.
         """
         key = (self._receiver, *watched)
         with self._database.transaction() as db:
             db.execute("INSERT OR REPLACE INTO hook_seen VALUES (?, ?, ?, ?)", (*key, revision))
-            db.execute(f"DELETE FROM hook_told WHERE {_WHERE}", key)  # noqa: S608
+            db.execute(f"DELETE FROM hook_told WHERE {_WHERE_WATCHED}", key)  # noqa: S608
             db.executemany("INSERT INTO hook_told VALUES (?, ?, ?, ?)", [(*key, run_id) for run_id in pending])
             if delivery is not None:
                 db.execute(
-                    f"UPDATE hook_deliveries SET state = ?, next_try = NULL WHERE {_WHERE} AND state = ? AND event = ?",  # noqa: S608
+                    "UPDATE hook_deliveries SET state = ?, next_try = NULL"  # noqa: S608
+                    f" WHERE {_WHERE_WATCHED} AND state = ? AND event = ?",
                     (DeliveryState.REPLACED, *key, DeliveryState.QUEUED, delivery.event),
                 )
                 self._insert(db, delivery, watched)
         if delivery is not None:
-            self._tidy()
+            self._delete_old()
 
     # deliveries
 
     def due(self) -> Delivery | None:
-        """Return the delivery that has been due longest, or None."""
+        """Return the delivery that has been due for the longest time; None if none is due."""
         where = "receiver = ? AND state = ? AND next_try <= ? ORDER BY next_try, created LIMIT 1"
         return next(iter(self._read(where, (self._receiver, DeliveryState.QUEUED, self._clock()))), None)
 
     def save_attempt(self, delivery: Delivery, attempt: Attempt, next_try: float | None) -> None:
-        """Save an attempt. If it fails with `next_try` None, the delivery fails and its runs will be reported again."""
+        """Save an attempt and the new state of its delivery.
+
+        A failed attempt is repeated at `next_try`. If that is None, the delivery fails and its runs are reported again.
+        """
         state = attempt.final_state
         if state is DeliveryState.FAILED and next_try is not None:
             state = DeliveryState.QUEUED
@@ -254,12 +263,12 @@ class WebhookStore:
                 )
 
     def save_test(self, delivery: Delivery, attempt: Attempt) -> Delivery:
-        """Save a test delivery with its only attempt; return it in its final state."""
+        """Save a test delivery with its only attempt. Return the delivery in its final state."""
         delivery = replace(delivery, state=attempt.final_state, next_try=None, attempts=(attempt,))
         with self._database.transaction() as db:
             self._insert(db, delivery, ("", ""))
             _insert_attempt(db, delivery.id, attempt)
-        self._tidy()
+        self._delete_old()
         return delivery
 
     def all(self) -> list[Delivery]:
@@ -272,7 +281,7 @@ class WebhookStore:
         return int(self._database.rows(statement, (self._receiver, DeliveryState.QUEUED))[0][0])
 
     def abandon_others(self) -> None:
-        """Mark queued deliveries to other receivers as failed; they are not sent to the new URL."""
+        """Mark queued deliveries to earlier receivers as failed, so that they are not sent to the new URL."""
         with self._database.transaction() as db:
             db.execute(
                 "UPDATE hook_deliveries SET state = ?, next_try = NULL WHERE receiver <> ? AND state = ?",
@@ -280,27 +289,30 @@ class WebhookStore:
             )
 
     def _insert(self, db: Connection, delivery: Delivery, watched: Watched) -> None:
-        columns = f"receiver, place, experiment_id, {_DELIVERY}"
-        values = (self._receiver, *watched, *(getattr(delivery, name) for name in _DELIVERY.split(", ")))
+        columns = f"receiver, place, experiment_id, {_DELIVERY_COLUMNS}"
+        values = (self._receiver, *watched, *(getattr(delivery, name) for name in _DELIVERY_COLUMNS.split(", ")))
         db.execute(f"INSERT INTO hook_deliveries ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)  # noqa: S608
 
     def _read(self, where: str, values: tuple[object, ...]) -> list[Delivery]:
-        found = self._database.rows(f"SELECT {_DELIVERY} FROM hook_deliveries WHERE {where}", values)  # noqa: S608
-        attempts: dict[str, list[Attempt]] = {str(row[0]): [] for row in found}
+        rows = self._database.rows(f"SELECT {_DELIVERY_COLUMNS} FROM hook_deliveries WHERE {where}", values)  # noqa: S608
+        if not rows:
+            return []
         statement = "SELECT delivery, number, time, took_s, status, reason FROM hook_attempts"
-        if len(found) == 1:  # `due`, called every second
-            kept = self._database.rows(f"{statement} WHERE delivery = ? ORDER BY number", (found[0][0],))
+        if len(rows) == 1:  # usual for `due`, which is called every second
+            attempt_rows = self._database.rows(f"{statement} WHERE delivery = ? ORDER BY number", (rows[0][0],))
         else:
-            kept = self._database.rows(f"{statement} ORDER BY number") if found else []
-        for delivery, *attempt in kept:
-            if delivery in attempts:
-                attempts[delivery].append(Attempt(*attempt))
+            attempt_rows = self._database.rows(f"{statement} ORDER BY number")
+        attempts: dict[str, list[Attempt]] = {str(row[0]): [] for row in rows}  # by delivery id
+        for delivery_id, *attempt in attempt_rows:
+            if delivery_id in attempts:
+                attempts[delivery_id].append(Attempt(*attempt))
         return [
             Delivery(id_, event, experiment, body, DeliveryState(state), created, next_try, tuple(attempts[id_]))
-            for id_, event, experiment, body, state, created, next_try in found
+            for id_, event, experiment, body, state, created, next_try in rows
         ]
 
-    def _tidy(self) -> None:
+    def _delete_old(self) -> None:
+        """Delete finished deliveries beyond MAX_FINISHED, and attempts without a delivery."""
         with self._database.transaction() as db:
             db.execute(
                 "DELETE FROM hook_deliveries WHERE state <> ?1 AND id NOT IN"
@@ -310,25 +322,25 @@ class WebhookStore:
             db.execute("DELETE FROM hook_attempts WHERE delivery NOT IN (SELECT id FROM hook_deliveries)")
 
 
-def _insert_attempt(db: Connection, delivery: str, attempt: Attempt) -> None:
-    values = (delivery, attempt.number, attempt.time, attempt.took_s, attempt.status, attempt.reason)
+def _insert_attempt(db: Connection, delivery_id: str, attempt: Attempt) -> None:
+    values = (delivery_id, attempt.number, attempt.time, attempt.took_s, attempt.status, attempt.reason)
     db.execute("INSERT INTO hook_attempts VALUES (?, ?, ?, ?, ?, ?)", values)
 
 
-TICK_S = 1.0
+TICK_S = 1.0  # interval between two calls of `Webhook.tick`
 ATTEMPT_TIMEOUT_S = 10.0
-RETRY_WAITS_S = (1.0, 10.0, 60.0, 600.0, 3600.0, 6 * 3600.0)  # after each failed attempt but the last
-_MAX_REASON = 300
-_POLL_S = 0.1
+RETRY_WAITS_S = (1.0, 10.0, 60.0, 600.0, 3600.0, 6 * 3600.0)  # after the first, second, … failed attempt
+_MAX_REASON_LENGTH = 300  # characters
+_POLL_S = 0.1  # interval at which an attempt checks whether the panel is stopping
 
 
 class Stopped(Exception):
-    """The panel is stopping during an attempt."""
+    """An attempt was interrupted because the panel is stopping."""
 
 
 @dataclass(frozen=True)
 class Poster:
-    """Sends one attempt; does not follow redirects, and reads only the status of the response."""
+    """Sends attempts. Does not follow redirects, and reads only the status of the response."""
 
     options: WebhookOptions
     clock: Callable[[], float] = time.time
@@ -336,11 +348,11 @@ class Poster:
 
     def post(self, delivery: Delivery, stop: threading.Event) -> Attempt:
         """Send the next attempt of a delivery and return it. Raises Stopped if `stop` is set before it finishes."""
-        began, now = time.monotonic(), self.clock()
+        started_s, now = time.monotonic(), self.clock()
         status: int | None = None
         try:
             self.options.check()
-            status = asyncio.run(self._send_until(stop, delivery, now))
+            status = asyncio.run(self._send_unless_stopped(stop, delivery, now))
             reason = "" if 200 <= status < 300 else f"responded with {status}"
             if 300 <= status < 400:
                 reason += "; redirects are not followed"
@@ -348,10 +360,10 @@ class Poster:
             reason = f"no response within {self.timeout_s:g} s"
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, TipbenchError) as exc:
             text = f"{type(exc).__name__}: {exc}".replace(self.options.url, shown_address(self.options.url))
-            reason = text[:_MAX_REASON]
-        return Attempt(len(delivery.attempts) + 1, now, time.monotonic() - began, status, reason)
+            reason = text[:_MAX_REASON_LENGTH]
+        return Attempt(len(delivery.attempts) + 1, now, time.monotonic() - started_s, status, reason)
 
-    async def _send_until(self, stop: threading.Event, delivery: Delivery, now: float) -> int:
+    async def _send_unless_stopped(self, stop: threading.Event, delivery: Delivery, now: float) -> int:
         """Return the response's status. Raises TimeoutError after `timeout_s`, Stopped if `stop` is set."""
         sending = asyncio.ensure_future(self._send(delivery, now))
         try:
@@ -378,18 +390,19 @@ class Poster:
             return response.status_code
 
 
-MAX_CHANGING_S = 600.0  # an experiment that keeps changing is checked after this time
+MAX_CHANGING_S = 600.0  # after this time, an experiment is checked even if it is still changing
 
 
 def new_delivery(event: Event, now: float, experiment: str | None, **counts: int) -> Delivery:
-    """Create a delivery that is due now. The message has no models or prompts, because the receiver judges blind.
+    """Create a delivery that is due now. `counts` are numbers of cells.
 
-    Links are paths: the receiver is configured with the panel's address and a token.
+    The message contains no models or prompts, because the receiver judges blind. Its links are paths without a host,
+    because the receiver is configured with the panel's address.
     """
     id_, links = secrets.token_hex(16), {}
     if experiment is not None:
-        place = f"/api/bench/judge/{quote(experiment, safe='', errors='backslashreplace')}"
-        links = {"sheets": f"{place}/sheets", "apply": f"{place}/apply"}
+        api_path = f"/api/bench/judge/{quote(experiment, safe='', errors='backslashreplace')}"
+        links = {"sheets": f"{api_path}/sheets", "apply": f"{api_path}/apply"}
     payload: dict[str, Any] = {
         "event": event,
         "id": id_,
@@ -402,7 +415,7 @@ def new_delivery(event: Event, now: float, experiment: str | None, **counts: int
 
 
 class WebhookWatcher:
-    """Checks experiments for new pending cells. Not thread-safe."""
+    """Checks experiments for new pending cells and queues deliveries about them. Not thread-safe."""
 
     def __init__(
         self,
@@ -417,31 +430,32 @@ class WebhookWatcher:
         """`away` is called when MLflow is unreachable."""
         self._store, self._jobs, self._open_mlflow = store, jobs, open_mlflow
         self._every_s, self._clock, self._away = every_s, clock, away
-        self._next = 0.0
-        self._collecting: set[str] = set()  # experiments with a running collect job
-        self._ended: set[str] = set()  # experiments whose collect job has just ended
-        # revision at the last check, and the time of the check that found the first change
+        self._next_check_at = 0.0
+        self._collecting: set[str] = set()  # names of experiments with a running collect job
+        self._collected: set[str] = set()  # names of experiments whose collect job ended after the last complete check
+        # Experiments that are changing: revision at the last check, and time of the check that found the first change.
         self._changing: dict[Watched, tuple[str, float]] = {}
-        self.checked_at: float | None = None
-        self.problem: str | None = None
+        self.checked_at: float | None = None  # time of the last check without an error
+        self.problem: str | None = None  # the first error of the last check
 
     def due(self) -> bool:
-        """Whether to check now: after `every_s`, or when a collect job has ended or waits for the judge."""
+        """Whether to check now: `every_s` after the last check, or when a collect job is no longer running."""
         running = self._jobs.in_states({JobState.RUNNING})
         collecting = {job.experiment for job in running if job.kind is JobKind.COLLECT}
-        ended = self._collecting - collecting
-        self._collecting, self._ended = collecting, (self._ended | ended) - collecting
-        return bool(ended) or self._clock() >= self._next
+        just_collected = self._collecting - collecting
+        self._collecting = collecting
+        self._collected = (self._collected | just_collected) - collecting
+        return bool(just_collected) or self._clock() >= self._next_check_at
 
     def check(self) -> None:
-        """Queue a message for every experiment with new pending cells. Errors are stored in `problem`."""
-        self._next = self._clock() + self._every_s
+        """Queue a delivery for every experiment with new pending cells. An error is stored in `problem`."""
+        self._next_check_at = self._clock() + self._every_s
         problems: list[TipbenchError] = []
         try:
-            opened = self._open_mlflow()
-            for experiment in opened.store.experiments():
+            tracking = self._open_mlflow()
+            for experiment in tracking.store.experiments():
                 try:
-                    self._check_experiment(opened, experiment)
+                    self._check_experiment(tracking, experiment)
                 except MlflowUnavailable:
                     raise
                 except TipbenchError as exc:
@@ -451,34 +465,35 @@ class WebhookWatcher:
                 self._away()
             problems.append(exc)
         if not problems:
-            self._ended.clear()
+            self._collected.clear()
             self.checked_at = self._clock()
         problem = str(problems[0]) if problems else None
         if problem is not None and problem != self.problem:
             log.warning("webhook: check for pending cells failed: %s", problem)
         self.problem = problem
 
-    def _check_experiment(self, opened: TrackingStore, experiment: Experiment) -> None:
-        """Queue a message if an experiment of tipbench has new pending cells and is not being collected."""
+    def _check_experiment(self, tracking: TrackingStore, experiment: Experiment) -> None:
+        """Queue a delivery if an experiment of tipbench has new pending cells and is not being collected."""
         try:
             check_experiment_name(experiment.name)
         except ValueError:
             return
         if experiment.name in self._collecting:
             return  # reported once, when the job ends
-        watched, current = (opened.identity, experiment.experiment_id), revision(experiment) or ""
+        watched, current = (tracking.identity, experiment.experiment_id), revision(experiment) or ""
         if self._store.revision(watched) == current:
             self._changing.pop(watched, None)
             return
-        previous, since = self._changing.get(watched, (None, self._clock()))
-        self._changing[watched] = (current, since)
-        # A collect of another program is reported once, when the revision is the same at two checks.
-        is_settled = previous == current or self._clock() - since >= MAX_CHANGING_S
-        if experiment.name not in self._ended and not is_settled:
+        previous, changing_since = self._changing.get(watched, (None, self._clock()))
+        self._changing[watched] = (current, changing_since)
+        # The panel does not see when another program finishes a collect. Its cells are reported once, when the
+        # revision is the same at two checks.
+        is_settled = previous == current or self._clock() - changing_since >= MAX_CHANGING_S
+        if experiment.name not in self._collected and not is_settled:
             return
         self._changing.pop(watched, None)
-        found = search_cells(opened.store, experiment.experiment_id, {"state": str(RunState.PENDING)})
-        pending = {run.run_id for run in found}
+        runs = search_cells(tracking.store, experiment.experiment_id, {"state": str(RunState.PENDING)})
+        pending = {run.run_id for run in runs}
         new = pending - self._store.reported(watched)
         counts = {"pending": len(pending), "new": len(new)}
         delivery = new_delivery("cells.pending", self._clock(), experiment.name, **counts) if new else None
@@ -489,7 +504,7 @@ class Webhook:
     """Watches experiments and sends deliveries. `start` calls `tick` in a thread until `close`."""
 
     def __init__(self, poster: Poster, store: WebhookStore, watch: WebhookWatcher, leads: Callable[[], bool]) -> None:
-        """Of several panels with one home folder, only that for which `leads` returns True sends."""
+        """If several panels share a home folder, only the one whose `leads` returns True sends."""
         self._poster, self._store, self._watch, self._leads = poster, store, watch, leads
         self._stop = threading.Event()
         self._testing = threading.Lock()
@@ -504,14 +519,14 @@ class Webhook:
         return self
 
     def close(self) -> None:
-        """Stop, interrupting an attempt if necessary; the next panel repeats it."""
+        """Stop the thread. An interrupted attempt is repeated when a panel starts again."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(60)
             self._thread = None
 
     def tick(self) -> bool:
-        """Check for pending cells if due, and send due deliveries; return False if another process leads."""
+        """Check for pending cells and send deliveries, if due. Return False if another process does it."""
         if not self._leads():
             return False
         if self._watch.due():
@@ -524,7 +539,10 @@ class Webhook:
         return True
 
     def test(self, experiment: str | None = None) -> Delivery | None:
-        """Send a test message once, immediately; return None if another test is running or the panel is stopping."""
+        """Send a test delivery immediately and only once.
+
+        Returns None if another test is running or the panel is stopping.
+        """
         if not self._testing.acquire(blocking=False):
             return None
         try:
@@ -540,7 +558,7 @@ class Webhook:
         return self._store.all()
 
     def state(self) -> HookShape:
-        """Return configuration and status, without secrets."""
+        """Return the configuration and status, without secrets."""
         options = self._poster.options
         return HookShape(
             configured=True,
@@ -575,10 +593,10 @@ class Webhook:
 
 
 def make_webhook(options: WebhookOptions, panel: Panel, database: Database, *, find_mlflow: bool) -> Webhook:
-    """Create the webhook of a panel. With `find_mlflow`, each check first looks whether MLflow is running."""
+    """Create the webhook of a panel. With `find_mlflow`, each check first tests whether MLflow is running."""
 
     def open_mlflow() -> TrackingStore:
-        if find_mlflow:  # without starting the local server, which may be stopped on purpose
+        if find_mlflow:  # with start=False, because the local server may have been stopped on purpose
             find_tracking(panel.settings.get("mlflow_url"), panel.settings.home, start=False, report=log.debug)
         return panel.tracker.open()
 

@@ -21,7 +21,7 @@ from tipbench.record.store import Experiment, RunStore
 from tipbench.serve.catalogue import MAX_TIP, CatalogueFile, CatalogueTip
 from tipbench.text import one_line
 
-# A tip gets the category that has the most words in the tip; the first one on a tie, GENERAL without any.
+# Words of each category; see `category_of`.
 CATEGORIES: Mapping[str, tuple[str, ...]] = {
     "break": ("break", "breath", "breathe", "drink", "pause", "rest", "stretch", "tea", "walk", "water"),
     "contact": ("answer", "ask", "call", "email", "mail", "message", "phone", "reply", "send", "text"),
@@ -31,23 +31,24 @@ CATEGORIES: Mapping[str, tuple[str, ...]] = {
     "tidy": ("clean", "clear", "desk", "file", "inbox", "label", "put", "receipt", "sort", "tidy"),
 }
 GENERAL = "general"
-_WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-_NUMBERS = {word: count for count, word in enumerate(_WORDS, 1)} | {"a": 1, "an": 1, "fifteen": 15, "twenty": 20}
+_NUMBER_WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+_NUMBERS = {word: i for i, word in enumerate(_NUMBER_WORDS, start=1)} | {"a": 1, "an": 1, "fifteen": 15, "twenty": 20}
 _DURATION = re.compile(rf"(?<!half )(?<!of )\b(\d{{1,3}}|{'|'.join(_NUMBERS)})[ -](second|minute|min|hour)s?\b")
-_UNIT_MIN = {"second": 1 / 60, "minute": 1, "min": 1, "hour": 60}
-_MIN_COMPOSITE, _MAX_COMPOSITE = 2.0, 17.0  # the range that policies expect, that of the rubric `tip-v1`
+_UNIT_MINUTES = {"second": 1 / 60, "minute": 1, "min": 1, "hour": 60}
+_MIN_COMPOSITE, _MAX_COMPOSITE = 2.0, 17.0  # range of the rubric `tip-v1`, which policies expect
 
 
 def build_catalogue(store: RunStore, experiment: Experiment, pair: Pair) -> CatalogueFile:
-    """Return the pair's scored tips, best first, without overlong tips and answers with an invalid format.
+    """Return the catalogue of the pair's scored tips, best first.
 
-    The scores are those of the leaderboard. A text that occurs in several answers is one tip with its mean composite.
+    Overlong tips and answers with an invalid format are omitted. The scores are those of the leaderboard. A text that
+    occurs in several answers is one tip with the mean of its scores. Raises NotEnoughData if there are no tips.
     """
     board, cells = read_leaderboard(store, experiment, CellFilter())
     check_on_board(cells, pair)
     rubric = find_rubric(store, experiment.experiment_id, cells.rubric, (cell.run for cell in cells.cells))
     answers = read_answers(store, experiment, board, cells)
-    tips = _tips(answers, pair, rubric) if rubric is not None else []
+    tips = _catalogue_tips(answers, pair, rubric) if rubric is not None else []
     if not tips:
         raise NotEnoughData(
             f"{pair} has no scored tip in {experiment.name} with a valid format and within the word limit. "
@@ -63,7 +64,10 @@ def build_catalogue(store: RunStore, experiment: Experiment, pair: Pair) -> Cata
 
 
 def category_of(tip: str) -> str:
-    """Return the category with the most words in the tip; plural and -ing forms count too."""
+    """Return the category with the most words in the tip, GENERAL if the tip has no word of any category.
+
+    Plural and -ing forms of the words count too. On a tie, the first category of CATEGORIES is returned.
+    """
     words = re.findall(r"[a-z]+", tip.lower())
     counts = {
         name: sum(any(word in (stem, f"{stem}s", f"{stem}es", f"{stem}ing") for stem in stems) for word in words)
@@ -74,17 +78,20 @@ def category_of(tip: str) -> str:
 
 
 def effort_of(tip: str) -> float | None:
-    """Return the first duration in the tip, in whole minutes; None if it has none."""
-    found = _DURATION.search(tip.lower())
-    if found is None:
+    """Return the first duration in the tip, rounded up to minutes; None if the tip has no duration."""
+    match = _DURATION.search(tip.lower())
+    if match is None:
         return None
-    count = _NUMBERS.get(found[1]) or int(found[1])
-    return float(math.ceil(count * _UNIT_MIN[found[2]]))
+    number_text, unit = match.groups()
+    number = _NUMBERS.get(number_text) or int(number_text)
+    return float(math.ceil(number * _UNIT_MINUTES[unit]))
 
 
-def _tips(answers: tuple[ScenarioAnswers, ...], pair: Pair, rubric: Rubric) -> list[CatalogueTip]:
+def _catalogue_tips(answers: tuple[ScenarioAnswers, ...], pair: Pair, rubric: Rubric) -> list[CatalogueTip]:
+    """Return the pair's scored tips, with composites converted to the range that policies expect."""
+    # All by text of the tip.
     composites: dict[str, list[float]] = defaultdict(list)
-    by_scale: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    scale_scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     hours: dict[str, set[float | None]] = defaultdict(set)
     low, high = rubric.range
     for scenario in answers:
@@ -96,26 +103,27 @@ def _tips(answers: tuple[ScenarioAnswers, ...], pair: Pair, rubric: Rubric) -> l
                 if not 0 < len(text) <= MAX_TIP or not tip.scores or tip.overlong:
                     continue
                 composite = rubric.composite(tip.scores, format_ok=True, overlong=False)
-                share = (composite - low) / (high - low)
-                composites[text].append(_MIN_COMPOSITE + (_MAX_COMPOSITE - _MIN_COMPOSITE) * share)
-                hours[text].add(_hour(scenario.card))
+                fraction = (composite - low) / (high - low)
+                composites[text].append(_MIN_COMPOSITE + (_MAX_COMPOSITE - _MIN_COMPOSITE) * fraction)
+                hours[text].add(_slot_hour(scenario.card))
                 for scale, score in tip.scores.items():
-                    by_scale[text][scale].append(score)
+                    scale_scores[text][scale].append(score)
     return [
         CatalogueTip(
             tip_id=hashlib.sha256(text.encode()).hexdigest()[:12],
             tip=text,
             category=category_of(text),
-            composite=round(fmean(found), 4),
+            composite=round(fmean(text_composites), 4),
             slot_hour=next(iter(hours[text])) if len(hours[text]) == 1 else None,
             effort_min=effort_of(text),
-            scores={scale: round(fmean(scores), 4) for scale, scores in sorted(by_scale[text].items())},
+            scores={scale: round(fmean(scores), 4) for scale, scores in sorted(scale_scores[text].items())},
         )
-        for text, found in composites.items()
+        for text, text_composites in composites.items()
     ]
 
 
-def _hour(card: Mapping[str, Any] | None) -> float | None:
+def _slot_hour(card: Mapping[str, Any] | None) -> float | None:
+    """Return the time of the scenario's slot in hours, such as 9.5 for 09:30; None if it is unknown."""
     if card is None:  # the suite of the experiment is not available here
         return None
     hour, minute = str(card["slot"]["time"]).split(":")

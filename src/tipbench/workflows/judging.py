@@ -1,4 +1,7 @@
-"""Judging, for commands, panel and DAG tasks: options of judges, lock, export and apply of sheets, focus, duels."""
+"""Judging for commands, panel and DAG tasks.
+
+The module checks the options of judges, locks judging, exports and applies sheets, and requests duels.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ from tipbench.plan.design import read_design
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import TIED
 
-_POLL_S = 0.2
-_MAX_REASON = 1000  # characters
-MODEL_OPTIONS = ("ollama_url", "max_model_b", "num_ctx", "evict", "allow_unknown_size")  # settings of a collect
+_POLL_S = 0.2  # interval between two attempts to acquire the lock
+_MAX_REASON_LENGTH = 1000  # characters
+MODEL_OPTIONS = ("ollama_url", "max_model_b", "num_ctx", "evict", "allow_unknown_size")  # also options of a collect
 _ANY_JUDGE = tuple(JudgeKind)
-JUDGE_OPTIONS: Mapping[str, tuple[JudgeKind, ...]] = {  # option of `judge run` → judges it applies to
+JUDGE_OPTIONS: Mapping[str, tuple[JudgeKind, ...]] = {  # option of `judge run` → kinds of judges it applies to
     **dict.fromkeys(("with", "experiment", "limit", "overlap", "all", "rejudge", "seed", "suite"), _ANY_JUDGE),
     **dict.fromkeys(("wait", "mlflow_url"), _ANY_JUDGE),
     **dict.fromkeys(("judge", "batch", "accept_drift"), (JudgeKind.COMMAND,)),
@@ -40,7 +43,7 @@ JUDGE_OPTIONS: Mapping[str, tuple[JudgeKind, ...]] = {  # option of `judge run` 
 
 
 def check_judge_options(judge: JudgeChoice, options: Mapping[str, object]) -> None:
-    """Raise InvalidOption for a set option that does not apply to the judge; None and False are unset."""
+    """Raise InvalidOption if an option is set that does not apply to the judge. None and False are unset."""
     for key, value in options.items():
         if value is not None and value is not False and judge.kind not in JUDGE_OPTIONS[key]:
             judges = " and ".join(f"{kind}:…" for kind in JUDGE_OPTIONS[key])
@@ -51,7 +54,10 @@ def check_judge_options(judge: JudgeChoice, options: Mapping[str, object]) -> No
 def judging_lock(
     home: Path, url: str, *, report: Callable[[str], None] = lambda _text: None, wait_s: float | None = None
 ) -> Iterator[None]:
-    """Hold this machine's lock on writing scores to the MLflow at `url`; raises LockHeld after waiting `wait_s`."""
+    """Hold this machine's lock on writing scores to the MLflow at `url`.
+
+    Raises LockHeld if the lock is not free within `wait_s`; waits without limit if `wait_s` is None.
+    """
     lock = ResourceLock(home, f"judging at {canonical_url(url)}", "another judge command")
     try:
         lock.acquire(wait=True, report=report, poll_s=_POLL_S, timeout_s=wait_s)
@@ -64,23 +70,25 @@ def judging_lock(
 
 
 def drift_reason(text: str, key: str = "accept_drift") -> str:
-    """Return the reason for accepting drift, stripped; raises InvalidOption for `key` unless it is one line of text."""
+    """Return the stripped reason for accepting drift. Raises InvalidOption for `key` unless it is one line of text."""
     reason = text.strip()
-    if not (0 < len(reason) <= _MAX_REASON and reason.isprintable()):
-        raise InvalidOption(key, f"takes a reason on one line, 1 to {_MAX_REASON} characters (got {len(reason)}).")
+    if not (0 < len(reason) <= _MAX_REASON_LENGTH and reason.isprintable()):
+        raise InvalidOption(
+            key, f"takes a reason on one line, 1 to {_MAX_REASON_LENGTH} characters (got {len(reason)})."
+        )
     return reason
 
 
 @dataclass(frozen=True)
 class SheetRequest:
-    """A request for a sheet file: of a new export, or of the stored sheet with the id `sheet`."""
+    """A request for the file of a new sheet or a stored one."""
 
     request: ExportRequest
-    sheet: str | None = None
+    sheet: str | None = None  # id of the stored sheet; None for a new one
     filled: bool = False  # with the scores applied so far
-    focus: bool = False  # only cells that can separate the leader from tied rows
+    focus: bool = False  # only cells that can separate the leader from the pairs tied with it
     format: Literal["json", "csv"] = "json"
-    own: bool = False  # requested by a judge
+    own: bool = False  # a judge requests it, who may see only their own sheets
 
     def __post_init__(self) -> None:
         if self.filled and self.sheet is None:
@@ -94,38 +102,40 @@ def requested_sheet(
     *,
     report_focus: Callable[[Focus], None] = lambda _focus: None,
 ) -> ExportResult | None:
-    """Return the stored sheet or a new export; None if the sheet does not exist or belongs to another judge.
+    """Return the stored sheet or a new export. None if the stored sheet does not exist or belongs to another judge.
 
-    A judge's open sheet is returned again instead of a new one.
+    A judge with an open sheet gets it again while more than half of it is unanswered. `report_focus` is called with the
+    selected cells if the query has `focus`.
     """
     if query.sheet is not None:
-        known = find_sheet(store, experiment.experiment_id, experiment.name, query.sheet)
-        if known is None or (query.own and known.owner != query.request.judge):
+        stored = find_sheet(store, experiment.experiment_id, experiment.name, query.sheet)
+        if stored is None or (query.own and stored.owner != query.request.judge):
             return None
-        return ExportResult(known)
+        return ExportResult(stored)
     request = query.request
     if query.focus:
-        request, found = focused(store, experiment, request)
-        report_focus(found)
+        request, selected = focused(store, experiment, request)
+        report_focus(selected)
     if query.own:
         sheets = stored_sheets(store, experiment.experiment_id, experiment.name, request.judge)
-        mine = [each for each in sheets if not each.provisional]
-        for each in mine:  # an open sheet is returned again while more than half of it has no scores
-            if each.is_open and 2 * len(each.unanswered) > len(each.entries):
-                return ExportResult(each)
-        # If unanswered cells appeared on a second sheet, judges could recognise the items that do not as controls.
-        unanswered = (entry for each in mine for entry in each.unanswered)
+        own_sheets = [sheet for sheet in sheets if not sheet.provisional]
+        for sheet in own_sheets:
+            if sheet.is_open and 2 * len(sheet.unanswered) > len(sheet.entries):
+                return ExportResult(sheet)
+        # Leave out the unanswered cells of the judge's other sheets. If cells appeared on two sheets, the judge could
+        # recognise the controls as the items that appear on only one.
+        unanswered = (entry for sheet in own_sheets for entry in sheet.unanswered)
         cells = frozenset(entry.run_id for entry in unanswered if entry.kind is ItemKind.CELL and entry.run_id)
         request = replace(request, without=cells)
     return export_sheet(store, experiment, request)
 
 
 def sheet_file(stored: StoredSheet, query: SheetRequest) -> str:
-    """Return the sheet as a file, blank or filled with the scores applied so far and its judge's name."""
-    form = sheet_csv if query.format == "csv" else sheet_text
+    """Return the content of the sheet's file. A filled one has the scores applied so far and the name of its judge."""
+    to_text = sheet_csv if query.format == "csv" else sheet_text
     if not query.filled:
-        return form(stored.sheet)
-    return form(replace(stored.sheet, judge=stored.owner), stored.answers)
+        return to_text(stored.sheet)
+    return to_text(replace(stored.sheet, judge=stored.owner), stored.answers)
 
 
 def apply_file(
@@ -139,9 +149,9 @@ def apply_file(
     check: Callable[[SheetApplier], None] = lambda _applier: None,
     progress: Progress | None = None,
 ) -> ApplyResult | DuelApplyResult:
-    """Apply a filled sheet of tips or duels; `check` may refuse a sheet before anything is written.
+    """Apply a filled sheet of tips or duels. Raises SheetRefused with all problems of the file.
 
-    Raises SheetRefused with every problem of the file.
+    `check` is called before anything is written, and may raise to refuse a sheet of tips.
     """
     if raw.get("format") == DUELS:
         if accept is not None:
@@ -154,28 +164,29 @@ def apply_file(
 
 
 def focused(store: RunStore, experiment: Experiment, request: ExportRequest) -> tuple[ExportRequest, Focus]:
-    """Restrict a request to the cells that can separate the leader from the rows tied with it; return both.
+    """Return the request restricted to the cells that can separate the leader from the pairs tied with it.
 
-    Raises NotEnoughData if there are no such cells.
+    The second value describes these cells. Raises NotEnoughData if there are none.
     """
-    cells, board = _board(store, experiment)
-    found = None if board is None else focus(cells, board.ranking)
-    if found is None:
+    cells, board = _read_board(store, experiment)
+    selected = None if board is None else focus(cells, board.ranking)
+    if selected is None:
         raise NotEnoughData(
             f"focus needs judged cells, a leader with {TIED} pairs, and unjudged cells of these. "
             "See the leaderboard, or leave focus out to judge all pending cells."
         )
-    return replace(request, only=found.run_ids, first=found.scenarios, overlap=0.0), found
+    return replace(request, only=selected.run_ids, first=selected.scenarios, overlap=0.0), selected
 
 
 def duel_request(
     store: RunStore, experiment: Experiment, *, judge: str | None, limit: int | None = None, **options: Any
 ) -> DuelRequest:
-    """Return a request for duels between the leader and the ranked pairs tied with it; `options` are seed and suite.
+    """Return a request for duels between the leader and the ranked pairs tied with it.
 
-    Raises NotEnoughData if no pairs are tied; the message contains no pair, because judges read it.
+    `options` are `seed` and `suite`. Raises NotEnoughData if no pairs are tied. The message names no pair, because
+    judges read it.
     """
-    cells, board = _board(store, experiment)
+    cells, board = _read_board(store, experiment)
     if board is None or board.ranking.leader is None:
         raise NotEnoughData(
             f"{experiment.name[:200]} has no scores yet, or too few, so no pairs are {TIED}. "
@@ -194,17 +205,17 @@ def duel_request(
     return DuelRequest(runs, cells.rubric, judge, limit, **options)
 
 
-def _board(store: RunStore, experiment: Experiment) -> tuple[BoardCells, Leaderboard | None]:
-    """Return the cells and their board; the board is None until people have scored cells."""
+def _read_board(store: RunStore, experiment: Experiment) -> tuple[BoardCells, Leaderboard | None]:
+    """Return the cells and their leaderboard, which is None until people have scored cells."""
     cells = read_board(store, experiment.experiment_id, CellFilter())
-    return cells, None if cells.provisional else make_board(
-        experiment.name, cells, BoardOptions(design=read_design(experiment.tags))
-    )
+    if cells.provisional:
+        return cells, None
+    return cells, make_board(experiment.name, cells, BoardOptions(design=read_design(experiment.tags)))
 
 
 def refused_json(exc: SheetRefused, sheet: object = None) -> dict[str, Any]:
-    """Return a refused sheet in the form of `judge apply --json`; `sheet` is its id in the file, if any."""
+    """Return a refusal in the form of `judge apply --json`. `sheet` is the sheet's id as read from the file."""
     problems = [problem.to_json() for problem in exc.problems if isinstance(problem, Problem)]
     errors = problems or [{"item": None, "tip": None, "field": "sheet", "message": str(exc)}]
-    name = sheet if isinstance(sheet, str) and len(sheet) <= 64 else None
-    return {"sheet": name, "status": "refused", "applied": 0, "unfinished": 0, "errors": errors, "drift": None}
+    sheet_id = sheet if isinstance(sheet, str) and len(sheet) <= 64 else None
+    return {"sheet": sheet_id, "status": "refused", "applied": 0, "unfinished": 0, "errors": errors, "drift": None}

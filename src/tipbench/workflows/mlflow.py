@@ -1,4 +1,4 @@
-"""Opens MLflow for commands, panel and DAG tasks: the configured server, a running one, or a local one."""
+"""Opens MLflow for commands, panel and DAG tasks: the configured server, a running one, or the local one."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class MlflowLogin(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class MlflowAccess:
-    """The configured MLflow server with its login and its address for browsers; the home folder of the local one."""
+    """Configuration of access to MLflow: the server with its login, and the home folder of the local server."""
 
     home: Path
-    url: str | None = None
+    url: str | None = None  # of the configured server
     username: str | None = None
     password: str | None = None
     token: str | None = None
-    public_url: str | None = None
+    public_url: str | None = None  # address of the configured server for browsers
     host_header: str | None = None
 
     def find(self, url: str | None = None, *, report: Callable[[str], None]) -> Tracking:
-        """Return the server to read from, `url` or the configured one; starts the local one only if it has data.
+        """Return the server to read from: `url`, else the configured server, else a running or the local one.
 
-        Raises NotEnoughData if there is no server and nothing was ever recorded.
+        Starts the local server only if it has data. Raises NotEnoughData if there is no server and no data.
         """
         has_data = LocalMlflow(self.home).has_data()
         try:
@@ -60,10 +60,10 @@ class MlflowAccess:
         return TrackingStore(store, tracking.identity, tracking.how.removeprefix("MLflow at "), store.url, store.close)
 
     def login(self, url: str) -> MlflowLogin:
-        """Return the credentials and Host header for the MLflow at `url`: empty unless it is the configured server.
+        """Return the credentials and Host header for the MLflow at `url`; empty unless it is the configured server.
 
-        Requests over HTTP and Airflow runs may name another server, which must not receive the credentials. A user name
-        and password inside `url` are always sent. Without a configured server, the Host header is sent to any server.
+        Users of the API and of Airflow may name another server, which must not receive the credentials. A user name and
+        password inside `url` are always sent. Without a configured server, the Host header is sent to any server.
         """
         host = self.host_header
         if host and not (is_http_url(f"http://{host}") and urlsplit(f"http://{host}").netloc == host):
@@ -77,7 +77,10 @@ class MlflowAccess:
         return {"username": self.username, "password": self.password, "token": self.token, "host_header": host}
 
     def pages_of(self, url: str) -> str | None:
-        """Return the address of a server for browsers; None if it is the same. Raises UsageError if it is invalid."""
+        """Return the public address of the server at `url`, for browsers; None if it has no other address.
+
+        Raises UsageError if the public address is invalid.
+        """
         public = self.public_url
         if not public or not self._is_configured(url):
             return None
@@ -89,20 +92,21 @@ class MlflowAccess:
         return public
 
     def _is_configured(self, url: str) -> bool:
-        own = self.url or ""
-        return is_http_url(own) and is_http_url(url) and canonical_url(own) == canonical_url(url)
+        """Whether `url` is the address of the configured server."""
+        configured = self.url or ""
+        return is_http_url(configured) and is_http_url(url) and canonical_url(configured) == canonical_url(url)
 
     def open(self, url: str | None = None, *, report: Callable[[str], None]) -> TrackingStore:
         """Open the server to read from; see `find`."""
         return self.connect(self.find(url, report=report))
 
     def open_or_start(self, url: str | None = None, *, report: Callable[[str], None]) -> TrackingStore:
-        """Open the server to record to, `url` if given; starts the local one if no server is found."""
+        """Open the server to record to: `url` or a running server. If there is none, start the local one."""
         return self.connect(find_tracking(url, self.home, start=True, report=report))
 
 
 def existing_experiment(store: MlflowStore, name: str) -> Experiment:
-    """Return the experiment. Raises NotEnoughData if it does not exist."""
+    """Return the experiment with this name. Raises NotEnoughData if it does not exist."""
     experiment = store.experiment(name)
     if experiment is None:
         raise NotEnoughData(

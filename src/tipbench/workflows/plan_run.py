@@ -1,4 +1,4 @@
-"""The plan of a collect: cells still to generate, the differences it can detect, and the time to judge it."""
+"""Plans a collect: cells to generate, detectable differences, and the time that judging takes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from tipbench.record.plan_check import Plan, Recorded, read_recorded
 from tipbench.record.run import RunState
 from tipbench.text import duration, plural
 
-PAIRED_SD = 2.0  # standard deviation of composite differences over scenarios, as measured with small models
+PAIRED_SD = 2.0  # standard deviation over scenarios of the difference of two composites, measured with small models
 SECONDS_PER_TIP = 10.0  # to read a tip and score it on three scales
 
 
 def plan_run(
     config: CollectConfig, home: Path, opened: Callable[[], AbstractContextManager[TrackingStore]]
 ) -> tuple[Plan, list[str]]:
-    """Return the plan of a collect and its warnings; nothing is generated or written.
+    """Return the plan of a collect and its warnings, without generating or writing anything.
 
-    `opened` opens MLflow for reading. If MLflow is unavailable, the plan counts nothing as recorded and warns.
+    `opened` opens MLflow for reading. If MLflow is unavailable, no cell counts as recorded, and a warning is added.
     """
     warnings: list[str] = []
 
-    def recorded(suite: Suite) -> Recorded:
+    def load_recorded(suite: Suite) -> Recorded:
         try:
             with opened() as tracking:
                 folder = journal_folder(home, tracking.identity, config.experiment)
@@ -43,44 +43,45 @@ def plan_run(
                 if experiment is None:
                     return Recorded(journalled=journalled)
                 conditions = conditions_of(config, suite)
-                return replace(
-                    read_recorded(tracking.store, experiment.experiment_id, conditions), journalled=journalled
-                )
+                recorded = read_recorded(tracking.store, experiment.experiment_id, conditions)
+                return replace(recorded, journalled=journalled)
         except NotEnoughData:
             return Recorded()
         except (LocalServerError, MlflowUnavailable) as exc:
             warnings.append(f"{exc} The plan counts nothing as recorded.")
             return Recorded()
 
-    plan = dry_run(config, home, recorded, lambda model: free_memory(model, config))
+    plan = dry_run(config, home, load_recorded, lambda model: free_memory(model, config))
     return plan, warnings + plan.warnings
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """The smallest difference that the plan's scenarios detect with 80 % power, and the time that judging takes."""
+    """The differences that a plan can detect, and the time that judging it takes."""
 
     scenarios: int
     pairs: int  # without references
-    detectable: float | None  # in points of composite; None if these scenarios cannot decide
-    answers: int  # not judged yet
+    detectable: float | None  # smallest composite difference found with 80 % power; None if it cannot be estimated
+    answers: int  # answers to judge
     judging_s: float
-    composite_range: tuple[float, float]  # of the rubric
+    composite_range: tuple[float, float]  # lowest and highest composite of the rubric
 
     @property
     def text(self) -> str:
-        """The outlook in words."""
+        """The outlook as sentences."""
         scenarios = plural(self.scenarios, "scenario")
         if self.pairs < 2:
-            decides = "Fewer than two pairs of model and prompt cannot be ranked."
+            detectable_text = "Fewer than two pairs of model and prompt cannot be ranked."
         elif self.detectable is None:
-            decides = f"{scenarios} cannot decide; at least {MIN_SCENARIOS} are needed."
+            detectable_text = f"{scenarios} cannot decide; at least {MIN_SCENARIOS} are needed."
         else:
             low, high = self.composite_range
-            decides = f"{scenarios} find differences of about {self.detectable:.1f} in composite ({low:g} to {high:g})."
+            detectable_text = (
+                f"{scenarios} find differences of about {self.detectable:.1f} in composite ({low:g} to {high:g})."
+            )
         if not self.answers:
-            return decides
-        return f"{decides} Judging {plural(self.answers, 'answer')} takes about {duration(self.judging_s)}."
+            return detectable_text
+        return f"{detectable_text} Judging {plural(self.answers, 'answer')} takes about {duration(self.judging_s)}."
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for `plan --json` and the API."""
@@ -88,20 +89,21 @@ class Outlook:
 
 
 def plan_outlook(plan: Plan) -> Outlook:
-    """Estimate the outlook from typical values, because scores and the pace of judges are not known yet."""
-    cells = [each.cell for each in plan.cells]
+    """Return the outlook of a plan, estimated with PAIRED_SD and SECONDS_PER_TIP."""
+    cells = [planned.cell for planned in plan.cells]
     pairs = {(cell.model, cell.prompt) for cell in cells if engine_of(cell.model).kind == "model"}
     design = make_design((cell.scenario for cell in cells), plan.config.looks)
     scenarios = len(design.scenarios)
-    recorded = (plan.recorded.finished.get(each.key) for each in plan.cells)
-    judged = sum(run is not None and run.state == RunState.JUDGED for run in recorded)
+    detectable: float | None = None
+    if len(pairs) > 1:
+        detectable = smallest_detectable(PAIRED_SD, scenarios, comparisons=len(pairs) - 1, level=design.level)
+    recorded_runs = (plan.recorded.finished.get(planned.key) for planned in plan.cells)
+    judged = sum(run is not None and run.state == RunState.JUDGED for run in recorded_runs)
     answers = len(cells) - judged
     return Outlook(
         scenarios=scenarios,
         pairs=len(pairs),
-        detectable=smallest_detectable(PAIRED_SD, scenarios, comparisons=len(pairs) - 1, level=design.level)
-        if len(pairs) > 1
-        else None,
+        detectable=detectable,
         answers=answers,
         judging_s=answers * plan.config.n_tips * SECONDS_PER_TIP,
         composite_range=plan.suite.rubric.range,

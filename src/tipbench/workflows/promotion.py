@@ -1,4 +1,4 @@
-"""Promotions: check a candidate policy, make it the active one, undo that, and evaluate policies on the event log."""
+"""Promotions: check a candidate policy, make it active, undo a promotion, and evaluate policies on the event log."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MAX_CHECK_AGE_S = 7 * 86_400.0
 
 @contextmanager
 def switches_of(home: Path) -> Iterator[Switches]:
-    """Open the switches of the serve store; the server may run."""
+    """Open the switches of the policy server's store. The server may be running."""
     with closing(open_store(home)) as database:
         yield Switches(database)
 
@@ -62,44 +62,51 @@ def check_promotion(
     user: str = "",
     on_progress: Callable[[Simulation, float], None] | None = None,
 ) -> Verdict:
-    """Check all clauses and record the verdict, except with `quick`. The baseline is the active policy by default."""
+    """Check a candidate against a baseline, by default the active policy, and record the verdict.
+
+    With `simulation_only`, the clauses on the event log are not checked. With `quick`, they are not checked either, and
+    the verdict is not recorded.
+    """
     known_policy(candidate)
     with switches_of(home) as switches:
-        against = known_policy(baseline or switches.active()).name
-        if against == candidate:
+        baseline = known_policy(baseline or switches.active()).name
+        if baseline == candidate:
             raise UsageError(
                 f"{candidate} is the baseline too: there is nothing to compare. Choose another --baseline."
             )
-        clauses = simulation_clauses(candidate, against, size, priors=priors, on_progress=on_progress)
-        at = iso(time.time())
-        valid_for = versions(candidate, against, priors)
-        verdict = Verdict(candidate, against, clauses, simulation_only, size, at, valid_for, quick)
+        clauses = simulation_clauses(candidate, baseline, size, priors=priors, on_progress=on_progress)
+        checked_at = iso(time.time())
+        checked_versions = versions(candidate, baseline, priors)
+        verdict = Verdict(candidate, baseline, clauses, simulation_only, size, checked_at, checked_versions, quick)
         if not simulation_only and not quick:
-            logged, validity = _log_clauses(home, switches, candidate, against, priors)
-            verdict = replace(verdict, clauses=(*clauses, *logged), validity=validity)
+            log_clauses, validity = _check_log(home, switches, candidate, baseline, priors)
+            verdict = replace(verdict, clauses=(*clauses, *log_clauses), validity=validity)
         if not quick:
             switches.add_check(verdict.to_json(), user=user)
     return verdict
 
 
-def _log_clauses(
+def _check_log(
     home: Path, switches: Switches, candidate: str, baseline: str, priors: Sequence[Prior]
 ) -> tuple[tuple[Clause, Clause], tuple[dict[str, Any], ...]]:
-    prior = next((one for one in priors if one.policy == candidate), None)
+    """Return the clauses on logged decisions and on operations, and the validity of the judged scores."""
+    candidate_prior = next((prior for prior in priors if prior.policy == candidate), None)
     try:
-        replayed = replay_log(home, candidate, prior)
-        logs = log_clause(logged_decisions(replayed, baseline))
+        replayed = replay_log(home, candidate, candidate_prior)
+        decisions_clause = log_clause(logged_decisions(replayed, baseline))
     except NotEnoughData as exc:
-        replayed, logs = [], log_clause(None, str(exc))
+        replayed, decisions_clause = [], log_clause(None, str(exc))
     shadow = next((name for name, policy in SHADOWS.items() if policy == candidate), "")
     counts = switches.shadow_counts(shadow)
-    record = ShadowRecord(counts.calls, counts.calls - counts.dropped, counts.errors, _same_schema(home, baseline))
-    validity = tuple(asdict(one) for one in judge_validity(replayed, {}))
-    return (logs, operations_clause(record if counts.calls else None, shadow or candidate)), validity
+    is_current = _logged_by_current_version(home, baseline)
+    record = ShadowRecord(counts.calls, counts.calls - counts.dropped, counts.errors, is_current)
+    shadow_clause = operations_clause(record if counts.calls else None, shadow or candidate)
+    validity = tuple(asdict(scale_validity) for scale_validity in judge_validity(replayed, {}))
+    return (decisions_clause, shadow_clause), validity
 
 
-def _same_schema(home: Path, policy: str) -> bool:
-    """Return whether the newest logged decision of the policy was made by its current version."""
+def _logged_by_current_version(home: Path, policy: str) -> bool:
+    """Return whether the policy's current version made its newest logged decision; True if there is none."""
     with closing(open_store(home)) as database:
         query = "SELECT json_extract(body, '$.version') FROM log WHERE policy = ? AND kind = 'score' ORDER BY seq DESC"
         for (version,) in database.rows(f"{query} LIMIT 1", (policy,)):
@@ -108,14 +115,17 @@ def _same_schema(home: Path, policy: str) -> bool:
 
 
 def replay_log(home: Path, target: str, prior: Prior | None = None) -> list[ReplayedDecision]:
-    """Return the rewarded decisions of the log with the choices of `target`; raises NotEnoughData without a log."""
+    """Return the rewarded decisions of the log, each with the choice that `target` would have made.
+
+    Raises NotEnoughData if there is no log.
+    """
     with existing_log(home) as database:
         return replay(read_entries(database, kinds=("score", "reward", "reset")), known_policy(target), prior)
 
 
 @contextmanager
 def existing_log(home: Path) -> Iterator[Database]:
-    """Open the event log; the server may run. Raises NotEnoughData if there is none."""
+    """Open the event log. The server may be running. Raises NotEnoughData if there is no log."""
     if not store_exists(home):
         raise NotEnoughData(f"There is no event log in {home}. `tipbench serve` creates it.")
     with closing(open_store(home)) as database:
@@ -130,19 +140,19 @@ def evaluate_log(
     prior: Prior | None = None,
     scores: Mapping[str, Mapping[str, float]] | None = None,
 ) -> dict[str, Any]:
-    """Estimate a policy's value from the logged decisions of another, and how well judged scores predict completion.
+    """Estimate the value of `target` from the logged decisions of `logged_by`, by default the active policy.
 
-    The decisions are those of `logged_by`, by default the active policy. `scores` are by scale and tip id. Raises
-    NotEnoughData.
+    The result also contains how well judged scores predict that users complete a tip. `scores` are by scale and tip id.
+    Raises NotEnoughData if the log is missing or too small.
     """
     replayed = replay_log(home, target, prior)
     with switches_of(home) as switches:
-        logging = known_policy(logged_by or switches.active()).name
-    log = logged_decisions(replayed, logging)
+        logging_policy = known_policy(logged_by or switches.active()).name
+    log = logged_decisions(replayed, logging_policy)
     weights = weight_diagnostics(log)
     return {
         "policy": target,
-        "logged_by": logging,
+        "logged_by": logging_policy,
         "decisions": weights.decisions,
         "users": weights.mean.n,
         "logged_reward": clustered_mean(log.reward, log.user).to_json(),
@@ -154,24 +164,27 @@ def evaluate_log(
             "effective_sample": weights.effective,
             "plausible": weights.plausible,
         },
-        "validity": [asdict(one) for one in judge_validity(replayed, scores or {})],
+        "validity": [asdict(scale_validity) for scale_validity in judge_validity(replayed, scores or {})],
     }
 
 
 def fit_prior_from_log(home: Path, policy: str) -> FittedPrior:
-    """Fit a prior on the event log; raises NotEnoughData."""
+    """Fit a prior on the event log. Raises NotEnoughData if the log is missing or too small."""
     return fit_from_log(policy, replay_log(home, policy))
 
 
 def apply_promotion(home: Path, candidate: str, *, priors: Sequence[Prior] = (), user: str) -> Promotion:
-    """Make the candidate active; raises UsageError without a passed check of the same versions in the last 7 days."""
+    """Make the candidate active.
+
+    Raises UsageError unless the same versions have passed a check within MAX_CHECK_AGE_S.
+    """
     known_policy(candidate)
     with switches_of(home) as switches:
         active = switches.active()
         if active == candidate:
             raise UsageError(f"{candidate} is active already; there is nothing to apply.")
-        wanted = versions(candidate, active, priors)
-        check = switches.passed_check(candidate, active, wanted, max_age_s=MAX_CHECK_AGE_S)
+        current_versions = versions(candidate, active, priors)
+        check = switches.passed_check(candidate, active, current_versions, max_age_s=MAX_CHECK_AGE_S)
         if check is None:
             raise UsageError(
                 f"{candidate} has no passed check against {active}, the active policy, of the present versions and the "
@@ -181,11 +194,11 @@ def apply_promotion(home: Path, candidate: str, *, priors: Sequence[Prior] = (),
 
 
 def undo_promotion(home: Path, *, user: str) -> Promotion:
-    """Go back to the policy that was active before; raises UsageError if there is none."""
+    """Make the previously active policy active again. Raises UsageError if there is none."""
     with switches_of(home) as switches:
         return switches.undo(user=user)
 
 
 def promotion_json(row: Promotion) -> dict[str, Any]:
-    """Return a row of the record for the API and `--json`."""
+    """Return a promotion for the API and `--json`."""
     return {**vars(row), "at": iso(row.at), "user": row.user or None}

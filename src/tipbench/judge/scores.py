@@ -149,10 +149,10 @@ def _replaced_by(new: Judgement, *former: Judgement | None) -> list[Judgement | 
 
 
 def _shortened(history: Sequence[Judgement]) -> tuple[Judgement, ...]:
-    """Return the newest _MAX_REPLACED judgements of each sheet. Only the newest one, which may be restored, keeps notes.
+    """Return the newest _MAX_REPLACED judgements of each sheet. Only the newest one keeps its notes.
 
     Without a limit, each revision would make the cell's run slower to read and write. The time that another judge's
-    apply takes would then reveal which items are real answers.
+    apply takes would then reveal which items are real answers. The notes are kept for a judgement that is restored.
     """
     counts: Counter[str] = Counter()  # by sheet
     kept = []

@@ -122,7 +122,7 @@ def sheet_json(sheet: TipSheet, scores: Mapping[str, ItemScore] | None = None) -
     items = []
     for item in sheet.items:
         item_score = (scores or {}).get(item.id)
-        tip_scores = item_score.tips if item_score else [None] * len(item.tips)
+        tip_scores: Sequence[TipScore | None] = item_score.tips if item_score else [None] * len(item.tips)
         tips = [
             {
                 "tip": tip.tip,

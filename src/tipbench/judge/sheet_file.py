@@ -287,7 +287,6 @@ def _rows(text: str, separator: str, problems: list[Problem]) -> Iterator[_Row]:
         counts = Counter(filter(None, columns))
         missing = [name for name in _REQUIRED_COLUMNS if name not in counts]
         repeated = [shown_name(name) for name, count in counts.items() if count > 1]
-        once = "each column once; remove one of them"
         wrong_columns = [
             *(Problem(None, None, name, "no such column", "the column as exported", row=1) for name in missing),
             *(

@@ -31,13 +31,8 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _CLAUSE_END = re.compile(r"[,;()\[\]\n!?…]+|[.:](?!\d)|\s[-–—]+\s|[–—]")
 _CLAUSE_WORDS = frozenset({"and", "then", "so", "but", "or"})
 _QUOTES = str.maketrans({"’": "'", "‘": "'", "“": " ", "”": " ", '"': " ", "`": " "})
-_NOT_TEXT = {
-    "Cf": "",
-    "So": " ",
-    "Cs": " ",
-    "Co": " ",
-    "Cn": " ",
-}  # replacement of emoji and similar characters, by Unicode category
+# Replacements of emoji and similar characters, by Unicode category.
+_NOT_TEXT = {"Cf": "", "So": " ", "Cs": " ", "Co": " ", "Cn": " "}
 _HYPHENS = str.maketrans({"-": " ", "‐": " ", "‑": " "})
 _HOURS = {name: hour for hour, name in enumerate(HOUR_NAMES, start=1)}
 _ANY_HOUR = "|".join(HOUR_NAMES)

@@ -28,14 +28,8 @@ MAX_ROWS = 200_000
 _COLUMNS_BEFORE_SCORES = ("row", "item", "number", "scenario", "tip", "rationale")
 _COLUMNS_AFTER_SCORES = ("format_ok", "overlong", "note", "scenario_id", "sha256")
 _REQUIRED_COLUMNS = ("row", "item", "number", "tip", "rationale", "format_ok", "overlong", "sha256")
-_ABOUT = (
-    "format",
-    "sheet",
-    "experiment",
-    "judge",
-    "rubric id",
-    "rubric sha256",
-)  # values of "item" in the rows "about"
+# Values of the column "item" in the rows "about".
+_ABOUT = ("format", "sheet", "experiment", "judge", "rubric id", "rubric sha256")
 _SEPARATORS = ",;\t"
 _NUMBER_PUNCTUATION = r"\s.,:/%eE+\-"
 _UNSAFE_CELL = re.compile(
@@ -287,12 +281,10 @@ def _rows(text: str, separator: str, problems: list[Problem]) -> Iterator[_Row]:
         counts = Counter(filter(None, columns))
         missing = [name for name in _REQUIRED_COLUMNS if name not in counts]
         repeated = [shown_name(name) for name, count in counts.items() if count > 1]
+        once = "each column once; remove one of them"
         wrong_columns = [
             *(Problem(None, None, name, "no such column", "the column as exported", row=1) for name in missing),
-            *(
-                Problem(None, None, name, "it twice", "each column once; remove one of them", row=1)
-                for name in repeated
-            ),
+            *(Problem(None, None, name, "it twice", once, row=1) for name in repeated),
         ]
         if wrong_columns:
             raise refusal(wrong_columns)

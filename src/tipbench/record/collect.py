@@ -207,12 +207,12 @@ class Collector:
         """Supersede the cells that a concurrent collect, with another home folder, has recorded too."""
         since_ms = (self._started - _MAX_CLOCK_SKEW_S) * 1000
         experiment_id = self._experiment.experiment_id
-        with suppress(
-            MlflowUnavailable, MlflowError
-        ):  # not urgent: readers ignore twins, and the next collect supersedes them
+        # A failure is harmless: readers ignore twins, and the next collect supersedes them.
+        with suppress(MlflowUnavailable, MlflowError):
             collections = self._store.search(experiment_id, where={"kind": str(RunKind.COLLECTION)})
             others = [run for run in collections if run.tags.get(RECORD_TAG) != self._context.collection_id]
-            if any((run.end_ms or 0) > since_ms for run in others):
+            is_concurrent = any((run.end_ms or 0) > since_ms for run in others)
+            if is_concurrent:
                 conditions = conditions_of(self._plan.config, self._plan.suite)
                 recorded = read_recorded(self._store, experiment_id, conditions)
                 supersede_twins(self._store, self._experiment, recorded, self._observer)

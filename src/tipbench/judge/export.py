@@ -40,26 +40,26 @@ class ExportRequest:
 
     judge: str | None = None
     limit: int | None = None
-    overlap: float = 0.2  # target share of others' cells that this judge scores too
-    everything: bool = False  # also all cells that only others have scored
+    overlap: float = 0.2  # target share of the cells scored by others that this judge scores too
+    everything: bool = False  # also include all cells that only others have scored
     rejudge: bool = False
     seed: int | None = None
     suite: str | None = None
     provisional: bool = False
-    first: tuple[str, ...] = ()  # scenarios to take first, in this order; those of the design precede them
+    first: tuple[str, ...] = ()  # scenarios to select first, in this order, but after those of the design
     only: frozenset[str] | None = None  # runs that may be included; None for all
     without: frozenset[str] = frozenset()  # runs to exclude
 
 
 @dataclass(frozen=True)
 class ExportResult:
-    """A sheet stored in MLflow, ready to be sent to a judge, with counts of omitted and mismatched cells."""
+    """A sheet stored in MLflow, ready to be sent to a judge, with counts for warnings."""
 
     stored: StoredSheet
     unknown_scenarios: int = 0  # cells whose scenario is not (or no longer) in the suite
     older_rubric: int = 0  # cells judged under another rubric, skipped without --rejudge
-    other_conditions: int = 0  # cells on the sheet with other conditions than the newest cell; compare excludes them
-    added: int = 0  # cells added beyond the limit, in whole scenarios, so that enough control tips fit
+    other_conditions: int = 0  # cells whose conditions differ from the newest cell's; compare excludes them
+    added: int = 0  # cells beyond the limit, added so that the sheet has enough control tips
 
     @property
     def cells(self) -> int:
@@ -75,10 +75,10 @@ class ExportResult:
 def export_sheet(
     store: RunStore, experiment: Experiment, request: ExportRequest, cells: Sequence[JudgedCell] | None = None
 ) -> ExportResult:
-    """Create a sheet and store it in MLflow. `cells` is the result of `read_cells`, if already read.
+    """Create a sheet and store it in MLflow. Without `cells`, they are read with `read_cells`.
 
-    Raises NotEnoughData if there is nothing for this judge to score; with `rejudge`, after updating outdated floor
-    scores to the current rubric.
+    Raises NotEnoughData if there is nothing for this judge to score. With `rejudge`, outdated floor scores are updated
+    to the current rubric before it is raised.
     """
     if request.judge and not request.provisional:
         check_no_duels(store, experiment, request.judge)
@@ -87,50 +87,56 @@ def export_sheet(
         raise NotEnoughData(f"{experiment.name} has no answered cells yet. Run `tipbench collect` first.")
     material = combine_material(load_suites(cells, request.suite))
     rubric = material.rubric
-    known = {cell.run.run_id: cell for cell in cells if cell.scenario in material.cards}
-    unknown = len(cells) - len(known)
-    outdated = {
-        run_id for run_id, cell in known.items() if cell.run.tags.get("scores_rubric", rubric.tag) != rubric.tag
+    known_cells = {cell.run.run_id: cell for cell in cells if cell.scenario in material.cards}
+    n_unknown = len(cells) - len(known_cells)
+    outdated_runs = {
+        run_id for run_id, cell in known_cells.items() if cell.run.tags.get("scores_rubric", rubric.tag) != rubric.tag
     }
     seed = random.SystemRandom().randrange(2**63) if request.seed is None else request.seed
     candidates = [
         cell.candidate(_scored_by(cell, rubric.tag, request))
-        for run_id, cell in known.items()
+        for run_id, cell in known_cells.items()
         if not cell.floored and (request.only is None or run_id in request.only) and run_id not in request.without
     ]
     with_controls = {control.scenario for control in material.controls}
     rng = random.Random(seed)  # noqa: S311 - for shuffling, not a secret
     design = read_design(experiment.tags)
-    order = (*(design.scenarios if design else ()), *request.first)
-    chosen = choose_cells(candidates, request, with_controls, rng, order)
-    rescore = request.rejudge and not request.provisional
-    floors = tuple(run_id for run_id in known if rescore and known[run_id].floored and run_id in outdated)
+    first_scenarios = (*(design.scenarios if design else ()), *request.first)
+    chosen = choose_cells(candidates, request, with_controls, rng, first_scenarios)
+    outdated_floors: tuple[str, ...] = ()  # runs whose floor scores are updated to this rubric
+    if request.rejudge and not request.provisional:
+        outdated_floors = tuple(
+            run_id for run_id, cell in known_cells.items() if cell.floored and run_id in outdated_runs
+        )
     if not chosen:
         message = ""
-        if floors:
-            changed = update_floor_scores(store, floors, rubric, now_iso())
+        if outdated_floors:
+            changed = update_floor_scores(store, outdated_floors, rubric, now_iso())
             store.touch(experiment.experiment_id)
             message = f"{changed} answers without a usable tip were rescored under {rubric.id}. "
-        raise NotEnoughData(message + _nothing_pending_message(experiment.name, request, list(known.values()), unknown))
+        message += _nothing_pending_message(experiment.name, request, list(known_cells.values()), n_unknown)
+        raise NotEnoughData(message)
     sheet_id = uuid.uuid4().hex[:12]
-    history = _judge_history(store, experiment, request, rubric.tag, known.values())
+    history = _judge_history(store, experiment, request, rubric.tag, known_cells.values())
 
-    def compose_entries(cells: Sequence[Candidate]) -> tuple[SheetEntry, ...]:
-        cards = {cell.scenario: material.cards[known[cell.run_id].scenario] for cell in cells}
-        return compose(cells, cards, material.controls, rubric, history, sheet_id=sheet_id, rng=rng)
+    def compose_entries(selected: Sequence[Candidate]) -> tuple[SheetEntry, ...]:
+        cards = {cell.scenario: material.cards[known_cells[cell.run_id].scenario] for cell in selected}
+        return compose(selected, cards, material.controls, rubric, history, sheet_id=sheet_id, rng=rng)
 
     entries, added = compose_entries(chosen), 0
     if request.limit is not None and not request.provisional and _count_control_tips(entries) < MIN_CONTROLS:
-        same_order = random.Random(seed)  # noqa: S311
-        everything = choose_cells(candidates, replace(request, limit=None), with_controls, same_order, order)
-        taken, begun = {cell.run_id for cell in chosen}, {cell.scenario for cell in chosen}
-        remaining = _by_scenario(cell for cell in everything if cell.run_id not in taken)
-        larger = list(chosen)
-        for group in sorted(remaining, key=lambda group: group[0].scenario not in begun):
-            larger += group
-            more = compose_entries(larger)
-            if _count_control_tips(more) >= MIN_CONTROLS:
-                added, chosen, entries = len(larger) - len(chosen), larger, more
+        # Add scenarios, those already on the sheet first, until there is room for enough control tips.
+        same_rng = random.Random(seed)  # noqa: S311
+        without_limit = replace(request, limit=None)
+        all_cells = choose_cells(candidates, without_limit, with_controls, same_rng, first_scenarios)
+        chosen_runs, chosen_scenarios = {cell.run_id for cell in chosen}, {cell.scenario for cell in chosen}
+        remaining = _by_scenario(cell for cell in all_cells if cell.run_id not in chosen_runs)
+        extended = list(chosen)
+        for group in sorted(remaining, key=lambda group: group[0].scenario not in chosen_scenarios):
+            extended += group
+            extended_entries = compose_entries(extended)
+            if _count_control_tips(extended_entries) >= MIN_CONTROLS:
+                added, chosen, entries = len(extended) - len(chosen), extended, extended_entries
                 break
     items = tuple(entry.item for entry in entries)
     stored = StoredSheet(
@@ -139,17 +145,18 @@ def export_sheet(
         now_iso(),
         provisional=request.provisional,
         owner=request.judge,
-        refloor=floors,
+        refloor=outdated_floors,
         seed=seed,
     )
     run_id = record_sheet(store, experiment.experiment_id, stored)
     store.touch(experiment.experiment_id)
-    newest = max(known.values(), key=lambda cell: cell.run.start_ms).run.tags.get("conditions")
+    newest = max(known_cells.values(), key=lambda cell: cell.run.start_ms).run
+    conditions = newest.tags.get("conditions")
     return ExportResult(
         replace(stored, run_id=run_id),
-        unknown_scenarios=unknown,
-        older_rubric=0 if request.rejudge else len(outdated),
-        other_conditions=sum(known[cell.run_id].run.tags.get("conditions") != newest for cell in chosen),
+        unknown_scenarios=n_unknown,
+        older_rubric=0 if request.rejudge else len(outdated_runs),
+        other_conditions=sum(known_cells[cell.run_id].run.tags.get("conditions") != conditions for cell in chosen),
         added=added,
     )
 
@@ -161,34 +168,36 @@ def choose_cells(
     rng: random.Random,
     first: Sequence[str] = (),
 ) -> list[Candidate]:
-    """Select the cells of a sheet, scenario by scenario; the scenarios in `first` take precedence.
+    """Select the cells of a sheet, scenario by scenario, beginning with the scenarios in `first`.
 
     Without a judge's name, only unscored cells are selected.
     """
-    known = sorted(candidates, key=lambda cell: cell.run_id)
-    order = _scenario_order(known, request.judge, with_controls, rng, first)
-    unscored = [cell for cell in known if not cell.scored_by]
-    by_others = [cell for cell in known if request.judge and cell.scored_by - {request.judge}]
+    cells = sorted(candidates, key=lambda cell: cell.run_id)
+    order = _scenario_order(cells, request.judge, with_controls, rng, first)
+    unscored = [cell for cell in cells if not cell.scored_by]
+    by_others = [cell for cell in cells if request.judge and cell.scored_by - {request.judge}]
     only_by_others = [cell for cell in by_others if request.judge not in cell.scored_by]
     if request.everything or request.provisional:
         return _take_scenarios(_by_scenario([*unscored, *only_by_others], order), request.limit, rng)
-    groups = _by_scenario(unscored, order)
+    unscored_groups = _by_scenario(unscored, order)
     scored_by_both = len(by_others) - len(only_by_others)
-    wanted = _rounded_up(request.overlap * len(by_others)) - scored_by_both
-    shared: list[list[Candidate]] = []  # the fewest leading scenarios that contain the wanted number of cells
+    overlap_missing = _rounded_up(request.overlap * len(by_others)) - scored_by_both
+    # Take as many scenarios scored by others, in order, as the missing overlap needs.
+    shared_groups: list[list[Candidate]] = []
     for group in _by_scenario(only_by_others, order):
-        if sum(map(len, shared)) < wanted:
-            shared.append(group)
+        if sum(map(len, shared_groups)) < overlap_missing:
+            shared_groups.append(group)
     if request.limit is None:
-        return _take_scenarios(groups, None, rng) + _take_scenarios(shared, None, rng)
-    n_shared = sum(map(len, shared))
+        return _take_scenarios(unscored_groups, None, rng) + _take_scenarios(shared_groups, None, rng)
+    n_shared = sum(map(len, shared_groups))
     min_unscored = _rounded_up(request.limit / (1 + request.overlap))
     n_unscored = min(len(unscored), max(min_unscored, request.limit - n_shared))
-    return _take_scenarios(groups, n_unscored, rng) + _take_scenarios(shared, request.limit - n_unscored, rng)
+    shared_limit = request.limit - n_unscored
+    return _take_scenarios(unscored_groups, n_unscored, rng) + _take_scenarios(shared_groups, shared_limit, rng)
 
 
 def _scenario_order(
-    known: Sequence[Candidate],
+    cells: Sequence[Candidate],
     judge: str | None,
     with_controls: Collection[str],
     rng: random.Random,
@@ -196,20 +205,24 @@ def _scenario_order(
 ) -> list[str]:
     """Return the scenarios in order: those of `first`, then those with controls, then the others.
 
-    Among equals, scenarios that this judge has begun come first, and those that only others have begun come last.
+    Within each group, scenarios that this judge has begun come first. Those that only others have begun come last.
     """
-    priority = {scenario: first.index(scenario) for scenario in first}
-    begun_by_judge = {cell.scenario for cell in known if judge in cell.scored_by}
-    begun = {cell.scenario for cell in known if cell.scored_by}
-    scenarios = sorted({cell.scenario for cell in known})
+    position = {scenario: first.index(scenario) for scenario in first}
+    begun_by_judge = {cell.scenario for cell in cells if judge in cell.scored_by}
+    begun = {cell.scenario for cell in cells if cell.scored_by}
+    scenarios = sorted({cell.scenario for cell in cells})
     rng.shuffle(scenarios)
 
-    def rank(scenario: str) -> tuple[int, bool, int]:
-        begun_by_others = scenario in begun and scenario not in begun_by_judge
-        progress = 0 if scenario in begun_by_judge else 2 if begun_by_others else 1
-        return priority.get(scenario, len(first)), scenario not in with_controls, progress
+    def sort_key(scenario: str) -> tuple[int, bool, bool, bool]:
+        begun_only_by_others = scenario in begun and scenario not in begun_by_judge
+        return (
+            position.get(scenario, len(first)),
+            scenario not in with_controls,
+            begun_only_by_others,
+            scenario not in begun_by_judge,
+        )
 
-    return sorted(scenarios, key=rank)
+    return sorted(scenarios, key=sort_key)
 
 
 def _by_scenario(cells: Iterable[Candidate], order: Sequence[str] = ()) -> list[list[Candidate]]:
@@ -220,12 +233,12 @@ def _by_scenario(cells: Iterable[Candidate], order: Sequence[str] = ()) -> list[
 
 
 def _take_scenarios(groups: Sequence[list[Candidate]], limit: int | None, rng: random.Random) -> list[Candidate]:
-    """Return whole scenarios while they fit the limit, then a sample of the next."""
+    """Return the cells of whole scenarios up to the limit; of the last scenario, a random sample that fits."""
     chosen: list[Candidate] = []
     for group in groups:
-        room = len(group) if limit is None else limit - len(chosen)
-        if len(group) > room:
-            group = sorted(rng.sample(group, max(0, room)), key=lambda cell: cell.run_id)  # noqa: PLW2901
+        remaining = len(group) if limit is None else limit - len(chosen)
+        if len(group) > remaining:
+            group = sorted(rng.sample(group, max(0, remaining)), key=lambda cell: cell.run_id)  # noqa: PLW2901
         chosen += group
     return chosen
 
@@ -242,14 +255,14 @@ def _judge_history(
     shown = controls_shown_to(store, judge) if judge else []
     if request.provisional:
         return JudgeHistory(judge, shown)
-    judgements = [(cell, cell.scores.judges.get(judge) if judge else None) for cell in cells]
-    found = stored_sheets(store, experiment.experiment_id, experiment.name)
-    return JudgeHistory(
-        judge,
-        shown,
-        scored=[cell.candidate(frozenset()) for cell, before in judgements if before and before.rubric == rubric],
-        sheets=[each for each in found if not each.provisional and each.sheet.rubric.tag == rubric][::-1],
-    )
+    scored = []
+    for cell in cells:
+        judgement = cell.scores.judges.get(judge) if judge else None
+        if judgement and judgement.rubric == rubric:
+            scored.append(cell.candidate(frozenset()))
+    newest_first = stored_sheets(store, experiment.experiment_id, experiment.name)
+    sheets = [stored for stored in newest_first if not stored.provisional and stored.sheet.rubric.tag == rubric]
+    return JudgeHistory(judge, shown, scored=scored, sheets=sheets[::-1])
 
 
 def _count_control_tips(entries: Iterable[SheetEntry]) -> int:
@@ -257,27 +270,33 @@ def _count_control_tips(entries: Iterable[SheetEntry]) -> int:
 
 
 def _scored_by(cell: JudgedCell, rubric: str, request: ExportRequest) -> frozenset[str]:
-    """Return the judges who have scored the cell, without other judges whose scores are held."""
-    given = list((cell.scores.provisional if request.provisional else cell.scores.judges).values())
-    if not request.provisional:
-        given += [held for name, held in cell.scores.held.items() if name == request.judge]
+    """Return the judges who have scored the cell. Held scores are included only for the judge of the request."""
+    if request.provisional:
+        judgements = list(cell.scores.provisional.values())
+    else:
+        held = [judgement for name, judgement in cell.scores.held.items() if name == request.judge]
+        judgements = [*cell.scores.judges.values(), *held]
     any_rubric = not (request.rejudge or request.provisional)
-    return frozenset(judgement.judge for judgement in given if any_rubric or judgement.rubric == rubric)
+    return frozenset(judgement.judge for judgement in judgements if any_rubric or judgement.rubric == rubric)
 
 
-def _nothing_pending_message(name: str, request: ExportRequest, known: Sequence[JudgedCell], unknown: int) -> str:
-    who = f"for {request.judge}" if request.judge else "for a judge"
-    if not known and unknown:
+def _nothing_pending_message(
+    experiment: str, request: ExportRequest, cells: Sequence[JudgedCell], n_unknown: int
+) -> str:
+    for_judge = f"for {request.judge}" if request.judge else "for a judge"
+    if not cells and n_unknown:
         return (
-            f"None of the {unknown} cells of {name} belongs to a scenario of the current suite. "
+            f"None of the {n_unknown} cells of {experiment} belongs to a scenario of the current suite. "
             "Pass the suite they were collected with (--suite)."
         )
-    if held := 0 if request.provisional else sum(request.judge in cell.scores.held for cell in known):
+    if not request.provisional and (held := sum(request.judge in cell.scores.held for cell in cells)):
         return (
-            f"Nothing in {name} is pending {who} except {held} answers whose scores are held: revise their sheet "
-            "and apply it again, or accept the drift. `tipbench judge status` names the sheet."
+            f"Nothing in {experiment} is pending {for_judge} except {held} answers whose scores are held: revise "
+            "their sheet and apply it again, or accept the drift. `tipbench judge status` names the sheet."
         )
-    nothing = f"Nothing in {name} is pending {who}: all {len(known)} answers are scored or have no usable tip."
+    message = (
+        f"Nothing in {experiment} is pending {for_judge}: all {len(cells)} answers are scored or have no usable tip."
+    )
     if request.provisional:
-        return nothing
-    return f"{nothing} `--all` includes answers scored by others, `--rejudge` those scored under another rubric."
+        return message
+    return f"{message} `--all` includes answers scored by others, `--rejudge` those scored under another rubric."

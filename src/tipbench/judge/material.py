@@ -1,4 +1,4 @@
-"""Recorded cells with their answers and scores, and the cards, rubric and controls of their suites."""
+"""Material for judging: recorded cells with tips and scores, and the cards, rubric and controls of their suites."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Material:
 
 @dataclass(frozen=True)
 class JudgedCell:
-    """A recorded cell with its texts; scores and tips are parsed when they are needed."""
+    """A recorded cell with its stored texts. Scores and tips are parsed on first access."""
 
     run: StoredRun
     texts: Mapping[str, str]
@@ -55,19 +55,20 @@ class JudgedCell:
 
     @cached_property
     def tips(self) -> tuple[Tip, ...]:
-        """The first n_tips, which are judged. Raises CorruptText."""
+        """The tips to judge: the first `n_tips` of the answer. Raises CorruptText."""
         try:
-            listed = json.loads(self.texts.get(CANDIDATES, "[]"))[: self._n_tips]
-            return tuple(Tip(str(tip["tip"]), str(tip["rationale"])) for tip in listed)
+            raw_tips = json.loads(self.texts.get(CANDIDATES, "[]"))[: self._n_tips]
+            return tuple(Tip(str(raw["tip"]), str(raw["rationale"])) for raw in raw_tips)
         except (ValueError, KeyError, TypeError) as exc:
             message = f"The text {CANDIDATES} of run {self.run.run_id} has an unexpected format ({exc})."
             raise CorruptText(message) from exc
 
     @cached_property
     def format_ok(self) -> bool:
-        """Whether the answer has the requested format, as computed, ignoring judges' corrections."""
+        """Whether the answer has the requested format, as computed from its text and not as corrected by judges."""
         judged = self.scores.judges or self.scores.held or self.scores.history
-        if judged and RAW in self.texts:  # the metric is the judges' mean, which must not be shown to the next judge
+        # After judging, the metric is the judges' mean, which must not be shown to the next judge.
+        if judged and RAW in self.texts:
             return parse_answer(self.texts[RAW], self._n_tips).format_ok
         return self.run.metrics.get("format_ok") == 1.0
 
@@ -77,6 +78,7 @@ class JudgedCell:
 
     @property
     def scenario(self) -> tuple[str, str]:
+        """The scenario's id and content hash."""
         return self.run.params.get("scenario", ""), self.run.tags.get("scenario_hash", "")
 
     @property
@@ -84,7 +86,7 @@ class JudgedCell:
         return self.run.tags.get("floored") == "true"
 
     def candidate(self, scored_by: frozenset[str]) -> Candidate:
-        """Return the cell as a candidate for selection."""
+        """Return the cell as a candidate for a sheet."""
         return Candidate(self.run.run_id, self.scenario[0], self.tips, self.format_ok, scored_by)
 
 
@@ -104,28 +106,28 @@ def combine_material(suites: Sequence[Suite]) -> Material:
 
 
 def load_suites(cells: Sequence[JudgedCell], name: str | None) -> list[Suite]:
-    """Load the suite of this name or folder, or without one those that the cells were collected with."""
+    """Load the suite `name`, which may be a folder. If it is None, load the suites the cells were collected with."""
     if name is not None:
         return [load_suite(name)]
     names = sorted({cell.run.params.get("suite", "") for cell in cells})
-    listed = ", ".join(repr(name) for name in names)
+    quoted_names = ", ".join(repr(name) for name in names)
     try:
         return [load_suite(name) for name in names]
     except SuiteError as exc:
         raise UsageError(
-            f"The cells were collected with the suite {listed}, which is not built in. "
+            f"The cells were collected with the suite {quoted_names}, which is not built in. "
             f"Pass its folder with --suite ({exc.reason})"
         ) from exc
 
 
 def read_cells(store: RunStore, experiment_id: str) -> list[JudgedCell]:
-    """Return the answered cells of an experiment with tips and scores, without superseded, twin and stale runs."""
+    """Return the answered cells of an experiment. Superseded, twin and stale runs are excluded."""
     where = {"kind": str(RunKind.CELL)}
-    found = [
+    answered = [
         (run, texts)
         for run, texts in store.read(experiment_id, where=where, texts=(CANDIDATES, SCORES, RAW))
         if run.tags.get("superseded") != "true" and run.state != RunState.FAILED
     ]
-    runs = [run for run, _ in found]
-    left_out = stale_runs(runs) | twin_runs(runs)
-    return [JudgedCell(run, texts) for run, texts in found if run.run_id not in left_out]
+    runs = [run for run, _ in answered]
+    excluded = stale_runs(runs) | twin_runs(runs)
+    return [JudgedCell(run, texts) for run, texts in answered if run.run_id not in excluded]

@@ -41,9 +41,12 @@ from tipbench.text import plural
 
 MAX_TIPS = 8  # per question
 _MAX_ANCHORS = 6
-_SYSTEM_SHARE = 0.6  # maximum share of the context; card, tips and answer need room too
-_BYTES_PER_TOKEN = 3.0  # lower than for any tokenizer on ordinary text, so that token counts are overestimated
-_TOKENS_PER_ANSWER, _TOKENS_PER_TIP, _TOKENS_PER_SCORE = 32, 16, 24  # allowing for whitespace
+_MAX_SYSTEM_SHARE = 0.6  # of the context; the rest is for card, tips and answer
+_BYTES_PER_TOKEN = 3.0  # low, so that token counts are overestimated
+# Parts of an answer's token limit. They allow for whitespace.
+_TOKENS_PER_ANSWER = 32
+_TOKENS_PER_TIP = 16
+_TOKENS_PER_SCORE = 24
 
 _TASK = (
     "You score short productivity tips. You are given a person's card and a numbered list of tips written for that "
@@ -64,46 +67,46 @@ class Question:
 
 
 def system_prompt(rubric: Rubric, num_ctx: int) -> str:
-    """Build the system prompt: scales, rubric text, and as many anchors, spread over the range, as fit."""
-    room = int(_SYSTEM_SHARE * num_ctx)
+    """Build the system prompt: the task, the scales, the rubric's text and as many anchors as fit."""
+    max_tokens = int(_MAX_SYSTEM_SHARE * num_ctx)
     prompt = _TASK.format(keys=", ".join(rubric.scale_names))
     for scale in rubric.scales:
         steps = "\n".join(f"{value} = {step}" for value, step in enumerate(scale.steps, scale.min))
         prompt += f"\n\n{scale.name} ({scale.min} to {scale.max}): {scale.about}\n{steps}"
-    if tokens(prompt) > room:
+    if tokens(prompt) > max_tokens:
         raise UsageError(
             f"The scales of rubric {rubric.id} need about {tokens(prompt)} tokens; a context of {num_ctx} has room for "
-            f"{room}. Raise num_ctx, or judge with another judge."
+            f"{max_tokens}. Raise num_ctx, or judge with another judge."
         )
     prose = rubric.text.split(f"\n{FENCE}", 1)[-1].strip() if rubric.text.startswith(FENCE) else ""
     for part in (prose, *_example_texts(rubric)):
-        if part and tokens(longer := f"{prompt}\n\n{part}") <= room:
-            prompt = longer
+        if part and tokens(extended := f"{prompt}\n\n{part}") <= max_tokens:
+            prompt = extended
     return prompt
 
 
 def questions(item: Item, rubric: Rubric, system: str, num_ctx: int) -> list[Question] | str:
-    """Split the item's tips into as few questions as fit the context; return the reason if that is impossible."""
+    """Split the item's tips into as few questions as fit the context. Return the reason if one tip does not fit."""
     if not item.tips:
         return "it has no tips"
     card = json.dumps(item.scenario, ensure_ascii=False)
-    prompts: list[Question] = []
-    first = 0
+    result: list[Question] = []
+    first = 0  # index of the next question's first tip
+    available = num_ctx - tokens(system)
     while first < len(item.tips):
-        room = num_ctx - tokens(system)
-        for size in range(min(MAX_TIPS, len(item.tips) - first), 0, -1):
-            question = _question(card, [tip.tip for tip in item.tips[first : first + size]], rubric)
-            if tokens(question.user) + question.num_predict < room:
+        for n_tips in range(min(MAX_TIPS, len(item.tips) - first), 0, -1):
+            question = _question(card, [tip.tip for tip in item.tips[first : first + n_tips]], rubric)
+            if tokens(question.user) + question.num_predict < available:
                 break
         else:
             return f"tip {first + 1} does not fit a context of {num_ctx} tokens with the rubric and the card"
-        prompts.append(question)
-        first += size
-    return prompts
+        result.append(question)
+        first += n_tips
+    return result
 
 
 def read_answer(text: str, rubric: Rubric, n_tips: int) -> list[dict[str, int]] | str:
-    """Parse the scores of each tip; return the reason if the answer is invalid."""
+    """Parse an answer into the scores of each tip. Return the reason if it is invalid."""
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError):
@@ -144,40 +147,45 @@ def _question(card: str, tips: Sequence[str], rubric: Rubric) -> Question:
 
 
 def _escape_tags(text: str) -> str:
-    """Escape angle brackets, so that JSON cannot close the prompt's tags, and lone surrogates, which UTF-8 forbids."""
-    plain = text.replace("<", "\\u003c").replace(">", "\\u003e")
-    return "".join(char if not "\ud800" <= char <= "\udfff" else f"\\u{ord(char):04x}" for char in plain)
+    """Escape angle brackets and lone surrogates in JSON.
+
+    An angle bracket could close the prompt's tags. A lone surrogate cannot be encoded as UTF-8.
+    """
+    return "".join(f"\\u{ord(char):04x}" if char in "<>" or "\ud800" <= char <= "\udfff" else char for char in text)
 
 
 def _example_texts(rubric: Rubric) -> list[str]:
-    """Return up to _MAX_ANCHORS anchors, extremes first, so that both ends of the range fit a small context."""
+    """Return up to _MAX_ANCHORS anchors, spread over the range of composites.
+
+    The extremes come first, so that even a small context has both ends of the range.
+    """
     ranked = sorted(rubric.anchors, key=lambda anchor: rubric.composite(anchor.scores, format_ok=True, overlong=False))
     count = min(_MAX_ANCHORS, len(ranked))
     spread = [ranked[round(i * (len(ranked) - 1) / max(1, count - 1))] for i in range(count)]
-    ordered = sorted(range(count), key=lambda i: -abs(i - (count - 1) / 2))
+    extremes_first = sorted(range(count), key=lambda i: -abs(i - (count - 1) / 2))
     texts = []
-    for anchor in (spread[i] for i in ordered):
+    for anchor in (spread[i] for i in extremes_first):
         scores = json.dumps({name: anchor.scores[name] for name in rubric.scale_names})
         tip = json.dumps(anchor.tip, ensure_ascii=False)
         texts.append(f"Example ({anchor.scenario}): {tip}\n{scores} {anchor.why}")
     return texts
 
 
-# No repeat penalty: two tips may have the same scores.
+# No repeat penalty, since tips with equal scores are common.
 _SAMPLING: dict[str, float | int] = {"top_k": 40, "top_p": 1.0, "min_p": 0, "repeat_penalty": 1.0}
-_TRIES = ((0.0, 0), (0.3, 1))  # temperature and seed offset; at temperature 0 the seed has no effect
+_ATTEMPTS = ((0.0, 0), (0.3, 1))  # (temperature, seed offset) of each; at temperature 0 the seed has no effect
 _MODEL_UNUSABLE = (FailureKind.MISSING_MODEL, FailureKind.NOT_LOCAL)  # no item can be scored
 _NOT_RETRIED = (*_MODEL_UNUSABLE, FailureKind.PROMPT_TOO_LONG, FailureKind.REJECTED)  # would fail again
 _MAX_LOAD_FAILURES = 3
 _MAX_CRASHES = 10  # of the server during one request
 _MAX_RELEASE_ATTEMPTS = 3
 _MAX_REASON = 300  # characters
-# A request must have a scenario, for engines without a language model; the judge's prompts contain the card instead.
+# A placeholder: only engines without a language model read the request's scenario.
 _NO_SCENARIO = Scenario(Persona("", "", "", "", (), (), ()), Slot("", "", time()), date.min)
 
 
 class ModelJudge:
-    """Fills sheets with a model's scores. Created by `open_model_judge`, which holds the lock on the server."""
+    """Fills sheets with a model's scores. Use `open_model_judge` to create one: it also locks the server."""
 
     provisional = True
 
@@ -191,7 +199,7 @@ class ModelJudge:
         self._load_failures = 0
 
     def fill(self, sheet: TipSheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
-        """Score the items one by one; the model is unloaded once the iterator is exhausted."""
+        """Score the items one by one. The model is unloaded when the iterator is exhausted."""
         if not sheet.items:
             return
         system = system_prompt(sheet.rubric, self._config.num_ctx)
@@ -224,7 +232,7 @@ class ModelJudge:
 
     @contextmanager
     def _loaded(self, pause: Pause, report: Callable[[str], None]) -> Iterator[None]:
-        """Load the model and unload it at the end, in the same sequence as a collect."""
+        """Load the model on entry and unload it on exit, as a collect does."""
         pause.until_alive(self._engine)
         self._engine.prepare(self._facts)
         self._in_use = True
@@ -246,11 +254,11 @@ class ModelJudge:
     def _score(self, item: Item, rubric: Rubric, system: str, pause: Pause, *, last: bool) -> ItemScore | str:
         """Return the item's scores, or the reason why there are none."""
         config = self._config
-        prompts = questions(item, rubric, system, config.num_ctx)
-        if isinstance(prompts, str):
-            return prompts
+        item_questions = questions(item, rubric, system, config.num_ctx)
+        if isinstance(item_questions, str):
+            return item_questions
         scores: list[dict[str, int]] = []
-        for question in prompts:
+        for question in item_questions:
             request = GenerationRequest(
                 model=self._facts.model,
                 system=system,
@@ -259,7 +267,7 @@ class ModelJudge:
                 n_tips=question.n_tips,
                 options={**_SAMPLING, "num_ctx": config.num_ctx, "num_predict": question.num_predict},
                 timeout_s=config.timeout_s,
-                last=last and question is prompts[-1],
+                last=last and question is item_questions[-1],
                 thinking=self._facts.thinking,
                 answer_schema=question.answer_schema,
             )
@@ -267,14 +275,14 @@ class ModelJudge:
             if isinstance(answer, str):
                 return answer
             scores += answer
-        tips = zip(item.tips, scores, strict=True)
-        return ItemScore(item.id, item.format_ok, tuple(TipScore(given, tip.overlong) for tip, given in tips))
+        tip_scores = [TipScore(by_scale, tip.overlong) for tip, by_scale in zip(item.tips, scores, strict=True)]
+        return ItemScore(item.id, item.format_ok, tuple(tip_scores))
 
     def _request_scores(self, request: GenerationRequest, rubric: Rubric, pause: Pause) -> list[dict[str, int]] | str:
-        """Return the scores or the reason for failure; retry an invalid answer once, with another seed."""
+        """Return the scores of each tip, or the reason for failure. Retries most failures once, with another seed."""
         reason = ""
-        for temperature, shift in _TRIES:
-            options = {**request.options, "temperature": temperature, "seed": (self._config.seed + shift) % 2**31}
+        for temperature, seed_offset in _ATTEMPTS:
+            options = {**request.options, "temperature": temperature, "seed": (self._config.seed + seed_offset) % 2**31}
             result = self._complete(replace(request, options=options), pause)
             if isinstance(result, EngineFailure):
                 reason = f"{result.kind}: {result.reason}"
@@ -298,7 +306,7 @@ class ModelJudge:
         return reason
 
     def _complete(self, request: GenerationRequest, pause: Pause) -> Completion | EngineFailure:
-        """Send the request; wait for an unavailable server, then raise ServerUnavailable."""
+        """Send the request, again after each server crash. Raises ServerUnavailable if the server does not return."""
         result = self._engine.complete(request)
         for _ in range(_MAX_CRASHES):
             if not isinstance(result, EngineFailure) or result.kind is not FailureKind.SERVER_GONE:
@@ -319,11 +327,11 @@ def open_model_judge(
 ) -> Iterator[ModelJudge]:
     """Open the judge `ollama:MODEL`: check the size limit, lock the server and verify that its memory is empty.
 
-    `settings` are other collect settings that apply here: max_model_b, num_ctx, timeout_s, server_wait_s, seed, evict,
-    wait, allow_unknown_size. Raises LockHeld while a collect uses the server, ServerUnavailable if that is unavailable.
+    `settings` are the collect settings that also apply to a judge: max_model_b, num_ctx, timeout_s, server_wait_s,
+    seed, evict, wait, allow_unknown_size. Raises LockHeld while a collect uses the server, and ServerUnavailable.
     """
+    # num_predict only has to be valid for any num_ctx: each question sets its own limit.
     config = make_config({"num_predict": 1, "ollama_url": ollama_url, **settings, "models": model})
-    # num_predict is unused: each question sets its own limit.
     if config.model_names != (model,) or engine_of(model).server is None:
         raise UsageError(
             f"The judge must be one model of the Ollama server, such as ollama:qwen2.5:1.5b (got {model[:80]!r})."
@@ -335,7 +343,7 @@ def open_model_judge(
         facts = _check_model(engine, config)
         for lock in locks.values():
             if lock.acquire(wait=config.wait, report=report):
-                facts = _check_model(engine, config)  # it may have changed while waiting for the lock
+                facts = _check_model(engine, config)  # the model may have changed during the wait
             stack.callback(lock.release)
         needed = memory_needed(facts, num_ctx=config.num_ctx)
         if warning := memory_warning(facts, needed, free_memory(model, config)):

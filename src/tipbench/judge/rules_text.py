@@ -1,4 +1,4 @@
-"""Text parsing for the rules judge: tips into words and clauses, cards into hooks. English only."""
+"""Text parsing for the rules judge: splits tips into words and clauses, and cards into hooks. English only."""
 
 from __future__ import annotations
 
@@ -16,30 +16,33 @@ from typing import Any
 _LISTS = tomllib.loads(files(__package__).joinpath("rules_words.toml").read_text("utf-8"))
 WORDS: Mapping[str, frozenset[str]] = {name: frozenset(text.split()) for name, text in _LISTS["words"].items()}
 PHRASES: Mapping[str, tuple[str, ...]] = {name: tuple(phrases) for name, phrases in _LISTS["phrases"].items()}
-# Groups of related words: a preference that has one of them also matches the others.
+# Groups of related words. A preference that contains one word of a group matches all of them.
 FAMILIES = tuple(frozenset(str(text).split()) for text in _LISTS["families"].values())
+# First and last hour of each part of the day.
 DAYPARTS: Mapping[str, tuple[int, int]] = {name: (first, last) for name, (first, last) in _LISTS["dayparts"].items()}
 INSTRUCTION_VERBS = WORDS["step_verbs"] | WORDS["action_verbs"] | WORDS["vague_verbs"] | WORDS["pep_verbs"]
 HOUR_NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
-MAX_TIP_LENGTH = 4000  # characters of a tip that are parsed, a hundred times the usual length
-MIN_TASK_WEIGHT = 1.5  # of the words that name a task; a proper name that only the title has is enough by itself
-_MAX_CARD_TEXT = 2000  # characters of each text of a card that are parsed
+MAX_TIP_LENGTH = 4000  # characters; the rest of a tip is not parsed
+MIN_TASK_WEIGHT = 1.5  # total weight of the words by which a tip names a task
+_MAX_CARD_TEXT = 2000  # characters; the rest of each text of a card is not parsed
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _CLAUSE_END = re.compile(r"[,;()\[\]\n!?…]+|[.:](?!\d)|\s[-–—]+\s|[–—]")
 _CLAUSE_WORDS = frozenset({"and", "then", "so", "but", "or"})
 _QUOTES = str.maketrans({"’": "'", "‘": "'", "“": " ", "”": " ", '"': " ", "`": " "})
-_NOT_TEXT = {"Cf": "", "So": " ", "Cs": " ", "Co": " ", "Cn": " "}  # replacements of other characters, by category
+# Replacements of emoji and similar characters, by Unicode category.
+_NOT_TEXT = {"Cf": "", "So": " ", "Cs": " ", "Co": " ", "Cn": " "}
 _HYPHENS = str.maketrans({"-": " ", "‐": " ", "‑": " "})
-_NUMBERS = {word: number for number, word in enumerate(HOUR_NAMES, start=1)}
-_HOUR_WORDS = "|".join(_NUMBERS)
+_HOURS = {name: hour for hour, name in enumerate(HOUR_NAMES, start=1)}
+_ANY_HOUR = "|".join(HOUR_NAMES)
 _CLOCK = re.compile(
     rf"\b(?P<h>\d{{1,2}}):(?P<m>\d{{2}})\b"
-    rf"|\b(?P<part>half|quarter|twenty|ten|five) (?P<way>past|to) (?P<word>{_HOUR_WORDS})\b"
-    rf"|\b(?:at|by|from|to|until|till|about|the) (?P<plain>{_HOUR_WORDS})\b(?! (?:minute|second|hour|day|step|thing))"
+    rf"|\b(?P<part>half|quarter|twenty|ten|five) (?P<way>past|to) (?P<word>{_ANY_HOUR})\b"
+    rf"|\b(?:at|by|from|to|until|till|about|the) (?P<plain>{_ANY_HOUR})\b(?! (?:minute|second|hour|day|step|thing))"
 )
-_MINUTES_OF = {"half": 30, "quarter": 15, "twenty": 20, "ten": 10, "five": 5}
+_PART_MINUTES = {"half": 30, "quarter": 15, "twenty": 20, "ten": 10, "five": 5}
+# Words that a tip may repeat.
 _REPEATABLE = WORDS["function"] | WORDS["units"] | WORDS["stops"] | WORDS["sizes"]
 
 
@@ -60,7 +63,7 @@ class ParsedTip:
     clauses: tuple[tuple[Word, ...], ...]
     plain: str  # lower-case words separated and surrounded by single spaces, for phrase lookup
     raw: str
-    sentences: int
+    sentences: int  # at least 1
 
     @property
     def stems(self) -> frozenset[str]:
@@ -72,15 +75,15 @@ class ParsedTip:
 
 
 def parse_tip(tip: str) -> ParsedTip:
-    """Parse a tip into words and clauses, ignoring emoji and markup."""
+    """Split a tip into words and clauses, ignoring emoji and markup."""
     raw = tip[:MAX_TIP_LENGTH]
     text = _without_symbols(unicodedata.normalize("NFC", raw).translate(_QUOTES))
     parts = [part for part in _CLAUSE_END.split(text) if part.strip()]
     clauses = [clause for part in parts for clause in _clauses(_words(part))]
-    flat = tuple(word for clause in clauses for word in clause)
+    words = tuple(word for clause in clauses for word in clause)
     sentences = len([part for part in re.split(r"[.!?](?=\s|$)", text) if part.strip()])
-    plain = f" {' '.join(word.lower for word in flat)} "
-    return ParsedTip(flat, tuple(clauses), plain, raw, max(1, sentences))
+    plain = f" {' '.join(word.lower for word in words)} "
+    return ParsedTip(words, tuple(clauses), plain, raw, max(1, sentences))
 
 
 @lru_cache(maxsize=8192)
@@ -105,23 +108,23 @@ def stem(word: str) -> str:
 
 def unusable_reason(parsed: ParsedTip, verbs: frozenset[str]) -> str | None:
     """Return why the text is not a usable tip, or None."""
-    lowers = [word.lower for word in parsed.words]
-    if len(lowers) < 2:
+    words = [word.lower for word in parsed.words]
+    if len(words) < 2:
         return "no sentence"
-    marks = [character for character in parsed.raw if not character.isspace() and character not in ".,;:!?"]
-    if sum(character.isalpha() for character in marks) < len(marks) * 0.6:
+    characters = [character for character in parsed.raw if not character.isspace() and character not in ".,;:!?"]
+    if sum(character.isalpha() for character in characters) < len(characters) * 0.6:
         return "mostly not letters"
-    doubled = [a for a, b in pairwise(lowers) if a == b and a not in _REPEATABLE]
+    doubled = [word for word, following in pairwise(words) if word == following and word not in _REPEATABLE]
     has_verb = any(clause_verb(clause, verbs) is not None for clause in parsed.clauses)
     if len(doubled) > 1 or (doubled and not has_verb):
         return f"repeats '{doubled[0][:30]}'"
-    content = [word for word in lowers if word not in _REPEATABLE]
+    content = [word for word in words if word not in _REPEATABLE]
     if len(content) >= 8 and len(set(content)) < len(content) * 0.45:
         return "the same words again and again"
-    english = sum(word in WORDS["function"] for word in lowers) / len(lowers)
-    if not has_verb and english < 0.15 and len(lowers) >= 4:
+    function_share = sum(word in WORDS["function"] for word in words) / len(words)
+    if not has_verb and function_share < 0.15 and len(words) >= 4:
         return "not English, or no sentence"
-    if not has_verb and not any(word in verbs or word in WORDS["be_have"] or "'" in word for word in lowers):
+    if not has_verb and not any(word in verbs or word in WORDS["be_have"] or "'" in word for word in words):
         return "no verb"
     return None
 
@@ -131,22 +134,23 @@ def clause_verb(clause: Sequence[Word], verbs: frozenset[str]) -> int | None:
     start = _after_lead_ins(clause)
     if start < len(clause) and clause[start].lower in verbs:
         return start
-    for at in range(start + 1, len(clause)):
-        before, word = clause[at - 1].lower, clause[at].lower
-        urged = before == "to" and any(w.lower in WORDS["urges"] for w in clause[max(0, at - 4) : at - 1])
-        if word in verbs and (before in WORDS["modals"] or urged):
-            return at
+    for index in range(start + 1, len(clause)):
+        previous, word = clause[index - 1].lower, clause[index].lower
+        # As in 'it is best to open …'.
+        urged = previous == "to" and any(w.lower in WORDS["urges"] for w in clause[max(0, index - 4) : index - 1])
+        if word in verbs and (previous in WORDS["modals"] or urged):
+            return index
     return None
 
 
 def opening(clause: Sequence[Word]) -> str:
-    """Return the clause's first word after any lead-ins, or an empty string."""
+    """Return the clause's first word after lead-ins such as 'please', or an empty string."""
     start = _after_lead_ins(clause)
     return clause[start].lower if start < len(clause) else ""
 
 
 def _after_lead_ins(clause: Sequence[Word]) -> int:
-    """Return the index of the first word after any lead-ins and numbers; the clause's length if there is none."""
+    """Return the index of the first word after lead-ins and numbers, or the clause's length if there is none."""
     for index, word in enumerate(clause):
         if word.lower not in WORDS["lead_ins"] and not word.lower.isdigit():
             return index
@@ -167,10 +171,11 @@ class Hook:
     """A part of the card that a tip may refer to, with the weight of each of its words."""
 
     text: str
-    weights: Mapping[str, float]
+    weights: Mapping[str, float]  # by stem
     when: RoutineTime = RoutineTime.ANY
 
     def weight_in(self, stems: frozenset[str]) -> float:
+        """Return the total weight of the hook's words that are in `stems`."""
         return sum(weight for word, weight in self.weights.items() if word in stems)
 
 
@@ -180,60 +185,57 @@ class Card:
 
     names: frozenset[str]  # stems of the persona's name
     tasks: tuple[Hook, ...]
-    task_verbs: frozenset[str]
+    task_verbs: frozenset[str]  # the first words of the tasks' titles
     instruction_verbs: frozenset[str]  # all verbs that may begin an instruction
     routines: tuple[Hook, ...]
-    wanted: tuple[Hook, ...]
-    ruled_out: tuple[Hook, ...]
+    wanted: tuple[Hook, ...]  # from the preferences
+    ruled_out: tuple[Hook, ...]  # from the preferences
     people: frozenset[str]  # stems of other people's names
     role_words: frozenset[str]  # stems of role and circumstances
     slot_words: frozenset[str]  # stems of the slot's label
-    vocabulary: frozenset[str]  # stems of all its texts except preferences; not penalised as hype or jargon
+    vocabulary: frozenset[str]  # stems of all texts except preferences; they never count as hype or jargon
     minute: int  # of the day
 
 
 def parse_card(card: Mapping[str, Any]) -> Card:
     """Parse a scenario's card, as returned by `Scenario.to_card`."""
 
-    def text(value: object) -> str:
+    def limited(value: object) -> str:
         return str(value)[:_MAX_CARD_TEXT]
 
     persona, slot = card["persona"], card["slot"]
     clock_hour, _, clock_minute = str(slot["time"]).partition(":")
     minute = int(clock_hour) * 60 + int(clock_minute)
-    names = frozenset(word.stem for word in _words(text(persona["name"])))
-    titles = [text(task["title"]) for task in persona["tasks"]]
-    habits = [text(habit) for habit in persona["habits"]]
-    about = text(persona["about"])
-    preferences = [_split_preference(text(preference)) for preference in persona["preferences"]]
+    names = frozenset(word.stem for word in _words(limited(persona["name"])))
+    titles = [limited(task["title"]) for task in persona["tasks"]]
+    habits = [limited(habit) for habit in persona["habits"]]
+    about = limited(persona["about"])
+    preferences = [_split_preference(limited(preference)) for preference in persona["preferences"]]
     routines = [*habits, *(part for part in re.split(r"[.;]|, then", about) if clock_times(part.lower()))]
     people = _names([about, *habits, *(wanted for wanted, _ in preferences)]) - names
-    verbs = frozenset(word.lower for title in titles for word in _words(title)[:1])  # a title begins with its verb
+    task_verbs = frozenset(word.lower for title in titles for word in _words(title)[:1])
+
+    def task_hook(title: str) -> Hook:
+        verb = frozenset(word.stem for word in _words(title)[:1])  # a title begins with its verb
+        # A proper name that is only in the title names the task by itself.
+        names_in_title = dict.fromkeys(_names([title]) - people, MIN_TASK_WEIGHT)
+        return Hook(title, _weights(title, people, verb) | names_in_title)
+
+    def routine_hook(routine: str) -> Hook:
+        weights = _weights(_CLOCK.sub(" ", routine.lower()), _VERBS, people)
+        return Hook(routine.strip(), weights, _routine_time(routine.lower(), minute))
+
     return Card(
         names=names,
-        tasks=tuple(
-            Hook(
-                title,
-                _weights(title, people, frozenset(word.stem for word in _words(title)[:1]))
-                | dict.fromkeys(_names([title]) - people, MIN_TASK_WEIGHT),
-            )
-            for title in titles
-        ),
-        task_verbs=verbs,
-        instruction_verbs=INSTRUCTION_VERBS | verbs,
-        routines=tuple(
-            Hook(
-                routine.strip(),
-                _weights(_CLOCK.sub(" ", routine.lower()), _VERBS, people),
-                _routine_time(routine.lower(), minute),
-            )
-            for routine in routines
-        ),
+        tasks=tuple(map(task_hook, titles)),
+        task_verbs=task_verbs,
+        instruction_verbs=INSTRUCTION_VERBS | task_verbs,
+        routines=tuple(map(routine_hook, routines)),
         wanted=tuple(_preference_hook(wanted) for wanted, _ in preferences if wanted),
-        ruled_out=tuple(_preference_hook(against) for _, against in preferences if against),
+        ruled_out=tuple(_preference_hook(ruled_out) for _, ruled_out in preferences if ruled_out),
         people=people,
-        role_words=_content(f"{persona['role']} {about}"),
-        slot_words=_content(str(slot["label"])) - {stem(word) for word in DAYPARTS},
+        role_words=_content_stems(f"{persona['role']} {about}"),
+        slot_words=_content_stems(str(slot["label"])) - {stem(word) for word in DAYPARTS},
         vocabulary=frozenset(
             word.stem for part in (*titles, *habits, about, str(persona["role"])) for word in _words(part)
         ),
@@ -247,13 +249,14 @@ def _without_symbols(text: str) -> str:
 
 
 def _words(text: str) -> list[Word]:
-    found = _WORD.findall(text.translate(_QUOTES | _HYPHENS))
-    return [Word(word, word.lower(), stem(word.lower())) for word in found]
+    words = _WORD.findall(text.translate(_QUOTES | _HYPHENS))
+    return [Word(word, word.lower(), stem(word.lower())) for word in words]
 
 
-def _clauses(part: Sequence[Word]) -> Iterator[tuple[Word, ...]]:
+def _clauses(words: Sequence[Word]) -> Iterator[tuple[Word, ...]]:
+    """Split words before 'and', 'then' and similar words."""
     current: list[Word] = []
-    for word in part:
+    for word in words:
         if word.lower in _CLAUSE_WORDS and current:
             yield tuple(current)
             current = []
@@ -262,25 +265,27 @@ def _clauses(part: Sequence[Word]) -> Iterator[tuple[Word, ...]]:
         yield tuple(current)
 
 
-# Words for durations and stops are common in advice and do not refer to the card.
+# Words for durations and stops are frequent in any advice, so they do not refer to the card.
 _IGNORED = frozenset(
-    stem(w) for w in WORDS["function"] | WORDS["hours"] | WORDS["units"] | WORDS["stops"] | set(HOUR_NAMES)
+    stem(word) for word in WORDS["function"] | WORDS["hours"] | WORDS["units"] | WORDS["stops"] | set(HOUR_NAMES)
 )
 _COMMON = frozenset(stem(word) for word in WORDS["common"])
 _VERBS = frozenset(stem(word) for word in WORDS["step_verbs"] | WORDS["action_verbs"])
 
 
-def _content(text: str) -> frozenset[str]:
+def _content_stems(text: str) -> frozenset[str]:
+    """Return the stems of words that are neither common nor ignored."""
     return frozenset(word.stem for word in _words(text) if len(word.lower) > 2) - _IGNORED - _COMMON
 
 
 def _weights(text: str, *weak: frozenset[str]) -> dict[str, float]:
-    """Return word weights: 0.5 for common words, numbers, single letters and words in `weak`, otherwise 1."""
+    """Return weights by stem: 0.5 for common words, numbers, single letters and stems in `weak`, otherwise 1."""
     weights = {}
     for word in _words(text):
-        general = word.stem in _COMMON or word.lower.isdigit() or len(word.lower) == 1
         if word.stem not in _IGNORED:
-            weights[word.stem] = 0.5 if general or any(word.stem in group for group in weak) else 1.0
+            is_common = word.stem in _COMMON or word.lower.isdigit() or len(word.lower) == 1
+            is_weak = is_common or any(word.stem in stems for stems in weak)
+            weights[word.stem] = 0.5 if is_weak else 1.0
     return weights
 
 
@@ -293,57 +298,62 @@ def _preference_hook(text: str) -> Hook:
 
 
 def _split_preference(text: str) -> tuple[str, str]:
-    """Split a preference into what is wanted and what is ruled out."""
+    """Split a preference into the wanted part and the ruled-out part; either may be empty."""
     if re.match(r"(?i)(no|not|never|without)\b", text):
         return "", text
-    wanted, _, against = re.sub(r"(?i)\b(over|rather than|instead of|not)\b", "\0", text, count=1).partition("\0")
-    return wanted, against
+    wanted, _, ruled_out = re.sub(r"(?i)\b(over|rather than|instead of|not)\b", "\0", text, count=1).partition("\0")
+    return wanted, ruled_out
 
 
 def _names(texts: Iterable[str]) -> frozenset[str]:
     """Return stems of capitalised words inside sentences, except weekdays, months and titles."""
-    inside = (word for text in texts for sentence in re.split(r"[.!?]\s", text) for word in _words(sentence)[1:])
-    return frozenset(word.stem for word in inside if word.text[0].isupper() and not word.text.isupper()) - _CALENDAR
+    sentences = (sentence for text in texts for sentence in re.split(r"[.!?]\s", text))
+    words = (word for sentence in sentences for word in _words(sentence)[1:])
+    return frozenset(word.stem for word in words if word.text[0].isupper() and not word.text.isupper()) - _CALENDAR
 
 
 _CALENDAR = frozenset(stem(word) for word in WORDS["calendar"])
 
 
 def clock_times(text: str, *, bare: bool = True) -> list[int]:
-    """Return clock times as minutes of the day, with `bare` also 'at three'; twelve to four in words mean p.m."""
-    found = []
+    """Return the clock times in a text, as minutes of the day.
+
+    `bare` also includes hours alone, as in 'at three'. In words, twelve to four mean p.m.
+    """
+    times = []
     words = _without_symbols(text.lower()).replace("-", " ").split()  # an emoji may be inside "half past seven"
     for match in _CLOCK.finditer(" ".join(words)):
         if match["plain"] and not bare:
             continue
         if match["h"]:
-            found.append((int(match["h"]) % 24) * 60 + int(match["m"]) % 60)
+            times.append((int(match["h"]) % 24) * 60 + int(match["m"]) % 60)
             continue
         minutes = 0  # after the hour
         if match["part"]:
-            minutes = _MINUTES_OF[match["part"]] if match["way"] == "past" else -_MINUTES_OF[match["part"]]
-        hour = _NUMBERS[match["word"] or match["plain"]] % 12
-        found.append(hour * 60 + minutes + (720 if hour < 5 else 0))
-    return found
+            minutes = _PART_MINUTES[match["part"]] if match["way"] == "past" else -_PART_MINUTES[match["part"]]
+        hour = _HOURS[match["word"] or match["plain"]] % 12
+        afternoon = 12 * 60 if hour < 5 else 0
+        times.append(hour * 60 + minutes + afternoon)
+    return times
 
 
 def _routine_time(text: str, minute: int) -> RoutineTime:
-    """Return when a routine takes place relative to this minute of the day; within an hour counts as now."""
+    """Return when a routine takes place, relative to this minute of the day. At most an hour away is now."""
     times = clock_times(text)
     mornings = [time for time in times if 5 * 60 <= time < 12 * 60 and "until" not in text]
-    evenings = [time + 720 for time in mornings]  # "eight" may be morning or evening
+    evenings = [time + 12 * 60 for time in mornings]  # "eight" may be morning or evening
     if len(times) == 2 and re.search(r"\bto\b", text):
         spans_now = times[0] <= minute <= times[1]
     else:
-        ends = [time + 720 if time < 6 * 60 else time for time in times]  # "until five" is in the afternoon
-        four_hours = 240  # a routine "until" a time lasts about this long
-        spans_now = bool(re.search(r"\buntil\b", text)) and any(end - four_hours <= minute <= end for end in ends)
+        ends = [time + 12 * 60 if time < 6 * 60 else time for time in times]  # "until five" is in the afternoon
+        duration = 4 * 60  # assumed for a routine "until" a time
+        spans_now = bool(re.search(r"\buntil\b", text)) and any(end - duration <= minute <= end for end in ends)
     if spans_now or any(abs(time - minute) <= 60 for time in (*times, *evenings)):
         return RoutineTime.NOW
-    ranges = [DAYPARTS[word] for word in _WORD.findall(text) if word in DAYPARTS]
-    if any(low * 60 <= minute <= high * 60 for low, high in ranges):
+    dayparts = [DAYPARTS[word] for word in _WORD.findall(text) if word in DAYPARTS]
+    if any(first * 60 <= minute <= last * 60 for first, last in dayparts):
         return RoutineTime.NOW
-    if not times and not ranges:
+    if not times and not dayparts:
         return RoutineTime.ANY
-    last = max([*times, *(time for time in evenings if time >= 20 * 60), *(high * 60 for _, high in ranges)])
-    return RoutineTime.PASSED if last < minute else RoutineTime.LATER
+    end = max([*times, *(time for time in evenings if time >= 20 * 60), *(last * 60 for _, last in dayparts)])
+    return RoutineTime.PASSED if end < minute else RoutineTime.LATER

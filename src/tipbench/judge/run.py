@@ -1,4 +1,4 @@
-"""Run an automatic judge: the AutomaticJudge port, recovery of partial answers, and the run itself."""
+"""Automatic judges: the AutomaticJudge port, recovery of partial answers from a program's output, and `run_judge`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tipbench.text import printable, shorten
 
 @dataclass(frozen=True)
 class Unscored:
-    """An item without scores and the reason; a separate type, so that it is never taken for a low score."""
+    """An item without scores, with the reason. A separate type, so that it is never mistaken for a low score."""
 
     item: str
     reason: str
@@ -47,8 +47,8 @@ class Unscored:
 class AutomaticJudge(Protocol):
     """Scores the items of a sheet without a person."""
 
-    name: str  # recorded with its scores
-    provisional: bool  # if true, its scores never count as a person's
+    name: str  # recorded with the scores
+    provisional: bool  # if true, the scores never count as a person's scores
 
     def fill(self, sheet: TipSheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
         """Yield one result per item, each as soon as it is available. `report` receives messages for users."""
@@ -56,7 +56,7 @@ class AutomaticJudge(Protocol):
 
 
 def waiting_reporter(report: Callable[[str], None]) -> Observer:
-    """Return an observer that reports waiting events as messages."""
+    """Return an observer that reports messages and waits for a server as text."""
 
     def observe(event: Event) -> None:
         if isinstance(event, Waiting):
@@ -70,9 +70,9 @@ def waiting_reporter(report: Callable[[str], None]) -> Observer:
 
 
 _TOKEN = re.compile(r'[\[\]{}]|"(?:[^"\\\n]|\\.)*+"?')  # JSON strings do not span lines
-_KEYS = ('"item"', '"items"')
-_MAX_DEPTH = 200  # open brackets; the outermost are forgotten
-# Nested objects are parsed repeatedly. The limit of all characters parsed: a multiple of the text's length, plus some.
+_KEYS = ('"item"', '"items"')  # of the objects to find
+_MAX_DEPTH = 200  # open brackets; beyond it, the outermost are dropped
+# Nested objects are parsed repeatedly. In total, at most FACTOR * len(text) + EXTRA characters are parsed.
 _MAX_PARSED_FACTOR, _MAX_PARSED_EXTRA = 8, 1_000_000
 _MAX_VERSIONS = 8  # per item
 _MAX_SHOWN = 60  # characters of a value in a message
@@ -81,64 +81,71 @@ _MAX_REASON = 300  # characters
 
 @dataclass(frozen=True)
 class RecoveredItems:
-    """The versions found of each requested item, in order of occurrence."""
+    """The items recovered from output. An item may occur in several versions."""
 
-    versions: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    mismatch: str = ""  # why a sheet in the output was ignored
+    versions: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by item id, in order of occurrence
+    mismatch: str = ""  # why a sheet in the output was ignored, or empty
 
 
 def recover_items(output: bytes, sheet: TipSheet) -> RecoveredItems:
-    """Extract the sheet's items from arbitrary output. Checks only the sheet id and rubric, not the items."""
-    expected = {item.id for item in sheet.items}
+    """Extract the sheet's items from arbitrary output. Checks the sheet id and the rubric, but not the items."""
+    expected_ids = {item.id for item in sheet.items}
     versions: dict[str, list[dict[str, Any]]] = {}
     mismatch = ""
-    for found in _find_objects(output.decode("utf-8", "replace")):
-        if reason := _mismatch(found, sheet):
+    for candidate in _find_objects(output.decode("utf-8", "replace")):
+        if reason := _mismatch(candidate, sheet):
             mismatch = mismatch or reason
             continue
-        # A sheet's items, or the object itself if it is a single item, as in truncated output.
-        items = found.get("items")
-        for item in items if isinstance(items, list) else [found]:
-            name = item.get("item") if isinstance(item, dict) else None
-            if isinstance(name, str) and name in expected:
-                known = versions.setdefault(name, [])
-                if len(known) < _MAX_VERSIONS and item not in known:
-                    known.append(item)
+        # The object is a sheet with items, or a single item if the output is truncated.
+        items = candidate.get("items")
+        for item in items if isinstance(items, list) else [candidate]:
+            item_id = item.get("item") if isinstance(item, dict) else None
+            if isinstance(item_id, str) and item_id in expected_ids:
+                item_versions = versions.setdefault(item_id, [])
+                if len(item_versions) < _MAX_VERSIONS and item not in item_versions:
+                    item_versions.append(item)
     return RecoveredItems(versions, mismatch)
 
 
 def choose_answer(item: Item, rubric: Rubric, found: Sequence[RecoveredItems], failure: str) -> ItemScore | Unscored:
-    """Return the item's score from the first source with a single valid answer, or the most specific reason."""
-    wrong, unfinished = "", False
+    """Return the item's score from the first source in `found` that has exactly one valid answer.
+
+    Without such a source, return the most specific reason. `failure` is why the judge failed, or empty.
+    """
+    invalid, unfinished = "", False
     for source in found:
         scores: list[ItemScore] = []
         for version in source.versions.get(item.id, ()):
             checked = check_item(version, item, rubric)
             if isinstance(checked, ItemScore):
-                scores += [checked] if checked not in scores else []
+                if checked not in scores:
+                    scores.append(checked)
             elif checked is None:
                 unfinished = True
             else:
-                wrong = wrong or "; ".join(problem.message for problem in checked[:2])
+                invalid = invalid or "; ".join(problem.message for problem in checked[:2])
         if len(scores) == 1:
             return scores[0]
         if scores:
-            wrong = wrong or "returned more than once, with different scores"
-    if wrong:
-        reasons = [f"invalid answer: {wrong}"]
+            invalid = invalid or "returned more than once, with different scores"
+    if invalid:
+        reasons = [f"invalid answer: {invalid}"]
     else:
         mismatch = next((source.mismatch for source in found if source.mismatch), "")
         reasons = ["returned unfinished" if unfinished else "not returned", mismatch, failure]
     return Unscored(item.id, safe_line("; ".join(filter(None, reasons)), _MAX_REASON))
 
 
-def _mismatch(found: dict[str, Any], sheet: TipSheet) -> str:
-    """Return why a found sheet is not this one, or an empty string; missing keys are accepted, as items have a hash."""
-    if "items" not in found:
+def _mismatch(candidate: dict[str, Any], sheet: TipSheet) -> str:
+    """Return why the candidate is not this sheet, or an empty string.
+
+    Missing keys are accepted, because each item has its own hash.
+    """
+    if "items" not in candidate:
         return ""
-    if found.get("sheet", sheet.id) != sheet.id:
-        return f"another sheet was returned: {_shown(found['sheet'])} instead of {sheet.id}"
-    rubric = found.get("rubric")
+    if candidate.get("sheet", sheet.id) != sheet.id:
+        return f"another sheet was returned: {_shown(candidate['sheet'])} instead of {sheet.id}"
+    rubric = candidate.get("rubric")
     sha256 = rubric.get("sha256", sheet.rubric.sha256) if isinstance(rubric, dict) else sheet.rubric.sha256
     if sha256 != sheet.rubric.sha256:
         return f"it was returned with another rubric: {_shown(sha256)}"
@@ -146,32 +153,32 @@ def _mismatch(found: dict[str, Any], sheet: TipSheet) -> str:
 
 
 def _find_objects(text: str) -> list[dict[str, Any]]:
-    """Return complete outermost JSON objects with a key `items` or `item`, in order, in one pass over the text.
+    """Return the outermost complete JSON objects that have a key `items` or `item`, in order.
 
-    An unclosed object (a truncated sheet, a brace in prose) does not hide complete objects inside it.
+    Complete objects inside an unclosed one (a truncated sheet, a brace in prose) are returned too.
     """
-    found: list[tuple[int, dict[str, Any]]] = []
+    found: list[tuple[int, dict[str, Any]]] = []  # (start, object)
     starts: deque[int] = deque(maxlen=_MAX_DEPTH)  # position of each open bracket
-    has_key: deque[bool] = deque(maxlen=_MAX_DEPTH)  # whether one of _KEYS was found in it
-    left = _MAX_PARSED_FACTOR * len(text) + _MAX_PARSED_EXTRA  # characters that may still be parsed
+    has_key: deque[bool] = deque(maxlen=_MAX_DEPTH)  # whether each open bracket directly contains one of _KEYS
+    budget = _MAX_PARSED_FACTOR * len(text) + _MAX_PARSED_EXTRA  # characters that may still be parsed
     for token in _TOKEN.finditer(text):
-        mark = token[0][0]
-        if mark in "[{":
+        first_char = token[0][0]
+        if first_char in "[{":
             starts.append(token.start())
             has_key.append(False)
-        elif mark == '"' and starts and token[0] in _KEYS:
+        elif first_char == '"' and starts and token[0] in _KEYS:
             has_key[-1] = True
-        elif mark in "]}" and starts:
+        elif first_char in "]}" and starts:
             start = starts.pop()
-            if not has_key.pop() or left <= 0:
+            if not has_key.pop() or budget <= 0:
                 continue
-            left -= token.end() - start
+            budget -= token.end() - start
             try:
                 value = json.loads(text[start : token.end()])
             except (ValueError, RecursionError):  # ValueError also for very long integers
                 continue
             if isinstance(value, dict):
-                while found and found[-1][0] > start:
+                while found and found[-1][0] > start:  # objects inside this one
                     found.pop()
                 found.append((start, value))
     return [value for _, value in found]
@@ -188,7 +195,7 @@ def safe_line(text: str, limit: int) -> str:
 
 SAVE_INTERVAL_S = 20.0  # seconds between saves of new answers
 
-Progress = Callable[[int, int, int], None]  # scored, unscored, total
+Progress = Callable[[int, int, int], None]  # called with the numbers of scored, unscored and all items
 
 
 @dataclass(frozen=True)
@@ -197,12 +204,12 @@ class JudgeResult:
 
     applied: ApplyResult
     unscored: tuple[Unscored, ...]
-    continued: bool = False  # whether it continued a sheet of an earlier run
+    continued: bool = False  # whether the run continued a sheet of an earlier one
 
     def to_json(self) -> dict[str, object]:
-        """Return the result for scripts: that of `judge apply`, and why items have no score."""
-        reasons = [{"item": each.item, "reason": each.reason} for each in self.unscored]
-        return {**self.applied.to_json(), "unscored": reasons, "continued": self.continued}
+        """Return the JSON of `judge apply`, with the unscored items and their reasons added."""
+        unscored = [{"item": each.item, "reason": each.reason} for each in self.unscored]
+        return {**self.applied.to_json(), "unscored": unscored, "continued": self.continued}
 
 
 @dataclass(frozen=True)
@@ -210,10 +217,10 @@ class JudgeEnvironment:
     """Callbacks and settings of a judge run."""
 
     report: Callable[[str], None]
-    progress: Progress = lambda _scored, _unscored, _of: None
+    progress: Progress = lambda _scored, _unscored, _total: None
     lock: Callable[[], AbstractContextManager[object]] = nullcontext  # held while scores are written
-    wait_s: float = 0.0  # maximum wait for an unavailable MLflow once all items are scored
-    rescue: Callable[[str, str], Path] | None = None  # saves a filled sheet (id, text) to be applied later
+    wait_s: float = 0.0  # maximum wait for MLflow, if it is unavailable when all items are scored
+    rescue: Callable[[str, str], Path] | None = None  # saves a sheet (id, text) to a file, to be applied later
     how_to_accept: str = "the same command with --accept-drift REASON"
 
 
@@ -235,6 +242,8 @@ def run_judge(
 
 @dataclass(frozen=True)
 class _Run:
+    """One call of `run_judge`."""
+
     store: RunStore
     experiment: Experiment
     judge: AutomaticJudge
@@ -245,8 +254,9 @@ class _Run:
     def run(self) -> JudgeResult:
         experiment = self.experiment
         sheets = stored_sheets(self.store, experiment.experiment_id, experiment.name, self.request.judge)
-        # The judge's newest sheet with any answers; a run that crashed has left some.
-        last = next((each for each in sheets if each.answers and each.provisional == self.request.provisional), None)
+        # The judge's newest sheet with answers. If it is not applied, the run that filled it was interrupted.
+        provisional = self.request.provisional
+        last = next((stored for stored in sheets if stored.answers and stored.provisional == provisional), None)
         if last is not None and last.status is SheetStatus.EXPORTED:
             self.environment.report(
                 f"continuing the sheet {last.sheet.id}: {last.finished} of {len(last.entries)} items are scored"
@@ -254,16 +264,16 @@ class _Run:
             return self._judge(last, continued=True)
         cells = read_cells(self.store, experiment.experiment_id)
         accepting = last is not None and last.status is SheetStatus.HELD and self.accept is not None
-        finished = None if last is None else self._finish_earlier(last, cells, accepting=accepting)
-        if finished is not None and accepting:
-            return finished
-        if finished is not None:
+        earlier_result = None if last is None else self._finish_earlier(last, cells, accepting=accepting)
+        if earlier_result is not None and accepting:
+            return earlier_result
+        if earlier_result is not None:
             cells = read_cells(self.store, experiment.experiment_id)
         try:
             stored = export_sheet(self.store, experiment, self.request, cells).stored
         except NotEnoughData as exc:
-            if finished is not None:
-                return finished
+            if earlier_result is not None:
+                return earlier_result
             if last is not None and last.status is SheetStatus.HELD:
                 raise NotEnoughData(
                     f"{exc} To accept the scores of the sheet {last.sheet.id}: {self.environment.how_to_accept}"
@@ -272,40 +282,45 @@ class _Run:
         return self._judge(stored, continued=False)
 
     def _finish_earlier(self, last: StoredSheet, cells: Sequence[JudgedCell], *, accepting: bool) -> JudgeResult | None:
-        """Apply the scores of an earlier run that was interrupted or whose drift is now accepted."""
-        nothing_new: FilledSheet[ItemScore] = FilledSheet(self.judge.name, {})
+        """Apply the scores of an interrupted run, or of a run whose drift is now accepted.
+
+        Return None if they are applied already.
+        """
+        no_answers: FilledSheet[ItemScore] = FilledSheet(self.judge.name, {})
         if not accepting:
-            if SheetApplier(self.store, self.experiment, last, nothing_new).cells_have_scores(cells):
+            if SheetApplier(self.store, self.experiment, last, no_answers).cells_have_scores(cells):
                 return None
             self.environment.report(f"the sheet {last.sheet.id} was only partly applied: finishing it now")
         with self.environment.lock():
-            work = SheetApplier(self.store, self.experiment, self._reload(last), nothing_new)
-            return JudgeResult(work.run(accept=self.accept if accepting else None, final=True), (), continued=True)
+            applier = SheetApplier(self.store, self.experiment, self._reload(last), no_answers)
+            applied = applier.run(accept=self.accept if accepting else None, final=True)
+            return JudgeResult(applied, (), continued=True)
 
     def _reload(self, stored: StoredSheet) -> StoredSheet:
-        """Reload the sheet from MLflow, since a file of it may have been applied in the meantime."""
+        """Reload the sheet from MLflow: a file of it may have been applied since it was read."""
         experiment = self.experiment
         return find_sheet(self.store, experiment.experiment_id, experiment.name, stored.sheet.id) or stored
 
     def _judge(self, stored: StoredSheet, *, continued: bool) -> JudgeResult:
+        """Score the sheet's unanswered items and apply all its answers."""
         sheet, environment = stored.sheet, self.environment
         answers = _Answers(self.store, stored, environment.report)
-        left = replace(sheet, items=tuple(item for item in sheet.items if item.id not in answers.given))
+        unanswered = replace(sheet, items=tuple(item for item in sheet.items if item.id not in answers.all))
         unscored: list[Unscored] = []
 
         def apply() -> ApplyResult:
             filled = FilledSheet(self.judge.name, answers.new, tuple(each.item for each in unscored))
             with environment.lock():
-                work = SheetApplier(self.store, self.experiment, self._reload(stored), filled)
-                return work.run(accept=self.accept, final=True)
+                applier = SheetApplier(self.store, self.experiment, self._reload(stored), filled)
+                return applier.run(accept=self.accept, final=True)
 
         try:
-            for outcome in self.judge.fill(left, environment.report) if left.items else ():
-                if isinstance(outcome, Unscored):
-                    unscored.append(outcome)
+            for result in self.judge.fill(unanswered, environment.report) if unanswered.items else ():
+                if isinstance(result, Unscored):
+                    unscored.append(result)
                 else:
-                    answers.add(outcome)
-                environment.progress(len(answers.given), len(unscored), len(sheet.items))
+                    answers.add(result)
+                environment.progress(len(answers.all), len(unscored), len(sheet.items))
             answers.save()  # before applying, so that no score is lost if the process is killed
             observer = waiting_reporter(environment.report)
             applied = retry_while_unavailable(apply, "MLflow", environment.wait_s, observer)
@@ -322,27 +337,30 @@ class _Run:
         """Save unsaved scores to a file; return a message with its path, or an empty string."""
         if not answers.unsaved or self.environment.rescue is None:
             return ""
-        path = self.environment.rescue(stored.sheet.id, sheet_text(stored.sheet, answers.given))
+        path = self.environment.rescue(stored.sheet.id, sheet_text(stored.sheet, answers.all))
         return (
-            f"{len(answers.given)} items are scored; the filled sheet is in {path}. Once MLflow is available, apply it "
+            f"{len(answers.all)} items are scored; the filled sheet is in {path}. Once MLflow is available, apply it "
             f"with `tipbench judge apply {path}`."
         )
 
 
 @dataclass
 class _Answers:
-    """The answers so far, saved with the sheet every SAVE_INTERVAL_S seconds, so that a crash loses little work."""
+    """The answers so far.
+
+    They are saved with the sheet every SAVE_INTERVAL_S seconds, so that a crash loses little work.
+    """
 
     store: RunStore
     stored: StoredSheet
     report: Callable[[str], None]
-    new: dict[str, ItemScore] = field(default_factory=dict)
-    _saved: int = 0
-    _saved_at: float = field(default_factory=time.monotonic)
-    _reported: bool = False
+    new: dict[str, ItemScore] = field(default_factory=dict)  # by item id
+    _saved: int = 0  # number of new answers that are saved
+    _saved_at: float = field(default_factory=time.monotonic)  # time of the last attempt
+    _reported: bool = False  # whether a failed attempt was reported
 
     @property
-    def given(self) -> dict[str, ItemScore]:
+    def all(self) -> dict[str, ItemScore]:
         return {**self.stored.answers, **self.new}
 
     @property
@@ -358,7 +376,7 @@ class _Answers:
         """Save new answers; if MLflow is unavailable, they are saved by the next call."""
         if self.unsaved:
             change = RunChange(
-                texts={ANSWERS: answers_text(self.given, self.stored.replaced)}, at_ms=milliseconds(now_iso())
+                texts={ANSWERS: answers_text(self.all, self.stored.replaced)}, at_ms=milliseconds(now_iso())
             )
             try:
                 self.store.update(self.stored.run_id, change)

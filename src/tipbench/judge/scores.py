@@ -1,4 +1,4 @@
-"""Scores of one cell: by judge, counted or held, with history, and the resulting metrics and tags of its run."""
+"""Scores of one cell: the judgements of each judge, and the metrics and tags of the cell's run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tipbench.record.run import RunChange, RunState
 FORMAT = "tipbench-scores/1"
 SCORES = "artifact:scores.json"
 RUBRIC = "artifact:rubric.md"
-PROVISIONAL = "provisional_"
-_CACHE_SIZE = 5000  # parsed scores, enough for the cells of two large experiments
-_MAX_REPLACED = 5  # judgements of one sheet in the history; the sheet's own run has all of them
+PROVISIONAL = "provisional_"  # prefix of metrics
+_CACHE_SIZE = 5000  # cells; enough for two large experiments
+_MAX_REPLACED = 5  # replaced judgements per sheet in a cell's history; the sheet's run stores all of them
 
 
 @dataclass(frozen=True)
@@ -29,33 +29,33 @@ class Judgement:
 
     judge: str
     sheet: str
-    exported: str  # time of the sheet's export; the rubric of the latest export is the current one
-    at: str  # time of applying
+    exported: str  # ISO time of the sheet's export
+    at: str  # ISO time of applying the sheet
     rubric: str  # id@sha256
     format_ok: bool
     tips: tuple[TipScore, ...]
-    means: Mapping[str, float]  # over the tips: composite, scales and flags
+    means: Mapping[str, float]  # over the tips, of the composite, each scale and each flag
     held: bool = False  # stored but not counted, because the drift limit was exceeded
 
     def equals_except_time(self, other: Judgement) -> bool:
-        """Return whether both are equal except for the time of applying."""
+        """Return whether the judgements are equal, ignoring the time of applying."""
         return replace(self, at="") == replace(other, at="")
 
 
 @dataclass(frozen=True)
 class CellScores:
-    """All judgements of a cell. Each judge's latest one is current; replaced ones are history.
+    """All judgements of a cell: the current ones by judge, and the replaced ones.
 
-    A held judgement is stored separately and does not replace the same judge's counted one from another sheet.
+    A judge may have both a counted and a held judgement, from different sheets.
     """
 
-    judges: Mapping[str, Judgement]
-    provisional: Mapping[str, Judgement]
-    history: tuple[Judgement, ...] = ()
-    held: Mapping[str, Judgement] = field(default_factory=dict)
+    judges: Mapping[str, Judgement]  # by judge
+    provisional: Mapping[str, Judgement]  # by judge; do not count
+    history: tuple[Judgement, ...] = ()  # replaced judgements, oldest first
+    held: Mapping[str, Judgement] = field(default_factory=dict)  # by judge; do not count
 
     def with_judgement(self, new: Judgement, *, provisional: bool = False) -> CellScores:
-        """Return the scores with the judge's former judgement replaced, or the same object if nothing changes."""
+        """Add a judgement and move the one it replaces to the history. Return the same object if nothing changes."""
         if provisional:
             former = self.provisional.get(new.judge)
             same = former is not None and former.equals_except_time(new)
@@ -63,13 +63,17 @@ class CellScores:
         return self._with_held(new) if new.held else self._with_counted(new)
 
     def without_judge(self, judge: str) -> CellScores:
-        """Return the scores of the other judges."""
+        """Return the scores without this judge's judgements. Provisional ones are kept."""
         history = tuple(judgement for judgement in self.history if judgement.judge != judge)
         return replace(self, judges=_without(self.judges, judge), held=_without(self.held, judge), history=history)
 
     def _with_counted(self, new: Judgement) -> CellScores:
-        """Add a counted judgement, unless a later export has one, and release the same sheet's held one."""
-        current, released = self.judges.get(new.judge), _of_sheet(self.held.get(new.judge), new.sheet)
+        """Add a counted judgement and remove the held one of the same sheet.
+
+        A current judgement from a sheet exported later is not replaced.
+        """
+        current = self.judges.get(new.judge)
+        released = _if_of_sheet(self.held.get(new.judge), new.sheet)
         keep_current = _is_of_later_sheet(current, new)
         if released is None and (keep_current or (current is not None and current.equals_except_time(new))):
             return self
@@ -82,17 +86,26 @@ class CellScores:
         )
 
     def _with_held(self, new: Judgement) -> CellScores:
-        """Add a held judgement, withdraw the same sheet's counted one and restore the one it had replaced."""
-        withdrawn, former = _of_sheet(self.judges.get(new.judge), new.sheet), self.held.get(new.judge)
+        """Add a held judgement and withdraw the counted one of the same sheet.
+
+        The counted judgement that the withdrawn one had replaced is restored. A held judgement from a sheet exported
+        later is not replaced.
+        """
+        withdrawn = _if_of_sheet(self.judges.get(new.judge), new.sheet)
+        former = self.held.get(new.judge)
         keep_former = _is_of_later_sheet(former, new)
         if withdrawn is None and (keep_former or (former is not None and former.equals_except_time(new))):
             return self
         judges, history = self.judges, self.history
         if withdrawn is not None:
             judges = _without(judges, new.judge)
-            last = {judgement.sheet: judgement for judgement in history if judgement.judge == new.judge}
-            others = [judgement for judgement in last.values() if judgement.sheet != new.sheet and not judgement.held]
-            if restored := max(others, key=lambda judgement: judgement.exported, default=None):
+            latest_by_sheet = {judgement.sheet: judgement for judgement in history if judgement.judge == new.judge}
+            restorable = [
+                judgement
+                for judgement in latest_by_sheet.values()
+                if judgement.sheet != new.sheet and not judgement.held
+            ]
+            if restored := max(restorable, key=lambda judgement: judgement.exported, default=None):
                 judges = {**judges, new.judge: restored}
                 history = tuple(judgement for judgement in history if judgement is not restored)
         replaced = [withdrawn] if keep_former else _replaced_by(new, withdrawn, former)
@@ -105,7 +118,7 @@ class CellScores:
 
     @cached_property
     def counted(self) -> list[Judgement]:
-        """The counted judgements: not held, and under the rubric of the latest export."""
+        """The judgements that are not held and use the current rubric, which is that of the latest exported sheet."""
         not_held = [judgement for judgement in self.judges.values() if not judgement.held]
         if not not_held:
             return []
@@ -114,31 +127,32 @@ class CellScores:
 
     @property
     def latest_provisional(self) -> Judgement | None:
+        """The provisional judgement applied last, or None."""
         return max(self.provisional.values(), key=lambda judgement: judgement.at, default=None)
 
 
 NO_SCORES = CellScores({}, {})
 
 
-def _of_sheet(judgement: Judgement | None, sheet: str) -> Judgement | None:
+def _if_of_sheet(judgement: Judgement | None, sheet: str) -> Judgement | None:
     return judgement if judgement is not None and judgement.sheet == sheet else None
 
 
 def _is_of_later_sheet(judgement: Judgement | None, new: Judgement) -> bool:
-    """Return whether the judgement is of another sheet than `new`, exported later."""
+    """Return whether the judgement comes from another sheet than `new`, and that sheet was exported later."""
     return judgement is not None and judgement.sheet != new.sheet and judgement.exported > new.exported
 
 
 def _replaced_by(new: Judgement, *former: Judgement | None) -> list[Judgement | None]:
-    """Return the former judgements that differ from `new` in more than the held flag and the time."""
-    return [each for each in former if each is not None and replace(each, held=new.held, at=new.at) != new]
+    """Return the former judgements that differ from `new`, ignoring the held flag and the time."""
+    return [old for old in former if old is not None and replace(old, held=new.held, at=new.at) != new]
 
 
 def _shortened(history: Sequence[Judgement]) -> tuple[Judgement, ...]:
-    """Return the newest replaced judgements of each sheet. Only the last one, which may be restored, keeps its notes.
+    """Return the newest _MAX_REPLACED judgements of each sheet. Only the newest one keeps its notes.
 
-    Otherwise a judge who revises an item often could make its run ever slower to read and write, and the time that
-    another judge's apply takes would reveal which items are real answers.
+    Without a limit, each revision would make the cell's run slower to read and write. The time that another judge's
+    apply takes would then reveal which items are real answers. The notes are kept for a judgement that is restored.
     """
     counts: Counter[str] = Counter()  # by sheet
     kept = []
@@ -157,7 +171,7 @@ def _without(judgements: Mapping[str, Judgement], judge: str) -> dict[str, Judge
     return {name: judgement for name, judgement in judgements.items() if name != judge}
 
 
-@lru_cache(maxsize=_CACHE_SIZE)  # board, judging status and answers read the same texts
+@lru_cache(maxsize=_CACHE_SIZE)  # the leaderboard, the judging status and the answers page read the same texts
 def read_scores(text: str | None) -> CellScores:
     """Parse the content of `artifact:scores.json`; return empty scores for None."""
     if text is None:
@@ -169,7 +183,8 @@ def read_scores(text: str | None) -> CellScores:
     try:
         raw = json.loads(text)
         judges, held = parsed(raw["judges"]), parsed(raw.get("held", {}))
-        return CellScores(  # earlier versions stored held judgements under "judges"
+        return CellScores(
+            # Earlier versions of tipbench stored held judgements under "judges".
             judges={judge: judgement for judge, judgement in judges.items() if not judgement.held},
             provisional=parsed(raw["provisional"]),
             history=tuple(_judgement(each["judge"], each) for each in raw["history"]),
@@ -196,7 +211,7 @@ def scores_text(scores: CellScores) -> str:
 
 
 def tip_means(rubric: Rubric, score: ItemScore) -> dict[str, float]:
-    """Return one judge's means over a cell's tips, for the composite, the scales and the flags."""
+    """Return the means over a cell's tips of the composite, each scale and each flag."""
     means = {name: fmean(tip.scores[name] for tip in score.tips) for name in rubric.scale_names}
     means["format_ok"] = float(score.format_ok)
     means["overlong"] = fmean(tip.overlong for tip in score.tips)
@@ -207,7 +222,7 @@ def tip_means(rubric: Rubric, score: ItemScore) -> dict[str, float]:
 
 
 def run_change(scores: CellScores, rubrics: Mapping[str, Rubric], at_ms: int) -> RunChange:
-    """Return the update of the cell's run; `rubrics`, by tag, provides the text stored with the scores."""
+    """Return the update of the cell's run. `rubrics` maps tags to rubrics; the current one's text is stored too."""
     texts = {SCORES: scores_text(scores)}
     tags: dict[str, str] = {}
     metrics: dict[str, float] = {}
@@ -230,7 +245,7 @@ def run_change(scores: CellScores, rubrics: Mapping[str, Rubric], at_ms: int) ->
 
 
 def floor_change(rubric: Rubric, at_ms: int) -> RunChange:
-    """Return the update that sets an answer without a usable tip to the rubric's floor scores."""
+    """Return the update of a cell without a usable tip, which gets the rubric's floor scores."""
     metrics = {**rubric.floor, "composite": rubric.floor_composite}
     return RunChange(metrics=metrics, tags={"scores_rubric": rubric.tag}, texts={RUBRIC: rubric.text}, at_ms=at_ms)
 

@@ -1,4 +1,4 @@
-"""Judging sheets. Blind: nothing in a sheet reveals which model or prompt produced a tip."""
+"""Judging sheets. They are blind: nothing in a sheet reveals which model or prompt produced a tip."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORMAT = "tipbench-sheet/1"
 class SheetItem(ABC):
     """One item of a sheet: tips to score, or two answers to compare."""
 
-    id: str  # random, so that it reveals nothing
+    id: str  # random, so that it reveals nothing about the item
     scenario: Mapping[str, Any]  # the scenario's card
 
     @property
@@ -29,7 +29,7 @@ class SheetItem(ABC):
 
     @property
     def sha256(self) -> str:
-        """Hash of everything a judge must not change."""
+        """Hash of the content that a judge must not change: id, card and tips."""
         texts = {key: [[tip.tip, tip.rationale] for tip in tips] for key, tips in self.texts.items()}
         return fingerprint({"item": self.id, "scenario": self.scenario, **texts})
 
@@ -38,14 +38,14 @@ class SheetItem(ABC):
 class SheetTip(Tip):
     """One tip as shown to the judge."""
 
-    overlong: bool = False  # as computed; the judge may correct it
+    overlong: bool = False  # computed; the judge may correct it
 
 
 @dataclass(frozen=True)
 class Item(SheetItem):
     """One answer whose tips are scored."""
 
-    format_ok: bool  # as computed; the judge may correct it
+    format_ok: bool  # computed; the judge may correct it
     tips: tuple[SheetTip, ...]
 
     @property
@@ -57,7 +57,7 @@ class Item(SheetItem):
 class TipScore:
     """A judge's scores of one tip."""
 
-    scores: Mapping[str, int]  # by scale, all scales of the rubric
+    scores: Mapping[str, int]  # by scale; has all scales of the rubric
     overlong: bool
     note: str = ""
 
@@ -73,7 +73,7 @@ class TipScore:
 
 @dataclass(frozen=True)
 class ItemScore:
-    """The scores of a finished item, in which every tip is scored on every scale."""
+    """The scores of a finished item. Every tip is scored on every scale."""
 
     item: str
     format_ok: bool
@@ -102,7 +102,7 @@ class Sheet(Generic[ItemT]):
     judge: str | None  # None if the judge enters a name in the file
     rubric: Rubric
     items: tuple[ItemT, ...]
-    instructions: str = ""  # as of export; empty for the current ones
+    instructions: str = ""  # as exported; if empty, those of this version apply
 
 
 TipSheet = Sheet[Item]
@@ -110,18 +110,19 @@ TipSheet = Sheet[Item]
 
 @dataclass(frozen=True)
 class FilledSheet(Generic[AnswerT]):
-    """A validated sheet: the answers of finished items, by item, and the ids of unfinished ones."""
+    """The validated answers of a sheet."""
 
     judge: str
-    finished: Mapping[str, AnswerT]
-    unfinished: tuple[str, ...] = ()
+    finished: Mapping[str, AnswerT]  # by item id
+    unfinished: tuple[str, ...] = ()  # item ids
 
 
 def sheet_json(sheet: TipSheet, scores: Mapping[str, ItemScore] | None = None) -> dict[str, Any]:
     """Return the sheet as JSON-serializable values, with existing scores filled in."""
     items = []
     for item in sheet.items:
-        given = (scores or {}).get(item.id)
+        item_score = (scores or {}).get(item.id)
+        tip_scores: Sequence[TipScore | None] = item_score.tips if item_score else [None] * len(item.tips)
         tips = [
             {
                 "tip": tip.tip,
@@ -130,14 +131,14 @@ def sheet_json(sheet: TipSheet, scores: Mapping[str, ItemScore] | None = None) -
                 "scores": {name: score.scores[name] if score else None for name in sheet.rubric.scale_names},
                 "note": score.note if score else "",
             }
-            for tip, score in zip(item.tips, given.tips if given else [None] * len(item.tips), strict=True)
+            for tip, score in zip(item.tips, tip_scores, strict=True)
         ]
         items.append(
             {
                 "item": item.id,
                 "sha256": item.sha256,
                 "scenario": item.scenario,
-                "format_ok": given.format_ok if given else item.format_ok,
+                "format_ok": item_score.format_ok if item_score else item.format_ok,
                 "tips": tips,
             }
         )
@@ -147,7 +148,7 @@ def sheet_json(sheet: TipSheet, scores: Mapping[str, ItemScore] | None = None) -
 def file_json(
     format_: str, sheet: Sheet[ItemT], instructions: str, items: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the content of a sheet file of tips or duels; `items` are in their JSON form."""
+    """Return the JSON content of a sheet of tips or duels; `items` are JSON values too."""
     return {
         "format": format_,
         "sheet": sheet.id,
@@ -160,7 +161,7 @@ def file_json(
 
 
 def sheet_text(sheet: TipSheet, scores: Mapping[str, ItemScore] | None = None) -> str:
-    """Return the content of the sheet file; equal sheets give equal text."""
+    """Return the sheet file's text. Equal sheets have equal texts."""
     return json.dumps(sheet_json(sheet, scores), ensure_ascii=False, indent=1) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Sheet files in JSON and CSV: writes CSV for spreadsheets and parses edited files with size limits."""
+"""Sheet files: parses edited JSON and CSV files, and writes CSV for spreadsheets."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tipbench.judge.check import CSV_ROW, MAX_PROBLEMS, Problem, refusal, shown,
 from tipbench.judge.sheet import FORMAT, Item, ItemScore, TipSheet, instructions
 from tipbench.record.texts import escape, unescape
 
-BOM = "\ufeff"  # some spreadsheets need it to detect UTF-8
-_ROW_KINDS = ("about", "instructions", "rubric", "tip")
-SCORE_PREFIX = "score:"  # of the scales' columns, so that they differ from all others, also those a judge adds
+BOM = "\ufeff"  # byte order mark; some spreadsheets need it to detect UTF-8
+_ROW_KINDS = ("about", "instructions", "rubric", "tip")  # values of the column "row"
+SCORE_PREFIX = "score:"  # of the scales' columns, so that no other column has the same name
 MAX_BYTES = 64_000_000
 MAX_TIPS = 1000  # per item
 MAX_ROWS = 200_000
@@ -28,24 +28,25 @@ MAX_ROWS = 200_000
 _COLUMNS_BEFORE_SCORES = ("row", "item", "number", "scenario", "tip", "rationale")
 _COLUMNS_AFTER_SCORES = ("format_ok", "overlong", "note", "scenario_id", "sha256")
 _REQUIRED_COLUMNS = ("row", "item", "number", "tip", "rationale", "format_ok", "overlong", "sha256")
-_ABOUT = ("format", "sheet", "experiment", "judge", "rubric id", "rubric sha256")  # items of the rows "about"
+# Values of the column "item" in the rows "about".
+_ABOUT = ("format", "sheet", "experiment", "judge", "rubric id", "rubric sha256")
 _SEPARATORS = ",;\t"
-_NUMBER_SIGNS = r"\s.,:/%eE+\-"
+_NUMBER_PUNCTUATION = r"\s.,:/%eE+\-"
 _UNSAFE_CELL = re.compile(
-    r"['\t\r]"  # would be taken for the escaping apostrophe, or starts a formula in some spreadsheets
+    r"['\t\r]"  # an apostrophe would be removed; some spreadsheets start a formula after a tab or line end
     r"|\s*[=+\-@＝＋－＠]"  # a formula
-    rf"|[{_NUMBER_SIGNS}]*[0-9][0-9{_NUMBER_SIGNS}]*\Z"  # a number, date, time or percentage
+    rf"|[{_NUMBER_PUNCTUATION}]*[0-9][0-9{_NUMBER_PUNCTUATION}]*\Z"  # a number, date, time or percentage
     r"|\s*(?:true|false)\s*\Z",
     re.IGNORECASE,
 )
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}(?:[.,]0{1,20})?")
-_MAX_DIGITS = 40  # longer numbers stay strings, as Python limits integer conversion
+_MAX_DIGITS = 40  # longer numbers stay strings, because Python limits the conversion to integers
 _JSON_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\],:]|-?Infinity|NaN', re.DOTALL)
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 def read_sheet_file(path: Path) -> dict[str, Any]:
-    """Read and parse a sheet file. Raises UsageError if it cannot be read, SheetRefused if it is not a sheet."""
+    """Read and parse a sheet file. Raises UsageError if it cannot be read, and SheetRefused if it is not a sheet."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -59,7 +60,7 @@ def read_sheet_file(path: Path) -> dict[str, Any]:
 
 
 def parse_sheet(content: bytes) -> dict[str, Any]:
-    """Parse a JSON or CSV sheet into the JSON structure. Raises SheetRefused with the location of the error."""
+    """Parse a JSON or CSV sheet into the structure of the JSON file. Raises SheetRefused with the error's location."""
     if len(content) > MAX_BYTES:
         raise SheetRefused(
             f"A sheet has at most {MAX_BYTES // 1_000_000} MB; this one is larger. Apply the file that was exported."
@@ -84,29 +85,29 @@ def parse_sheet(content: bytes) -> dict[str, Any]:
 
 
 def sheet_csv(sheet: TipSheet, scores: Mapping[str, ItemScore] | None = None) -> str:
-    """Return the sheet as CSV with existing scores filled in; to be encoded as UTF-8."""
-    out = io.StringIO()
+    """Return the sheet as CSV, with existing scores filled in. It must be written as UTF-8."""
+    output = io.StringIO()
     score_columns = [SCORE_PREFIX + name for name in sheet.rubric.scale_names]
     columns = (*_COLUMNS_BEFORE_SCORES, *score_columns, *_COLUMNS_AFTER_SCORES)
-    # Quote all cells, so that they stay intact with any separator the spreadsheet expects.
-    writer = csv.DictWriter(out, columns, restval="", quoting=csv.QUOTE_ALL)
+    # All cells are quoted, so that spreadsheets with another separator do not split them.
+    writer = csv.DictWriter(output, columns, restval="", quoting=csv.QUOTE_ALL)
     writer.writeheader()
 
-    def cell(value: object) -> object:
+    def csv_value(value: object) -> object:
         if isinstance(value, bool):
             return str(value).upper()
         return escape_cell(value) if isinstance(value, str) else value
 
     for row in (*_head_rows(sheet), *_tip_rows(sheet, scores or {})):
-        writer.writerow({name: cell(value) for name, value in row.items()})
+        writer.writerow({name: csv_value(value) for name, value in row.items()})
     for line in sheet.rubric.text.splitlines():
         if line.strip():
             writer.writerow({"row": "rubric", "tip": escape_cell(line)})
-    return BOM + out.getvalue()
+    return BOM + output.getvalue()
 
 
 def escape_cell(text: str) -> str:
-    """Escape a text so that spreadsheets do not run or convert it; reversed by `unescape_cell`."""
+    """Escape a text so that spreadsheets do not execute or convert it. `unescape_cell` reverses it."""
     escaped = escape(text)
     return f"'{escaped}" if _UNSAFE_CELL.match(escaped) else escaped
 
@@ -117,29 +118,29 @@ def unescape_cell(cell: str) -> str:
 
 
 def _parse_csv(text: str, separator: str) -> dict[str, Any]:
-    """Parse CSV into the JSON structure, without cards and rubric text. Raises SheetRefused if invalid."""
+    """Parse CSV into the structure of the JSON file, without cards and rubric text. Raises SheetRefused if invalid."""
     problems: list[Problem] = []
     about: dict[str, str] = {}
-    rows_of: dict[tuple[str, str], list[_Row]] = defaultdict(list)  # by item and hash
+    rows_by_item: dict[tuple[str, str], list[_Row]] = defaultdict(list)  # by item id and hash
     for row in _rows(text, separator, problems):
         if len(problems) > MAX_PROBLEMS:
             break
         kind = row.stripped("row").casefold()
         if kind == "tip":
-            rows_of[row.stripped("item"), row.stripped("sha256")].append(row)
+            rows_by_item[row.stripped("item"), row.stripped("sha256")].append(row)
         elif kind == "about":
             name, value = row.stripped("item").casefold(), row.stripped("tip")
             if about.setdefault(name, value) != value:
                 problems.append(row.problem("tip", f"{shown(about[name])} for {shown(name)}, as in a row before"))
         elif kind not in _ROW_KINDS:
             problems.append(row.problem("row", f"one of {', '.join(_ROW_KINDS)}; delete rows of your own"))
-    items = [_parse_item(rows, problems) for rows in rows_of.values()]
+    items = [_parse_item(rows, problems) for rows in rows_by_item.values()]
     if problems:
         raise refusal(problems)
-    raw: dict[str, Any] = {name: about[name] for name in ("format", "sheet", "experiment") if name in about}
-    raw["judge"] = about.get("judge") or None
-    raw["rubric"] = {name: about[f"rubric {name}"] for name in ("id", "sha256") if f"rubric {name}" in about}
-    return raw | {"items": items}
+    content: dict[str, Any] = {name: about[name] for name in ("format", "sheet", "experiment") if name in about}
+    content["judge"] = about.get("judge") or None
+    content["rubric"] = {name: about[f"rubric {name}"] for name in ("id", "sha256") if f"rubric {name}" in about}
+    return content | {"items": items}
 
 
 @dataclass(frozen=True)
@@ -156,25 +157,26 @@ class _Row:
         return self.text(column).strip()
 
     def problem(self, column: str, expected: str) -> Problem:
-        item, seen = self.stripped("item"), self.cells.get(column, "")
-        return Problem(shown_name(item) if item else None, None, column, shown(seen), expected, self.number)
+        """Return a problem with the value in this column."""
+        item, value = self.stripped("item"), self.cells.get(column, "")
+        return Problem(shown_name(item) if item else None, None, column, shown(value), expected, self.number)
 
 
 def _parse_item(rows: Sequence[_Row], problems: list[Problem]) -> dict[str, Any]:
-    """Parse the rows of one item, which may come in any order."""
-    tips: dict[int, dict[str, Any]] = {}
-    flags: dict[str, object] = {}  # values of format_ok, by their text and row for messages
+    """Parse the rows of one item, which may be in any order. Adds any problems to `problems`."""
+    tips: dict[int, dict[str, Any]] = {}  # by number
+    format_flags: dict[str, object] = {}  # values of format_ok, by their description in messages
     for row in rows:
         number = _parse_integer(row.stripped("number"))
         if not isinstance(number, int) or not 1 <= number <= MAX_TIPS:
             problems.append(row.problem("number", "the tip's number as exported, from 1 on"))
             continue
         if number in tips:
-            first = tips[number][CSV_ROW]
-            problems.append(row.problem("number", f"each tip of an item once; row {first} has this one too"))
+            first_row = tips[number][CSV_ROW]
+            problems.append(row.problem("number", f"each tip of an item once; row {first_row} has this one too"))
             continue
         if format_ok := row.stripped("format_ok"):
-            flags[f"{format_ok} in row {row.number}"] = _parse_flag(format_ok)
+            format_flags[f"{format_ok} in row {row.number}"] = _parse_flag(format_ok)
         tips[number] = {
             "tip": row.text("tip"),
             "rationale": row.text("rationale"),
@@ -187,12 +189,14 @@ def _parse_item(rows: Sequence[_Row], problems: list[Problem]) -> dict[str, Any]
             "note": row.text("note"),
             CSV_ROW: row.number,
         }
-    values = list(flags.values())
-    same = all(value is values[0] for value in values)
+    values = list(format_flags.values())
+    agree = bool(values) and all(value is values[0] for value in values)
+    # Validation rejects the joined text and shows it in its message.
+    item_format_ok = values[0] if agree else " and ".join(format_flags)
     return {
         "item": rows[0].stripped("item"),
         "sha256": rows[0].stripped("sha256"),
-        "format_ok": values[0] if values and same else " and ".join(flags),  # validation rejects the text
+        "format_ok": item_format_ok,
         "tips": [tips.get(number) for number in range(1, max(tips, default=0) + 1)],
         CSV_ROW: rows[0].number,
     }
@@ -215,10 +219,10 @@ def _head_rows(sheet: TipSheet) -> Iterator[dict[str, object]]:
 
 def _tip_rows(sheet: TipSheet, scores: Mapping[str, ItemScore]) -> Iterator[dict[str, object]]:
     for item in sheet.items:
-        given = scores.get(item.id)
-        format_ok = given.format_ok if given else item.format_ok
+        item_score = scores.get(item.id)
+        format_ok = item_score.format_ok if item_score else item.format_ok
         for index, tip in enumerate(item.tips):
-            score = given.tips[index] if given else None
+            score = item_score.tips[index] if item_score else None
             yield {
                 "row": "tip",
                 "item": item.id,
@@ -247,28 +251,30 @@ def _card_text(item: Item) -> str:
         ]
         for task in persona["tasks"]:
             due = f", due {task['due']}" if task["due"] else ""
-            due += ", overdue" if task["overdue"] else ""
-            lines.append(f"Task: {task['title']} (priority {task['priority']} of 4{due}, {task['age_days']} days old)")
+            overdue = ", overdue" if task["overdue"] else ""
+            details = f"priority {task['priority']} of 4{due}{overdue}, {task['age_days']} days old"
+            lines.append(f"Task: {task['title']} ({details})")
     except (KeyError, TypeError):  # a card with another structure
         return str(dict(card))
     return "\n".join(lines)
 
 
 def _separator(text: str) -> str | None:
-    """Return the separator of the first line; None if it lacks the columns of a sheet."""
-    first = text[:10_000].split("\n", 1)[0].split("\r", 1)[0]
+    """Return the separator of the CSV, or None if the first line lacks the columns of a sheet."""
+    first_line = text[:10_000].split("\n", 1)[0].split("\r", 1)[0]
     for separator in _SEPARATORS:
-        if {"row", "item"} <= {_column(cell) for cell in first.split(separator)}:
+        if {"row", "item"} <= {_column(cell) for cell in first_line.split(separator)}:
             return separator
     return None
 
 
 def _column(cell: str) -> str:
+    """Return the column's name from a cell of the header."""
     return cell.strip().strip('"').strip().casefold()
 
 
 def _rows(text: str, separator: str, problems: list[Problem]) -> Iterator[_Row]:
-    """Validate the columns, then yield every non-empty row."""
+    """Validate the header, then yield each non-empty row. Adds rows with too many cells to `problems`."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
         columns = [_column(cell) for cell in next(reader)]
@@ -276,10 +282,12 @@ def _rows(text: str, separator: str, problems: list[Problem]) -> Iterator[_Row]:
         missing = [name for name in _REQUIRED_COLUMNS if name not in counts]
         repeated = [shown_name(name) for name, count in counts.items() if count > 1]
         once = "each column once; remove one of them"
-        wrong = [Problem(None, None, name, "no such column", "the column as exported", row=1) for name in missing]
-        wrong += [Problem(None, None, name, "it twice", once, row=1) for name in repeated]
-        if wrong:
-            raise refusal(wrong)
+        wrong_columns = [
+            *(Problem(None, None, name, "no such column", "the column as exported", row=1) for name in missing),
+            *(Problem(None, None, name, "it twice", once, row=1) for name in repeated),
+        ]
+        if wrong_columns:
+            raise refusal(wrong_columns)
         for number, cells in enumerate(reader, start=2):
             if number > MAX_ROWS:
                 raise SheetRefused(f"A sheet has at most {MAX_ROWS} rows; this one has more. Apply the exported file.")
@@ -295,13 +303,13 @@ def _rows(text: str, separator: str, problems: list[Problem]) -> Iterator[_Row]:
 
 
 def _parse_flag(cell: str) -> object:
-    """Return a boolean, or the unchanged cell, which validation rejects."""
+    """Parse a boolean. Return any other cell unchanged; validation rejects it."""
     word = str(_parse_integer(cell))  # a spreadsheet may write 1 as 1.0
     return _FLAGS.get(word.casefold(), cell)
 
 
 def _parse_integer(cell: str) -> int | str | None:
-    """Parse an integer (also '3.0' or '3,0'); None if empty, else the unchanged cell, which validation rejects."""
+    """Parse an integer, also '3.0' or '3,0'; empty is None. Return any other cell unchanged; validation rejects it."""
     if not cell:
         return None
     if not _INTEGER.fullmatch(cell):
@@ -310,7 +318,7 @@ def _parse_integer(cell: str) -> int | str | None:
 
 
 class _InvalidJson(ValueError):
-    """Invalid JSON that Python's parser accepts: duplicate keys, NaN, Infinity."""
+    """Duplicate keys, NaN or Infinity, which Python's JSON parser accepts."""
 
 
 def _parse_json(text: str) -> dict[str, Any]:
@@ -353,25 +361,28 @@ def _parse_json(text: str) -> dict[str, Any]:
 
 
 def _invalid_json_message(text: str) -> str:
-    """Return a message with the location of the first duplicate key or constant, which json does not provide."""
-    keys: list[set[str] | None] = []  # one entry per open object or list; None for a list
-    key_next = False  # a string at this place is a key, if it is in an object
+    """Return a message with the location of the first duplicate key, NaN or Infinity.
+
+    The text is scanned again, because Python's JSON parser does not report that location.
+    """
+    open_keys: list[set[str] | None] = []  # the keys so far of each open object; None for an open list
+    key_expected = False  # whether a string here is a key, if it is inside an object
     for token in _JSON_TOKEN.finditer(text):
         word = token[0]
         if word in "{[":
-            keys.append(set() if word == "{" else None)
+            open_keys.append(set() if word == "{" else None)
         elif word in "}]":
-            keys.pop()
+            open_keys.pop()
         elif word[0] in "NI-":  # NaN, Infinity, -Infinity
             place = _line_and_column(text, token.start())
             return f"{place}: expected a whole number or null; found {word}. Write the score there, or null."
-        elif word[0] == '"' and key_next and (known := keys[-1]) is not None:
+        elif word[0] == '"' and key_expected and (known := open_keys[-1]) is not None:
             key = json.loads(word)
             if key in known:
                 place = _line_and_column(text, token.start())
                 return f"{place}: expected each key once in an object; found {shown(key)} again. Remove one of the two."
             known.add(key)
-        key_next = word in "{,"
+        key_expected = word in "{,"
     raise AssertionError("invalid JSON was found before and cannot be found again")
 
 

@@ -39,31 +39,31 @@ SHEET_KIND = "sheet_kind"  # tag; absent on an ordinary sheet
 DUEL = "duel"  # its value on a duel sheet
 FINAL = "sheet_final"  # tag
 REVISIONS = "sheet_revisions"  # tag
-HIDDEN = "hidden_"  # prefix of metrics, tags and texts written for a hidden item, as many as for a cell
+HIDDEN = "hidden_"  # prefix of the metrics, tags and texts of hidden items; each has as many as a cell
 StoredT = TypeVar("StoredT")
 
 
 class ItemKind(StrEnum):
-    """The kind of an item, hidden from the judge."""
+    """The kind of an item. Judges do not see it."""
 
-    CELL = "cell"  # an answer to be scored by this judge
+    CELL = "cell"  # an answer to score
     CONTROL = "control"  # calibrated tips presented as an answer; measures drift
     REPEAT = "repeat"  # an answer this judge has already scored; measures self-agreement
 
 
 @dataclass(frozen=True)
 class SheetEntry:
-    """One item with its kind and source."""
+    """One item of a stored sheet, with its kind and source."""
 
     item: Item
     kind: ItemKind
     run_id: str | None = None  # for cells and repeats
-    controls: tuple[str, ...] = ()  # ids of the control tips, in item order
-    references: tuple[Mapping[str, int], ...] = ()  # their reference scores
+    controls: tuple[str, ...] = ()  # ids of the control tips, in the item's order
+    references: tuple[Mapping[str, int], ...] = ()  # reference scores of the control tips, by scale
 
 
 def control_id(control: Control) -> str:
-    """Return a content-based id of a control, stable across machines and edits of the controls file."""
+    """Return the id of a control: a hash of its content, so that it does not depend on the machine or file."""
     return fingerprint([control.scenario, control.tip], 12)
 
 
@@ -72,7 +72,7 @@ class ReplacedAnswer:
     """An answer replaced by a later one."""
 
     given: ItemScore
-    at: str  # time of replacement
+    at: str  # ISO time of the replacement
 
 
 def answers_text(answers: Mapping[str, ItemScore], history: Sequence[ReplacedAnswer] = ()) -> str:
@@ -89,12 +89,13 @@ def read_answers(text: str | None) -> tuple[dict[str, ItemScore], tuple[Replaced
     if text is None:
         return {}, ()
     raw = json.loads(text)
-    history = tuple(ReplacedAnswer(ItemScore.from_json(each["item"], each), each["at"]) for each in raw["history"])
-    return {item: ItemScore.from_json(item, given) for item, given in raw["items"].items()}, history
+    history = tuple(ReplacedAnswer(ItemScore.from_json(entry["item"], entry), entry["at"]) for entry in raw["history"])
+    answers = {item: ItemScore.from_json(item, raw_score) for item, raw_score in raw["items"].items()}
+    return answers, history
 
 
 def scores_fingerprint(answers: Mapping[str, ItemScore]) -> str:
-    """Return a fingerprint of scores and flags, without notes, which do not affect drift."""
+    """Return a fingerprint of the scores and flags. Notes are ignored, because they do not affect drift."""
     return fingerprint(
         {
             item: [score.format_ok, [[dict(tip.scores), tip.overlong] for tip in score.tips]]
@@ -109,7 +110,7 @@ class SheetStatus(StrEnum):
 
     EXPORTED = "exported"  # not applied yet
     APPLIED = "applied"  # its scores count
-    HELD = "held"  # its scores are stored but do not count: drift limit exceeded
+    HELD = "held"  # its scores are stored but do not count, because the drift limit was exceeded
 
 
 @dataclass(frozen=True)
@@ -120,23 +121,24 @@ class StoredSheet:
     entries: tuple[SheetEntry, ...]  # in the sheet's order
     exported: str  # ISO time
     provisional: bool = False
-    refloor: tuple[str, ...] = ()  # runs without a usable tip, whose floor scores are updated to the sheet's rubric
+    refloor: tuple[str, ...] = ()  # runs whose floor scores are updated to the sheet's rubric on apply
     seed: int = 0
     run_id: str = ""
     status: SheetStatus = SheetStatus.EXPORTED
     answers: Mapping[str, ItemScore] = field(default_factory=dict)
     replaced: tuple[ReplacedAnswer, ...] = ()  # answers replaced by later ones
-    acceptance: str | None = None  # reason for accepting the drift; valid for the scores in `accepted_for`
-    accepted_for: str | None = None  # as returned by `scores_fingerprint`
+    acceptance: str | None = None  # reason for accepting the drift; only for the scores in `accepted_for`
+    accepted_for: str | None = None  # the result of `scores_fingerprint`
     drift: Mapping[str, Any] | None = None  # None until the first verdict
-    final: bool = False  # its judge has finished it, whether or not items are open
+    final: bool = False  # whether the judge has finished the sheet, even if items are unanswered
     revisions: int = 0  # changes applied after the first verdict
     applied_at: str | None = None
-    owner: str | None = None  # named at export, else the first judge who filled it
+    owner: str | None = None  # the judge named at export, or else the first judge who applied answers
     self_exact: float | None = None  # share of equal scores on repeated tips
 
     @property
     def finished(self) -> int:
+        """The number of answered items."""
         return len(self.answers)
 
     @property
@@ -146,7 +148,7 @@ class StoredSheet:
 
     @property
     def is_open(self) -> bool:
-        """Whether its judge may still fill in items before the first verdict."""
+        """Whether items are unanswered and the judge has not finished the sheet."""
         return not self.final and bool(self.unanswered)
 
     @property
@@ -155,7 +157,7 @@ class StoredSheet:
         return self.acceptance_of(self.answers)
 
     def acceptance_of(self, answers: Mapping[str, ItemScore]) -> str | None:
-        """Return the reason for accepting the drift of these exact scores and flags, or None."""
+        """Return the reason for accepting the drift of exactly these scores and flags, or None."""
         if self.acceptance and self.accepted_for == scores_fingerprint(answers):
             return self.acceptance
         return None
@@ -172,7 +174,7 @@ def milliseconds(iso: str) -> int:
 
 
 def record_sheet(store: RunStore, experiment_id: str, stored: StoredSheet) -> str:
-    """Store a new sheet and return its run id. Must succeed before the file is sent to a judge."""
+    """Store a new sheet and return its run id. Call it before the file is sent to a judge."""
     sheet, entries = stored.sheet, stored.entries
     content = {
         "instructions": sheet.instructions or instructions(sheet.rubric),
@@ -216,9 +218,9 @@ def judging_run(
     content: object,
     key: object,
 ) -> NewRun:
-    """Return the run of a new sheet of tips or duels; `content` is shown to its judge, `key` unblinds it."""
+    """Return the run of a new sheet of tips or duels. `content` is shown to the judge; `key` has the items' sources."""
     exported_ms = milliseconds(exported)
-    judge = {"judge": sheet.judge} if sheet.judge else {}
+    judge_tag = {"judge": sheet.judge} if sheet.judge else {}
     return NewRun(
         kind=RunKind.JUDGING,
         record_id=sheet.id,
@@ -233,7 +235,7 @@ def judging_run(
             "exported_at": exported,
             "tipbench.version": tipbench.__version__,
             **tags,
-            **judge,
+            **judge_tag,
         },
         texts={SHEET: compact_json(content), KEY: compact_json(key), RUBRIC: sheet.rubric.text},
     )
@@ -247,12 +249,12 @@ def find_sheet(store: RunStore, experiment_id: str, experiment: str, sheet_id: s
 def stored_sheets(
     store: RunStore, experiment_id: str, experiment: str, judge: str | None = None
 ) -> Iterator[StoredSheet]:
-    """Yield the sheets of an experiment, newest first, optionally of one judge."""
+    """Yield the sheets of an experiment, or only those of one judge, newest first."""
     return _read_sheets(store, experiment_id, experiment, {"judge": judge} if judge else {})
 
 
 def check_no_duels(store: RunStore, experiment: Experiment, judge: str) -> None:
-    """Raise SheetsClosed if the judge has opened a duel in the experiment, which closes their sheets."""
+    """Raise SheetsClosed if the judge has opened a duel in the experiment: a duel closes the judge's sheets."""
     if has_duels(store, experiment, judge):
         raise SheetsClosed(
             f"{judge} has opened duels in {experiment.name}, which closes their sheets there: duels show real answers "
@@ -280,7 +282,7 @@ def has_duels(store: RunStore, experiment: Experiment, judge: str) -> bool:
 
 
 def controls_shown_to(store: RunStore, judge: str) -> list[str]:
-    """Return the ids of controls shown to this judge in any experiment, once per time shown."""
+    """Return the ids of the controls shown to this judge in all experiments, once for each time shown."""
     shown: list[str] = []
     where = {"kind": str(RunKind.JUDGING), "judge": judge}
     for experiment in store.experiments():
@@ -313,9 +315,9 @@ def _read_sheets(
                     references=tuple(source["references"]),
                 )
             )
-        text = content.get("instructions", "")
+        instructions_text = content.get("instructions", "")
         return StoredSheet(
-            sheet=Sheet(run.tags["sheet"], experiment, key["judge"], rubric, tuple(items), text),
+            sheet=Sheet(run.tags["sheet"], experiment, key["judge"], rubric, tuple(items), instructions_text),
             entries=tuple(entries),
             exported=run.tags["exported_at"],
             provisional=run.tags.get("provisional") == "true",
@@ -345,14 +347,14 @@ def read_judgings(
     where: Mapping[str, str],
     parse: Callable[[StoredRun, Mapping[str, str], Rubric], StoredT],
 ) -> Iterator[StoredT]:
-    """Yield the parsed judging runs of a kind, newest first. Raises CorruptText for one with an unexpected format."""
-    only = {"kind": str(RunKind.JUDGING)}
+    """Yield the parsed judging runs of a kind, newest first. Raises CorruptText if a run has an unexpected format."""
+    conditions = {"kind": str(RunKind.JUDGING)}
     if kind == DUEL:
-        only[SHEET_KIND] = DUEL
-    only.update(where)
-    rubrics: dict[str, Rubric] = {}  # by text; most sheets have the same
-    for run, texts in store.read(experiment_id, where=only, texts=(SHEET, KEY, RUBRIC, ANSWERS, DRIFT)):
-        if run.tags.get(SHEET_KIND, "sheet") != kind:  # ordinary sheets have no such tag to search for
+        conditions[SHEET_KIND] = DUEL
+    conditions.update(where)
+    rubrics: dict[str, Rubric] = {}  # by text, because most sheets have the same rubric
+    for run, texts in store.read(experiment_id, where=conditions, texts=(SHEET, KEY, RUBRIC, ANSWERS, DRIFT)):
+        if run.tags.get(SHEET_KIND, "sheet") != kind:  # ordinary sheets lack the tag, so the search cannot select them
             continue
         try:
             text = texts[RUBRIC]
@@ -366,13 +368,13 @@ def read_judgings(
 
 
 def compact_json(value: object) -> str:
-    """Return a value as stored in MLflow: JSON without spaces."""
+    """Return JSON without spaces, as stored in MLflow."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass(frozen=True)
 class ReceivedSheet:
-    """A validated sheet, ready to be applied."""
+    """A validated sheet that can be applied."""
 
     experiment: Experiment
     stored: StoredSheet
@@ -382,9 +384,10 @@ class ReceivedSheet:
 def receive(
     store: RunStore, raw: Mapping[str, Any], *, judge: str | None = None, accepting: bool = False
 ) -> ReceivedSheet:
-    """Find the stored sheet of a filled file and validate it. Raises SheetRefused with every problem.
+    """Validate a filled file against its stored sheet. Raises SheetRefused with all problems.
 
-    Raises SheetsClosed if the judge has opened duels, unless an admin is `accepting` the drift of a held sheet.
+    Raises SheetsClosed if the judge has opened duels. With `accepting`, an admin accepts the drift of a held sheet, and
+    duels are not checked.
     """
     experiment, stored = find_original(store, raw, FORMAT, find_sheet)
     expected = replace(stored.sheet, judge=stored.owner or stored.sheet.judge)
@@ -402,22 +405,24 @@ def find_original(
 ) -> tuple[Experiment, StoredT]:
     """Return the experiment and the stored sheet that a filled file names. Raises SheetRefused if either is missing."""
 
-    def wrong(field: str, expected: str) -> SheetRefused:
+    def wrong_field(field: str, expected: str) -> SheetRefused:
         return refusal([Problem(None, None, field, shown(raw.get(field)), expected)])
 
     if raw.get("format") != format_:
-        raise wrong("format", repr(format_))
+        raise wrong_field("format", repr(format_))
     name, sheet_id = raw.get("experiment"), raw.get("sheet")
     try:
         check_experiment_name(name if isinstance(name, str) else "")
     except ValueError as exc:
-        raise wrong("experiment", "the name it was exported with, tip-bench-…") from exc
+        raise wrong_field("experiment", "the name it was exported with, tip-bench-…") from exc
     if not isinstance(sheet_id, str) or not 0 < len(sheet_id) <= 64:
-        raise wrong("sheet", "the id it was exported with")
+        raise wrong_field("sheet", "the id it was exported with")
     experiment = store.experiment(str(name))
     if experiment is None:
-        raise wrong("experiment", "an experiment of this MLflow; see --mlflow-url")
+        raise wrong_field("experiment", "an experiment of this MLflow; see --mlflow-url")
     stored = find(store, experiment.experiment_id, experiment.name, sheet_id)
     if stored is None:
-        raise wrong("sheet", f"a sheet exported from {experiment.name} and recorded in this MLflow; see --mlflow-url")
+        raise wrong_field(
+            "sheet", f"a sheet exported from {experiment.name} and recorded in this MLflow; see --mlflow-url"
+        )
     return experiment, stored

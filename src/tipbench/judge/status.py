@@ -23,16 +23,16 @@ class JudgeStatus:
     judge: str
     provisional: bool
     cells: int  # with counted scores of this judge
-    held: int  # cells with stored scores of this judge that do not count
+    held: int  # cells with held scores of this judge
     sheets: int
-    open_items: int  # unscored items on sheets that are not finished
-    drift: str | None  # verdict on the newest applied or held sheet
+    open_items: int  # unscored items on unfinished sheets
+    drift: str | None  # verdict on the judge's newest applied or held sheet
     error: float | None  # mean absolute error on that sheet's controls
     self_exact: float | None  # share of equal scores on repeated tips
-    minutes_per_item: float | None  # from export to apply, an upper bound
-    unchecked: int = 0  # items on sheets without a drift verdict yet; their scores count
-    duels: int = 0  # duel sheets; the first one closes the judge's sheets
-    trends: Trends | None = None  # over the sheets with a drift verdict, under the newest one's rubric
+    minutes_per_item: float | None  # from export to apply, so an upper bound
+    unchecked: int = 0  # scored items on applied sheets without a drift verdict; their scores count
+    duels: int = 0  # number of duel sheets
+    trends: Trends | None = None  # over the sheets with a drift verdict and the newest sheet's rubric
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class SheetSummary:
     """A sheet without its items."""
 
     sheet: str
-    judge: str | None  # None if it was exported without a name and not applied yet
+    judge: str | None  # None if the sheet was exported without a name and is not applied yet
     exported: str
     status: str
     provisional: bool
@@ -72,23 +72,23 @@ class JudgingStatus:
     experiment: str
     cells: int
     pending: int
-    held: int  # pending cells with scores that do not count
+    held: int  # pending cells with held scores
     judged: int
     floored: int  # judged cells without a usable tip
-    twice: int  # cells with two or more counted judges
+    twice: int  # cells with counted scores of two or more judges
     rubrics: tuple[str, ...]  # rubric ids of the current scores
-    alpha: Mapping[str, float | None]
+    alpha: Mapping[str, float | None]  # Krippendorff's alpha, by scale
     judges: tuple[JudgeStatus, ...]
     history: tuple[SheetSummary, ...]  # applied and held sheets, oldest first
-    open_sheets: tuple[SheetSummary, ...] = ()  # sheets with unscored items, applied or not, oldest first
+    open_sheets: tuple[SheetSummary, ...] = ()  # unfinished sheets with unscored items, oldest first
 
     def use_of(self, judge: JudgeStatus) -> str:
-        """Return how a judge's scores are used, for readers."""
+        """Return a phrase for how the judge's scores are used."""
         if judge.provisional:
             return "provisional"
         if judge.held:
             return "partly held" if judge.cells else "held"
-        sheets = [each for each in self.history if each.judge == judge.judge and not each.provisional]
+        sheets = [sheet for sheet in self.history if sheet.judge == judge.judge and not sheet.provisional]
         if sheets and sheets[-1].accepted:
             return "count, drift accepted"
         if judge.unchecked:
@@ -96,7 +96,7 @@ class JudgingStatus:
         return "count" if judge.cells else "none"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the status as JSON-serializable values; None where unknown."""
+        """Return the status as JSON-serializable values."""
         judges = [{**asdict(each), "trends": each.trends and each.trends.to_json()} for each in self.judges]
         open_keys = ("sheet", "judge", "exported", "provisional", "items", "finished")
         open_sheets = [{key: getattr(sheet, key) for key in open_keys} for sheet in self.open_sheets]
@@ -110,15 +110,16 @@ def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
     judged = [cell for cell in cells if cell.run.state == RunState.JUDGED]
     pending = [cell for cell in cells if cell.run.state == RunState.PENDING]
     rubric_counts = Counter(score.rubric for cell in judged for score in cell.scores.counted)
-    rubrics = {each.sheet.rubric.tag: each.sheet.rubric for each in sheets}
-    rubric = rubrics.get(max(rubric_counts, key=rubric_counts.__getitem__, default=""))
+    most_used = max(rubric_counts, key=rubric_counts.__getitem__, default="")
+    rubric = {stored.sheet.rubric.tag: stored.sheet.rubric for stored in sheets}.get(most_used)
     where = {"kind": str(RunKind.JUDGING), SHEET_KIND: DUEL}
     duels = Counter(run.tags.get("judge", "") for run in store.search(experiment.experiment_id, where=where))
     people = {name for cell in cells for name in (*cell.scores.judges, *cell.scores.held)}
     people |= {stored.owner for stored in sheets if stored.owner and not stored.provisional}
     automatic = {name for cell in cells for name in cell.scores.provisional}
     automatic |= {stored.owner for stored in sheets if stored.owner and stored.provisional}
-    judges = [*((name, False) for name in sorted(people)), *((name, True) for name in sorted(automatic))]
+    statuses = [_judge_status(name, cells, sheets, duels, provisional=False) for name in sorted(people)]
+    statuses += [_judge_status(name, cells, sheets, duels, provisional=True) for name in sorted(automatic)]
     return JudgingStatus(
         experiment=experiment.name,
         cells=len(cells),
@@ -129,27 +130,30 @@ def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
         twice=sum(len(cell.scores.counted) > 1 for cell in judged),
         rubrics=tuple(sorted({cell.run.tags.get("scores_rubric", "").split("@")[0] for cell in judged})),
         alpha=alpha_by_scale(rubric, [cell.scores for cell in judged]) if rubric else {},
-        judges=tuple(_judge_status(name, provisional, cells, sheets, duels) for name, provisional in judges),
-        history=tuple(SheetSummary.of(each) for each in sheets if each.status is not SheetStatus.EXPORTED),
-        open_sheets=tuple(SheetSummary.of(each) for each in sheets if each.is_open),
+        judges=tuple(statuses),
+        history=tuple(SheetSummary.of(stored) for stored in sheets if stored.status is not SheetStatus.EXPORTED),
+        open_sheets=tuple(SheetSummary.of(stored) for stored in sheets if stored.is_open),
     )
 
 
 def _judge_status(
     name: str,
-    provisional: bool,
     cells: Sequence[JudgedCell],
     sheets: Sequence[StoredSheet],
     duels: Mapping[str, int],
+    *,
+    provisional: bool,
 ) -> JudgeStatus:
-    own = [stored for stored in sheets if stored.owner == name and stored.provisional == provisional]
-    applied = [stored for stored in own if stored.status is not SheetStatus.EXPORTED]
+    own_sheets = [stored for stored in sheets if stored.owner == name and stored.provisional == provisional]
+    applied = [stored for stored in own_sheets if stored.status is not SheetStatus.EXPORTED]
     newest = applied[-1] if applied else None
     drift = newest.drift if newest and newest.drift else {}
-    finished = sum(stored.finished for stored in applied)
+    finished_items = sum(stored.finished for stored in applied)
     rubric = newest.sheet.rubric if newest else None
-    measured = [each for each in applied if each.drift is not None and rubric and each.sheet.rubric.tag == rubric.tag]
-    controls = [list(control_scores(each.entries, each.answers)) for each in measured]
+    measured = [
+        stored for stored in applied if stored.drift is not None and rubric and stored.sheet.rubric.tag == rubric.tag
+    ]
+    controls = [list(control_scores(stored.entries, stored.answers)) for stored in measured]
     seconds = [
         (datetime.fromisoformat(stored.applied_at) - datetime.fromisoformat(stored.exported)).total_seconds()
         for stored in applied
@@ -160,12 +164,12 @@ def _judge_status(
         provisional=provisional,
         cells=sum(name in (cell.scores.provisional if provisional else cell.scores.judges) for cell in cells),
         held=0 if provisional else sum(name in cell.scores.held for cell in cells),
-        sheets=len(own),
-        open_items=sum(len(stored.entries) - stored.finished for stored in own if not stored.final),
+        sheets=len(own_sheets),
+        open_items=sum(len(stored.entries) - stored.finished for stored in own_sheets if not stored.final),
         drift=drift.get("verdict"),
         error=drift.get("error"),
         self_exact=newest.self_exact if newest else None,
-        minutes_per_item=sum(seconds) / 60 / finished if finished and seconds else None,
+        minutes_per_item=sum(seconds) / 60 / finished_items if finished_items and seconds else None,
         unchecked=sum(stored.finished for stored in applied if stored.drift is None),
         duels=0 if provisional else duels[name],
         trends=measure_trends(rubric.scales, controls) if rubric and any(controls) else None,

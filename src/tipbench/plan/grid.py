@@ -1,4 +1,4 @@
-"""The grid: every cell with its exact prompt, ordered by model so that each model is loaded once."""
+"""The grid: all cells of a collect with their prompts, ordered by model so that each model is loaded once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tipbench.text import fingerprint
 
 @dataclass(frozen=True)
 class Cell:
-    """One prompt sent to one model for one scenario: the unit that is generated, recorded and judged."""
+    """One model, prompt and scenario: the unit that is generated, recorded and judged."""
 
     model: str
     prompt: str
@@ -31,28 +31,28 @@ class Cell:
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell with the request to send, and the key that identifies its recorded run."""
+    """A cell with the request to send."""
 
     cell: Cell
     scenario: Scenario
     prompt: Prompt
     rendered: Rendered
-    options: Mapping[str, float | int]
-    key: str
+    options: Mapping[str, float | int]  # sampling options
+    key: str  # identifies the recorded run of an equal request
 
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """A model as part of its cells' keys: by its digest, because a name may move to other weights."""
+    """The properties of a model that determine its cells and their keys."""
 
     model: str
-    digest: str
-    thinking: bool = False
-    has_prompt: bool = True  # False: its answers depend on the scenario only, so it has one cell per scenario
+    digest: str  # in the keys instead of the name, because a name may later refer to other weights
+    thinking: bool = False  # whether the model can think before it answers
+    has_prompt: bool = True  # if False, answers depend only on the scenario, so prompts add no cells
 
 
 def plan_grid(suite: Suite, config: CollectConfig, models: Iterable[ModelIdentity]) -> list[PlannedCell]:
-    """Return all cells, ordered by model and prompt; models with the same digest have the same cells, planned once."""
+    """Return all cells, ordered by model and prompt. Cells of models with the same digest are planned only once."""
     prompts = choose_prompts(suite, config.prompt_versions)
     scenarios = choose_scenarios(suite, config.n_scenarios)
     repeats = range(1, config.repeats + 1)
@@ -68,43 +68,43 @@ def plan_grid(suite: Suite, config: CollectConfig, models: Iterable[ModelIdentit
                 "num_predict": config.num_predict,
                 "seed": cell_seed(config.seed, scenario.id, prompt.version, repeat),
             }
-            content: dict[str, object] = {
+            key_content: dict[str, object] = {
                 "digest": model.digest,
                 "scenario": scenario.id,
                 "options": options,
                 "repeat": repeat,
             }
             if model.has_prompt:
-                think = False if model.thinking else None
-                content |= {"system": rendered.system, "user": rendered.user, "think": think}
+                think = False if model.thinking else None  # as sent to the server: thinking is switched off
+                key_content |= {"system": rendered.system, "user": rendered.user, "think": think}
             else:
-                content |= {"n_tips": config.n_tips, "diversity": config.diversity}
-            key = fingerprint(content)
+                key_content |= {"n_tips": config.n_tips, "diversity": config.diversity}
+            key = fingerprint(key_content)
             cell = Cell(model.model, prompt.version, scenario.id, repeat)
             planned.setdefault(key, PlannedCell(cell, scenario, prompt, rendered, options, key))
     return list(planned.values())
 
 
 def blocks(cells: Iterable[PlannedCell]) -> Iterator[tuple[str, list[PlannedCell]]]:
-    """Yield the cells of each model as one block, in grid order."""
+    """Yield each model with its cells, in grid order."""
     for model, group in groupby(cells, key=lambda planned: planned.cell.model):
         yield model, list(group)
 
 
 def suite_for(config: CollectConfig) -> Suite:
-    """Load the suite of a configuration; raises UsageError for unknown prompts, before any server is needed."""
+    """Load the suite of a configuration. Raises UsageError for unknown prompts, before any server is contacted."""
     suite = load_suite(config.suite)
     choose_prompts(suite, config.prompt_versions)
     return suite
 
 
 def conditions_of(config: CollectConfig, suite: Suite) -> str:
-    """Return the hash of the settings that two scores must share to be averaged."""
+    """Return a hash of the settings that must be equal for scores to be averaged."""
     return fingerprint(config.conditions(suite.sampling), 16)
 
 
 def choose_prompts(suite: Suite, versions: Sequence[str]) -> list[Prompt]:
-    """Return the requested prompt versions; raises UsageError for unknown ones."""
+    """Return the prompts of these versions. Raises UsageError for unknown versions."""
     unknown = [version for version in versions if version not in suite.prompts]
     if unknown:
         raise UsageError(
@@ -114,7 +114,7 @@ def choose_prompts(suite: Suite, versions: Sequence[str]) -> list[Prompt]:
 
 
 def choose_scenarios(suite: Suite, n_scenarios: int) -> tuple[Scenario, ...]:
-    """Return the first `n_scenarios` scenarios; 0 returns all."""
+    """Return the first `n_scenarios` scenarios, or all for 0."""
     return suite.scenarios[: n_scenarios or None]
 
 
@@ -129,6 +129,6 @@ def scenarios_warning(suite: Suite, n_scenarios: int) -> str | None:
 
 
 def cell_seed(seed: int, scenario: str, prompt: str, repeat: int) -> int:
-    """Return the sampling seed of a cell; it does not depend on the model, so that all models get the same seeds."""
+    """Return the sampling seed of a cell. It is the same for all models."""
     text = f"{seed}|{scenario}|{prompt}|{repeat}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % 2**31

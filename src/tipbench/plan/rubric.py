@@ -1,4 +1,4 @@
-"""Rubrics: scales, flags, weights, floor and anchors. Controls: tips that measure judges."""
+"""Rubrics, which define how tips are scored, and controls, which measure judges."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from pydantic import AfterValidator, Field
 from tipbench.errors import SuiteError
 from tipbench.plan.toml_file import Id, Line, Place, Schema, TomlText, read_text
 
-FLAGS = ("format_ok", "overlong")  # computed by code for every tip; a rubric only sets their weights
+FLAGS = ("format_ok", "overlong")  # computed for every tip; a rubric sets only their weights and floor
 
 
 @dataclass(frozen=True)
 class Scale:
-    """One criterion, scored in whole steps from `min` to `max`; `steps` describes each step, lowest first."""
+    """One criterion, scored in whole steps from `min` to `max`."""
 
     name: str
     min: int
     max: int
     about: str
-    steps: tuple[str, ...]
+    steps: tuple[str, ...]  # a description of each step, lowest first
 
 
 @dataclass(frozen=True)
 class CalibratedTip:
-    """A tip with reference scores and the reason for them; the rubric shows some as anchors."""
+    """A tip with reference scores and the reason for them. The rubric's anchors are calibrated tips."""
 
     scenario: str
     tip: str
@@ -40,24 +40,25 @@ class CalibratedTip:
 
 
 class Control(CalibratedTip):
-    """A calibrated tip hidden among the items of a sheet, to measure the judge."""
+    """A calibrated tip that is hidden in a sheet, to measure the judge."""
 
 
 @dataclass(frozen=True)
 class Rubric:
-    """The pinned scoring text and its parsed values."""
+    """The scoring text and the values parsed from it."""
 
     id: str
     sha256: str  # of the whole file
     text: str  # the whole file
     word_limit: int
     scales: tuple[Scale, ...]
-    weights: Mapping[str, float]  # every scale and every flag
-    floor: Mapping[str, float]  # scores of an answer without a usable tip: every scale and every flag
+    weights: Mapping[str, float]  # of every scale and flag
+    floor: Mapping[str, float]  # of every scale and flag; the scores of an answer without a usable tip
     anchors: tuple[CalibratedTip, ...]
 
     @property
     def tag(self) -> str:
+        """The id and hash, as stored with scores."""
         return f"{self.id}@{self.sha256}"
 
     @property
@@ -71,6 +72,7 @@ class Rubric:
 
     @property
     def floor_composite(self) -> float:
+        """The composite of an answer without a usable tip."""
         format_ok, overlong = (bool(self.floor[name]) for name in FLAGS)
         return self.composite(self.floor, format_ok=format_ok, overlong=overlong)
 
@@ -78,11 +80,13 @@ class Rubric:
     def range(self) -> tuple[float, float]:
         """The lowest and the highest possible composite."""
         bounds = {**{scale.name: (scale.min, scale.max) for scale in self.scales}, **dict.fromkeys(FLAGS, (0, 1))}
-        ends = [sorted(self.weights[name] * end for end in bounds[name]) for name in bounds]
-        return float(sum(low for low, _ in ends)), float(sum(high for _, high in ends))
+        # Sorted, because a negative weight reverses the bounds.
+        weighted = [sorted(self.weights[name] * bound for bound in bounds[name]) for name in bounds]
+        return float(sum(low for low, _ in weighted)), float(sum(high for _, high in weighted))
 
 
-FENCE = "+++"
+FENCE = "+++"  # the line before and after the TOML head
+# Metrics of a cell that are not scales or flags.
 OTHER_METRICS = frozenset(
     {
         *("composite", "diversity", "distinct_2", "latency_s", "load_s", "ttft_s"),
@@ -129,12 +133,12 @@ class _ControlsSchema(Schema):
 
 
 def load_rubric(path: Path, scenario_ids: Iterable[str]) -> Rubric:
-    """Read and validate a rubric file; its anchors may only use these scenarios."""
+    """Read and validate a rubric file. Its anchors may use only these scenarios."""
     return parse_rubric(read_text(path), path, scenario_ids)
 
 
 def parse_rubric(text: str, path: Path, scenario_ids: Iterable[str] | None = None) -> Rubric:
-    """Parse a rubric; `path` is used in errors. Without `scenario_ids`, anchors may use any scenario."""
+    """Parse a rubric. `path` is for error messages. Without `scenario_ids`, anchors may use any scenario."""
     lines = text.split("\n")
     fences = [number for number, line in enumerate(lines) if line.strip() == FENCE]
     if len(fences) < 2 or any(line.strip() for line in lines[: fences[0]]):
@@ -143,31 +147,31 @@ def parse_rubric(text: str, path: Path, scenario_ids: Iterable[str] | None = Non
         )
     source = TomlText(path, "\n".join(lines[fences[0] + 1 : fences[1]]), first_line=fences[0] + 2)
     head = source.validated(_HeadSchema)
-    for index, each in enumerate(head.scales):
-        if each.min >= each.max:
+    scales = tuple(Scale(raw.name, raw.min, raw.max, raw.about, tuple(raw.steps)) for raw in head.scales)
+    for index, scale in enumerate(scales):
+        if scale.min >= scale.max:
             place = ("scales", index, "max")
-            raise source.error(place, f"'max' must be above 'min'; found {each.min} to {each.max}.")
-        needed = each.max - each.min + 1
-        if len(each.steps) != needed:
+            raise source.error(place, f"'max' must be above 'min'; found {scale.min} to {scale.max}.")
+        n_steps = scale.max - scale.min + 1
+        if len(scale.steps) != n_steps:
             place = ("scales", index, "steps")
             raise source.error(
-                place, f"'steps' must describe each of the {needed} steps; it has {len(each.steps)} entries."
+                place, f"'steps' must describe each of the {n_steps} steps; it has {len(scale.steps)} entries."
             )
-    names = [each.name for each in head.scales]
+    names = [scale.name for scale in scales]
     for index, name in enumerate(names):
         if name in names[:index]:
             raise source.error(("scales", index, "name"), f"there are two scales named '{name}'.")
-    scales = tuple(Scale(each.name, each.min, each.max, each.about, tuple(each.steps)) for each in head.scales)
     for table, values in (("weights", head.weights), ("floor", head.floor)):
-        _check_complete(source, (table,), values, names + list(FLAGS))
+        _check_keys(source, (table,), values, names + list(FLAGS))
     for scale in scales:
         if not scale.min <= head.floor[scale.name] <= scale.max:
             raise source.error(("floor", scale.name), _off_scale_message(scale, head.floor[scale.name]))
     for flag in FLAGS:
         if head.floor[flag] not in (0, 1):
             raise source.error(("floor", flag), f"'{flag}' is a flag, 0 or 1; found {head.floor[flag]:g}.")
-    allowed = {anchor.scenario for anchor in head.anchors} if scenario_ids is None else set(scenario_ids)
-    _check_examples(source, "anchors", head.anchors, scales, allowed)
+    allowed_scenarios = {anchor.scenario for anchor in head.anchors} if scenario_ids is None else set(scenario_ids)
+    _check_tips(source, "anchors", head.anchors, scales, allowed_scenarios)
     return Rubric(
         id=head.id,
         sha256=hashlib.sha256(text.encode()).hexdigest(),
@@ -181,13 +185,13 @@ def parse_rubric(text: str, path: Path, scenario_ids: Iterable[str] | None = Non
 
 
 def load_controls(path: Path, rubric: Rubric, scenario_ids: Iterable[str]) -> tuple[Control, ...]:
-    """Read a controls file and validate it against the rubric of its scores."""
+    """Read a controls file and validate it against the rubric."""
     source = TomlText.read(path)
     controls = source.validated(_ControlsSchema).controls
-    _check_examples(source, "controls", controls, rubric.scales, set(scenario_ids))
-    shown = {anchor.tip for anchor in rubric.anchors}
+    _check_tips(source, "controls", controls, rubric.scales, set(scenario_ids))
+    anchor_tips = {anchor.tip for anchor in rubric.anchors}
     for index, control in enumerate(controls):
-        if control.tip in shown:
+        if control.tip in anchor_tips:
             raise source.error(
                 ("controls", index, "tip"),
                 "this tip is an anchor of the rubric; judges see it there, so it cannot test them. Write another.",
@@ -195,32 +199,33 @@ def load_controls(path: Path, rubric: Rubric, scenario_ids: Iterable[str]) -> tu
     return tuple(Control(**dict(control)) for control in controls)
 
 
-def _check_complete(source: TomlText, place: Place, values: Mapping[str, float], needed: list[str]) -> None:
+def _check_keys(source: TomlText, place: Place, values: Mapping[str, float], required: list[str]) -> None:
+    """Raise SuiteError unless the table at `place` has exactly the required keys."""
     for name in values:
-        if name not in needed:
-            raise source.error((*place, name), f"unknown key '{name}'. Known here: {', '.join(needed)}.")
-    for name in needed:
+        if name not in required:
+            raise source.error((*place, name), f"unknown key '{name}'. Known here: {', '.join(required)}.")
+    for name in required:
         if name not in values:
-            raise source.error(place, f"'{name}' is missing in '{place[-1]}'. It needs: {', '.join(needed)}.")
+            raise source.error(place, f"'{name}' is missing in '{place[-1]}'. It needs: {', '.join(required)}.")
 
 
-def _check_examples(
-    source: TomlText, table: str, examples: list[_TipSchema], scales: tuple[Scale, ...], scenario_ids: set[str]
+def _check_tips(
+    source: TomlText, table: str, tips: list[_TipSchema], scales: tuple[Scale, ...], scenario_ids: set[str]
 ) -> None:
+    """Raise SuiteError for a calibrated tip with an unknown scenario, a duplicate or invalid scores."""
     seen: set[tuple[str, str]] = set()
-    for index, example in enumerate(examples):
+    for index, tip in enumerate(tips):
         place = (table, index)
-        if example.scenario not in scenario_ids:
-            raise source.error((*place, "scenario"), f"the suite has no scenario '{example.scenario}'.")
-        if (example.scenario, example.tip) in seen:
-            raise source.error((*place, "tip"), f"this tip is listed twice for {example.scenario}.")
-        seen.add((example.scenario, example.tip))
-        _check_complete(source, (*place, "scores"), example.scores, [scale.name for scale in scales])
+        if tip.scenario not in scenario_ids:
+            raise source.error((*place, "scenario"), f"the suite has no scenario '{tip.scenario}'.")
+        if (tip.scenario, tip.tip) in seen:
+            raise source.error((*place, "tip"), f"this tip is listed twice for {tip.scenario}.")
+        seen.add((tip.scenario, tip.tip))
+        _check_keys(source, (*place, "scores"), tip.scores, [scale.name for scale in scales])
         for scale in scales:
-            if not scale.min <= example.scores[scale.name] <= scale.max:
-                raise source.error(
-                    (*place, "scores", scale.name), _off_scale_message(scale, example.scores[scale.name])
-                )
+            score = tip.scores[scale.name]
+            if not scale.min <= score <= scale.max:
+                raise source.error((*place, "scores", scale.name), _off_scale_message(scale, score))
 
 
 def _off_scale_message(scale: Scale, value: float) -> str:

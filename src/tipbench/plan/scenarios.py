@@ -24,7 +24,7 @@ class Task:
     title: str
     priority: int  # 1 to 4; 4 is the most important
     due: date | None
-    age_days: int  # since it was created
+    age_days: int  # days since the task was created
 
     def overdue_on(self, day: date) -> bool:
         """Return whether the task is overdue; a task due on `day` is not."""
@@ -75,13 +75,14 @@ class Scenario:
         return fingerprint(self._content())
 
     def to_card(self) -> dict[str, Any]:
-        """Return plain JSON for judges: the content, plus the weekday and overdue flags."""
+        """Return the scenario as JSON-serializable values for judges: its content, the weekday and overdue flags."""
         content = self._content()
-        for card, task in zip(content["persona"]["tasks"], self.persona.tasks, strict=True):
-            card["overdue"] = task.overdue_on(self.day)
+        for task_content, task in zip(content["persona"]["tasks"], self.persona.tasks, strict=True):
+            task_content["overdue"] = task.overdue_on(self.day)
         return {"id": self.id, "weekday": self.weekday, **content}
 
     def _content(self) -> dict[str, Any]:
+        """Return everything that defines the scenario."""
         persona, slot = self.persona, self.slot
         return {
             "day": self.day.isoformat(),
@@ -107,15 +108,16 @@ class Scenario:
 
 
 def build_scenarios(personas: Sequence[Persona], slots: Sequence[Slot], day: date) -> tuple[Scenario, ...]:
-    """Combine every persona with every slot, so that any first k scenarios use all of them equally often (± 1).
+    """Combine every persona with every slot.
 
-    Each scenario takes the next persona and the next slot. When both lists start again at the same time, the slots are
-    shifted by one, so that no combination repeats.
+    In the first k scenarios, for any k, all personas and all slots occur equally often (± 1). Each scenario takes the
+    next persona and the next slot. When both lists start again at the same time, the slots are shifted by one, so that
+    no combination repeats.
     """
     if not personas or not slots:
         return ()
-    common = lcm(len(personas), len(slots))
+    period = lcm(len(personas), len(slots))  # scenarios until both lists start again
     return tuple(
-        Scenario(personas[k % len(personas)], slots[(k + k // common) % len(slots)], day)
+        Scenario(personas[k % len(personas)], slots[(k + k // period) % len(slots)], day)
         for k in range(len(personas) * len(slots))
     )

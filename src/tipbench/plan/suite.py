@@ -1,4 +1,4 @@
-"""Suites: scenarios, prompts, rubric, controls and sampling, loaded and validated from a folder."""
+"""Suites: folders with scenarios, prompts, rubric, controls and sampling options."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tipbench.plan.scenarios import Persona, Scenario, Slot, Task, build_scenari
 from tipbench.plan.toml_file import Id, Line, Schema, TomlText, is_id, read_text
 from tipbench.text import fingerprint
 
-SAMPLING = ("top_k", "top_p", "min_p", "repeat_penalty")
+SAMPLING = ("top_k", "top_p", "min_p", "repeat_penalty")  # names of the options that a suite sets
 _BUILT_IN = Path(__file__).resolve().parent.parent / "suites"
 
 
 @dataclass(frozen=True)
 class Suite:
-    """The scenarios, prompts, rubric, controls and sampling options of a collect."""
+    """A loaded suite, including the suites that it extends."""
 
     name: str
     title: str
@@ -33,7 +33,7 @@ class Suite:
     prompts: Mapping[str, Prompt]
     rubric: Rubric
     controls: tuple[Control, ...]
-    sampling: Mapping[str, float | int]  # the options of SAMPLING
+    sampling: Mapping[str, float | int]  # all options in SAMPLING
 
     @property
     def fingerprint(self) -> str:
@@ -56,31 +56,32 @@ def builtin_suites() -> list[str]:
 
 
 def load_suite(reference: str) -> Suite:
-    """Load and validate a built-in suite or a suite folder; raises SuiteError with file, line and reason."""
+    """Load and validate a suite, given as a built-in name or a folder. Raises SuiteError with file, line and reason."""
     layers = _layers(_folder(reference))
     personas, slots, day = _scenario_parts(layers)
     scenarios = build_scenarios(personas, slots, day)
     scenario_ids = [scenario.id for scenario in scenarios]
-    # The last layer with a rubric. Without any, layer 0 is used, and its missing file raises the error.
-    rubric_at = max((at for at, layer in enumerate(layers) if (layer.folder / "rubric.md").exists()), default=0)
-    rubric = load_rubric(layers[rubric_at].folder / "rubric.md", scenario_ids)
-    # Controls have scores under one rubric: the controls of layers before it do not apply.
-    files = [layer.folder / "controls.toml" for layer in layers[rubric_at:]]
-    controls = [load_controls(path, rubric, scenario_ids) for path in files if path.exists()]
+    # The rubric of the last layer that has one. If none has one, loading it from the first layer raises the error.
+    with_rubric = [index for index, layer in enumerate(layers) if (layer.folder / "rubric.md").exists()]
+    rubric_layer = with_rubric[-1] if with_rubric else 0
+    rubric = load_rubric(layers[rubric_layer].folder / "rubric.md", scenario_ids)
+    # The controls of earlier layers are scored under another rubric, so they do not apply.
+    control_files = [layer.folder / "controls.toml" for layer in layers[rubric_layer:]]
+    control_groups = [load_controls(path, rubric, scenario_ids) for path in control_files if path.exists()]
     return Suite(
         name=layers[-1].content.name,
         title=layers[-1].content.title,
         scenarios=scenarios,
         prompts=_prompts(layers),
         rubric=rubric,
-        controls=tuple(control for group in controls for control in group),
+        controls=tuple(control for group in control_groups for control in group),
         sampling=_sampling(layers),
     )
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """The folder and suite.toml of a suite, or of one that it extends."""
+    """The folder and suite.toml of one suite, without the suites that it extends."""
 
     folder: Path
     source: TomlText
@@ -88,24 +89,25 @@ class _Layer:
 
 
 def _folder(reference: str, relative_to: Path | None = None) -> Path:
+    """Return the folder of a built-in name or a path."""
     if reference in builtin_suites():
         return _BUILT_IN / reference
     return (relative_to or Path()) / Path(reference).expanduser()
 
 
 def _layers(folder: Path) -> list[_Layer]:
-    """Return the suite and all suites that it extends, the most basic first."""
+    """Return the layers of the suite and of all suites that it extends, the most basic first."""
     chain: list[_Layer] = []
     while True:
         try:
-            found = folder.is_dir()
-        except OSError:  # such as a name that is too long
-            found = False
-        if not found:
-            known = f"Built-in suites: {', '.join(builtin_suites())}; or give the path of a folder with a suite.toml."
+            is_folder = folder.is_dir()
+        except OSError:  # for example, if the name is too long
+            is_folder = False
+        if not is_folder:
+            hint = f"Built-in suites: {', '.join(builtin_suites())}; or give the path of a folder with a suite.toml."
             if not chain:
-                raise SuiteError(folder, None, f"unknown suite: not a built-in name, and not a folder. {known}")
-            raise chain[-1].source.error(("extends",), f"'extends' must be a suite: {folder} is not a folder. {known}")
+                raise SuiteError(folder, None, f"unknown suite: not a built-in name, and not a folder. {hint}")
+            raise chain[-1].source.error(("extends",), f"'extends' must be a suite: {folder} is not a folder. {hint}")
         if any(layer.folder.samefile(folder) for layer in chain):
             raise chain[-1].source.error(("extends",), "'extends' leads back to the same suite.")
         source = TomlText.read(folder / "suite.toml")
@@ -117,8 +119,9 @@ def _layers(folder: Path) -> list[_Layer]:
 
 
 def _scenario_parts(layers: Sequence[_Layer]) -> tuple[list[Persona], list[Slot], date]:
-    personas: dict[str, Persona] = {}
-    slots: dict[str, Slot] = {}
+    """Return the personas, slots and date of all layers."""
+    personas: dict[str, Persona] = {}  # by id
+    slots: dict[str, Slot] = {}  # by id
     day: date | None = None
     for layer in layers:
         _add_new(personas, [persona.build() for persona in layer.content.personas], layer, "personas")
@@ -133,13 +136,14 @@ def _scenario_parts(layers: Sequence[_Layer]) -> tuple[list[Persona], list[Slot]
     return list(personas.values()), list(slots.values()), day
 
 
-def _add_new(known: dict[str, Any], items: Sequence[Persona | Slot], layer: _Layer, table: str) -> None:
-    for index, item in enumerate(items):
-        if item.id in known:
+def _add_new(items_by_id: dict[str, Any], new: Sequence[Persona | Slot], layer: _Layer, table: str) -> None:
+    """Add new items of a table. Raises SuiteError for an id that is already used."""
+    for index, item in enumerate(new):
+        if item.id in items_by_id:
             raise layer.source.error(
                 (table, index, "id"), f"the id '{item.id}' is already taken in '{table}'. Ids must differ."
             )
-        known[item.id] = item
+        items_by_id[item.id] = item
 
 
 def _sampling(layers: Sequence[_Layer]) -> dict[str, float | int]:
@@ -171,7 +175,7 @@ def _prompts(layers: Sequence[_Layer]) -> dict[str, Prompt]:
 
 
 def _parse_time(value: object) -> object:
-    """Accept times such as "07:30"; TOML's own times need seconds."""
+    """Parse times such as "07:30". Times in TOML's own format, which require seconds, are accepted too."""
     if isinstance(value, str) and re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", value):
         return dt.time.fromisoformat(value)
     if isinstance(value, dt.time) and not value.second and not value.microsecond:
@@ -196,6 +200,7 @@ class PersonaSchema(Schema):
     tasks: Annotated[list[TaskSchema], Field(min_length=3, max_length=6)]
 
     def build(self) -> Persona:
+        """Return the persona with its tasks."""
         tasks = tuple(Task(**dict(task)) for task in self.tasks)
         lists = {"preferences": tuple(self.preferences), "habits": tuple(self.habits), "tasks": tasks}
         return Persona(**{**dict(self), **lists})
@@ -208,7 +213,7 @@ class SlotSchema(Schema):
 
 
 class SamplingSchema(Schema):
-    """Sampling options; a suite and the suites that it extends must set all four together."""
+    """Sampling options. Each must be set by the suite or by a suite that it extends."""
 
     top_k: Annotated[int, Field(ge=0, le=100_000)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None

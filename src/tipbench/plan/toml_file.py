@@ -1,4 +1,4 @@
-"""Reads and validates the TOML files of a suite; errors have the file and line."""
+"""Reading and validation of a suite's TOML files. Errors include the file and line."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pydantic_core import ErrorDetails
 from tipbench.errors import SuiteError
 
 MAX_BYTES = 1_000_000
-_MAX_LINES = 1000  # of one value; errors about keys after a longer one have no line number
+_MAX_VALUE_LINES = 1000  # lines of one value; keys after a longer value have no line numbers in errors
 
 Place = tuple[str | int, ...]  # a location in pydantic's format: ("personas", 0, "tasks", 2, "priority")
 
 
 class Schema(BaseModel):
-    """Base of the file schemas; rejects unknown keys and implicit conversions."""
+    """Base class of the file schemas. Rejects unknown keys and implicit conversions."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 def is_id(text: str) -> bool:
-    """Return whether a text is a valid id, safe in file names, URLs, MLflow filters and comma-separated options."""
+    """Return whether a text is a valid id: safe in file names, URLs, MLflow filters and comma-separated options."""
     return re.fullmatch(r"[a-z0-9-]{1,64}", text) is not None
 
 
@@ -52,7 +52,7 @@ AnySchema = TypeVar("AnySchema", bound=Schema)
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a suite's file; raises SuiteError if it is over 1 MB or not UTF-8."""
+    """Return the text of a suite's file. Raises SuiteError if it is missing, over 1 MB or not UTF-8."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -71,18 +71,18 @@ def read_text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class TomlText:
-    """TOML text and its origin; `first_line` is above 1 if it is the head of a larger file."""
+    """TOML text and its location: a whole file, or the head of a larger one."""
 
     path: Path
     text: str
-    first_line: int = 1
+    first_line: int = 1  # line of the file at which the text begins
 
     @classmethod
     def read(cls, path: Path) -> TomlText:
         return cls(path, read_text(path))
 
     def validated(self, schema: type[AnySchema]) -> AnySchema:
-        """Parse the text into the schema; raises SuiteError at the first mistake."""
+        """Parse the text and validate it against the schema. Raises SuiteError for the first error."""
         try:
             parsed = tomllib.loads(self.text)
         except tomllib.TOMLDecodeError as exc:
@@ -100,40 +100,43 @@ class TomlText:
             raise self.error(first["loc"], _explain(first, schema) + more) from None
 
     def error(self, place: Place, reason: str) -> SuiteError:
-        """Return a SuiteError at the line of the key or table."""
+        """Return a SuiteError with the line of the key or table at `place`."""
         return SuiteError(self.path, self.first_line - 1 + find_line(self.text, place), reason)
 
 
 def _explain(error: ErrorDetails, schema: type[BaseModel]) -> str:
+    """Return a message for a validation error, with the key, the rule and the value."""
     *parents, last = error["loc"] or ("",)
-    name = f"'{last}'" if isinstance(last, str) else f"'{parents[-1] if parents else ''}', entry {last + 1},"
+    parent = parents[-1] if parents else ""
+    name = f"'{last}'" if isinstance(last, str) else f"'{parent}', entry {last + 1},"
     context = error.get("ctx", {})
-    seen = repr(error["input"]) if isinstance(error["input"], str) else f"{error['input']}"
-    seen = seen if len(seen) <= 60 else f"{seen[:57]}..."
+    value = repr(error["input"]) if isinstance(error["input"], str) else f"{error['input']}"
+    value = value if len(value) <= 60 else f"{value[:57]}..."
     match error["type"]:
         case "missing":
             return f"{name} is missing."
         case "extra_forbidden":
-            for parent in parents:
-                if isinstance(parent, str) and parent in schema.model_fields:
-                    schema = next(_schemas_in(schema.model_fields[parent].annotation), schema)
+            for field in parents:  # find the schema of the innermost table
+                if isinstance(field, str) and field in schema.model_fields:
+                    schema = next(_schemas_in(schema.model_fields[field].annotation), schema)
             return f"unknown key {name}. Known here: {', '.join(schema.model_fields)}."
         case "too_short":
             return f"{name} must have at least {context['min_length']} entries; it has {context['actual_length']}."
         case "too_long":
             return f"{name} must have at most {context['max_length']} entries; it has {context['actual_length']}."
         case "greater_than_equal":
-            return f"{name} must be at least {context['ge']}; found {seen}."
+            return f"{name} must be at least {context['ge']}; found {value}."
         case "less_than_equal":
-            return f"{name} must be at most {context['le']}; found {seen}."
+            return f"{name} must be at most {context['le']}; found {value}."
         case "value_error":
-            return f"{name} {context['error']}; found {seen}."
+            return f"{name} {context['error']}; found {value}."
         case _:
             rule = re.sub(r"^(Input|String|Value) ", "", error["msg"]).replace("should", "must", 1)
-            return f"{name} {rule}; found {seen}."
+            return f"{name} {rule}; found {value}."
 
 
 def _schemas_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the schemas in a type annotation, such as `list[PersonaSchema] | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):
@@ -141,12 +144,12 @@ def _schemas_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def find_line(text: str, place: Place) -> int:
-    """Return the line number of a key or table, or of the nearest enclosing table if it is missing."""
+    """Return the line number of a key or table. If it is missing, return that of the nearest enclosing table."""
     lines = _lines_of_keys(text)
     while place:
         if place in lines:
             return lines[place]
-        lines_inside = [line for known, line in lines.items() if known[: len(place)] == place]
+        lines_inside = [line for key, line in lines.items() if key[: len(place)] == place]
         if lines_inside:
             return min(lines_inside)
         place = place[:-1]
@@ -154,22 +157,26 @@ def find_line(text: str, place: Place) -> int:
 
 
 def _lines_of_keys(text: str) -> dict[Place, int]:
-    """Return the first line of each key and table of a valid file, parsed statement by statement."""
+    """Return the line at which each key and table of a valid TOML text begins.
+
+    The text is parsed statement by statement, because `tomllib` does not report lines.
+    """
     lines: dict[Place, int] = {}
-    entries: Counter[Place] = Counter()  # number of entries so far of each array of tables
+    entries: Counter[Place] = Counter()  # number of entries so far, by array of tables
     table: Place = ()
     statement: list[str] = []
     for number, line in enumerate(text.split("\n"), start=1):
         statement.append(line)
         try:
             value: Any = tomllib.loads("\n".join(statement))
-        except tomllib.TOMLDecodeError:  # a value that continues on the next line
-            if len(statement) > _MAX_LINES:
+        except tomllib.TOMLDecodeError:  # the value continues on the next line
+            if len(statement) > _MAX_VALUE_LINES:
                 break
             continue
-        first, is_header = number - len(statement) + 1, statement[0].lstrip().startswith("[")
+        first_line = number - len(statement) + 1
+        is_header = statement[0].lstrip().startswith("[")
         statement = []
-        names: list[str] = []  # the parts of the dotted key: each is the only key of a nested dictionary
+        names: list[str] = []  # parts of the dotted key; each is the only key of its dictionary
         while isinstance(value, dict) and value:
             name, value = next(iter(value.items()))
             names.append(name)
@@ -177,17 +184,17 @@ def _lines_of_keys(text: str) -> dict[Place, int]:
             array = (*_resolve(names[:-1], entries), names[-1])
             table = (*array, entries[array])
             entries[array] += 1
-            lines[table] = first
+            lines[table] = first_line
         elif is_header:
             table = _resolve(names, entries)
-            lines[table] = first
+            lines[table] = first_line
         elif names:
-            lines[(*table, *names)] = first
+            lines[(*table, *names)] = first_line
     return lines
 
 
 def _resolve(names: list[str], entries: Counter[Place]) -> Place:
-    """Return the full place of a table; a name below an array of tables refers to its latest entry."""
+    """Return the place of a table. In an array of tables, the place includes the index of the latest entry."""
     place: Place = ()
     for name in names:
         place = (*place, name)

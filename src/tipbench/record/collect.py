@@ -1,4 +1,4 @@
-"""Collect: generates the missing cells of a plan, model by model, and records them through the journal."""
+"""Collect: generates the missing cells of a plan, model by model, and records them in MLflow through a journal."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ from tipbench.record.summary import Summary, Tally, collection_run, refused_run
 from tipbench.record.writer import Writers
 from tipbench.text import plural
 
-_STOP_WAIT_S = 10.0  # for running calls to end, when a model's cells are stopped
-_FLUSH_S = 10.0  # for recording what is finished, after an interrupt or error
-_RELEASE_TRIES = 3
-_CLOCK_SKEW_S = 600.0  # at most, between two machines that record into one experiment
-_RETRY_S = 1.0
+_STOP_WAIT_S = 10.0  # maximum wait for running calls after a stop
+_FLUSH_S = 10.0  # maximum time for recording finished results after an interrupt or error
+_MAX_RELEASE_ATTEMPTS = 3
+_MAX_CLOCK_SKEW_S = 600.0  # between two machines that record into one experiment
+_RETRY_INTERVAL_S = 1.0
 _Result = TypeVar("_Result")
 
 
@@ -91,21 +91,23 @@ class Collector:
         self._started = time.time()
 
     def run(self) -> Summary:
-        """Generate and record the missing cells; on an error, saves finished results and re-raises it."""
+        """Generate and record the missing cells. On an error, finished results are saved before it is re-raised."""
         for cell in self._plan.cells:
             if run := self._plan.recorded.finished.get(cell.key):
                 self._tally.add(run.params, run.tags, run.metrics)
         try:
             with self._writers:
-                now = int(time.time() * 1000)
+                now_ms = int(time.time() * 1000)
                 if self._plan.refused:
-                    self._journal.append([refused_run(*refused, now) for refused in self._plan.refused.items()])
+                    self._journal.append(
+                        [refused_run(model, reason, now_ms) for model, reason in self._plan.refused.items()]
+                    )
                 for model, reason in self._plan.refused.items():
                     self._observer(Refused(model, reason))
                 try:
                     self._generate_all()
                 except BaseException:
-                    try:  # results not recorded within _FLUSH_S stay in the journal for the next run
+                    try:  # the next collect records results that are still in the journal
                         self._record_collection("interrupted")
                         self._writers.finish(_FLUSH_S, at_most_s=_FLUSH_S)
                     except TipbenchError as exc:
@@ -123,17 +125,18 @@ class Collector:
         return summary
 
     def _generate_all(self) -> None:
+        """Generate the missing cells of each model; only one model is in memory at a time."""
         for warning in self._plan.warnings:
             self._observer(Message(warning, warning=True))
-        todo = list(blocks(self._plan.missing))
-        for engine_type in engine_types(model for model, _ in todo):
+        missing = list(blocks(self._plan.missing))
+        for engine_type in engine_types(model for model, _ in missing):
             self._pause.until_alive(self._engines[engine_type.name])
             self._engines[engine_type.name].start()
-        for model, cells in todo:
+        for model, cells in missing:
             engine, facts = self._engines[engine_of(model).name], self._plan.facts[model]
-            planned = next(item for item in self._plan.models if item.model == model)
-            recorded = planned.cells - len(cells)
-            self._block, self._block_failed = BlockStarted(model, planned.cells, recorded), 0
+            total = next(planned.cells for planned in self._plan.models if planned.model == model)
+            self._block = BlockStarted(model, total, total - len(cells))
+            self._block_failed = 0
             self._observer(self._block)
             self._pause.until_alive(engine)
             engine.prepare(facts)  # waits until no other model is in memory
@@ -147,19 +150,19 @@ class Collector:
                     except TipbenchError as exc:
                         self._observer(Message(str(exc), warning=True))
                 raise
-            for _ in range(_RELEASE_TRIES):
+            for _ in range(_MAX_RELEASE_ATTEMPTS):
                 self._pause.until_alive(engine)
-                with suppress(ServerUnavailable):  # its weights are gone with it, or are unloaded on the next try
+                with suppress(ServerUnavailable):  # a dead server has no model in memory; otherwise try again
                     engine.release(model)
                     break
             else:
                 raise ResidencyError(f"{model} was not confirmed unloaded by the {engine.name} server.")
             self._observer(BlockFinished(model))
         for engine in self._engines.values():
-            engine.close()  # no weights are in memory any more, so there is nothing to monitor
+            engine.close()  # no model is in memory, so its monitoring can stop
 
     def _save(self, batch: list[Generated]) -> None:
-        """Write finished cells to the journal, then count and report them."""
+        """Write generated cells to the journal, then count and report them."""
         runs = [
             cell_run(
                 self._context,
@@ -189,6 +192,7 @@ class Collector:
         self._writers.check()
 
     def _record_collection(self, ended: str) -> None:
+        """Record the run of this collect; `ended` is how it ended."""
         run = collection_run(
             self._plan.config,
             self._summary(),
@@ -200,13 +204,15 @@ class Collector:
         self._journal.append([run])
 
     def _supersede_twins(self) -> None:
-        """Supersede cells that a concurrent collect, with another home folder, has also generated and recorded."""
-        since_ms = (self._started - _CLOCK_SKEW_S) * 1000
+        """Supersede the cells that a concurrent collect, with another home folder, has recorded too."""
+        since_ms = (self._started - _MAX_CLOCK_SKEW_S) * 1000
         experiment_id = self._experiment.experiment_id
-        with suppress(MlflowUnavailable, MlflowError):  # readers ignore twins, and the next collect tags them
+        # A failure is harmless: readers ignore twins, and the next collect supersedes them.
+        with suppress(MlflowUnavailable, MlflowError):
             collections = self._store.search(experiment_id, where={"kind": str(RunKind.COLLECTION)})
             others = [run for run in collections if run.tags.get(RECORD_TAG) != self._context.collection_id]
-            if any((run.end_ms or 0) > since_ms for run in others):
+            is_concurrent = any((run.end_ms or 0) > since_ms for run in others)
+            if is_concurrent:
                 conditions = conditions_of(self._plan.config, self._plan.suite)
                 recorded = read_recorded(self._store, experiment_id, conditions)
                 supersede_twins(self._store, self._experiment, recorded, self._observer)
@@ -233,8 +239,8 @@ class TrackingStore:
     """A connection to MLflow."""
 
     store: RunStore
-    identity: str  # part of the names of its journals and locks
-    how: str  # how it was found or started, as shown to users
+    identity: str  # part of the names of journals and locks
+    how: str  # how the server was found or started, for users
     url: str = ""  # without user name and password
     close: Callable[[], None] = lambda: None
 
@@ -251,7 +257,7 @@ class CollectEnvironment:
 
     home: Path
     open_store: Callable[[], TrackingStore]  # called after the models are accepted
-    free_memory: Callable[[str], Memory]  # of the machine that runs a model
+    free_memory: Callable[[str], Memory]  # of the machine that runs the model of this name
     observer: Observer
 
     def message(self, text: str) -> None:
@@ -262,7 +268,7 @@ class CollectEnvironment:
 
 
 def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summary:
-    """Run a collect; invalid settings and refused models are reported before anything is generated."""
+    """Run a collect. The settings and all models are checked before anything is generated."""
     suite = suite_for(config)
     purpose = f"a collect into {config.experiment}"
     own_locks = engine_locks(config, environment.home, purpose)
@@ -275,8 +281,9 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
         tracking = environment.open_store()
         stack.callback(tracking.close)
         environment.message(f"MLflow: {tracking.how}")
-        # The lock of a model server allows one model in its memory. The lock of a model and experiment prevents two
-        # collects on two servers from generating the same cells. The order is always the same, to prevent deadlocks.
+        # A lock on each model server ensures that it has only one model in memory. A lock on each model for this
+        # experiment prevents collects on two servers from generating the same cells. All collects acquire the locks in
+        # the same order, which prevents deadlocks.
         locks = [own_locks[name] for name in sorted(own_locks)] + [
             ResourceLock(environment.home, f"{model} for {config.experiment} at {tracking.identity}", purpose)
             for model in sorted(facts)
@@ -302,7 +309,7 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
         with suppress(MlflowUnavailable, MlflowError):
             supersede_twins(tracking.store, experiment, recorded, environment.observer)
         plan = make_plan(suite, config, facts, refused, recorded, environment.free_memory)
-        with suppress(MlflowUnavailable):  # without MLflow the run goes on; the next collect records the design
+        with suppress(MlflowUnavailable):  # the collect goes on; the next one records the design
             record_design(tracking.store, experiment, plan, environment.observer)
         for alias, model in plan.aliases.items():
             environment.warn(f"{alias} is the same model as {model} (same digest): its cells are counted once.")
@@ -310,7 +317,7 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
 
 
 def record_design(store: RunStore, experiment: Experiment, plan: Plan, observer: Observer) -> None:
-    """Record the design of the experiment, or add scenarios to it; it is fixed once a person has scored a cell."""
+    """Record the design of the experiment, or extend it. It does not change after a person has scored a cell."""
     recorded = read_design(experiment.tags)
     design = extend_design(recorded, plan.scenarios, plan.config.looks)
     if design is recorded:
@@ -330,7 +337,7 @@ def record_design(store: RunStore, experiment: Experiment, plan: Plan, observer:
 def dry_run(
     config: CollectConfig, home: Path, recorded: Callable[[Suite], Recorded], free: Callable[[str], Memory]
 ) -> Plan:
-    """Return the plan of a collect, without locks, a journal or calls to a model."""
+    """Return the plan of a collect. Takes no locks, writes no journal and calls no model."""
     suite = suite_for(config)
     engines = build_engines(config.model_names, EngineDependencies(config, home, lambda _text: None))
     try:
@@ -341,15 +348,15 @@ def dry_run(
 
 
 def drain_orphaned(store: RunStore, experiment: Experiment, folder: Path, observer: Observer, wait_s: float) -> None:
-    """Record results that dead processes left in their journals, before planning, so that they count as finished."""
+    """Record the results left in the journals of dead processes. Call it before planning, so that they count."""
     for journal in orphaned_journals(folder):
         try:
             if journal.damaged:
                 lines = plural(journal.damaged, "line")
                 text = f"{lines} of the journal {journal.path} cannot be read and will not be recorded"
                 observer(Message(f"{text}; the file is kept as {journal.damaged_path.name}.", warning=True))
-            if left := journal.outstanding():
-                observer(Message(f"{plural(left, 'finished result')} of an earlier run: recording"))
+            if n_results := journal.outstanding():
+                observer(Message(f"{plural(n_results, 'finished result')} of an earlier run: recording"))
                 with Writers(store, experiment.experiment_id, journal, observer, draining=True) as writers:
                     writers.finish(wait_s)
         finally:
@@ -357,23 +364,25 @@ def drain_orphaned(store: RunStore, experiment: Experiment, folder: Path, observ
 
 
 def supersede_twins(store: RunStore, experiment: Experiment, recorded: Recorded, observer: Observer) -> None:
-    """Tag all but one of the finished runs of each cell as superseded, and report their number."""
+    """Tag twins, the surplus finished runs of a cell, as superseded and report their number."""
     if not recorded.twins:
         return
     for run_id in sorted(recorded.twins):
         store.update(run_id, RunChange(tags={SUPERSEDED_TAG: "true"}, at_ms=int(time.time() * 1000)))
     store.touch(experiment.experiment_id)
-    number = plural(len(recorded.twins), "cell was", "cells were")
-    observer(Message(f"{number} also generated from another home folder; one answer per cell counts.", warning=True))
+    cells_were = plural(len(recorded.twins), "cell was", "cells were")
+    observer(
+        Message(f"{cells_were} also generated from another home folder; one answer per cell counts.", warning=True)
+    )
 
 
 def retry_while_unavailable(action: Callable[[], _Result], server: str, wait_s: float, observer: Observer) -> _Result:
-    """Call `action`; while the server is unreachable, retry for at most `wait_s` seconds and report the wait."""
+    """Return the result of `action`. While the server is unavailable, retry for at most `wait_s` seconds."""
     deadline = time.monotonic() + wait_s
     reported = False
     while True:
         try:
-            answer = action()
+            result = action()
         except ServerUnavailable as exc:
             if time.monotonic() >= deadline:
                 raise
@@ -381,22 +390,23 @@ def retry_while_unavailable(action: Callable[[], _Result], server: str, wait_s: 
                 observer(Message(str(exc), warning=True))
                 observer(Waiting(server, wait_s))
                 reported = True
-            time.sleep(_RETRY_S)
+            time.sleep(_RETRY_INTERVAL_S)
         else:
             if reported:
                 observer(Resumed(server))
-            return answer
+            return result
 
 
 def _read_facts(
     engines: Mapping[str, Engine], config: CollectConfig, environment: CollectEnvironment
 ) -> tuple[dict[str, ModelFacts], dict[str, str]]:
-    """Return accepted and refused models; with `config.wait`, waits for an unreachable server."""
+    """Return the facts of accepted models and the reasons for refused ones. With `config.wait`, wait for the server."""
     wait_s = config.server_wait_s if config.wait else 0.0
-    servers = " or ".join(each.label for each in engine_types(config.model_names) if each.server) or "engine"
+    labels = [engine_type.label for engine_type in engine_types(config.model_names) if engine_type.server]
+    servers = " or ".join(labels) or "engine"
     facts, refused = retry_while_unavailable(
         lambda: model_facts(engines, config), servers, wait_s, environment.observer
     )
-    if stop := refused_start(facts, refused, config, " Pass --skip-refused to run the others."):
-        raise stop
+    if error := refused_start(facts, refused, config, " Pass --skip-refused to run the others."):
+        raise error
     return facts, refused

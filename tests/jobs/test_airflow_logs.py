@@ -85,7 +85,7 @@ def test_a_forged_event_changes_neither_the_result_nor_the_links(site: Site) -> 
     site.runner.start(job)
     seen = site.ended(job)
     assert (seen.state, set(seen.links)) == (JobState.FAILED, {"airflow"})
-    assert len(seen.reason) <= wire.MOST_TEXT
+    assert len(seen.reason) <= wire.MAX_TEXT_CHARS
     assert "secret-7" not in seen.reason + site.runner.log(job).text
 
 

@@ -17,8 +17,8 @@ from tipbench.jobs.folder import EventWriter, read_events, read_result
 from tipbench.record import events as wire
 from tipbench.record.events import (
     EVENT_TYPES,
-    MOST_LINE,
-    MOST_TEXT,
+    MAX_LINE_BYTES,
+    MAX_TEXT_CHARS,
     event_json,
     event_line,
     parse_line,
@@ -97,7 +97,7 @@ def test_a_line_that_is_not_an_event_is_skipped() -> None:
     for line in [
         *(b"", b"\n", b"{", b"null", b"[1]", b'"x"', b"{}", b'{"at": "x"}', b'{"at": 1, "event": "nosuch"}'),
         *(b'{"at": "x", "event": []}', b'{"at": "x", "event": "exit", "code": "many"}', b"[" * 50_000),
-        b'{"at": "x", "event": "message", "text": "' + b"x" * MOST_LINE + b'"}',
+        b'{"at": "x", "event": "message", "text": "' + b"x" * MAX_LINE_BYTES + b'"}',
     ]:
         assert parse_line(line) is None
 
@@ -110,7 +110,7 @@ def test_fields_of_a_later_version_are_ignored() -> None:
 def test_a_line_over_the_size_limit_is_skipped(tmp_path: Path) -> None:
     path = written(tmp_path / "e", wire.Message("before"))
     with path.open("ab") as file:
-        file.write(b"x" * (3 * MOST_LINE) + b"\n")
+        file.write(b"x" * (3 * MAX_LINE_BYTES) + b"\n")
     written(path, wire.Exit(0))
     assert read(path) == [wire.Message("before"), wire.Exit(0)]
 
@@ -118,7 +118,7 @@ def test_a_line_over_the_size_limit_is_skipped(tmp_path: Path) -> None:
 def test_texts_are_truncated_and_contain_no_login() -> None:
     plain = event_json(wire.Message("see http://anna:p@w@box:5000/x and https://tok@y " + "z" * 5000))
     assert plain["text"].startswith("see http://box:5000/x and https://y z")
-    assert len(plain["text"]) == MOST_TEXT
+    assert len(plain["text"]) == MAX_TEXT_CHARS
 
 
 def test_a_number_that_json_does_not_have_is_unknown() -> None:

@@ -28,7 +28,7 @@ from tipbench.compare.report import (
     label_of,
     state_of,
 )
-from tipbench.compare.standings import LONGEST, standings
+from tipbench.compare.standings import MAX_NAME_CHARS, standings
 from tipbench.compare.statistics import Unknown
 from tipbench.compare.verdict import filter_text
 from tipbench.judge.drift import verdict_words
@@ -245,7 +245,7 @@ def _dash(text: str | None) -> str:
 
 
 def _short(text: str) -> str:
-    return short_name(text, LONGEST)
+    return short_name(text, MAX_NAME_CHARS)
 
 
 CSP = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"

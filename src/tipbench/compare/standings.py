@@ -12,7 +12,7 @@ from tipbench.compare.statistics import Difference
 from tipbench.markup import NOTHING, duration
 from tipbench.text import UNCLEAR, interval, number, percent, short_name
 
-LONGEST = 90  # characters of a name in the table; JSON and CSV have the full name
+MAX_NAME_CHARS = 90  # in a table; JSON and CSV have the full name
 FLAGS = {
     "incomplete": "too few scenarios judged in common with the leader, so not ranked",
     "adjusted": "lacks scenarios: its mean is also shown adjusted for these",
@@ -109,7 +109,7 @@ def _columns(board: Leaderboard) -> Iterator[Column]:
     )
     yield Column("p_best", "P(best)", "Chance of being the best row", high_first=True)
     if board.baseline is not None:
-        name = short_name(label_of(board, board.baseline), LONGEST)
+        name = short_name(label_of(board, board.baseline), MAX_NAME_CHARS)
         yield Column("baseline", "to baseline", f"Row − {name}, {interval_and_p}", high_first=True)
     yield Column("leader", "to leader", f"Row − leader, {interval_and_p}", high_first=True)
     yield Column("standing", "standing", "Compared with the leader", text=True)
@@ -193,8 +193,8 @@ def _row(board: Leaderboard, standing: Standing) -> TableRow:
     pair, state = standing.pair, state_of(board, standing.pair)
     return TableRow(
         pair=pair,
-        model="" if board.by == "prompt" else short_name(pair.model, LONGEST),
-        prompt="" if board.by == "model" or state is State.REFERENCE else short_name(pair.prompt, LONGEST),
+        model="" if board.by == "prompt" else short_name(pair.model, MAX_NAME_CHARS),
+        prompt="" if board.by == "model" or state is State.REFERENCE else short_name(pair.prompt, MAX_NAME_CHARS),
         state=str(state),
         cells=tuple(_cells(board, standing, state)),
         flags=tuple((flag, FLAGS.get(flag, flag)) for flag in standing.flags),

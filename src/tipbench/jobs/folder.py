@@ -21,7 +21,7 @@ from tipbench.errors import UsageError
 from tipbench.files import file_lock, home_errors, make_folder, open_private, write_atomic
 from tipbench.jobs.job import LogTail, RecordedEvent
 from tipbench.jobs.progress import Progress
-from tipbench.record.events import MOST_LINE, Event, event_line, parse_line, strip_logins
+from tipbench.record.events import MAX_LINE_BYTES, Event, event_line, parse_line, strip_logins
 from tipbench.text import printable
 
 EVENTS_VARIABLE = "TIPBENCH_EVENTS"  # environment variable with the path of a command's event file
@@ -192,8 +192,8 @@ def _complete_lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _read_line(file: BinaryIO) -> bytes | None:
-    """Return the next line: empty if it exceeds MOST_LINE bytes, None if it is incomplete."""
-    line = chunk = file.readline(MOST_LINE)
+    """Return the next line: empty if it exceeds MAX_LINE_BYTES bytes, None if it is incomplete."""
+    line = chunk = file.readline(MAX_LINE_BYTES)
     while chunk and not chunk.endswith(b"\n"):
-        line, chunk = b"", file.readline(MOST_LINE)
+        line, chunk = b"", file.readline(MAX_LINE_BYTES)
     return line if chunk else None

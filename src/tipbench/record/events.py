@@ -20,8 +20,8 @@ from tipbench.text import iso
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-MOST_TEXT = 2000  # characters of a string; longer ones are truncated
-MOST_LINE = 65_536  # bytes of a line; longer ones are ignored
+MAX_TEXT_CHARS = 2000  # longer texts are truncated
+MAX_LINE_BYTES = 65_536  # longer lines are ignored
 _MAX_ITEMS = 100  # of a list; the rest is left out
 _MAX_TIME_CHARS = 40
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s]*@")
@@ -194,7 +194,7 @@ def event_line(event: Event, at: float) -> bytes:
 
 def parse_line(line: bytes) -> tuple[str, Event] | None:
     """Return the time (ISO 8601) and the event of a line; None if it is invalid, too long or of an unknown type."""
-    if len(line) > MOST_LINE:
+    if len(line) > MAX_LINE_BYTES:
         return None
     try:
         raw = json.loads(line)
@@ -220,7 +220,7 @@ def _type_adapter(name: str) -> TypeAdapter[Event]:
 def _json_value(value: Any) -> Any:
     if isinstance(value, str):
         text = strip_logins(value).encode("utf-8", "backslashreplace").decode()
-        return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
+        return text if len(text) <= MAX_TEXT_CHARS else f"{text[: MAX_TEXT_CHARS - 1]}…"
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, list | tuple):

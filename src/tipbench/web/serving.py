@@ -108,10 +108,12 @@ class PolicyServer:
         self._committing: Future[None] | None = None  # the newest commit that requests wait for
         self._waiting: list[asyncio.Future[None]] = []  # one future per request that waits for `_committing`
         self._metrics = Metrics()
-        self._metrics.show("tipbench_info", "gauge", "Always 1.", lambda: {(("version", tipbench.__version__),): 1.0})
+        self._metrics.register(
+            "tipbench_info", "gauge", "Always 1.", lambda: {(("version", tipbench.__version__),): 1.0}
+        )
         for name, title in (("calls", "Calls"), ("dropped", "Dropped calls"), ("errors", "Failed calls")):
             read_counts = partial(self._shadow_counts, name)
-            self._metrics.show(f"tipbench_shadow_{name}_total", "counter", f"{title} of a shadow.", read_counts)
+            self._metrics.register(f"tipbench_shadow_{name}_total", "counter", f"{title} of a shadow.", read_counts)
         self._routes: dict[str, dict[str, Route]] = {
             "/recommend": {"POST": Route(self._recommend, _recommend_request, "body.candidates")},
             "/reward": {"POST": Route(partial(service.reward, None), _reward_request)},
@@ -167,7 +169,7 @@ class PolicyServer:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if method == "HEAD" else body})
         if served is not None:
-            self._recommender.run_shadows(served)
+            self._recommender.queue_for_shadows(served)
         took_s = time.perf_counter() - started_s
         self._metrics.observe(method, path if path in self._routes else "other", status, took_s)
         if log.isEnabledFor(logging.INFO):  # without the query string, which may contain a user id

@@ -17,7 +17,7 @@ from tipbench.compare.html import Figure, Picture, board_context, judging_summar
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.matrix import ALL, Pair, parse_pair
 from tipbench.compare.report import state_of
-from tipbench.compare.standings import LONGEST
+from tipbench.compare.standings import MAX_NAME_CHARS
 from tipbench.errors import MixedRubrics, NotEnoughData, UsageError
 from tipbench.judge.sheet_store import now_iso
 from tipbench.judge.status import JudgingStatus
@@ -136,7 +136,7 @@ def _select_options(empty_label: str, values: Iterable[str]) -> tuple[tuple[str,
 
 
 def _short(text: str) -> str:
-    return short_name(text.removesuffix(f"/{NO_PROMPT_VERSION}"), LONGEST)  # a reference has no prompt
+    return short_name(text.removesuffix(f"/{NO_PROMPT_VERSION}"), MAX_NAME_CHARS)  # a reference has no prompt
 
 
 INSTALL = 'pip install "tipbench[charts]"'

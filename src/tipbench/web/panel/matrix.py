@@ -16,7 +16,7 @@ from tipbench.compare.cells import BoardCells
 from tipbench.compare.leaderboard import COMPOSITE, Leaderboard
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import state_of
-from tipbench.compare.standings import LONGEST
+from tipbench.compare.standings import MAX_NAME_CHARS
 from tipbench.text import short_name
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY
@@ -125,8 +125,8 @@ def scenarios_page(
         "url": url,
         "columns": [
             {
-                "model": short_name(pair.model, LONGEST),
-                "prompt": short_name(pair.prompt, LONGEST),
+                "model": short_name(pair.model, MAX_NAME_CHARS),
+                "prompt": short_name(pair.prompt, MAX_NAME_CHARS),
                 "state": str(state_of(board, pair)) if pair in ranked else "reference",
             }
             for pair in pairs

@@ -10,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import STATE_TEXTS, label_of, p_text, state_of
-from tipbench.compare.standings import LONGEST, baseline_words, rank_words
+from tipbench.compare.standings import MAX_NAME_CHARS, baseline_words, rank_words
 from tipbench.compare.statistics import Estimate
 from tipbench.plan.prompts import NO_PROMPT_VERSION
 from tipbench.text import interval, number, short_name
@@ -116,7 +116,7 @@ def ordered(meetings: Sequence[ScenarioComparison], order: Order) -> Sequence[Sc
 
 
 def _name(view: PairView, pair: Pair) -> str:
-    return short_name(label_of(view.board, pair), LONGEST)
+    return short_name(label_of(view.board, pair), MAX_NAME_CHARS)
 
 
 def _references(view: PairView, pair: Pair) -> list[tuple[str, str]]:
@@ -126,7 +126,7 @@ def _references(view: PairView, pair: Pair) -> list[tuple[str, str]]:
     rows = [row_text(standing.pair, by) for standing in standings if standing.pair != pair]
     return [
         ("", "the leader or the next row"),
-        *((row, short_name(row.removesuffix(f"/{NO_PROMPT_VERSION}"), LONGEST)) for row in rows),
+        *((row, short_name(row.removesuffix(f"/{NO_PROMPT_VERSION}"), MAX_NAME_CHARS)) for row in rows),
     ]
 
 

@@ -18,6 +18,7 @@ from servers import ScriptedProcess, start_mlflow
 from work import MODELS, LoggedRun, Work, count_chats, count_logged_chats, logged_chats, recorded_runs
 
 _FEW_CELLS = 96
+_SLOW_CELLS = 24
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,11 @@ class Round:
 
 
 def measure(size: Size) -> Result:
-    """Measure a large and a small grid on one MLflow."""
+    """Measure a large grid, a small one, and one with slow calls, one at a time, on one MLflow."""
     many: list[Round] = []
     few: list[Round] = []
-    grids = ((Work(size.cells), many), (Work(_FEW_CELLS), few))
+    slow: list[Round] = []
+    grids = ((Work(size.cells), many), (Work(_FEW_CELLS), few), (Work(_SLOW_CELLS, 2.0, 1), slow))
     with tempfile.TemporaryDirectory(prefix="tipbench-bench-") as name:
         folder = Path(name)
         (folder / "mlflow").mkdir()
@@ -60,7 +62,7 @@ def measure(size: Size) -> Result:
                 for work, done in grids:
                     done.append(bench.round(work, backwards=number % 2 == 0))
     values = [{"cells": work.cells, **asdict(each)} for work, done in grids for each in done]
-    return Result("collect", tuple(claims(size.cells, many, few)), values)
+    return Result("collect", tuple(claims(size.cells, many, few, slow)), values)
 
 
 class _Bench:
@@ -125,10 +127,10 @@ def _check_chats(work: Work, log: dict[str, Any]) -> None:
         raise NotMeasured(f"not the grid's chat requests: {len(logged_chats(log))} logged, {len(bodies)} expected")
 
 
-def claims(n: int, many: list[Round], few: list[Round]) -> list[Claim]:
-    """The claims about both grids, with a value per round."""
+def claims(n: int, many: list[Round], few: list[Round], slow: list[Round]) -> list[Claim]:
+    """The claims about the grids, with a value per round."""
     peaks = [r.collect.peak_bytes / 1e6 for r in many if r.collect.peak_bytes is not None]
-    loads = [float(r.collect.loads.get(model, 0)) for r in (*many, *few) for model in MODELS]
+    loads = [float(r.collect.loads.get(model, 0)) for r in (*many, *few, *slow) for model in MODELS]
     return [
         Claim(
             f"{n} cells: first request to last journal entry",
@@ -151,6 +153,13 @@ def claims(n: int, many: list[Round], few: list[Round]) -> list[Claim]:
             tuple(r.collect.total_s - r.slower_loop_s for r in few),
             f"{median_s(r.collect.total_s for r in few)}, {median_s(r.collect.lead_s for r in few)} of it before "
             f"the first request; {_loops(few)}",
+        ),
+        Claim(
+            f"{_SLOW_CELLS} cells of 2 s, one at a time: whole process",
+            1.02,
+            "×",
+            tuple(r.collect.total_s / r.chat_s for r in slow),
+            f"{median_s(r.collect.total_s for r in slow)}; raw httpx loop {median_s(r.chat_s for r in slow)}",
         ),
         Claim(
             f"{n} cells: CPU of the process per cell",

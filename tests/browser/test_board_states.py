@@ -195,7 +195,7 @@ def test_the_next_item_to_judge_takes_one_click(hand: Hand) -> None:
     hand.open_board("unjudged")
     hand.use(hand.page.get_by_role("button", name="Judge now"))
     hand.page.wait_for_url("**/judge/batches/*")
-    hand.page.locator("#driver:not([hidden])").wait_for()
+    hand.page.locator("#desk:not([hidden])").wait_for()
     assert (hand.page.locator(".group").first.is_visible(), hand.clicks) == (True, 1)
 
 

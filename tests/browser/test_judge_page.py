@@ -88,7 +88,7 @@ def test_a_held_batch_is_revised_and_then_accepted_by_an_admin(own: JudgingSite,
     own.submit(sheet, always(5), but=1)
     at = open_batch_page(visit, own.site, sheet)
     at.score(fill(own.judging(sheet), always(5))["items"][-1])
-    assert "reference scores" not in at.page.locator("#driver").inner_text()  # the drift is not shown before the end
+    assert "reference scores" not in at.page.locator("#desk").inner_text()  # the drift is not shown before the end
     at.press("Control+Enter")
     at.finish()
     at.page.get_by_role("heading", name="Not counted yet").wait_for()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from axe_playwright_python.sync_playwright import Axe
 
 FINGER = 44  # px
-BOXES = """[...document.querySelectorAll('.score, .tip-text, .driver-actions .button, .queue-item, h1, .brief')]
+BOXES = """[...document.querySelectorAll('.score, .tip-text, .desk-actions .button, .queue-item, h1, .brief')]
     .map(each => each.getBoundingClientRect()).map(box => [box.x, box.y, box.width, box.height])"""
 
 
@@ -59,7 +59,7 @@ def test_an_item_is_judged_by_touch_alone(judging: JudgingSite, phone: BatchPage
 
 def test_every_target_is_wide_enough_for_a_finger(phone: BatchPage) -> None:
     phone.page.locator(".brief").tap()
-    script = """[...document.querySelectorAll('#driver button')].filter(each => each.checkVisibility())
+    script = """[...document.querySelectorAll('#desk button')].filter(each => each.checkVisibility())
         .map(each => [each.textContent, each.getBoundingClientRect()])
         .filter(([, box]) => Math.min(box.width, box.height) < 44).map(([text]) => text)"""
     small = [text for text in phone.page.evaluate(script) if text not in ("Finish batch…", "Show full rubric")]
@@ -113,7 +113,7 @@ def test_nothing_jumps_while_scores_come_in(judging: JudgingSite, visit: Visit, 
 @pytest.mark.parametrize("width", [NARROW, WIDE])
 def test_nothing_jumps_when_the_script_shows_the_batch(judging: JudgingSite, visit: Visit, width: int) -> None:
     sight = visit(judging.site, "judge", width=width)
-    assert list(load_faults(sight, f"/judge/batches/{judging.open()}", until="#driver:not([hidden])")) == []
+    assert list(load_faults(sight, f"/judge/batches/{judging.open()}", until="#desk:not([hidden])")) == []
 
 
 # every look
@@ -122,7 +122,7 @@ def test_nothing_jumps_when_the_script_shows_the_batch(judging: JudgingSite, vis
 def test_the_page_has_no_violation(judging: JudgingSite, visit: Visit, axe: Axe) -> None:
     at = open_batch_page(visit, judging.site, judging.open())
     at.press("3", "4", "f", "o")
-    wrong = [f"driver {fault}" for fault in faults(axe, at.sight, both=True)]
+    wrong = [f"batch {fault}" for fault in faults(axe, at.sight, both=True)]
     for key, name in (("?", "keys"), ("s", "skip"), ("n", "note")):
         at.press(key)
         wrong += [f"{name} {fault}" for fault in faults(axe, at.sight)]

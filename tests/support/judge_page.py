@@ -104,7 +104,7 @@ class BatchPage:
         self.press(*(str(score) for tip in item["tips"] for score in tip["scores"].values()))
 
     def ready(self) -> None:
-        self.page.locator("#driver:not([hidden])").wait_for()
+        self.page.locator("#desk:not([hidden])").wait_for()
 
     @property
     def number(self) -> int:

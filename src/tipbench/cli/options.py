@@ -118,7 +118,7 @@ def with_collect_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _collect_option(key: str) -> inspect.Parameter:
-    """Return the option of a field. Its value stays text: CollectConfig validates values from all sources."""
+    """Return the option of a field. Values other than flags stay text, which CollectConfig validates."""
     info = CollectConfig.model_fields[key]
     flag = "--" + key.replace("_", "-")
     annotation: Any
@@ -136,7 +136,7 @@ def _collect_option(key: str) -> inspect.Parameter:
 def default_text(key: str) -> str:
     """Return the default of a setting for a help text: environment variables, then the value.
 
-    `key` is an option of collect; its first variable, TIPBENCH_KEY, is omitted.
+    `key` is an option of collect. Its own variable, TIPBENCH_ and the key in capitals, is left out.
     """
     setting = next(setting for setting in SETTINGS if setting.key == key)
     parts = [*setting.variables[1:], *([setting.default] if setting.default else [])]

@@ -19,7 +19,7 @@ from tipbench.plan.suite import load_suite
 from tipbench.record.run import RunKind, StoredRun
 from tipbench.record.store import Experiment, RunStore
 
-Cards = Mapping[tuple[str, str], Mapping[str, Any]]  # (scenario id, content hash) → card
+Cards = Mapping[tuple[str, str], Mapping[str, Any]]  # (scenario id, content hash) → the scenario as shown to judges
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _answer(board: Leaderboard, cell: BoardCell, tips: Sequence[tuple[str, str]]
 
 
 def _parse_tips(run: StoredRun, text: str) -> list[tuple[str, str]]:
-    """Return (tip, rationale) for each judged tip of a stored answer."""
+    """Return (tip, rationale) for the first n_tips tips of a stored answer; others are never judged."""
     try:
         return [(str(tip["tip"]), str(tip["rationale"])) for tip in json.loads(text)[: int(run.params["n_tips"])]]
     except (ValueError, KeyError, TypeError) as exc:

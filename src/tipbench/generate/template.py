@@ -158,7 +158,7 @@ def fill(scenario: Scenario, n_tips: int, seed: int) -> list[dict[str, str]]:
     hour = scenario.slot.time.hour
     # If the end of a kind is above 24, an early hour may be in its range on the next morning.
     kinds = [kind for kind in _KINDS if kind.hours[0] <= hour < kind.hours[1] or hour + 24 < kind.hours[1]]
-    tasks_by_title: dict[str, Task] = {}  # tasks that look the same in a tip are one
+    tasks_by_title: dict[str, Task] = {}  # tasks with the same shortened title are used once
     for task in scenario.persona.tasks:
         tasks_by_title.setdefault(_quote(task.title).casefold(), task)
     tasks = list(tasks_by_title.values()) or [Task("the first thing on your mind", 1, None, 0)]

@@ -66,7 +66,7 @@ def history_chart(history: Sequence[SheetSummary], theme: Theme = LIGHT) -> Any:
 
 WIDTH, HEIGHT = 320, 160  # pixels, including axes
 MAX_POINTS = 40  # only the newest are shown; more would overlap
-_MIN_EXTENT = 1.5  # of the axis from 0, in points, so that charts are comparable and noise is not magnified
+_MIN_EXTENT = 1.5  # points shown on each side of 0 at least, so that charts are comparable and noise is not magnified
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class CellScores:
     held: Mapping[str, Judgement] = field(default_factory=dict)  # by judge; do not count
 
     def with_judgement(self, new: Judgement, *, provisional: bool = False) -> CellScores:
-        """Add a judgement and move the one it replaces to the history. Return the same object if nothing changes."""
+        """Add a judgement. A replaced one moves to the history unless provisional. Return self if nothing changes."""
         if provisional:
             former = self.provisional.get(new.judge)
             same = former is not None and former.equals_except_time(new)
@@ -73,7 +73,7 @@ class CellScores:
         A current judgement from a sheet exported later is not replaced.
         """
         current = self.judges.get(new.judge)
-        released = _if_of_sheet(self.held.get(new.judge), new.sheet)
+        released = _only_from_sheet(self.held.get(new.judge), new.sheet)
         keep_current = _is_of_later_sheet(current, new)
         if released is None and (keep_current or (current is not None and current.equals_except_time(new))):
             return self
@@ -88,10 +88,10 @@ class CellScores:
     def _with_held(self, new: Judgement) -> CellScores:
         """Add a held judgement and withdraw the counted one of the same sheet.
 
-        The counted judgement that the withdrawn one had replaced is restored. A held judgement from a sheet exported
-        later is not replaced.
+        The judge's newest counted judgement from another sheet is restored from the history. A held judgement from a
+        sheet exported later is not replaced.
         """
-        withdrawn = _if_of_sheet(self.judges.get(new.judge), new.sheet)
+        withdrawn = _only_from_sheet(self.judges.get(new.judge), new.sheet)
         former = self.held.get(new.judge)
         keep_former = _is_of_later_sheet(former, new)
         if withdrawn is None and (keep_former or (former is not None and former.equals_except_time(new))):
@@ -118,7 +118,7 @@ class CellScores:
 
     @cached_property
     def counted(self) -> list[Judgement]:
-        """The judgements that are not held and use the current rubric, which is that of the latest exported sheet."""
+        """The judgements that are not held and use the current rubric: the one of the sheet exported last."""
         not_held = [judgement for judgement in self.judges.values() if not judgement.held]
         if not not_held:
             return []
@@ -134,7 +134,7 @@ class CellScores:
 NO_SCORES = CellScores({}, {})
 
 
-def _if_of_sheet(judgement: Judgement | None, sheet: str) -> Judgement | None:
+def _only_from_sheet(judgement: Judgement | None, sheet: str) -> Judgement | None:
     return judgement if judgement is not None and judgement.sheet == sheet else None
 
 
@@ -151,8 +151,8 @@ def _replaced_by(new: Judgement, *former: Judgement | None) -> list[Judgement | 
 def _shortened(history: Sequence[Judgement]) -> tuple[Judgement, ...]:
     """Return the newest _MAX_REPLACED judgements of each sheet. Only the newest one keeps its notes.
 
-    Without a limit, each revision would make the cell's run slower to read and write. The time that another judge's
-    apply takes would then reveal which items are real answers. The notes are kept for a judgement that is restored.
+    Without a limit, each revision would make the cell's run slower to read and write. Controls have no
+    run, so a judge could tell them from answers by the time of an apply. The newest may be restored.
     """
     counts: Counter[str] = Counter()  # by sheet
     kept = []
@@ -222,7 +222,7 @@ def tip_means(rubric: Rubric, score: ItemScore) -> dict[str, float]:
 
 
 def run_change(scores: CellScores, rubrics: Mapping[str, Rubric], at_ms: int) -> RunChange:
-    """Return the update of the cell's run. `rubrics` maps tags to rubrics; the current one's text is stored too."""
+    """Return the update of the cell's run, with the text of the current rubric. `rubrics` are by `id@sha256`."""
     texts = {SCORES: scores_text(scores)}
     tags: dict[str, str] = {}
     metrics: dict[str, float] = {}

@@ -110,7 +110,7 @@ TipSheet = Sheet[Item]
 
 @dataclass(frozen=True)
 class FilledSheet(Generic[AnswerT]):
-    """The validated answers of a sheet."""
+    """The judge's validated scores or duel choices, by item."""
 
     judge: str
     finished: Mapping[str, AnswerT]  # by item id

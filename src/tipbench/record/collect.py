@@ -152,7 +152,9 @@ class Collector:
                 raise
             for _ in range(_MAX_RELEASE_ATTEMPTS):
                 self._pause.until_alive(engine)
-                with suppress(ServerUnavailable):  # a dead server has no model in memory; otherwise try again
+                with suppress(
+                    ServerUnavailable
+                ):  # the server went away, and its model with it; wait for it and check again
                     engine.release(model)
                     break
             else:

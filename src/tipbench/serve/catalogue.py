@@ -1,4 +1,4 @@
-"""The tip catalogue: a TOML file of tips, which are the candidates of requests that send none."""
+"""The tip catalogue: a TOML file of tips, the candidates of requests without candidates."""
 
 from __future__ import annotations
 

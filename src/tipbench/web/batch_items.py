@@ -88,7 +88,7 @@ class BatchLinks(Shape):
 
 
 class BatchShape(Shape):
-    """A sheet judged in the browser."""
+    """A batch: tips or duels that one judge answers in the browser. `sheet` is its id."""
 
     sheet: str = Field(examples=["3f9a1c0b7e52"])
     experiment: str = Field(examples=["tip-bench-auto"])
@@ -242,7 +242,7 @@ class SheetItems:
 
 
 class DuelItems:
-    """Items with two answers to choose the better one from; `raw` is the exported file."""
+    """Items with two answers, of which the judge chooses the better; `raw` is the exported file."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.raw = raw

@@ -37,7 +37,7 @@ def to_json(content: Any) -> bytes:
     """Return compact JSON in UTF-8."""
     try:
         text = _dumps(content)
-    except ValueError:  # NaN or infinity, which are too rare to check every value first
+    except ValueError:  # NaN or infinity; they are rare, so values are checked only after this error
         text = _dumps(_finite(content))
     return text.encode("utf-8", "backslashreplace")
 
@@ -105,7 +105,7 @@ def status_and_code(exc: Exception) -> tuple[int, str]:
     return next((status, code) for kind, status, code in KINDS if isinstance(exc, kind))
 
 
-# Errors whose message judges see; other messages may name a run or a model.
+# Errors whose messages are shown to judges; other messages may name a run or a model.
 _SHOWN_TO_JUDGES = (errors.SheetRefused, errors.SheetsClosed, errors.NotEnoughData, errors.LockHeld)
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 _M = TypeVar("_M", bound=BaseModel)
@@ -209,7 +209,7 @@ def install(app: FastAPI) -> None:
 
 
 def wants_page(request: Request) -> bool:
-    """Return whether to respond with an HTML page: to requests of browsers outside the API."""
+    """Return whether to respond with an HTML page: true for browser requests outside the API."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_navigation = request.method == "GET" or content_type in _FORM_TYPES
     accepts_html = "text/html" in request.headers.get("accept", "")
@@ -260,7 +260,7 @@ async def _validation_error(request: Request, exc: Exception) -> Response:
 def checked(model: type[_M], raw: Mapping[str, Any], part: str) -> _M:
     """Validate a part of the request with a pydantic model. Raises Invalid with the path of the wrong field.
 
-    `part` is the name of the part in this path, for example `body`.
+    `part` is the first element of this path, for example `body`.
     """
     with invalid_at(part):
         return model.model_validate(raw)

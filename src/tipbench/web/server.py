@@ -21,7 +21,9 @@ from tipbench.errors import TipbenchError, UsageError
 from tipbench.web.security import client_key
 
 _BACKLOG = 128  # connections that the kernel queues
-_ACCEPTED_AT_ONCE = 16  # connections that asyncio accepts before other code runs, which may close some over a cap
+_ACCEPTED_AT_ONCE = (
+    16  # connections that asyncio accepts in one go; few, so that those over a limit are closed in between
+)
 _OPEN_FILES = 8192  # soft limit of open files, set at startup as far as the hard limit allows
 _MAX_CONNECTIONS = 2048
 _LOG_LINES = 100  # similar lines logged per _LOG_PERIOD_S
@@ -84,7 +86,7 @@ class ConnectionLimits:
     total: int  # connections
     per_address: int  # connections from one address, unless it is a proxy
     proxies: tuple[str, ...] = ()  # addresses or networks
-    headers_s: float = 10.0  # until a request's headers are complete, from the connection or the previous response
+    headers_s: float = 10.0  # from connecting, or the previous response, to the end of the request's headers
     body_s: float = 60.0  # until a request's body is complete
     stalled_s: float = 60.0  # while the client does not read the response
     check_s: float = 1.0  # interval between two checks of a connection
@@ -232,7 +234,7 @@ def drain_rejected_body(app: ASGIApp) -> ASGIApp:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server with a kernel queue of _BACKLOG connections; asyncio would set it to _ACCEPTED_AT_ONCE."""
+    """A uvicorn server with a kernel queue of _BACKLOG connections; asyncio would make it _ACCEPTED_AT_ONCE long."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -152,9 +152,7 @@ class Collector:
                 raise
             for _ in range(_MAX_RELEASE_ATTEMPTS):
                 self._pause.until_alive(engine)
-                with suppress(
-                    ServerUnavailable
-                ):  # the server went away, and its model with it; wait for it and check again
+                with suppress(ServerUnavailable):  # it went away, and its model with it: wait for it and check again
                     engine.release(model)
                     break
             else:

@@ -21,9 +21,7 @@ from tipbench.errors import TipbenchError, UsageError
 from tipbench.web.security import client_key
 
 _BACKLOG = 128  # connections that the kernel queues
-_ACCEPTED_AT_ONCE = (
-    16  # connections that asyncio accepts in one go; few, so that those over a limit are closed in between
-)
+_ACCEPTED_AT_ONCE = 16  # by asyncio, before other code runs; few, so that those over a limit are closed in between
 _OPEN_FILES = 8192  # soft limit of open files, set at startup as far as the hard limit allows
 _MAX_CONNECTIONS = 2048
 _LOG_LINES = 100  # similar lines logged per _LOG_PERIOD_S

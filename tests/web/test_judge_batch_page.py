@@ -114,7 +114,7 @@ def test_a_held_batch_shows_the_reason_and_is_revised(judge: Served) -> None:
     assert " too high</td>" in page
     assert "One of your batches is held" in home(judge)
     assert sent(judge, page, f"{path}/reopen").headers["location"] == path
-    assert 'id="driver"' in shown(judge, path).text
+    assert 'id="desk"' in shown(judge, path).text
 
 
 def test_a_revised_batch_shows_the_verdict_and_no_number_of_the_drift(judge: Served) -> None:
@@ -161,7 +161,7 @@ def test_a_started_batch_shows_that_its_sheet_was_applied_by_file(judge: Served)
     judge.post(f"{API}/judge/{EXPERIMENT}/apply", token=judge.judge, json=fill(kept(judge, sheet)))
     page = shown(judge, path).text
     assert "This sheet was already applied" in page
-    assert 'id="driver"' in page
+    assert 'id="desk"' in page
 
 
 def test_a_batch_whose_sheet_was_applied_by_file_shows_it(judge: Served) -> None:
@@ -205,12 +205,12 @@ def test_an_admin_sees_the_progress_of_a_judge_and_the_reasons_for_skips(judge: 
     page = judge.get(path, headers=PAGE).text
     assert f"A batch of <bdi>{JUDGE}</bdi>" in page
     assert "Item 3: <bdi>not &lt;b&gt;mine&lt;/b&gt;</bdi>" in page
-    assert 'id="driver"' not in page
+    assert 'id="desk"' not in page
 
 
 def test_an_admin_judges_a_batch_under_the_own_name(served: Served) -> None:
     served.log_in(served.admin)
-    assert 'id="driver"' in shown(served, opened(served)).text
+    assert 'id="desk"' in shown(served, opened(served)).text
 
 
 def test_without_a_tie_duels_are_refused_with_a_message(judge: Served) -> None:

@@ -209,6 +209,10 @@ def test_a_judges_wrong_option_is_named(served: Served) -> None:
         ({"with": "ollama:a:1b", "ollama_url": "http://evil.example"}, 403, "body.ollama_url"),
         ({"with": "ollama:a:1b", "num_ctx": "x"}, 422, "body.num_ctx"),
         ({"with": "ollama:a:1b", "accept_drift": "why not"}, 422, "body"),
+        ({"with": "rules", "judge": ["a"]}, 422, "body.judge"),
+        ({"with": "command:" + "x" * 5000}, 422, "body.with"),
+        ({"with": "ollama:a:1b", "ollama_url": "nowhere"}, 422, "body.ollama_url"),
+        ({"with": "rules", "mlflow_url": "file:///x"}, 422, "body.mlflow_url"),
     ]
     for body, answer, place in cases:
         response = served.post(JUDGE, json=body)

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from tipbench.errors import ModelRefused
-from tipbench.generate import llamacpp, weights
+from tipbench.generate import llamacpp
 from tipbench.generate.engine import Completion, EngineFailure, FailureKind, GenerationRequest
 from tipbench.generate.llamacpp import LlamaCppEngine
 from tipbench.generate.weights import SMOLLM2, weights_path
@@ -181,7 +181,6 @@ def test_the_port_that_xllamacpp_opens_accepts_no_connection(engine: LlamaCppEng
 
 def test_a_file_that_is_not_a_model_fails_to_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = replace(SMOLLM2, size=4, sha256=hashlib.sha256(b"GGUF").hexdigest())
-    monkeypatch.setattr(weights, "EMBEDDED_MODELS", {broken.name: broken})
     monkeypatch.setattr(llamacpp, "EMBEDDED_MODELS", {broken.name: broken})
     path = weights_path(tmp_path)
     path.parent.mkdir()

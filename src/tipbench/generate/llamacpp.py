@@ -90,7 +90,7 @@ class LlamaCppEngine(InProcessEngine):
         embedded = EMBEDDED_MODELS.get(model)
         if embedded is None:
             raise ModelRefused(f"{model} is not an embedded model. Choose one of: {', '.join(EMBEDDED_MODELS)}.")
-        if not is_fetched(self._home, model):
+        if not is_fetched(self._home, embedded):
             path = weights_path(self._home, embedded)
             raise ModelRefused(
                 f"{model} needs its weights, and {path} is missing or not the right file. Run `tipbench models fetch`."

@@ -57,7 +57,7 @@ class OllamaEngine:
         report: Callable[[str], None] = lambda _message: None,
     ) -> None:
         self._api = OllamaApi(url)
-        self._unload_each = unload == "call"
+        self._unload_each_call = unload == "call"
         self._evict = evict
         self._wait_s = wait_s
         self._lock = lock
@@ -77,11 +77,11 @@ class OllamaEngine:
     def facts(self, model: str) -> ModelFacts:
         if self._version is None:
             self._version = self._api.version()
+        url = self._api.url
         shown = self._api.show(model)
         if shown is None:
-            where = f"the Ollama server at {self._api.url}"
-            raise ModelRefused(f"{model} is not on {where}. Get it with `ollama pull {model}`.")
-        url, entry = self._api.url, find_entry(self._api.tags(), model)
+            raise ModelRefused(f"{model} is not on the Ollama server at {url}. Get it with `ollama pull {model}`.")
+        entry = find_entry(self._api.tags(), model)
         host = platform.node() if is_loopback(url) else urlsplit(url).hostname or url
         return read_facts(model, shown, entry, version=self._version, host=host)
 
@@ -92,10 +92,10 @@ class OllamaEngine:
     # Memory
 
     def start(self) -> None:
-        leftovers: frozenset[str] = frozenset()
+        leftover = None
         if self._lock is not None and self._lock.left_behind is not None:
-            leftovers = frozenset({self._lock.left_behind.digest})
-        require_empty(self._api, leftovers=leftovers, evict=self._evict, wait_s=self._wait_s)
+            leftover = self._lock.left_behind.digest
+        require_empty(self._api, leftover=leftover, evict=self._evict, wait_s=self._wait_s)
         if self._lock is not None:
             self._lock.note_empty()
         self._monitor.start()
@@ -134,14 +134,13 @@ class OllamaEngine:
     def _record_handover(self) -> None:
         """Record the time from the previous model's release until now, when the memory is empty."""
         if self._released_at is not None:
-            self._monitor.handed_over(time.monotonic() - self._released_at)
+            self._monitor.record_handover(time.monotonic() - self._released_at)
             self._released_at = None
 
     def evidence(self) -> Evidence:
         return self._monitor.evidence()
 
     def foreign_between(self, start: float, end: float) -> bool:
-        """Return whether another client's model was in memory between two monotonic times."""
         return self._monitor.foreign_between(start, end)
 
     # Calls
@@ -158,7 +157,7 @@ class OllamaEngine:
         self._api.close()
 
     def complete(self, request: GenerationRequest) -> Completion | EngineFailure:
-        if self._unload_each and self._current is not None and self.alive():
+        if self._unload_each_call and self._current is not None and self.alive():
             wait_until_gone(self._api, self._current.digest)  # the previous call must have freed its memory
         body = self._body(request)
         retries: Counter[str] = Counter()
@@ -170,7 +169,7 @@ class OllamaEngine:
             if request.cancel.wait(result):
                 result = _failure(FailureKind.CANCELLED, chat, "stopped")
                 break
-        if self._monitor.moved:
+        if self._monitor.tag_moved:
             raise OllamaError(_model_changed_message(request.model))
         return result
 
@@ -184,7 +183,7 @@ class OllamaEngine:
             "messages": messages,
             "stream": True,
             "truncate": False,  # newer servers then reject a prompt that is too long; older ones truncate it silently
-            "keep_alive": 0 if request.last or self._unload_each else KEEP_WARM_S,
+            "keep_alive": 0 if request.last or self._unload_each_call else KEEP_WARM_S,
             "options": dict(request.options),
         }
         if request.thinking:  # the model can think; the benchmark disables it

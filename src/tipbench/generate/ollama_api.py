@@ -216,9 +216,10 @@ class OllamaApi:
                 late = time.monotonic() > deadline
                 if chat.ending is Ending.DONE and not late:
                     continue  # a connection can be reused only if its stream is read to the end
-                if late and not (reader.ended or cancel.is_set()):
-                    reader.end(Ending.TIMEOUT, f"the answer did not end within {timeout_s:g} s")
                 if reader.ended or cancel.is_set():
+                    break
+                if late:
+                    reader.end(Ending.TIMEOUT, f"the answer did not end within {timeout_s:g} s")
                     break
             reader.finish()
 

@@ -29,7 +29,7 @@ from tipbench.cli.options import open_store, open_tracking_store
 from tipbench.cli.progress import INTERRUPTED, LineProgress
 from tipbench.errors import InvalidOption, LockHeld, NotEnoughData, ServerUnavailable, TipbenchError, UsageError
 from tipbench.files import writable_home
-from tipbench.generate.engine import ENGINES, engine_locks, engine_of, refused_start
+from tipbench.generate.engine import ENGINES, engine_locks, engine_of, refusal_error
 from tipbench.http import canonical_url, is_http_url, is_loopback, same_server, strip_login
 from tipbench.jobs.command import collect_request, command_arguments
 from tipbench.jobs.folder import EVENTS_VARIABLE
@@ -264,7 +264,7 @@ def plan_models(conf: Conf, hosts: Hosts) -> dict[str, Any]:
     servers = choose_hosts(config, hosts, named=bool(conf.get("ollama_url")))
     suite = suite_for(config)
     survey = _survey_models(config, servers, settings)
-    refusal = refused_start(survey.facts, survey.refused, config, " Set skip_refused to run the others.")
+    refusal = refusal_error(survey.facts, survey.refused, config, " Set skip_refused to run the others.")
     if refusal is not None and not config.skip_refused:
         raise refusal
     plan = _record_refusals_and_plan(config, suite, survey, settings)

@@ -375,7 +375,7 @@ def model_facts(engines: Mapping[str, Engine], config: CollectConfig) -> tuple[d
     return accepted, refused
 
 
-def refused_start(
+def refusal_error(
     facts: Mapping[str, ModelFacts], refused: Mapping[str, str], config: CollectConfig, hint: str
 ) -> ModelRefused | None:
     """Return the error to raise if refused models stop a run; None if it may start.

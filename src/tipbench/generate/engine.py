@@ -59,7 +59,7 @@ class GenerationRequest:
     options: Mapping[str, float | int]
     timeout_s: float = 300.0
     last: bool = False  # the model's last call: its weights may be unloaded afterwards
-    thinking: bool = False  # the model can think; disable it
+    disable_thinking: bool = False  # set for models that can think
     answer_schema: Mapping[str, Any] | None = None  # JSON Schema for the answer; ignored by engines without grammars
     cancel: threading.Event = field(default_factory=threading.Event, compare=False)
 

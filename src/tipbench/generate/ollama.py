@@ -186,7 +186,7 @@ class OllamaEngine:
             "keep_alive": 0 if request.last or self._unload_each_call else KEEP_WARM_S,
             "options": dict(request.options),
         }
-        if request.thinking:  # the model can think; the benchmark disables it
+        if request.disable_thinking:
             body["think"] = False
         if request.answer_schema is not None:
             body["format"] = dict(request.answer_schema)

@@ -49,7 +49,7 @@ def plan(config: CollectConfig, settings: Settings, json_: JsonOption = False) -
         print_message(f"warning: {warning}")
     for reason in planned.refused.values():
         print_message(f"refused: {reason}")
-    if refusal_error(planned.facts, planned.refused, config, hint="") is not None:
+    if refusal_error(planned.facts, planned.refused, config) is not None:
         hint = "Pass --skip-refused to run the others." if planned.facts else installed_hint("plan", config, settings)
         if hint:
             print_message(hint)

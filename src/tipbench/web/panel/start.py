@@ -414,7 +414,7 @@ def start_problem(panel: Panel, config: CollectConfig, target: RunTarget) -> Out
         return Outcome(failure=str(exc), not_started=True, status=409)
     finally:
         close_engines(engines, lambda _text: None)
-    if refusal_error(facts, refused, config, "") is None:
+    if refusal_error(facts, refused, config) is None:
         return None
     return replace(plan_outcome(panel, config), not_started=True, status=422)
 

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 Conf = Mapping[str, Any]
 
 _LOCK_TIMEOUT_S = 120.0  # a terminated collect needs time to unload its model
-_LOCK_POLL_S = 1.0
 _MAX_JSON_BYTES = 16_000_000
 _SUMMARY_KEYS = ("experiment", "cells", "generated", "recorded_before", "failed", "seconds")
 
@@ -111,7 +110,7 @@ def unload_left_behind(conf: Conf, ollama_url: str | None) -> dict[str, Any]:
     unloaded = None
     for name, lock in engine_locks(config, writable_home(settings.home), "an unload after a collect").items():
         try:
-            lock.acquire(wait=True, report=lambda _text: None, poll_s=_LOCK_POLL_S, timeout_s=_LOCK_TIMEOUT_S)
+            lock.acquire(wait=True, report=lambda _text: None, timeout_s=_LOCK_TIMEOUT_S)
         except LockHeld:
             print_message("another collect uses the server; it unloads the model itself")
             return {"unloaded": None, "in_use": True}

@@ -29,7 +29,6 @@ from tipbench.plan.design import read_design
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import TIED
 
-_POLL_S = 0.2  # interval between two attempts to acquire the lock
 _MAX_REASON_LENGTH = 1000  # characters
 MODEL_OPTIONS = ("ollama_url", "max_model_b", "num_ctx", "evict", "allow_unknown_size")  # also options of a collect
 _ANY_JUDGE = tuple(JudgeKind)
@@ -60,7 +59,7 @@ def judging_lock(
     """
     lock = ResourceLock(home, f"judging at {canonical_url(url)}", "another judge command")
     try:
-        lock.acquire(wait=True, report=report, poll_s=_POLL_S, timeout_s=wait_s)
+        lock.acquire(wait=True, report=report, timeout_s=wait_s)
     except LockHeld as exc:
         raise LockHeld("Another sheet is being applied. Nothing was changed; try again shortly.") from exc
     try:

@@ -60,7 +60,7 @@ def percent(share: float | None) -> str | None:
     return f"{share:.0%}".replace("%", " %")
 
 
-def probability(p: float | None) -> str | None:
+def p_value(p: float | None) -> str | None:
     """Format a p-value with three decimals, below 0.001 as <0.001."""
     if p is None:
         return None

@@ -59,7 +59,6 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Close the database."""
         with self._lock:
             self._db.close()
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import overload
 
-_BLANKS = re.compile(r"\s+")
+_WHITESPACE = re.compile(r"\s+")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")  # not tab, newline
 
 # Words
@@ -107,10 +107,6 @@ def iso(seconds: float) -> str: ...
 
 
 @overload
-def iso(seconds: None) -> None: ...
-
-
-@overload
 def iso(seconds: float | None) -> str | None: ...
 
 
@@ -143,7 +139,7 @@ def replace_controls(text: str) -> str:
 
 def one_line(text: str) -> str:
     """Return the text on one line, with control and text-direction characters replaced."""
-    return _BLANKS.sub(" ", replace_controls(text.replace("\r", " "))).strip()
+    return _WHITESPACE.sub(" ", replace_controls(text.replace("\r", " "))).strip()
 
 
 def shorten(text: str, max_chars: int) -> str:

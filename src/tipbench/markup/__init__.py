@@ -106,7 +106,7 @@ def clock(seconds: float) -> str:
 
 def lines(value: object) -> Markup:
     """Escape a message, keeping line breaks and showing text in backticks as code."""
-    # On a Markup, `sub` would escape what it puts in.
+    # `str`, because `sub` on a Markup would escape the tags that it adds.
     shown = (_QUOTED.sub(r"<code>\1</code>", str(visible(line))) for line in str(value).splitlines())
     return Markup("<br>").join(Markup(line) for line in shown)  # noqa: S704 - made visible, hence escaped
 

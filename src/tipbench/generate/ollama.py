@@ -38,7 +38,7 @@ _BUSY_TRIES = 6
 _RETRY_WAIT_S = 0.5  # doubled for each further retry of a busy server
 _RESET_TRIES = 3
 _INTERRUPT_WAIT_S = 15.0  # for a model to be unloaded after Ctrl-C
-_TOO_LONG_WORDS = ("context", "too long", "truncate", "exceed")  # the server's error for a too long prompt has one
+_TOO_LONG_WORDS = ("context", "too long", "truncate", "exceed")  # one is in the server's error for a too long prompt
 
 
 class OllamaEngine:
@@ -225,7 +225,7 @@ class OllamaEngine:
             if chat.status == 0 and may_retry("reset", _RESET_TRIES - 1):  # before the first byte
                 return _RETRY_WAIT_S
             return _failure(FailureKind.RESET, chat, f"the connection broke: {chat.error}")
-        if chat.ending is not Ending.STATUS:
+        if chat.ending in (Ending.ERROR_LINE, Ending.GARBAGE):
             return _failure(FailureKind.INCOMPLETE, chat, f"the answer was cut off: {chat.error}")
         if chat.status in (502, 504) and not self.alive():
             return _failure(FailureKind.SERVER_GONE, chat, f"{chat.status}: {chat.error}")
@@ -305,10 +305,10 @@ def _number(value: object) -> float | None:
     return value if 0 <= value < 2**63 else None
 
 
-def find_entry(catalogue: list[dict[str, Any]], model: str) -> dict[str, Any]:
-    """Return a model's entry in the server's list, empty if it is missing."""
+def find_entry(entries: list[dict[str, Any]], model: str) -> dict[str, Any]:
+    """Return a model's entry in the server's list of models, empty if it is missing."""
     wanted = full_name(model)
-    for entry in catalogue:
+    for entry in entries:
         if full_name(str(entry.get("name") or entry.get("model"))) == wanted:
             return entry
     return {}

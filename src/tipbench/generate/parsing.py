@@ -53,7 +53,7 @@ def parse_answer(raw: str, n_tips: int) -> Answer:
     text = _without_thinking(raw)
     roots = read_loose(text)
     tips = [tip for root in roots for tip in _tips_in(root)]
-    if not tips and not any(map(_names_tips, roots)):
+    if not tips and not any(map(_has_tip_key, roots)):
         tips = _list_tips(text)
     cleaned = (Tip(_clean(tip.tip), _clean(tip.rationale)) for tip in tips)
     return Answer(_distinct(cleaned, max(MAX_TIPS, n_tips)), format_ok=False)
@@ -141,10 +141,10 @@ def _normalise_key(key: str) -> str:
     return _NOT_LETTERS.sub(" ", key).strip().casefold()
 
 
-def _names_tips(node: Node) -> bool:
+def _has_tip_key(node: Node) -> bool:
     """Return whether a key of the node, or of a nested node, names tips."""
     return any(_normalise_key(key) in _TIP_KEYS for key in node.keys) or any(
-        _names_tips(entry) for _, entry in node.entries if isinstance(entry, Node)
+        _has_tip_key(entry) for _, entry in node.entries if isinstance(entry, Node)
     )
 
 

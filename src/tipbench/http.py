@@ -75,7 +75,7 @@ def canonical_url(url: str) -> str:
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}{parts.path.rstrip('/')}"
 
 
-def same_server(url: str, servers: Iterable[str]) -> str | None:
+def matching_server(url: str, servers: Iterable[str]) -> str | None:
     """Return the URL in `servers` that points at the same server as `url`, or None."""
     return {canonical_url(server): server for server in servers}.get(canonical_url(url))
 
@@ -175,7 +175,7 @@ def is_unreachable(exc: httpx.ConnectError) -> bool:
     return any(isinstance(cause, socket.gaierror) or cause.errno in _UNREACHABLE_ERRNOS for cause in _os_errors(exc))
 
 
-def too_many_files(exc: BaseException) -> bool:
+def is_too_many_files(exc: BaseException) -> bool:
     """Return whether a request failed because this process or machine has too many open files."""
     causes = list(_os_errors(exc))
     if any(isinstance(cause, socket.gaierror) for cause in causes):

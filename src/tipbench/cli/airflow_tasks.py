@@ -30,7 +30,7 @@ from tipbench.cli.progress import INTERRUPTED, LineProgress
 from tipbench.errors import InvalidOption, LockHeld, NotEnoughData, ServerUnavailable, TipbenchError, UsageError
 from tipbench.files import writable_home
 from tipbench.generate.engine import ENGINES, engine_locks, engine_of, refusal_error
-from tipbench.http import canonical_url, is_http_url, is_loopback, same_server, strip_login
+from tipbench.http import canonical_url, is_http_url, is_loopback, matching_server, strip_login
 from tipbench.jobs.command import collect_request, command_arguments
 from tipbench.jobs.folder import EVENTS_VARIABLE
 from tipbench.plan.config import ADDRESSES, WAIT_FOR_JUDGE, CollectConfig, make_config, split_wait_for_judge
@@ -91,7 +91,7 @@ def _check_server(url: str, key: str, settings: Settings) -> None:
     if key == "ollama_url":
         hosts = [entry.partition("=")[2] for entry in settings.listed("ollama_hosts")]  # entries are NAME=URL
     servers = list(filter(is_http_url, settings.servers(key, (*hosts, *settings.listed(list_key)))))
-    if same_server(url, servers) is None:
+    if matching_server(url, servers) is None:
         names = ", ".join(dict.fromkeys(map(strip_login, servers)))
         raise UsageError(
             f"conf {key} takes a server that the worker allows: {names} (got {url[:120]}). "

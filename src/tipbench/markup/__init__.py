@@ -20,7 +20,6 @@ from tipbench.text import plural
 NOTHING = "–"
 MINUS = "−"
 _GAP = "\u00a0"  # no-break space
-_MIN_MILLISECONDS = 100_000_000_000  # larger timestamps are in milliseconds, smaller ones in seconds
 # Invisible characters, and those that reorder the surrounding text.
 _INVISIBLE = re.compile("[\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2064\u2066-\u206f\ufeff\U000e0000-\U000e007f]")
 _NOT_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -84,8 +83,8 @@ def duration(seconds: float | None) -> str:
     return _two_units(whole, _HOUR, "h", _MINUTE, "min") if whole < _DAY else _two_units(whole, _DAY, "d", _HOUR, "h")
 
 
-def when(value: str | float | datetime | None, style: Literal["minutes", "seconds", "ago"] = "minutes") -> Markup | str:
-    """Return a `<time>` element in UTC for an ISO string, a datetime, or seconds or milliseconds since 1970.
+def when(value: str | float | None, style: Literal["minutes", "seconds", "ago"] = "minutes") -> Markup | str:
+    """Return a `<time>` element in UTC for an ISO string or a Unix timestamp; a dash if it is missing or invalid.
 
     `site.js` replaces it with the local time; in the style `ago`, a recent one with "2 min ago".
     """
@@ -117,15 +116,14 @@ def _two_units(whole: int, large: int, large_name: str, small: int, small_name: 
     return f"{first}{_GAP}{large_name}" + (f" {second}{_GAP}{small_name}" if second else "")
 
 
-def _moment(value: str | float | datetime | None) -> datetime | None:
+def _moment(value: str | float | None) -> datetime | None:
+    if value is None:
+        return None
     try:
-        if isinstance(value, str):
-            value = datetime.fromisoformat(value)
-        if isinstance(value, datetime):
-            return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
-        if value is None:
-            return None
-        return datetime.fromtimestamp(value / 1000 if value > _MIN_MILLISECONDS else value, UTC)
+        if not isinstance(value, str):
+            return datetime.fromtimestamp(value, UTC)
+        moment = datetime.fromisoformat(value)
+        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
     except (ValueError, OverflowError, OSError):
         return None
 

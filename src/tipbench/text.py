@@ -162,16 +162,8 @@ def short_name(name: str, max_chars: int) -> str:
 # CSV
 
 
-def escape_formula(value: object) -> object:
-    """Put an apostrophe before text that a spreadsheet would evaluate as a formula."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
-
-
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return CSV with a header. None becomes an empty field; numbers are not rounded.
-
-    Control characters are replaced, so that a model name cannot move the cursor of a terminal.
-    """
+    """Return CSV with a header. None becomes an empty field; numbers are not rounded."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([_csv_value(column) for column in columns])
@@ -180,8 +172,11 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _csv_value(value: object) -> object:
-    safe = escape_formula(value)
-    return replace_controls(safe) if isinstance(safe, str) else safe
+    """Return text that a spreadsheet does not evaluate as a formula, and that cannot control a terminal."""
+    if not isinstance(value, str):
+        return value
+    is_formula = value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return replace_controls(f"'{value}" if is_formula else value)
 
 
 # Hashes

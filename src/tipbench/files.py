@@ -23,12 +23,10 @@ from tipbench.errors import LockHeld, TipbenchError, UsageError
 
 _POLL_S = 0.2  # between two attempts to acquire a lock
 # These errors can be fixed by choosing another folder. Others, such as a full disk, are not usage errors.
-_FOLDER_ERRORS = frozenset(
-    {
-        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
-        *(errno.ELOOP, errno.ENAMETOOLONG),
-    }
-)
+_FOLDER_ERRORS = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP,
+    errno.ENAMETOOLONG,
+)  # fmt: skip
 _CHOOSE_FOLDER = "Set TIPBENCH_HOME to a folder that you may write to."
 _NEXT_STEPS = {
     errno.ENOSPC: "Free some space there, or set TIPBENCH_HOME to a folder on another disk.",

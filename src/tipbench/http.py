@@ -25,13 +25,11 @@ TOO_MANY_FILES = (
     "this process has reached its limit of open files and connections. Raise it, as with `ulimit -n 4096`, "
     "or lower --concurrency"
 )
-_UNREACHABLE_ERRNOS = frozenset(
-    {
-        *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT, errno.EHOSTDOWN),
-        *(errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
-    }
-)
-_TOO_MANY_FILES_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE})
+_UNREACHABLE_ERRNOS = (
+    errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH,
+    errno.ENETDOWN, errno.ENETUNREACH,
+)  # fmt: skip
+_TOO_MANY_FILES_ERRNOS = (errno.EMFILE, errno.ENFILE)
 _Client = TypeVar("_Client")
 
 # Addresses
@@ -71,8 +69,10 @@ def canonical_url(url: str) -> str:
     """
     parts = urlsplit(url)
     host = "localhost" if is_loopback(url) else (parts.hostname or "").rstrip(".")
+    if ":" in host:  # IPv6
+        host = f"[{host}]"
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}{parts.path.rstrip('/')}"
+    return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
 
 
 def matching_server(url: str, servers: Iterable[str]) -> str | None:

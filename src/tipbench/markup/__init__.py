@@ -80,7 +80,9 @@ def duration(seconds: float | None) -> str:
         return f"{whole}{_GAP}s"
     if whole < _HOUR:
         return _two_units(whole, _MINUTE, "min", 1, "s")
-    return _two_units(whole, _HOUR, "h", _MINUTE, "min") if whole < _DAY else _two_units(whole, _DAY, "d", _HOUR, "h")
+    if whole < _DAY:
+        return _two_units(whole, _HOUR, "h", _MINUTE, "min")
+    return _two_units(whole, _DAY, "d", _HOUR, "h")
 
 
 def when(value: str | float | None, style: Literal["minutes", "seconds", "ago"] = "minutes") -> Markup | str:
@@ -135,18 +137,18 @@ def environment(
 
     `filters` and `template_globals` are added to those that every template has. Macros see them, too.
     """
-    made = Environment(
+    jinja = Environment(
         loader=ChoiceLoader([PackageLoader(package) for package in (__name__, *packages)]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    shown = (visible, number, signed, percent, duration, when, clock, lines, plural)
-    made.filters |= {**{each.__name__: each for each in shown}, **(filters or {})}
-    made.globals |= {"NOTHING": NOTHING, "TIED": words.TIED, "UNCLEAR": words.UNCLEAR, **(template_globals or {})}
-    made.globals["ui"] = made.get_template("macros/ui.html").module
-    return made
+    formats = (visible, number, signed, percent, duration, when, clock, lines, plural)
+    jinja.filters |= {**{each.__name__: each for each in formats}, **(filters or {})}
+    jinja.globals |= {"NOTHING": NOTHING, "TIED": words.TIED, "UNCLEAR": words.UNCLEAR, **(template_globals or {})}
+    jinja.globals["ui"] = jinja.get_template("macros/ui.html").module
+    return jinja
 
 
 def static_folder(package: str = __name__) -> Traversable:

@@ -186,14 +186,11 @@ def means_over_time(database: Database, policy: str, kind: str, *, since: float,
     means: list[Mean] = []
     for step, n, total, squares in rows:
         mean = total / n
-        half = _Z * math.sqrt(max(squares - total * total / n, 0.0) / (n - 1) / n) if n > 1 else None
-        means.append(
-            {
-                "day": datetime.fromtimestamp(since + step * step_s, UTC).date().isoformat(),
-                "n": n,
-                "mean": mean,
-                "low": None if half is None else mean - half,
-                "high": None if half is None else mean + half,
-            }
-        )
+        low = high = None
+        if n > 1:
+            variance = max(squares - total * total / n, 0.0) / (n - 1)
+            half = _Z * math.sqrt(variance / n)
+            low, high = mean - half, mean + half
+        day = datetime.fromtimestamp(since + step * step_s, UTC).date().isoformat()
+        means.append({"day": day, "n": n, "mean": mean, "low": low, "high": high})
     return means

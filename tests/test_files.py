@@ -83,7 +83,7 @@ def test_waiting_ends_with_the_holders_name_after_the_timeout(home: Path) -> Non
     mine, other = lock(home), lock(home)
     mine.acquire(wait=False, report=print)
     with pytest.raises(LockHeld, match="in use by"):
-        other.acquire(wait=True, report=print, poll_s=0.01, timeout_s=0.05)
+        other.acquire(wait=True, report=print, timeout_s=0.05)
     mine.release()
     assert not other.acquire(wait=True, report=print, timeout_s=0.05)
     other.release()
@@ -98,7 +98,7 @@ def test_waiting_takes_over_when_the_holder_leaves(home: Path) -> None:
             first.kill()
 
         mine = lock(home)
-        assert mine.acquire(wait=True, report=report, poll_s=0.01)
+        assert mine.acquire(wait=True, report=report)
     assert len(messages) == 1
     assert "tip-bench-first" in messages[0]
     mine.release()

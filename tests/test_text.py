@@ -13,12 +13,12 @@ from tipbench.text import (
     join_names,
     number,
     one_line,
+    p_value,
     parameter_count,
     percent,
     plural,
     printable,
     printable_lines,
-    probability,
     short_name,
 )
 
@@ -75,7 +75,7 @@ def test_numbers_are_rounded_and_unknown_stays_unknown() -> None:
     assert number(-1.234) == "−1.23"
     assert interval(1.0, None) is None
     assert interval(-1.0, 2.0, "+.1f") == "−1.0 to +2.0"
-    assert (probability(0.0001), probability(0.25), probability(None)) == ("<0.001", "0.250", None)
+    assert (p_value(0.0001), p_value(0.25), p_value(None)) == ("<0.001", "0.250", None)
 
 
 @given(st.text(), st.integers(3, 50))

@@ -57,7 +57,7 @@ def import_altair() -> Any:
     return alt
 
 
-def themed(chart: alt.TopLevelMixin, theme: Theme = LIGHT) -> Any:
+def _themed_spec(chart: alt.TopLevelMixin, theme: Theme) -> Any:
     """Return the chart's Vega-Lite specification with the theme's font and colours."""
     axis = {
         "labelColor": theme.ink, "titleColor": theme.muted, "gridColor": theme.grid, "domainColor": theme.grid,
@@ -88,28 +88,28 @@ def to_svg(chart: alt.TopLevelMixin, theme: Theme = LIGHT) -> str:
     """Return the chart as SVG text."""
     import vl_convert
 
-    return str(vl_convert.vegalite_to_svg(themed(chart, theme)))
+    return str(vl_convert.vegalite_to_svg(_themed_spec(chart, theme)))
 
 
 def to_png(chart: alt.TopLevelMixin, theme: Theme = LIGHT) -> bytes:
     """Return the chart as a PNG image."""
     import vl_convert
 
-    return bytes(vl_convert.vegalite_to_png(themed(chart, theme), scale=PNG_SCALE))
+    return bytes(vl_convert.vegalite_to_png(_themed_spec(chart, theme), scale=PNG_SCALE))
 
 
-def check_chart_file(path: Path, option: str = "--plot") -> None:
-    """Raise UsageError if the suffix is not .png or .svg, or the folder or the extra `charts` is missing."""
+def check_chart_file(path: Path) -> None:
+    """Raise UsageError if --plot cannot write `path`: wrong suffix, or missing folder or extra `charts`."""
     if path.suffix.lower() not in (".png", ".svg"):
-        raise UsageError(f"{option} takes a file that ends in .png or .svg (got {path.name!r}).")
+        raise UsageError(f"--plot takes a file that ends in .png or .svg (got {path.name!r}).")
     if not path.parent.is_dir():
-        raise UsageError(f"{option} {path}: the folder {path.parent} does not exist.")
+        raise UsageError(f"--plot {path}: the folder {path.parent} does not exist.")
     import_altair()
 
 
-def save_chart(chart: alt.TopLevelMixin, path: Path, theme: Theme = LIGHT) -> None:
+def save_chart(chart: alt.TopLevelMixin, path: Path) -> None:
     """Write the chart in the format of the file's suffix; raises UsageError if that fails."""
-    content = to_svg(chart, theme).encode() if path.suffix.lower() == ".svg" else to_png(chart, theme)
+    content = to_svg(chart).encode() if path.suffix.lower() == ".svg" else to_png(chart)
     try:
         path.write_bytes(content)
     except OSError as exc:

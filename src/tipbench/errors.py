@@ -180,7 +180,7 @@ class QueueFull(TipbenchError):
 
 
 class EventConflict(TipbenchError):
-    """The request contradicts the recorded event: another policy, body or reward. Or the policy was reset since."""
+    """The request contradicts the recorded event (another policy, body or reward), or the policy was reset since."""
 
 
 class StateError(TipbenchError):

@@ -21,14 +21,12 @@ from pathlib import Path
 
 from tipbench.errors import LockHeld, TipbenchError, UsageError
 
-_POLL_S = 0.5
+_POLL_S = 0.2  # between two attempts to acquire a lock
 # These errors can be fixed by choosing another folder. Others, such as a full disk, are not usage errors.
-_FOLDER_ERRORS = frozenset(
-    {
-        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
-        *(errno.ELOOP, errno.ENAMETOOLONG),
-    }
-)
+_FOLDER_ERRORS = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP,
+    errno.ENAMETOOLONG,
+)  # fmt: skip
 _CHOOSE_FOLDER = "Set TIPBENCH_HOME to a folder that you may write to."
 _NEXT_STEPS = {
     errno.ENOSPC: "Free some space there, or set TIPBENCH_HOME to a folder on another disk.",
@@ -245,19 +243,16 @@ class ResourceLock:
         )
         self.left_behind: LockHolder | None = None  # the previous holder, if it died with a model loaded
 
-    def acquire(
-        self, *, wait: bool, report: Callable[[str], None], poll_s: float = _POLL_S, timeout_s: float | None = None
-    ) -> bool:
+    def acquire(self, *, wait: bool, report: Callable[[str], None], timeout_s: float | None = None) -> bool:
         """Acquire the lock and return whether it had to wait.
 
         Raises LockHeld if another process holds the lock: at once without `wait`, else after `timeout_s`.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         make_folder(self._path.parent)
         with home_errors(self._path, "cannot be opened"):
             fd = open_private(self._path)
         try:
-            waited = self._wait_for_lock(fd, wait, report, poll_s, deadline)
+            waited = self._wait_for_lock(fd, wait, report, timeout_s)
             with home_errors(self._path, "cannot be read"):
                 previous = _read_holder(fd)
             self._fd = fd
@@ -303,10 +298,9 @@ class ResourceLock:
             finally:
                 os.close(fd)
 
-    def _wait_for_lock(
-        self, fd: int, wait: bool, report: Callable[[str], None], poll_s: float, deadline: float | None
-    ) -> bool:
+    def _wait_for_lock(self, fd: int, wait: bool, report: Callable[[str], None], timeout_s: float | None) -> bool:
         """Lock the file and return whether it had to wait. Reports each holder that it waits for once."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         reported: str | None = None
         while not try_lock(fd, self._path):
             holder = str(_read_holder(fd) or "another tipbench")
@@ -315,7 +309,7 @@ class ResourceLock:
             if holder != reported:
                 report(f"waiting for {self._holder.resource}: in use by {holder}")
                 reported = holder
-            time.sleep(poll_s)
+            time.sleep(_POLL_S)
         return reported is not None
 
     def _write(self, holder: LockHolder) -> None:

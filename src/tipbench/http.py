@@ -25,13 +25,11 @@ TOO_MANY_FILES = (
     "this process has reached its limit of open files and connections. Raise it, as with `ulimit -n 4096`, "
     "or lower --concurrency"
 )
-_UNREACHABLE_ERRNOS = frozenset(
-    {
-        *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT, errno.EHOSTDOWN),
-        *(errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
-    }
-)
-_TOO_MANY_FILES_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE})
+_UNREACHABLE_ERRNOS = (
+    errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH,
+    errno.ENETDOWN, errno.ENETUNREACH,
+)  # fmt: skip
+_TOO_MANY_FILES_ERRNOS = (errno.EMFILE, errno.ENFILE)
 _Client = TypeVar("_Client")
 
 # Addresses
@@ -71,11 +69,13 @@ def canonical_url(url: str) -> str:
     """
     parts = urlsplit(url)
     host = "localhost" if is_loopback(url) else (parts.hostname or "").rstrip(".")
+    if ":" in host:  # IPv6
+        host = f"[{host}]"
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}{parts.path.rstrip('/')}"
+    return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
 
 
-def same_server(url: str, servers: Iterable[str]) -> str | None:
+def matching_server(url: str, servers: Iterable[str]) -> str | None:
     """Return the URL in `servers` that points at the same server as `url`, or None."""
     return {canonical_url(server): server for server in servers}.get(canonical_url(url))
 
@@ -175,7 +175,7 @@ def is_unreachable(exc: httpx.ConnectError) -> bool:
     return any(isinstance(cause, socket.gaierror) or cause.errno in _UNREACHABLE_ERRNOS for cause in _os_errors(exc))
 
 
-def too_many_files(exc: BaseException) -> bool:
+def is_too_many_files(exc: BaseException) -> bool:
     """Return whether a request failed because this process or machine has too many open files."""
     causes = list(_os_errors(exc))
     if any(isinstance(cause, socket.gaierror) for cause in causes):

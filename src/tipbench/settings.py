@@ -220,15 +220,17 @@ class Settings:
     def servers(self, key: str, listed: Iterable[str], *, find: bool = True) -> tuple[str, ...]:
         """Return the servers that a run started over HTTP or Airflow may use: the configured one and `listed`.
 
-        `key` is one of ADDRESSES. If no server is configured, it is the default one. MLflow has no default: with
-        `find`, the servers that `default_servers` returns are used instead.
+        `key` is one of ADDRESSES. If no Ollama is configured, its default address is used. If no MLflow is configured,
+        the servers that may be found automatically are used; without `find`, none.
         """
         configured = self.get(key) or CollectConfig.model_fields[key].default
-        if configured is None and find:
-            from tipbench.record.mlflow import default_servers
+        if configured is not None:
+            return tuple(dict.fromkeys((configured, *listed)))
+        if not find:
+            return tuple(dict.fromkeys(listed))
+        from tipbench.record.mlflow import default_servers
 
-            return (*default_servers(self.home), *listed)
-        return tuple(dict.fromkeys((*((configured,) if configured else ()), *listed)))
+        return (*default_servers(self.home), *listed)
 
     @property
     def mlflow(self) -> MlflowAccess:
@@ -316,9 +318,8 @@ def ollama_url(host: str) -> str:
         raise UsageError(f"OLLAMA_HOST is {host!r}, which is not an address: {exc}. Write host:port.") from None
     if name in ("0.0.0.0", "::"):  # noqa: S104 - a server's bind address, which clients reach through loopback
         name = "127.0.0.1"
-    default_port = urlsplit(DEFAULT_OLLAMA_URL).port
-    if separator:
-        default_port = {"http": 80, "https": 443}.get(scheme, 11434)
+    ollama_port = urlsplit(DEFAULT_OLLAMA_URL).port
+    default_port = {"http": 80, "https": 443}.get(scheme, ollama_port) if separator else ollama_port
     url_host = f"[{name}]" if ":" in name else name  # IPv6
     return f"{scheme}://{url_host}:{port or default_port}{parts.path}"
 

@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from sqlite3 import Connection, Row
+from typing import NamedTuple
 
 from tipbench.errors import QueueFull, TipbenchError, UsageError
 from tipbench.files import home_errors, make_folder, open_private, sync_folder
@@ -59,7 +61,6 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Close the database."""
         with self._lock:
             self._db.close()
 
@@ -125,7 +126,11 @@ class Database:
             ) from exc
 
 
-_Entry = tuple[str, Sequence[object]]  # (statement, values); an empty statement inserts the values as a row
+class _Entry(NamedTuple):
+    """A queued statement; an empty one inserts the values as a row."""
+
+    statement: str
+    values: Sequence[object]
 
 
 class GroupCommit:
@@ -180,7 +185,7 @@ class GroupCommit:
         with self._changed:
             if not self._queue:
                 self._changed.notify()
-            self._queue.append((statement, values))
+            self._queue.append(_Entry(statement, values))
             return self._future
 
     @property
@@ -226,20 +231,18 @@ class GroupCommit:
 
     def _write(self, db: Connection, queue: list[_Entry]) -> None:
         # Inserts several rows per statement, because each statement releases the interpreter's lock and waits for it.
-        start = 0
-        while start < len(queue):
-            statement, values = queue[start]
-            end = start + 1
-            if not statement:
-                while end < len(queue) and end - start < _MAX_ROWS and not queue[end][0]:
-                    end += 1
+        for are_rows, entries in groupby(queue, key=lambda entry: not entry.statement):
+            if not are_rows:
+                for entry in entries:
+                    db.execute(entry.statement, entry.values)
+                continue
+            rows = [entry.values for entry in entries]
+            while rows:
                 # Rounded down to a power of two, so that few different statements have to be prepared.
-                count = 1 << ((end - start).bit_length() - 1)
-                end = start + count
-                statement = self._insert + ", ".join([self._one_row] * count)
-                values = [value for _, row in queue[start:end] for value in row]
-            db.execute(statement, values)
-            start = end
+                count = 1 << (min(len(rows), _MAX_ROWS).bit_length() - 1)
+                values = [value for row in rows[:count] for value in row]
+                db.execute(self._insert + ", ".join([self._one_row] * count), values)
+                del rows[:count]
 
 
 def _running_future() -> Future[None]:

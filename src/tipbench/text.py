@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import overload
 
-_BLANKS = re.compile(r"\s+")
+_WHITESPACE = re.compile(r"\s+")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")  # not tab, newline
 
 # Words
@@ -60,7 +60,7 @@ def percent(share: float | None) -> str | None:
     return f"{share:.0%}".replace("%", " %")
 
 
-def probability(p: float | None) -> str | None:
+def p_value(p: float | None) -> str | None:
     """Format a p-value with three decimals, below 0.001 as <0.001."""
     if p is None:
         return None
@@ -107,10 +107,6 @@ def iso(seconds: float) -> str: ...
 
 
 @overload
-def iso(seconds: None) -> None: ...
-
-
-@overload
 def iso(seconds: float | None) -> str | None: ...
 
 
@@ -143,7 +139,7 @@ def replace_controls(text: str) -> str:
 
 def one_line(text: str) -> str:
     """Return the text on one line, with control and text-direction characters replaced."""
-    return _BLANKS.sub(" ", replace_controls(text.replace("\r", " "))).strip()
+    return _WHITESPACE.sub(" ", replace_controls(text.replace("\r", " "))).strip()
 
 
 def shorten(text: str, max_chars: int) -> str:
@@ -166,16 +162,8 @@ def short_name(name: str, max_chars: int) -> str:
 # CSV
 
 
-def escape_formula(value: object) -> object:
-    """Put an apostrophe before text that a spreadsheet would evaluate as a formula."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
-
-
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return CSV with a header. None becomes an empty field; numbers are not rounded.
-
-    Control characters are replaced, so that a model name cannot move the cursor of a terminal.
-    """
+    """Return CSV with a header. None becomes an empty field; numbers are not rounded."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([_csv_value(column) for column in columns])
@@ -184,8 +172,11 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _csv_value(value: object) -> object:
-    safe = escape_formula(value)
-    return replace_controls(safe) if isinstance(safe, str) else safe
+    """Return text that a spreadsheet does not evaluate as a formula, and that cannot control a terminal."""
+    if not isinstance(value, str):
+        return value
+    is_formula = value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return replace_controls(f"'{value}" if is_formula else value)
 
 
 # Hashes

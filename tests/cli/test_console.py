@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tipbench.cli.console import cell_text, print_message, print_table
 from tipbench.cli.experiments import print_rows
-from tipbench.text import escape_formula, replace_controls
+from tipbench.text import csv_text, replace_controls
 
 
 def test_a_message_that_quotes_a_server_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +49,7 @@ def test_a_narrow_terminal_drops_columns_from_the_right_and_reports_it(
 
 def test_a_csv_cell_is_never_a_formula() -> None:
     for text in ["=1+1", "+1", "-cmd", "@SUM(A1)", "\t=1", "\r=1"]:
-        assert str(escape_formula(text)).startswith("'")
+        assert csv_text([text], []).startswith("'")
 
 
 @given(st.text().filter(lambda text: text[:1] not in "=+-@\t\r" and "\0" not in text and "\r" not in text))

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from tipbench.errors import ModelRefused
-from tipbench.generate import llamacpp, weights
+from tipbench.generate import llamacpp
 from tipbench.generate.engine import Completion, EngineFailure, FailureKind, GenerationRequest
 from tipbench.generate.llamacpp import LlamaCppEngine
 from tipbench.generate.weights import SMOLLM2, weights_path
@@ -73,7 +73,7 @@ def test_facts_come_from_the_file_without_loading_it(home: Path) -> None:
     assert facts.engine_version == importlib.metadata.version("xllamacpp")
     assert (facts.digest, facts.file_bytes) == (SMOLLM2.sha256, weights_path(home).stat().st_size)
     assert (facts.params_b, facts.quantization, facts.kv_bytes_per_token) == (0.134515008, "Q4_1", 23_040)
-    assert llamacpp._RESIDENT.server is None
+    assert llamacpp._SHARED_MODEL.server is None
 
 
 def test_an_unknown_embedded_model_is_refused_with_the_known_names(engine: LlamaCppEngine) -> None:
@@ -173,7 +173,7 @@ def test_nothing_is_written_to_the_terminal(engine: LlamaCppEngine, capfd: pytes
 
 def test_the_port_that_xllamacpp_opens_accepts_no_connection(engine: LlamaCppEngine) -> None:
     engine.complete(replace(ASK, options=options(num_predict=1)))
-    address = llamacpp._RESIDENT.server.listening_address
+    address = llamacpp._SHARED_MODEL.server.listening_address
     with httpx.Client(base_url=address, trust_env=False) as client:
         assert client.post("/completion", json={"prompt": "x", "n_predict": 1}).status_code == 401
         assert client.get("/slots").status_code == 401
@@ -181,7 +181,6 @@ def test_the_port_that_xllamacpp_opens_accepts_no_connection(engine: LlamaCppEng
 
 def test_a_file_that_is_not_a_model_fails_to_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = replace(SMOLLM2, size=4, sha256=hashlib.sha256(b"GGUF").hexdigest())
-    monkeypatch.setattr(weights, "EMBEDDED_MODELS", {broken.name: broken})
     monkeypatch.setattr(llamacpp, "EMBEDDED_MODELS", {broken.name: broken})
     path = weights_path(tmp_path)
     path.parent.mkdir()
@@ -237,7 +236,7 @@ def test_a_cancelled_answer_is_stopped_at_once(engine: LlamaCppEngine) -> None:
 def test_a_request_cancelled_while_queued_does_not_start(engine: LlamaCppEngine) -> None:
     cancel = threading.Event()
     cancel.set()
-    with llamacpp._RESIDENT.lock:
+    with llamacpp._SHARED_MODEL.lock:
         assert failed(engine.complete(replace(LONG, cancel=cancel))).kind is FailureKind.CANCELLED
 
 
@@ -348,7 +347,7 @@ def test_two_engines_hold_one_set_of_weights(home: Path) -> None:
 
 def test_the_last_request_unloads_the_weights(engine: LlamaCppEngine) -> None:
     engine.complete(replace(ASK, options=options(num_predict=1), last=True))
-    assert llamacpp._RESIDENT.server is None
+    assert llamacpp._SHARED_MODEL.server is None
 
 
 def test_releasing_what_is_not_loaded_is_fine(engine: LlamaCppEngine) -> None:

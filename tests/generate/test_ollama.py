@@ -18,6 +18,7 @@ from tipbench.generate import ollama
 from tipbench.generate.engine import OPTIONS, Completion, EngineFailure, FailureKind, refusal_reason
 from tipbench.generate.ollama import OllamaEngine, find_entry, read_completion, read_facts
 from tipbench.generate.ollama_api import Chat, Ending
+from tipbench.plan.config import CollectConfig
 
 
 @pytest.fixture
@@ -237,9 +238,9 @@ def test_the_size_is_the_true_parameter_count_and_not_from_the_name(
     large, small = engine.facts("x:e2b"), engine.facts("small:9b")
     assert large.params_b == pytest.approx(4.46)
     assert small.params_b == pytest.approx(0.6)
-    limits = {"max_model_b": 4.0, "allow_unknown_size": False}
-    assert "4.46B parameters; the limit is 4B" in (refusal_reason(large, **limits) or "")  # type: ignore[arg-type]
-    assert refusal_reason(small, **limits) is None  # type: ignore[arg-type]
+    config = CollectConfig(max_model_b=4.0)
+    assert "4.46B parameters; the limit is 4B" in (refusal_reason(large, config) or "")
+    assert refusal_reason(small, config) is None
 
 
 @pytest.mark.parametrize(
@@ -254,13 +255,13 @@ def test_an_unsupported_model_is_refused_with_its_reason(
     server: ScriptedOllama, engine: OllamaEngine, spec: ModelSpec, reason: str
 ) -> None:
     server.add_model(spec)
-    assert reason in (refusal_reason(engine.facts("m:1b"), max_model_b=4.0, allow_unknown_size=False) or "")
+    assert reason in (refusal_reason(engine.facts("m:1b"), CollectConfig()) or "")
 
 
 def test_a_thinking_model_is_set_not_to_think(server: ScriptedOllama, engine: OllamaEngine) -> None:
     server.add_model(ModelSpec("deep:1b", capabilities=("completion", "thinking")))
     assert engine.facts("deep:1b").thinking
-    assert engine._body(dataclasses.replace(ask(), thinking=True))["think"] is False
+    assert engine._body(dataclasses.replace(ask(), disable_thinking=True))["think"] is False
     assert "think" not in engine._body(ask())
 
 

@@ -66,29 +66,29 @@ def test_a_foreign_model_that_stays_is_named() -> None:
 
 def test_an_empty_server_is_accepted_at_the_start() -> None:
     memory = Memory([()])
-    require_empty(memory, leftovers=frozenset(), evict=False, wait_s=1)
+    require_empty(memory, leftover=None, evict=False, wait_s=1)
     assert not memory.unloaded
 
 
 def test_a_foreign_model_at_the_start_needs_evict() -> None:
     memory = Memory([(FOREIGN,)])
     with pytest.raises(ResidencyError, match=r"theirs:7b .* must be empty at the start.*--evict"):
-        require_empty(memory, leftovers=frozenset(), evict=False, wait_s=1)
+        require_empty(memory, leftover=None, evict=False, wait_s=1)
     assert not memory.unloaded
-    require_empty(memory, leftovers=frozenset(), evict=True, wait_s=1)
+    require_empty(memory, leftover=None, evict=True, wait_s=1)
     assert memory.unloaded == ["theirs:7b"]
 
 
 def test_weights_left_by_a_dead_collect_are_unloaded_without_evict() -> None:
     memory = Memory([(OURS,)])
-    require_empty(memory, leftovers=frozenset({OURS.digest}), evict=False, wait_s=1)
+    require_empty(memory, leftover=OURS.digest, evict=False, wait_s=1)
     assert memory.unloaded == ["ours:1b"]
 
 
-def test_leftovers_do_not_excuse_a_foreign_model_next_to_them() -> None:
+def test_a_leftover_does_not_excuse_a_foreign_model_next_to_it() -> None:
     memory = Memory([(OURS, FOREIGN)])
     with pytest.raises(ResidencyError, match="theirs:7b"):
-        require_empty(memory, leftovers=frozenset({OURS.digest}), evict=False, wait_s=1)
+        require_empty(memory, leftover=OURS.digest, evict=False, wait_s=1)
     assert not memory.unloaded
 
 
@@ -126,9 +126,9 @@ def test_a_tag_moved_in_mid_run_is_detected() -> None:
     monitor = Monitor(Memory([(OURS,), (Resident("Ours:1b", "sha-other"),)]).resident, report_foreign=print)
     monitor.expect(OURS)
     monitor.sample()
-    assert not monitor.moved
+    assert not monitor.tag_moved
     monitor.sample()
-    assert monitor.moved
+    assert monitor.tag_moved
 
 
 def test_a_sample_without_an_answer_is_unknown_and_widens_the_gap() -> None:

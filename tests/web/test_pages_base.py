@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import sys
-from datetime import UTC, datetime
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
@@ -172,7 +171,7 @@ def test_values_are_shown_as_people_read_them() -> None:
 
 
 def test_a_time_is_shown_in_utc_with_its_exact_value() -> None:
-    cases: list[str | int] = ["2026-01-02T03:04:05+00:00", 1767323045, 1767323045000, "2026-01-02T05:04:05+02:00"]
+    cases: list[str | int] = ["2026-01-02T03:04:05+00:00", 1767323045, "2026-01-02T05:04:05+02:00"]
     for value in cases:
         assert str(markup.when(value)) == (
             '<time datetime="2026-01-02T03:04:05Z" data-style="minutes">2\u00a0Jan\u00a02026,\u00a003:04 UTC</time>'
@@ -186,8 +185,7 @@ def test_an_unknown_time_is_a_dash() -> None:
 
 
 def test_a_time_without_zone_is_taken_as_utc() -> None:
-    naive = datetime(2026, 1, 2, 3, 4, 5)  # noqa: DTZ001 - that is the case
-    assert markup.when(naive) == markup.when(naive.replace(tzinfo=UTC))
+    assert markup.when("2026-01-02T03:04:05") == markup.when("2026-01-02T03:04:05Z")
 
 
 def test_here_changes_only_the_given_query_parameters() -> None:

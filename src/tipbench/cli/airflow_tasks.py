@@ -29,8 +29,8 @@ from tipbench.cli.options import open_store, open_tracking_store
 from tipbench.cli.progress import INTERRUPTED, LineProgress
 from tipbench.errors import InvalidOption, LockHeld, NotEnoughData, ServerUnavailable, TipbenchError, UsageError
 from tipbench.files import writable_home
-from tipbench.generate.engine import ENGINES, engine_locks, engine_of, refused_start
-from tipbench.http import canonical_url, is_http_url, is_loopback, same_server, strip_login
+from tipbench.generate.engine import ENGINES, engine_locks, engine_of, refusal_error
+from tipbench.http import canonical_url, is_http_url, is_loopback, matching_server, strip_login
 from tipbench.jobs.command import collect_request, command_arguments
 from tipbench.jobs.folder import EVENTS_VARIABLE
 from tipbench.plan.config import ADDRESSES, WAIT_FOR_JUDGE, CollectConfig, make_config, split_wait_for_judge
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 Conf = Mapping[str, Any]
 
 _LOCK_TIMEOUT_S = 120.0  # a terminated collect needs time to unload its model
-_LOCK_POLL_S = 1.0
 _MAX_JSON_BYTES = 16_000_000
 _SUMMARY_KEYS = ("experiment", "cells", "generated", "recorded_before", "failed", "seconds")
 
@@ -92,7 +91,7 @@ def _check_server(url: str, key: str, settings: Settings) -> None:
     if key == "ollama_url":
         hosts = [entry.partition("=")[2] for entry in settings.listed("ollama_hosts")]  # entries are NAME=URL
     servers = list(filter(is_http_url, settings.servers(key, (*hosts, *settings.listed(list_key)))))
-    if same_server(url, servers) is None:
+    if matching_server(url, servers) is None:
         names = ", ".join(dict.fromkeys(map(strip_login, servers)))
         raise UsageError(
             f"conf {key} takes a server that the worker allows: {names} (got {url[:120]}). "
@@ -111,7 +110,7 @@ def unload_left_behind(conf: Conf, ollama_url: str | None) -> dict[str, Any]:
     unloaded = None
     for name, lock in engine_locks(config, writable_home(settings.home), "an unload after a collect").items():
         try:
-            lock.acquire(wait=True, report=lambda _text: None, poll_s=_LOCK_POLL_S, timeout_s=_LOCK_TIMEOUT_S)
+            lock.acquire(wait=True, report=lambda _text: None, timeout_s=_LOCK_TIMEOUT_S)
         except LockHeld:
             print_message("another collect uses the server; it unloads the model itself")
             return {"unloaded": None, "in_use": True}
@@ -264,7 +263,7 @@ def plan_models(conf: Conf, hosts: Hosts) -> dict[str, Any]:
     servers = choose_hosts(config, hosts, named=bool(conf.get("ollama_url")))
     suite = suite_for(config)
     survey = _survey_models(config, servers, settings)
-    refusal = refused_start(survey.facts, survey.refused, config, " Set skip_refused to run the others.")
+    refusal = refusal_error(survey.facts, survey.refused, config, " Set skip_refused to run the others.")
     if refusal is not None and not config.skip_refused:
         raise refusal
     plan = _record_refusals_and_plan(config, suite, survey, settings)

@@ -31,7 +31,7 @@ def plan(config: CollectConfig, settings: Settings, json_: JsonOption = False) -
 
       tipbench plan --models llama3.2:3b,gemma3:4b --suite tips-32 --json
     """
-    from tipbench.generate.engine import refused_start
+    from tipbench.generate.engine import refusal_error
     from tipbench.record.plan_check import plan_json
     from tipbench.workflows.plan_run import plan_outlook, plan_run
 
@@ -49,7 +49,7 @@ def plan(config: CollectConfig, settings: Settings, json_: JsonOption = False) -
         print_message(f"warning: {warning}")
     for reason in planned.refused.values():
         print_message(f"refused: {reason}")
-    if refused_start(planned.facts, planned.refused, config, hint="") is not None:
+    if refusal_error(planned.facts, planned.refused, config) is not None:
         hint = "Pass --skip-refused to run the others." if planned.facts else installed_hint("plan", config, settings)
         if hint:
             print_message(hint)

@@ -34,7 +34,7 @@ from tipbench.compare.verdict import filter_text
 from tipbench.judge.drift import verdict_words
 from tipbench.judge.status import JudgingStatus
 from tipbench.markup import NOTHING
-from tipbench.text import interval, number, one_line, percent, plural, probability, short_name
+from tipbench.text import interval, number, one_line, p_value, percent, plural, short_name
 
 _NAMESPACE = re.compile(r' xmlns(?::xlink)?="[^"]*"')
 _ID = re.compile(r'(\bid="|url\(#|href="#)([^")]*)')
@@ -142,7 +142,7 @@ def _causes(attribution: Attribution | Unknown) -> dict[str, Any]:
             "name": FACTORS[name],
             "share": factor.share,
             "percent": percent(factor.share),
-            "p": _dash(probability(factor.p)),
+            "p": _dash(p_value(factor.p)),
         }
         for name, factor in attribution.factors().items()
         if factor is not None

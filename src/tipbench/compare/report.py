@@ -13,7 +13,7 @@ from tipbench.compare.leaderboard import Leaderboard, Standing
 from tipbench.compare.matrix import Pair
 from tipbench.compare.statistics import Difference, Unknown
 from tipbench.markup import NOTHING
-from tipbench.text import TIED, csv_text, interval, join_names, number, one_line, percent, plural, probability
+from tipbench.text import TIED, csv_text, interval, join_names, number, one_line, p_value, percent, plural
 
 TEXT_COLUMNS = ("model", "prompt", "standing", "flags")
 FACTORS = {
@@ -179,7 +179,7 @@ def attribution_lines(attribution: Attribution | Unknown) -> list[str]:
     shares = []
     for name, factor in attribution.factors().items():
         if factor is not None:
-            p = "" if factor.p is None or name == "scenario" else f" (p {probability(factor.p)})"
+            p = "" if factor.p is None or name == "scenario" else f" (p {p_value(factor.p)})"
             shares.append(f"{FACTORS[name]} {percent(factor.share)}{p}")
     rows = f" (over the complete rows, without {join_names(attribution.without, 3)})" if attribution.without else ""
     lines = [f"What explains the differences{rows}: {', '.join(shares)}."]
@@ -250,4 +250,4 @@ def best_text(board: Leaderboard, standing: Standing) -> str | None:
 
 def p_text(difference: Difference | None) -> str | None:
     """Format the p-value of a difference."""
-    return probability(difference.p) if difference else None
+    return p_value(difference.p) if difference else None

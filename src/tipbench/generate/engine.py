@@ -59,7 +59,7 @@ class GenerationRequest:
     options: Mapping[str, float | int]
     timeout_s: float = 300.0
     last: bool = False  # the model's last call: its weights may be unloaded afterwards
-    thinking: bool = False  # the model can think; disable it
+    disable_thinking: bool = False  # set for models that can think
     answer_schema: Mapping[str, Any] | None = None  # JSON Schema for the answer; ignored by engines without grammars
     cancel: threading.Event = field(default_factory=threading.Event, compare=False)
 
@@ -191,22 +191,22 @@ class Memory:
     vram: int | None = None
 
 
-def refusal_reason(facts: ModelFacts, *, max_model_b: float, allow_unknown_size: bool) -> str | None:
+def refusal_reason(facts: ModelFacts, config: CollectConfig) -> str | None:
     """Return why a model may not run, with the limit; None if it may."""
     if facts.remote:
         return f"{facts.model} is a cloud model: it runs on another server. Choose a model with local weights."
     if not facts.completes:
         return f"{facts.model} cannot complete text (its capabilities lack `completion`). Choose a chat model."
     if facts.params_b is None:
-        if allow_unknown_size:
+        if config.allow_unknown_size:
             return None
         return (
-            f"{facts.model} has an unknown parameter count; the limit is {max_model_b:g}B. "
+            f"{facts.model} has an unknown parameter count; the limit is {config.max_model_b:g}B. "
             "Choose another model, or pass --allow-unknown-size."
         )
-    if facts.params_b > max_model_b:
+    if facts.params_b > config.max_model_b:
         return (
-            f"{facts.model} has {facts.params_b:.2f}B parameters; the limit is {max_model_b:g}B. "
+            f"{facts.model} has {facts.params_b:.2f}B parameters; the limit is {config.max_model_b:g}B. "
             "Choose a smaller model or raise --max-model-b."
         )
     return None
@@ -253,7 +253,7 @@ def free_memory(model: str, config: CollectConfig) -> Memory:
 
 @dataclass(frozen=True)
 class EngineDependencies:
-    """Dependencies for building engines."""
+    """The arguments of `EngineType.build`."""
 
     config: CollectConfig
     home: Path
@@ -330,7 +330,7 @@ ENGINES: dict[str, EngineType] = {
 
 
 def engine_of(model: str) -> EngineType:
-    """Return the engine type of a model: the prefix of its name, or Ollama if that is not an engine."""
+    """Return the engine type that the prefix of the model's name names, by default Ollama."""
     return ENGINES.get(model.partition(":")[0], _DEFAULT)
 
 
@@ -375,12 +375,12 @@ def model_facts(engines: Mapping[str, Engine], config: CollectConfig) -> tuple[d
     return accepted, refused
 
 
-def refused_start(
-    facts: Mapping[str, ModelFacts], refused: Mapping[str, str], config: CollectConfig, hint: str
+def refusal_error(
+    facts: Mapping[str, ModelFacts], refused: Mapping[str, str], config: CollectConfig, hint: str = ""
 ) -> ModelRefused | None:
-    """Return the error to raise if refused models stop a run; None if it may start.
+    """Return the error to raise if refused models stop a run; None if the run may start.
 
-    It may if no model is refused, or with `skip_refused` if any model is accepted.
+    A run may start if no model is refused, or, with `skip_refused`, if any model is accepted.
     `hint` is added to the message if there are accepted models.
     """
     if not refused or (config.skip_refused and facts):
@@ -438,8 +438,7 @@ def _check_model(engine: Engine, model: str, config: CollectConfig) -> Available
         facts = engine.facts(model)
     except ModelRefused as exc:
         return AvailableModel(model, engine.name, None, str(exc))
-    reason = refusal_reason(facts, max_model_b=config.max_model_b, allow_unknown_size=config.allow_unknown_size)
-    return AvailableModel(model, engine.name, facts, reason)
+    return AvailableModel(model, engine.name, facts, refusal_reason(facts, config))
 
 
 def close_engines(engines: Mapping[str, Engine], report: Callable[[str], None]) -> None:

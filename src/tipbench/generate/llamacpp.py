@@ -67,19 +67,19 @@ class LlamaCppEngine(InProcessEngine):
     def complete(self, request: GenerationRequest) -> Completion | EngineFailure:
         """Generate one answer. The timeout does not include the time in the queue and the time to load the model."""
         payload = _payload(request, self._num_ctx)
-        if not _RESIDENT.acquire(request.cancel):
+        if not _SHARED_MODEL.acquire(request.cancel):
             return EngineFailure(FailureKind.CANCELLED, "cancelled while waiting")
         try:
             return self._answer(request, payload)
         finally:
             if request.last:
-                _RESIDENT.unload()
-            _RESIDENT.lock.release()
+                _SHARED_MODEL.unload()
+            _SHARED_MODEL.lock.release()
 
     def release(self, model: str) -> None:  # noqa: ARG002  at most one model is loaded
         """Unload the weights, also if another engine of this process loaded them. Waits for a running call."""
-        with _RESIDENT.lock:
-            _RESIDENT.unload()
+        with _SHARED_MODEL.lock:
+            _SHARED_MODEL.unload()
 
     def close(self) -> None:
         """Unload the weights, like `release`."""
@@ -90,7 +90,7 @@ class LlamaCppEngine(InProcessEngine):
         embedded = EMBEDDED_MODELS.get(model)
         if embedded is None:
             raise ModelRefused(f"{model} is not an embedded model. Choose one of: {', '.join(EMBEDDED_MODELS)}.")
-        if not is_fetched(self._home, model):
+        if not is_fetched(self._home, embedded):
             path = weights_path(self._home, embedded)
             raise ModelRefused(
                 f"{model} needs its weights, and {path} is missing or not the right file. Run `tipbench models fetch`."
@@ -101,21 +101,21 @@ class LlamaCppEngine(InProcessEngine):
         try:
             embedded = self._embedded_model(request.model)
             num_ctx = min(int(request.options["num_ctx"]), embedded.context_length)
-            load_s = _RESIDENT.load(weights_path(self._home, embedded), num_ctx, self._threads, request.model)
+            load_s = _SHARED_MODEL.load(weights_path(self._home, embedded), num_ctx, self._threads, request.model)
         except ModelRefused as exc:
             return EngineFailure(FailureKind.MISSING_MODEL, str(exc))
         except RuntimeError as exc:
             return EngineFailure(FailureKind.LOAD_FAILED, f"llama.cpp: {exc}")
         stream = _Stream(request)
         try:
-            _generate(_RESIDENT.server, payload, stream)
+            _generate(_SHARED_MODEL.server, payload, stream)
         except RuntimeError as exc:
             return stream.failure(FailureKind.REJECTED, f"llama.cpp: {exc}")
         return stream.outcome(load_s)
 
 
-class _Resident:
-    """The only llama.cpp server of this process, with the only weights. Callers must hold `lock`."""
+class _SharedModel:
+    """The only llama.cpp server of this process, with the only weights in memory. Callers must hold `lock`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -152,7 +152,7 @@ class _Resident:
             gc.collect()
 
 
-_RESIDENT = _Resident()
+_SHARED_MODEL = _SharedModel()
 
 
 class _Stream:

@@ -35,6 +35,7 @@ _SURROGATE_PAIR = re.compile("([\ud800-\udbff])([\udc00-\udfff])")
 class Node:
     """An object or an array; the entries of an array have no key."""
 
+    bracket: str  # the opening one
     entries: list[tuple[str | None, str | Node]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)  # all keys, including a key whose value is truncated
 
@@ -52,7 +53,7 @@ class _Reader:
         self.pos = 0
         self.steps_left = MAX_STEPS
         self.roots: list[Node] = []
-        self.stack: list[tuple[str, Node]] = []  # open nodes, each with its bracket
+        self.stack: list[Node] = []  # open nodes, the innermost last
         self.key: str | None = None  # the last key of the innermost node, if its value has not been read
         self.unclosed: set[str] = set()  # opening quotes that have no closing quote in the rest of the text
 
@@ -70,18 +71,18 @@ class _Reader:
             self.pos = token.end()
             if token["open"]:
                 if len(self.stack) < MAX_DEPTH:
-                    node = Node()
+                    node = Node(token["open"])
                     if self.stack:
-                        self.stack[-1][1].entries.append((self.key, node))
+                        self.stack[-1].entries.append((self.key, node))
                     else:
                         self.roots.append(node)
-                    self.stack.append((token["open"], node))
+                    self.stack.append(node)
                     self.key = None
             elif token["close"]:
                 self.key = None
                 opener = "[" if token["close"] == "]" else "{"
-                if any(opened == opener for opened, _ in self.stack):
-                    while self.stack.pop()[0] != opener:
+                if any(node.bracket == opener for node in self.stack):
+                    while self.stack.pop().bracket != opener:
                         pass
             elif token["fence"]:
                 self.stack.clear()
@@ -96,7 +97,7 @@ class _Reader:
         """Return the word if it is a key, because a colon follows; else None. Adds a key to the keys of the node."""
         if _COLON.match(self.text, self.pos) is None:
             return None
-        self.stack[-1][1].keys.append(word)
+        self.stack[-1].keys.append(word)
         return word
 
     def _read_string(self, opener: str) -> None:
@@ -120,7 +121,7 @@ class _Reader:
         self.pos = end + 1
         key = self._as_key(value)
         if key is None:
-            self.stack[-1][1].entries.append((self.key, value))
+            self.stack[-1].entries.append((self.key, value))
         self.key = key
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -38,7 +39,14 @@ _BUSY_TRIES = 6
 _RETRY_WAIT_S = 0.5  # doubled for each further retry of a busy server
 _RESET_TRIES = 3
 _INTERRUPT_WAIT_S = 15.0  # for a model to be unloaded after Ctrl-C
-_TOO_LONG_WORDS = ("context", "too long", "truncate", "exceed")  # the server's error for a too long prompt has one
+_TOO_LONG_WORDS = ("context", "too long", "truncate", "exceed")  # one is in the server's error for a too long prompt
+
+
+@dataclass(frozen=True)
+class _Retry:
+    """A failed call that is repeated after `wait_s` seconds."""
+
+    wait_s: float
 
 
 class OllamaEngine:
@@ -57,7 +65,7 @@ class OllamaEngine:
         report: Callable[[str], None] = lambda _message: None,
     ) -> None:
         self._api = OllamaApi(url)
-        self._unload_each = unload == "call"
+        self._unload_each_call = unload == "call"
         self._evict = evict
         self._wait_s = wait_s
         self._lock = lock
@@ -77,11 +85,11 @@ class OllamaEngine:
     def facts(self, model: str) -> ModelFacts:
         if self._version is None:
             self._version = self._api.version()
+        url = self._api.url
         shown = self._api.show(model)
         if shown is None:
-            where = f"the Ollama server at {self._api.url}"
-            raise ModelRefused(f"{model} is not on {where}. Get it with `ollama pull {model}`.")
-        url, entry = self._api.url, find_entry(self._api.tags(), model)
+            raise ModelRefused(f"{model} is not on the Ollama server at {url}. Get it with `ollama pull {model}`.")
+        entry = find_entry(self._api.tags(), model)
         host = platform.node() if is_loopback(url) else urlsplit(url).hostname or url
         return read_facts(model, shown, entry, version=self._version, host=host)
 
@@ -92,10 +100,10 @@ class OllamaEngine:
     # Memory
 
     def start(self) -> None:
-        leftovers: frozenset[str] = frozenset()
+        leftover = None
         if self._lock is not None and self._lock.left_behind is not None:
-            leftovers = frozenset({self._lock.left_behind.digest})
-        require_empty(self._api, leftovers=leftovers, evict=self._evict, wait_s=self._wait_s)
+            leftover = self._lock.left_behind.digest
+        require_empty(self._api, leftover=leftover, evict=self._evict, wait_s=self._wait_s)
         if self._lock is not None:
             self._lock.note_empty()
         self._monitor.start()
@@ -134,14 +142,13 @@ class OllamaEngine:
     def _record_handover(self) -> None:
         """Record the time from the previous model's release until now, when the memory is empty."""
         if self._released_at is not None:
-            self._monitor.handed_over(time.monotonic() - self._released_at)
+            self._monitor.record_handover(time.monotonic() - self._released_at)
             self._released_at = None
 
     def evidence(self) -> Evidence:
         return self._monitor.evidence()
 
     def foreign_between(self, start: float, end: float) -> bool:
-        """Return whether another client's model was in memory between two monotonic times."""
         return self._monitor.foreign_between(start, end)
 
     # Calls
@@ -158,19 +165,19 @@ class OllamaEngine:
         self._api.close()
 
     def complete(self, request: GenerationRequest) -> Completion | EngineFailure:
-        if self._unload_each and self._current is not None and self.alive():
+        if self._unload_each_call and self._current is not None and self.alive():
             wait_until_gone(self._api, self._current.digest)  # the previous call must have freed its memory
         body = self._body(request)
         retries: Counter[str] = Counter()
         while True:
             chat = self._api.chat(body, timeout_s=request.timeout_s, cancel=request.cancel)
-            result = self._result_or_wait(chat, request, retries)
-            if not isinstance(result, float):
+            result = self._result_or_retry(chat, request, retries)
+            if not isinstance(result, _Retry):
                 break
-            if request.cancel.wait(result):
+            if request.cancel.wait(result.wait_s):
                 result = _failure(FailureKind.CANCELLED, chat, "stopped")
                 break
-        if self._monitor.moved:
+        if self._monitor.tag_moved:
             raise OllamaError(_model_changed_message(request.model))
         return result
 
@@ -184,19 +191,19 @@ class OllamaEngine:
             "messages": messages,
             "stream": True,
             "truncate": False,  # newer servers then reject a prompt that is too long; older ones truncate it silently
-            "keep_alive": 0 if request.last or self._unload_each else KEEP_WARM_S,
+            "keep_alive": 0 if request.last or self._unload_each_call else KEEP_WARM_S,
             "options": dict(request.options),
         }
-        if request.thinking:  # the model can think; the benchmark disables it
+        if request.disable_thinking:
             body["think"] = False
         if request.answer_schema is not None:
             body["format"] = dict(request.answer_schema)
         return body
 
-    def _result_or_wait(
+    def _result_or_retry(
         self, chat: Chat, request: GenerationRequest, retries: Counter[str]
-    ) -> Completion | EngineFailure | float:
-        """Return the result of a call, or the seconds until its retry; `retries` counts the retries by reason.
+    ) -> Completion | EngineFailure | _Retry:
+        """Return the result of a call. `retries` counts the retries by reason.
 
         Failures caused by the model are not retried.
         """
@@ -207,7 +214,7 @@ class OllamaEngine:
 
         if chat.ending is Ending.CLEAN_END:  # without `done`; after one retry its text is the answer
             if may_retry("clean end", 1):
-                return 0.0
+                return _Retry(0.0)
             if not chat.text:
                 return _failure(FailureKind.INCOMPLETE, chat, "the answer ended before its first token, twice")
         if chat.ending in (Ending.DONE, Ending.CLEAN_END):
@@ -224,20 +231,20 @@ class OllamaEngine:
             if chat.ending is Ending.TIMEOUT:
                 return _failure(FailureKind.TIMEOUT, chat, chat.error)
             if chat.status == 0 and may_retry("reset", _RESET_TRIES - 1):  # before the first byte
-                return _RETRY_WAIT_S
+                return _Retry(_RETRY_WAIT_S)
             return _failure(FailureKind.RESET, chat, f"the connection broke: {chat.error}")
-        if chat.ending is not Ending.STATUS:
+        if chat.ending in (Ending.ERROR_LINE, Ending.GARBAGE):
             return _failure(FailureKind.INCOMPLETE, chat, f"the answer was cut off: {chat.error}")
         if chat.status in (502, 504) and not self.alive():
             return _failure(FailureKind.SERVER_GONE, chat, f"{chat.status}: {chat.error}")
         if chat.status in (429, 502, 503, 504):
             if may_retry("busy", _BUSY_TRIES - 1):
                 jitter = random.uniform(0.8, 1.2)  # noqa: S311
-                return _RETRY_WAIT_S * 2.0 ** (retries["busy"] - 1) * jitter
+                return _Retry(_RETRY_WAIT_S * 2.0 ** (retries["busy"] - 1) * jitter)
             return _failure(FailureKind.BUSY, chat, f"still {chat.status} after {_BUSY_TRIES} tries: {chat.error}")
         if chat.status >= 500:
             if may_retry("load", 1):
-                return _RETRY_WAIT_S
+                return _Retry(_RETRY_WAIT_S)
             return _failure(FailureKind.LOAD_FAILED, chat, f"{chat.status} twice: {chat.error}")
         kind = FailureKind.REJECTED
         if chat.status == 404:
@@ -306,10 +313,10 @@ def _number(value: object) -> float | None:
     return value if 0 <= value < 2**63 else None
 
 
-def find_entry(catalogue: list[dict[str, Any]], model: str) -> dict[str, Any]:
-    """Return a model's entry in the server's list, empty if it is missing."""
+def find_entry(entries: list[dict[str, Any]], model: str) -> dict[str, Any]:
+    """Return a model's entry in the server's list of models, empty if it is missing."""
     wanted = full_name(model)
-    for entry in catalogue:
+    for entry in entries:
         if full_name(str(entry.get("name") or entry.get("model"))) == wanted:
             return entry
     return {}

@@ -16,7 +16,7 @@ import httpx
 
 from tipbench.errors import ModelRefused, OllamaError, OllamaUnavailable, TipbenchError
 from tipbench.generate.residency import Resident
-from tipbench.http import TOO_MANY_FILES, http_client, is_unreachable, tls_for, too_many_files
+from tipbench.http import TOO_MANY_FILES, http_client, is_too_many_files, is_unreachable, tls_for
 
 _TIMEOUT = httpx.Timeout(10.0, connect=5.0)
 _PROBE_TIMEOUT = httpx.Timeout(2.0)
@@ -175,7 +175,7 @@ class OllamaApi:
         return connection
 
     def _raise_if_too_many_files(self, exc: httpx.HTTPError) -> None:
-        if too_many_files(exc):
+        if is_too_many_files(exc):
             raise TipbenchError(f"Ollama at {self.url} could not be reached: {TOO_MANY_FILES}.") from exc
 
     def _stream(
@@ -216,9 +216,10 @@ class OllamaApi:
                 late = time.monotonic() > deadline
                 if chat.ending is Ending.DONE and not late:
                     continue  # a connection can be reused only if its stream is read to the end
-                if late and not (reader.ended or cancel.is_set()):
-                    reader.end(Ending.TIMEOUT, f"the answer did not end within {timeout_s:g} s")
                 if reader.ended or cancel.is_set():
+                    break
+                if late:
+                    reader.end(Ending.TIMEOUT, f"the answer did not end within {timeout_s:g} s")
                     break
             reader.finish()
 

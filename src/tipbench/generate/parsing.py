@@ -53,7 +53,7 @@ def parse_answer(raw: str, n_tips: int) -> Answer:
     text = _without_thinking(raw)
     roots = read_loose(text)
     tips = [tip for root in roots for tip in _tips_in(root)]
-    if not tips and not any(map(_names_tips, roots)):
+    if not tips and not any(map(_has_tip_key, roots)):
         tips = _list_tips(text)
     cleaned = (Tip(_clean(tip.tip), _clean(tip.rationale)) for tip in tips)
     return Answer(_distinct(cleaned, max(MAX_TIPS, n_tips)), format_ok=False)
@@ -88,7 +88,8 @@ def _parse_exact(raw: str, n_tips: int) -> list[Tip]:
     for pairs in value:
         keys = sorted(key for key, _ in pairs) if isinstance(pairs, tuple) else []
         if keys == ["rationale", "tip"] and all(isinstance(text, str) for _, text in pairs):
-            tip, rationale = (_clean(dict(pairs)[key]) for key in ("tip", "rationale"))
+            fields = dict(pairs)
+            tip, rationale = _clean(fields["tip"]), _clean(fields["rationale"])
             if tip and rationale:
                 tips.append(Tip(tip, rationale))
     return tips
@@ -140,10 +141,10 @@ def _normalise_key(key: str) -> str:
     return _NOT_LETTERS.sub(" ", key).strip().casefold()
 
 
-def _names_tips(node: Node) -> bool:
+def _has_tip_key(node: Node) -> bool:
     """Return whether a key of the node, or of a nested node, names tips."""
     return any(_normalise_key(key) in _TIP_KEYS for key in node.keys) or any(
-        _names_tips(entry) for _, entry in node.entries if isinstance(entry, Node)
+        _has_tip_key(entry) for _, entry in node.entries if isinstance(entry, Node)
     )
 
 
@@ -152,22 +153,18 @@ def _tips_in(node: Node, label: str = "") -> list[Tip]:
 
     `label` is the normalised key of the node, or of the nearest enclosing node that has a key.
     """
-    texts = [
-        (None if key is None else _normalise_key(key), value) for key, value in node.entries if isinstance(value, str)
-    ]
-    named = [(key, text) for key, text in texts if key is not None]
+    texts = [(key, value) for key, value in node.entries if isinstance(value, str)]
+    named = [(_normalise_key(key), text) for key, text in texts if key is not None]
     rationale = next((text for key, text in named if key in _RATIONALE_KEYS), "")
     if any(key in _TIP_KEYS for key, _ in named):
         return _named_tips(named)
     if named and len(named) < len(texts) and all(key in _RATIONALE_KEYS for key, _ in named):
-        # ["Do this", "rationale": "that"]
-        return _named_tips([("tip" if key is None else key, text) for key, text in texts])
-    nested = [
-        tip
-        for key, value in node.entries
-        if isinstance(value, Node)
-        for tip in _tips_in(value, label if key is None else _normalise_key(key))
-    ]
+        # ["Do this", "rationale": "that"]: the text without a key is the tip
+        return _named_tips([("tip" if key is None else _normalise_key(key), text) for key, text in texts])
+    nested: list[Tip] = []
+    for key, value in node.entries:
+        if isinstance(value, Node):
+            nested += _tips_in(value, label if key is None else _normalise_key(key))
     if nested:
         if len(nested) == 1 and not nested[0].rationale:  # the outer object may have the rationale
             return [Tip(nested[0].tip, rationale)]
@@ -270,8 +267,9 @@ class _Item:
 
     @property
     def unfinished(self) -> bool:
-        """Whether the tip has no end of a sentence yet."""
-        return not self.parts or self.parts[-1][-1].isalnum() or self.parts[-1][-1] in ",;"
+        """Whether the last part does not end a sentence."""
+        end = self.parts[-1][-1]
+        return end.isalnum() or end in ",;"
 
     def tip(self) -> Tip | None:
         """Join the parts, with a colon after a headline; None if the item is not a tip."""
@@ -290,10 +288,7 @@ class _Item:
 
 def _list_tips(text: str) -> list[Tip]:
     """Return the tips of a list that is written as text; empty for prose."""
-    lines = [
-        _classify_line(line)
-        for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n", MAX_LINES)[:MAX_LINES]
-    ]
+    lines = [_classify_line(line) for line in _NEWLINES.sub("\n", text).split("\n", MAX_LINES)[:MAX_LINES]]
     labels = sum(line.kind is _Kind.LABEL for line in lines)
     first_kinds = {_Kind.BULLET}  # kinds of lines that begin a tip
     if labels or any(line.kind is _Kind.NUMBER for line in lines):

@@ -49,10 +49,10 @@ class Evidence:
     samples: int = 0
     most_resident: int = 0  # models in memory at the same time
     largest_gap_s: float = 0.0  # between two samples
-    handovers: int = 0  # times that the list was empty after the last call of a model
+    handovers: int = 0  # times that the memory was empty after the last call of a model
     unknown_samples: int = 0  # samples without a response
     foreign: tuple[str, ...] = ()  # models that other clients loaded
-    handover_s: tuple[float, ...] = ()  # of each handover, from the last call of a model to the empty list
+    handover_s: tuple[float, ...] = ()  # of each handover, from the last call of a model to the empty memory
 
     def sentence(self) -> str:
         """Return a one-line summary."""
@@ -82,9 +82,8 @@ class Monitor:
         self._list_resident = list_resident
         self._report_foreign = report_foreign
         self._interval_s = interval_s
-        self._expected_digests: frozenset[str] = frozenset()
-        self._expected_name = ""
-        self._moved = False
+        self._expected: Resident | None = None
+        self._tag_moved = False
         self._evidence = Evidence()
         self._foreign_times: list[float] = []
         self._last_sample: float | None = None
@@ -108,16 +107,15 @@ class Monitor:
     def expect(self, model: Resident | None) -> None:
         """Set the model that is expected in memory from now on, or None. Any other model is foreign."""
         with self._lock:
-            self._expected_digests = frozenset({model.digest}) if model is not None else frozenset()
-            self._expected_name = model.name if model is not None else ""
+            self._expected = model
 
     @property
-    def moved(self) -> bool:
+    def tag_moved(self) -> bool:
         """Whether the expected model was loaded with other weights, because its tag was moved during the run."""
-        return self._moved
+        return self._tag_moved
 
-    def handed_over(self, seconds: float) -> None:
-        """Record that the memory was empty, and how many seconds after the last call of a model."""
+    def record_handover(self, seconds: float) -> None:
+        """Record that the memory is empty, `seconds` after the last call of a model."""
         with self._lock:
             handover_s = (*self._evidence.handover_s, seconds)
             self._evidence = replace(self._evidence, handovers=len(handover_s), handover_s=handover_s)
@@ -143,7 +141,7 @@ class Monitor:
     def sample(self) -> None:
         """Take one sample."""
         with self._lock:
-            expected_before = self._expected_digests
+            expected_before = self._expected
         listed = self._list_resident()
         now = time.monotonic()
         with self._lock:
@@ -151,7 +149,8 @@ class Monitor:
             if listed is None:
                 self._evidence = replace(evidence, unknown_samples=evidence.unknown_samples + 1)
                 return
-            foreign = [model.name for model in listed if model.digest not in expected_before | self._expected_digests]
+            expected_digests = {model.digest for model in (expected_before, self._expected) if model is not None}
+            foreign = [model.name for model in listed if model.digest not in expected_digests]
             new_foreign = [name for name in dict.fromkeys(foreign) if name not in evidence.foreign]
             gap_s = now - self._last_sample if self._last_sample is not None else 0.0
             self._evidence = replace(
@@ -163,7 +162,8 @@ class Monitor:
             )
             self._last_sample = now
             self._last_was_foreign = bool(foreign)
-            self._moved = self._moved or self._expected_name in (name.casefold() for name in foreign)
+            if self._expected is not None and self._expected.name in (name.casefold() for name in foreign):
+                self._tag_moved = True
             if foreign:
                 self._foreign_times.append(now)
         for name in new_foreign:
@@ -211,10 +211,10 @@ def wait_until_empty(host: WeightsHost, *, wait_s: float) -> None:
         time.sleep(_POLL_S if waited < 1 else _SLOW_POLL_S)
 
 
-def require_empty(host: WeightsHost, *, leftovers: frozenset[str], evict: bool, wait_s: float) -> None:
+def require_empty(host: WeightsHost, *, leftover: str | None, evict: bool, wait_s: float) -> None:
     """Unload all models before a run.
 
-    `leftovers` are the digests of models that an earlier run left in memory. If the memory has any other model, raises
+    `leftover` is the digest of a model that an earlier run left in memory. If the memory has any other model, raises
     ResidencyError unless `evict` is true.
     """
     deadline = time.monotonic() + max(wait_s, 1.0)
@@ -222,7 +222,7 @@ def require_empty(host: WeightsHost, *, leftovers: frozenset[str], evict: bool, 
         if time.monotonic() > deadline:
             raise ResidencyError(f"The Ollama server did not report within {wait_s:g} s what is in its memory.")
         time.sleep(_SLOW_POLL_S)
-    foreign = [model for model in listed if model.digest not in leftovers]
+    foreign = [model for model in listed if model.digest != leftover]
     if foreign and not evict:
         raise ResidencyError(
             f"{_names(foreign)} is in the Ollama server's memory, which must be empty at the start. Stop it with "

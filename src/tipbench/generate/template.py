@@ -1,7 +1,7 @@
-"""TemplateEngine: the baseline, which writes tips with templates instead of a language model.
+"""TemplateEngine: a reference that writes tips with templates instead of a language model.
 
 It sorts the open tasks by due date, priority or age, and puts a task and the time into a prewritten sentence. A model
-that is not better than this baseline is not worth its memory.
+that is not better than this reference is not worth its memory.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class TemplateEngine(InProcessEngine):
     name = "baseline"
 
     def facts(self, model: str) -> ModelFacts:
-        """Return the facts of the baseline. Its digest depends on every template, so a new wording is a new model."""
+        """Return the facts of the template. Its digest depends on every wording, so a new wording is a new model."""
         if model != MODEL:
             raise ModelRefused(_unknown_model(model))
         content = {"version": VERSION, "kinds": [asdict(kind) for kind in _KINDS]}
@@ -162,6 +162,7 @@ def fill(scenario: Scenario, n_tips: int, seed: int) -> list[dict[str, str]]:
     for task in scenario.persona.tasks:
         tasks_by_title.setdefault(_quote(task.title).casefold(), task)
     tasks = list(tasks_by_title.values()) or [Task("the first thing on your mind", 1, None, 0)]
+    habits = scenario.persona.habits or ("the next break",)
     tips: dict[str, dict[str, str]] = {}
     for index in count():
         if len(tips) >= n_tips:
@@ -177,7 +178,8 @@ def fill(scenario: Scenario, n_tips: int, seed: int) -> list[dict[str, str]]:
             minutes = kind.minutes[-1] + 5 * wording_cycles
         else:
             minutes = kind.minutes[_draw(seed, "minutes", index) % len(kind.minutes)]
-        values = _values(scenario, task, minutes, habit=_draw(seed, "habit", index))
+        habit = habits[_draw(seed, "habit", index) % len(habits)]
+        values = _values(scenario, task, habit, minutes)
         tip = wording.format_map(values)
         tips.setdefault(tip.casefold(), {"tip": tip, "rationale": kind.rationale.format_map(values)})
     return list(tips.values())
@@ -200,13 +202,12 @@ def _sorted_tasks(tasks: list[Task], order: str, day: date) -> list[Task]:
     return sorted(tasks, key=lambda task: (urgency(task), -task.priority, task.due or date.max))
 
 
-def _values(scenario: Scenario, task: Task, minutes: int, *, habit: int) -> dict[str, str | int]:
-    """Return the values of the placeholders. `habit` is a random number that selects a habit."""
-    habits = scenario.persona.habits or ("the next break",)
+def _values(scenario: Scenario, task: Task, habit: str, minutes: int) -> dict[str, str | int]:
+    """Return the values of the placeholders."""
     start = scenario.slot.time.hour * 60 + scenario.slot.time.minute
     return {
         "task": _quote(task.title),
-        "habit": _quote(habits[habit % len(habits)]),
+        "habit": _quote(habit),
         "minutes": minutes,
         "time": _clock_time(start),
         "end": _clock_time(start + minutes),

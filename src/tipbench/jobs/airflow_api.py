@@ -14,7 +14,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tipbench.errors import AirflowError, AirflowUnavailable, JobStartError, UsageError
-from tipbench.http import TOO_MANY_FILES, http_client, is_http_url, read_body, too_many_files
+from tipbench.http import TOO_MANY_FILES, http_client, is_http_url, is_too_many_files, read_body
 
 MAX_BYTES = 32 * 1024 * 1024  # of a response
 TIMEOUT_S = 10.0
@@ -197,7 +197,7 @@ class AirflowApi:
             message = f"Airflow at {self.url} did not answer within {self._timeout_s:g} s. Trying again."
             raise self._unavailable(message, _TIMEOUT_FACTOR * self._backoff_s) from exc
         except (httpx.RequestError, httpx.DecodingError) as exc:
-            if too_many_files(exc):
+            if is_too_many_files(exc):
                 raise self._unavailable(f"Airflow at {self.url} could not be reached: {TOO_MANY_FILES}.") from exc
             reason = str(exc).rstrip(".") or type(exc).__name__
             raise self._unavailable(

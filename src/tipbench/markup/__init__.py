@@ -20,7 +20,6 @@ from tipbench.text import plural
 NOTHING = "–"
 MINUS = "−"
 _GAP = "\u00a0"  # no-break space
-_MIN_MILLISECONDS = 100_000_000_000  # larger timestamps are in milliseconds, smaller ones in seconds
 # Invisible characters, and those that reorder the surrounding text.
 _INVISIBLE = re.compile("[\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2064\u2066-\u206f\ufeff\U000e0000-\U000e007f]")
 _NOT_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -81,11 +80,13 @@ def duration(seconds: float | None) -> str:
         return f"{whole}{_GAP}s"
     if whole < _HOUR:
         return _two_units(whole, _MINUTE, "min", 1, "s")
-    return _two_units(whole, _HOUR, "h", _MINUTE, "min") if whole < _DAY else _two_units(whole, _DAY, "d", _HOUR, "h")
+    if whole < _DAY:
+        return _two_units(whole, _HOUR, "h", _MINUTE, "min")
+    return _two_units(whole, _DAY, "d", _HOUR, "h")
 
 
-def when(value: str | float | datetime | None, style: Literal["minutes", "seconds", "ago"] = "minutes") -> Markup | str:
-    """Return a `<time>` element in UTC for an ISO string, a datetime, or seconds or milliseconds since 1970.
+def when(value: str | float | None, style: Literal["minutes", "seconds", "ago"] = "minutes") -> Markup | str:
+    """Return a `<time>` element in UTC for an ISO string or a Unix timestamp; a dash if it is missing or invalid.
 
     `site.js` replaces it with the local time; in the style `ago`, a recent one with "2 min ago".
     """
@@ -106,7 +107,7 @@ def clock(seconds: float) -> str:
 
 def lines(value: object) -> Markup:
     """Escape a message, keeping line breaks and showing text in backticks as code."""
-    # On a Markup, `sub` would escape what it puts in.
+    # `str`, because `sub` on a Markup would escape the tags that it adds.
     shown = (_QUOTED.sub(r"<code>\1</code>", str(visible(line))) for line in str(value).splitlines())
     return Markup("<br>").join(Markup(line) for line in shown)  # noqa: S704 - made visible, hence escaped
 
@@ -117,15 +118,14 @@ def _two_units(whole: int, large: int, large_name: str, small: int, small_name: 
     return f"{first}{_GAP}{large_name}" + (f" {second}{_GAP}{small_name}" if second else "")
 
 
-def _moment(value: str | float | datetime | None) -> datetime | None:
+def _moment(value: str | float | None) -> datetime | None:
+    if value is None:
+        return None
     try:
-        if isinstance(value, str):
-            value = datetime.fromisoformat(value)
-        if isinstance(value, datetime):
-            return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
-        if value is None:
-            return None
-        return datetime.fromtimestamp(value / 1000 if value > _MIN_MILLISECONDS else value, UTC)
+        if not isinstance(value, str):
+            return datetime.fromtimestamp(value, UTC)
+        moment = datetime.fromisoformat(value)
+        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
     except (ValueError, OverflowError, OSError):
         return None
 
@@ -137,18 +137,18 @@ def environment(
 
     `filters` and `template_globals` are added to those that every template has. Macros see them, too.
     """
-    made = Environment(
+    jinja = Environment(
         loader=ChoiceLoader([PackageLoader(package) for package in (__name__, *packages)]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    shown = (visible, number, signed, percent, duration, when, clock, lines, plural)
-    made.filters |= {**{each.__name__: each for each in shown}, **(filters or {})}
-    made.globals |= {"NOTHING": NOTHING, "TIED": words.TIED, "UNCLEAR": words.UNCLEAR, **(template_globals or {})}
-    made.globals["ui"] = made.get_template("macros/ui.html").module
-    return made
+    formats = (visible, number, signed, percent, duration, when, clock, lines, plural)
+    jinja.filters |= {**{each.__name__: each for each in formats}, **(filters or {})}
+    jinja.globals |= {"NOTHING": NOTHING, "TIED": words.TIED, "UNCLEAR": words.UNCLEAR, **(template_globals or {})}
+    jinja.globals["ui"] = jinja.get_template("macros/ui.html").module
+    return jinja
 
 
 def static_folder(package: str = __name__) -> Traversable:

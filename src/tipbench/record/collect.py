@@ -25,7 +25,7 @@ from tipbench.generate.engine import (
     engine_of,
     engine_types,
     model_facts,
-    refused_start,
+    refusal_error,
 )
 from tipbench.plan.config import CollectConfig
 from tipbench.plan.design import design_tags, extend_design, read_design
@@ -407,6 +407,6 @@ def _read_facts(
     facts, refused = retry_while_unavailable(
         lambda: model_facts(engines, config), servers, wait_s, environment.observer
     )
-    if error := refused_start(facts, refused, config, " Pass --skip-refused to run the others."):
+    if error := refusal_error(facts, refused, config, " Pass --skip-refused to run the others."):
         raise error
     return facts, refused

@@ -160,7 +160,7 @@ class Block:
             options=planned.options,
             timeout_s=self._config.timeout_s,
             last=last,
-            thinking=self._facts.thinking,
+            disable_thinking=self._facts.thinking,
             cancel=self._cancel,
         )
         crashes = 0

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import httpx
 
 from tipbench.errors import MlflowError, MlflowUnavailable, UsageError
-from tipbench.http import TOO_MANY_FILES, http_client, read_body, too_many_files
+from tipbench.http import TOO_MANY_FILES, http_client, is_too_many_files, read_body
 from tipbench.record.mlflow_wire import Json
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -138,7 +138,7 @@ class MlflowHttp:
         except httpx.DecodingError as exc:
             raise MlflowError(f"The response of {self._where()} cannot be decompressed: {exc}.") from exc
         except httpx.RequestError as exc:
-            if too_many_files(exc):
+            if is_too_many_files(exc):
                 raise MlflowUnavailable(f"MLflow at {self._where()} could not be reached: {TOO_MANY_FILES}.") from exc
             reason = str(exc) or type(exc).__name__
             raise MlflowUnavailable(f"MLflow at {self._where()} cannot be reached: {reason}. Is it running?") from exc

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tipbench.errors import UsageError
-from tipbench.http import same_server, strip_login
+from tipbench.http import matching_server, strip_login
 from tipbench.plan.config import ADDRESSES, CollectConfig
 from tipbench.plan.suite import builtin_suites
 from tipbench.settings import Settings
@@ -143,7 +143,7 @@ class RunPolicy:
     def _allowed_url(self, key: str, url: str) -> str:
         """Return the allowed URL of the same server, with its credentials. Raises Forbidden."""
         allowed = self.settings.servers(key, self.listed[key])
-        allowed_url = same_server(url, allowed)
+        allowed_url = matching_server(url, allowed)
         if allowed_url is None:
             allowed_urls = ", ".join(map(strip_login, allowed))
             raise Forbidden(

@@ -89,7 +89,7 @@ def effort_of(tip: str) -> float | None:
 
 def _catalogue_tips(answers: tuple[ScenarioAnswers, ...], pair: Pair, rubric: Rubric) -> list[CatalogueTip]:
     """Return the pair's scored tips, with composites converted to the range that policies expect."""
-    # All by text of the tip.
+    # The keys are texts of tips.
     composites: dict[str, list[float]] = defaultdict(list)
     scale_scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     hours: dict[str, set[float | None]] = defaultdict(set)

@@ -29,7 +29,6 @@ from tipbench.plan.design import read_design
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import TIED
 
-_POLL_S = 0.2  # interval between two attempts to acquire the lock
 _MAX_REASON_LENGTH = 1000  # characters
 MODEL_OPTIONS = ("ollama_url", "max_model_b", "num_ctx", "evict", "allow_unknown_size")  # also options of a collect
 _ANY_JUDGE = tuple(JudgeKind)
@@ -60,7 +59,7 @@ def judging_lock(
     """
     lock = ResourceLock(home, f"judging at {canonical_url(url)}", "another judge command")
     try:
-        lock.acquire(wait=True, report=report, poll_s=_POLL_S, timeout_s=wait_s)
+        lock.acquire(wait=True, report=report, timeout_s=wait_s)
     except LockHeld as exc:
         raise LockHeld("Another sheet is being applied. Nothing was changed; try again shortly.") from exc
     try:
@@ -83,7 +82,7 @@ def drift_reason(text: str, key: str = "accept_drift") -> str:
 class SheetRequest:
     """A request for the file of a new sheet or a stored one."""
 
-    request: ExportRequest
+    export: ExportRequest
     sheet: str | None = None  # id of the stored sheet; None for a new one
     filled: bool = False  # with the scores applied so far
     focus: bool = False  # only cells that can separate the leader from the pairs tied with it
@@ -104,15 +103,15 @@ def requested_sheet(
 ) -> ExportResult | None:
     """Return the stored sheet or a new export. None if the stored sheet does not exist or belongs to another judge.
 
-    A judge with an open sheet gets it again while more than half of it is unanswered. `report_focus` is called with the
+    A judge with an open sheet gets it again while more than half of it is blank. `report_focus` is called with the
     selected cells if the query has `focus`.
     """
     if query.sheet is not None:
         stored = find_sheet(store, experiment.experiment_id, experiment.name, query.sheet)
-        if stored is None or (query.own and stored.owner != query.request.judge):
+        if stored is None or (query.own and stored.owner != query.export.judge):
             return None
         return ExportResult(stored)
-    request = query.request
+    request = query.export
     if query.focus:
         request, selected = focused(store, experiment, request)
         report_focus(selected)
@@ -179,12 +178,17 @@ def focused(store: RunStore, experiment: Experiment, request: ExportRequest) -> 
 
 
 def duel_request(
-    store: RunStore, experiment: Experiment, *, judge: str | None, limit: int | None = None, **options: Any
+    store: RunStore,
+    experiment: Experiment,
+    *,
+    judge: str | None,
+    limit: int | None = None,
+    seed: int | None = None,
+    suite: str | None = None,
 ) -> DuelRequest:
     """Return a request for duels between the leader and the ranked pairs tied with it.
 
-    `options` are `seed` and `suite`. Raises NotEnoughData if no pairs are tied. The message names no pair, because
-    judges read it.
+    Raises NotEnoughData if no pairs are tied. The message names no pair, because judges read it.
     """
     cells, board = _read_board(store, experiment)
     if board is None or board.ranking.leader is None:
@@ -202,7 +206,7 @@ def duel_request(
         for cell in cells.cells
         if cell.pair in pairs and not cell.failed
     }
-    return DuelRequest(runs, cells.rubric, judge, limit, **options)
+    return DuelRequest(runs, cells.rubric, judge, limit, seed, suite)
 
 
 def _read_board(store: RunStore, experiment: Experiment) -> tuple[BoardCells, Leaderboard | None]:

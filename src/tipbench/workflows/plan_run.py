@@ -26,17 +26,17 @@ SECONDS_PER_TIP = 10.0  # to read a tip and score it on three scales
 
 
 def plan_run(
-    config: CollectConfig, home: Path, opened: Callable[[], AbstractContextManager[TrackingStore]]
+    config: CollectConfig, home: Path, open_mlflow: Callable[[], AbstractContextManager[TrackingStore]]
 ) -> tuple[Plan, list[str]]:
     """Return the plan of a collect and its warnings, without generating or writing anything.
 
-    `opened` opens MLflow for reading. If MLflow is unavailable, no cell counts as recorded, and a warning is added.
+    If MLflow is unavailable, no cell counts as recorded, and a warning is added.
     """
     warnings: list[str] = []
 
     def load_recorded(suite: Suite) -> Recorded:
         try:
-            with opened() as tracking:
+            with open_mlflow() as tracking:
                 folder = journal_folder(home, tracking.identity, config.experiment)
                 journalled = frozenset(journalled_keys(folder))
                 experiment = tracking.store.experiment(config.experiment)

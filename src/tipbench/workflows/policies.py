@@ -73,7 +73,7 @@ class ShadowSummary(TypedDict):
 
 
 class PoliciesReport(TypedDict):
-    """The report; `user` has one user's state by policy if an id was given."""
+    """The report; `user` has one user's summary of each policy if an id was given."""
 
     active: str | None  # None: no policy server has run here
     policies: list[PolicySummary]
@@ -82,7 +82,7 @@ class PoliciesReport(TypedDict):
 
 
 def read_policies(home: Path, user_id: str | None = None, *, now: float | None = None) -> PoliciesReport:
-    """Return the report of the last DAYS, and one user's state if an id is given; raises UsageError for a wrong id."""
+    """Return the report of the last DAYS, for one user too if an id is given; raises UsageError for an invalid id."""
     if user_id is not None:
         check_user_id(user_id)
     if not store_exists(home):
@@ -93,9 +93,9 @@ def read_policies(home: Path, user_id: str | None = None, *, now: float | None =
         switches = Switches(database)
         return {
             "active": switches.active(),
-            "policies": [_summary(database, name, since) for name in POLICIES],
-            "shadows": [_shadow(database, switches, name, since) for name in SHADOWS],
-            "user": None if user_id is None else _user(database, load_keys(home).user(user_id)),
+            "policies": [_summary_of_all_users(database, name, since) for name in POLICIES],
+            "shadows": [_shadow_summary(database, switches, name, since) for name in SHADOWS],
+            "user": None if user_id is None else _user_summaries(database, load_keys(home).user(user_id)),
         }
 
 
@@ -105,22 +105,22 @@ def set_shadow(home: Path, name: str, *, enabled: bool) -> None:
         Switches(database).set_shadow(name, enabled)
 
 
-def _summary(database: Database, policy: str, since: float) -> PolicySummary:
+def _summary_of_all_users(database: Database, policy: str, since: float) -> PolicySummary:
     days = means_over_time(database, policy, "reward", since=since, step_s=_DAY_S)
-    return _policy(policy, policy_totals(database, policy, None), days, _pooled_weights(database, policy))
+    return _policy_summary(policy, policy_totals(database, policy, None), days, _pooled_weights(database, policy))
 
 
-def _user(database: Database, key: str) -> list[PolicySummary]:
+def _user_summaries(database: Database, key: str) -> list[PolicySummary]:
     user = load_user(key, {}, database, None)
     found = []
     for policy in POLICIES:
         ridge = user.ridge(policy)
         stats = user_stats(database, user.key, policy, ridge, None, since=user.reset)
-        found.append(_policy(policy, stats, [], _weights(policy, ridge) if ridge.n else []))
+        found.append(_policy_summary(policy, stats, [], _weights(policy, ridge) if ridge.n else []))
     return found
 
 
-def _policy(policy: str, stats: dict[str, Any], days: list[Mean], weights: list[Weight]) -> PolicySummary:
+def _policy_summary(policy: str, stats: dict[str, Any], days: list[Mean], weights: list[Weight]) -> PolicySummary:
     return {
         "name": policy,
         "version": POLICIES[policy].version,
@@ -159,7 +159,7 @@ def _weights(policy: str, ridge: Ridge) -> list[Weight]:
     ]
 
 
-def _shadow(database: Database, switches: Switches, name: str, since: float) -> ShadowSummary:
+def _shadow_summary(database: Database, switches: Switches, name: str, since: float) -> ShadowSummary:
     agreement = means_over_time(database, SHADOWS[name], "signal", since=since, step_s=DAYS * _DAY_S)
     counts = switches.shadow_counts(name)
     return {
@@ -186,14 +186,11 @@ def means_over_time(database: Database, policy: str, kind: str, *, since: float,
     means: list[Mean] = []
     for step, n, total, squares in rows:
         mean = total / n
-        half = _Z * math.sqrt(max(squares - total * total / n, 0.0) / (n - 1) / n) if n > 1 else None
-        means.append(
-            {
-                "day": datetime.fromtimestamp(since + step * step_s, UTC).date().isoformat(),
-                "n": n,
-                "mean": mean,
-                "low": None if half is None else mean - half,
-                "high": None if half is None else mean + half,
-            }
-        )
+        low = high = None
+        if n > 1:
+            variance = max(squares - total * total / n, 0.0) / (n - 1)
+            half = _Z * math.sqrt(variance / n)
+            low, high = mean - half, mean + half
+        day = datetime.fromtimestamp(since + step * step_s, UTC).date().isoformat()
+        means.append({"day": day, "n": n, "mean": mean, "low": low, "high": high})
     return means

@@ -108,10 +108,12 @@ def _check_log(
 def _logged_by_current_version(home: Path, policy: str) -> bool:
     """Return whether the policy's current version made its newest logged decision; True if there is none."""
     with closing(open_store(home)) as database:
-        query = "SELECT json_extract(body, '$.version') FROM log WHERE policy = ? AND kind = 'score' ORDER BY seq DESC"
-        for (version,) in database.rows(f"{query} LIMIT 1", (policy,)):
-            return bool(version == known_policy(policy).version)
-    return True
+        newest = database.rows(
+            "SELECT json_extract(body, '$.version') FROM log WHERE policy = ? AND kind = 'score' "
+            "ORDER BY seq DESC LIMIT 1",
+            (policy,),
+        )
+    return not newest or bool(newest[0][0] == known_policy(policy).version)
 
 
 def replay_log(home: Path, target: str, prior: Prior | None = None) -> list[ReplayedDecision]:

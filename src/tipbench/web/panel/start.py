@@ -29,7 +29,7 @@ from tipbench.generate.engine import (
     close_engines,
     engine_of,
     model_facts,
-    refused_start,
+    refusal_error,
 )
 from tipbench.http import http_client, read_body, strip_login
 from tipbench.jobs.airflow import AirflowRunner
@@ -414,7 +414,7 @@ def start_problem(panel: Panel, config: CollectConfig, target: RunTarget) -> Out
         return Outcome(failure=str(exc), not_started=True, status=409)
     finally:
         close_engines(engines, lambda _text: None)
-    if refused_start(facts, refused, config, "") is None:
+    if refusal_error(facts, refused, config) is None:
         return None
     return replace(plan_outcome(panel, config), not_started=True, status=422)
 

@@ -114,8 +114,6 @@ def build_scenarios(personas: Sequence[Persona], slots: Sequence[Slot], day: dat
     next persona and the next slot. When both lists start again at the same time, the slots are shifted by one, so that
     no combination repeats.
     """
-    if not personas or not slots:
-        return ()
     period = lcm(len(personas), len(slots))  # scenarios until both lists start again
     return tuple(
         Scenario(personas[k % len(personas)], slots[(k + k // period) % len(slots)], day)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -204,11 +204,7 @@ def _check_keys(source: TomlText, place: Place, values: Mapping[str, float], req
 
 
 def _check_tips(
-    source: TomlText,
-    table: str,
-    tips: list[_TipSchema],
-    scales: tuple[Scale, ...],
-    scenario_ids: Collection[str] | None,
+    source: TomlText, table: str, tips: list[_TipSchema], scales: Sequence[Scale], scenario_ids: Collection[str] | None
 ) -> None:
     """Raise SuiteError for a calibrated tip with an unknown scenario, a duplicate or invalid scores."""
     seen: set[tuple[str, str]] = set()

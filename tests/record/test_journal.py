@@ -202,7 +202,7 @@ def interrupted_at(line: int, action: Callable[[], object]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("act", ["append", "kept"])
+@pytest.mark.parametrize("act", ["append", "mark_stored"])
 def test_an_interrupt_at_any_line_leaves_file_and_queue_in_agreement(tmp_path: Path, act: str) -> None:
     for line in itertools.count(1):
         journal = Journal(tmp_path / f"{line}")
@@ -213,10 +213,10 @@ def test_an_interrupt_at_any_line_leaves_file_and_queue_in_agreement(tmp_path: P
         journal.append([run("d")])
         queue = [journal.read(entry).name for entry in iter(lambda: journal.take(0), None)]  # noqa: B023
         assert queue in (["b", "d"], ["b", "c", "d"])
-        first_open = act == "append" or journal.outstanding() == 3
-        assert journal.outstanding() == len(queue) + first_open
+        first_is_unstored = act == "append" or journal.outstanding() == 3
+        assert journal.outstanding() == len(queue) + first_is_unstored
         journal.close()
-        assert [found.name for found in taken_over(tmp_path / f"{line}")] == ["a"] * first_open + queue
+        assert [found.name for found in taken_over(tmp_path / f"{line}")] == ["a"] * first_is_unstored + queue
         if not interrupted:
             break
     assert line > 10
@@ -469,7 +469,7 @@ def test_a_torn_line_does_not_swallow_the_next_one_set_aside(tmp_path: Path) -> 
 
 def test_the_keys_of_finished_cells_are_found_in_open_and_abandoned_journals(tmp_path: Path) -> None:
     dead, alive = Journal(tmp_path), Journal(tmp_path)
-    dead.append([run("a"), run("kept"), run("failed", ok=False), run("other", kind=RunKind.REFUSED, cell_key=None)])
+    dead.append([run("a"), run("stored"), run("failed", ok=False), run("other", kind=RunKind.REFUSED, cell_key=None)])
     alive.append([run("b")])
     dead.put_back(taken(dead))
     dead.mark_stored(taken(dead))
@@ -500,7 +500,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.folder = Path(self.home.name)
         self.journal = Journal(self.folder)
         self.there: set[str] = set()
-        self.entries: list[Entry] = []  # taken, neither kept nor put back
+        self.entries: list[Entry] = []  # taken, neither stored nor put back
         self.count = 0
 
     def fresh(self, n: int) -> list[NewRun]:
@@ -543,7 +543,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @precondition(lambda self: self.entries)
     @rule(compact=st.sampled_from([0, journal_module._COMPACT_BYTES]))
-    def kept(self, compact: int) -> None:
+    def mark_stored(self, compact: int) -> None:
         entry = self.entries.pop()
         with pytest.MonkeyPatch.context() as small:
             small.setattr(journal_module, "_COMPACT_BYTES", compact)
@@ -552,7 +552,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @precondition(lambda self: self.entries)
     @rule(error=st.sampled_from([FULL, KeyboardInterrupt()]), written=st.integers(0, 40))
-    def broken_kept(self, error: BaseException, written: int) -> None:
+    def broken_mark_stored(self, error: BaseException, written: int) -> None:
         with pytest.MonkeyPatch.context() as broken:
             broken.setattr(journal_module, "_write_all", breaks_off(error, written))
             with pytest.raises((JournalError, KeyboardInterrupt)):

@@ -560,11 +560,6 @@ def test_what_a_filter_cannot_express_is_filtered_after_reading() -> None:
     )
 
 
-def store_run() -> dict[str, object]:
-    info = {"run_id": "r", "status": "FINISHED", "start_time": 1, "end_time": 2}
-    return {"info": info, "data": {"tags": [{"key": "state", "value": "pending"}]}}
-
-
 def flaky(failures: list[httpx.Response | Exception], seen: list[str]) -> httpx.Client:
     """A client whose first requests fail; then every run exists and every write succeeds."""
 
@@ -575,7 +570,7 @@ def flaky(failures: list[httpx.Response | Exception], seen: list[str]) -> httpx.
             if isinstance(failure, Exception):
                 raise failure
             return failure
-        return httpx.Response(200, json={"run": store_run()})
+        return httpx.Response(200, content=run_response())
 
     return httpx.Client(transport=httpx.MockTransport(respond))
 
@@ -591,7 +586,7 @@ def test_reads_and_repeatable_writes_survive_a_reset_and_a_server_error(
         seen: list[str] = []
         failures = [failure, failure]
         if before:
-            failures.insert(0, httpx.Response(200, json={"run": store_run()}))
+            failures.insert(0, httpx.Response(200, content=run_response()))
         store = MlflowStore("http://mlflow.example", client=flaky(failures, seen))
         store.update("r", RunChange(tags={"note": "x"}, at_ms=1))
         assert sorted(set(seen)) == ["runs/get", "runs/log-batch"]

@@ -93,79 +93,30 @@ def test_an_ambiguous_key_is_refused() -> None:
             to_tags(key, "text")
 
 
-def damage_missing(tags: dict[str, str]) -> None:
-    del tags[KEY + ".002"]
-
-
-def damage_missing_last(tags: dict[str, str]) -> None:
-    del tags[KEY + ".004"]
-
-
-def damage_renumbered(tags: dict[str, str]) -> None:
-    tags[KEY + ".0004"] = tags.pop(KEY + ".004")
-
-
-def damage_order(tags: dict[str, str]) -> None:
-    tags[KEY + ".001"], tags[KEY + ".002"] = "y" + tags[KEY + ".001"][1:], tags[KEY + ".001"]
-
-
-def damage_cut(tags: dict[str, str]) -> None:
-    tags[KEY + ".004"] = tags[KEY + ".004"][:-1]
-
-
-def damage_meta_gone(tags: dict[str, str]) -> None:
-    del tags[KEY + ".meta"]
-
-
-def damage_meta_only(tags: dict[str, str]) -> None:
-    for number in range(1, 5):
-        del tags[f"{KEY}.{number:03d}"]
-
-
-def damage_meta_garbage(tags: dict[str, str]) -> None:
-    tags[KEY + ".meta"] = "[" * 5000
-
-
-def damage_meta_huge(tags: dict[str, str]) -> None:
-    tags[KEY + ".meta"] = json.dumps({"parts": 10**15, "chars": 10**16, "sha256": ""})
-
-
-def damage_meta_hash(tags: dict[str, str]) -> None:
-    tags[KEY + ".meta"] = tags[KEY + ".meta"].replace('"sha256":"', '"sha256":"0')
-
-
-def damage_meta_first(tags: dict[str, str]) -> None:
-    tags[KEY + ".meta"] = tags[KEY + ".meta"].replace("{", '{"first":3,')
-
-
-def damage_meta_nonsense(tags: dict[str, str]) -> None:
-    tags[KEY + ".meta"] = tags[KEY + ".meta"].replace("{", '{"first":0,')
-
-
-def damage_meta_list(tags: dict[str, str]) -> None:
-    tags[KEY + ".meta"] = "[4]"
+TAGS = to_tags(KEY, LONG)
+FIRST, LAST, META = TAGS[KEY + ".001"], TAGS[KEY + ".004"], TAGS[KEY + ".meta"]
+DAMAGE: list[tuple[dict[str, str | None], str]] = [  # changed tags (None: deleted), and the problem in the message
+    ({".002": None}, "part 002 of 4 is missing"),
+    ({".004": None}, "part 004 of 4 is missing"),
+    ({".004": None, ".0004": LAST}, "part 004 of 4 is missing"),
+    ({".001": "y" + FIRST[1:], ".002": FIRST}, "changed places"),
+    ({".004": LAST[:-1]}, "24999 characters but .meta has 25000"),
+    ({".meta": None}, "no .meta"),
+    ({".001": None, ".002": None, ".003": None, ".004": None}, "part 001 of 4 is missing"),
+    ({".meta": "[" * 5000}, "cannot be read"),
+    ({".meta": "[4]"}, "cannot be read"),
+    ({".meta": json.dumps({"parts": 10**15, "chars": 10**16, "sha256": ""})}, "part 005 of"),
+    ({".meta": META.replace('"sha256":"', '"sha256":"0')}, "SHA-256"),
+    ({".meta": META.replace("{", '{"first":3,')}, "part 005 of 4 is missing"),
+    ({".meta": META.replace("{", '{"first":0,')}, "is invalid"),
+]
 
 
 def test_damage_is_named_with_its_key() -> None:
-    for damage, reason in [
-        (damage_missing, "part 002 of 4 is missing"),
-        (damage_missing_last, "part 004 of 4 is missing"),
-        (damage_renumbered, "part 004 of 4 is missing"),
-        (damage_order, "changed places"),
-        (damage_cut, "24999 characters but .meta has 25000"),
-        (damage_meta_gone, "no .meta"),
-        (damage_meta_only, "part 001 of 4 is missing"),
-        (damage_meta_garbage, "cannot be read"),
-        (damage_meta_huge, "part 005 of"),
-        (damage_meta_hash, "SHA-256"),
-        (damage_meta_first, "part 005 of 4 is missing"),
-        (damage_meta_nonsense, "is invalid"),
-        (damage_meta_list, "cannot be read"),
-    ]:
-        tags = to_tags(KEY, LONG)
-        damage(tags)
+    for changes, reason in DAMAGE:
+        changed = TAGS | {KEY + suffix: value for suffix, value in changes.items()}
         with pytest.raises(CorruptText, match=reason) as caught:
-            from_tags(tags)
+            from_tags({tag: value for tag, value in changed.items() if value is not None})
         assert KEY in str(caught.value)
 
 
@@ -206,7 +157,7 @@ def test_leftovers_and_parts_ahead_are_not_read() -> None:
 
 def test_a_damaged_text_that_is_not_requested_is_ignored() -> None:
     tags = to_tags(KEY, LONG) | to_tags("artifact:prompt.txt", "hello")
-    damage_missing(tags)
+    del tags[KEY + ".002"]
     assert from_tags(tags, {"artifact:prompt.txt"}) == {"artifact:prompt.txt": "hello"}
     with pytest.raises(CorruptText):
         from_tags(tags, {KEY})

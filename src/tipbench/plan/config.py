@@ -14,7 +14,7 @@ from tipbench.plan.design import LooksOption
 _Settings = TypeVar("_Settings", bound=BaseModel)
 EXPERIMENT_PREFIX = "tip-bench-"
 DEFAULT_EXPERIMENT = "tip-bench-auto"
-WAIT_FOR_JUDGE = "wait_for_judge"  # an option of runs on Airflow that is not part of CollectConfig
+WAIT_FOR_JUDGE = "wait_for_judge"  # an option of collects on Airflow that is not in CollectConfig
 DEFAULT_OLLAMA_URL = "http://localhost:11434"
 _MAX_NAME = 200
 
@@ -131,7 +131,7 @@ ADDRESSES = tuple(key for key in CollectConfig.model_fields if key.endswith("_ur
 
 
 def split_wait_for_judge(options: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Split the options of a run into its configuration and `wait_for_judge`.
+    """Return the options without `wait_for_judge`, and the value of `wait_for_judge`.
 
     Raises InvalidOption if `wait_for_judge` is not a boolean.
     """

@@ -38,7 +38,7 @@ class PlannedCell:
     prompt: Prompt
     rendered: Rendered
     options: Mapping[str, float | int]  # sampling options
-    key: str  # identifies the recorded run of an equal request
+    key: str  # the same for equal requests; stored with the run
 
 
 @dataclass(frozen=True)

@@ -55,9 +55,9 @@ def builtin_suites() -> list[str]:
     return sorted(folder.name for folder in _BUILT_IN.iterdir() if (folder / "suite.toml").is_file())
 
 
-def load_suite(reference: str) -> Suite:
+def load_suite(name_or_path: str) -> Suite:
     """Load and validate a suite, given as a built-in name or a folder. Raises SuiteError with file, line and reason."""
-    layers = _layers(_folder(reference))
+    layers = _layers(_folder(name_or_path))
     scenarios = _scenarios(layers)
     scenario_ids = [scenario.id for scenario in scenarios]
     # The rubric of the last layer that has one. If none has one, reading it from the first layer raises the error.
@@ -88,11 +88,11 @@ class _Layer:
     content: SuiteSchema
 
 
-def _folder(reference: str, relative_to: Path | None = None) -> Path:
+def _folder(name_or_path: str, relative_to: Path | None = None) -> Path:
     """Return the folder of a built-in name or a path."""
-    if reference in builtin_suites():
-        return _BUILT_IN / reference
-    return (relative_to or Path()) / Path(reference).expanduser()
+    if name_or_path in builtin_suites():
+        return _BUILT_IN / name_or_path
+    return (relative_to or Path()) / Path(name_or_path).expanduser()
 
 
 def _layers(folder: Path) -> list[_Layer]:

@@ -150,9 +150,8 @@ class Collector:
                 raise
             for _ in range(_MAX_RELEASE_ATTEMPTS):
                 self._pause.until_alive(engine)
-                with suppress(
-                    ServerUnavailable
-                ):  # a stopped server has unloaded the model: wait for it and check again
+                # A server that stops unloads the model: wait until it is available, and check again.
+                with suppress(ServerUnavailable):
                     engine.release(model)
                     break
             else:

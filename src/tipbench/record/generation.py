@@ -42,7 +42,7 @@ class Pause:
         self._lock = threading.Lock()
 
     def until_alive(self, engine: Engine) -> None:
-        """Return once the engine responds or the run is cancelled; raises ServerUnavailable after `wait_s` seconds."""
+        """Return once the engine responds or `cancel` is set; raises ServerUnavailable after `wait_s` seconds."""
         with self._lock:
             if engine.alive():
                 return

@@ -201,7 +201,7 @@ class Journal:
             self._changed.notify_all()
 
     def read(self, entry: Entry) -> NewRun:
-        """Read the record of an entry from the file."""
+        """Read the result of an entry from the file."""
         run = parse_line(self._read_line(entry))
         if not isinstance(run, NewRun):
             raise JournalError(

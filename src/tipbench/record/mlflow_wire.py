@@ -239,7 +239,7 @@ def same_run_filter(run: NewRun) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ExistingRuns:
-    """Ids of the stored runs of a record."""
+    """Ids of the runs that are already stored for a new run."""
 
     done: str | None = None  # a finished run to keep
     half: str | None = None  # a half-written run to complete
@@ -249,7 +249,7 @@ class ExistingRuns:
 def classify_existing(run: NewRun, existing: Iterable[StoredRun]) -> ExistingRuns:
     """Classify the stored runs with the cell_key or record_id of `run`.
 
-    A half-written run of another record that started later is ignored: its writer may still be running.
+    A half-written run with another record_id that started later is ignored: its writer may still be running.
     """
     recorded, finished, half_written, abandoned = [], [], [], []
     for stored in existing:

@@ -146,11 +146,11 @@ def make_plan(
         ModelIdentity(fact.model, fact.digest, fact.thinking, engine_of(fact.model).has_prompt)
         for fact in facts.values()
     ]
-    cells = plan_grid(suite, config, identities)
+    grid = plan_grid(suite, config, identities)
     models = []
-    for model, group in blocks(cells):
+    for model, block in blocks(grid):
         fact = facts[model]
-        keys = [cell.key for cell in group]
+        keys = [cell.key for cell in block]
         finished = sum(key in recorded.finished or key in recorded.journalled for key in keys)
         needed = memory_needed(fact, num_ctx=config.num_ctx, concurrency=config.workers)
         runs = [recorded.finished[key] for key in keys if key in recorded.finished]
@@ -175,7 +175,7 @@ def make_plan(
                 warning=memory_warning(fact, needed, free_memory(model)),
             )
         )
-    return Plan(suite, config, facts, refused, tuple(cells), recorded, tuple(models))
+    return Plan(suite, config, facts, refused, tuple(grid), recorded, tuple(models))
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

@@ -17,7 +17,7 @@ WRITERS = 2  # MLflow on SQLite writes one run at a time, in 40 to 80 ms, so mor
 _REVISION_EVERY_S = 5.0  # between updates of the experiment's revision, which invalidates readers' caches
 _UNAVAILABLE_RETRY_S = 1.0
 _JOIN_S = 2.0  # a thread may hang in a request; it is a daemon, and its result stays in the journal
-_MAX_REJECTED_IN_A_ROW = 3  # then the run stops, because MLflow seems to reject everything
+_MAX_REJECTED_IN_A_ROW = 3  # then the collect stops, because MLflow seems to reject everything
 _MAX_SERVER_ERRORS = 30  # then a result is left for the next collect, if other results are stored meanwhile
 _MIN_STORED_SINCE = 3  # if this many others are stored while a result fails, the result itself is the cause
 

@@ -45,7 +45,7 @@ class Bench:
     def lose_tag(self, run_id: str, key: str) -> None:
         """Delete a tag, which damages the text stored in it."""
         if isinstance(self.store, MemoryStore):
-            del self.store._runs[run_id].texts[key]
+            del self.store._runs[run_id].text_tags[key]
             return
         body = {"run_id": run_id, "key": key}
         url = f"{self.store.url}/api/2.0/mlflow/runs/delete-tag"
@@ -54,7 +54,7 @@ class Bench:
     def text_tags(self, run_id: str) -> set[str]:
         """The keys of all tags with texts, needed or left over."""
         if isinstance(self.store, MemoryStore):
-            return set(self.store._runs[run_id].texts)
+            return set(self.store._runs[run_id].text_tags)
         url = f"{self.store.url}/api/2.0/mlflow/runs/get?run_id={run_id}"
         tags = httpx.get(url, trust_env=False, timeout=60).json()["run"]["data"]["tags"]
         return {tag["key"] for tag in tags if tag["key"].startswith("artifact:")}

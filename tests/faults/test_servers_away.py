@@ -14,7 +14,7 @@ from support.mlflow_server import RealMlflow
 from support.polling import eventually
 from support.real_ollama import RealOllama
 from support.scripted_ollama import ScriptedProcess
-from tipbench.record.journal import count_orphaned
+from tipbench.record.journal import count_unstored
 from tipbench.record.mlflow import MlflowStore
 
 pytestmark = pytest.mark.process
@@ -73,7 +73,7 @@ def test_a_real_mlflow_stopped_in_mid_run_costs_nothing(home: Path, tmp_path: Pa
         process = start_tipbench(*options, *where, home=home, log=tmp_path / "log")
         wait_for_cells(mlflow.url, experiment, 2, process)
         mlflow.stop()
-        wait_until(lambda: count_orphaned((home / "journal").iterdir()) >= 5, process)  # generation continues
+        wait_until(lambda: count_unstored((home / "journal").iterdir()) >= 5, process)  # generation continues
         mlflow.start()
         assert process.wait(180) == 0, (tmp_path / "log").read_text()
         assert count_cells(mlflow.url, experiment) == 24

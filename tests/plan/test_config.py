@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from tipbench.errors import UsageError
 from tipbench.plan.config import CollectConfig, make_config, split_names
-from tipbench.text import fingerprint
 
 
 def test_defaults_are_those_of_the_contract() -> None:
@@ -96,15 +95,3 @@ def test_unloading_after_each_call_implies_one_worker() -> None:
 @given(st.lists(st.text("abc:/.-0123", min_size=1, max_size=5), max_size=8))
 def test_duplicate_names_are_dropped_and_the_order_is_preserved(names: list[str]) -> None:
     assert list(split_names(" , ".join(names))) == list(dict.fromkeys(names))
-
-
-def test_conditions_depend_only_on_settings_that_reach_the_model() -> None:
-    sampling: dict[str, float | int] = {"top_k": 40}
-    base = fingerprint(CollectConfig().conditions(sampling))
-    moves: list[dict[str, object]] = [{"n_tips": 3}, {"temperature": 0.1}, {"diversity": True}, {"num_ctx": 8192}]
-    keeps: list[dict[str, object]] = [{"suite": "tips-32"}, {"concurrency": 4}, {"timeout_s": 9}, {"models": "x"}]
-    for change in moves:
-        assert fingerprint(make_config(change).conditions(sampling)) != base
-    for change in keeps:
-        assert fingerprint(make_config(change).conditions(sampling)) == base
-    assert fingerprint(CollectConfig().conditions({"top_k": 50})) != base

@@ -16,6 +16,7 @@ from tipbench.plan.grid import (
     blocks,
     cell_seed,
     choose_scenarios,
+    conditions_of,
     plan_grid,
     scenarios_warning,
 )
@@ -111,6 +112,18 @@ def test_more_scenarios_than_there_are_means_all_with_a_warning() -> None:
     assert choose_scenarios(TIPS, 9) == TIPS.scenarios
     assert "has 8 scenarios, fewer than n_scenarios 9" in (scenarios_warning(TIPS, 9) or "")
     assert scenarios_warning(TIPS, 8) is None
+
+
+def test_conditions_depend_only_on_settings_that_reach_the_model() -> None:
+    base = conditions_of(CollectConfig(), TIPS)
+    different: list[dict[str, object]] = [{"n_tips": 3}, {"temperature": 0.1}, {"diversity": True}, {"num_ctx": 8192}]
+    equal: list[dict[str, object]] = [{"suite": "tips-32"}, {"concurrency": 4}, {"timeout_s": 9}, {"models": "x"}]
+    for change in different:
+        assert conditions_of(make_config(change), TIPS) != base
+    for change in equal:
+        assert conditions_of(make_config(change), TIPS) == base
+    other_sampling = dataclasses.replace(TIPS, sampling={**TIPS.sampling, "top_k": 50})
+    assert conditions_of(CollectConfig(), other_sampling) != base
 
 
 REFERENCE = ModelIdentity("baseline:template", "sha-t", has_prompt=False)

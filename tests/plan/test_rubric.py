@@ -141,13 +141,7 @@ def test_missing_weight_is_reported_at_its_table(folder: SuiteFolder) -> None:
         load_suite(str(folder))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "# Just prose\n",
-        "+++\nid = 'x'\n",
-    ],
-)
+@pytest.mark.parametrize("text", ["# Just prose\n", "+++\nid = 'x'\n"])
 def test_rubric_without_a_head_is_refused(folder: SuiteFolder, text: str) -> None:
     folder.write("rubric.md", text)
     with pytest.raises(SuiteError, match=r"rubric\.md:1: a rubric begins with a TOML head"):

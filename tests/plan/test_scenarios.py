@@ -56,11 +56,6 @@ def test_first_scenarios_all_have_different_personas(n_personas: int, n_slots: i
     assert len({scenario.persona.id for scenario in first}) == n_personas
 
 
-def test_no_personas_or_no_slots_make_no_scenarios() -> None:
-    assert build_scenarios([], [a_slot()], DAY) == ()
-    assert build_scenarios([a_persona()], [], DAY) == ()
-
-
 def test_task_is_overdue_only_after_its_day() -> None:
     assert not TASK.overdue_on(date(2026, 4, 27))
     assert not TASK.overdue_on(date(2026, 4, 28))

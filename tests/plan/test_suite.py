@@ -223,13 +223,7 @@ def test_broken_prompt_of_a_suite_is_refused_with_its_line(folder: SuiteFolder) 
     assert (error.path, error.line) == (folder.path / "prompts" / "v1.md", line)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "suite.toml",
-        "prompts/v1.md",
-    ],
-)
+@pytest.mark.parametrize("name", ["suite.toml", "prompts/v1.md"])
 def test_files_over_a_megabyte_are_refused(folder: SuiteFolder, name: str) -> None:
     with (folder.path / name).open("a") as file:
         file.write("\n#" + "x" * 1_000_000)
@@ -238,13 +232,7 @@ def test_files_over_a_megabyte_are_refused(folder: SuiteFolder, name: str) -> No
     assert "over 1 MB" in error.reason
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "prompts/v1.md",
-        "controls.toml",
-    ],
-)
+@pytest.mark.parametrize("name", ["prompts/v1.md", "controls.toml"])
 def test_files_that_are_not_utf_8_are_refused_at_the_line(folder: SuiteFolder, name: str) -> None:
     lines = (folder.path / name).read_bytes().count(b"\n")
     with (folder.path / name).open("ab") as file:
@@ -254,19 +242,13 @@ def test_files_that_are_not_utf_8_are_refused_at_the_line(folder: SuiteFolder, n
     assert "not UTF-8" in error.reason
 
 
-@pytest.mark.parametrize(
-    "reference",
-    [
-        "no-such-suite",
-        "tips\0",
-    ],
-)
+@pytest.mark.parametrize("name_or_path", ["no-such-suite", "tips\0"])
 def test_unknown_suite_is_refused_and_the_built_in_ones_are_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name_or_path: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"tips, tips-32|the file is missing"):
-        load_suite(reference)
+        load_suite(name_or_path)
 
 
 def test_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:

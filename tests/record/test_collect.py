@@ -36,7 +36,7 @@ from tipbench.plan.suite import load_suite
 from tipbench.record import journal, mlflow_http, writer
 from tipbench.record.collect import dry_run
 from tipbench.record.events import BlockFinished, BlockStarted, Event, Message, Recording, Resumed, Waiting
-from tipbench.record.journal import count_orphaned
+from tipbench.record.journal import count_unstored
 from tipbench.record.mlflow import MlflowStore
 from tipbench.record.plan_check import plan_json, read_recorded
 from tipbench.record.reader import cells
@@ -290,14 +290,14 @@ def test_an_mlflow_that_stays_unavailable_loses_nothing(bench: Collecting, serve
     with pytest.raises(MlflowUnavailable, match=r"\d+ results are safe in the journal"):
         bench.run(server_wait_s=1)
     assert chats(server) == CELLS
-    left = count_orphaned((home / "journal").iterdir())
+    left = count_unstored((home / "journal").iterdir())
     assert left > 0
     bench.store.away = False
     again = bench.run()
     assert again.generated == 0
     assert chats(server) == CELLS
     assert len(bench.finished()) == CELLS
-    assert count_orphaned((home / "journal").iterdir()) == 0
+    assert count_unstored((home / "journal").iterdir()) == 0
 
 
 def test_a_damaged_line_of_the_journal_is_kept_and_its_cell_is_generated_again(
@@ -576,7 +576,7 @@ def test_a_result_that_met_server_errors_is_recorded_by_a_later_collect_and_neve
 
 
 class _FailingMlflow(ScriptedMlflow):
-    """Answers requests of one kind with a server error, until `failing` is empty."""
+    """Responds to requests of one kind with a server error, until `failing` is empty."""
 
     failing = ""
 

@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tipbench.errors import JournalError
 from tipbench.record import journal as journal_module
-from tipbench.record.journal import Entry, Journal, count_orphaned, journal_folder, journalled_keys, orphaned_journals
+from tipbench.record.journal import Entry, Journal, count_unstored, journal_folder, journalled_keys, orphaned_journals
 from tipbench.record.run import NewRun, RunKind
 
 
@@ -58,18 +58,14 @@ def test_any_text_round_trips(text: str) -> None:
         journal = Journal(Path(folder))
         original = run(texts={"artifact:raw.txt": text})
         journal.append([original])
-        entry = journal.take(0)
-        assert entry is not None
-        assert journal.read(entry) == original
+        assert journal.read(taken(journal)) == original
         journal.close()
 
 
 def test_lone_surrogates_round_trip(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append([run(texts={"artifact:raw.txt": "\ud83d alone"})])
-    entry = journal.take(0)
-    assert entry is not None
-    assert journal.read(entry).texts == {"artifact:raw.txt": "\ud83d alone"}
+    assert journal.read(taken(journal)).texts == {"artifact:raw.txt": "\ud83d alone"}
     journal.close()
 
 
@@ -77,9 +73,7 @@ def test_stored_entries_are_removed_and_then_the_file(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append([run("a"), run("b")])
     for _ in range(2):
-        entry = journal.take(0)
-        assert entry is not None
-        journal.mark_stored(entry)
+        journal.mark_stored(taken(journal))
     assert journal.outstanding() == 0
     journal.close()
     assert list(tmp_path.iterdir()) == []
@@ -88,11 +82,9 @@ def test_stored_entries_are_removed_and_then_the_file(tmp_path: Path) -> None:
 def test_entries_not_stored_are_found_by_the_next_process(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append([run("a"), run("b"), run("c")])
-    entry = journal.take(0)
-    assert entry is not None
-    journal.mark_stored(entry)
+    journal.mark_stored(taken(journal))
     journal.close()
-    assert count_orphaned([tmp_path]) == 2
+    assert count_unstored([tmp_path]) == 2
     assert [found.name for found in taken_over(tmp_path)] == ["b", "c"]
 
 
@@ -125,12 +117,7 @@ def test_a_line_torn_by_a_crash_is_not_a_result(tmp_path: Path) -> None:
 def test_a_full_disk_stops_the_run_and_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal(tmp_path)
     journal.append([run("before")])
-
-    def full(fd: int, data: bytes) -> None:
-        os.write(fd, data[:20])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(journal_module, "_write_all", full)
+    monkeypatch.setattr(journal_module, "_write_all", breaks_off(FULL))
     with pytest.raises(JournalError, match=r"No space left on device.*free some space"):
         journal.append([run("after")])
     monkeypatch.undo()
@@ -151,8 +138,7 @@ def test_a_long_run_does_not_grow_the_file_indefinitely(tmp_path: Path, monkeypa
     journal = Journal(tmp_path)
     for n in range(100):
         journal.append([run(f"run-{n}")])
-        entry = journal.take(0)
-        assert entry is not None
+        entry = taken(journal)
         assert journal.read(entry).name == f"run-{n}"
         journal.mark_stored(entry)
     assert journal.path.stat().st_size < 8000
@@ -216,7 +202,7 @@ def interrupted_at(line: int, action: Callable[[], object]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("act", ["append", "kept"])
+@pytest.mark.parametrize("act", ["append", "mark_stored"])
 def test_an_interrupt_at_any_line_leaves_file_and_queue_in_agreement(tmp_path: Path, act: str) -> None:
     for line in itertools.count(1):
         journal = Journal(tmp_path / f"{line}")
@@ -227,10 +213,10 @@ def test_an_interrupt_at_any_line_leaves_file_and_queue_in_agreement(tmp_path: P
         journal.append([run("d")])
         queue = [journal.read(entry).name for entry in iter(lambda: journal.take(0), None)]  # noqa: B023
         assert queue in (["b", "d"], ["b", "c", "d"])
-        first_open = act == "append" or journal.outstanding() == 3
-        assert journal.outstanding() == len(queue) + first_open
+        first_is_unstored = act == "append" or journal.outstanding() == 3
+        assert journal.outstanding() == len(queue) + first_is_unstored
         journal.close()
-        assert [found.name for found in taken_over(tmp_path / f"{line}")] == ["a"] * first_open + queue
+        assert [found.name for found in taken_over(tmp_path / f"{line}")] == ["a"] * first_is_unstored + queue
         if not interrupted:
             break
     assert line > 10
@@ -483,7 +469,7 @@ def test_a_torn_line_does_not_swallow_the_next_one_set_aside(tmp_path: Path) -> 
 
 def test_the_keys_of_finished_cells_are_found_in_open_and_abandoned_journals(tmp_path: Path) -> None:
     dead, alive = Journal(tmp_path), Journal(tmp_path)
-    dead.append([run("a"), run("kept"), run("failed", ok=False), run("other", kind=RunKind.REFUSED, cell_key=None)])
+    dead.append([run("a"), run("stored"), run("failed", ok=False), run("other", kind=RunKind.REFUSED, cell_key=None)])
     alive.append([run("b")])
     dead.put_back(taken(dead))
     dead.mark_stored(taken(dead))
@@ -502,7 +488,7 @@ def test_a_missing_folder_or_file_has_no_keys(tmp_path: Path, monkeypatch: pytes
     vanished = [tmp_path / "0-vanished.jsonl", journal.path]
     monkeypatch.setattr(Path, "glob", lambda _folder, _pattern: iter(vanished))
     assert journalled_keys(tmp_path) == {"one"}
-    assert count_orphaned([tmp_path]) == 1
+    assert count_unstored([tmp_path]) == 1
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -514,7 +500,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.folder = Path(self.home.name)
         self.journal = Journal(self.folder)
         self.there: set[str] = set()
-        self.entries: list[Entry] = []  # taken, neither kept nor put back
+        self.entries: list[Entry] = []  # taken, neither stored nor put back
         self.count = 0
 
     def fresh(self, n: int) -> list[NewRun]:
@@ -557,7 +543,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @precondition(lambda self: self.entries)
     @rule(compact=st.sampled_from([0, journal_module._COMPACT_BYTES]))
-    def kept(self, compact: int) -> None:
+    def mark_stored(self, compact: int) -> None:
         entry = self.entries.pop()
         with pytest.MonkeyPatch.context() as small:
             small.setattr(journal_module, "_COMPACT_BYTES", compact)
@@ -566,7 +552,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @precondition(lambda self: self.entries)
     @rule(error=st.sampled_from([FULL, KeyboardInterrupt()]), written=st.integers(0, 40))
-    def broken_kept(self, error: BaseException, written: int) -> None:
+    def broken_mark_stored(self, error: BaseException, written: int) -> None:
         with pytest.MonkeyPatch.context() as broken:
             broken.setattr(journal_module, "_write_all", breaks_off(error, written))
             with pytest.raises((JournalError, KeyboardInterrupt)):
@@ -583,7 +569,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def holds_what_it_should(self) -> None:
-        assert self.journal.outstanding() == len(self.there) == count_orphaned([self.folder])
+        assert self.journal.outstanding() == len(self.there) == count_unstored([self.folder])
         assert {f"id-{key}" for key in journalled_keys(self.folder)} == self.there
 
     def teardown(self) -> None:
@@ -615,7 +601,7 @@ def test_damaged_lines_are_counted_and_their_file_is_kept(
     journal.path.write_bytes(journal.path.read_bytes().replace(b'"name":"a"', b'"name":"x"'))
     (found,) = orphaned_journals(tmp_path)
     assert (found.damaged, [entry.name for entry in [found.read(taken(found))]]) == (1, ["b"])
-    for entry in list(found._open.values()):
+    for entry in list(found._unstored.values()):
         found.mark_stored(entry)
     found.close()
     assert list(tmp_path.iterdir()) == [found.damaged_path]

@@ -201,9 +201,9 @@ def test_the_log_of_an_earlier_start_is_not_blamed(home: Path) -> None:
     assert "old trouble" not in str(caught.value)
 
 
-def test_a_server_that_never_answers_is_given_up_and_can_be_stopped(home: Path) -> None:
+def test_a_server_that_never_responds_is_given_up_and_can_be_stopped(home: Path) -> None:
     local = failing(home, "import time; time.sleep(60)")
-    with pytest.raises(LocalServerError, match=r"did not answer within 0\.5 s"):
+    with pytest.raises(LocalServerError, match=r"did not respond within 0\.5 s"):
         local.up(wait_s=0.5, report=quiet)
     assert local.status().running
     assert not local.status().healthy
@@ -247,7 +247,7 @@ def test_a_store_without_rest_is_refused(home: Path) -> None:
             find(url, home)
 
 
-def test_a_named_server_is_used_whether_it_answers_or_not(home: Path) -> None:
+def test_a_named_server_is_used_whether_it_responds_or_not(home: Path) -> None:
     url = f"http://MLflow.example:80/{'mlflow/'}"
     found = find(url, home)
     assert (found.identity, found.how) == ("http://mlflow.example:80/mlflow", "MLflow at http://mlflow.example/mlflow")
@@ -273,12 +273,12 @@ def test_an_mlflow_on_the_usual_port_is_found(home: Path, mlflow_url: str) -> No
 def test_another_program_on_the_usual_port_is_not_taken_for_mlflow(
     home: Path, local: LocalMlflow, tmp_path: Path
 ) -> None:
-    other = local.up(report=quiet)  # the fake server answers "?" to every request
+    other = local.up(report=quiet)  # the fake server responds with "?" to every request
     with pytest.raises(LocalServerError, match="tipbench mlflow up"):
         find(None, tmp_path / "other", other)
 
 
-def test_a_port_that_never_answers_takes_a_second_at_most(home: Path) -> None:
+def test_a_port_that_never_responds_takes_a_second_at_most(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(LocalServerError, match="--mlflow-url"):
@@ -346,11 +346,3 @@ def test_a_full_disk_is_reported(home: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("tipbench.files.os.fsync", fail)
     with pytest.raises(TipbenchError, match=r"No space left on device\. Free some space"):
         LocalMlflow(home, command=[sys.executable, "-c", ""]).up(report=quiet)
-
-
-def test_with_local_only_an_mlflow_on_the_usual_port_is_ignored(
-    local: LocalMlflow, home: Path, mlflow_url: str
-) -> None:
-    url = local.up(report=quiet)
-    found = find_tracking(None, home, start=False, report=quiet, usual=(mlflow_url,), local_only=True)
-    assert found.url == url

@@ -18,22 +18,22 @@ from support.mlflow_server import free_port
 from tipbench.errors import MlflowError, MlflowUnavailable, UsageError
 from tipbench.record import mlflow, mlflow_http, mlflow_wire, texts
 from tipbench.record.mlflow import MlflowStore
-from tipbench.record.mlflow_wire import CurrentRun, batches, changes, checked_tags, filter_of
+from tipbench.record.mlflow_wire import CurrentRun, change_batches, checked_tags, filter_of, run_batches
 from tipbench.record.run import NewRun, RunChange, RunKind, StoredRun
 from tipbench.settings import Settings
 
-Answer = tuple[int, str, bytes]
+Response = tuple[int, str, bytes]
 JSON = "application/json"
 
 
 class Scripted(ThreadingHTTPServer):
-    """Answers every request from one function and records the requests."""
+    """Responds to every request from one function and records the requests."""
 
     daemon_threads = True
 
     def __init__(self, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
-        self.answer: Callable[[str, bytes], Answer] = lambda _path, _body: (200, JSON, b"{}")
+        self.respond: Callable[[str, bytes], Response] = lambda _path, _body: (200, JSON, b"{}")
         self.seen: list[tuple[str, dict[str, str], bytes]] = []
         self.encoding = ""
         self.connections: list[socket.socket] = []
@@ -52,8 +52,8 @@ class Scripted(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
-    def answers_with(self, status: int, body: bytes, kind: str = JSON) -> None:
-        self.answer = lambda _path, _body: (status, kind, body)
+    def responds_with(self, status: int, body: bytes, kind: str = JSON) -> None:
+        self.respond = lambda _path, _body: (status, kind, body)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -64,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
         sent = self.rfile.read(int(self.headers.get("content-length", 0)))
         headers = {key.lower(): value for key, value in self.headers.items()}
         self.server.seen.append((self.path, headers, sent))
-        status, kind, body = self.server.answer(self.path, sent)
+        status, kind, body = self.server.respond(self.path, sent)
         self.send_response(status)
         self.send_header("content-type", kind)
         if self.server.encoding:
@@ -152,7 +152,7 @@ def test_a_superfluous_prefix_is_explained(real_mlflow_url: str) -> None:
 
 
 def test_a_prefix_is_part_of_every_address(scripted: Scripted) -> None:
-    scripted.answers_with(200, json.dumps({"run": {"info": {"run_id": "r"}}}).encode())
+    scripted.responds_with(200, json.dumps({"run": {"info": {"run_id": "r"}}}).encode())
     with MlflowStore(scripted.url + "/mlflow/") as store:
         store.record("1", a_run())
         assert store.experiment_url("1") == f"{scripted.url}/mlflow/#/experiments/1/runs"
@@ -196,7 +196,7 @@ def test_a_run_that_is_too_large_for_any_page_is_refused(store: MlflowStore, mon
 def test_a_run_interrupted_after_its_params_is_completed(store: MlflowStore) -> None:
     experiment = an_experiment(store)
     run = a_run(texts={"artifact:raw.txt": "x" * 900_000}, tags={f"t{n}": "v" for n in range(150)})
-    first, second, *_ = batches(run, checked_tags(run))
+    first, second, *_ = run_batches(run, checked_tags(run))
     create = {"experiment_id": experiment, "start_time": run.start_ms, "tags": first.tags}
     api = f"{store.url}/api/2.0/mlflow/runs"
     half = httpx.post(f"{api}/create", json=create, trust_env=False).json()["run"]["info"]["run_id"]
@@ -286,7 +286,7 @@ def test_query_and_fragment_of_a_pasted_address_are_dropped() -> None:
 
 
 def test_a_password_is_sent_and_never_shown(scripted: Scripted) -> None:
-    scripted.answers_with(401, b"You are not authenticated", "text/plain")
+    scripted.responds_with(401, b"You are not authenticated", "text/plain")
     with (
         MlflowStore(scripted.url.replace("//", "//ann:secret@")) as store,
         pytest.raises(MlflowError, match="MLFLOW_TRACKING_USERNAME") as caught,
@@ -344,14 +344,14 @@ def test_unreadable_certificates_are_a_usage_error(tmp_path: Path, monkeypatch: 
 
 def test_a_response_of_not_available_is_unavailable(scripted: Scripted) -> None:
     for status in [408, 429, 502, 503, 504]:
-        scripted.answers_with(status, b"<html>Bad gateway</html>", "text/html")
+        scripted.responds_with(status, b"<html>Bad gateway</html>", "text/html")
         with MlflowStore(scripted.url) as store, pytest.raises(MlflowUnavailable, match=str(status)) as caught:
             store.experiments()
         assert f"Host: 127.0.0.1:{scripted.server_port}" in str(caught.value)
 
 
 def test_a_locked_database_is_unavailable(scripted: Scripted) -> None:
-    scripted.answers_with(500, b'{"error_code": "TEMPORARILY_UNAVAILABLE", "message": "database is locked"}')
+    scripted.responds_with(500, b'{"error_code": "TEMPORARILY_UNAVAILABLE", "message": "database is locked"}')
     with MlflowStore(scripted.url) as store, pytest.raises(MlflowUnavailable, match="database is locked"):
         store.experiments()
 
@@ -394,55 +394,55 @@ def test_a_response_slower_than_the_deadline_is_unavailable() -> None:
         thread = threading.Thread(target=trickle, args=(server,))
         thread.start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        with MlflowStore(url, timeout_s=0.1) as store, pytest.raises(MlflowUnavailable, match="did not answer"):
+        with MlflowStore(url, timeout_s=0.1) as store, pytest.raises(MlflowUnavailable, match="did not respond"):
             store.experiments()
         thread.join()
 
 
 def test_something_else_on_the_port_is_named(scripted: Scripted) -> None:
     for body in [b"<html>hello</html>", b"", b"[1]", b"null", b"\xff\xfe", b"[" * 100_000]:
-        scripted.answers_with(200, body, "text/html")
+        scripted.responds_with(200, body, "text/html")
         with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="Not an MLflow server"):
             store.experiments()
 
 
 def test_a_response_of_unknown_structure_is_refused(scripted: Scripted) -> None:
     for body in [b'{"runs": [{}]}', b'{"runs": 5}', b'{"runs": [{"info": 7}]}', b'{"runs": [null]}']:
-        scripted.answers_with(200, body)
+        scripted.responds_with(200, body)
         with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="unexpected"):
             list(store.search("1", where={}))
 
 
 def test_a_response_that_cannot_be_decompressed_is_refused(scripted: Scripted) -> None:
     scripted.encoding = "gzip"
-    scripted.answers_with(200, b"not gzip")
+    scripted.responds_with(200, b"not gzip")
     with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="cannot be decompressed"):
         store.experiments()
 
 
-def test_an_answer_that_unpacks_to_too_much_is_refused(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_that_unpacks_to_too_much_is_refused(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlflow_http, "MAX_BYTES", 1_000_000)
     scripted.encoding = "gzip"
-    scripted.answers_with(200, gzip.compress(b" " * 5_000_000))
+    scripted.responds_with(200, gzip.compress(b" " * 5_000_000))
     with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="more than"):
         store.get("1")
 
 
 def test_a_redirect_is_not_followed_blindly(scripted: Scripted) -> None:
-    scripted.answers_with(302, b"", "text/html")
+    scripted.responds_with(302, b"", "text/html")
     with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="redirects"):
         store.experiments()
 
 
 def test_other_refusals_keep_code_and_message(scripted: Scripted) -> None:
-    scripted.answers_with(400, b'{"error_code": "INVALID_PARAMETER_VALUE", "message": "bad filter"}')
+    scripted.responds_with(400, b'{"error_code": "INVALID_PARAMETER_VALUE", "message": "bad filter"}')
     with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="bad filter") as caught:
         store.experiments()
     assert (caught.value.code, caught.value.status) == ("INVALID_PARAMETER_VALUE", 400)
 
 
 def test_a_server_that_repeats_a_page_does_not_cause_an_endless_loop(scripted: Scripted) -> None:
-    scripted.answers_with(200, b'{"next_page_token": "again"}')
+    scripted.responds_with(200, b'{"next_page_token": "again"}')
     with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="same page"):
         store.experiments()
 
@@ -450,12 +450,12 @@ def test_a_server_that_repeats_a_page_does_not_cause_an_endless_loop(scripted: S
 def test_the_next_page_is_requested_before_a_page_is_parsed(scripted: Scripted) -> None:
     second_requested = threading.Event()
 
-    def answer(_path: str, body: bytes) -> Answer:
+    def respond(_path: str, body: bytes) -> Response:
         if json.loads(body).get("page_token") == "2":
             second_requested.set()
         return 200, JSON, b'{"runs": [not JSON], "next_page_token": "2"}'
 
-    scripted.answer = answer
+    scripted.respond = respond
     with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="Not an MLflow server"):
         list(store.search("1", where={}))
     assert second_requested.wait(10)
@@ -467,7 +467,7 @@ def test_all_pages_are_read_wherever_a_page_has_its_token(scripted: Scripted) ->
         return json.dumps({"next_page_token": token, "runs": [run]} if token else {"runs": [run]}, indent=2).encode()
 
     pages = {None: page("a", "2"), "2": page("b", "3"), "3": page("c")}
-    scripted.answer = lambda _path, body: (200, JSON, pages[json.loads(body).get("page_token")])
+    scripted.respond = lambda _path, body: (200, JSON, pages[json.loads(body).get("page_token")])
     with MlflowStore(scripted.url) as store:
         assert [run.run_id for run in store.search("1", where={})] == ["a", "b", "c"]
 
@@ -476,20 +476,20 @@ def test_all_pages_are_read_wherever_a_page_has_its_token(scripted: Scripted) ->
 
 
 def test_an_ordinary_run_takes_three_requests(scripted: Scripted) -> None:
-    scripted.answers_with(200, json.dumps({"run": {"info": {"run_id": "r"}}}).encode())
+    scripted.responds_with(200, json.dumps({"run": {"info": {"run_id": "r"}}}).encode())
     with MlflowStore(scripted.url) as store:
         store.record("1", a_run(texts={"artifact:raw.txt": "x" * 20_000}, supersedes=("old",)))
     paths = [path.rpartition("/")[2] for path, _, _ in scripted.seen]
     assert paths == ["create", "log-batch", "update", "set-tag"]
 
 
-def stored_answer(**tags: str) -> bytes:
+def run_response(**tags: str) -> bytes:
     pairs = [{"key": key.replace("__", ":"), "value": value} for key, value in tags.items()]
     return json.dumps({"run": {"info": {"run_id": "r", "status": "FINISHED"}, "data": {"tags": pairs}}}).encode()
 
 
 def test_an_ordinary_update_takes_two_requests(scripted: Scripted) -> None:
-    scripted.answers_with(200, stored_answer(state="pending", artifact__a="short"))
+    scripted.responds_with(200, run_response(state="pending", artifact__a="short"))
     change = RunChange(
         metrics={"tone": 1.0}, tags={"state": "judged"}, texts={"artifact:a": "s", "artifact:b": "x" * 20_000}, at_ms=5
     )
@@ -503,14 +503,14 @@ def test_an_ordinary_update_takes_two_requests(scripted: Scripted) -> None:
 
 
 def test_an_update_of_nothing_sends_nothing(scripted: Scripted) -> None:
-    scripted.answers_with(200, stored_answer())
+    scripted.responds_with(200, run_response())
     with MlflowStore(scripted.url) as store:
         store.update("r", RunChange(at_ms=5))
     assert len(scripted.seen) == 1
 
 
 def test_tags_that_another_writer_has_changed_are_not_deleted(scripted: Scripted) -> None:
-    scripted.answers_with(200, stored_answer(artifact__a="short"))
+    scripted.responds_with(200, run_response(artifact__a="short"))
     with MlflowStore(scripted.url) as store:
         store.update("r", RunChange(texts={"artifact:a": "x" * 20_000}, at_ms=5))
     assert [path.rpartition("/")[2] for path, _, _ in scripted.seen] == ["get?run_id=r", "log-batch", "get?run_id=r"]
@@ -524,7 +524,7 @@ def test_every_request_of_an_update_stays_within_the_limits() -> None:
         at_ms=1,
     )
     run = StoredRun("r", "FINISHED", 0, 0, {}, {}, {"state": "pending"})
-    sent = changes(change, CurrentRun(run, texts.to_tags("artifact:a", "a" * 100_000)))
+    sent = change_batches(change, CurrentRun(run, texts.to_tags("artifact:a", "a" * 100_000)))
     for batch in sent:
         assert len(batch.tags) <= 100
         assert len(batch.tags) + len(batch.metrics) <= 1000
@@ -540,7 +540,7 @@ def test_every_request_stays_within_the_limits() -> None:
         tags={f"t{number}": "\x01" * 7000 for number in range(120)},
         texts={"artifact:raw.txt": "😀\x00" * 300_000},
     )
-    sent = batches(run, checked_tags(run))
+    sent = run_batches(run, checked_tags(run))
     assert not sent[0].params
     assert not sent[0].metrics
     for batch in sent:
@@ -560,24 +560,19 @@ def test_what_a_filter_cannot_express_is_filtered_after_reading() -> None:
     )
 
 
-def store_run() -> dict[str, object]:
-    info = {"run_id": "r", "status": "FINISHED", "start_time": 1, "end_time": 2}
-    return {"info": info, "data": {"tags": [{"key": "state", "value": "pending"}]}}
-
-
 def flaky(failures: list[httpx.Response | Exception], seen: list[str]) -> httpx.Client:
     """A client whose first requests fail; then every run exists and every write succeeds."""
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def respond(request: httpx.Request) -> httpx.Response:
         seen.append(request.url.path.rpartition("mlflow/")[2])
         if failures:
             failure = failures.pop(0)
             if isinstance(failure, Exception):
                 raise failure
             return failure
-        return httpx.Response(200, json={"run": store_run()})
+        return httpx.Response(200, content=run_response())
 
-    return httpx.Client(transport=httpx.MockTransport(answer))
+    return httpx.Client(transport=httpx.MockTransport(respond))
 
 
 @pytest.mark.parametrize(
@@ -591,7 +586,7 @@ def test_reads_and_repeatable_writes_survive_a_reset_and_a_server_error(
         seen: list[str] = []
         failures = [failure, failure]
         if before:
-            failures.insert(0, httpx.Response(200, json={"run": store_run()}))
+            failures.insert(0, httpx.Response(200, content=run_response()))
         store = MlflowStore("http://mlflow.example", client=flaky(failures, seen))
         store.update("r", RunChange(tags={"note": "x"}, at_ms=1))
         assert sorted(set(seen)) == ["runs/get", "runs/log-batch"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tipbench.errors import CorruptText
 from tipbench.record import mlflow_wire, texts
-from tipbench.record.mlflow_wire import CurrentRun, changes, texts_after
+from tipbench.record.mlflow_wire import CurrentRun, change_batches, text_tags_after
 from tipbench.record.run import RunChange, StoredRun
 from tipbench.record.texts import TAG_CHARS, escape, from_tags, leftovers, multi_request_tags, to_tags, unescape
 
@@ -20,13 +20,13 @@ LONG = "abcdefghij" * 2500
 
 @given(ANY_TEXT)
 def test_any_text_round_trips(text: str) -> None:
-    assert from_tags(to_tags(KEY, text)) == ({KEY: text}, {})
+    assert from_tags(to_tags(KEY, text)) == {KEY: text}
 
 
 @given(ANY_TEXT.filter(bool), st.integers(1, 9))
 def test_any_text_of_any_length_round_trips(text: str, thousands: int) -> None:
     long = text * (thousands * 9000 // len(text))
-    assert from_tags(to_tags(KEY, long))[0] == {KEY: long}
+    assert from_tags(to_tags(KEY, long)) == {KEY: long}
 
 
 @given(ANY_TEXT)
@@ -55,7 +55,7 @@ def test_200_kb_with_emoji_and_nuls_round_trip() -> None:
     text = ("tip 😀\x00\ud800 — ok\n" * 20_000)[:200_000]
     tags = to_tags(KEY, text)
     assert max(map(len, tags.values())) <= TAG_CHARS
-    back = from_tags(tags)[0][KEY]
+    back = from_tags(tags)[KEY]
     assert back.encode("utf-8", "surrogatepass") == text.encode("utf-8", "surrogatepass")
 
 
@@ -79,14 +79,12 @@ def test_more_than_999_parts_are_supported() -> None:
     text = "".join(f"{number:08d}" for number in range(1_000_500))
     tags = to_tags(KEY, text)
     assert KEY + ".1000" in tags
-    assert from_tags(tags)[0][KEY] == text
+    assert from_tags(tags)[KEY] == text
 
 
-def test_other_tags_are_unchanged() -> None:
-    tags = {"kind": "cell", "note": "␛0000"} | to_tags(KEY, LONG) | to_tags("artifact:prompt.txt", "hello")
-    texts, rest = from_tags(tags)
-    assert texts == {KEY: LONG, "artifact:prompt.txt": "hello"}
-    assert rest == {"kind": "cell", "note": "␛0000"}
+def test_several_texts_are_read() -> None:
+    tags = to_tags(KEY, LONG) | to_tags("artifact:prompt.txt", "hello")
+    assert from_tags(tags) == {KEY: LONG, "artifact:prompt.txt": "hello"}
 
 
 def test_an_ambiguous_key_is_refused() -> None:
@@ -95,79 +93,30 @@ def test_an_ambiguous_key_is_refused() -> None:
             to_tags(key, "text")
 
 
-def damage_missing(tags: dict[str, str]) -> None:
-    del tags[KEY + ".002"]
-
-
-def damage_missing_last(tags: dict[str, str]) -> None:
-    del tags[KEY + ".004"]
-
-
-def damage_renumbered(tags: dict[str, str]) -> None:
-    tags[KEY + ".0004"] = tags.pop(KEY + ".004")
-
-
-def damage_order(tags: dict[str, str]) -> None:
-    tags[KEY + ".001"], tags[KEY + ".002"] = "y" + tags[KEY + ".001"][1:], tags[KEY + ".001"]
-
-
-def damage_cut(tags: dict[str, str]) -> None:
-    tags[KEY + ".004"] = tags[KEY + ".004"][:-1]
-
-
-def damage_meta_gone(tags: dict[str, str]) -> None:
-    del tags[KEY + ".meta"]
-
-
-def damage_meta_only(tags: dict[str, str]) -> None:
-    for number in range(1, 5):
-        del tags[f"{KEY}.{number:03d}"]
-
-
-def damage_meta_garbage(tags: dict[str, str]) -> None:
-    tags[KEY + ".meta"] = "[" * 5000
-
-
-def damage_meta_huge(tags: dict[str, str]) -> None:
-    tags[KEY + ".meta"] = json.dumps({"parts": 10**15, "chars": 10**16, "sha256": ""})
-
-
-def damage_meta_hash(tags: dict[str, str]) -> None:
-    tags[KEY + ".meta"] = tags[KEY + ".meta"].replace('"sha256":"', '"sha256":"0')
-
-
-def damage_meta_first(tags: dict[str, str]) -> None:
-    tags[KEY + ".meta"] = tags[KEY + ".meta"].replace("{", '{"first":3,')
-
-
-def damage_meta_nonsense(tags: dict[str, str]) -> None:
-    tags[KEY + ".meta"] = tags[KEY + ".meta"].replace("{", '{"first":0,')
-
-
-def damage_meta_list(tags: dict[str, str]) -> None:
-    tags[KEY + ".meta"] = "[4]"
+TAGS = to_tags(KEY, LONG)
+FIRST, LAST, META = TAGS[KEY + ".001"], TAGS[KEY + ".004"], TAGS[KEY + ".meta"]
+DAMAGE: list[tuple[dict[str, str | None], str]] = [  # changed tags (None: deleted), and the problem in the message
+    ({".002": None}, "part 002 of 4 is missing"),
+    ({".004": None}, "part 004 of 4 is missing"),
+    ({".004": None, ".0004": LAST}, "part 004 of 4 is missing"),
+    ({".001": "y" + FIRST[1:], ".002": FIRST}, "changed places"),
+    ({".004": LAST[:-1]}, "24999 characters but .meta has 25000"),
+    ({".meta": None}, "no .meta"),
+    ({".001": None, ".002": None, ".003": None, ".004": None}, "part 001 of 4 is missing"),
+    ({".meta": "[" * 5000}, "cannot be read"),
+    ({".meta": "[4]"}, "cannot be read"),
+    ({".meta": json.dumps({"parts": 10**15, "chars": 10**16, "sha256": ""})}, "part 005 of"),
+    ({".meta": META.replace('"sha256":"', '"sha256":"0')}, "SHA-256"),
+    ({".meta": META.replace("{", '{"first":3,')}, "part 005 of 4 is missing"),
+    ({".meta": META.replace("{", '{"first":0,')}, "is invalid"),
+]
 
 
 def test_damage_is_named_with_its_key() -> None:
-    for damage, reason in [
-        (damage_missing, "part 002 of 4 is missing"),
-        (damage_missing_last, "part 004 of 4 is missing"),
-        (damage_renumbered, "part 004 of 4 is missing"),
-        (damage_order, "changed places"),
-        (damage_cut, "24999 characters but .meta has 25000"),
-        (damage_meta_gone, "no .meta"),
-        (damage_meta_only, "part 001 of 4 is missing"),
-        (damage_meta_garbage, "cannot be read"),
-        (damage_meta_huge, "part 005 of"),
-        (damage_meta_hash, "SHA-256"),
-        (damage_meta_first, "part 005 of 4 is missing"),
-        (damage_meta_nonsense, "is invalid"),
-        (damage_meta_list, "cannot be read"),
-    ]:
-        tags = to_tags(KEY, LONG)
-        damage(tags)
+    for changes, reason in DAMAGE:
+        changed = TAGS | {KEY + suffix: value for suffix, value in changes.items()}
         with pytest.raises(CorruptText, match=reason) as caught:
-            from_tags(tags)
+            from_tags({tag: value for tag, value in changed.items() if value is not None})
         assert KEY in str(caught.value)
 
 
@@ -199,17 +148,17 @@ def test_leftovers_and_parts_ahead_are_not_read() -> None:
         ({KEY: "short", KEY + ".001": "a part that came ahead"}, "short"),
         ({KEY + ".meta": "", KEY + ".001": "a part that came ahead"}, None),
     ]:
-        assert from_tags(tags)[0].get(KEY) == text
+        assert from_tags(tags).get(KEY) == text
         for tag in leftovers(KEY, tags):
             del tags[tag]
-            assert from_tags(tags)[0].get(KEY) == text
+            assert from_tags(tags).get(KEY) == text
         assert tags == ({} if text is None else to_tags(KEY, text))
 
 
 def test_a_damaged_text_that_is_not_requested_is_ignored() -> None:
     tags = to_tags(KEY, LONG) | to_tags("artifact:prompt.txt", "hello")
-    damage_missing(tags)
-    assert from_tags(tags, {"artifact:prompt.txt"})[0] == {"artifact:prompt.txt": "hello"}
+    del tags[KEY + ".002"]
+    assert from_tags(tags, {"artifact:prompt.txt"}) == {"artifact:prompt.txt": "hello"}
     with pytest.raises(CorruptText):
         from_tags(tags, {KEY})
 
@@ -242,7 +191,7 @@ CHANGES = st.lists(
 def steps(new: Mapping[str, str], version: str, tags: dict[str, str]) -> Iterator[None]:
     """What `update` does to the tags, one request after the other."""
     run = StoredRun("r", "FINISHED", 0, 0, {}, {}, {})
-    for batch in changes(RunChange(texts=new, tags={"version": version}, at_ms=0), CurrentRun(run, dict(tags))):
+    for batch in change_batches(RunChange(texts=new, tags={"version": version}, at_ms=0), CurrentRun(run, dict(tags))):
         tags.update({tag["key"]: tag["value"] for tag in batch.tags})
         yield
     for key in new:
@@ -256,19 +205,24 @@ def steps(new: Mapping[str, str], version: str, tags: dict[str, str]) -> Iterato
 @given(CHANGES)
 def test_wherever_writers_die_each_text_reads_as_the_old_or_the_new_one(planned: list[Change]) -> None:
     tags: dict[str, str] = {}
+
+    def read() -> dict[str, str]:
+        return from_tags({key: value for key, value in tags.items() if key != "version"})
+
     for number, (new, dies_after) in enumerate(planned):
-        before = from_tags(tags)[0]
+        before = read()
         died = False
         for at, _ in enumerate(steps(new, str(number), tags)):
-            now, plain = from_tags(tags)
+            now = read()
             assert all(now.get(key) in {before.get(key), text} for key, text in new.items())
             assert now.keys() - new.keys() == before.keys() - new.keys()
-            if plain.get("version") == str(number):
+            if tags.get("version") == str(number):
                 assert now == before | new
             if died := at == dies_after:
                 break
         if not died:
-            assert from_tags(tags) == (before | new, {"version": str(number)})
+            assert read() == before | new
+            assert tags["version"] == str(number)
             assert not [tag for key in new for tag in leftovers(key, tags)]
 
 
@@ -280,11 +234,11 @@ def test_a_text_written_tag_by_tag_is_the_old_or_the_new_one_throughout(old: str
     ahead, switch = multi_request_tags(KEY, new, dict(tags))
     for key, value in ahead.items():
         tags[key] = value
-        assert from_tags(tags)[0].get(KEY) == old
+        assert from_tags(tags).get(KEY) == old
     for key, value in switch.items():
         tags[key] = value
-        assert from_tags(tags)[0].get(KEY) in {old, new}
-    assert from_tags(tags)[0] == {KEY: new}
+        assert from_tags(tags).get(KEY) in {old, new}
+    assert from_tags(tags) == {KEY: new}
 
 
 @pytest.mark.usefixtures("small_limits")
@@ -294,13 +248,13 @@ def test_a_text_replaced_in_several_requests_begins_behind_the_old_one_and_then_
         for _ in steps({KEY: text}, "1", tags):
             pass
         assert json.loads(tags[KEY + ".meta"]).get("first") == first
-        assert from_tags(tags)[0] == {KEY: text}
+        assert from_tags(tags, {KEY}) == {KEY: text}
 
 
 @pytest.mark.usefixtures("small_limits")
 def test_what_fits_into_one_request_is_one_request() -> None:
     run = StoredRun("r", "FINISHED", 0, 0, {}, {}, {})
-    (sent,) = changes(
+    (sent,) = change_batches(
         RunChange(texts={KEY: "b" * 24}, tags={"x": "y"}, at_ms=0), CurrentRun(run, to_tags(KEY, "a" * 24))
     )
-    assert texts_after({}, [sent]) == to_tags(KEY, "b" * 24)
+    assert text_tags_after({}, [sent]) == to_tags(KEY, "b" * 24)

@@ -84,7 +84,7 @@ class SeededStore(MemoryStore):
     def copy_from(self, other: SeededStore) -> None:
         """Copy the content of the other store."""
         self._experiments = dict(other._experiments)
-        self._runs = {run_id: replace(kept, texts=dict(kept.texts)) for run_id, kept in other._runs.items()}
+        self._runs = {run_id: replace(kept, text_tags=dict(kept.text_tags)) for run_id, kept in other._runs.items()}
         self._ids.setstate(other._ids.getstate())
 
 

@@ -217,13 +217,15 @@ def compare(conf: Conf) -> dict[str, Any]:
     from tipbench.cli.compare import show_board
     from tipbench.compare.cells import CellFilter
     from tipbench.compare.leaderboard import read_leaderboard, record_board
-    from tipbench.record.plan_check import config_conditions, configured_cells
+    from tipbench.plan.grid import conditions_of, suite_for
+    from tipbench.record.plan_check import configured_cells
     from tipbench.record.reader import count_states
 
     with _open_experiment(conf) as (config, store, experiment):
         counts = count_states(configured_cells(store, experiment.experiment_id, config))
         # Cells with other conditions may have been recorded while the run waited for a judge.
-        board, _ = read_leaderboard(store, experiment, CellFilter({"conditions": config_conditions(config)}))
+        conditions = conditions_of(config, suite_for(config))
+        board, _ = read_leaderboard(store, experiment, CellFilter({"conditions": conditions}))
         show_board(board)
         print_message(f"of this run: {counts.judged} cells judged, {counts.pending} pending, {counts.failed} failed")
         run_id = record_board(store, experiment.experiment_id, board)

@@ -81,7 +81,7 @@ def local_mlflow(settings: Settings) -> str:
     """Return the URL of the local MLflow and start it if needed; an MLflow on the usual port is ignored."""
     from tipbench.record.mlflow import find_tracking
 
-    return find_tracking(None, writable_home(settings.home), start=True, report=print_message, local_only=True).url
+    return find_tracking(None, writable_home(settings.home), start=True, report=print_message, usual=()).url
 
 
 def is_default_server(settings: Settings, url: str) -> bool:

@@ -183,7 +183,7 @@ def _ollama(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
 
 def _mlflow(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
     from tipbench.errors import LocalServerError
-    from tipbench.record.journal import count_orphaned, journal_folder
+    from tipbench.record.journal import count_unstored, journal_folder
     from tipbench.record.local_mlflow import LocalMlflow
     from tipbench.record.mlflow import find_tracking
 
@@ -200,6 +200,6 @@ def _mlflow(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
             advice = "Install tipbench with the extra [local], or set MLFLOW_TRACKING_URI to a server."
             yield Finding("mlflow", "failed", "no server, and no local one can be started", advice)
     journals = journal_folder(settings.home, "", "").parent.glob("*")  # journals of every server and experiment
-    if n_unrecorded := count_orphaned(journals):
+    if n_unrecorded := count_unstored(journals):
         advice = "The next collect into the same experiment records them."
         yield Finding("journal", "warning", f"{plural(n_unrecorded, 'finished result')} not yet in MLflow", advice)

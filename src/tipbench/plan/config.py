@@ -11,10 +11,10 @@ from tipbench.errors import InvalidOption, UsageError
 from tipbench.http import is_http_url
 from tipbench.plan.design import LooksOption
 
-_M = TypeVar("_M", bound=BaseModel)
+_Settings = TypeVar("_Settings", bound=BaseModel)
 EXPERIMENT_PREFIX = "tip-bench-"
 DEFAULT_EXPERIMENT = "tip-bench-auto"
-WAIT_FOR_JUDGE = "wait_for_judge"  # an option of runs on Airflow that is not part of CollectConfig
+WAIT_FOR_JUDGE = "wait_for_judge"  # an option of collects on Airflow that is not in CollectConfig
 DEFAULT_OLLAMA_URL = "http://localhost:11434"
 _MAX_NAME = 200
 
@@ -126,17 +126,12 @@ class CollectConfig(BaseModel):
         """Number of concurrent calls; 1 if the weights are unloaded after each call."""
         return 1 if self.unload == "call" else self.concurrency
 
-    def conditions(self, sampling: Mapping[str, float | int]) -> dict[str, Any]:
-        """Return the settings that two scores must share to be averaged."""
-        shared = ("n_tips", "temperature", "diversity", "seed", "num_ctx", "num_predict")
-        return {**{key: getattr(self, key) for key in shared}, "sampling": dict(sampling)}
 
-
-ADDRESSES = tuple(key for key in CollectConfig.model_fields if key.endswith("_url"))  # URLs of servers
+ADDRESSES = tuple(key for key in CollectConfig.model_fields if key.endswith("_url"))  # names of the settings with URLs
 
 
 def split_wait_for_judge(options: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Split the options of a run into its configuration and `wait_for_judge`.
+    """Return the options without `wait_for_judge`, and the value of `wait_for_judge`.
 
     Raises InvalidOption if `wait_for_judge` is not a boolean.
     """
@@ -152,13 +147,13 @@ def make_config(values: Mapping[str, object], sources: Mapping[str, str] | None 
     return validated(CollectConfig, values, sources or {})
 
 
-def validated(model: type[_M], values: Mapping[str, object], sources: Mapping[str, str]) -> _M:
-    """Validate plain values with a model of settings; raises UsageError with all problems.
+def validated(settings_type: type[_Settings], values: Mapping[str, object], sources: Mapping[str, str]) -> _Settings:
+    """Validate plain values as settings of this type; raises UsageError with all problems.
 
     `sources` has the origin of each key for messages, such as an environment variable.
     """
     try:
-        return model.model_validate(dict(values))
+        return settings_type.model_validate(dict(values))
     except ValidationError as exc:
         problems = []
         for error in exc.errors():

@@ -17,7 +17,7 @@ from tipbench.text import fingerprint
 
 @dataclass(frozen=True)
 class Cell:
-    """One model, prompt and scenario: the unit that is generated, recorded and judged."""
+    """One model, prompt, scenario and repeat: the unit that is generated, recorded and judged."""
 
     model: str
     prompt: str
@@ -38,7 +38,7 @@ class PlannedCell:
     prompt: Prompt
     rendered: Rendered
     options: Mapping[str, float | int]  # sampling options
-    key: str  # identifies the recorded run of an equal request
+    key: str  # the same for equal requests; stored with the run
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,8 @@ def suite_for(config: CollectConfig) -> Suite:
 
 def conditions_of(config: CollectConfig, suite: Suite) -> str:
     """Return a hash of the settings that must be equal for scores to be averaged."""
-    return fingerprint(config.conditions(suite.sampling), 16)
+    settings = config.model_dump(include={"n_tips", "temperature", "diversity", "seed", "num_ctx", "num_predict"})
+    return fingerprint({**settings, "sampling": dict(suite.sampling)}, 16)
 
 
 def choose_prompts(suite: Suite, versions: Sequence[str]) -> list[Prompt]:

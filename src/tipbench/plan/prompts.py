@@ -12,7 +12,7 @@ from tipbench.plan.scenarios import MONTHS, Scenario, Task
 from tipbench.text import fingerprint
 
 SECTIONS = ("system", "user")
-NO_PROMPT_VERSION = "none"  # of cells whose engine reads no prompt
+NO_PROMPT_VERSION = "none"  # prompt version of cells whose engine uses no prompt
 ASK_FOR_DIVERSITY = "Make every tip come from a different angle: another task, habit, place or length of time."
 
 _HEADING = re.compile(rf"#\s+({'|'.join(SECTIONS)})\s*", re.IGNORECASE)
@@ -71,13 +71,18 @@ def render(prompt: Prompt, scenario: Scenario, *, n_tips: int, diversity: bool) 
         "time": f"{slot.time:%H:%M}",
         "slot": slot.label,
     }
-    system, user = (_PLACEHOLDER.sub(lambda found: values[found[1].strip()], text) for text in (prompt.system, user))
-    return Rendered(_tidy(system), _tidy(user))
+
+    def fill_in(template: str) -> str:
+        text = _PLACEHOLDER.sub(lambda match: values[match[1].strip()], template)
+        text = re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)  # empty placeholders leave whitespace
+        return re.sub(r"\n{3,}", "\n\n", text).strip()
+
+    return Rendered(fill_in(prompt.system), fill_in(user))
 
 
 def parse_prompt(version: str, text: str, path: Path) -> Prompt:
     """Parse the two sections of a prompt file; text before the first heading is a comment and is not sent."""
-    sections: dict[str, tuple[int, list[str]]] = {}  # name → number of its first line, its lines
+    sections: dict[str, tuple[int, list[str]]] = {}  # name → line number of its heading, its lines
     current: list[str] = []
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
         if heading := _HEADING.fullmatch(line):
@@ -85,14 +90,14 @@ def parse_prompt(version: str, text: str, path: Path) -> Prompt:
             if name in sections:
                 raise SuiteError(path, number, f"a second '# {name}' section; a prompt has one of each.")
             current = []
-            sections[name] = (number + 1, current)
+            sections[name] = (number, current)
         else:
             current.append(line)
     for name in SECTIONS:
         if name not in sections:
             raise SuiteError(path, None, f"the '# {name}' section is missing. A prompt needs '# system' and '# user'.")
-    for first_line, lines in sections.values():
-        for number, line in enumerate(lines, start=first_line):
+    for heading_line, lines in sections.values():
+        for number, line in enumerate(lines, start=heading_line + 1):
             for name in _placeholders_in(line):
                 if name not in PLACEHOLDERS:
                     known = ", ".join(PLACEHOLDERS)
@@ -104,7 +109,8 @@ def parse_prompt(version: str, text: str, path: Path) -> Prompt:
     templates = {name: "\n".join(lines).strip() for name, (_, lines) in sections.items()}
     for name, template in templates.items():
         if not template:
-            raise SuiteError(path, sections[name][0] - 1, f"the '# {name}' section is empty.")
+            heading_line, _ = sections[name]
+            raise SuiteError(path, heading_line, f"the '# {name}' section is empty.")
     if "n_tips" not in _placeholders_in("".join(templates.values())):
         raise SuiteError(path, None, "the prompt does not give the number of tips. Use {{ n_tips }}.")
     return Prompt(version, templates["system"], templates["user"])
@@ -112,11 +118,6 @@ def parse_prompt(version: str, text: str, path: Path) -> Prompt:
 
 def _placeholders_in(template: str) -> list[str]:
     return [name.strip() for name in _PLACEHOLDER.findall(template)]
-
-
-def _tidy(text: str) -> str:
-    """Remove the whitespace left by empty placeholders."""
-    return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)).strip()
 
 
 def _due_text(task: Task, day: date) -> str:

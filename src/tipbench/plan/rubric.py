@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from tipbench.errors import SuiteError
-from tipbench.plan.toml_file import Id, Line, Place, Schema, TomlText, read_text
+from tipbench.plan.toml_file import Id, Line, Place, Schema, TomlText
 
 FLAGS = ("format_ok", "overlong")  # computed for every tip; a rubric sets only their weights and floor
 
@@ -95,7 +95,7 @@ OTHER_METRICS = frozenset(
 )
 
 
-def _metric_name(name: str) -> str:
+def _check_metric_name(name: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
         raise ValueError("must be a name for a metric: a letter, then up to 39 out of a-z, 0-9 and '_'")
     if name in OTHER_METRICS or name in FLAGS or name.startswith("provisional_"):
@@ -104,7 +104,7 @@ def _metric_name(name: str) -> str:
 
 
 class _ScaleSchema(Schema):
-    name: Annotated[str, AfterValidator(_metric_name)]
+    name: Annotated[str, AfterValidator(_check_metric_name)]
     min: int
     max: int
     about: Line
@@ -132,12 +132,7 @@ class _ControlsSchema(Schema):
     controls: Annotated[list[_TipSchema], Field(default_factory=list)]
 
 
-def load_rubric(path: Path, scenario_ids: Iterable[str]) -> Rubric:
-    """Read and validate a rubric file. Its anchors may use only these scenarios."""
-    return parse_rubric(read_text(path), path, scenario_ids)
-
-
-def parse_rubric(text: str, path: Path, scenario_ids: Iterable[str] | None = None) -> Rubric:
+def parse_rubric(text: str, path: Path, scenario_ids: Collection[str] | None = None) -> Rubric:
     """Parse a rubric. `path` is for error messages. Without `scenario_ids`, anchors may use any scenario."""
     lines = text.split("\n")
     fences = [number for number, line in enumerate(lines) if line.strip() == FENCE]
@@ -170,8 +165,7 @@ def parse_rubric(text: str, path: Path, scenario_ids: Iterable[str] | None = Non
     for flag in FLAGS:
         if head.floor[flag] not in (0, 1):
             raise source.error(("floor", flag), f"'{flag}' is a flag, 0 or 1; found {head.floor[flag]:g}.")
-    allowed_scenarios = {anchor.scenario for anchor in head.anchors} if scenario_ids is None else set(scenario_ids)
-    _check_tips(source, "anchors", head.anchors, scales, allowed_scenarios)
+    _check_tips(source, "anchors", head.anchors, scales, scenario_ids)
     return Rubric(
         id=head.id,
         sha256=hashlib.sha256(text.encode()).hexdigest(),
@@ -184,11 +178,11 @@ def parse_rubric(text: str, path: Path, scenario_ids: Iterable[str] | None = Non
     )
 
 
-def load_controls(path: Path, rubric: Rubric, scenario_ids: Iterable[str]) -> tuple[Control, ...]:
+def load_controls(path: Path, rubric: Rubric, scenario_ids: Collection[str]) -> tuple[Control, ...]:
     """Read a controls file and validate it against the rubric."""
     source = TomlText.read(path)
     controls = source.validated(_ControlsSchema).controls
-    _check_tips(source, "controls", controls, rubric.scales, set(scenario_ids))
+    _check_tips(source, "controls", controls, rubric.scales, scenario_ids)
     anchor_tips = {anchor.tip for anchor in rubric.anchors}
     for index, control in enumerate(controls):
         if control.tip in anchor_tips:
@@ -210,13 +204,13 @@ def _check_keys(source: TomlText, place: Place, values: Mapping[str, float], req
 
 
 def _check_tips(
-    source: TomlText, table: str, tips: list[_TipSchema], scales: tuple[Scale, ...], scenario_ids: set[str]
+    source: TomlText, table: str, tips: list[_TipSchema], scales: Sequence[Scale], scenario_ids: Collection[str] | None
 ) -> None:
     """Raise SuiteError for a calibrated tip with an unknown scenario, a duplicate or invalid scores."""
     seen: set[tuple[str, str]] = set()
     for index, tip in enumerate(tips):
         place = (table, index)
-        if tip.scenario not in scenario_ids:
+        if scenario_ids is not None and tip.scenario not in scenario_ids:
             raise source.error((*place, "scenario"), f"the suite has no scenario '{tip.scenario}'.")
         if (tip.scenario, tip.tip) in seen:
             raise source.error((*place, "tip"), f"this tip is listed twice for {tip.scenario}.")

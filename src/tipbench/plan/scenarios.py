@@ -75,34 +75,23 @@ class Scenario:
         return fingerprint(self._content())
 
     def to_card(self) -> dict[str, Any]:
-        """Return the scenario as JSON-serializable values for judges: its content, the weekday and overdue flags."""
+        """Return the scenario as JSON values for judges: its content, the weekday and overdue flags."""
         content = self._content()
         for task_content, task in zip(content["persona"]["tasks"], self.persona.tasks, strict=True):
             task_content["overdue"] = task.overdue_on(self.day)
         return {"id": self.id, "weekday": self.weekday, **content}
 
     def _content(self) -> dict[str, Any]:
-        """Return everything that defines the scenario."""
+        """Return everything that defines the scenario, as JSON values."""
         persona, slot = self.persona, self.slot
         return {
             "day": self.day.isoformat(),
-            "slot": {"id": slot.id, "label": slot.label, "time": f"{slot.time:%H:%M}"},
+            "slot": {**vars(slot), "time": f"{slot.time:%H:%M}"},
             "persona": {
-                "id": persona.id,
-                "name": persona.name,
-                "role": persona.role,
-                "about": persona.about,
+                **vars(persona),
                 "preferences": list(persona.preferences),
                 "habits": list(persona.habits),
-                "tasks": [
-                    {
-                        "title": task.title,
-                        "priority": task.priority,
-                        "due": task.due.isoformat() if task.due else None,
-                        "age_days": task.age_days,
-                    }
-                    for task in persona.tasks
-                ],
+                "tasks": [{**vars(task), "due": task.due.isoformat() if task.due else None} for task in persona.tasks],
             },
         }
 
@@ -114,8 +103,6 @@ def build_scenarios(personas: Sequence[Persona], slots: Sequence[Slot], day: dat
     next persona and the next slot. When both lists start again at the same time, the slots are shifted by one, so that
     no combination repeats.
     """
-    if not personas or not slots:
-        return ()
     period = lcm(len(personas), len(slots))  # scenarios until both lists start again
     return tuple(
         Scenario(personas[k % len(personas)], slots[(k + k // period) % len(slots)], day)

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field
 
 from tipbench.errors import SuiteError
 from tipbench.plan.prompts import Prompt, parse_prompt
-from tipbench.plan.rubric import Control, Rubric, load_controls, load_rubric
+from tipbench.plan.rubric import Control, Rubric, load_controls, parse_rubric
 from tipbench.plan.scenarios import Persona, Scenario, Slot, Task, build_scenarios
 from tipbench.plan.toml_file import Id, Line, Schema, TomlText, is_id, read_text
 from tipbench.text import fingerprint
@@ -55,16 +55,16 @@ def builtin_suites() -> list[str]:
     return sorted(folder.name for folder in _BUILT_IN.iterdir() if (folder / "suite.toml").is_file())
 
 
-def load_suite(reference: str) -> Suite:
+def load_suite(name_or_path: str) -> Suite:
     """Load and validate a suite, given as a built-in name or a folder. Raises SuiteError with file, line and reason."""
-    layers = _layers(_folder(reference))
-    personas, slots, day = _scenario_parts(layers)
-    scenarios = build_scenarios(personas, slots, day)
+    layers = _layers(_folder(name_or_path))
+    scenarios = _scenarios(layers)
     scenario_ids = [scenario.id for scenario in scenarios]
-    # The rubric of the last layer that has one. If none has one, loading it from the first layer raises the error.
+    # The rubric of the last layer that has one. If none has one, reading it from the first layer raises the error.
     with_rubric = [index for index, layer in enumerate(layers) if (layer.folder / "rubric.md").exists()]
     rubric_layer = with_rubric[-1] if with_rubric else 0
-    rubric = load_rubric(layers[rubric_layer].folder / "rubric.md", scenario_ids)
+    rubric_path = layers[rubric_layer].folder / "rubric.md"
+    rubric = parse_rubric(read_text(rubric_path), rubric_path, scenario_ids)
     # The controls of earlier layers are scored under another rubric, so they do not apply.
     control_files = [layer.folder / "controls.toml" for layer in layers[rubric_layer:]]
     control_groups = [load_controls(path, rubric, scenario_ids) for path in control_files if path.exists()]
@@ -88,11 +88,11 @@ class _Layer:
     content: SuiteSchema
 
 
-def _folder(reference: str, relative_to: Path | None = None) -> Path:
+def _folder(name_or_path: str, relative_to: Path | None = None) -> Path:
     """Return the folder of a built-in name or a path."""
-    if reference in builtin_suites():
-        return _BUILT_IN / reference
-    return (relative_to or Path()) / Path(reference).expanduser()
+    if name_or_path in builtin_suites():
+        return _BUILT_IN / name_or_path
+    return (relative_to or Path()) / Path(name_or_path).expanduser()
 
 
 def _layers(folder: Path) -> list[_Layer]:
@@ -118,8 +118,8 @@ def _layers(folder: Path) -> list[_Layer]:
         folder = _folder(parent, relative_to=folder)
 
 
-def _scenario_parts(layers: Sequence[_Layer]) -> tuple[list[Persona], list[Slot], date]:
-    """Return the personas, slots and date of all layers."""
+def _scenarios(layers: Sequence[_Layer]) -> tuple[Scenario, ...]:
+    """Combine the personas and slots of all layers, on the date of the last layer that has one."""
     personas: dict[str, Persona] = {}  # by id
     slots: dict[str, Slot] = {}  # by id
     day: date | None = None
@@ -133,7 +133,7 @@ def _scenario_parts(layers: Sequence[_Layer]) -> tuple[list[Persona], list[Slot]
     if not personas or not slots:
         missing = "personas" if not personas else "slots"
         raise source.error((), f"the suite has no scenario: it needs one or more [[{missing}]].")
-    return list(personas.values()), list(slots.values()), day
+    return build_scenarios(list(personas.values()), list(slots.values()), day)
 
 
 def _add_new(items_by_id: dict[str, Any], new: Sequence[Persona | Slot], layer: _Layer, table: str) -> None:

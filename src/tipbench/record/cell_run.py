@@ -12,7 +12,6 @@ from tipbench.generate.engine import Completion, ModelFacts, memory_needed
 from tipbench.generate.parsing import is_overlong, parse_answer, tips_json
 from tipbench.plan.config import CollectConfig
 from tipbench.plan.grid import PlannedCell, conditions_of
-from tipbench.plan.prompts import Rendered
 from tipbench.plan.suite import Suite
 from tipbench.record.generation import Generated
 from tipbench.record.run import NewRun, RunKind, RunState
@@ -43,7 +42,7 @@ def cell_run(context: RunContext, facts: ModelFacts, generated: Generated, super
         texts = {"artifact:raw.txt": result.partial} if result.partial else {}
     if generated.foreign_resident:
         tags["foreign_resident"] = "true"
-    config = context.config
+    config, rendered = context.config, planned.rendered
     memory = memory_needed(facts, num_ctx=config.num_ctx, concurrency=config.concurrency)
     if memory is not None:
         tags["memory_bytes"] = str(memory)
@@ -67,17 +66,12 @@ def cell_run(context: RunContext, facts: ModelFacts, generated: Generated, super
             **tags,
         },
         texts={
-            "artifact:prompt.txt": prompt_text(planned.rendered),
+            "artifact:prompt.txt": f"# system\n\n{rendered.system}\n\n# user\n\n{rendered.user}\n",
             "artifact:rubric.md": context.suite.rubric.text,
             **texts,
         },
         supersedes=supersedes,
     )
-
-
-def prompt_text(rendered: Rendered) -> str:
-    """Return the prompt as stored with the run: both messages under their roles."""
-    return f"# system\n\n{rendered.system}\n\n# user\n\n{rendered.user}\n"
 
 
 def _params(context: RunContext, planned: PlannedCell, facts: ModelFacts) -> dict[str, str]:

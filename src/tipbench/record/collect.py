@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -53,7 +53,6 @@ from tipbench.record.summary import Summary, Tally, collection_run, refused_run
 from tipbench.record.writer import Writers
 from tipbench.text import plural
 
-_STOP_WAIT_S = 10.0  # maximum wait for running calls after a stop
 _FLUSH_S = 10.0  # maximum time for recording finished results after an interrupt or error
 _MAX_RELEASE_ATTEMPTS = 3
 _MAX_CLOCK_SKEW_S = 600.0  # between two machines that record into one experiment
@@ -84,8 +83,7 @@ class Collector:
         self._cancel = threading.Event()
         self._pause = Pause(plan.config.server_wait_s, observer, self._cancel)
         self._tally = Tally()
-        self._block = BlockStarted("", 0)
-        self._block_failed = 0
+        self._block_total = self._block_done = self._block_failed = 0  # cells of the current model
         self._generated = 0
         self._failures: list[str] = []
         self._started = time.time()
@@ -94,7 +92,7 @@ class Collector:
         """Generate and record the missing cells. On an error, finished results are saved before it is re-raised."""
         for cell in self._plan.cells:
             if run := self._plan.recorded.finished.get(cell.key):
-                self._tally.add(run.params, run.tags, run.metrics)
+                self._tally.add(run)
         try:
             with self._writers:
                 now_ms = int(time.time() * 1000)
@@ -128,20 +126,20 @@ class Collector:
         """Generate the missing cells of each model; only one model is in memory at a time."""
         for warning in self._plan.warnings:
             self._observer(Message(warning, warning=True))
-        missing = list(blocks(self._plan.missing))
-        for engine_type in engine_types(model for model, _ in missing):
+        missing_blocks = list(blocks(self._plan.missing))
+        for engine_type in engine_types(model for model, _ in missing_blocks):
             self._pause.until_alive(self._engines[engine_type.name])
             self._engines[engine_type.name].start()
-        for model, cells in missing:
+        for model, cells in missing_blocks:
             engine, facts = self._engines[engine_of(model).name], self._plan.facts[model]
-            total = next(planned.cells for planned in self._plan.models if planned.model == model)
-            self._block = BlockStarted(model, total, total - len(cells))
+            self._block_total = next(each.cells for each in self._plan.models if each.model == model)
+            self._block_done = self._block_total - len(cells)
             self._block_failed = 0
-            self._observer(self._block)
+            self._observer(BlockStarted(model, self._block_total, self._block_done))
             self._pause.until_alive(engine)
             engine.prepare(facts)  # waits until no other model is in memory
             try:
-                Block(engine, facts, cells, self._plan.config, self._pause, self._cancel).run(self._save, _STOP_WAIT_S)
+                Block(engine, facts, cells, self._plan.config, self._pause, self._cancel).run(self._save)
             except BaseException:
                 if engine.alive():
                     try:
@@ -152,7 +150,8 @@ class Collector:
                 raise
             for _ in range(_MAX_RELEASE_ATTEMPTS):
                 self._pause.until_alive(engine)
-                with suppress(ServerUnavailable):  # it went away, and its model with it: wait for it and check again
+                # A server that stops unloads the model: wait until it is available, and check again.
+                with suppress(ServerUnavailable):
                     engine.release(model)
                     break
             else:
@@ -176,8 +175,8 @@ class Collector:
         for generated, run in zip(batch, runs, strict=True):
             cell, result = generated.planned.cell, generated.result
             self._generated += 1
-            self._tally.add(run.params, run.tags, run.metrics)
-            self._block = replace(self._block, done=self._block.done + 1)
+            self._block_done += 1
+            self._tally.add(run)
             failure = tokens = speed = None
             if isinstance(result, EngineFailure):
                 failure = f"{cell}: {result.kind}: {result.reason}"
@@ -185,7 +184,7 @@ class Collector:
                 self._block_failed += 1
             else:
                 tokens, speed = result.output_tokens, result.tokens_per_s
-            done, total, failed = self._block.done, self._block.total, self._block_failed
+            done, total, failed = self._block_done, self._block_total, self._block_failed
             self._observer(
                 CellFinished(cell.model, cell.prompt, cell.scenario, done, total, failed, failure, tokens, speed)
             )
@@ -335,7 +334,7 @@ def record_design(store: RunStore, experiment: Experiment, plan: Plan, observer:
 
 
 def dry_run(
-    config: CollectConfig, home: Path, recorded: Callable[[Suite], Recorded], free: Callable[[str], Memory]
+    config: CollectConfig, home: Path, recorded: Callable[[Suite], Recorded], free_memory: Callable[[str], Memory]
 ) -> Plan:
     """Return the plan of a collect. Takes no locks, writes no journal and calls no model."""
     suite = suite_for(config)
@@ -344,7 +343,7 @@ def dry_run(
         facts, refused = model_facts(engines, config)
     finally:
         close_engines(engines, lambda _text: None)
-    return make_plan(suite, config, facts, refused, recorded(suite), free)
+    return make_plan(suite, config, facts, refused, recorded(suite), free_memory)
 
 
 def drain_orphaned(store: RunStore, experiment: Experiment, folder: Path, observer: Observer, wait_s: float) -> None:

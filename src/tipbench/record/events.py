@@ -52,7 +52,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class BlockStarted:
-    """The cells of a model start; its weights are not loaded yet."""
+    """The generation of a model's cells starts; its weights are not loaded yet."""
 
     model: str
     total: int  # cells of the model
@@ -68,7 +68,7 @@ class CellFinished:
     scenario: str
     done: int  # finished cells of the model, including cells that were recorded before
     total: int  # cells of the model
-    failed: int = 0  # of this run
+    failed: int = 0  # cells of the model that failed in this collect
     failure: str | None = None
     output_tokens: int | None = None
     tokens_per_s: float | None = None
@@ -83,7 +83,7 @@ class BlockFinished:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A server is unreachable. The run pauses for at most `limit_s` seconds; 0 means that it does not pause."""
+    """A server is unreachable. The command pauses for at most `limit_s` seconds; 0 means that it does not pause."""
 
     what: str
     limit_s: float = 0.0

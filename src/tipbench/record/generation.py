@@ -16,6 +16,7 @@ from tipbench.record.events import Observer, Resumed, Waiting
 
 _ALIVE_POLL_S = 0.5
 _BATCH_DELAY_S = 0.01  # wait before saving, so that results that finish together are written to disk together
+_STOP_WAIT_S = 10.0  # maximum wait for running calls after a stop
 _MAX_CRASHES = 10  # the cell fails after this many crashes of the server
 _MAX_LOAD_FAILURES = 3  # the remaining cells fail after this many failures in a row
 
@@ -41,7 +42,7 @@ class Pause:
         self._lock = threading.Lock()
 
     def until_alive(self, engine: Engine) -> None:
-        """Return once the engine responds or the run is cancelled; raises ServerUnavailable after `wait_s` seconds."""
+        """Return once the engine responds or `cancel` is set; raises ServerUnavailable after `wait_s` seconds."""
         with self._lock:
             if engine.alive():
                 return
@@ -86,7 +87,7 @@ class Block:
             for n in range(min(config.workers, len(cells)))
         ]
 
-    def run(self, save: Callable[[list[Generated]], None], stop_wait_s: float) -> None:
+    def run(self, save: Callable[[list[Generated]], None]) -> None:
         """Generate all cells and pass the results to `save` in batches.
 
         An exception of a worker is raised here. On any exception, the workers are stopped and finished answers are
@@ -104,16 +105,16 @@ class Block:
                 remaining -= len(batch)
                 save(batch)
         except BaseException as exc:
-            finished = self._stop(stop_wait_s)
+            finished = self._stop()
             if finished and not isinstance(exc, JournalError):  # after a JournalError, `save` would fail again
                 save(finished)
             raise
 
-    def _stop(self, wait_s: float) -> list[Generated]:
+    def _stop(self) -> list[Generated]:
         """Cancel the running calls and return answers that are complete but not saved yet."""
         self._cancel.set()
         self._engine.abort()
-        deadline = time.monotonic() + wait_s
+        deadline = time.monotonic() + _STOP_WAIT_S
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(max(0.0, deadline - time.monotonic()))
@@ -144,7 +145,7 @@ class Block:
                 result = self._skip_reason or self._complete(planned, last=is_last)
                 if isinstance(result, EngineFailure) and result.kind is FailureKind.CANCELLED:
                     continue
-                self._count_load_failures(result)
+                self._skip_rest_if_unusable(result)
                 foreign_resident = self._engine.foreign_between(start, time.monotonic())
                 self._results.put(Generated(planned, result, start_ms, _now_ms(), foreign_resident))
         except BaseException as exc:  # noqa: BLE001 - a thread has no caller: `run` raises it in the main thread
@@ -175,7 +176,7 @@ class Block:
             if self._cancel.is_set():
                 return EngineFailure(FailureKind.CANCELLED, "stopped")
 
-    def _count_load_failures(self, result: Completion | EngineFailure) -> None:
+    def _skip_rest_if_unusable(self, result: Completion | EngineFailure) -> None:
         """Make the remaining cells fail without a request if the model is missing or repeatedly fails to load."""
         if isinstance(result, Completion):
             self._load_failures = 0

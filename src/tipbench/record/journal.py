@@ -36,7 +36,7 @@ _FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A result that MLflow has not stored yet, and the position of its line in the file."""
+    """The position of a result in the file."""
 
     record_id: str
     offset: int  # bytes
@@ -55,9 +55,9 @@ class UnknownLine:
 class Contents:
     """Contents of a journal file."""
 
-    open: dict[str, Entry] = field(default_factory=dict)  # entries that MLflow has not stored, in order, by record id
+    unstored: dict[str, Entry] = field(default_factory=dict)  # by record id, in order
     size: int = 0  # bytes of the complete lines
-    foreign: str | None = None  # the difference of the first line of another version, if any
+    other_format: str | None = None  # how the first line of another version differs, if there is one
     damaged: int = 0  # lines that are invalid or do not match their checksum
 
 
@@ -89,11 +89,11 @@ def read_lines(lines: Iterable[bytes]) -> Contents:
             break  # incomplete: the process died while it wrote the line
         parsed = parse_line(line)
         if isinstance(parsed, NewRun):
-            contents.open[parsed.record_id] = entry_of(parsed, contents.size, len(line))
+            contents.unstored[parsed.record_id] = entry_of(parsed, contents.size, len(line))
         elif isinstance(parsed, str):
-            contents.open.pop(parsed, None)
+            contents.unstored.pop(parsed, None)
         elif isinstance(parsed, UnknownLine):
-            contents.foreign = contents.foreign or parsed.difference
+            contents.other_format = contents.other_format or parsed.difference
         else:
             contents.damaged += 1
         contents.size += len(line)
@@ -160,8 +160,8 @@ class Journal:
                 self.path, self._fd = path, _lock_file(path)
                 contents = _load(path, self._fd)
         self.damaged = contents.damaged
-        self._open = contents.open  # entries that MLflow has not stored: those in `_waiting` and those that were taken
-        self._waiting = deque(self._open.values())
+        self._unstored = contents.unstored  # the entries in `_waiting` and those that were taken
+        self._waiting = deque(self._unstored.values())
 
     def append(self, runs: Sequence[NewRun]) -> None:
         """Write results and sync the file. If it raises, none of them is saved."""
@@ -176,12 +176,12 @@ class Journal:
                 self._ends_complete = False
                 _write_all(self._fd, b"".join(lines))
                 os.fsync(self._fd)
-                self._open.update((entry.record_id, entry) for entry in entries)
+                self._unstored.update((entry.record_id, entry) for entry in entries)
                 self._waiting.extend(entries)
                 self._ends_complete = True
             except BaseException:
                 for entry in entries:
-                    self._open.pop(entry.record_id, None)
+                    self._unstored.pop(entry.record_id, None)
                 self._waiting = deque(entry for entry in self._waiting if entry.offset < start)
                 self._truncate_to(start)
                 raise
@@ -201,7 +201,7 @@ class Journal:
             self._changed.notify_all()
 
     def read(self, entry: Entry) -> NewRun:
-        """Read the record of an entry from the file."""
+        """Read the result of an entry from the file."""
         run = parse_line(self._read_line(entry))
         if not isinstance(run, NewRun):
             raise JournalError(
@@ -213,19 +213,19 @@ class Journal:
     def mark_stored(self, entry: Entry) -> None:
         """Mark an entry as stored. The mark is not synced: if it is lost, the next drain finds the run in MLflow."""
         with self._lock, _journal_errors("written", self.path):
-            if entry.record_id not in self._open:
+            if entry.record_id not in self._unstored:
                 return
             start = self._end_offset()
             try:
                 self._ends_complete = False
                 _write_all(self._fd, stored_line(entry.record_id))
-                del self._open[entry.record_id]
+                del self._unstored[entry.record_id]
                 self._ends_complete = True
             except BaseException:
-                self._open[entry.record_id] = entry
+                self._unstored[entry.record_id] = entry
                 self._truncate_to(start)
                 raise
-            if not self._open and not self.damaged and start > _COMPACT_BYTES:
+            if not self._unstored and not self.damaged and start > _COMPACT_BYTES:
                 with suppress(OSError):  # this only saves space, and the next call tries again
                     os.ftruncate(self._fd, 0)
             self._changed.notify_all()
@@ -248,7 +248,7 @@ class Journal:
     def outstanding(self) -> int:
         """Return the number of results that MLflow has not stored yet."""
         with self._lock:
-            return len(self._open)
+            return len(self._unstored)
 
     def wake(self) -> None:
         """Wake all waiting threads."""
@@ -269,7 +269,7 @@ class Journal:
             if self._closed:
                 return
             self._closed = True
-            if not self._open:
+            if not self._unstored:
                 with suppress(OSError):  # the next drain removes an idle file
                     if self.damaged:
                         self.path.rename(self.damaged_path)
@@ -317,16 +317,16 @@ def journalled_keys(folder: Path) -> set[str]:
     return {entry.cell_key for entry in _unstored_entries(folder) if entry.cell_key is not None}
 
 
-def count_orphaned(folders: Iterable[Path]) -> int:
-    """Count the results that are not stored yet, including those of running processes; for messages."""
+def count_unstored(folders: Iterable[Path]) -> int:
+    """Count the results that MLflow has not stored yet, including those of running processes."""
     return sum(1 for folder in folders for _ in _unstored_entries(folder))
 
 
 def _unstored_entries(folder: Path) -> Iterator[Entry]:
-    """Yield the entries that are not stored yet. Takes no lock, so a file may change or disappear meanwhile."""
+    """Yield the entries that MLflow has not stored yet. Takes no lock, so a file may change or disappear meanwhile."""
     for path in sorted(folder.glob("*.jsonl")):
         with _journal_errors("read", path), suppress(FileNotFoundError), path.open("rb") as file:
-            yield from read_lines(file).open.values()
+            yield from read_lines(file).unstored.values()
 
 
 def _load(path: Path, fd: int) -> Contents:
@@ -335,10 +335,11 @@ def _load(path: Path, fd: int) -> Contents:
         on_error.callback(os.close, fd)
         with open(fd, "rb", closefd=False) as file:  # not by path: there may be another file by now
             contents = read_lines(file)
-        if contents.foreign is not None:
+        if contents.other_format is not None:
             raise JournalError(
-                f"The journal {path} holds results in another format ({contents.foreign}); this tipbench reads version "
-                f"{FORMAT}. Run the tipbench version that wrote it, or move the file away to continue without it."
+                f"The journal {path} holds results in another format ({contents.other_format}); this tipbench reads "
+                f"version {FORMAT}. Run the tipbench version that wrote it, or move the file away to continue without "
+                "it."
             )
         os.ftruncate(fd, contents.size)
         on_error.pop_all()

@@ -208,7 +208,7 @@ class LocalMlflow:
             now = time.monotonic()
             if now > deadline:
                 raise LocalServerError(
-                    f"The local MLflow did not answer within {wait_s:g} s (log: {self._log}). It is still starting: "
+                    f"The local MLflow did not respond within {wait_s:g} s (log: {self._log}). It is still starting: "
                     "try again, or stop it with `tipbench mlflow down`."
                 )
             if now >= next_report:

@@ -12,7 +12,6 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -70,7 +69,7 @@ class MlflowStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self.close()
 
     def experiment_url(self, experiment_id: str) -> str:
@@ -114,7 +113,7 @@ class MlflowStore:
         tags = wire.checked_tags(run)
         existing = wire.ExistingRuns()
         if maybe_there:
-            stored_runs = self.search(experiment_id, where=wire.same_run(run), half_written=True)
+            stored_runs = self.search(experiment_id, where=wire.same_run_filter(run), half_written=True)
             existing = wire.classify_existing(run, stored_runs)
         run_id = existing.done or self._write(experiment_id, run, tags, existing.half)
         for old_id in run.supersedes:
@@ -136,7 +135,8 @@ class MlflowStore:
         """Like `search`, with the named texts of each run."""
         for key in texts:
             check_key(key)
-        return ((run, from_tags(tags, texts)[0]) for run, tags in self._matching_runs(experiment_id, where, limit))
+        matching = self._matching_runs(experiment_id, where, limit)
+        return ((run, from_tags(text_tags, texts)) for run, text_tags in matching)
 
     def _matching_runs(
         self, experiment_id: str, where: Mapping[str, str], limit: int | None, *, half_written: bool = False
@@ -159,28 +159,28 @@ class MlflowStore:
 
     def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
         current = self._current_run(run_id)
-        return current.run, from_tags(current.texts)[0]
+        return current.run, from_tags(current.text_tags)
 
     def update(self, run_id: str, change: RunChange) -> None:
         """Update a recorded run, in one request if its limits allow."""
         before = self._current_run(run_id)
-        requests = wire.changes(change, before)
+        requests = wire.change_batches(change, before)
         for batch in requests:
             self._http.post("runs/log-batch", batch.body(run_id))
         # Delete tags that are no longer needed, except for texts that another writer has changed; ignores errors.
-        expected = wire.texts_after(before.texts, requests)
+        expected = wire.text_tags_after(before.text_tags, requests)
         if not any(leftovers(key, expected) for key in change.texts):
             return
         with suppress(MlflowUnavailable, MlflowError):
-            current = self._current_run(run_id).texts
+            current = self._current_run(run_id).text_tags
             for key in change.texts:
                 if tags_of(key, current) == tags_of(key, expected):
                     for tag in leftovers(key, current):
                         self._post_if_exists("runs/delete-tag", {"run_id": run_id, "key": tag})
 
     def _current_run(self, run_id: str) -> wire.CurrentRun:
-        answer = self._http.get("runs/get", {"run_id": run_id})
-        return self._parse(answer, lambda answer: wire.parse_current_run(answer["run"]))
+        response = self._http.get("runs/get", {"run_id": run_id})
+        return self._parse(response, lambda raw: wire.parse_current_run(raw["run"]))
 
     def touch(self, experiment_id: str) -> None:
         self.tag_experiment(experiment_id, {})
@@ -192,12 +192,12 @@ class MlflowStore:
 
     def _experiment_json(self, name: str) -> wire.Json | None:
         try:
-            answer = self._http.get("experiments/get-by-name", {"experiment_name": name})
+            response = self._http.get("experiments/get-by-name", {"experiment_name": name})
         except MlflowError as exc:
             if exc.code == "RESOURCE_DOES_NOT_EXIST":
                 return None
             raise
-        return self._parse(answer, lambda answer: dict(answer["experiment"]))
+        return self._parse(response, lambda raw: dict(raw["experiment"]))
 
     def _parse_experiment(self, raw: wire.Json) -> Experiment:
         experiment_id, name, tags = self._parse(raw, wire.experiment_facts)
@@ -205,12 +205,12 @@ class MlflowStore:
 
     def _write(self, experiment_id: str, run: NewRun, tags: Mapping[str, str], half_id: str | None) -> str:
         """Write a new run, or complete the half-written run `half_id`; returns the id."""
-        batches = wire.batches(run, tags)
+        batches = wire.run_batches(run, tags)
         run_id = half_id
         if run_id is None:
             body = {"experiment_id": experiment_id, "start_time": run.start_ms, "tags": batches.pop(0).tags}
-            answer = self._http.post("runs/create", body)
-            run_id = self._parse(answer, lambda answer: str(answer["run"]["info"]["run_id"]))
+            response = self._http.post("runs/create", body)
+            run_id = self._parse(response, lambda raw: str(raw["run"]["info"]["run_id"]))
         try:
             for batch in filter(None, batches):
                 self._http.post("runs/log-batch", batch.body(run_id))
@@ -311,12 +311,10 @@ def find_tracking(
     start: bool,
     report: Callable[[str], None],
     usual: tuple[str, ...] = USUAL_URLS,
-    local_only: bool = False,
 ) -> Tracking:
-    """Return the server to use: the one at `url`, one at a `usual` URL, or the local one.
+    """Return the server to use: the one at `url`, else a server that responds at a `usual` URL, else the local one.
 
-    With `start`, the local server is started if no server responds; otherwise raises LocalServerError. With
-    `local_only`, the `usual` URLs are not tried.
+    With `start`, the local server is started if no server responds; otherwise raises LocalServerError.
     """
     local, local_identity = LocalMlflow(home), f"local:{home.resolve()}"
     if url:
@@ -328,7 +326,7 @@ def find_tracking(
                 return Tracking(url, local_identity, f"local MLflow at {http.url}")
             return Tracking(url, canonical_url(http.url), f"MLflow at {http.url}")
     deadline = time.monotonic() + PROBE_S
-    for usual_url in () if local_only else usual:
+    for usual_url in usual:
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0:
             break

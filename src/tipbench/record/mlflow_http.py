@@ -42,7 +42,7 @@ class MlflowHttp:
         token: str | None = None,
         host_header: str | None = None,
     ) -> None:
-        parsed = _parse(url)
+        parsed = _parse_url(url)
         self.url = str(parsed.copy_with(username=None, password=None)).rstrip("/")
         self._timeout_s = timeout_s
         self._urls: dict[str, httpx.URL] = {}  # parsing a URL costs as much as building the rest of the request
@@ -83,16 +83,16 @@ class MlflowHttp:
     def parse(self, body: bytearray) -> Json:
         """Parse the body of a response; raises MlflowError if it is not a JSON object."""
         try:
-            answer = json.loads(body)
+            parsed = json.loads(body)
         except (ValueError, RecursionError):
-            answer = None
-        if not isinstance(answer, dict):
+            parsed = None
+        if not isinstance(parsed, dict):
             raise MlflowError(
                 f"Not an MLflow server at {self._where()}: {_excerpt(body)}. Check --mlflow-url.",
                 code="NOT_MLFLOW",
                 status=200,
             )
-        return answer
+        return parsed
 
     def _call(self, request: httpx.Request, *, retry: bool) -> bytearray:
         """Send a request and return the body; `retry` repeats it after a lost connection or a server error.
@@ -134,7 +134,7 @@ class MlflowHttp:
             finally:
                 response.close()
         except httpx.TimeoutException as exc:
-            raise MlflowUnavailable(f"MLflow at {self._where()} did not answer within {self._timeout_s:g} s.") from exc
+            raise MlflowUnavailable(f"MLflow at {self._where()} did not respond within {self._timeout_s:g} s.") from exc
         except httpx.DecodingError as exc:
             raise MlflowError(f"The response of {self._where()} cannot be decompressed: {exc}.") from exc
         except httpx.RequestError as exc:
@@ -143,13 +143,13 @@ class MlflowHttp:
             reason = str(exc) or type(exc).__name__
             raise MlflowUnavailable(f"MLflow at {self._where()} cannot be reached: {reason}. Is it running?") from exc
         if body is None:
-            raise TooLarge(f"MLflow at {self.url} answered with more than {MAX_BYTES >> 20} MB.", code="TOO_LARGE")
+            raise TooLarge(f"MLflow at {self.url} returned more than {MAX_BYTES >> 20} MB.", code="TOO_LARGE")
         return response.status_code, body
 
     def _failure(self, status: int, body: bytearray) -> MlflowUnavailable | MlflowError:
         try:
-            answer = json.loads(body)
-            code, message = str(answer["error_code"]), str(answer.get("message", ""))[:2000]
+            error = json.loads(body)
+            code, message = str(error["error_code"]), str(error.get("message", ""))[:2000]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             code, message = "", _excerpt(body)
         if status in _UNAVAILABLE_STATUS or code in _UNAVAILABLE_CODES:
@@ -180,7 +180,7 @@ class MlflowHttp:
         return f"{self.url} (Host: {self.host})"
 
 
-def _parse(url: str) -> httpx.URL:
+def _parse_url(url: str) -> httpx.URL:
     try:
         parsed = httpx.URL(url.strip())
     except (httpx.InvalidURL, TypeError) as exc:
@@ -195,4 +195,4 @@ def _parse(url: str) -> httpx.URL:
 
 def _excerpt(body: bytearray) -> str:
     text = " ".join(body[:400].decode("utf-8", "replace").split())
-    return repr(text[:120]) if text else "an empty answer"
+    return repr(text[:120]) if text else "an empty response"

@@ -50,17 +50,18 @@ class Batch:
 def checked_tags(run: NewRun) -> dict[str, str]:
     """Return all tags of the run, including its texts; raises MlflowError for values that exceed MLflow's limits."""
     for key, value in run.params.items():
-        _check_length("param", key, escape(value), PARAM_CHARS)
+        _check_value("param", key, escape(value), PARAM_CHARS)
     _check_no_texts(run.tags)
-    # Tags that identify the run come first: they must be set when it is created.
-    tags = {"kind": str(run.kind), RECORD_TAG: run.record_id, "mlflow.runName": run.name}
+    identity = {"kind": str(run.kind), RECORD_TAG: run.record_id, "mlflow.runName": run.name}
     if run.cell_key is not None:
-        tags[CELL_TAG] = run.cell_key
-    tags = {key: escape(value) for key, value in ({**tags, **run.tags} | tags).items()}
+        identity[CELL_TAG] = run.cell_key
+    # The identity comes first, because it must be set when the run is created; `run.tags` cannot replace it.
+    plain = {**identity, **run.tags, **identity}
+    tags = {key: escape(value) for key, value in plain.items()}
     for key, text in run.texts.items():
         tags |= to_tags(key, text)
     for key, value in tags.items():
-        _check_length("tag", key, value, TAG_CHARS)
+        _check_value("tag", key, value, TAG_CHARS)
     _check_metrics(run.metrics, f"run {run.name!r}")
     return tags
 
@@ -73,7 +74,7 @@ def _check_no_texts(tags: Mapping[str, str]) -> None:
 
 def _check_metrics(metrics: Mapping[str, float], run_label: str) -> None:
     for key, number in metrics.items():
-        _check_length("metric", key, "", 0)
+        _check_key("metric", key)
         if not math.isfinite(number):
             raise MlflowError(
                 f"A metric is a finite number; {key} of {run_label} is {number}. Leave out what is unknown.",
@@ -81,7 +82,7 @@ def _check_metrics(metrics: Mapping[str, float], run_label: str) -> None:
             )
 
 
-def batches(run: NewRun, tags: Mapping[str, str]) -> list[Batch]:
+def run_batches(run: NewRun, tags: Mapping[str, str]) -> list[Batch]:
     """Split the run into as few requests as the limits allow. The first one creates the run and has only tags."""
     tag_chunks = _chunks(tags.items(), BATCH_TAGS)
     param_chunks = _chunks(((key, escape(value)) for key, value in run.params.items()), BATCH_PARAMS)
@@ -101,11 +102,11 @@ class CurrentRun:
     """A run before a change, with the tags that hold its texts."""
 
     run: StoredRun
-    texts: Mapping[str, str]  # tags by key
+    text_tags: Mapping[str, str]
     latest: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # by metric: timestamp (ms) and step
 
 
-def changes(change: RunChange, present: CurrentRun) -> list[Batch]:
+def change_batches(change: RunChange, current: CurrentRun) -> list[Batch]:
     """Return the requests of a change. The change takes effect with the last one.
 
     Raises ValueError or MlflowError for invalid tags, metrics or transitions of the state.
@@ -113,41 +114,45 @@ def changes(change: RunChange, present: CurrentRun) -> list[Batch]:
     _check_no_texts(change.tags)
     if fixed := IDENTITY_TAGS & change.tags.keys():
         raise ValueError(f"{min(fixed)} identifies the run: it cannot be changed")
-    _check_metrics(change.metrics, f"run {present.run.run_id}")
+    _check_metrics(change.metrics, f"run {current.run.run_id}")
     if STATE_TAG in change.tags:
-        check_transition(present.run.state, change.tags[STATE_TAG])
-    result = [Batch(tags=chunk) for chunk in _changed_tags(change, present.texts)]
-    for tag in (tag for batch in result for tag in batch.tags):
-        _check_length("tag", tag["key"], tag["value"], TAG_CHARS)
+        check_transition(current.run.state, change.tags[STATE_TAG])
+    batches = [Batch(tags=chunk) for chunk in _changed_tags(change, current.text_tags)]
+    for batch in batches:
+        for tag in batch.tags:
+            _check_value("tag", tag["key"], tag["value"], TAG_CHARS)
     # Of several values of a metric, MLflow shows the one with the greatest (step, timestamp, value), not the last one
     # written. A new timestamp must be later than the stored one: a correction within the same millisecond, or from a
     # machine whose clock is behind, would have no effect.
     # Unchanged values are written again: otherwise the timing would reveal whether a judge agrees with another judge.
     metrics: list[Json] = []
     for key, number in change.metrics.items():
-        latest_timestamp, step = present.latest.get(key, (-1, 0))
+        latest_timestamp, step = current.latest.get(key, (-1, 0))
         timestamp = max(change.at_ms, latest_timestamp + 1)
         metrics.append({"key": key, "value": float(number), "timestamp": timestamp, "step": step})
-    *early, last = [metrics[start : start + BATCH_METRICS] for start in range(0, len(metrics), BATCH_METRICS)] or [[]]
-    if not result and last:
-        result.append(Batch())
-    if result:
-        result[-1].metrics = last
-    return [Batch(metrics=chunk) for chunk in early] + result
+    if not metrics:
+        return batches
+    *early, last = [metrics[start : start + BATCH_METRICS] for start in range(0, len(metrics), BATCH_METRICS)]
+    if not batches:
+        batches.append(Batch())
+    batches[-1].metrics = last
+    return [Batch(metrics=chunk) for chunk in early] + batches
 
 
-def _changed_tags(change: RunChange, current_texts: Mapping[str, str]) -> list[list[Json]]:
+def _changed_tags(change: RunChange, text_tags: Mapping[str, str]) -> list[list[Json]]:
     """Return the tags of a change, one list per request. Plain tags come after texts, and the state comes last."""
     plain = [(key, escape(value)) for key, value in change.tags.items()]
     plain.sort(key=lambda tag: tag[0] == STATE_TAG)
-    texts = [tag for key, text in change.texts.items() for tag in single_request_tags(key, text, current_texts).items()]
-    chunks = _chunks([*texts, *plain], BATCH_TAGS, CHANGE_BYTES)
+    new_text_tags: list[tuple[str, str]] = []
+    for key, text in change.texts.items():
+        new_text_tags += single_request_tags(key, text, text_tags).items()
+    chunks = _chunks([*new_text_tags, *plain], BATCH_TAGS, CHANGE_BYTES)
     if len(chunks) <= 1:
         return chunks
     new_parts: list[tuple[str, str]] = []  # of texts; readers ignore them until the switch
     switch: list[tuple[str, str]] = []  # the tags that make readers use the new parts
     for key, text in change.texts.items():
-        first, last = multi_request_tags(key, text, current_texts)
+        first, last = multi_request_tags(key, text, text_tags)
         new_parts += first.items()
         switch += last.items()
     final = _chunks([*switch, *plain], BATCH_TAGS, CHANGE_BYTES)
@@ -156,10 +161,10 @@ def _changed_tags(change: RunChange, current_texts: Mapping[str, str]) -> list[l
     return [*_chunks(new_parts, BATCH_TAGS, CHANGE_BYTES), *final]
 
 
-def texts_after(present: Mapping[str, str], sent: Iterable[Batch]) -> dict[str, str]:
+def text_tags_after(text_tags: Mapping[str, str], sent: Iterable[Batch]) -> dict[str, str]:
     """Return the tags that hold the texts, as they are after these requests."""
     pairs = _pairs(tag for batch in sent for tag in batch.tags)
-    return {**present, **{key: value for key, value in pairs if key.startswith(PREFIX)}}
+    return {**text_tags, **{key: value for key, value in pairs if key.startswith(PREFIX)}}
 
 
 def _chunks(
@@ -180,7 +185,7 @@ def _chunks(
     return [[{"key": key, "value": value} for key, value in chunk.items()] for chunk in chunks]
 
 
-def _check_length(kind: str, key: str, value: str, limit: int) -> None:
+def _check_key(kind: str, key: str) -> None:
     if not 0 < len(key) <= KEY_CHARS:
         raise MlflowError(
             f"MLflow takes keys of 1 to {KEY_CHARS} characters; the {kind} {key[:60]!r} has {len(key)}. Shorten it.",
@@ -190,6 +195,10 @@ def _check_length(kind: str, key: str, value: str, limit: int) -> None:
         raise MlflowError(
             f"The key of the {kind} {key!r} contains a NUL or an unpaired surrogate. Rename it.", code="KEY"
         )
+
+
+def _check_value(kind: str, key: str, value: str, limit: int) -> None:
+    _check_key(kind, key)
     if len(value) > limit:
         raise MlflowError(
             f"MLflow cuts a {kind} after {limit} characters; {key} has {len(value)}. "
@@ -207,16 +216,12 @@ def filter_of(where: Mapping[str, str], *, half_written: bool = False) -> str:
     for key, value in where.items():
         entity, name = ("params", key.removeprefix("params.")) if key.startswith("params.") else ("tags", key)
         stored = escape(value)
-        if is_expressible(name, stored):
+        # A filter has two kinds of quotes, and no escapes.
+        needs_escape = "\\" in stored or ("'" in stored and '"' in stored) or any(char in name for char in "`'\"\\")
+        if not needs_escape:
             quote = '"' if "'" in stored else "'"
             clauses.append(f"{entity}.`{name}` = {quote}{stored}{quote}")
     return " AND ".join(clauses)
-
-
-def is_expressible(name: str, value: str) -> bool:
-    """Return whether a filter can express this key and value. Filters have two kinds of quotes, and no escapes."""
-    needs_escape = "\\" in value or ("'" in value and '"' in value)
-    return not needs_escape and not any(char in name for char in "`'\"\\")
 
 
 def matches(run: StoredRun, where: Mapping[str, str]) -> bool:
@@ -227,14 +232,14 @@ def matches(run: StoredRun, where: Mapping[str, str]) -> bool:
     )
 
 
-def same_run(run: NewRun) -> dict[str, str]:
+def same_run_filter(run: NewRun) -> dict[str, str]:
     """Return a filter for stored runs of the same cell; if the run is not a cell, for runs with the same record id."""
     return {RECORD_TAG: run.record_id} if run.cell_key is None else {CELL_TAG: run.cell_key}
 
 
 @dataclass(frozen=True)
 class ExistingRuns:
-    """Ids of the stored runs of a record."""
+    """Ids of the runs that are already stored for a new run."""
 
     done: str | None = None  # a finished run to keep
     half: str | None = None  # a half-written run to complete
@@ -244,7 +249,7 @@ class ExistingRuns:
 def classify_existing(run: NewRun, existing: Iterable[StoredRun]) -> ExistingRuns:
     """Classify the stored runs with the cell_key or record_id of `run`.
 
-    A half-written run of another record that started later is ignored: its writer may still be running.
+    A half-written run with another record_id that started later is ignored: its writer may still be running.
     """
     recorded, finished, half_written, abandoned = [], [], [], []
     for stored in existing:
@@ -277,10 +282,10 @@ def parse_run(raw: Json) -> tuple[StoredRun, dict[str, str]]:
     info, data = raw["info"], raw.get("data", {})
     end = info.get("end_time")
     tags: dict[str, str] = {}
-    texts: dict[str, str] = {}
+    text_tags: dict[str, str] = {}
     for key, value in _pairs(data.get("tags", ())):
         if key.startswith(PREFIX):
-            texts[key] = value
+            text_tags[key] = value
         else:
             tags[key] = unescape(value)
     run = StoredRun(
@@ -292,7 +297,7 @@ def parse_run(raw: Json) -> tuple[StoredRun, dict[str, str]]:
         metrics={item["key"]: float(item["value"]) for item in data.get("metrics", ()) if item},
         tags=tags,
     )
-    return run, texts
+    return run, text_tags
 
 
 def experiment_facts(raw: Json) -> tuple[str, str, dict[str, str]]:

@@ -84,12 +84,13 @@ class Plan:
     @property
     def aliases(self) -> dict[str, str]:
         """Other names of a model that is already in the plan, mapped to the name in use."""
-        first: dict[str, str] = {}
-        return {
-            fact.model: name
-            for fact in self.facts.values()
-            if (name := first.setdefault(fact.digest, fact.model)) != fact.model
-        }
+        names: dict[str, str] = {}  # by digest
+        aliases = {}
+        for facts in self.facts.values():
+            name = names.setdefault(facts.digest, facts.model)
+            if name != facts.model:
+                aliases[facts.model] = name
+        return aliases
 
     @property
     def warnings(self) -> list[str]:
@@ -100,13 +101,14 @@ class Plan:
     @property
     def stale(self) -> int:
         """Number of recorded answers to cells of this grid with earlier weights, prompts or scenario texts."""
-        keys = {cell.key for cell in self.cells}
-        names = {tuple(map(str, vars(planned.cell).values())) for planned in self.cells}
-        params = ("model", "prompt_version", "scenario", "repeat")  # in the order of Cell's fields
-        return sum(
-            key not in keys and tuple(run.params.get(name, "") for name in params) in names
-            for key, run in self.recorded.finished.items()
-        )
+        keys = {planned.key for planned in self.cells}
+        names = {
+            (cell.model, cell.prompt, cell.scenario, str(cell.repeat))
+            for cell in (planned.cell for planned in self.cells)
+        }
+        params = ("model", "prompt_version", "scenario", "repeat")
+        other_runs = [run for key, run in self.recorded.finished.items() if key not in keys]
+        return sum(tuple(run.params.get(name, "") for name in params) in names for run in other_runs)
 
     @property
     def seconds(self) -> float | None:
@@ -137,18 +139,18 @@ def make_plan(
     facts: Mapping[str, ModelFacts],
     refused: Mapping[str, str],
     recorded: Recorded,
-    free: Callable[[str], Memory],
+    free_memory: Callable[[str], Memory],
 ) -> Plan:
-    """Build the plan; `free` returns the free memory of the machine that runs a model."""
+    """Build the plan; `free_memory` returns the free memory of the machine that runs a model."""
     identities = [
         ModelIdentity(fact.model, fact.digest, fact.thinking, engine_of(fact.model).has_prompt)
         for fact in facts.values()
     ]
-    cells = plan_grid(suite, config, identities)
+    grid = plan_grid(suite, config, identities)
     models = []
-    for model, group in blocks(cells):
+    for model, block in blocks(grid):
         fact = facts[model]
-        keys = [cell.key for cell in group]
+        keys = [cell.key for cell in block]
         finished = sum(key in recorded.finished or key in recorded.journalled for key in keys)
         needed = memory_needed(fact, num_ctx=config.num_ctx, concurrency=config.workers)
         runs = [recorded.finished[key] for key in keys if key in recorded.finished]
@@ -170,10 +172,10 @@ def make_plan(
                 memory_bytes=needed,
                 seconds=None if cell_s is None else cell_s * (len(keys) - finished) / config.workers,
                 measured=bool(latencies),
-                warning=memory_warning(fact, needed, free(model)),
+                warning=memory_warning(fact, needed, free_memory(model)),
             )
         )
-    return Plan(suite, config, facts, refused, tuple(cells), recorded, tuple(models))
+    return Plan(suite, config, facts, refused, tuple(grid), recorded, tuple(models))
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -218,8 +220,3 @@ def configured_cells(store: RunStore, experiment_id: str, config: CollectConfig)
     ]
     stale = stale_runs(found)
     return [run for run in found if run.run_id not in stale]
-
-
-def config_conditions(config: CollectConfig) -> str:
-    """Return the conditions under which this configuration's cells are recorded."""
-    return conditions_of(config, load_suite(config.suite))

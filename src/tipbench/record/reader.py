@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from tipbench.record.store import Experiment, RunStore
 from tipbench.text import iso
 
 _PARAMS = ("model", "scenario", "persona", "repeat", "host", "model_digest")
-_SCORES = ("composite", "provisional_composite", "format_ok", "overlong", "diversity")
+_METRICS = ("composite", "provisional_composite", "format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")
 FILTERS = {"model": "params.model", "prompt": "params.prompt_version", "scenario": "params.scenario", "state": "state"}
 
 
@@ -35,8 +36,8 @@ def experiments(store: RunStore) -> list[Experiment]:
 
 def count_states(runs: Iterable[StoredRun]) -> CellCounts:
     """Count these cells by state."""
-    states = [run.state for run in runs]
-    return CellCounts(len(states), *(states.count(str(state)) for state in RunState))
+    states = Counter(run.state for run in runs)
+    return CellCounts(states.total(), pending=states["pending"], judged=states["judged"], failed=states["failed"])
 
 
 def cells(store: RunStore, experiment_id: str, where: Mapping[str, str]) -> list[StoredRun]:
@@ -94,7 +95,7 @@ def run_values(run: StoredRun) -> dict[str, Any]:
         "tips": run.metrics.get("n_candidates"),
         "started": iso(run.start_ms / 1000),
         **{name: run.params.get(name) for name in _PARAMS},
-        **{name: run.metrics.get(name) for name in (*_SCORES, "latency_s", "tokens_per_s")},
+        **{name: run.metrics.get(name) for name in _METRICS},
         **{name: run.tags.get(name) for name in ("kind", "failure", "superseded", "conditions")},
     }
 
@@ -107,10 +108,10 @@ def parse_filter(text: str) -> tuple[str, str]:
     return FILTERS.get(key.strip(), key.strip()), value
 
 
-Reader = Callable[[StoredRun], str | None]
+_GetField = Callable[[StoredRun], str | None]
 
-# Pairs of functions: the name of a model, prompt or scenario, and the hash of its content.
-_NAMES_AND_HASHES: tuple[tuple[Reader, Reader], ...] = (
+# Pairs of functions: they return the name of a model, prompt or scenario, and the hash of its content.
+_NAMES_AND_HASHES: tuple[tuple[_GetField, _GetField], ...] = (
     (lambda run: run.params.get("model"), lambda run: run.params.get("model_digest")),
     (lambda run: run.params.get("prompt_version"), lambda run: run.tags.get("prompt_hash")),
     (lambda run: run.params.get("scenario"), lambda run: run.tags.get("scenario_hash")),
@@ -134,10 +135,13 @@ def stale_runs(runs: Sequence[StoredRun]) -> set[str]:
         for run in runs:
             groups.setdefault((run.tags.get("conditions"), name(run)), []).append(run)
         for group in groups.values():
-            if len({content_hash(run) for run in group}) > 1:
-                newest = newest_run(group)
-                replaced = (run for run in group if content_hash(run) != content_hash(newest))
-                stale.update(run.run_id for run in replaced if not (_failed(run) and run.start_ms > newest.start_ms))
+            if len({content_hash(run) for run in group}) == 1:
+                continue
+            newest = newest_run(group)
+            for run in group:
+                failed_later = _failed(run) and run.start_ms > newest.start_ms
+                if content_hash(run) != content_hash(newest) and not failed_later:
+                    stale.add(run.run_id)
     return stale
 
 

@@ -91,7 +91,7 @@ class _MemoryRun:
 
     experiment_id: str
     run: StoredRun
-    texts: dict[str, str] = field(default_factory=dict)
+    text_tags: dict[str, str] = field(default_factory=dict)
 
 
 class MemoryStore:
@@ -124,13 +124,13 @@ class MemoryStore:
         with self._available():
             existing = wire.ExistingRuns()
             if maybe_there:
-                stored_runs = self.search(experiment_id, where=wire.same_run(run), half_written=True)
+                stored_runs = self.search(experiment_id, where=wire.same_run_filter(run), half_written=True)
                 existing = wire.classify_existing(run, stored_runs)
             run_id = existing.done
             if run_id is None:
                 run_id = existing.half or self.begin(experiment_id, run)
                 stored = self._runs[run_id]
-                stored.texts = {key: value for key, value in tags.items() if key.startswith(PREFIX)}
+                stored.text_tags = {key: value for key, value in tags.items() if key.startswith(PREFIX)}
                 stored.run = replace(
                     stored.run,
                     status="FINISHED" if run.ok else "FAILED",
@@ -140,9 +140,8 @@ class MemoryStore:
                 )
             for old_id in run.supersedes:
                 if old_id != run_id and old_id in self._runs:
-                    superseded = self._runs[old_id]
-                    tags = {**superseded.run.tags, wire.SUPERSEDED_TAG: "true"}
-                    superseded.run = replace(superseded.run, tags=tags)
+                    old = self._runs[old_id]
+                    old.run = replace(old.run, tags={**old.run.tags, wire.SUPERSEDED_TAG: "true"})
             for abandoned_id in existing.abandoned:
                 del self._runs[abandoned_id]
             return run_id
@@ -153,11 +152,9 @@ class MemoryStore:
             if experiment_id not in self._experiments:
                 raise MlflowError(f"There is no experiment {experiment_id}.", code="RESOURCE_DOES_NOT_EXIST")
             run_id = uuid.uuid4().hex
-            tags = {key: value for key, value in wire.checked_tags(run).items() if not key.startswith(PREFIX)}
-            tags = {key: unescape(value) for key, value in tags.items()}
-            self._runs[run_id] = _MemoryRun(
-                experiment_id, StoredRun(run_id, "RUNNING", run.start_ms, None, {}, {}, tags)
-            )
+            tags = {key: unescape(value) for key, value in wire.checked_tags(run).items() if not key.startswith(PREFIX)}
+            stored = StoredRun(run_id, "RUNNING", run.start_ms, None, params={}, metrics={}, tags=tags)
+            self._runs[run_id] = _MemoryRun(experiment_id, stored)
             return run_id
 
     def search(
@@ -171,14 +168,17 @@ class MemoryStore:
     ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
         for key in texts:
             check_key(key)
-        return ((run, from_tags(tags, texts)[0]) for run, tags in self._matching_runs(experiment_id, where, limit))
+        matching = self._matching_runs(experiment_id, where, limit)
+        return ((run, from_tags(text_tags, texts)) for run, text_tags in matching)
 
     def _matching_runs(
         self, experiment_id: str, where: Mapping[str, str], limit: int | None, *, half_written: bool = False
     ) -> list[tuple[StoredRun, dict[str, str]]]:
         with self._available():
             runs = [
-                (stored.run, stored.texts) for stored in self._runs.values() if stored.experiment_id == experiment_id
+                (stored.run, stored.text_tags)
+                for stored in self._runs.values()
+                if stored.experiment_id == experiment_id
             ]
         runs.sort(key=lambda pair: (-pair[0].start_ms, pair[0].run_id))
         matching = [
@@ -191,17 +191,17 @@ class MemoryStore:
     def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
         with self._available():
             stored = self._stored_run(run_id)
-            return stored.run, from_tags(stored.texts)[0]
+            return stored.run, from_tags(stored.text_tags)
 
     def update(self, run_id: str, change: RunChange) -> None:
         with self._available():
             stored = self._stored_run(run_id)
-            batches = wire.changes(change, wire.CurrentRun(stored.run, stored.texts))
-            text_tags = wire.texts_after(stored.texts, batches)
+            batches = wire.change_batches(change, wire.CurrentRun(stored.run, stored.text_tags))
+            text_tags = wire.text_tags_after(stored.text_tags, batches)
             for key in change.texts:
                 for tag in leftovers(key, text_tags):
                     del text_tags[tag]
-            stored.texts = text_tags
+            stored.text_tags = text_tags
             metrics = {key: float(number) for key, number in change.metrics.items()}
             stored.run = replace(
                 stored.run, metrics={**stored.run.metrics, **metrics}, tags={**stored.run.tags, **change.tags}

@@ -12,9 +12,9 @@ from typing import Any
 import tipbench
 from tipbench.generate.residency import Evidence
 from tipbench.http import strip_login
-from tipbench.plan.config import CollectConfig
+from tipbench.plan.config import ADDRESSES, CollectConfig
 from tipbench.record.events import Collected
-from tipbench.record.run import NewRun, RunKind, RunState
+from tipbench.record.run import NewRun, RunKind, RunState, StoredRun
 
 MEASURES = ("format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")
 
@@ -38,16 +38,16 @@ class Tally:
     def __init__(self) -> None:
         self.pairs: dict[tuple[str, str], PairTally] = {}
 
-    def add(self, params: Mapping[str, str], tags: Mapping[str, str], metrics: Mapping[str, float]) -> None:
-        pair = self.pairs.setdefault((params["model"], params["prompt_version"]), PairTally())
-        if tags.get("state") == RunState.FAILED:
+    def add(self, cell: NewRun | StoredRun) -> None:
+        pair = self.pairs.setdefault((cell.params["model"], cell.params["prompt_version"]), PairTally())
+        if cell.tags.get("state") == RunState.FAILED:
             pair.failed += 1
             return
         pair.answered += 1
-        pair.floored += tags.get("floored") == "true"
+        pair.floored += cell.tags.get("floored") == "true"
         for name in MEASURES:
-            if name in metrics:
-                pair.values.setdefault(name, []).append(metrics[name])
+            if name in cell.metrics:
+                pair.values.setdefault(name, []).append(cell.metrics[name])
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def collection_run(
     metrics = summary.counts()
     tags = {"ended": ended, "tipbench.version": tipbench.__version__}
     values = config.model_dump()
-    urls_without_login = {key: strip_login(value) for key, value in values.items() if key.endswith("_url") and value}
+    urls_without_login = {key: strip_login(values[key]) for key in ADDRESSES if values[key]}
     texts = {"artifact:config.json": json.dumps(values | urls_without_login, indent=1)}
     if evidence is not None:
         metrics |= {

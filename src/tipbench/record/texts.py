@@ -77,47 +77,47 @@ def _in_parts(key: str, text: str, stored: str, first: int) -> dict[str, str]:
     return tags | {key + _META: json.dumps(meta, separators=(",", ":"))}
 
 
-def single_request_tags(key: str, text: str, present: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags that replace the present text if they are all written in one request."""
+def single_request_tags(key: str, text: str, current: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags that replace the text in the current tags if they are all written in one request."""
     tags = to_tags(key, text)
-    if key in tags and key + _META in present:
+    if key in tags and key + _META in current:
         tags[key + _META] = ""
     return tags
 
 
-def multi_request_tags(key: str, text: str, present: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the tags that replace the present text if they take several requests, to be written in two steps.
+def multi_request_tags(key: str, text: str, current: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Like `single_request_tags`, but for several requests: return the tags to write first, and those to write last.
 
-    Readers get the old text until the tags of the second step are written, in one request.
+    Readers get the old text until the last tags are written, in one request.
     """
-    tags = single_request_tags(key, text, present)
+    tags = single_request_tags(key, text, current)
     if key in tags:
         return {}, tags
-    current = _current_parts(key, present)
+    old_parts = _part_numbers(key, current)
     part_count = len(tags) - 1  # the other tag is .meta
-    if current and current.start <= part_count:  # the numbers overlap
-        tags = _in_parts(key, text, escape(text), current.stop)
-    second_step = {key + _META: tags.pop(key + _META)}
-    if present.keys().isdisjoint((key, key + _META)):
+    if old_parts and old_parts.start <= part_count:  # the numbers overlap
+        tags = _in_parts(key, text, escape(text), old_parts.stop)
+    last = {key + _META: tags.pop(key + _META)}
+    if current.keys().isdisjoint((key, key + _META)):
         tags = {key + _META: ""} | tags
-    return tags, second_step
+    return tags, last
 
 
 def leftovers(key: str, tags: Mapping[str, str]) -> list[str]:
     """Return the tags of this text that are no longer needed, in the order in which they may be deleted."""
-    present = tags_of(key, tags)
-    parts = sorted(present.keys() - {key, key + _META})
-    if not present.get(key + _META):
-        if key + _META in present:
+    text_tags = tags_of(key, tags)
+    parts = sorted(text_tags.keys() - {key, key + _META})
+    if not text_tags.get(key + _META):
+        if key + _META in text_tags:
             return [*parts, key + _META]
-        return parts if key in present else []
-    current = _current_parts(key, tags)
-    if current is None:
+        return parts if key in text_tags else []
+    numbers = _part_numbers(key, tags)
+    if numbers is None:
         return []
-    unneeded = [key] if key in present else []
+    unneeded = [key] if key in text_tags else []
     for tag in parts:
         number = int(tag.removeprefix(key + "."))
-        if number not in current or tag != f"{key}.{number:03d}":
+        if number not in numbers or tag != f"{key}.{number:03d}":
             unneeded.append(tag)
     return unneeded
 
@@ -127,34 +127,33 @@ def tags_of(key: str, tags: Mapping[str, str]) -> dict[str, str]:
     return {tag: value for tag, value in tags.items() if text_key(tag) == key}
 
 
-def _current_parts(key: str, tags: Mapping[str, str]) -> range | None:
+def _part_numbers(key: str, tags: Mapping[str, str]) -> range | None:
+    """Return the numbers of the text's parts; None if it has no parts or its .meta is invalid."""
     meta = tags.get(key + _META)
     if not meta:
         return None
     try:
-        found = _parse_meta(key, meta)
+        return _parse_meta(key, meta).part_numbers
     except CorruptText:
         return None
-    return range(found.first, found.first + found.parts)
 
 
-def from_tags(tags: Mapping[str, str], wanted: Collection[str] | None = None) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the texts, all or those with a wanted key, and the tags that are not texts. Raises CorruptText."""
-    rest = {key: value for key, value in tags.items() if not key.startswith(PREFIX)}
+def from_tags(text_tags: Mapping[str, str], wanted: Collection[str] | None = None) -> dict[str, str]:
+    """Return the texts in these tags, all or those with a wanted key. Raises CorruptText."""
     by_text: dict[str, dict[str, str]] = {}
-    for tag in tags.keys() - rest.keys():
+    for tag, value in text_tags.items():
         key = text_key(tag)
         if wanted is None or key in wanted:
-            by_text.setdefault(key, {})[tag] = tags[tag]
-    texts = {key: _read_text(key, text_tags) for key, text_tags in sorted(by_text.items())}
-    return {key: text for key, text in texts.items() if text is not None}, rest
+            by_text.setdefault(key, {})[tag] = value
+    texts = {key: _read_text(key, tags) for key, tags in sorted(by_text.items())}
+    return {key: text for key, text in texts.items() if text is not None}
 
 
 def _read_text(key: str, tags: Mapping[str, str]) -> str | None:
     """Return the text of these tags; None if a first text is being written."""
     if tags.get(key + _META):
         meta = _parse_meta(key, tags[key + _META])
-        numbers = range(meta.first, meta.first + meta.parts)
+        numbers = meta.part_numbers
         missing = next((number for number in numbers if f"{key}.{number:03d}" not in tags), None)
         if missing is not None:
             raise _corrupt(key, f"part {missing:03d} of {meta.parts} is missing")
@@ -176,10 +175,16 @@ def _read_text(key: str, tags: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True)
 class _Meta:
+    """The parsed value of KEY.meta."""
+
     parts: int
     chars: int
     sha256: str
-    first: int
+    first: int  # number of the first part
+
+    @property
+    def part_numbers(self) -> range:
+        return range(self.first, self.first + self.parts)
 
 
 def _parse_meta(key: str, meta: str) -> _Meta:

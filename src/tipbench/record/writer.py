@@ -17,7 +17,7 @@ WRITERS = 2  # MLflow on SQLite writes one run at a time, in 40 to 80 ms, so mor
 _REVISION_EVERY_S = 5.0  # between updates of the experiment's revision, which invalidates readers' caches
 _UNAVAILABLE_RETRY_S = 1.0
 _JOIN_S = 2.0  # a thread may hang in a request; it is a daemon, and its result stays in the journal
-_MAX_REFUSALS_IN_A_ROW = 3  # then the run stops, because MLflow seems to reject everything
+_MAX_REJECTED_IN_A_ROW = 3  # then the collect stops, because MLflow seems to reject everything
 _MAX_SERVER_ERRORS = 30  # then a result is left for the next collect, if other results are stored meanwhile
 _MIN_STORED_SINCE = 3  # if this many others are stored while a result fails, the result itself is the cause
 
@@ -33,7 +33,9 @@ class Writers:
         self._journal = journal
         self._observer = observer
         self._draining = draining  # the journal of a dead process: MLflow may already have any of its results
-        self._uncertain: dict[str, int] = {}  # by record id of a result that may be stored: the value of `_stored` then
+        self._stored_at_failure: dict[
+            str, int
+        ] = {}  # by record id: the value of `_stored` when the result first failed
         self._server_errors: dict[str, int] = {}  # by record id: number of responses with a server error
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -43,8 +45,8 @@ class Writers:
         # True: the revision must be updated. True at first, because an earlier writer may have died before it did so.
         self._revision_outdated = True
         self._stored = 0  # number of results
-        self._refused: list[str] = []  # messages, one per result that MLflow rejects
-        self._refused_in_a_row = 0
+        self._rejected: list[str] = []  # messages, one per result that MLflow rejects
+        self._rejected_in_a_row = 0
         self._error: Exception | None = None
         self._threads = [threading.Thread(target=self._run, name=f"writer-{n}", daemon=True) for n in range(WRITERS)]
 
@@ -73,7 +75,7 @@ class Writers:
         total.
         """
         started, last_reported = time.monotonic(), -1
-        while (left := self._journal.outstanding() - len(self._refused)) > 0:
+        while (left := self._journal.outstanding() - len(self._rejected)) > 0:
             self.check()
             if left != last_reported:
                 self._observer(Recording(left))
@@ -87,9 +89,9 @@ class Writers:
         self.check()
         self._note_available()
         self._touch(force=True)
-        if self._refused and not self._draining:
+        if self._rejected and not self._draining:
             raise MlflowError(
-                f"MLflow refused {len(self._refused)} of the results: {self._refused[0]}. {self._journal_note()}"
+                f"MLflow refused {len(self._rejected)} of the results: {self._rejected[0]}. {self._journal_note()}"
             )
 
     def _journal_note(self) -> str:
@@ -113,26 +115,26 @@ class Writers:
 
     def _store_entry(self, entry: Entry) -> None:
         run = self._journal.read(entry)
-        sent_before = entry.record_id in self._uncertain
+        sent_before = entry.record_id in self._stored_at_failure
         maybe_there = self._draining or sent_before or run.kind is RunKind.REFUSED
         try:
             self._store.record(self._experiment_id, run, maybe_there=maybe_there)
         except MlflowUnavailable as exc:
             self._retry_later(entry, str(exc))
         except MlflowError as exc:
-            self._handle_refusal(entry, run, exc)
+            self._handle_error(entry, run, exc)
         else:
             self._journal.mark_stored(entry)
             with self._lock:
                 self._stored += 1
-                self._refused_in_a_row = 0
+                self._rejected_in_a_row = 0
             self._note_available()
             self._revision_outdated = True
             self._touch()
 
     def _retry_later(self, entry: Entry, why: str) -> None:
         with self._lock:
-            self._uncertain.setdefault(entry.record_id, self._stored)
+            self._stored_at_failure.setdefault(entry.record_id, self._stored)
             self._unavailable_why = why
             first = self._unavailable_since is None
             if first:
@@ -143,7 +145,7 @@ class Writers:
             self._observer(Waiting("MLflow", 0))
         self._stop.wait(_UNAVAILABLE_RETRY_S)
 
-    def _handle_refusal(self, entry: Entry, run: NewRun, exc: MlflowError) -> None:
+    def _handle_error(self, entry: Entry, run: NewRun, exc: MlflowError) -> None:
         """Retry a result after a server error, skip it if MLflow rejects it, or raise if MLflow rejects everything.
 
         A skipped result stays in the journal. When draining, an invalid result (400) is moved to another file.
@@ -151,23 +153,23 @@ class Writers:
         if exc.status >= 500:
             with self._lock:
                 tries = self._server_errors[entry.record_id] = self._server_errors.get(entry.record_id, 0) + 1
-                stored_since = self._stored - self._uncertain.get(entry.record_id, self._stored)
+                stored_since = self._stored - self._stored_at_failure.get(entry.record_id, self._stored)
                 others_succeed = stored_since >= _MIN_STORED_SINCE
             if tries < _MAX_SERVER_ERRORS or not (others_succeed or self._draining):
                 self._retry_later(entry, str(exc))  # may be temporary, such as a locked database or a full disk
                 return
-        elif exc.status != 400:
-            raise exc
-        else:
+        elif exc.status == 400:
             with self._lock:
-                self._refused_in_a_row += 1
-                if self._refused_in_a_row >= _MAX_REFUSALS_IN_A_ROW:
+                self._rejected_in_a_row += 1
+                if self._rejected_in_a_row >= _MAX_REJECTED_IN_A_ROW:
                     raise exc
+        else:
+            raise exc
         if self._draining and exc.status == 400:
             location = f", now in {self._journal.set_aside(entry)}"
         else:
             location = ", which stays in the journal"
-            self._refused.append(f"{run.name}: {exc}")
+            self._rejected.append(f"{run.name}: {exc}")
         self._observer(Message(f"MLflow refused {run.name}{location}: {exc}", warning=True))
 
     def _note_available(self) -> None:

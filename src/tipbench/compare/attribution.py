@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tipbench.compare.matrix import Floats, Mask, Pair, ScoreMatrix
-from tipbench.compare.resampling import ALPHA, FLIPS, SEED, TOLERANCE, step_down
+from tipbench.compare.resampling import ALPHA, FLIPS, TOLERANCE, step_down
 from tipbench.compare.statistics import Estimate, Unknown, shown_estimate
 from tipbench.text import join_names
 
@@ -82,7 +82,7 @@ class Attribution:
         }
 
 
-def attribute(matrix: ScoreMatrix, *, seed: int = SEED, flips: int = FLIPS) -> Attribution | Unknown:
+def attribute(matrix: ScoreMatrix, *, flips: int = FLIPS) -> Attribution | Unknown:
     """Attribute the spread of the scores to model, prompt, their interaction, scenario and residual."""
     board = matrix.only(matrix.complete)
     models = sorted({pair.model for pair in board.pairs})
@@ -144,7 +144,7 @@ def attribute(matrix: ScoreMatrix, *, seed: int = SEED, flips: int = FLIPS) -> A
         persona=_persona_factor(by_scenario, personas, n_pairs, total, scenario.share),
         models=_marginals(models, scores.mean(axis=2)),
         prompts=_marginals(prompts, scores.mean(axis=1)),
-        flags=_interaction_flags(scores, models, prompts, seed=seed, flips=flips),
+        flags=_interaction_flags(scores, models, prompts, flips),
         n_scenarios=n,
         without=_excluded_names(matrix.pairs, used),
     )
@@ -213,7 +213,7 @@ def _marginals(names: Sequence[str], means: Floats) -> dict[str, Estimate]:
 
 
 def _interaction_flags(
-    scores: Floats, models: Sequence[str], prompts: Sequence[str], *, seed: int, flips: int
+    scores: Floats, models: Sequence[str], prompts: Sequence[str], flips: int
 ) -> tuple[InteractionFlag, ...]:
     """Return the prompts whose effect depends on the model, with the models they help or hurt.
 
@@ -227,7 +227,7 @@ def _interaction_flags(
 
     def significant(differences: Floats) -> Mask:
         """Return whether the mean over scenarios differs from 0, adjusted for all models × prompts."""
-        adjusted = step_down(differences.reshape(n, -1), seed=seed, flips=flips)
+        adjusted = step_down(differences.reshape(n, -1), flips=flips)
         return np.array([p is not None and p <= ALPHA for p in adjusted]).reshape(k_models, k_prompts)
 
     depends_on_model = significant(_against_others(effect, axis=1))

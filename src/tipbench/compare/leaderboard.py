@@ -108,7 +108,7 @@ class Standing:
             "composite": estimate.mean if estimate else None,
             "ci_low": estimate.ci_low if estimate else None,
             "ci_high": estimate.ci_high if estimate else None,
-            "composite_adjusted": row.level,
+            "composite_adjusted": row.adjusted_mean,
             "composite_usable": self.usable.composite if self.usable else None,
             "usable": self.usable.rate if self.usable else None,
             "usable_low": self.usable.low if self.usable else None,
@@ -272,7 +272,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     ranking = rank(matrix, rank_options, references)
     gap = gap_of(scenarios if scenarios.judged.any() else pairs, everywhere=options.cluster is not None)
     stale = {merged(pair, by) for pair in cells.only_stale if not is_reference(pair)} - set(matrix.pairs)
-    stale_rows = [Row(pair=pair, ranked=False, estimate=None, level=None, stale=True) for pair in sorted(stale)]
+    stale_rows = [Row(pair=pair, ranked=False, estimate=None, adjusted_mean=None, stale=True) for pair in sorted(stale)]
     ranking = replace(ranking, gap=gap, rows=(*ranking.rows, *stale_rows))
     if ranking.next_look is not None and design is not None:
         pace = options.judging.minutes_per_answer

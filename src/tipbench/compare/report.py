@@ -79,7 +79,7 @@ def table_rows(board: Leaderboard) -> tuple[list[str], list[list[str | None]]]:
                 *((name, one_line(getattr(row.pair, name))) for name in names),
                 ("composite", number(estimate.mean if estimate else None)),
                 ("standing", STATE_TEXTS[state_of(board, row.pair)]),
-                *([("adjusted", number(row.level))] if adjusted else []),
+                *([("adjusted", number(row.adjusted_mean))] if adjusted else []),
                 ("95 % interval", interval(estimate.ci_low, estimate.ci_high) if estimate else None),
                 ("P(best)", best_text(board, standing)),
                 *differences,

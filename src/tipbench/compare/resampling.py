@@ -147,13 +147,13 @@ def critical_t(differences: Floats, level: float = ALPHA, *, flips: int = FLIPS)
     return tuple(critical)
 
 
-def significantly_better(values: Floats, *, flips: int = FLIPS, alpha: float = ALPHA) -> Mask:
+def significantly_better(values: Floats, *, flips: int = FLIPS, level: float = ALPHA) -> Mask:
     """Return a mask: [i, j] is True if column i is significantly better than column j.
 
-    The test is step-down max-t over all pairs of columns. With few columns it compares adjusted p-values with α. With
-    more columns it uses critical values, with the same result: each round rejects the statistics above the (1 − α)
-    quantile of the largest, until a round rejects none. With many columns, fewer rounds, fewer flips and the tolerance
-    for rounding errors only make the test more conservative.
+    The test is step-down max-t over all pairs of columns. With few columns it compares adjusted p-values with `level`.
+    With more columns it uses critical values, with the same result: each round rejects the statistics above the
+    (1 − level) quantile of the largest, until a round rejects none. The tolerance for rounding errors, and the smaller
+    numbers of rounds and flips for MANY_ROWS, only make the test more conservative.
     """
     n, k = values.shape
     if n < 2 or k < 2:
@@ -165,14 +165,14 @@ def significantly_better(values: Floats, *, flips: int = FLIPS, alpha: float = A
         adjusted = np.array([1.0 if p is None else p for p in step_down(differences, flips=flips)])
         totals = np.where(np.isnan(differences), 0.0, differences).sum(axis=0)
         better = np.zeros((k, k), dtype=bool)
-        better[first, second] = (adjusted <= alpha) & (totals > 0)
-        better[second, first] = (adjusted <= alpha) & (totals < 0)
+        better[first, second] = (adjusted <= level) & (totals > 0)
+        better[second, first] = (adjusted <= level) & (totals < 0)
         return better
     many = k >= MANY_ROWS
     family = _AllPairs(values, min(flips, MANY_ROWS_FLIPS) if many else flips)
     rejected = np.zeros((k, k), dtype=bool)
     for _ in range(MANY_ROWS_ROUNDS if many else k * k):
-        newly_rejected = (family.observed > family.critical_value(~rejected, alpha)) & ~rejected
+        newly_rejected = (family.observed > family.critical_value(~rejected, level)) & ~rejected
         if not newly_rejected.any():
             break
         rejected |= newly_rejected
@@ -202,8 +202,8 @@ def empirical_bayes(values: Floats, *, resamples: int = RESAMPLES) -> EmpiricalB
     if k == 1:
         return EmpiricalBayes(np.ones(1), 1.0)
     rng = np.random.default_rng([SEED, 2])
-    levels = values.mean(axis=0)
-    deviations = levels - levels.mean()
+    column_means = values.mean(axis=0)
+    deviations = column_means - column_means.mean()
     residuals = values - values.mean(axis=1, keepdims=True) - deviations
     se_squared = float(np.square(residuals).sum()) / ((n - 1) * (k - 1)) / n
     if se_squared < TOLERANCE**2:
@@ -274,13 +274,13 @@ class _AllPairs:
         self._flipped: NDArray[Any] = np.stack(parts)  # pattern × column × flip
         self.observed = self._statistic(np.square(self.sums) * scale, self._counts)
 
-    def critical_value(self, open_pairs: Mask, alpha: float) -> float:
-        """Return the (1 − α) quantile, over flips, of the largest statistic among the open pairs."""
+    def critical_value(self, open_pairs: Mask, level: float) -> float:
+        """Return the (1 − level) quantile, over flips, of the largest statistic among the open pairs."""
         scale = self._scale * open_pairs
         flips = self._flipped.shape[2]
         step = max(BLOCK // self._flipped.shape[1], 64)
         largest = np.concatenate([self._largest(scale, slice(start, start + step)) for start in range(0, flips, step)])
-        n_above = int(alpha * flips + 1e-9)
+        n_above = int(level * flips + 1e-9)
         tolerance = 2e-4 if self._single_precision else 1e-7
         return float(np.sort(largest)[flips - 1 - n_above]) * (1 + tolerance) + 1e-12
 

@@ -137,7 +137,7 @@ def _cells(board: Leaderboard, standing: Standing, state: State) -> Iterator[Tab
         rank_range = f"{row.rank_low}–{row.rank_high}"
     yield _cell(row.rank, str(row.rank) if row.rank else None, rank_range)
     mean, bounds = (estimate.mean, interval(estimate.ci_low, estimate.ci_high)) if estimate else (None, None)
-    yield _cell(mean, number(mean), bounds, f"{number(row.level)} adjusted" if row.adjusted else None)
+    yield _cell(mean, number(mean), bounds, f"{number(row.adjusted_mean)} adjusted" if row.adjusted else None)
     yield _cell(row.p_best, best_text(board, standing))
     if board.baseline is not None:
         yield _difference(row.to_baseline, baseline_words(row.to_baseline))

@@ -1,4 +1,4 @@
-"""Statistics of the leaderboard: intervals, paired differences, levels and sample sizes.
+"""Statistics of the leaderboard: intervals, paired differences, adjusted means and sample sizes.
 
 All comparisons are paired by scenario. Unknown values are None, never 0. A single scenario has a mean but no interval.
 Equal scores in all scenarios have no interval either, because an interval of zero width would imply certainty. A row's
@@ -169,13 +169,16 @@ def untested(difference: Difference | None) -> Difference | None:
 class AdditiveFit:
     """The least-squares fit score ~ scenario + column."""
 
-    levels: Floats  # adjusted means of the columns, as if all were judged in all core scenarios
-    scenario_effects: Floats  # mean of (score − level) in each scenario; NaN if it is not judged
-    pseudo_values: Floats  # scenarios × columns; complete values whose means are the levels, for resampling
+    adjusted_means: Floats  # of the columns, as if all were judged in all core scenarios
+    scenario_effects: Floats  # mean of (score − adjusted mean) in each scenario; NaN if it is not judged
+    pseudo_values: Floats  # scenarios × columns; complete values whose means are `adjusted_means`, for resampling
 
 
 def additive_fit(values: Floats, core: Mask) -> AdditiveFit:
-    """Fit score ~ scenario + column. Pseudo-values are level + n × influence (infinitesimal jackknife, Efron 1982)."""
+    """Fit score ~ scenario + column.
+
+    Pseudo-values are adjusted mean + n × influence (infinitesimal jackknife, Efron 1982).
+    """
     judged = ~np.isnan(values)
     n, k = values.shape
     if judged.all() and core.all():
@@ -190,13 +193,15 @@ def additive_fit(values: Floats, core: Mask) -> AdditiveFit:
         filled = np.where(judged, cell_values, 0.0)
         return np.asarray(present * (filled - filled.sum(axis=1, keepdims=True) / row_counts))
 
-    level = inverse @ centre_rows(values).sum(axis=0)
-    level -= level.mean()
-    influence = centre_rows(values - level) @ inverse
-    effects = np.where(judged, values - level, 0.0).sum(axis=1) / np.where(counts > 0, counts, np.nan)
-    anchor_rows = core & (counts > 0)
-    anchor = float(effects[anchor_rows].mean()) if anchor_rows.any() else float(np.nanmean(effects))
-    return AdditiveFit(level + anchor, effects - anchor, np.asarray(level + anchor + n * influence).reshape(n, k))
+    column_effects = inverse @ centre_rows(values).sum(axis=0)
+    column_effects -= column_effects.mean()
+    influence = centre_rows(values - column_effects) @ inverse
+    row_means = np.where(judged, values - column_effects, 0.0).sum(axis=1) / np.where(counts > 0, counts, np.nan)
+    core_rows = core & (counts > 0)
+    overall_mean = float(row_means[core_rows].mean()) if core_rows.any() else float(np.nanmean(row_means))
+    adjusted_means = column_effects + overall_mean
+    pseudo_values = np.asarray(adjusted_means + n * influence).reshape(n, k)
+    return AdditiveFit(adjusted_means, row_means - overall_mean, pseudo_values)
 
 
 def conditional_power(mean: float, sd: float, n_now: int, n_then: int, *, drift: float, critical: float) -> float:

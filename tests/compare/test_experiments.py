@@ -213,5 +213,5 @@ def test_markdown_has_notes_and_csv_has_a_provisional_column() -> None:
 
 def test_a_filter_is_noted() -> None:
     selection = CellFilter({"suite": "tips"}, "anna")
-    notes = compared(scored({A: LOW}, question=selection), scored({A: HIGH}, question=selection)).notes
+    notes = compared(scored({A: LOW}, cell_filter=selection), scored({A: HIGH}, cell_filter=selection)).notes
     assert "Only cells with suite=tips; only anna's scores." in notes

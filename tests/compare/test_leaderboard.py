@@ -442,8 +442,8 @@ def test_without_a_usable_answer_no_sheet_is_suggested() -> None:
 
 def test_excluded_rows_are_left_out_and_recorded() -> None:
     runs = [cell(pair, name, 10.0 + at) for pair in (A, B, C) for at, name in enumerate(scenario_names(8))]
-    question = CellFilter(exclude=("a:1b", str(B)))
-    found = made(select_cells([(run, NO_SCORES) for run in runs], question))
+    cell_filter = CellFilter(exclude=("a:1b", str(B)))
+    found = made(select_cells([(run, NO_SCORES) for run in runs], cell_filter))
     assert [str(row.pair) for row in found.standings] == [str(C)]
     assert found.to_json()["exclude"] == ["a:1b", "b:1b/v1"]
     assert "Left out with --exclude: a:1b/v1 and b:1b/v1." in found.notes

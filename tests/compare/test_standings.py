@@ -33,8 +33,8 @@ def column(pair: Pair, values: Sequence[float | None], *, at: int = 1, text: str
     return [replace(run, run_id=f"{run.run_id}#{at}", start_ms=at) for run in made]
 
 
-def of_runs(runs: Sequence[StoredRun], options: BoardOptions | None = None, **question: object) -> Leaderboard:
-    chosen = select_cells([(run, NO_SCORES) for run in runs], CellFilter(**question))  # type: ignore[arg-type]
+def of_runs(runs: Sequence[StoredRun], options: BoardOptions | None = None, **filters: object) -> Leaderboard:
+    chosen = select_cells([(run, NO_SCORES) for run in runs], CellFilter(**filters))  # type: ignore[arg-type]
     return make_board("tip-bench-test", chosen, options or BoardOptions(scales=SCALES))
 
 
@@ -119,7 +119,7 @@ def test_a_filtered_board_shows_the_filter_in_every_form() -> None:
     assert found.to_json()["where"] == {"suite": "x", "params.model": "a:1b"}
     assert found.to_json()["judge"] is None
     assert "Only cells with suite=x and params.model=a:1b." in found.notes
-    of_anna = make_board("tip-bench-test", scored({A: LOW}, question=CellFilter(judge="anna")), BoardOptions())
+    of_anna = make_board("tip-bench-test", scored({A: LOW}, cell_filter=CellFilter(judge="anna")), BoardOptions())
     assert of_anna.to_json()["judge"] == "anna"
     assert "Only anna's scores." in of_anna.notes
     assert not any(note.startswith("Only ") for note in of_runs(RUNS).notes)

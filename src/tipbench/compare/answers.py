@@ -58,7 +58,7 @@ def read_answers(
     store: RunStore, experiment: Experiment, board: Leaderboard, cells: BoardCells
 ) -> tuple[ScenarioAnswers, ...]:
     """Return the answers of a board's cells, by scenario."""
-    where = {"kind": str(RunKind.CELL), **cells.question.where}
+    where = {"kind": str(RunKind.CELL), **cells.cell_filter.where}
     run_ids = {cell.run.run_id for cell in cells.cells}
     stored = {
         run.run_id: (run, texts)

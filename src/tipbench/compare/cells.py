@@ -143,7 +143,7 @@ class BoardCells:
     other_conditions: int  # number of excluded runs under other conditions
     conditions: str
     other_ids: tuple[str, ...] = ()  # ids of the other conditions, newest first
-    question: CellFilter = field(default_factory=CellFilter)
+    cell_filter: CellFilter = field(default_factory=CellFilter)
     rubric_content: Rubric | None = None  # None if nothing is scored or the rubric is not found
     covered: Coverage | None = None
     excluded: tuple[Pair, ...] = ()  # rows left out by the filter
@@ -184,13 +184,15 @@ class BoardCells:
         return frozenset({cell.pair for cell in candidates} - {cell.pair for cell in candidates if not cell.failed})
 
 
-def read_board(store: RunStore, experiment_id: str, question: CellFilter) -> BoardCells:
+def read_board(store: RunStore, experiment_id: str, cell_filter: CellFilter) -> BoardCells:
     """Read an experiment's cells and select those of the board. Raises NotEnoughData if no cell matches."""
     kind = str(RunKind.CELL)
-    if question.where.get("kind", kind) != kind:
-        raise UsageError(f"--where kind={question.where['kind']} excludes every cell; a leaderboard needs kind=cell.")
-    where = {"kind": kind, **question.where}
-    texts = (SCORES, RAW) if question.judge or question.provisional else (SCORES,)
+    if cell_filter.where.get("kind", kind) != kind:
+        raise UsageError(
+            f"--where kind={cell_filter.where['kind']} excludes every cell; a leaderboard needs kind=cell."
+        )
+    where = {"kind": kind, **cell_filter.where}
+    texts = (SCORES, RAW) if cell_filter.judge or cell_filter.provisional else (SCORES,)
     stored = list(store.read(experiment_id, where=where, texts=texts))
     twins = twin_runs(run for run, _ in stored)
     current = [
@@ -200,7 +202,7 @@ def read_board(store: RunStore, experiment_id: str, question: CellFilter) -> Boa
     ]
     if not current:
         raise NotEnoughData("No cells match, so there is nothing to compare. See `tipbench runs list`.")
-    board = select_cells([(run, read_scores(run_texts.get(SCORES))) for run, run_texts in current], question)
+    board = select_cells([(run, read_scores(run_texts.get(SCORES))) for run, run_texts in current], cell_filter)
     runs = [cell.run for cell in board.cells]
     rubric = find_rubric(store, experiment_id, board.rubric, runs) if board.rubric else None
     if rubric is None:
@@ -227,7 +229,7 @@ def _apply_rubric(rubric: Rubric, cell: BoardCell, raw: str | None) -> BoardCell
     return replace(cell, computed={"format_ok": float(answer.format_ok), "overlong": overlong_share})
 
 
-def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], question: CellFilter) -> BoardCells:
+def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], cell_filter: CellFilter) -> BoardCells:
     """Select the cells of the newest conditions and of each model's newest build, with the scores that count."""
     conditions = newest_run(run for run, _ in runs).tags.get("conditions", "")
     same_conditions = [(run, scores) for run, scores in runs if run.tags.get("conditions", "") == conditions]
@@ -236,24 +238,26 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], question: CellFil
     stale_ids = stale_runs([run for run, _ in same_conditions])
     newest = [(run, scores) for run, scores in same_conditions if run.run_id not in stale_ids]
     excluded: list[StoredRun] = []
-    if question.exclude:
-        excluded = [run for run, _ in newest if is_excluded(_recorded_pair(run), question.exclude)]
+    if cell_filter.exclude:
+        excluded = [run for run, _ in newest if is_excluded(_recorded_pair(run), cell_filter.exclude)]
     excluded_ids = {run.run_id for run in excluded}
     current = [(run, scores) for run, scores in newest if run.run_id not in excluded_ids]
     covered = _coverage(current)
-    judge = question.judge
+    judge = cell_filter.judge
     provisional_judgements = [each for _, scores in current for each in scores.provisional.values()]
     too_few_by_people = covered.people < min(MIN_SCENARIOS, covered.scenarios)
-    provisional = question.provisional or (judge is None and bool(provisional_judgements) and too_few_by_people)
+    provisional = cell_filter.provisional or (judge is None and bool(provisional_judgements) and too_few_by_people)
     if provisional:  # of several automatic judges, the latest counts
         latest = max(provisional_judgements, key=lambda judgement: judgement.at, default=None)
         judge = latest.judge if latest is not None else ""
     cells = _drop_older_references([_scored_cell(run, scores, judge, provisional) for run, scores in current])
     judges = {name for cell in cells for name in cell.judges}
-    if question.judge is not None and not judges:
+    if cell_filter.judge is not None and not judges:
         counted = sorted({judgement.judge for _, scores in current for judgement in scores.counted})
         counted_text = f"scores of {', '.join(counted)} count" if counted else "no scores count yet"
-        raise NotEnoughData(f"No score of {question.judge} counts here; {counted_text}. See `tipbench judge status`.")
+        raise NotEnoughData(
+            f"No score of {cell_filter.judge} counts here; {counted_text}. See `tipbench judge status`."
+        )
     return BoardCells(
         cells=tuple(cells),
         rubric=_rubric_of(cells, provisional=provisional),
@@ -263,7 +267,7 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], question: CellFil
         other_conditions=len(other_runs),
         conditions=conditions,
         other_ids=tuple(dict.fromkeys(run.tags.get("conditions", "") for run in other_runs)),
-        question=question,
+        cell_filter=cell_filter,
         covered=covered,
         excluded=tuple(sorted({as_row(_recorded_pair(run)) for run in excluded} - {cell.pair for cell in cells})),
     )

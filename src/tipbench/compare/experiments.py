@@ -207,7 +207,7 @@ def _notes(
     elif first.judges != second.judges:
         judges = f"{_judges_text(first)}; {_judges_text(second)}"
         yield f"Scored by different judges ({judges}): differences may come from the judges."
-    if filters := filter_text(first.question.where, first.question.judge):
+    if filters := filter_text(first.cell_filter.where, first.cell_filter.judge):
         yield f"{filters[:1].upper()}{filters[1:]}."
     if first.conditions != second.conditions:
         before, after = (board.cells[0].run.params if board.cells else {} for board in (first, second))

@@ -308,14 +308,14 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         references_matrix=references,
         notes=tuple(board_notes(cells, ranking, flags, hosts, by, options.cluster or "scenario")),
         hosts=hosts,
-        where=dict(cells.question.where),
-        judge=cells.question.judge,
+        where=dict(cells.cell_filter.where),
+        judge=cells.cell_filter.judge,
         n_scenarios=int(scenarios.core.sum()),
         obstacle=obstacle,
         references=reference_standings,
         fragile=_is_fragile(ranking, standings, cells),
         unplanned=unplanned,
-        exclude=cells.question.exclude,
+        exclude=cells.cell_filter.exclude,
         judging=options.judging,
         span=cells.rubric_content.range if cells.rubric_content else None,
         sizes={model: _size(run) for model, run in runs_by_model.items()},
@@ -341,8 +341,8 @@ def _matrices(cells: BoardCells) -> tuple[ScoreMatrix, ScoreMatrix]:
 
 def _why_unplanned(cells: BoardCells, options: BoardOptions) -> str | None:
     """Return why the tests of this board are not planned looks of the design; None if they are."""
-    question = cells.question
-    if question.where or question.judge or options.cluster or options.by:
+    cell_filter = cells.cell_filter
+    if cell_filter.where or cell_filter.judge or options.cluster or options.by:
         return "a part of the data, or another unit, is selected"
     if options.design is None:
         return "no looks were planned before the first score"
@@ -471,14 +471,14 @@ def _size(run: StoredRun) -> ModelSize:
 def read_leaderboard(
     store: RunStore,
     experiment: Experiment,
-    question: CellFilter,
+    cell_filter: CellFilter,
     *,
     baseline: Pair | None = None,
     by: Side | None = None,
     cluster: Literal["persona"] | None = None,
 ) -> tuple[Leaderboard, BoardCells]:
     """Return the board of an experiment with its duels, and the cells that it was computed from."""
-    cells = read_board(store, experiment.experiment_id, question)
+    cells = read_board(store, experiment.experiment_id, cell_filter)
     options = BoardOptions(
         baseline=as_row(baseline) if baseline else None,
         cluster=cluster,
@@ -545,7 +545,7 @@ def duels_of(store: RunStore, experiment: Experiment, cells: BoardCells) -> list
     If the board has the scores of one judge only, so do the duels.
     """
     run_ids = {cell.run.run_id for cell in cells.cells}
-    judge = cells.question.judge
+    judge = cells.cell_filter.judge
     return [
         Duel(Pair(*duel.pairs[0]), Pair(*duel.pairs[1]), duel.scenario, _WINNERS[duel.winner])
         for duel in read_duels(store, experiment)

@@ -189,7 +189,7 @@ def board_notes(
         if covered and covered.people:
             people = f" People have judged {covered.people} of {plural(covered.scenarios, 'scenario')}."
         yield f"Provisional: scored by {', '.join(cells.judges)}, not by people.{people}"
-    if filters := filter_text(cells.question.where, cells.question.judge):
+    if filters := filter_text(cells.cell_filter.where, cells.cell_filter.judge):
         yield f"{filters[:1].upper()}{filters[1:]}."
     if cells.other_conditions:
         ids = " or ".join(f"--where conditions={each}" for each in cells.other_ids[:_MAX_NAMES])

@@ -139,7 +139,7 @@ def test_provisional_scores_are_never_called_sure() -> None:
     ],
 )
 def test_the_next_step_after_rules_is_what_people_have_not_judged(people: int, next_step: str) -> None:
-    cells = {"provisional": True, "judges": ("rules",), "covered": Coverage(people, 8, 8)}
+    cells = {"provisional": True, "judges": ("rules",), "coverage": Coverage(people, 8, 8)}
     assert card({A: GOOD, B: LOW}, cells=cells).next.startswith(next_step)
 
 

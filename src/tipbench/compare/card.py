@@ -222,8 +222,8 @@ def _next_step(board: Leaderboard, state: CardState) -> str:
             f"Next: judge them, or score by rules first: `tipbench judge run --with rules --experiment {experiment}`."
         )
     if state is CardState.PROVISIONAL:
-        scenarios = board.covered.scenarios if board.covered else MIN_SCENARIOS
-        by_people = board.covered.people if board.covered else 0
+        scenarios = board.coverage.scenarios if board.coverage else MIN_SCENARIOS
+        by_people = board.coverage.people if board.coverage else 0
         missing = min(MIN_SCENARIOS, scenarios) - by_people
         if missing <= 0:
             return f"Next: compare by people's scores: they cover {by_people} of {plural(scenarios, 'scenario')}."

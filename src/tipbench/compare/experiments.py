@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tipbench.compare.cells import BoardCells
+from tipbench.compare.cells import BoardCells, short_tag
 from tipbench.compare.gate import check_on_board
 from tipbench.compare.leaderboard import COMPOSITE, CONDITIONS
 from tipbench.compare.matrix import Pair, pair_json
@@ -159,12 +159,10 @@ def _check_comparable(names: tuple[str, str], first: BoardCells, second: BoardCe
             "Score both with the same judge (`tipbench judge run --with …`)."
         )
     if first.rubric and second.rubric and first.rubric != second.rubric:
-        tags = []
-        for name, board in zip(names, (first, second), strict=True):
-            rubric, _, sha256 = board.rubric.partition("@")
-            tags.append(f"{name} under {rubric}@{sha256[:8]}")
+        first_tag, second_tag = short_tag(first.rubric), short_tag(second.rubric)
         raise MixedRubrics(
-            f"The experiments were scored under different rubrics: {' and '.join(tags)}. They cannot be compared. "
+            f"The experiments were scored under different rubrics: {names[0]} under {first_tag} and {names[1]} "
+            f"under {second_tag}. They cannot be compared. "
             "Score the older one again with `tipbench judge export --rejudge`."
         )
 

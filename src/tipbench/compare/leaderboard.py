@@ -169,7 +169,7 @@ class Leaderboard:
     judging: JudgingRecord = field(default_factory=JudgingRecord)
     span: tuple[float, float] | None = None  # lowest and highest possible composite; None if the rubric is not found
     sizes: Mapping[str, ModelSize] = field(default_factory=dict)  # by model
-    covered: Coverage | None = None
+    coverage: Coverage | None = None
 
     @property
     def verdict(self) -> str:
@@ -283,7 +283,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     runs_by_model = {run.params.get("model", ""): run for run in runs}
     hosts = tuple(sorted({run.params["host"] for run in runs if "host" in run.params}))
     flags = {flag for standing in standings for flag in standing.flags}
-    obstacle = "no answer has a usable tip" if cells.unusable else None
+    obstacle = "no answer has a usable tip" if cells.all_unusable else None
     if by and pairs.pairs and not shared_by_all(pairs.pairs, by):
         obstacle = f"no {OTHER[by]} is shared by all {by}s"
     return Leaderboard(
@@ -319,7 +319,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         judging=options.judging,
         span=cells.rubric_content.range if cells.rubric_content else None,
         sizes={model: _size(run) for model, run in runs_by_model.items()},
-        covered=cells.covered,
+        coverage=cells.coverage,
     )
 
 

@@ -180,14 +180,14 @@ def board_notes(
 ) -> Iterator[str]:
     """Yield the notes on a board, most important first; `flags` are those of its rows."""
     if not cells.scored:
-        if cells.unusable:
-            yield unusable_text(cells.unusable)
+        if cells.all_unusable:
+            yield unusable_text(sum(not cell.failed for cell in cells.candidates))
         elif any(cell.waiting for cell in cells.cells):
             yield "Not judged yet. Create a sheet for a judge with `tipbench judge export`."
     elif cells.provisional:
-        covered, people = cells.covered, ""
-        if covered and covered.people:
-            people = f" People have judged {covered.people} of {plural(covered.scenarios, 'scenario')}."
+        coverage, people = cells.coverage, ""
+        if coverage and coverage.people:
+            people = f" People have judged {coverage.people} of {plural(coverage.scenarios, 'scenario')}."
         yield f"Provisional: scored by {', '.join(cells.judges)}, not by people.{people}"
     if filters := filter_text(cells.cell_filter.where, cells.cell_filter.judge):
         yield f"{filters[:1].upper()}{filters[1:]}."

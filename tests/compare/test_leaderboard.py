@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from support.boards import MODELS, PROMPTS, SCALES, TWELVE, board, cell, scenario_names
 from support.judged import scored
-from tipbench.compare.card import answer_card
+from tipbench.compare.card import summary_card
 from tipbench.compare.cells import BoardCells, CellFilter, select_cells
 from tipbench.compare.leaderboard import BoardOptions, Leaderboard, make_board
 from tipbench.compare.matrix import Pair
@@ -436,7 +436,7 @@ def test_without_a_usable_answer_no_sheet_is_suggested() -> None:
     found = of_runs(floors)
     assert found.verdict == "Nothing can be ranked: no answer has a usable tip."
     assert found.notes[0] == "None of 16 answers has a usable tip, so there is nothing to judge."
-    assert found.notes[0] in answer_card(found).lines
+    assert found.notes[0] in summary_card(found).lines
     assert not any("Not judged yet" in note for note in found.notes)
 
 

@@ -1,4 +1,4 @@
-"""The answer card: which pair to use, how certain the answer is, and the next step."""
+"""The summary card: which pair to use, how certain that is, and the next step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_NAME_CHARS = 60
 
 
 class CardState(StrEnum):
-    """How much is known about the answer. Each state has its own title and next step."""
+    """How much is known about which pair to use. Each state has its own title and next step."""
 
     UNJUDGED = "unjudged"  # answers wait for a judge
     UNUSABLE = "unusable"  # no answer has a usable tip, so there is nothing to judge
@@ -34,8 +34,8 @@ class CardState(StrEnum):
 
 
 @dataclass(frozen=True)
-class AnswerCard:
-    """The answer to "which model and prompt should I use?"."""
+class SummaryCard:
+    """Says which model and prompt to use."""
 
     state: CardState
     title: str
@@ -48,10 +48,10 @@ class AnswerCard:
         return (*self.lines, self.next)
 
 
-def answer_card(board: Leaderboard) -> AnswerCard:
+def summary_card(board: Leaderboard) -> SummaryCard:
     """Return the card of a board."""
     state = card_state(board)
-    return AnswerCard(state, _title(board, state), tuple(_sentences(board, state)), _next_step(board, state))
+    return SummaryCard(state, _title(board, state), tuple(_sentences(board, state)), _next_step(board, state))
 
 
 def card_state(board: Leaderboard) -> CardState:
@@ -89,7 +89,7 @@ def _title(board: Leaderboard, state: CardState) -> str:
     return {
         CardState.UNJUDGED: "Not judged yet",
         CardState.UNUSABLE: "No usable answers",
-        CardState.UNRANKED: f"No answer yet: too little is {'judged' if board.standings else 'collected'}",
+        CardState.UNRANKED: f"No ranking yet: too little is {'judged' if board.standings else 'collected'}",
         CardState.PROVISIONAL: f"For now: {name}",
         CardState.EARLY: f"For now: {name}",
         CardState.BEHIND: f"Use none of them: {reference} is better",

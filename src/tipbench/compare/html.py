@@ -17,7 +17,7 @@ from tipbench import markup
 from tipbench.charts import DARK, LIGHT, to_svg
 from tipbench.compare.answers import ScenarioAnswers
 from tipbench.compare.attribution import Attribution
-from tipbench.compare.card import answer_card
+from tipbench.compare.card import summary_card
 from tipbench.compare.charts import CHARTS, MEAN, ChartKind, heat_rows, kinds_of
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.report import (
@@ -95,7 +95,7 @@ def board_context(
         ("hosts", ", ".join(board.hosts) or None),
     ]
     return {
-        "card": answer_card(board),
+        "card": summary_card(board),
         "scored": scored,
         "standings": rendered(parts.standings, table, links),
         "sort": table.sort,

@@ -1,4 +1,4 @@
-"""Leaderboard page: the answer card, filters, standings, charts, attribution, duels, decisions."""
+"""Leaderboard page: the summary card, filters, standings, charts, attribution, duels, decisions."""
 
 from __future__ import annotations
 

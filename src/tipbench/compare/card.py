@@ -27,7 +27,7 @@ class CardState(StrEnum):
     UNRANKED = "unranked"  # there are too few scores to rank a pair
     PROVISIONAL = "provisional"  # scored by rules or a model, not by people
     EARLY = "early"  # people have judged, but the first look is not reached
-    BEHIND = "behind"  # the leader does not beat the reference
+    BEHIND = "behind"  # the leader is clearly worse than the reference
     DECIDED = "decided"  # the leader is better than every other pair
     TIED = "tied"  # other pairs are tied with the leader, or not ranked yet
     CLOSE = "close"  # tied, and no later look can decide
@@ -50,12 +50,11 @@ class SummaryCard:
 
 def summary_card(board: Leaderboard) -> SummaryCard:
     """Return the card of a board."""
-    state = card_state(board)
+    state = _state(board)
     return SummaryCard(state, _title(board, state), tuple(_sentences(board, state)), _next_step(board, state))
 
 
-def card_state(board: Leaderboard) -> CardState:
-    """Return the state of a board."""
+def _state(board: Leaderboard) -> CardState:
     ranking = board.ranking
     if not board.standings:  # the board has only a reference, or nothing
         return CardState.UNRANKED
@@ -75,9 +74,11 @@ def card_state(board: Leaderboard) -> CardState:
         return CardState.DECIDED
     if ranking.unranked:
         return CardState.TIED
-    looks_are_used_up = ranking.look is not None and ranking.look.of > 1 and ranking.next_look is None
-    more_could_decide = ranking.next_look or ranking.too_few or not ranking.tied or ranking.scenarios_needed is not None
-    return CardState.TIED if more_could_decide and not looks_are_used_up else CardState.CLOSE
+    if ranking.next_look is not None:
+        return CardState.TIED
+    was_last_look = ranking.look is not None and ranking.look.of > 1
+    more_could_decide = ranking.too_few or not ranking.tied or ranking.scenarios_needed is not None
+    return CardState.TIED if more_could_decide and not was_last_look else CardState.CLOSE
 
 
 def _title(board: Leaderboard, state: CardState) -> str:
@@ -118,7 +119,7 @@ def _sentences(board: Leaderboard, state: CardState) -> Iterator[str]:
     size = board.sizes.get(leader.model)
     mean = standing.row.estimate.mean if standing.row.estimate else None
     parts = [
-        composite_text(board, mean),
+        _composite_text(board, mean),
         _latency_text(standing),
         f"{parameter_count(size.params_b)} parameters" if size and size.params_b else None,
         f"about {file_size(size.memory_bytes)} in memory" if size and size.memory_bytes else None,
@@ -132,7 +133,7 @@ def _sentences(board: Leaderboard, state: CardState) -> Iterator[str]:
     yield _certainty(board, state)
 
 
-def composite_text(board: Leaderboard, mean: float | None) -> str | None:
+def _composite_text(board: Leaderboard, mean: float | None) -> str | None:
     """Format a composite as "13.1 of 17", or as "composite 13.1" if the rubric and its maximum are unknown."""
     if mean is None:
         return None

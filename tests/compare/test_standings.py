@@ -58,9 +58,9 @@ def test_page_has_usable_answers_with_their_exact_interval_and_the_adjusted_mean
     titles = [each.key for each in table.columns]
     cells = {row.pair: dict(zip(titles, row.cells, strict=True)) for row in table.rows}
     assert cells[A]["usable"].text == "6 of 8"
-    assert cells[A]["usable"].sub[0] == "35 % to 97 %"
+    assert cells[A]["usable"].small_lines[0] == "35 % to 97 %"
     assert cells[B]["usable"] == TableCell("8 of 8", ("63 % to 100 %",), 1.0)
-    assert cells[C]["composite"].sub[-1].endswith(" adjusted")
+    assert cells[C]["composite"].small_lines[-1].endswith(" adjusted")
     flags = {name: about for row in table.rows for name, about in row.flags}
     assert flags["adjusted"] == "lacks scenarios: its mean is also shown adjusted for these"
 
@@ -68,10 +68,12 @@ def test_page_has_usable_answers_with_their_exact_interval_and_the_adjusted_mean
 def test_page_names_the_confidence_of_the_looks_level() -> None:
     design = make_design(scenario_names(32))
     (to_leader,) = [
-        each.about for each in standings(of_runs(RUNS, BoardOptions(design=design))).columns if each.key == "leader"
+        each.description
+        for each in standings(of_runs(RUNS, BoardOptions(design=design))).columns
+        if each.key == "leader"
     ]
     assert to_leader == "Row − leader, with its 98.18 % interval; p is adjusted for all rows"
-    (to_leader,) = [each.about for each in standings(of_runs(RUNS)).columns if each.key == "leader"]
+    (to_leader,) = [each.description for each in standings(of_runs(RUNS)).columns if each.key == "leader"]
     assert "with its 95 % interval" in to_leader
 
 

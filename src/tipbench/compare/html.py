@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment
 from markupsafe import Markup
@@ -23,7 +23,7 @@ from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.report import (
     FACTORS,
     attribution_lines,
-    detectable_lines,
+    detectable_text,
     duel_result,
     label_of,
     state_of,
@@ -62,7 +62,11 @@ class Figure:
     inline: Mapping[str, Markup] | None = None  # SVG by CSS classes, such as "wide light"
 
 
-Grid = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]  # header, then rows; the first cell is the row's name
+class Grid(NamedTuple):
+    """A table of texts. The first cell of a row is its name."""
+
+    heads: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
 
 
 def board_context(
@@ -75,16 +79,6 @@ def board_context(
     table = standings(board, sort)
     scored = any(standing.row.estimate for standing in board.standings)
     parts: Any = templates.get_template("board/parts.html").module
-
-    def rendered(macro: Any, *arguments: Any) -> Markup:
-        """Render a table now, not in the template: the panel caches these variables."""
-        return Markup(macro(*arguments))  # noqa: S704 - a template's own output, escaped there
-
-    heat = (
-        rendered(parts.grid, _heat_grid(board), "Mean composite by model and prompt") if scored and not board.by else ""
-    )
-    causes = _causes(board.attribution)
-    causes["marginals"] = [(title, rendered(parts.grid, grid, title)) for title, grid in causes["marginals"]]
     facts = [
         ("suite", board.suite or None),
         ("judged by", ", ".join(board.judges) or "not judged yet"),
@@ -97,15 +91,16 @@ def board_context(
     return {
         "card": summary_card(board),
         "scored": scored,
-        "standings": rendered(parts.standings, table, links),
+        # Rendered now, because the panel caches these variables and the table is large.
+        "standings": Markup(parts.standings(table, links)),  # noqa: S704 - a template's own output, escaped there
         "sort": table.sort,
         "sort_fault": table.fault,
         "flags": list(dict.fromkeys(flag for row in table.rows for flag in row.flags)),
         "facts": facts,
         "conditions": _conditions(board),
-        "detectable": detectable_lines(board),
-        "heat": heat,
-        "causes": causes,
+        "detectable": detectable_text(board),
+        "heat": _heat_grid(board) if scored and not board.by else None,
+        "attribution": _attribution(board.attribution),
         "duels": _duels(board),
     }
 
@@ -129,11 +124,11 @@ def _heat_grid(board: Leaderboard) -> Grid:
     models, prompts, means = heat_rows(board)
     heads = ("model", *(_short(prompt) for prompt in prompts), "mean")
     rows = [(_short(model), *(_dash(number(means[model, prompt])) for prompt in (*prompts, MEAN))) for model in models]
-    return heads, (*rows, ("mean", *(_dash(number(means[MEAN, prompt])) for prompt in prompts), ""))
+    return Grid(heads, (*rows, ("mean", *(_dash(number(means[MEAN, prompt])) for prompt in prompts), "")))
 
 
-def _causes(attribution: Attribution | Unknown) -> dict[str, Any]:
-    """Return the variables of `board/causes.html`; if the causes are unknown, `lines` has the reason."""
+def _attribution(attribution: Attribution | Unknown) -> dict[str, Any]:
+    """Return the variables of `board/attribution.html`. If the attribution is unknown, `lines` has the reason."""
     lines = attribution_lines(attribution)
     if isinstance(attribution, Unknown):
         return {"lines": lines, "sources": [], "marginals": []}
@@ -158,7 +153,7 @@ def _causes(attribution: Attribution | Unknown) -> dict[str, Any]:
             for name, each in means.items()
         ]
         if len(rows) > 1:
-            marginals.append((title, ((side, "mean", "95 % interval"), rows)))
+            marginals.append((title, Grid((side, "mean", "95 % interval"), rows)))
     # The first line repeats the shares, which the bars already show.
     return {"lines": lines[1:], "sources": sources, "marginals": marginals}
 
@@ -181,7 +176,7 @@ def _duels(board: Leaderboard) -> dict[str, Any] | None:
         )
         for each in duels.standings
     ]
-    table = (("model / prompt", "strength", "95 % interval", "points", "scenarios"), rows)
+    table = Grid(("model / prompt", "strength", "95 % interval", "points", "scenarios"), rows)
     return {"summary": one_line(f"{duel_result(duels)} {first}"), "table": table}
 
 
@@ -232,7 +227,7 @@ def _judge_grid(status: JudgingStatus) -> Grid:
         for each in status.judges
     ]
     heads = ("judge", "scores", "answers", "drift", "error on controls", "repeat consistency")
-    return (*heads, *(f"bias: {one_line(name)}" for name in names)), rows
+    return Grid((*heads, *(f"bias: {one_line(name)}" for name in names)), rows)
 
 
 def _rubric_text(tag: str) -> str | None:

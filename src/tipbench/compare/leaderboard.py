@@ -200,7 +200,7 @@ class Leaderboard:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `compare --format json` and the API return."""
-        ranking, causes = self.ranking, self.attribution
+        ranking, attribution = self.ranking, self.attribution
         return {
             "experiment": self.experiment,
             "suite": self.suite,
@@ -234,8 +234,10 @@ class Leaderboard:
             },
             "standings": [standing.to_json() for standing in self.standings],
             "references": [standing.to_json() for standing in self.references],
-            "attribution": None if isinstance(causes, Unknown) else causes.shares(),
-            "attribution_details": {"reason": causes.reason} if isinstance(causes, Unknown) else causes.details(),
+            "attribution": None if isinstance(attribution, Unknown) else attribution.shares(),
+            "attribution_details": (
+                {"reason": attribution.reason} if isinstance(attribution, Unknown) else attribution.details()
+            ),
             "duels": self.duels.to_json() if isinstance(self.duels, DuelTable) else None,
             "notes": list(self.notes),
             "hosts": list(self.hosts),

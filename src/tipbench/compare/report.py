@@ -151,7 +151,8 @@ def plain_markdown(text: str) -> str:
 
 def footer_lines(board: Leaderboard) -> list[str]:
     """Return the lines below the table: detectable difference, attribution and duels."""
-    lines, duels = [*detectable_lines(board), *attribution_lines(board.attribution)], board.duels
+    detectable, duels = detectable_text(board), board.duels
+    lines = [*([detectable] if detectable else []), *attribution_lines(board.attribution)]
     if isinstance(duels, Unknown):
         lines.append(f"Duels: {duels.reason}")
     elif duels is not None:
@@ -163,13 +164,13 @@ def footer_lines(board: Leaderboard) -> list[str]:
     return lines
 
 
-def detectable_lines(board: Leaderboard) -> list[str]:
-    """Return a list of one line with the smallest detectable difference; empty if it is unknown."""
+def detectable_text(board: Leaderboard) -> str | None:
+    """Return the sentence on the smallest detectable difference; None if it is unknown."""
     smallest = board.ranking.smallest_detectable
     if smallest is None:
-        return []
+        return None
     units = plural(board.ranking.n_tested or board.ranking.n_scenarios, board.unit)
-    return [f"Differences to the leader of less than {smallest:.1f} points are unlikely to be detected with {units}."]
+    return f"Differences to the leader of less than {smallest:.1f} points are unlikely to be detected with {units}."
 
 
 def attribution_lines(attribution: Attribution | Unknown) -> list[str]:

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from tipbench.compare.charts import CHARTS, HEIGHT, NARROW, WIDE, WIDTH, ChartKind, heat_rows, kinds_of
+from tipbench.compare.charts import CHARTS, NARROW, PARETO_HEIGHT, PARETO_WIDTH, WIDE, ChartKind, heat_rows, kinds_of
 from tipbench.compare.decision import decide, latest_decision
 from tipbench.compare.html import Figure, Picture, board_context, judging_summary
 from tipbench.compare.leaderboard import Leaderboard
@@ -349,7 +349,7 @@ def chart_size(kind: ChartKind, board: Leaderboard, *, narrow: bool) -> tuple[in
     if kind == "forest":
         return (NARROW, 46 * rows + 58 + 16 * states) if narrow else (WIDE, 26 * rows + 74)
     if kind == "pareto":
-        return (NARROW - 12, 358 + 16 * states) if narrow else (WIDTH + 48, HEIGHT + 74)
+        return (NARROW - 12, 358 + 16 * states) if narrow else (PARETO_WIDTH + 48, PARETO_HEIGHT + 74)
     models, prompts, _ = heat_rows(board)
     columns = len(prompts) + 1
     column_px = max(46, (NARROW - 130) // columns) if narrow else max(64, min(110, 620 // columns))

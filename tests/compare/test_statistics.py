@@ -51,7 +51,7 @@ def test_below_six_scenarios_no_interval_is_shown() -> None:
 
 
 def adjusted_means(values: Floats) -> Floats:
-    return additive_fit(values, np.ones(len(values), dtype=bool)).adjusted_means
+    return np.asarray(additive_fit(values, np.ones(len(values), dtype=bool)).pseudo_values.mean(axis=0))
 
 
 def test_one_scenario_gives_a_mean_and_no_interval() -> None:
@@ -117,7 +117,7 @@ def test_adjusted_means_are_on_the_scale_of_the_core_scenarios() -> None:
     values: Floats = np.array([0.0, 0.0, 10.0, 10.0])[:, None] + np.array([1.0, 2.0])
     values[2:, 1] = NAN
     fit = additive_fit(values, np.array([True, True, True, False]))
-    np.testing.assert_allclose(fit.adjusted_means, np.array([1.0, 2.0]) + 10 / 3)
+    np.testing.assert_allclose(fit.pseudo_values.mean(axis=0), np.array([1.0, 2.0]) + 10 / 3)
 
 
 def test_conditional_power_is_the_share_of_continued_benchmarks_that_decide() -> None:

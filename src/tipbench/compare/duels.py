@@ -106,8 +106,6 @@ def duel_table(duels: Sequence[Duel], among: Collection[Pair] = ()) -> DuelTable
     Returns Unknown if there are no duels, or if some rows are not connected by a chain of duels. `among` has the tied
     rows: there is no winner until each of them has a duel.
     """
-    if any(duel.first == duel.second for duel in duels):
-        raise ValueError("A row cannot meet itself in a duel.")
     if not duels:
         return Unknown("No duel has been judged.")
     games = _Games.of(duels)

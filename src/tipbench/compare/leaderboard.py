@@ -251,7 +251,7 @@ class BoardOptions:
     baseline: Pair | None = None
     cluster: Literal["persona"] | None = None
     by: Side | None = None
-    scales: tuple[str, ...] = field(default_factory=tuple)
+    scales: tuple[str, ...] = ()
     design: Design | None = None
     judging: JudgingRecord = field(default_factory=JudgingRecord)
 
@@ -395,15 +395,13 @@ def _standings(
             column = ranked.column(row.pair)
             judged = () if column is None else np.array(ranked.scenarios)[ranked.judged[:, column]]
             n_scenarios = int((np.isin(scenarios.personas, judged) & scenarios.core).sum())
-        scored = [(cell.scenario, cell.values) for cell in row_cells if cell.values]
+        scored = [(cell.scenario, cell.values) for cell in row_cells]
         measured = [(cell.scenario, cell.values or cell.measured) for cell in row_cells]
+        means = {name: _metric_mean(name, scored) for name in options.scales}
+        means |= {name: _metric_mean(name, measured) for name in MEANS}
         yield Standing(
             row=row,
-            means={
-                name: _scenario_mean((scenario, values[name]) for scenario, values in numbers if name in values)
-                for names, numbers in ((options.scales, scored), (MEANS, measured))
-                for name in names
-            },
+            means=means,
             usable=_usable(row_cells),
             judged=sum(bool(cell.values) for cell in row_cells),
             total=len(row_cells),
@@ -412,6 +410,11 @@ def _standings(
             n_scenarios=n_scenarios,
             n_clusters=n_units if options.cluster else None,
         )
+
+
+def _metric_mean(name: str, cells: Iterable[tuple[str, Mapping[str, float]]]) -> float | None:
+    """Return the mean of a metric over the cells that have it. Each cell is a scenario with its metrics."""
+    return _scenario_mean((scenario, metrics[name]) for scenario, metrics in cells if name in metrics)
 
 
 def _scenario_mean(values: Iterable[tuple[str, float]]) -> float | None:
@@ -572,7 +575,7 @@ def record_board(store: RunStore, experiment_id: str, board: Leaderboard) -> str
     if existing_run is not None:
         return existing_run.run_id
     now = int(time.time() * 1000)
-    leader_estimate = board.standings[0].row.estimate if board.ranking.leader and board.standings else None
+    leader_estimate = board.standings[0].row.estimate if board.ranking.leader else None
     run = NewRun(
         kind=RunKind.LEADERBOARD,
         record_id=record_id,

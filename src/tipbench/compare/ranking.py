@@ -138,7 +138,7 @@ class Ranking:
     references: tuple[Row, ...] = ()  # best first
     to_reference: Difference | None = None  # leader − best reference, as a single test
     silent: tuple[Pair, ...] = ()  # rows without any answer; they do not prevent a decision
-    gap: Gap | None = None  # why no row is ranked
+    gap: Gap | None = None  # why no row is ranked; added by `make_board`
 
     @cached_property
     def ranked(self) -> frozenset[Pair]:
@@ -274,7 +274,6 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         references=reference_rows,
         to_reference=_negated(reference_rows[0].to_leader) if reference_rows else None,
         silent=tuple(sorted(options.silent)),
-        gap=gap_of(matrix),
     )
 
 

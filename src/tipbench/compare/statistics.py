@@ -132,11 +132,7 @@ def paired_difference(first: Floats, second: Floats, p: float | None = None) -> 
 def simultaneous_differences(
     values: Floats, against: Floats, level: float = ALPHA, *, flips: int = FLIPS
 ) -> list[Difference | None]:
-    """Return each column − `against`, tested as one family, with step-down p and simultaneous intervals.
-
-    Step-down tests reject more than single-step intervals do. To agree with the test, the interval of a significant
-    difference is cut off at 0, and the interval of any other difference is widened to contain 0.
-    """
+    """Return each column − `against`, tested as one family, with step-down p and simultaneous intervals."""
     differences = values - against[:, None]
     adjusted = step_down(differences, flips=flips)
     critical = critical_t(differences, level, flips=flips)
@@ -144,20 +140,28 @@ def simultaneous_differences(
     for column, p, t in zip(values.T, adjusted, critical, strict=True):
         difference = paired_difference(against, column, p)
         if difference is not None:
-            low = high = None
-            difference = replace(difference, level=level)
-            if t is not None and difference.sd and difference.n >= MIN_SCENARIOS and difference.p is not None:
-                half_width = t * difference.sd / sqrt(difference.n)
-                low, high = difference.mean - half_width, difference.mean + half_width
-                if not difference.separated:
-                    low, high = min(low, 0.0), max(high, 0.0)
-                elif difference.mean > 0:
-                    low = max(low, 0.0)
-                else:
-                    high = min(high, 0.0)
-            difference = replace(difference, ci_low=low, ci_high=high)
+            difference = _with_simultaneous_interval(replace(difference, level=level), t)
         family.append(difference)
     return family
+
+
+def _with_simultaneous_interval(difference: Difference, t: float | None) -> Difference:
+    """Replace the interval with one of t standard errors to both sides; without an interval if t is None.
+
+    Step-down tests reject more than single-step intervals do. To agree with the test, the interval of a significant
+    difference is cut off at 0, and the interval of any other difference is widened to contain 0.
+    """
+    if t is None or not difference.sd or difference.n < MIN_SCENARIOS:
+        return replace(difference, ci_low=None, ci_high=None)
+    half_width = t * difference.sd / sqrt(difference.n)
+    low, high = difference.mean - half_width, difference.mean + half_width
+    if not difference.separated:
+        low, high = min(low, 0.0), max(high, 0.0)
+    elif difference.mean > 0:
+        low = max(low, 0.0)
+    else:
+        high = min(high, 0.0)
+    return replace(difference, ci_low=low, ci_high=high)
 
 
 def untested(difference: Difference | None) -> Difference | None:
@@ -167,11 +171,13 @@ def untested(difference: Difference | None) -> Difference | None:
 
 @dataclass(frozen=True, eq=False)
 class AdditiveFit:
-    """The least-squares fit score ~ scenario + column."""
+    """The least-squares fit score ~ scenario + column.
 
-    adjusted_means: Floats  # of the columns, as if all were judged in all core scenarios
+    The adjusted mean of a column is its mean as if it were judged in all core scenarios.
+    """
+
     scenario_effects: Floats  # mean of (score − adjusted mean) in each scenario; NaN if it is not judged
-    pseudo_values: Floats  # scenarios × columns; complete values whose means are `adjusted_means`, for resampling
+    pseudo_values: Floats  # scenarios × columns; complete values whose means are the adjusted means, for resampling
 
 
 def additive_fit(values: Floats, core: Mask) -> AdditiveFit:
@@ -182,7 +188,7 @@ def additive_fit(values: Floats, core: Mask) -> AdditiveFit:
     judged = ~np.isnan(values)
     n, k = values.shape
     if judged.all() and core.all():
-        return AdditiveFit(values.mean(axis=0), values.mean(axis=1) - values.mean(), values)
+        return AdditiveFit(values.mean(axis=1) - values.mean(), values)
     present = judged.astype(np.float64)
     counts = present.sum(axis=1)
     row_counts = np.maximum(counts, 1.0)[:, None]
@@ -199,9 +205,8 @@ def additive_fit(values: Floats, core: Mask) -> AdditiveFit:
     row_means = np.where(judged, values - column_effects, 0.0).sum(axis=1) / np.where(counts > 0, counts, np.nan)
     core_rows = core & (counts > 0)
     overall_mean = float(row_means[core_rows].mean()) if core_rows.any() else float(np.nanmean(row_means))
-    adjusted_means = column_effects + overall_mean
-    pseudo_values = np.asarray(adjusted_means + n * influence).reshape(n, k)
-    return AdditiveFit(adjusted_means, row_means - overall_mean, pseudo_values)
+    pseudo_values = np.asarray(column_effects + overall_mean + n * influence).reshape(n, k)
+    return AdditiveFit(row_means - overall_mean, pseudo_values)
 
 
 def conditional_power(mean: float, sd: float, n_now: int, n_then: int, *, drift: float, critical: float) -> float:

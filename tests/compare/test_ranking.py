@@ -49,14 +49,6 @@ def test_with_too_few_scenarios_nothing_is_decided_for_any_scores(n: int) -> Non
     assert [(row.rank_low, row.rank_high) for row in found.rows] == [(1, 2), (1, 2)]
 
 
-def test_one_scenario_decides_nothing() -> None:
-    found = rank(board(np.array([[2.0, 17.0]])))
-    assert [row.p_best for row in found.rows] == [None, None]
-    assert found.rows[1].to_leader is not None
-    assert found.rows[1].to_leader.p is None
-    assert found.scenarios_needed is None
-
-
 def test_one_row_leads_alone_and_nothing_is_decided() -> None:
     found = rank(board(np.array([[3.0], [4.0]])))
     assert found.leader == named(1)[0]
@@ -124,15 +116,15 @@ def test_decided_leader_is_first_with_certainty_and_no_other_row_can_be() -> Non
         assert all(row.rank_low is not None and row.rank_low >= 2 for row in found.rows[1:])
 
 
-def planned(n: int, n_planned: int = 32) -> RankOptions:
+def planned(n_planned: int = 32) -> RankOptions:
     return RankOptions(design=make_design(f"s{at:03}" for at in range(n_planned)), flips=999, resamples=99)
 
 
 def test_tests_use_the_scenarios_and_the_level_of_the_latest_look() -> None:
     values = world(np.random.default_rng(16), [0, 3.7, 4], 20)
-    found = rank(board(values), planned(20))
+    found = rank(board(values), planned())
     assert (found.look, found.level, found.n_tested, found.n_scenarios) == (Look(2, 4, 16), 0.0182, 16, 20)
-    at_the_look = rank(board(values[:16]), planned(16))
+    at_the_look = rank(board(values[:16]), planned())
     assert [row.to_leader for row in found.rows] == [row.to_leader for row in at_the_look.rows]
     assert found.next_look is not None
     assert found.next_look.look == Look(3, 4, 24)
@@ -142,7 +134,7 @@ def test_tests_use_the_scenarios_and_the_level_of_the_latest_look() -> None:
 
 
 def test_before_the_first_look_nothing_is_decided_and_all_rows_are_tied() -> None:
-    found = rank(board(world(np.random.default_rng(17), [0, 0, 50], 7)), planned(7))
+    found = rank(board(world(np.random.default_rng(17), [0, 0, 50], 7)), planned())
     assert (found.look, found.level, found.decided, len(found.tied)) == (None, 0.0182, False, 2)
     assert found.next_look is not None
     assert found.next_look.look == Look(1, 4, 8)
@@ -153,17 +145,17 @@ def test_before_the_first_look_nothing_is_decided_and_all_rows_are_tied() -> Non
 
 def test_look_is_not_reached_while_a_ranked_row_has_too_few_scenarios_to_be_separated() -> None:
     values = world(np.random.default_rng(18), [0, 0, 50], 8)
-    assert rank(board(values), planned(8)).decided
+    assert rank(board(values), planned()).decided
     values[:2, 0] = NAN
-    assert rank(board(values), planned(8)).look is None, "six of eight cannot reach 0.0182"
-    assert rank(board(values), planned(8, 8)).decided, "six of eight are enough for a single look"
+    assert rank(board(values), planned()).look is None, "six of eight cannot reach 0.0182"
+    assert rank(board(values), planned(8)).decided, "six of eight are enough for a single look"
 
 
 def test_scenario_without_a_waiting_answer_counts_for_a_look_even_if_few_rows_have_it() -> None:
     values = world(np.random.default_rng(19), [0, 0, 50], 8)
     values[7, :2] = NAN
-    assert rank(board(values), planned(8)).look is None
-    finished = RankOptions(design=planned(8).design, finished=frozenset({"s007"}))
+    assert rank(board(values), planned()).look is None
+    finished = RankOptions(design=planned().design, finished=frozenset({"s007"}))
     assert rank(board(values), finished).look == Look(1, 4, 8)
 
 
@@ -269,14 +261,6 @@ def test_the_short_verdict_of_the_simulations_is_that_of_the_board() -> None:
         decided, top = verdict(values, flips=10_000)
         assert found.decided == decided
         assert {found.leader, *found.tied} == {named(8)[at] for at in top}
-
-
-def test_per_persona_there_are_as_many_units_as_personas() -> None:
-    values = world(np.random.default_rng(10), [0, 9], 32)
-    found = rank(board(values, personas=[f"p{at % 4}" for at in range(32)]).by_persona())
-    assert found.too_few
-    assert found.n_scenarios == 4
-    assert not found.decided
 
 
 def test_scenarios_needed_are_named_only_within_reach() -> None:

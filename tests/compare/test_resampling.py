@@ -127,11 +127,6 @@ def test_an_adjusted_p_is_never_below_the_plain_one_and_follows_the_evidence(blo
     assert (adjusted <= 1).all()
 
 
-def test_the_same_data_give_the_same_p_every_time() -> None:
-    block = np.random.default_rng(3).normal(0.5, 1, size=(40, 7))
-    assert step_down(block) == step_down(block.copy())
-
-
 @pytest.mark.parametrize(("n", "missing"), [(6, False), (8, True), (20, True)])
 def test_all_pairs_by_critical_values_are_the_rejections_by_adjusted_p(
     n: int, missing: bool, monkeypatch: pytest.MonkeyPatch

@@ -9,6 +9,7 @@ from tipbench.compare.ranking import Look, Ranking, RankOptions, Row, rank
 from tipbench.plan.design import make_design
 
 NAN = np.nan
+THIRD = np.array([False, False, True])
 
 
 def by_pair(ranking: Ranking) -> dict[Pair, Row]:
@@ -161,7 +162,7 @@ def test_scenario_without_a_waiting_answer_counts_for_a_look_even_if_few_rows_ha
 
 def test_references_are_tested_against_the_leader_and_never_ranked() -> None:
     matrix = board(world(np.random.default_rng(20), [0, 5, 0], 8))
-    candidates, reference = matrix.only([0, 1]), matrix.only([2])
+    candidates, reference = matrix.only(~THIRD), matrix.only(THIRD)
     found = rank(candidates, None, reference)
     assert [row.pair for row in found.references] == list(reference.pairs)
     assert found.beats_reference
@@ -175,7 +176,7 @@ def test_references_are_tested_against_the_leader_and_never_ranked() -> None:
 
 def test_reference_can_be_the_baseline() -> None:
     matrix = board(world(np.random.default_rng(21), [0, 5, 0], 8))
-    found = rank(matrix.only([0, 1]), RankOptions(baseline=named(3)[2]), matrix.only([2]))
+    found = rank(matrix.only(~THIRD), RankOptions(baseline=named(3)[2]), matrix.only(THIRD))
     assert found.rows[0].to_baseline is not None
     assert found.rows[0].to_baseline.separated
 

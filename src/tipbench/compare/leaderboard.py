@@ -258,35 +258,39 @@ class BoardOptions:
 
 def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Leaderboard:
     """Compute the board of the cells; raises UsageError if the baseline is not on it."""
-    pairs, references = _matrices(cells)
+    pair_matrix, reference_matrix = _matrices(cells)
     by, design = options.by, options.design
-    scenarios = pairs.by(by) if by else pairs
-    matrix = scenarios.by_persona() if options.cluster else scenarios
-    references = references.by_persona(scenarios.core) if options.cluster else references
-    if options.baseline is not None and options.baseline not in (*matrix.pairs, *references.pairs):
-        raise UsageError(unknown_pair_message(options.baseline, (*matrix.pairs, *references.pairs), cells))
+    scenario_matrix = pair_matrix.by(by) if by else pair_matrix
+    matrix = scenario_matrix
+    if options.cluster:
+        matrix, reference_matrix = matrix.by_persona(), reference_matrix.by_persona(scenario_matrix.core)
+    available = (*matrix.pairs, *reference_matrix.pairs)
+    if options.baseline is not None and options.baseline not in available:
+        raise UsageError(unknown_pair_message(options.baseline, available, cells))
     unplanned = _why_unplanned(cells, options)
     answering = {merged(cell.pair, by) for cell in cells.cells if not cell.failed}
     silent = frozenset(merged(pair, by) for pair in cells.silent) - answering
     rank_options = RankOptions(
         baseline=options.baseline, design=None if unplanned else design, finished=cells.finished, silent=silent
     )
-    ranking = rank(matrix, rank_options, references)
-    gap = gap_of(scenarios if scenarios.judged.any() else pairs, everywhere=options.cluster is not None)
+    ranking = rank(matrix, rank_options, reference_matrix)
+    # A board by model or prompt may have no means at all. Its gap is then that of the pairs.
+    gap_matrix = scenario_matrix if scenario_matrix.judged.any() else pair_matrix
+    gap = gap_of(gap_matrix, everywhere=options.cluster is not None)
     stale = {merged(pair, by) for pair in cells.only_stale if not is_reference(pair)} - set(matrix.pairs)
     stale_rows = [Row(pair=pair, ranked=False, estimate=None, adjusted_mean=None, stale=True) for pair in sorted(stale)]
     ranking = replace(ranking, gap=gap, rows=(*ranking.rows, *stale_rows))
     if ranking.next_look is not None and design is not None:
         pace = options.judging.minutes_per_answer
         ranking = replace(ranking, next_look=_with_effort(ranking.next_look, design, cells, matrix, pace))
-    all_rows = tuple(_standings((*ranking.rows, *ranking.references), cells, options, scenarios, matrix))
+    all_rows = tuple(_standings((*ranking.rows, *ranking.references), cells, options, scenario_matrix, matrix))
     standings, reference_standings = all_rows[: len(ranking.rows)], all_rows[len(ranking.rows) :]
     runs = [cell.run for cell in cells.cells]
     runs_by_model = {run.params.get("model", ""): run for run in runs}
     hosts = tuple(sorted({run.params["host"] for run in runs if "host" in run.params}))
     flags = {flag for standing in standings for flag in standing.flags}
     obstacle = "no answer has a usable tip" if cells.all_unusable else None
-    if by and pairs.pairs and not shared_by_all(pairs.pairs, by):
+    if by and pair_matrix.pairs and not shared_by_all(pair_matrix.pairs, by):
         obstacle = f"no {OTHER[by]} is shared by all {by}s"
     return Leaderboard(
         experiment=experiment,
@@ -304,15 +308,15 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         by=by,
         ranking=ranking,
         standings=standings,
-        attribution=attribute(pairs),
+        attribution=attribute(pair_matrix),
         scales=options.scales,
         matrix=matrix,
-        references_matrix=references,
+        references_matrix=reference_matrix,
         notes=tuple(board_notes(cells, ranking, flags, hosts, by, options.cluster or "scenario")),
         hosts=hosts,
         where=dict(cells.cell_filter.where),
         judge=cells.cell_filter.judge,
-        n_scenarios=int(scenarios.core.sum()),
+        n_scenarios=int(scenario_matrix.core.sum()),
         obstacle=obstacle,
         references=reference_standings,
         fragile=_is_fragile(ranking, standings, cells),
@@ -334,11 +338,11 @@ def _matrices(cells: BoardCells) -> tuple[ScoreMatrix, ScoreMatrix]:
     scored = [cell for cell in cells.cells if cell.values] if cells.scored else []
     scores = [Score(cell.pair, cell.scenario, cell.persona, cell.values[COMPOSITE]) for cell in scored]
     full = score_matrix(scores, {cell.pair for cell in cells.cells})
-    references = np.array([is_reference(pair) for pair in full.pairs], dtype=bool)
-    candidates = full.only(~references)
-    shared = np.isin(full.scenarios, candidates.scenarios)
-    names = tuple(pair for pair in full.pairs if is_reference(pair))
-    return candidates, replace(candidates, pairs=names, values=full.values[np.ix_(shared, references)])
+    reference_columns = np.array([is_reference(pair) for pair in full.pairs], dtype=bool)
+    reference_pairs = tuple(pair for pair in full.pairs if is_reference(pair))
+    candidates = full.only(~reference_columns)
+    rows = np.isin(full.scenarios, candidates.scenarios)
+    return candidates, replace(candidates, pairs=reference_pairs, values=full.values[np.ix_(rows, reference_columns)])
 
 
 def _why_unplanned(cells: BoardCells, options: BoardOptions) -> str | None:
@@ -372,9 +376,9 @@ def _with_effort(
 
 
 def _standings(
-    rows: Iterable[Row], cells: BoardCells, options: BoardOptions, scenarios: ScoreMatrix, ranked: ScoreMatrix
+    rows: Iterable[Row], cells: BoardCells, options: BoardOptions, scenario_matrix: ScoreMatrix, matrix: ScoreMatrix
 ) -> Iterator[Standing]:
-    """Yield the standing of each row. `ranked` is the matrix `scenarios`, or its means per persona.
+    """Yield the standing of each row. `matrix`, which is ranked, is `scenario_matrix` or its means per persona.
 
     On a board by model, only cells of prompts that all models share are counted, as in the matrix. A board by prompt
     is the reverse.
@@ -392,9 +396,9 @@ def _standings(
         row_cells = groups[row.pair]
         n_scenarios = n_units = row.estimate.n if row.estimate else 0
         if options.cluster:
-            column = ranked.column(row.pair)
-            judged = () if column is None else np.array(ranked.scenarios)[ranked.judged[:, column]]
-            n_scenarios = int((np.isin(scenarios.personas, judged) & scenarios.core).sum())
+            column = matrix.column(row.pair)
+            judged_personas = () if column is None else np.array(matrix.scenarios)[matrix.judged[:, column]]
+            n_scenarios = int((np.isin(scenario_matrix.personas, judged_personas) & scenario_matrix.core).sum())
         scored = [(cell.scenario, cell.values) for cell in row_cells]
         measured = [(cell.scenario, cell.values or cell.measured) for cell in row_cells]
         means = {name: _metric_mean(name, scored) for name in options.scales}

@@ -138,7 +138,7 @@ class Coverage:
     """Numbers of scenarios. A scenario is covered if at least half of the candidate rows are scored in it."""
 
     people: int  # covered by people
-    rules: int  # covered by automatic judges
+    automatic: int  # covered by automatic judges
     scenarios: int  # all
 
 
@@ -299,7 +299,7 @@ def _coverage(runs: Sequence[tuple[StoredRun, CellScores]]) -> Coverage:
     scenarios: set[str] = set()
     # For each scenario, the rows judged by people, scored by an automatic judge, and without a usable tip.
     people: dict[str, set[Pair]] = defaultdict(set)
-    rules: dict[str, set[Pair]] = defaultdict(set)
+    automatic: dict[str, set[Pair]] = defaultdict(set)
     floored: dict[str, set[Pair]] = defaultdict(set)
     for (run, scores), pair in zip(runs, pairs, strict=True):
         if pair in rows:
@@ -309,7 +309,7 @@ def _coverage(runs: Sequence[tuple[StoredRun, CellScores]]) -> Coverage:
                 judged = floored if run.tags.get("floored") == "true" else people
                 judged[scenario].add(pair)
             if scores.provisional:
-                rules[scenario].add(pair)
+                automatic[scenario].add(pair)
 
     def count_covered(scored: Mapping[str, set[Pair]]) -> int:
         """Count the scenarios in which at least half of the rows are scored or floored, and at least one is scored."""
@@ -317,7 +317,7 @@ def _coverage(runs: Sequence[tuple[StoredRun, CellScores]]) -> Coverage:
             2 * len(scored_rows | floored.get(scenario, set())) >= len(rows) for scenario, scored_rows in scored.items()
         )
 
-    return Coverage(count_covered(people), count_covered(rules), len(scenarios))
+    return Coverage(count_covered(people), count_covered(automatic), len(scenarios))
 
 
 def _drop_older_references(cells: list[BoardCell]) -> list[BoardCell]:

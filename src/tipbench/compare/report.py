@@ -235,8 +235,8 @@ def difference_text(difference: Difference | None) -> str | None:
     return f"{number(difference.mean, '+.2f')} ({bounds})" if bounds else number(difference.mean, "+.2f")
 
 
-def probability_text(p: float | None) -> str | None:
-    """Format a resampled probability. It is never 0 or 100 %, because resampling cannot establish either."""
+def chance_text(p: float | None) -> str | None:
+    """Format a probability from resampling: never 0 % or 100 %, because resampling cannot establish either."""
     if p is None:
         return None
     if p < 0.005:
@@ -246,7 +246,7 @@ def probability_text(p: float | None) -> str | None:
 
 def best_text(board: Leaderboard, standing: Standing) -> str | None:
     """Format the probability of being best; None if there are too few scenarios to resample."""
-    return None if board.ranking.too_few else probability_text(standing.row.p_best)
+    return None if board.ranking.too_few else chance_text(standing.row.p_best)
 
 
 def p_text(difference: Difference | None) -> str | None:

@@ -265,11 +265,11 @@ def _board_page(
 def _score_sources(url: BoardUrl, board: Leaderboard) -> list[tuple[str, str | None, bool]]:
     """Return the two sources of scores: label, URL or None if it cannot be chosen, whether it is the current source."""
     coverage = board.coverage
-    if coverage is None or not coverage.rules:
+    if coverage is None or not coverage.automatic:
         return []
     is_enough = coverage.people >= min(MIN_SCENARIOS, coverage.scenarios)
     people = f"People: {coverage.people} of {plural(coverage.scenarios, 'scenario')}"
-    rules = f"Rules: {coverage.rules} of {coverage.scenarios}"
+    rules = f"Rules: {coverage.automatic} of {coverage.scenarios}"
     return [
         (people, url.with_changes(provisional=False) if is_enough else None, not board.provisional),
         (rules, url.with_changes(provisional=True, judge=None), board.provisional),

@@ -34,13 +34,6 @@ def test_similar_rows_are_tied_with_the_needed_scenarios() -> None:
     assert found.smallest_detectable is not None
 
 
-def test_differences_are_row_minus_leader() -> None:
-    found = rank(board(world(np.random.default_rng(2), [5, 0], 8)))
-    assert found.rows[0].to_leader is None
-    assert found.rows[1].to_leader is not None
-    assert found.rows[1].to_leader.mean < 0
-
-
 @pytest.mark.parametrize("n", [1, 5])
 def test_with_too_few_scenarios_nothing_is_decided_for_any_scores(n: int) -> None:
     found = rank(board(np.array([[2.0, 17.0]] * n)))
@@ -48,22 +41,6 @@ def test_with_too_few_scenarios_nothing_is_decided_for_any_scores(n: int) -> Non
     assert found.too_few
     assert found.tied == (named(2)[0],)
     assert [(row.rank_low, row.rank_high) for row in found.rows] == [(1, 2), (1, 2)]
-
-
-def test_one_row_leads_alone_and_nothing_is_decided() -> None:
-    found = rank(board(np.array([[3.0], [4.0]])))
-    assert found.leader == named(1)[0]
-    assert not found.decided
-    assert found.tied == ()
-    assert (found.rows[0].rank_low, found.rows[0].rank_high, found.rows[0].p_best) == (1, 1, 1.0)
-
-
-def test_an_empty_board_has_no_leader() -> None:
-    found = rank(score_matrix([], pairs=[Pair("a", "v1")]))
-    assert found.leader is None
-    assert not found.decided
-    assert found.rows[0].estimate is None
-    assert found.rows[0].rank is None
 
 
 def test_identical_rows_share_their_rank_and_are_tied() -> None:

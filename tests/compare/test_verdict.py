@@ -20,7 +20,7 @@ import tipbench
 from support.judged import scored
 from tipbench.compare.duels import Duel, duel_table
 from tipbench.compare.leaderboard import BoardOptions, JudgingRecord, Leaderboard, make_board, read_judging
-from tipbench.compare.matrix import Pair, pair_json
+from tipbench.compare.matrix import Pair
 from tipbench.compare.ranking import RankOptions, rank
 from tipbench.compare.report import State, state_of
 from tipbench.compare.verdict import verdict_text
@@ -166,7 +166,7 @@ def test_rows_that_are_not_judged_forbid_a_decision_and_are_named() -> None:
 def test_row_that_is_judged_in_too_few_scenarios_is_not_separated_and_therefore_tied() -> None:
     found = made({A: LOW, B: HIGH, C: [*LOW[:5], *[None] * 3]})
     verdict, rows = found.to_json()["verdict"], {row.pair: row for row in found.standings}
-    assert (verdict["leader"], verdict["tied_with_leader"], verdict["decided"]) == (pair_json(B), [pair_json(C)], False)
+    assert (verdict["leader"], verdict["tied_with_leader"], verdict["decided"]) == (B.to_json(), [C.to_json()], False)
     assert "every other ranked pair is clearly worse." in found.verdict
     assert "Not decided: c:1b/v1 (judged in 5 scenarios) may still lead." in found.verdict
     assert "oo close" not in found.verdict

@@ -13,7 +13,7 @@ import numpy as np
 from tipbench.compare.cells import BoardCells, short_tag
 from tipbench.compare.gate import check_on_board
 from tipbench.compare.leaderboard import COMPOSITE, CONDITIONS
-from tipbench.compare.matrix import Pair, pair_json
+from tipbench.compare.matrix import Pair
 from tipbench.compare.report import markdown_table, plain_markdown
 from tipbench.compare.statistics import Difference, estimate_json, simultaneous_differences
 from tipbench.compare.verdict import excluded_text, filter_text
@@ -37,8 +37,8 @@ class PairComparison:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form specified in PRODUCT.md, plus `mapped_to` if the names differ."""
         return {
-            **(pair_json(self.pair) or {}),
-            **({"mapped_to": pair_json(self.other)} if self.other else {}),
+            **self.pair.to_json(),
+            **({"mapped_to": self.other.to_json()} if self.other else {}),
             "n_scenarios": self.n_scenarios,
             "first": self.first,
             "second": self.second,

@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 
 from tipbench.compare.cells import BoardCell, BoardCells, as_row, floor_values
 from tipbench.compare.leaderboard import COMPOSITE
-from tipbench.compare.matrix import Pair, Score, pair_json, score_matrix
+from tipbench.compare.matrix import Pair, Score, score_matrix
 from tipbench.compare.resampling import TOLERANCE, step_down
 from tipbench.compare.statistics import Difference, estimate_json, paired_difference, scenarios_needed
 from tipbench.compare.verdict import unknown_pair_message
@@ -85,8 +85,8 @@ class GateResult:
         """Return the JSON form; unknown values are None."""
         evidence = {field.name: getattr(self.evidence, field.name, None) for field in fields(GateEvidence)}
         return {
-            "candidate": pair_json(self.candidate),
-            "baseline": pair_json(self.baseline),
+            "candidate": self.candidate.to_json(),
+            "baseline": self.baseline.to_json(),
             "outcome": str(self.outcome),
             "difference": estimate_json(self.difference),
             "margin": self.margin,

@@ -107,16 +107,15 @@ def board_context(
 
 def _conditions(board: Leaderboard) -> list[tuple[str, str]]:
     """Return the conditions shared by all cells of the board, with the sampling options as separate entries."""
-    given = {name: str(value) for name, value in board.conditions.items() if value}
+    conditions = {name: str(value) for name, value in board.conditions.items() if value}
     try:
-        sampling = json.loads(given.pop("sampling", "{}"))
+        sampling = json.loads(conditions.pop("sampling", "{}"))
     except ValueError:
         sampling = None
-    more = sampling.items() if isinstance(sampling, dict) else ()
-    return [
-        *given.items(),
-        *((str(name), f"{each:g}" if isinstance(each, float) else str(each)) for name, each in more),
-    ]
+    shown = list(conditions.items())
+    if isinstance(sampling, dict):
+        shown += [(name, f"{value:g}" if isinstance(value, float) else str(value)) for name, value in sampling.items()]
+    return shown
 
 
 def _heat_grid(board: Leaderboard) -> Grid:
@@ -202,11 +201,10 @@ def judging_summary(board: Leaderboard | None, status: JudgingStatus) -> dict[st
 
 
 def _judge_grid(status: JudgingStatus) -> Grid:
-    newest = {  # the history is oldest first, so later sheets replace earlier ones
-        (sheet.judge, sheet.provisional): {each["scale"]: each for each in scales}
-        for sheet in status.history
-        if (scales := (sheet.drift or {}).get("scales"))
-    }
+    newest: dict[tuple[str, bool], dict[str, Any]] = {}  # (judge, provisional) → drift of each scale
+    for sheet in status.history:  # oldest first, so later sheets replace earlier ones
+        if scales := (sheet.drift or {}).get("scales"):
+            newest[sheet.judge, sheet.provisional] = {each["scale"]: each for each in scales}
     names = list(dict.fromkeys(name for scales in newest.values() for name in scales))
 
     def bias(scale: Mapping[str, Any] | None) -> str:

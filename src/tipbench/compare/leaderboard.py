@@ -33,7 +33,6 @@ from tipbench.compare.matrix import (
     ScoreMatrix,
     Side,
     merged,
-    pair_json,
     score_matrix,
     shared_by_all,
 )
@@ -209,7 +208,7 @@ class Leaderboard:
             "conditions": dict(self.conditions),
             "judges": list(self.judges),
             "provisional": self.provisional,
-            "baseline": pair_json(self.baseline),
+            "baseline": self.baseline.to_json() if self.baseline else None,
             "cluster": self.cluster,
             "by": self.by,
             "where": dict(self.where),
@@ -217,8 +216,8 @@ class Leaderboard:
             "exclude": list(self.exclude),
             "verdict": {
                 "text": self.verdict,
-                "leader": pair_json(ranking.leader),
-                "tied_with_leader": [pair_json(pair) for pair in ranking.tied],
+                "leader": ranking.leader.to_json() if ranking.leader else None,
+                "tied_with_leader": [pair.to_json() for pair in ranking.tied],
                 "decided": ranking.decided,
                 "fragile": self.fragile,
                 "level": ranking.level,
@@ -319,7 +318,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         n_scenarios=int(scenario_matrix.core.sum()),
         obstacle=obstacle,
         references=reference_standings,
-        fragile=_is_fragile(ranking, standings, cells),
+        fragile=_decision_is_fragile(ranking, standings, cells),
         unplanned=unplanned,
         exclude=cells.cell_filter.exclude,
         judging=options.judging,
@@ -457,7 +456,7 @@ def _flags(row: Row, cells: Sequence[BoardCell], *, stale: bool) -> Iterator[str
             yield name
 
 
-def _is_fragile(ranking: Ranking, standings: Sequence[Standing], cells: BoardCells) -> bool:
+def _decision_is_fragile(ranking: Ranking, standings: Sequence[Standing], cells: BoardCells) -> bool:
     """Return whether a few more unusable answers of the leader would undo the decision."""
     usable = next((standing.usable for standing in standings if standing.pair == ranking.leader), None)
     if not ranking.decided or usable is None or cells.rubric_content is None:

@@ -35,10 +35,8 @@ class Pair:
     def __str__(self) -> str:
         return f"{self.model}/{self.prompt}"
 
-
-def pair_json(pair: Pair | None) -> dict[str, str] | None:
-    """Return the JSON form of a pair; None for None."""
-    return None if pair is None else {"model": pair.model, "prompt_version": pair.prompt}
+    def to_json(self) -> dict[str, str]:
+        return {"model": self.model, "prompt_version": self.prompt}
 
 
 def merged(pair: Pair, by: Side | None) -> Pair:

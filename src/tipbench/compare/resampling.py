@@ -255,8 +255,8 @@ class _AllPairs:
         patterns, self._pattern = np.unique(judged, axis=1, return_inverse=True)
         present = judged.astype(np.float64)
         self._counts = present.T @ present
-        cross = (centred**2).T @ present
-        squares = cross + cross.T - 2 * centred.T @ centred
+        cross = (centred**2).T @ present  # [i, j]: sum of squares of column i over the scenarios of column j
+        squares = cross + cross.T - 2 * centred.T @ centred  # of the differences of columns i and j
         testable = (squares > 1e-12 * (cross + cross.T)) & (self._counts >= 2)
         np.fill_diagonal(testable, val=False)
         scale = np.divide(1.0, self._counts * squares, out=np.zeros_like(squares), where=testable)

@@ -1,4 +1,4 @@
-"""The board page in each state of an experiment: answer card, next step, layout, and tasks by keyboard and touch."""
+"""The board page in each state of an experiment: summary card, next step, layout, and tasks by keyboard and touch."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def test_each_state_has_its_card_and_next_step(visit: Visit, site: Site, axe: Ax
     title, offers = STATES[state]
     sight = visit(site, width=1024)
     assert list(load_faults(sight, board_of(state))) == []
-    card = sight.page.locator(".answer-card")
+    card = sight.page.locator(".summary-card")
     assert card.get_by_role("heading").inner_text().startswith(title)
-    assert card.locator(".answer-next").inner_text().startswith("Next: ")
+    assert card.locator(".summary-next").inner_text().startswith("Next: ")
     text = sight.page.locator("main").inner_text()
     assert [offer for offer in offers if offer not in text] == []
     for width, scheme in ((1360, "light"), (1024, "dark"), (360, "light")):

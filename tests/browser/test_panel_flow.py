@@ -152,11 +152,11 @@ def import_sheet(page: Page, file: Path) -> None:
 
 
 def read_the_board(page: Page, experiment: str) -> None:
-    """Check the answer card and both rows, also with another baseline."""
+    """Check the summary card and both rows, also with another baseline."""
     page.get_by_role("link", name="Leaderboard", exact=True).click()
-    page.locator(".answer-card").wait_for()
+    page.locator(".summary-card").wait_for()
     page.wait_for_load_state()
-    assert TEMPLATE in page.locator(".answer-lines").inner_text()
+    assert TEMPLATE in page.locator(".summary-lines").inner_text()
     assert page.locator("tbody th.row-name").count() == 2
     page.locator(".baseline-form button").wait_for(state="hidden")  # the script is ready
     page.locator("#choose-baseline").select_option(f"{EMBEDDED}/v1")  # goes there by itself

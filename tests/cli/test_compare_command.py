@@ -91,7 +91,7 @@ def test_the_planted_winner_leads_and_is_decided() -> None:
     assert (found["rubric"], found["judges"], found["provisional"]) == ("tip-v1", ["anna"], False)
 
 
-def test_the_table_has_the_answer_card_above_and_the_attribution_below() -> None:
+def test_the_table_has_the_summary_card_above_and_the_attribution_below() -> None:
     ended = compared(JUDGED)
     card, _, rest = ended.stdout.partition("\n\n")
     lines = rest.splitlines()

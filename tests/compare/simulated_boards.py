@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tipbench.compare.attribution import attribute
 from tipbench.compare.matrix import Pair, ScoreMatrix
 from tipbench.compare.ranking import Ranking, RankOptions, rank
-from tipbench.compare.statistics import Unknown, is_fragile, mean_estimate
+from tipbench.compare.statistics import Estimate, Unknown, is_fragile, mean_estimate
 from tipbench.plan.design import make_design
 
 Floats = NDArray[np.float64]
@@ -97,6 +97,11 @@ def with_gaps(rng: np.random.Generator, values: Floats, share: float, *, low: bo
     return np.where(rng.random(values.shape) < chance, np.nan, values)
 
 
+def missing_text(share: float, *, low: bool = False) -> str:
+    """The part of a world's name for its gaps."""
+    return f", {share:.0%} missing{' (low ones more often)' if low else ''}" if share else ""
+
+
 # Boards
 
 
@@ -150,12 +155,10 @@ def decided_falsely(effects: Sequence[float], n: int, world: World, gaps: float 
         )
 
     kind = next(name for name, each in WORLDS.items() if each is world)
-    missing = f", {gaps:.0%} missing{' (low ones more often)' if low else ''}" if gaps else ""
     pairs = "all equal" if len(set(effects)) == 1 and len(effects) > 2 else "two equal on top"
-    return Claim(
-        "`decided` falsely", f"{len(effects)} pairs, {pairs}, n = {n}, {kind}{missing}", rate, at_most=0.06,
-        short=kind in ("normal", "ceiling") and n == 8 and gaps in (0.0, 0.1),
-    )  # fmt: skip
+    label = f"{len(effects)} pairs, {pairs}, n = {n}, {kind}{missing_text(gaps, low=low)}"
+    short = kind in ("normal", "ceiling") and n == 8 and gaps in (0.0, 0.1)
+    return Claim("`decided` falsely", label, rate, at_most=0.06, short=short)
 
 
 def looks_decided_falsely(effects: Sequence[float], world: World, name: str, gaps: float = 0.0) -> Claim:
@@ -166,8 +169,7 @@ def looks_decided_falsely(effects: Sequence[float], world: World, name: str, gap
             ever += any(board(values[:at], design=32).decided for at in LOOKS)
         return ever / worlds
 
-    missing = f", {gaps:.0%} missing" if gaps else ""
-    label = f"{len(effects)} pairs, two equal on top, looks at 8, 16, 24, 32, {name}{missing}"
+    label = f"{len(effects)} pairs, two equal on top, looks at 8, 16, 24, 32, {name}{missing_text(gaps)}"
     return Claim("`decided` falsely at any of four looks", label, rate, at_most=0.06, worlds=4000, short=name == "ties")
 
 
@@ -218,8 +220,7 @@ def best_in_tied_set(
             inside += best in top(found) & counted
         return inside / worlds
 
-    missing = f", {gaps:.0%} missing{' (low ones more often)' if low else ''}" if gaps else ""
-    label = f"12 pairs, lead {max(effects):g}, n = {n}{missing}{', planned looks' if looks else ''}"
+    label = f"12 pairs, lead {max(effects):g}, n = {n}{missing_text(gaps, low=low)}{', planned looks' if looks else ''}"
     if ranked:
         return Claim("true best is ranked, and leads or is tied", label, rate, worlds=1000)
     return Claim(
@@ -245,21 +246,23 @@ def decided_rightly(size: float, n: int, *, looks: bool, required: bool = True) 
     return Claim("`decided` rightly", label, rate, at_least=0.9 if required else None, worlds=1000, short=required)
 
 
+def covers(estimate: Estimate | None, truth: float) -> bool:
+    if estimate is None or estimate.ci_low is None or estimate.ci_high is None:
+        return False
+    return estimate.ci_low <= truth <= estimate.ci_high
+
+
 def interval_covers(n: int, world: World, name: str, gaps: float, *, low: bool = False, required: bool = True) -> Claim:
     def rate(rng: np.random.Generator, worlds: int) -> float:
         inside = 0
         for _ in range(worlds):
             values = with_gaps(rng, world(rng, [0.0] * 12, n), gaps, low=low)
-            found = mean_estimate(values[:, 0])
-            inside += bool(
-                found and found.ci_low is not None and found.ci_high is not None and found.ci_low <= 10 <= found.ci_high
-            )
+            inside += covers(mean_estimate(values[:, 0]), 10)
         return inside / worlds
 
-    missing = f", {gaps:.0%} missing{' (low ones more often)' if low else ''}" if gaps else ""
     return Claim(
         "interval of a row covers its mean",
-        f"n = {n}, {name}{missing}",
+        f"n = {n}, {name}{missing_text(gaps, low=low)}",
         rate,
         at_most=0.97 if required else None,
         at_least=0.93 if required else None,
@@ -273,13 +276,7 @@ def unusable_interval(n: int, share: float) -> Claim:
         truth, inside = share * FLOOR + (1 - share) * 10, 0
         for _ in range(worlds):
             values = np.where(rng.random(n) < share, FLOOR, rng.normal(10, 2, n))
-            found = mean_estimate(values)
-            inside += bool(
-                found
-                and found.ci_low is not None
-                and found.ci_high is not None
-                and found.ci_low <= truth <= found.ci_high
-            )
+            inside += covers(mean_estimate(values), truth)
         return inside / worlds
 
     return Claim(

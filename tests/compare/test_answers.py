@@ -24,9 +24,9 @@ def driver() -> SheetDriver:
     return driver
 
 
-def read(driver: SheetDriver, question: CellFilter | None = None) -> tuple[Leaderboard, tuple[ScenarioAnswers, ...]]:
-    question = question or CellFilter()
-    cells = read_board(driver.store, driver.experiment.experiment_id, question)
+def read(driver: SheetDriver, cell_filter: CellFilter | None = None) -> tuple[Leaderboard, tuple[ScenarioAnswers, ...]]:
+    cell_filter = cell_filter or CellFilter()
+    cells = read_board(driver.store, driver.experiment.experiment_id, cell_filter)
     made = make_board(driver.experiment.name, cells, BoardOptions(scales=SCALES))
     return made, read_answers(driver.store, driver.experiment, made, cells)
 

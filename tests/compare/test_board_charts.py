@@ -24,11 +24,11 @@ from tipbench.compare.charts import (
     front_of,
     heat_map,
     heat_rows,
+    ink_on,
     labels_of,
     pareto,
     place_labels,
     points_of,
-    readable,
     shade,
 )
 from tipbench.compare.leaderboard import Leaderboard
@@ -181,7 +181,7 @@ def test_a_board_by_model_has_no_heat_map() -> None:
 @given(share=st.floats(0, 1))
 def test_a_number_has_enough_contrast_on_its_cell(theme: Any, share: float) -> None:
     fill = shade(theme, share, 0.0, 1.0)
-    assert contrast(fill, readable(fill)) >= 4.5
+    assert contrast(fill, ink_on(fill)) >= 4.5
 
 
 def contrast(one: str, other: str) -> float:
@@ -211,14 +211,14 @@ points = st.lists(
 @settings(max_examples=30)
 @given(points)
 def test_the_front_has_the_rows_that_no_other_beats_in_both(given_points: list[Point]) -> None:
-    complete = [point for point in given_points if point.complete]
+    ranked = [point for point in given_points if point.ranked]
     front = front_of(given_points)
-    for point in complete:
+    for point in ranked:
         beaten = any(
             other.latency <= point.latency
             and other.composite >= point.composite
             and (other.latency, other.composite) != (point.latency, point.composite)
-            for other in complete
+            for other in ranked
         )
         same = any((p.latency, p.composite) == (point.latency, point.composite) for p in front)
         assert same is not beaten

@@ -7,7 +7,7 @@ from support.judged import scored
 from tipbench.compare.leaderboard import BoardOptions, make_board
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import to_csv, to_markdown
-from tipbench.compare.verdict import excluded_text, filter_text, unknown_pair_message
+from tipbench.compare.verdict import unknown_pair_message
 
 A, B = Pair("a:1b", "v1"), Pair("b:1b", "v1")
 LOW = [9.0, 12.0, 10.5, 8.0, 13.0, 11.0, 9.5, 12.5]
@@ -26,16 +26,6 @@ def test_an_unscored_board_is_not_provisional() -> None:
     assert make_board("tip-bench-x", cells, BoardOptions()).verdict.startswith(
         "Not judged yet: 2 pairs without scores."
     )
-
-
-def test_the_query_is_described_in_words() -> None:
-    assert filter_text({}, None) == ""
-    assert filter_text({"a": "1"}, "anna") == "only cells with a=1; only anna's scores"
-
-
-def test_numbers_and_verbs_agree() -> None:
-    assert excluded_text(1, "of it") == "1 run of it is excluded"
-    assert excluded_text(2, "of it") == "2 runs of it are excluded"
 
 
 def test_an_unknown_pair_and_a_stale_pair_have_different_messages() -> None:

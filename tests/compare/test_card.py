@@ -1,4 +1,4 @@
-"""The answer card: one state for each situation, and plain sentences with the numbers of the board."""
+"""The summary card: one state for each situation, and plain sentences with the numbers of the board."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.judged import scored
-from tipbench.compare.card import AnswerCard, answer_card
+from tipbench.compare.card import SummaryCard, summary_card
 from tipbench.compare.cells import Coverage
 from tipbench.compare.leaderboard import BoardOptions, JudgingRecord, ModelSize, make_board
 from tipbench.compare.matrix import Pair
@@ -22,13 +22,13 @@ LOW = [value - 4 - at % 2 for at, value in enumerate(GOOD)]
 EVEN = [value + (1.0, -1.1)[at % 2] for at, value in enumerate(GOOD)]
 
 
-def card(columns: Mapping[Pair, Sequence[float | None]], **changes: Any) -> AnswerCard:
+def card(columns: Mapping[Pair, Sequence[float | None]], **changes: Any) -> SummaryCard:
     cells = scored(columns, **changes.pop("cells", {}))
     design = make_design(cell.scenario for cell in cells.cells) if changes.pop("planned", True) else None
     options = BoardOptions(scales=("tone",), design=design, by=changes.get("by"))
     made = make_board("tip-bench-x", cells, options)
     sizes = {"a:3b": ModelSize(3.2, 2 * 2**30), "b:1b": ModelSize(1.0, None)}
-    return answer_card(replace(made, **{"span": (2.0, 17.0), "sizes": sizes, **changes}))
+    return summary_card(replace(made, **{"span": (2.0, 17.0), "sizes": sizes, **changes}))
 
 
 def test_a_decided_board_names_the_pair_to_use_and_how_to_record_it() -> None:
@@ -81,7 +81,7 @@ def test_the_chance_of_being_best_is_that_among_the_ranked() -> None:
 def test_minutes_and_chance_are_part_of_the_next_step() -> None:
     made = make_board("tip-bench-x", scored({A: GOOD, B: EVEN}), BoardOptions())
     look = NextLook(Look(2, 4, 16), power=0.62, scenarios=8, answers=16, minutes=25.2)
-    found = answer_card(replace(made, ranking=replace(made.ranking, next_look=look)))
+    found = summary_card(replace(made, ranking=replace(made.ranking, next_look=look)))
     assert found.next == "Next: judge 8 more scenarios (16 answers), about 25 minutes, 62 % chance to decide."
 
 
@@ -92,13 +92,13 @@ def test_minutes_and_chance_are_part_of_the_next_step() -> None:
 def test_an_unknown_or_small_chance_is_part_of_the_next_step(power: float | None, ending: str) -> None:
     made = make_board("tip-bench-x", scored({A: GOOD, B: EVEN}), BoardOptions())
     look = NextLook(Look(2, 4, 16), power=power, scenarios=8, answers=16)
-    found = answer_card(replace(made, ranking=replace(made.ranking, next_look=look)))
+    found = summary_card(replace(made, ranking=replace(made.ranking, next_look=look)))
     assert found.next == f"Next: judge 8 more scenarios (16 answers){ending}"
 
 
 def test_a_tie_without_a_planned_look_names_the_effort_that_would_decide_and_why_there_is_no_look() -> None:
     made = make_board("tip-bench-x", scored({A: GOOD, B: EVEN}), BoardOptions(judging=JudgingRecord(1.5)))
-    found = answer_card(replace(made, ranking=replace(made.ranking, scenarios_needed=24)))
+    found = summary_card(replace(made, ranking=replace(made.ranking, scenarios_needed=24)))
     assert found.state == "tied"
     assert found.next == (
         "Next: collect and judge 16 more scenarios (32 answers), about 48 minutes, 80 % chance to decide."
@@ -118,7 +118,7 @@ def test_a_reference_that_is_better_comes_first() -> None:
 
 def test_a_reference_alone_ranks_nothing_and_needs_a_model() -> None:
     found = card({TEMPLATE: GOOD})
-    assert (found.state, found.title) == ("unranked", "No answer yet: too little is collected")
+    assert (found.state, found.title) == ("unranked", "No ranking yet: too little is collected")
     assert found.lines == ("Nothing to rank: only the reference baseline:template is recorded.",)
     assert found.next == "Next: collect a model with a prompt, which can be ranked."
 
@@ -139,7 +139,7 @@ def test_provisional_scores_are_never_called_sure() -> None:
     ],
 )
 def test_the_next_step_after_rules_is_what_people_have_not_judged(people: int, next_step: str) -> None:
-    cells = {"provisional": True, "judges": ("rules",), "covered": Coverage(people, 8, 8)}
+    cells = {"provisional": True, "judges": ("rules",), "coverage": Coverage(people, 8, 8)}
     assert card({A: GOOD, B: LOW}, cells=cells).next.startswith(next_step)
 
 

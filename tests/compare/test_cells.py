@@ -54,9 +54,9 @@ def by_rules(*judgements: Judgement) -> CellScores:
     return CellScores({}, {each.judge: each for each in judgements})
 
 
-def chosen(cells: Sequence[StoredRun | Cell], **question: Any) -> BoardCells:
+def chosen(cells: Sequence[StoredRun | Cell], **filters: Any) -> BoardCells:
     pairs = [each if isinstance(each, tuple) else (each, NO_SCORES) for each in cells]
-    return select_cells(pairs, CellFilter(**question))
+    return select_cells(pairs, CellFilter(**filters))
 
 
 def composites(board: BoardCells) -> dict[str, float | None]:
@@ -125,8 +125,8 @@ def test_pending_and_failed_cells_are_included_without_a_score() -> None:
 def test_a_failed_cell_is_never_scored_even_with_stored_metrics() -> None:
     failed = run(A, composite=12.0, state="failed")
     stored = CellScores({"anna": given_by("anna", 12.0)}, {"rules": given_by("rules", 12.0)})
-    for question in ({}, {"provisional": True}):
-        board = chosen([(failed, stored), run(B)], **question)
+    for filters in ({}, {"provisional": True}):
+        board = chosen([(failed, stored), run(B)], **filters)
         assert composites(board)[failed.run_id] is None
 
 

@@ -80,10 +80,6 @@ def test_a_pair_without_scores_may_be_chosen_and_it_shows() -> None:
     assert decision.findings == ("a:1b/v2 has no scores: there is no evidence for or against it.",)
 
 
-def test_a_pair_alone_is_compared_with_nothing() -> None:
-    assert "nothing to compare it with" in decided({A: HIGH}, A).findings[0]
-
-
 def test_that_scores_are_provisional_comes_first() -> None:
     decision = decided({A: HIGH, B: LOW}, A, provisional=True, judges=("rules",))
     assert decision.findings[0] == "The scores are provisional: by rules, not by people."

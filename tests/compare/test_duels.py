@@ -135,11 +135,6 @@ def test_no_duels_are_unknown() -> None:
     assert isinstance(duel_table([]), Unknown)
 
 
-def test_a_row_against_itself_is_refused() -> None:
-    with pytest.raises(ValueError, match="itself"):
-        duel_table([Duel(A, A, "s", "first")])
-
-
 def test_strengths_agree_with_a_logistic_regression_when_there_is_much_data() -> None:
     from statsmodels.api import GLM, families
 

@@ -70,18 +70,6 @@ def test_p_is_adjusted_over_the_pairs() -> None:
     assert p[1] >= p[0]
 
 
-def test_intervals_agree_with_the_adjusted_p() -> None:
-    slightly = [one + 0.5 + 0.9 * wave for one, wave in zip(LOW, WAVE, strict=True)]
-    noise = [one + wave for one, wave in zip(LOW, WAVE[::-1], strict=True)]
-    found = compared(scored({A: LOW, B: LOW, C: LOW}), scored({A: slightly, B: noise, C: HIGH}))
-    differences = [pair.difference for pair in found.pairs if pair.difference]
-    assert {each.separated for each in differences} == {True, False}
-    for each in differences:
-        assert each.ci_low is not None
-        assert each.ci_high is not None
-        assert (each.ci_low < 0 < each.ci_high or 0 in (each.ci_low, each.ci_high)) is not each.separated
-
-
 def test_only_scenarios_that_both_are_judged_in_count() -> None:
     first = scored({A: [None, *LOW[1:]]})
     second = scored({A: [*HIGH[:6], None, HIGH[7]]})
@@ -213,5 +201,5 @@ def test_markdown_has_notes_and_csv_has_a_provisional_column() -> None:
 
 def test_a_filter_is_noted() -> None:
     selection = CellFilter({"suite": "tips"}, "anna")
-    notes = compared(scored({A: LOW}, question=selection), scored({A: HIGH}, question=selection)).notes
+    notes = compared(scored({A: LOW}, cell_filter=selection), scored({A: HIGH}, cell_filter=selection)).notes
     assert "Only cells with suite=tips; only anna's scores." in notes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -28,17 +28,13 @@ def focused(cells: BoardCells) -> Focus | None:
     return focus(cells, make_board("", cells, BoardOptions()).ranking)
 
 
-def cells_of(columns: Mapping[Pair, Sequence[float | None]]) -> BoardCells:
-    return scored(columns)
-
-
 def tied_top() -> dict[Pair, Sequence[float | None]]:
     """A and B tie, C, D and E are far behind; three scenarios are open for all."""
     return {A: [*LOW, *OPEN], B: [*NEAR, *OPEN], C: [*FAR, *OPEN], D: [*FAR, *OPEN], E: [*FAR, *OPEN]}
 
 
 def test_only_the_leader_and_what_ties_with_it_is_worth_judging() -> None:
-    found = focused(cells_of(tied_top()))
+    found = focused(scored(tied_top()))
     assert found is not None
     assert set(found.pairs) == {A, B}
     assert found.pairs[0] == B, "the leader first"
@@ -47,16 +43,16 @@ def test_only_the_leader_and_what_ties_with_it_is_worth_judging() -> None:
 
 
 def test_a_decided_board_has_no_focus() -> None:
-    assert focused(cells_of({A: [*LOW, *OPEN], C: [*FAR, *OPEN]})) is None
+    assert focused(scored({A: [*LOW, *OPEN], C: [*FAR, *OPEN]})) is None
 
 
 def test_without_a_leader_or_without_an_open_cell_there_is_no_focus() -> None:
-    assert focused(cells_of({A: [None] * 8, B: [None] * 8})) is None
-    assert focused(cells_of({A: LOW, B: NEAR})) is None
+    assert focused(scored({A: [None] * 8, B: [None] * 8})) is None
+    assert focused(scored({A: LOW, B: NEAR})) is None
 
 
 def test_a_pair_with_too_few_scores_to_be_ranked_is_judged_too() -> None:
-    found = focused(cells_of({A: LOW, C: FAR, B: [*NEAR[:5], *OPEN]}))
+    found = focused(scored({A: LOW, C: FAR, B: [*NEAR[:5], *OPEN]}))
     assert found is not None
     assert found.pairs == (A, B)
     assert found.run_ids == {f"{B}@{scenario}" for scenario in found.scenarios}
@@ -64,7 +60,7 @@ def test_a_pair_with_too_few_scores_to_be_ranked_is_judged_too() -> None:
 
 
 def test_failed_cells_cannot_be_judged() -> None:
-    cells = cells_of(tied_top())
+    cells = scored(tied_top())
     failed = tuple(
         replace(each, run=replace(each.run, tags={**each.run.tags, "state": "failed"}))
         if each.scenario == "p0@s8"
@@ -78,7 +74,7 @@ def test_failed_cells_cannot_be_judged() -> None:
 
 def test_a_scenario_in_which_the_leader_cannot_be_paired_is_excluded() -> None:
     """The leader has no answer there, so judging the other one does not compare them."""
-    cells = cells_of(tied_top())
+    cells = scored(tied_top())
     without = tuple(each for each in cells.cells if not (each.pair == B and each.scenario == "p1@s9"))
     found = focused(replace(cells, cells=without))
     assert found is not None
@@ -88,7 +84,7 @@ def test_a_scenario_in_which_the_leader_cannot_be_paired_is_excluded() -> None:
 def test_a_scenario_that_pairs_more_tied_rows_comes_first() -> None:
     other = [value + (0.5 if at % 2 else -0.4) for at, value in enumerate(LOW)]
     columns = {**tied_top(), C: [*other, None, None, None]}
-    cells = cells_of(columns)
+    cells = scored(columns)
     without = tuple(
         each for each in cells.cells if not (each.pair == C and each.scenario != "p2@s10" and not each.values)
     )
@@ -101,7 +97,7 @@ def test_a_scenario_that_pairs_more_tied_rows_comes_first() -> None:
 def test_a_scenario_half_of_which_is_judged_needs_only_its_rest() -> None:
     columns = tied_top()
     columns[B] = [*NEAR, 11.0, None, None]
-    found = focused(cells_of(columns))
+    found = focused(scored(columns))
     assert found is not None
     assert f"{A}@p0@s8" in found.run_ids
     assert f"{B}@p0@s8" not in found.run_ids
@@ -110,7 +106,7 @@ def test_a_scenario_half_of_which_is_judged_needs_only_its_rest() -> None:
 @settings(max_examples=20)
 @given(st.integers(0, 10_000))
 def test_the_order_of_cells_changes_nothing(seed: int) -> None:
-    cells = cells_of(tied_top())
+    cells = scored(tied_top())
     shuffled = list(cells.cells)
     random.Random(seed).shuffle(shuffled)
     assert focused(replace(cells, cells=tuple(shuffled))) == focused(cells)

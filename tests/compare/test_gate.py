@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from support.judged import RUBRIC, scored
 from tipbench.compare.cells import BoardCells
-from tipbench.compare.gate import GateOptions, GateResult, Outcome, annotation, evaluate_gate, junit_xml, unknown
+from tipbench.compare.gate import GateOptions, GateResult, Outcome, annotation, evaluate_gate, junit_xml, unknown_result
 from tipbench.compare.matrix import Pair
 from tipbench.errors import UsageError
 from tipbench.plan.suite import load_suite
@@ -174,13 +174,13 @@ def test_junit_has_one_case_with_its_outcome(shift: float, strict: bool, found: 
 
 
 def test_junit_shows_unknown_as_an_error() -> None:
-    root = parsed(junit_xml("tip-bench-x", unknown(BOTH, "nothing there")))
+    root = parsed(junit_xml("tip-bench-x", unknown_result(BOTH, "nothing there")))
     (error,) = root.iter("error")
     assert error.get("message") == "not enough data: nothing there"
 
 
 def test_junit_of_hostile_names_is_valid_xml() -> None:
-    text = junit_xml("tip-bench-<&>", unknown(GateOptions(NASTY, OLD), 'a "reason" <with> & \x07'))
+    text = junit_xml("tip-bench-<&>", unknown_result(GateOptions(NASTY, OLD), 'a "reason" <with> & \x07'))
     root = parsed(text)
     (error,) = root.iter("error")
     assert error.get("message") == 'not enough data: a "reason" <with> & \ufffd'
@@ -203,7 +203,7 @@ def test_an_annotation_has_the_level_of_the_outcome(shift: float, strict: bool, 
 
 
 def test_names_cannot_break_out_of_an_annotation() -> None:
-    line = annotation("tip-bench-x", unknown(GateOptions(NASTY, OLD), "50 % of\r\n::error::all"))
+    line = annotation("tip-bench-x", unknown_result(GateOptions(NASTY, OLD), "50 % of\r\n::error::all"))
     assert line.splitlines() == [line]
     title, _, message = line.removeprefix("::error title=").partition("::")
     assert not set(title) & set(":,\r\n\x00")
@@ -255,5 +255,5 @@ def test_json_names_rubric_judges_and_conditions() -> None:
     found = gate(WAVE).to_json()
     assert (found["rubric"], found["judges"], found["conditions"]) == (RUBRIC, ["anna"], "c" * 8)
     assert (found["failed"], found["pending"]) == (0, 0)
-    nothing = unknown(BOTH, "nothing is there.").to_json()
+    nothing = unknown_result(BOTH, "nothing is there.").to_json()
     assert {nothing[name] for name in ("failed", "pending", "rubric", "judges", "conditions")} == {None}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from support.boards import HOSTILE, TWELVE, answers, board, judging
 from tipbench.compare.answers import Answer, AnswerTip, ScenarioAnswers
-from tipbench.compare.card import answer_card
+from tipbench.compare.card import summary_card
 from tipbench.compare.duels import Duel, duel_table
 from tipbench.compare.html import CSP, html_report, inline_svg
 from tipbench.compare.leaderboard import Leaderboard
@@ -87,7 +87,7 @@ def test_every_element_is_closed(page: Page) -> None:
 
 def test_the_page_has_verdict_charts_tables_judging_and_answers(made: Leaderboard, page: Page) -> None:
     whole = "".join(page.texts)
-    assert answer_card(made).title in whole
+    assert summary_card(made).title in whole
     assert made.verdict in whole
     for title in ("Standings", "Model × prompt", "Quality against latency", "Judging", "Answers, side by side"):
         assert title in whole

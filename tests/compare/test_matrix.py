@@ -84,7 +84,7 @@ def test_an_empty_matrix_has_no_complete_row() -> None:
 
 
 def test_only_drops_the_scenarios_that_are_left_without_a_number() -> None:
-    matrix = board(np.array([[1, 2, 3], [NAN, NAN, 4]])).only([0, 1])
+    matrix = board(np.array([[1, 2, 3], [NAN, NAN, 4]])).only(np.array([True, True, False]))
     assert matrix.scenarios == ("s000",)
     assert matrix.values.tolist() == [[1, 2]]
 

@@ -17,11 +17,11 @@ from tipbench.compare.report import (
     STATE_TEXTS,
     TEXT_COLUMNS,
     State,
+    chance_text,
     footer_lines,
     label_of,
     markdown_table,
     plain_markdown,
-    probability_text,
     state_of,
     table_rows,
     to_csv,
@@ -201,7 +201,7 @@ def test_duels_are_below_the_table_with_their_points() -> None:
 
 
 def test_a_probability_from_resampling_is_never_shown_as_0_or_1() -> None:
-    assert probability_text(0.0) == "<1 %"
-    assert probability_text(1.0) == ">99 %"
-    assert probability_text(0.62) == "62 %"
-    assert probability_text(None) is None
+    assert chance_text(0.0) == "<1 %"
+    assert chance_text(1.0) == ">99 %"
+    assert chance_text(0.62) == "62 %"
+    assert chance_text(None) is None

@@ -44,8 +44,8 @@ def harder_suite(folder: Path) -> str:
     return str(folder / "tips")
 
 
-def board(at: SheetDriver, **question: object) -> BoardCells:
-    return read_board(at.store, at.experiment.experiment_id, CellFilter(**question))  # type: ignore[arg-type]
+def board(at: SheetDriver, **filters: object) -> BoardCells:
+    return read_board(at.store, at.experiment.experiment_id, CellFilter(**filters))  # type: ignore[arg-type]
 
 
 def floors(cells: BoardCells) -> set[float]:
@@ -116,17 +116,17 @@ def contested(at: SheetDriver, judge: str, limit: int) -> None:
     at.apply(raw)
 
 
-@pytest.mark.parametrize("question", [{"judge": "anna"}, {"provisional": True}])
-def test_flags_are_those_of_the_judge_or_computed(question: dict[str, object]) -> None:
+@pytest.mark.parametrize("filters", [{"judge": "anna"}, {"provisional": True}])
+def test_flags_are_those_of_the_judge_or_computed(filters: dict[str, object]) -> None:
     at = driver()
     contested(at, "ben", 6)
-    if "judge" in question:
+    if "judge" in filters:
         at.judged_by("anna", overlap=0.0)
     else:
         run_judge(at.store, at.experiment, RulesJudge(), ExportRequest())
         for run_id in list(at.cells())[::3]:  # as if the rules had come before these
             at.store.update(run_id, RunChange(texts={SCORES: _without_provisional(at, run_id)}, at_ms=1))
-    made, cells = read_leaderboard(at.store, at.experiment, CellFilter(**question))  # type: ignore[arg-type]
+    made, cells = read_leaderboard(at.store, at.experiment, CellFilter(**filters))  # type: ignore[arg-type]
     assert any(not cell.values for cell in cells.cells)
     answered = [cell for cell in cells.cells if not cell.floored]
     assert {(cell.values or cell.measured)["format_ok"] for cell in answered} == {1.0}

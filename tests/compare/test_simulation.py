@@ -6,7 +6,7 @@ from math import sqrt
 
 import numpy as np
 import pytest
-from simulated_boards import Claim, Floats, board, claims, lead, measure, normal
+from simulated_boards import Claim, Floats, board, claims, covers, lead, measure, normal
 
 from tipbench.compare.resampling import significantly_better
 from tipbench.compare.statistics import mean_estimate
@@ -52,9 +52,7 @@ def test_equal_rows_are_rarely_separated_by_the_rank_ranges(gaps: bool) -> None:
 
 def covered(draws: Floats, truth: float) -> float:
     """Share of rows of `draws` whose interval contains the truth."""
-    found = [mean_estimate(row) for row in draws]
-    ends = [(row.ci_low, row.ci_high) for row in found if row]
-    return sum(low is not None and high is not None and low <= truth <= high for low, high in ends) / len(draws)
+    return sum(covers(mean_estimate(row), truth) for row in draws) / len(draws)
 
 
 @pytest.mark.parametrize(("n", "personas"), [(8, 4), (32, 8)])

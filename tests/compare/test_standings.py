@@ -33,8 +33,8 @@ def column(pair: Pair, values: Sequence[float | None], *, at: int = 1, text: str
     return [replace(run, run_id=f"{run.run_id}#{at}", start_ms=at) for run in made]
 
 
-def of_runs(runs: Sequence[StoredRun], options: BoardOptions | None = None, **question: object) -> Leaderboard:
-    chosen = select_cells([(run, NO_SCORES) for run in runs], CellFilter(**question))  # type: ignore[arg-type]
+def of_runs(runs: Sequence[StoredRun], options: BoardOptions | None = None, **filters: object) -> Leaderboard:
+    chosen = select_cells([(run, NO_SCORES) for run in runs], CellFilter(**filters))  # type: ignore[arg-type]
     return make_board("tip-bench-test", chosen, options or BoardOptions(scales=SCALES))
 
 
@@ -58,9 +58,9 @@ def test_page_has_usable_answers_with_their_exact_interval_and_the_adjusted_mean
     titles = [each.key for each in table.columns]
     cells = {row.pair: dict(zip(titles, row.cells, strict=True)) for row in table.rows}
     assert cells[A]["usable"].text == "6 of 8"
-    assert cells[A]["usable"].sub[0] == "35 % to 97 %"
+    assert cells[A]["usable"].small_lines[0] == "35 % to 97 %"
     assert cells[B]["usable"] == TableCell("8 of 8", ("63 % to 100 %",), 1.0)
-    assert cells[C]["composite"].sub[-1].endswith(" adjusted")
+    assert cells[C]["composite"].small_lines[-1].endswith(" adjusted")
     flags = {name: about for row in table.rows for name, about in row.flags}
     assert flags["adjusted"] == "lacks scenarios: its mean is also shown adjusted for these"
 
@@ -68,10 +68,12 @@ def test_page_has_usable_answers_with_their_exact_interval_and_the_adjusted_mean
 def test_page_names_the_confidence_of_the_looks_level() -> None:
     design = make_design(scenario_names(32))
     (to_leader,) = [
-        each.about for each in standings(of_runs(RUNS, BoardOptions(design=design))).columns if each.key == "leader"
+        each.description
+        for each in standings(of_runs(RUNS, BoardOptions(design=design))).columns
+        if each.key == "leader"
     ]
     assert to_leader == "Row − leader, with its 98.18 % interval; p is adjusted for all rows"
-    (to_leader,) = [each.about for each in standings(of_runs(RUNS)).columns if each.key == "leader"]
+    (to_leader,) = [each.description for each in standings(of_runs(RUNS)).columns if each.key == "leader"]
     assert "with its 95 % interval" in to_leader
 
 
@@ -119,7 +121,7 @@ def test_a_filtered_board_shows_the_filter_in_every_form() -> None:
     assert found.to_json()["where"] == {"suite": "x", "params.model": "a:1b"}
     assert found.to_json()["judge"] is None
     assert "Only cells with suite=x and params.model=a:1b." in found.notes
-    of_anna = make_board("tip-bench-test", scored({A: LOW}, question=CellFilter(judge="anna")), BoardOptions())
+    of_anna = make_board("tip-bench-test", scored({A: LOW}, cell_filter=CellFilter(judge="anna")), BoardOptions())
     assert of_anna.to_json()["judge"] == "anna"
     assert "Only anna's scores." in of_anna.notes
     assert not any(note.startswith("Only ") for note in of_runs(RUNS).notes)

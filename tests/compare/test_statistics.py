@@ -50,9 +50,8 @@ def test_below_six_scenarios_no_interval_is_shown() -> None:
         assert (found.ci_low, found.ci_high, found.n) == (None, None, 5)
 
 
-def levels(values: Floats) -> Floats:
-    """What rows are ordered by."""
-    return additive_fit(values, np.ones(len(values), dtype=bool)).levels
+def adjusted_means(values: Floats) -> Floats:
+    return np.asarray(additive_fit(values, np.ones(len(values), dtype=bool)).pseudo_values.mean(axis=0))
 
 
 def test_one_scenario_gives_a_mean_and_no_interval() -> None:
@@ -118,7 +117,7 @@ def test_adjusted_means_are_on_the_scale_of_the_core_scenarios() -> None:
     values: Floats = np.array([0.0, 0.0, 10.0, 10.0])[:, None] + np.array([1.0, 2.0])
     values[2:, 1] = NAN
     fit = additive_fit(values, np.array([True, True, True, False]))
-    np.testing.assert_allclose(fit.levels, np.array([1.0, 2.0]) + 10 / 3)
+    np.testing.assert_allclose(fit.pseudo_values.mean(axis=0), np.array([1.0, 2.0]) + 10 / 3)
 
 
 def test_conditional_power_is_the_share_of_continued_benchmarks_that_decide() -> None:
@@ -144,32 +143,32 @@ def test_lead_is_fragile_below_what_the_upper_bound_of_unusable_answers_would_co
     assert is_fragile(20.0, None, 3.0, 8, 8)
 
 
-def test_levels_are_plain_means_when_nothing_is_missing() -> None:
+def test_adjusted_means_are_plain_means_when_nothing_is_missing() -> None:
     values = world(np.random.default_rng(4), [0, 1, 2], 8)
-    np.testing.assert_allclose(levels(values), values.mean(axis=0))
+    np.testing.assert_allclose(adjusted_means(values), values.mean(axis=0))
 
 
-def test_levels_do_not_reward_a_row_for_having_been_judged_in_easy_scenarios() -> None:
+def test_adjusted_means_do_not_reward_a_row_for_having_been_judged_in_easy_scenarios() -> None:
     difficulty = np.array([0.0, 0.0, 10.0, 10.0])[:, None]
     values: Floats = difficulty + np.array([0.0, 1.0, 2.0])
     values[2:, 2] = NAN
-    np.testing.assert_allclose(np.diff(levels(values)), [1, 1])
+    np.testing.assert_allclose(np.diff(adjusted_means(values)), [1, 1])
 
 
-def test_rows_with_the_same_scenarios_differ_in_level_by_their_paired_difference() -> None:
+def test_rows_with_the_same_scenarios_differ_in_adjusted_mean_by_their_paired_difference() -> None:
     values = world(np.random.default_rng(5), [0, 1, 2, 0, 0], 20)
     values[8:, 2:] = NAN
-    assert np.diff(levels(values))[0] == pytest.approx((values[:, 1] - values[:, 0]).mean())
+    assert np.diff(adjusted_means(values))[0] == pytest.approx((values[:, 1] - values[:, 0]).mean())
 
 
-def test_levels_are_those_of_a_least_squares_fit() -> None:
+def test_adjusted_means_are_those_of_a_least_squares_fit() -> None:
     rng = np.random.default_rng(6)
     values = world(rng, [0, 1, 2, 3], 9)
     values[rng.random(values.shape) < 0.2] = NAN
     rows, columns = np.nonzero(~np.isnan(values))
     design = np.hstack([np.eye(9)[rows], np.eye(4)[columns]])
     fitted = np.linalg.lstsq(design, values[rows, columns], rcond=None)[0][9:]
-    np.testing.assert_allclose(np.diff(levels(values)), np.diff(fitted), atol=1e-9)
+    np.testing.assert_allclose(np.diff(adjusted_means(values)), np.diff(fitted), atol=1e-9)
 
 
 def test_influences_predict_what_leaving_a_little_of_a_scenario_out_does() -> None:
@@ -180,7 +179,7 @@ def test_influences_predict_what_leaving_a_little_of_a_scenario_out_does() -> No
     design = np.hstack([np.eye(10)[rows], np.eye(3)[columns]])
     weights = np.where(rows == 4, np.sqrt(1 + little), 1.0)
     moved = np.linalg.lstsq(design * weights[:, None], values[rows, columns] * weights, rcond=None)[0][10:]
-    slope = (np.diff(moved) - np.diff(levels(values))) / little
+    slope = (np.diff(moved) - np.diff(adjusted_means(values))) / little
     np.testing.assert_allclose(np.diff(pseudo[4] - pseudo.mean(axis=0)) / 10, slope, atol=1e-5)
 
 

@@ -352,7 +352,7 @@ def test_duels_of_answers_that_are_not_on_the_board_do_not_count(driver: SheetDr
     assert len(duels_of(driver.store, driver.experiment, cells)) == 16
     assert duels_of(driver.store, driver.experiment, replace(cells, cells=cells.cells[:0])) == []
     assert duels_of(driver.store, driver.experiment, replace(cells, rubric="other@0")) == []
-    assert duels_of(driver.store, driver.experiment, replace(cells, question=CellFilter(judge="ben"))) == []
+    assert duels_of(driver.store, driver.experiment, replace(cells, cell_filter=CellFilter(judge="ben"))) == []
 
 
 def test_duels_of_pairs_that_no_longer_tie_are_left_out(driver: SheetDriver) -> None:

@@ -30,10 +30,10 @@ def judged(home: Path) -> Any:
         yield served
 
 
-def board_of(served: Served, question: CellFilter = CellFilter(), **options: Any) -> Any:  # noqa: B008 - frozen
+def board_of(served: Served, cell_filter: CellFilter = CellFilter(), **options: Any) -> Any:  # noqa: B008 - frozen
     experiment = served.store.experiment(EXPERIMENT)
     assert experiment is not None
-    board, _ = read_leaderboard(served.store, experiment, question, **options)
+    board, _ = read_leaderboard(served.store, experiment, cell_filter, **options)
     return board.to_json()
 
 

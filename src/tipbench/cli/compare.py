@@ -195,14 +195,14 @@ def _compare_two(
 
 
 def show_board(board: Leaderboard) -> None:
-    """Print the answer card, the leaderboard, the attribution of differences, and notes."""
+    """Print the summary card, the leaderboard, the attribution of differences, and notes."""
     from rich.text import Text
 
     from tipbench.compare import report
-    from tipbench.compare.card import answer_card
+    from tipbench.compare.card import summary_card
 
     console = out()
-    card = answer_card(board)
+    card = summary_card(board)
     console.print(Text(printable_lines(card.title), style="bold"))
     for sentence in card.sentences:
         console.print(Text(printable_lines(sentence.replace("`", ""))))

@@ -59,7 +59,7 @@ def gate(
       tipbench gate --candidate gemma3:1b/v1 --baseline qwen2.5:0.5b/v1 --strict --junit gate.xml --annotations
     """
     from tipbench.compare.cells import read_board
-    from tipbench.compare.gate import GateOptions, Outcome, annotation, evaluate_gate, junit_xml, unknown
+    from tipbench.compare.gate import GateOptions, Outcome, annotation, evaluate_gate, junit_xml, unknown_result
     from tipbench.workflows.board import board_query, parse_pair_option
 
     settings = load_settings()
@@ -76,10 +76,10 @@ def gate(
         with open_experiment(settings, mlflow_url, name) as (store, stored_experiment):
             result = evaluate_gate(read_board(store, stored_experiment.experiment_id, cell_filter), options)
     except NotEnoughData as exc:
-        result = unknown(options, str(exc))
+        result = unknown_result(options, str(exc))
     except TipbenchError as exc:
         if junit is not None:  # otherwise CI would read the report of an earlier build
-            write_output(junit, junit_xml(name, unknown(options, str(exc))), "--junit")
+            write_output(junit, junit_xml(name, unknown_result(options, str(exc))), "--junit")
         raise
     if junit is not None:
         write_output(junit, junit_xml(name, result, strict=strict), "--junit")

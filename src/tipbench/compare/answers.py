@@ -19,8 +19,6 @@ from tipbench.plan.suite import load_suite
 from tipbench.record.run import RunKind, StoredRun
 from tipbench.record.store import Experiment, RunStore
 
-Cards = Mapping[tuple[str, str], Mapping[str, Any]]  # (scenario id, content hash) → the scenario as shown to judges
-
 
 @dataclass(frozen=True)
 class AnswerTip:
@@ -58,7 +56,7 @@ def read_answers(
     store: RunStore, experiment: Experiment, board: Leaderboard, cells: BoardCells
 ) -> tuple[ScenarioAnswers, ...]:
     """Return the answers of a board's cells, by scenario."""
-    where = {"kind": str(RunKind.CELL), **cells.question.where}
+    where = {"kind": str(RunKind.CELL), **cells.cell_filter.where}
     run_ids = {cell.run.run_id for cell in cells.cells}
     stored = {
         run.run_id: (run, texts)
@@ -115,8 +113,11 @@ def _parse_tips(run: StoredRun, text: str) -> list[tuple[str, str]]:
         raise CorruptText(f"The text {CANDIDATES} of run {run.run_id} is not a valid list of tips ({exc}).") from exc
 
 
-def scenario_cards(suites: Iterable[str]) -> Cards:
-    """Return the cards of all scenarios of the suites. Suites that are not available here are skipped."""
+def scenario_cards(suites: Iterable[str]) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """Return the scenarios of the suites as shown to judges, by id and content hash.
+
+    Suites that are not available here are skipped.
+    """
     cards: dict[tuple[str, str], Mapping[str, Any]] = {}
     for name in suites:
         try:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tipbench.compare.matrix import Floats, Mask, Pair, ScoreMatrix
-from tipbench.compare.resampling import ALPHA, FLIPS, SEED, TOLERANCE, step_down
+from tipbench.compare.resampling import ALPHA, FLIPS, TOLERANCE, step_down
 from tipbench.compare.statistics import Estimate, Unknown, shown_estimate
 from tipbench.text import join_names
 
@@ -67,7 +67,7 @@ class Attribution:
         return {name: factor.share if factor else None for name, factor in self.factors().items()}
 
     def details(self) -> dict[str, Any]:
-        """Return coverage, p, marginal means, interactions and persona share, as in the leaderboard JSON."""
+        """Return p, scenarios, excluded names, marginal means, interactions and persona share, as in the JSON."""
         return {
             "p": {name: factor.p if factor else None for name, factor in self.factors().items()},
             "n_scenarios": self.n_scenarios,
@@ -82,7 +82,7 @@ class Attribution:
         }
 
 
-def attribute(matrix: ScoreMatrix, *, seed: int = SEED, flips: int = FLIPS) -> Attribution | Unknown:
+def attribute(matrix: ScoreMatrix, *, flips: int = FLIPS) -> Attribution | Unknown:
     """Attribute the spread of the scores to model, prompt, their interaction, scenario and residual."""
     board = matrix.only(matrix.complete)
     models = sorted({pair.model for pair in board.pairs})
@@ -112,27 +112,22 @@ def attribute(matrix: ScoreMatrix, *, seed: int = SEED, flips: int = FLIPS) -> A
     df_model, df_prompt = k_models - 1, k_prompts - 1
     residual = SumOfSquares.of(residuals, (n - 1) * (n_pairs - 1))
     total = float(np.square(centred).sum())
-    model = _factor(
-        SumOfSquares.of(by_model, df_model, times=n * k_prompts),
-        SumOfSquares.of(models_by_scenario, (n - 1) * df_model, times=k_prompts),
-        total,
-    )
-    prompt = _factor(
-        SumOfSquares.of(by_prompt, df_prompt, times=n * k_models),
-        SumOfSquares.of(prompts_by_scenario, (n - 1) * df_prompt, times=k_models),
-        total,
-    )
-    interaction = _factor(
-        SumOfSquares.of(centred.mean(axis=0) - by_model[:, None] - by_prompt, df_model * df_prompt, times=n),
-        SumOfSquares.of(
-            residuals - models_by_scenario[:, :, None] - prompts_by_scenario[:, None, :],
-            (n - 1) * df_model * df_prompt,
-        ),
-        total,
-    )
+    model = prompt = interaction = None
+    if df_model:
+        effect = SumOfSquares.of(by_model, df_model, times=n * k_prompts)
+        error = SumOfSquares.of(models_by_scenario, (n - 1) * df_model, times=k_prompts)
+        model = _factor(effect, error, total)
+    if df_prompt:
+        effect = SumOfSquares.of(by_prompt, df_prompt, times=n * k_models)
+        error = SumOfSquares.of(prompts_by_scenario, (n - 1) * df_prompt, times=k_models)
+        prompt = _factor(effect, error, total)
+    if df_model and df_prompt:
+        interactions = centred.mean(axis=0) - by_model[:, None] - by_prompt
+        effect = SumOfSquares.of(interactions, df_model * df_prompt, times=n)
+        noise = residuals - models_by_scenario[:, :, None] - prompts_by_scenario[:, None, :]
+        error = SumOfSquares.of(noise, (n - 1) * df_model * df_prompt)
+        interaction = _factor(effect, error, total)
     scenario = _factor(SumOfSquares.of(by_scenario, n - 1, times=n_pairs), residual, total)
-    if scenario is None:  # unreachable, because there are at least two scenarios
-        raise ValueError("Attribution needs two scenarios.")
     explained = sum(factor.share for factor in (model, prompt, interaction, scenario) if factor)
     personas = [board.personas[row] for row in shared]
     return Attribution(
@@ -144,7 +139,7 @@ def attribute(matrix: ScoreMatrix, *, seed: int = SEED, flips: int = FLIPS) -> A
         persona=_persona_factor(by_scenario, personas, n_pairs, total, scenario.share),
         models=_marginals(models, scores.mean(axis=2)),
         prompts=_marginals(prompts, scores.mean(axis=1)),
-        flags=_interaction_flags(scores, models, prompts, seed=seed, flips=flips),
+        flags=_interaction_flags(scores, models, prompts, flips),
         n_scenarios=n,
         without=_excluded_names(matrix.pairs, used),
     )
@@ -178,17 +173,14 @@ class SumOfSquares:
         return self.squares / self.freedom
 
 
-def _factor(effect: SumOfSquares, error: SumOfSquares, total: float) -> Factor | None:
-    """Return the factor with its ω² and its F test against `error`; None without degrees of freedom."""
+def _factor(effect: SumOfSquares, error: SumOfSquares, total: float) -> Factor:
+    """Return the factor with its ω² and its F test against `error`. Both have degrees of freedom."""
     from scipy.special import fdtrc
 
-    if not effect.freedom:
-        return None
-    by_chance, p = 0.0, None
-    if error.freedom:
-        by_chance = effect.freedom * error.squares / error.freedom
-        if error.squares > 1e-12 * total:
-            p = float(fdtrc(effect.freedom, error.freedom, effect.mean / error.mean))
+    by_chance = effect.freedom * error.squares / error.freedom
+    p = None
+    if error.squares > 1e-12 * total:
+        p = float(fdtrc(effect.freedom, error.freedom, effect.mean / error.mean))
     return Factor(max(effect.squares - by_chance, 0.0) / total, effect.squares, effect.freedom, p)
 
 
@@ -204,7 +196,7 @@ def _persona_factor(
     between = sum(float(rows.sum()) * float(by_scenario[rows].mean()) ** 2 for rows in members) * n_pairs
     within = SumOfSquares(n_pairs * float(np.square(by_scenario).sum()) - between, freedom_within)
     factor = _factor(SumOfSquares(between, len(names) - 1), within, total)
-    return replace(factor, share=min(factor.share, scenario_share)) if factor else None
+    return replace(factor, share=min(factor.share, scenario_share))
 
 
 def _marginals(names: Sequence[str], means: Floats) -> dict[str, Estimate]:
@@ -213,7 +205,7 @@ def _marginals(names: Sequence[str], means: Floats) -> dict[str, Estimate]:
 
 
 def _interaction_flags(
-    scores: Floats, models: Sequence[str], prompts: Sequence[str], *, seed: int, flips: int
+    scores: Floats, models: Sequence[str], prompts: Sequence[str], flips: int
 ) -> tuple[InteractionFlag, ...]:
     """Return the prompts whose effect depends on the model, with the models they help or hurt.
 
@@ -227,17 +219,16 @@ def _interaction_flags(
 
     def significant(differences: Floats) -> Mask:
         """Return whether the mean over scenarios differs from 0, adjusted for all models × prompts."""
-        adjusted = step_down(differences.reshape(n, -1), seed=seed, flips=flips)
+        adjusted = step_down(differences.reshape(n, -1), flips=flips)
         return np.array([p is not None and p <= ALPHA for p in adjusted]).reshape(k_models, k_prompts)
 
     depends_on_model = significant(_against_others(effect, axis=1))
     has_effect, positive = significant(effect), effect.mean(axis=0) > 0
     flags = []
     for column, prompt in enumerate(prompts):
-        helps = tuple(model for row, model in enumerate(models) if has_effect[row, column] and positive[row, column])
-        hurts = tuple(
-            model for row, model in enumerate(models) if has_effect[row, column] and not positive[row, column]
-        )
+        affected = [row for row in range(k_models) if has_effect[row, column]]
+        helps = tuple(models[row] for row in affected if positive[row, column])
+        hurts = tuple(models[row] for row in affected if not positive[row, column])
         if depends_on_model[:, column].any() and (helps or hurts):
             flags.append(InteractionFlag(prompt, helps, hurts))
     return tuple(flags)

@@ -1,4 +1,4 @@
-"""The answer card: which pair to use, how certain the answer is, and the next step."""
+"""The summary card: which pair to use, how certain that is, and the next step."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _MAX_NAME_CHARS = 60
 
 
 class CardState(StrEnum):
-    """How much is known about the answer. Each state has its own title and next step."""
+    """How much is known about which pair to use. Each state has its own title and next step."""
 
     UNJUDGED = "unjudged"  # answers wait for a judge
     UNUSABLE = "unusable"  # no answer has a usable tip, so there is nothing to judge
     UNRANKED = "unranked"  # there are too few scores to rank a pair
     PROVISIONAL = "provisional"  # scored by rules or a model, not by people
     EARLY = "early"  # people have judged, but the first look is not reached
-    BEHIND = "behind"  # the leader does not beat the reference
+    BEHIND = "behind"  # the leader is clearly worse than the reference
     DECIDED = "decided"  # the leader is better than every other pair
     TIED = "tied"  # other pairs are tied with the leader, or not ranked yet
     CLOSE = "close"  # tied, and no later look can decide
 
 
 @dataclass(frozen=True)
-class AnswerCard:
-    """The answer to "which model and prompt should I use?"."""
+class SummaryCard:
+    """Says which model and prompt to use."""
 
     state: CardState
     title: str
@@ -48,14 +48,13 @@ class AnswerCard:
         return (*self.lines, self.next)
 
 
-def answer_card(board: Leaderboard) -> AnswerCard:
+def summary_card(board: Leaderboard) -> SummaryCard:
     """Return the card of a board."""
-    state = card_state(board)
-    return AnswerCard(state, _title(board, state), tuple(_sentences(board, state)), _next_step(board, state))
+    state = _state(board)
+    return SummaryCard(state, _title(board, state), tuple(_sentences(board, state)), _next_step(board, state))
 
 
-def card_state(board: Leaderboard) -> CardState:
-    """Return the state of a board."""
+def _state(board: Leaderboard) -> CardState:
     ranking = board.ranking
     if not board.standings:  # the board has only a reference, or nothing
         return CardState.UNRANKED
@@ -75,9 +74,11 @@ def card_state(board: Leaderboard) -> CardState:
         return CardState.DECIDED
     if ranking.unranked:
         return CardState.TIED
-    looks_are_used_up = ranking.look is not None and ranking.look.of > 1 and ranking.next_look is None
-    more_could_decide = ranking.next_look or ranking.too_few or not ranking.tied or ranking.scenarios_needed is not None
-    return CardState.TIED if more_could_decide and not looks_are_used_up else CardState.CLOSE
+    if ranking.next_look is not None:
+        return CardState.TIED
+    was_last_look = ranking.look is not None and ranking.look.of > 1
+    more_could_decide = ranking.too_few or not ranking.tied or ranking.scenarios_needed is not None
+    return CardState.TIED if more_could_decide and not was_last_look else CardState.CLOSE
 
 
 def _title(board: Leaderboard, state: CardState) -> str:
@@ -89,7 +90,7 @@ def _title(board: Leaderboard, state: CardState) -> str:
     return {
         CardState.UNJUDGED: "Not judged yet",
         CardState.UNUSABLE: "No usable answers",
-        CardState.UNRANKED: f"No answer yet: too little is {'judged' if board.standings else 'collected'}",
+        CardState.UNRANKED: f"No ranking yet: too little is {'judged' if board.standings else 'collected'}",
         CardState.PROVISIONAL: f"For now: {name}",
         CardState.EARLY: f"For now: {name}",
         CardState.BEHIND: f"Use none of them: {reference} is better",
@@ -118,7 +119,7 @@ def _sentences(board: Leaderboard, state: CardState) -> Iterator[str]:
     size = board.sizes.get(leader.model)
     mean = standing.row.estimate.mean if standing.row.estimate else None
     parts = [
-        composite_text(board, mean),
+        _composite_text(board, mean),
         _latency_text(standing),
         f"{parameter_count(size.params_b)} parameters" if size and size.params_b else None,
         f"about {file_size(size.memory_bytes)} in memory" if size and size.memory_bytes else None,
@@ -132,7 +133,7 @@ def _sentences(board: Leaderboard, state: CardState) -> Iterator[str]:
     yield _certainty(board, state)
 
 
-def composite_text(board: Leaderboard, mean: float | None) -> str | None:
+def _composite_text(board: Leaderboard, mean: float | None) -> str | None:
     """Format a composite as "13.1 of 17", or as "composite 13.1" if the rubric and its maximum are unknown."""
     if mean is None:
         return None
@@ -222,8 +223,8 @@ def _next_step(board: Leaderboard, state: CardState) -> str:
             f"Next: judge them, or score by rules first: `tipbench judge run --with rules --experiment {experiment}`."
         )
     if state is CardState.PROVISIONAL:
-        scenarios = board.covered.scenarios if board.covered else MIN_SCENARIOS
-        by_people = board.covered.people if board.covered else 0
+        scenarios = board.coverage.scenarios if board.coverage else MIN_SCENARIOS
+        by_people = board.coverage.people if board.coverage else 0
         missing = min(MIN_SCENARIOS, scenarios) - by_people
         if missing <= 0:
             return f"Next: compare by people's scores: they cover {by_people} of {plural(scenarios, 'scenario')}."

@@ -30,13 +30,17 @@ def find_rubric(store: RunStore, experiment_id: str, tag: str, runs: Iterable[St
     It is stored with the cells that were scored under it, and with sheets.
     """
     scored_run = next((run for run in runs if run.tags.get("scores_rubric", run.params.get("rubric")) == tag), None)
-    texts = store.get(scored_run.run_id)[1] if scored_run else {}
-    rubric = read_rubric(texts.get(RUBRIC))
-    if rubric is None or rubric.tag != tag:
-        where = {"kind": str(RunKind.JUDGING), "params.rubric": tag}
-        for _, texts in store.read(experiment_id, where=where, texts=(RUBRIC,), limit=1):
-            rubric = read_rubric(texts.get(RUBRIC))
-    return rubric if rubric is not None and rubric.tag == tag else None
+    if scored_run is not None:
+        _, texts = store.get(scored_run.run_id)
+        rubric = read_rubric(texts.get(RUBRIC))
+        if rubric is not None and rubric.tag == tag:
+            return rubric
+    where = {"kind": str(RunKind.JUDGING), "params.rubric": tag}
+    for _, texts in store.read(experiment_id, where=where, texts=(RUBRIC,), limit=1):
+        rubric = read_rubric(texts.get(RUBRIC))
+        if rubric is not None and rubric.tag == tag:
+            return rubric
+    return None
 
 
 def read_rubric(text: str | None) -> Rubric | None:
@@ -45,6 +49,12 @@ def read_rubric(text: str | None) -> Rubric | None:
         return parse_rubric(text, Path("rubric.md")) if text is not None else None
     except SuiteError:
         return None
+
+
+def short_tag(tag: str) -> str:
+    """Shorten the hash in the tag of a rubric, id@sha256, to eight characters."""
+    rubric_id, _, sha256 = tag.partition("@")
+    return f"{rubric_id}@{sha256[:8]}"
 
 
 def floor_values(rubric: Rubric) -> Mapping[str, float]:
@@ -78,18 +88,19 @@ class BoardCell:
 
     run: StoredRun
     values: Mapping[str, float]  # composite, scales and flags; empty if no scores count
-    # The flags as computed by code, if those of the run were changed by judges whose scores do not count.
-    computed: Mapping[str, float] | None = None
+    # Replace the run's flags, which judges whose scores do not count may have changed. None if the run's flags count;
+    # empty if they do not and the flags could not be computed again.
+    recomputed_flags: Mapping[str, float] | None = None
     rubric: str = ""  # id@sha256 of the rubric of the scores that count
     judges: tuple[str, ...] = ()  # whose scores count; empty for a floored answer
 
     @property
     def measured(self) -> Mapping[str, float]:
         """Metrics that need no scores: diversity, speed and computed flags."""
-        if self.computed is None:
+        if self.recomputed_flags is None:
             return self.run.metrics
         without_flags = {name: value for name, value in self.run.metrics.items() if name not in FLAGS}
-        return {**without_flags, **self.computed}
+        return {**without_flags, **self.recomputed_flags}
 
     @property
     def floored(self) -> bool:
@@ -127,7 +138,7 @@ class Coverage:
     """Numbers of scenarios. A scenario is covered if at least half of the candidate rows are scored in it."""
 
     people: int  # covered by people
-    rules: int  # covered by automatic judges
+    automatic: int  # covered by automatic judges
     scenarios: int  # all
 
 
@@ -143,9 +154,9 @@ class BoardCells:
     other_conditions: int  # number of excluded runs under other conditions
     conditions: str
     other_ids: tuple[str, ...] = ()  # ids of the other conditions, newest first
-    question: CellFilter = field(default_factory=CellFilter)
+    cell_filter: CellFilter = field(default_factory=CellFilter)
     rubric_content: Rubric | None = None  # None if nothing is scored or the rubric is not found
-    covered: Coverage | None = None
+    coverage: Coverage | None = None
     excluded: tuple[Pair, ...] = ()  # rows left out by the filter
 
     @property
@@ -159,11 +170,10 @@ class BoardCells:
         return any(cell.values and not cell.floored for cell in self.cells)
 
     @property
-    def unusable(self) -> int:
-        """The number of the candidates' answers, if all of them are unusable and nothing is scored; otherwise 0."""
+    def all_unusable(self) -> bool:
+        """Whether the candidates have answered, but none of their answers has a usable tip, and nothing is scored."""
         answered = [cell for cell in self.candidates if not cell.failed]
-        all_unusable = not self.scored and all(cell.floored for cell in answered)
-        return len(answered) if all_unusable else 0
+        return bool(answered) and not self.scored and all(cell.floored for cell in answered)
 
     @property
     def only_stale(self) -> frozenset[Pair]:
@@ -184,13 +194,15 @@ class BoardCells:
         return frozenset({cell.pair for cell in candidates} - {cell.pair for cell in candidates if not cell.failed})
 
 
-def read_board(store: RunStore, experiment_id: str, question: CellFilter) -> BoardCells:
+def read_board(store: RunStore, experiment_id: str, cell_filter: CellFilter) -> BoardCells:
     """Read an experiment's cells and select those of the board. Raises NotEnoughData if no cell matches."""
     kind = str(RunKind.CELL)
-    if question.where.get("kind", kind) != kind:
-        raise UsageError(f"--where kind={question.where['kind']} excludes every cell; a leaderboard needs kind=cell.")
-    where = {"kind": kind, **question.where}
-    texts = (SCORES, RAW) if question.judge or question.provisional else (SCORES,)
+    if cell_filter.where.get("kind", kind) != kind:
+        raise UsageError(
+            f"--where kind={cell_filter.where['kind']} excludes every cell; a leaderboard needs kind=cell."
+        )
+    where = {"kind": kind, **cell_filter.where}
+    texts = (SCORES, RAW) if cell_filter.judge or cell_filter.provisional else (SCORES,)
     stored = list(store.read(experiment_id, where=where, texts=texts))
     twins = twin_runs(run for run, _ in stored)
     current = [
@@ -200,7 +212,7 @@ def read_board(store: RunStore, experiment_id: str, question: CellFilter) -> Boa
     ]
     if not current:
         raise NotEnoughData("No cells match, so there is nothing to compare. See `tipbench runs list`.")
-    board = select_cells([(run, read_scores(run_texts.get(SCORES))) for run, run_texts in current], question)
+    board = select_cells([(run, read_scores(run_texts.get(SCORES))) for run, run_texts in current], cell_filter)
     runs = [cell.run for cell in board.cells]
     rubric = find_rubric(store, experiment_id, board.rubric, runs) if board.rubric else None
     if rubric is None:
@@ -218,16 +230,16 @@ def _apply_rubric(rubric: Rubric, cell: BoardCell, raw: str | None) -> BoardCell
     """
     if cell.floored and cell.run.tags.get("scores_rubric") != rubric.tag:
         return replace(cell, values={**cell.values, **floor_values(rubric)})
-    if cell.computed is None or raw is None or not cell.run.params.get("n_tips", "").isdecimal():
+    if cell.recomputed_flags is None or raw is None or not cell.run.params.get("n_tips", "").isdecimal():
         return cell
     n_tips = int(cell.run.params["n_tips"])
     answer = parse_answer(raw, n_tips)
     tips = answer.tips[:n_tips]
     overlong_share = sum(is_overlong(tip.tip, rubric.word_limit) for tip in tips) / max(len(tips), 1)
-    return replace(cell, computed={"format_ok": float(answer.format_ok), "overlong": overlong_share})
+    return replace(cell, recomputed_flags={"format_ok": float(answer.format_ok), "overlong": overlong_share})
 
 
-def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], question: CellFilter) -> BoardCells:
+def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], cell_filter: CellFilter) -> BoardCells:
     """Select the cells of the newest conditions and of each model's newest build, with the scores that count."""
     conditions = newest_run(run for run, _ in runs).tags.get("conditions", "")
     same_conditions = [(run, scores) for run, scores in runs if run.tags.get("conditions", "") == conditions]
@@ -235,25 +247,25 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], question: CellFil
     other_runs.sort(key=lambda run: (-run.start_ms, run.run_id))
     stale_ids = stale_runs([run for run, _ in same_conditions])
     newest = [(run, scores) for run, scores in same_conditions if run.run_id not in stale_ids]
-    excluded: list[StoredRun] = []
-    if question.exclude:
-        excluded = [run for run, _ in newest if is_excluded(_recorded_pair(run), question.exclude)]
+    excluded = [run for run, _ in newest if is_excluded(_recorded_pair(run), cell_filter.exclude)]
     excluded_ids = {run.run_id for run in excluded}
     current = [(run, scores) for run, scores in newest if run.run_id not in excluded_ids]
-    covered = _coverage(current)
-    judge = question.judge
+    coverage = _coverage(current)
+    judge = cell_filter.judge
     provisional_judgements = [each for _, scores in current for each in scores.provisional.values()]
-    too_few_by_people = covered.people < min(MIN_SCENARIOS, covered.scenarios)
-    provisional = question.provisional or (judge is None and bool(provisional_judgements) and too_few_by_people)
+    too_few_by_people = coverage.people < min(MIN_SCENARIOS, coverage.scenarios)
+    provisional = cell_filter.provisional or (judge is None and bool(provisional_judgements) and too_few_by_people)
     if provisional:  # of several automatic judges, the latest counts
         latest = max(provisional_judgements, key=lambda judgement: judgement.at, default=None)
-        judge = latest.judge if latest is not None else ""
+        judge = latest.judge if latest is not None else ""  # the name of no judge
     cells = _drop_older_references([_scored_cell(run, scores, judge, provisional) for run, scores in current])
     judges = {name for cell in cells for name in cell.judges}
-    if question.judge is not None and not judges:
+    if cell_filter.judge is not None and not judges:
         counted = sorted({judgement.judge for _, scores in current for judgement in scores.counted})
         counted_text = f"scores of {', '.join(counted)} count" if counted else "no scores count yet"
-        raise NotEnoughData(f"No score of {question.judge} counts here; {counted_text}. See `tipbench judge status`.")
+        raise NotEnoughData(
+            f"No score of {cell_filter.judge} counts here; {counted_text}. See `tipbench judge status`."
+        )
     return BoardCells(
         cells=tuple(cells),
         rubric=_rubric_of(cells, provisional=provisional),
@@ -263,8 +275,8 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], question: CellFil
         other_conditions=len(other_runs),
         conditions=conditions,
         other_ids=tuple(dict.fromkeys(run.tags.get("conditions", "") for run in other_runs)),
-        question=question,
-        covered=covered,
+        cell_filter=cell_filter,
+        coverage=coverage,
         excluded=tuple(sorted({as_row(_recorded_pair(run)) for run in excluded} - {cell.pair for cell in cells})),
     )
 
@@ -287,7 +299,7 @@ def _coverage(runs: Sequence[tuple[StoredRun, CellScores]]) -> Coverage:
     scenarios: set[str] = set()
     # For each scenario, the rows judged by people, scored by an automatic judge, and without a usable tip.
     people: dict[str, set[Pair]] = defaultdict(set)
-    rules: dict[str, set[Pair]] = defaultdict(set)
+    automatic: dict[str, set[Pair]] = defaultdict(set)
     floored: dict[str, set[Pair]] = defaultdict(set)
     for (run, scores), pair in zip(runs, pairs, strict=True):
         if pair in rows:
@@ -297,7 +309,7 @@ def _coverage(runs: Sequence[tuple[StoredRun, CellScores]]) -> Coverage:
                 judged = floored if run.tags.get("floored") == "true" else people
                 judged[scenario].add(pair)
             if scores.provisional:
-                rules[scenario].add(pair)
+                automatic[scenario].add(pair)
 
     def count_covered(scored: Mapping[str, set[Pair]]) -> int:
         """Count the scenarios in which at least half of the rows are scored or floored, and at least one is scored."""
@@ -305,7 +317,7 @@ def _coverage(runs: Sequence[tuple[StoredRun, CellScores]]) -> Coverage:
             2 * len(scored_rows | floored.get(scenario, set())) >= len(rows) for scenario, scored_rows in scored.items()
         )
 
-    return Coverage(count_covered(people), count_covered(rules), len(scenarios))
+    return Coverage(count_covered(people), count_covered(automatic), len(scenarios))
 
 
 def _drop_older_references(cells: list[BoardCell]) -> list[BoardCell]:
@@ -322,8 +334,8 @@ def _drop_older_references(cells: list[BoardCell]) -> list[BoardCell]:
 def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisional: bool) -> BoardCell:
     """Return the cell with the scores that count: those of `judge`, or of all people if it is None.
 
-    If only other judges have scored the cell, the run's flags may be theirs. An empty `computed` then marks them to be
-    computed again.
+    If only other judges have scored the cell, the run's flags may be theirs. An empty `recomputed_flags` then marks
+    them to be computed again.
     """
     judged = run.state == RunState.JUDGED
     rubric = run.tags.get("scores_rubric", "")
@@ -338,7 +350,7 @@ def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisio
     elif judged:
         judgement = next((each for each in scores.counted if each.judge == judge), None)
     if judgement is None:
-        return BoardCell(run, {}, computed={} if scores.judges else None)
+        return BoardCell(run, {}, recomputed_flags={} if scores.judges else None)
     return BoardCell(run, {**run.metrics, **judgement.means}, rubric=judgement.rubric, judges=(judgement.judge,))
 
 
@@ -350,10 +362,7 @@ def _rubric_of(cells: Sequence[BoardCell], *, provisional: bool) -> str:
     """
     rubrics = Counter(cell.rubric for cell in cells if cell.rubric and not cell.floored)
     if len(rubrics) > 1:
-        counts = ", ".join(
-            f"{rubric.split('@')[0]}@{rubric.split('@')[-1][:8]} ({plural(count, 'cell')})"
-            for rubric, count in rubrics.most_common()
-        )
+        counts = ", ".join(f"{short_tag(tag)} ({plural(count, 'cell')})" for tag, count in rubrics.most_common())
         rejudge_command = "tipbench judge run" if provisional else "tipbench judge export --rejudge"
         raise MixedRubrics(
             f"The scores were given under different rubrics: {counts}. They cannot be compared. "

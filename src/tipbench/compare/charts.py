@@ -35,10 +35,12 @@ def labels_of(board: Leaderboard, max_length: int) -> dict[Pair, str]:
     """Return a unique short label for each row."""
     labels = {}
     for pair in (standing.pair for standing in board.standings):
-        labels[pair] = short_name(label_of(board, pair), max_length)
         if board.by is None:
-            prompt = short_name(pair.prompt, max(max_length // 2, max_length - 1 - len(one_line(pair.model))))
+            prompt_length = max(max_length // 2, max_length - 1 - len(one_line(pair.model)))
+            prompt = short_name(pair.prompt, prompt_length)
             labels[pair] = f"{short_name(pair.model, max_length - 1 - len(prompt))}/{prompt}"
+        else:
+            labels[pair] = short_name(label_of(board, pair), max_length)
     return _unique(labels)
 
 
@@ -115,35 +117,34 @@ def heat_map(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False) 
         return None
     alt = import_altair()
     models, prompts, means = heat_rows(board)
-    row_labels = {**_unique({name: short_name(name, 18 if narrow else 34) for name in models}, "mean"), MEAN: "mean"}
-    col_labels = {
-        **_unique({name: short_name(name, 12 if narrow else 16) for name in prompts}, "mean"),
-        MEAN: "mean",
-    }
+    model_names = {name: short_name(name, 18 if narrow else 34) for name in models}
+    prompt_names = {name: short_name(name, 12 if narrow else 16) for name in prompts}
+    row_labels = {**_unique(model_names, "mean"), MEAN: "mean"}
+    column_labels = {**_unique(prompt_names, "mean"), MEAN: "mean"}
     pair_means = [mean for key, mean in means.items() if MEAN not in key and mean is not None]
     cells = []
     for model, row in row_labels.items():
-        for prompt, column in col_labels.items():
+        for prompt, column in column_labels.items():
             mean = means.get((model, prompt))
             description = f"{short_name(model, 80)}/{short_name(prompt, 80)}: mean {number(mean) or 'unknown'}"
             shown = "" if model == prompt == MEAN else number(mean) or NOTHING
-            cell = {"row": row, "column": column, "shown": shown, "text": description, "bold": False, "width": 0.0}
-            cell |= {"fill": theme.background, "ink": theme.ink, "edge": theme.background}
+            cell: dict[str, Any] = {"row": row, "column": column, "shown": shown, "text": description, "bold": False}
+            cell |= {"fill": theme.background, "ink": theme.ink, "edge": theme.background, "width": 0.0}
             if mean is not None and MEAN not in (model, prompt):
                 state = state_of(board, Pair(model, prompt))
                 fill = shade(theme, mean, min(pair_means), max(pair_means))
-                cell |= {"fill": fill, "ink": readable(fill), "edge": theme.ink, "bold": state is State.LEADER}
-                cell |= {"width": {State.LEADER: 3.0, State.TIED: 1.2}.get(state, 0.0)}
-                cell |= {"shown": f"({shown})" if state is State.INCOMPLETE else shown}
-                cell |= {"text": f"{description}; {STATE_TEXTS[state]}"}
+                cell |= {"fill": fill, "ink": ink_on(fill), "edge": theme.ink, "bold": state is State.LEADER}
+                cell["width"] = {State.LEADER: 3.0, State.TIED: 1.2}.get(state, 0.0)
+                cell["shown"] = f"({shown})" if state is State.INCOMPLETE else shown
+                cell["text"] = f"{description}; {STATE_TEXTS[state]}"
             cells.append(cell)
     step = max(46, (NARROW - 130) // (len(prompts) + 1)) if narrow else max(64, min(110, 620 // (len(prompts) + 1)))
-    crowded = max(len(name) for name in col_labels.values()) * 7 > step
+    crowded = max(len(name) for name in column_labels.values()) * 7 > step
     top = alt.Axis(
         orient="top", title=None, domain=False, ticks=False, labelAngle=-40 if crowded else 0, labelLimit=140
     )
     side = alt.Axis(title=None, domain=False, ticks=False, labelLimit=250, labelPadding=6)
-    x = alt.X("column:N", sort=list(col_labels.values()), axis=top, scale=alt.Scale(paddingInner=0.06))
+    x = alt.X("column:N", sort=list(column_labels.values()), axis=top, scale=alt.Scale(paddingInner=0.06))
     y = alt.Y("row:N", sort=list(row_labels.values()), axis=side, scale=alt.Scale(paddingInner=0.1))
     base = alt.Chart(alt.Data(values=cells)).encode(x=x, y=y)
     boxes = base.mark_rect(cornerRadius=3).encode(
@@ -168,9 +169,10 @@ def shade(theme: Theme, value: float, low: float, high: float) -> str:
     return "#" + "".join(f"{round(base + (strong - base) * strength):02x}" for base, strong in pairs)
 
 
-def readable(fill: str) -> str:
-    """Return black or white, whichever has more contrast (WCAG 2 luminance)."""
-    linear = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in _channels(fill)]
+def ink_on(fill: str) -> str:
+    """Return black or white, whichever has more contrast to the fill (WCAG 2 luminance)."""
+    channels = [channel / 255 for channel in _channels(fill)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "#000000" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "#ffffff"
 
@@ -179,9 +181,9 @@ def _channels(colour: str) -> tuple[int, int, int]:
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
 
 
-WIDTH, HEIGHT = 600, 340  # of the chart of quality against latency
-LETTER = 6.3  # approximate character width of a label, in pixels
-LINE = 15  # height of a label, in pixels
+PARETO_WIDTH, PARETO_HEIGHT = 600, 340  # of the chart of quality against latency
+LETTER_WIDTH = 6.3  # approximate, of a label, in pixels
+LABEL_HEIGHT = 15  # in pixels
 _MAX_UNCONNECTED = 20  # pixels from a point to its label; a longer distance is bridged by a line
 _MAX_LATENCY_RATIO = 40  # a point with less than 1/40 of the longest latency is drawn at 1/40
 
@@ -193,8 +195,8 @@ class Point:
     pair: Pair
     latency: float
     composite: float
-    complete: bool
-    drawn: float = 0.0  # its latency on the chart, see _MAX_LATENCY_RATIO
+    ranked: bool
+    drawn_latency: float = 0.0  # its latency on the chart, see _MAX_LATENCY_RATIO
 
 
 def points_of(board: Leaderboard) -> list[Point]:
@@ -206,13 +208,13 @@ def points_of(board: Leaderboard) -> list[Point]:
             points.append(Point(standing.pair, latency, estimate.mean, standing.row.ranked))
     # A row that takes almost no time would squeeze all others into a corner.
     least = max((point.latency for point in points), default=0.0) / _MAX_LATENCY_RATIO
-    return [replace(point, drawn=max(point.latency, least)) for point in points]
+    return [replace(point, drawn_latency=max(point.latency, least)) for point in points]
 
 
 def front_of(points: Sequence[Point]) -> list[Point]:
-    """Return the Pareto front of the complete rows in composite and latency, fastest first."""
+    """Return the Pareto front of the ranked rows in composite and latency, fastest first."""
     front: list[Point] = []
-    for point in sorted((p for p in points if p.complete), key=lambda p: (p.latency, -p.composite)):
+    for point in sorted((p for p in points if p.ranked), key=lambda p: (p.latency, -p.composite)):
         if not front or point.composite > front[-1].composite:
             front.append(point)
     return front
@@ -224,7 +226,7 @@ def pareto(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False) ->
     if not points:
         return None
     alt = import_altair()
-    width, height = (NARROW - 60, 300) if narrow else (WIDTH, HEIGHT)
+    width, height = (NARROW - 60, 300) if narrow else (PARETO_WIDTH, PARETO_HEIGHT)
     area = PlotArea.for_points(points, width, height)
     front = front_of(points)
     states = {point.pair: state_of(board, point.pair) for point in points}
@@ -234,7 +236,7 @@ def pareto(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False) ->
     labelled += points if len(points) <= 15 else []
     labels, wanted = labels_of(board, 22 if narrow else 34), {}
     for p in labelled:
-        exact = "" if p.drawn == p.latency else f" ({p.latency * 1000:.2g} ms)"  # not drawn to scale
+        exact = "" if p.drawn_latency == p.latency else f" ({p.latency * 1000:.2g} ms)"  # not drawn to scale
         wanted[p] = f"{labels[p.pair]}{exact}"
     placed = place_labels(area, points, wanted)
     x_scale = alt.Scale(type="log" if area.log else "linear", domain=list(area.x), nice=False, zero=False)
@@ -242,7 +244,8 @@ def pareto(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False) ->
               tickCount=5, format="~g"))  # fmt: skip
     y = alt.Y("composite:Q", scale=alt.Scale(domain=list(area.y), nice=False, zero=False),
               axis=alt.Axis(title=_composite_title(board), tickCount=6))  # fmt: skip
-    line = alt.Chart(alt.Data(values=[{"latency": p.drawn, "composite": p.composite} for p in front])).mark_line(
+    on_front = [{"latency": p.drawn_latency, "composite": p.composite} for p in front]
+    line = alt.Chart(alt.Data(values=on_front)).mark_line(
         interpolate="step-after", color=theme.palette[2], strokeWidth=2, strokeDash=[6, 3]
     ).encode(x=x, y=y)  # fmt: skip
     rows = []
@@ -251,7 +254,7 @@ def pareto(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False) ->
         numbers = f"composite {number(p.composite)}, latency {number(p.latency)} s"
         unbeaten = "; no other pair beats it in both" if p in front else ""
         text = f"{short_name(label_of(board, p.pair), 160)}: {numbers}; {state}{unbeaten}"
-        rows.append({"latency": p.drawn, "composite": p.composite, "status": state, "text": text})
+        rows.append({"latency": p.drawn_latency, "composite": p.composite, "status": state, "text": text})
     dots = alt.Chart(alt.Data(values=rows)).mark_point(size=100, opacity=1, strokeWidth=2).encode(
         x=x, y=y, description="text:N", **state_marks(alt, board, theme, narrow=narrow)
     )  # fmt: skip
@@ -282,7 +285,7 @@ class PlotArea:
     @classmethod
     def for_points(cls, points: Sequence[Point], width: int, height: int) -> PlotArea:
         """Return an area with all points and some padding; the latency axis is logarithmic above a ratio of 30."""
-        fast, slow = min(p.drawn for p in points), max(p.drawn for p in points)
+        fast, slow = min(p.drawn_latency for p in points), max(p.drawn_latency for p in points)
         low, high = min(p.composite for p in points), max(p.composite for p in points)
         y_padding = max((high - low) * 0.1, 0.25)
         y = low - y_padding, high + y_padding
@@ -293,7 +296,7 @@ class PlotArea:
 
     def pixels(self, point: Point) -> tuple[float, float]:
         """Return the distances of a point from the left and from the top."""
-        (left, right), (low, high), at = self.x, self.y, point.drawn
+        (left, right), (low, high), at = self.x, self.y, point.drawn_latency
         if self.log:
             left, right, at = log(left), log(right), log(at)
         across = (at - left) / (right - left)
@@ -319,10 +322,10 @@ def place_labels(area: PlotArea, points: Sequence[Point], wanted: Mapping[Point,
     placed: list[dict[str, float | str]] = []
     for point, label in wanted.items():
         x, y = area.pixels(point)
-        width = LETTER * len(label)
+        width = LETTER_WIDTH * len(label)
         for align, at, middle in _label_positions(x, y):
             left = at - {"left": 0.0, "center": width / 2, "right": width}[align]
-            box = _Box(left, middle - LINE / 2, left + width, middle + LINE / 2)
+            box = _Box(left, middle - LABEL_HEIGHT / 2, left + width, middle + LABEL_HEIGHT / 2)
             inside = box.left >= 0 and box.right <= area.width and box.top >= 0 and box.bottom <= area.height
             if inside and not any(map(box.overlaps, taken)):
                 taken.append(box)
@@ -466,14 +469,13 @@ def kinds_of(board: Leaderboard) -> Iterator[ChartKind]:
 
 
 def _describe_forest(board: Leaderboard) -> str:
-    known = [standing for standing in board.standings if standing.row.estimate]
-    means = [standing.row.estimate.mean for standing in known if standing.row.estimate]
+    means = [standing.row.estimate.mean for standing in board.standings if standing.row.estimate]
     leader = board.ranking.leader
     lead = f"{_full_name(board, leader)} leads" if leader else "no row leads"
     tied = [_full_name(board, pair) for pair in board.ranking.tied_ranked]
     rest = f"; {TIED} with {join_names(tied, 4)}" if tied else ""
     span = f"composites from {number(min(means))} to {number(max(means))}"
-    return f"Forest plot of {plural(len(known), 'row')}: {span}; {lead}{rest}. The table of standings has all numbers."
+    return f"Forest plot of {plural(len(means), 'row')}: {span}; {lead}{rest}. The table of standings has all numbers."
 
 
 def _describe_heat(board: Leaderboard) -> str:
@@ -488,7 +490,7 @@ def _describe_heat(board: Leaderboard) -> str:
 def _describe_pareto(board: Leaderboard) -> str:
     points = points_of(board)
     front = [f"{_full_name(board, p.pair)} ({number(p.latency)} s, {number(p.composite)})" for p in front_of(points)]
-    line = f"no other row is both better and faster than {join_names(front, 4)}" if front else "no row is complete"
+    line = f"no other row is both better and faster than {join_names(front, 4)}" if front else "no row is ranked"
     return f"Composite against latency of {plural(len(points), 'row')}: {line}."
 
 
@@ -513,7 +515,7 @@ CHARTS: Mapping[ChartKind, BoardChart] = {
     ),
     "pareto": BoardChart(
         "Quality against latency",
-        "Up is better, left is faster. The dashed line connects the complete rows that no other row beats in both. "
+        "Up is better, left is faster. The dashed line connects the ranked rows that no other one beats in both. "
         "Latency excludes loading the model.",
         pareto,
         _describe_pareto,

@@ -18,7 +18,7 @@ from tipbench.compare.cells import BoardCells, CellFilter, is_reference
 from tipbench.compare.duels import DuelTable
 from tipbench.compare.gate import check_on_board
 from tipbench.compare.leaderboard import BOARD, Leaderboard, Standing, read_leaderboard
-from tipbench.compare.matrix import Pair, pair_json
+from tipbench.compare.matrix import Pair
 from tipbench.compare.report import State, difference_text, markdown_table, plain_markdown, state_of, to_markdown
 from tipbench.compare.verdict import standing_sentence, unranked_sentence
 from tipbench.errors import UsageError
@@ -73,7 +73,7 @@ class Decision:
         leader = board.ranking.leader
         sentences = []
         difference = difference_text(row.to_leader)
-        gap = f"difference to the leader: {difference}" if difference else "no shared scenario"
+        numbers = f"difference to the leader: {difference}" if difference else "no shared scenario"
         if board.provisional:
             judges = ", ".join(board.judges) or "no judge yet"
             sentences.append(f"The scores are provisional: by {judges}, not by people.")
@@ -84,9 +84,9 @@ class Decision:
         elif state is State.LEADER or row.rank == 1:
             sentences.append(standing_sentence(board.ranking, board.verdict_facts))
         elif state is State.TIED:
-            sentences.append(f"{chosen} does not lead: {leader} does, but the two are {UNCLEAR} ({gap}).")
+            sentences.append(f"{chosen} does not lead: {leader} does, but the two are {UNCLEAR} ({numbers}).")
         else:
-            sentences.append(f"{chosen} does not lead: it is clearly worse than {leader} ({gap}).")
+            sentences.append(f"{chosen} does not lead: it is clearly worse than {leader} ({numbers}).")
         if leader is not None and board.ranking.unranked and state is not State.INCOMPLETE:
             sentences.append(unranked_sentence(board.ranking, board.verdict_facts))
         if isinstance(board.duels, DuelTable) and board.duels.winner is not None:
@@ -99,7 +99,7 @@ class Decision:
             "decision": self.id,
             "experiment": self.board.experiment,
             "at": self.at,
-            "chosen": pair_json(self.chosen),
+            "chosen": self.chosen.to_json(),
             "reason": self.reason,
             "standing": str(self.state),
             "provisional": self.board.provisional,

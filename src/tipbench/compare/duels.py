@@ -29,7 +29,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tipbench.compare.matrix import Floats, Pair, pair_json
+from tipbench.compare.matrix import Floats, Pair
 from tipbench.compare.resampling import ALPHA
 from tipbench.compare.statistics import Unknown, t_quantile
 from tipbench.plan.design import MIN_SCENARIOS
@@ -85,7 +85,7 @@ class DuelTable:
         return {
             "standings": [
                 {
-                    **(pair_json(each.pair) or {}),
+                    **each.pair.to_json(),
                     "strength": each.strength.value,
                     "ci_low": each.strength.ci_low,
                     "ci_high": each.strength.ci_high,
@@ -95,8 +95,8 @@ class DuelTable:
                 }
                 for each in self.standings
             ],
-            "winner": pair_json(self.winner),
-            "absent": [pair_json(pair) for pair in self.absent],
+            "winner": self.winner.to_json() if self.winner else None,
+            "absent": [pair.to_json() for pair in self.absent],
         }
 
 
@@ -106,8 +106,6 @@ def duel_table(duels: Sequence[Duel], among: Collection[Pair] = ()) -> DuelTable
     Returns Unknown if there are no duels, or if some rows are not connected by a chain of duels. `among` has the tied
     rows: there is no winner until each of them has a duel.
     """
-    if any(duel.first == duel.second for duel in duels):
-        raise ValueError("A row cannot meet itself in a duel.")
     if not duels:
         return Unknown("No duel has been judged.")
     games = _Games.of(duels)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from tipbench.compare.cells import BoardCells
+from tipbench.compare.cells import BoardCells, short_tag
 from tipbench.compare.gate import check_on_board
 from tipbench.compare.leaderboard import COMPOSITE, CONDITIONS
-from tipbench.compare.matrix import Pair, pair_json
+from tipbench.compare.matrix import Pair
 from tipbench.compare.report import markdown_table, plain_markdown
 from tipbench.compare.statistics import Difference, estimate_json, simultaneous_differences
 from tipbench.compare.verdict import excluded_text, filter_text
@@ -37,8 +37,8 @@ class PairComparison:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form specified in PRODUCT.md, plus `mapped_to` if the names differ."""
         return {
-            **(pair_json(self.pair) or {}),
-            **({"mapped_to": pair_json(self.other)} if self.other else {}),
+            **self.pair.to_json(),
+            **({"mapped_to": self.other.to_json()} if self.other else {}),
             "n_scenarios": self.n_scenarios,
             "first": self.first,
             "second": self.second,
@@ -159,12 +159,10 @@ def _check_comparable(names: tuple[str, str], first: BoardCells, second: BoardCe
             "Score both with the same judge (`tipbench judge run --with …`)."
         )
     if first.rubric and second.rubric and first.rubric != second.rubric:
-        tags = []
-        for name, board in zip(names, (first, second), strict=True):
-            rubric, _, sha256 = board.rubric.partition("@")
-            tags.append(f"{name} under {rubric}@{sha256[:8]}")
+        first_tag, second_tag = short_tag(first.rubric), short_tag(second.rubric)
         raise MixedRubrics(
-            f"The experiments were scored under different rubrics: {' and '.join(tags)}. They cannot be compared. "
+            f"The experiments were scored under different rubrics: {names[0]} under {first_tag} and {names[1]} "
+            f"under {second_tag}. They cannot be compared. "
             "Score the older one again with `tipbench judge export --rejudge`."
         )
 
@@ -207,7 +205,7 @@ def _notes(
     elif first.judges != second.judges:
         judges = f"{_judges_text(first)}; {_judges_text(second)}"
         yield f"Scored by different judges ({judges}): differences may come from the judges."
-    if filters := filter_text(first.question.where, first.question.judge):
+    if filters := filter_text(first.cell_filter.where, first.cell_filter.judge):
         yield f"{filters[:1].upper()}{filters[1:]}."
     if first.conditions != second.conditions:
         before, after = (board.cells[0].run.params if board.cells else {} for board in (first, second))

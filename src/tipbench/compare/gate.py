@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 
 from tipbench.compare.cells import BoardCell, BoardCells, as_row, floor_values
 from tipbench.compare.leaderboard import COMPOSITE
-from tipbench.compare.matrix import Pair, Score, pair_json, score_matrix
+from tipbench.compare.matrix import Pair, Score, score_matrix
 from tipbench.compare.resampling import TOLERANCE, step_down
 from tipbench.compare.statistics import Difference, estimate_json, paired_difference, scenarios_needed
 from tipbench.compare.verdict import unknown_pair_message
@@ -85,8 +85,8 @@ class GateResult:
         """Return the JSON form; unknown values are None."""
         evidence = {field.name: getattr(self.evidence, field.name, None) for field in fields(GateEvidence)}
         return {
-            "candidate": pair_json(self.candidate),
-            "baseline": pair_json(self.baseline),
+            "candidate": self.candidate.to_json(),
+            "baseline": self.baseline.to_json(),
             "outcome": str(self.outcome),
             "difference": estimate_json(self.difference),
             "margin": self.margin,
@@ -117,7 +117,7 @@ def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
     if cells.provisional or not cells.scored:
         prefix = "only provisional scores: " if cells.provisional else ""
         problem = f"no judge has scored enough of these {len(cells.cells)} cells"
-        return unknown(options, f"{prefix}{problem}. `tipbench judge export` writes a sheet.", evidence=evidence)
+        return unknown_result(options, f"{prefix}{problem}. `tipbench judge export` writes a sheet.", evidence=evidence)
     scores = [
         Score(cell.pair, cell.scenario, cell.persona, cell.values[COMPOSITE])
         for cell in (*candidate_cells, *baseline_cells)
@@ -130,7 +130,7 @@ def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
     difference = paired_difference(baseline_values, candidate_values, p)
     if difference is None or difference.n < MIN_SCENARIOS or evidence.missing:
         n = difference.n if difference else 0
-        return unknown(options, _missing_text(candidate_cells, candidate, baseline, evidence, n), n, evidence)
+        return unknown_result(options, _missing_text(candidate_cells, candidate, baseline, evidence, n), n, evidence)
     outcome, why = _outcome(difference, margin)
     needed, needed_text = None, ""
     if outcome is Outcome.UNDECIDED:
@@ -209,7 +209,7 @@ def _outcome(difference: Difference, margin: float) -> tuple[Outcome, str]:
     return Outcome.UNDECIDED, f"the interval contains {limit}"
 
 
-def unknown(options: GateOptions, why: str, n: int = 0, evidence: GateEvidence | None = None) -> GateResult:
+def unknown_result(options: GateOptions, why: str, n: int = 0, evidence: GateEvidence | None = None) -> GateResult:
     """Return a result with the outcome UNKNOWN, not enough data."""
     reason = f"{Outcome.UNKNOWN}: {why}"
     candidate, baseline = as_row(options.candidate), as_row(options.baseline)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment
 from markupsafe import Markup
@@ -17,13 +17,13 @@ from tipbench import markup
 from tipbench.charts import DARK, LIGHT, to_svg
 from tipbench.compare.answers import ScenarioAnswers
 from tipbench.compare.attribution import Attribution
-from tipbench.compare.card import answer_card
+from tipbench.compare.card import summary_card
 from tipbench.compare.charts import CHARTS, MEAN, ChartKind, heat_rows, kinds_of
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.report import (
     FACTORS,
     attribution_lines,
-    detectable_lines,
+    detectable_text,
     duel_result,
     label_of,
     state_of,
@@ -62,7 +62,11 @@ class Figure:
     inline: Mapping[str, Markup] | None = None  # SVG by CSS classes, such as "wide light"
 
 
-Grid = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]  # header, then rows; the first cell is the row's name
+class Grid(NamedTuple):
+    """A table of texts. The first cell of a row is its name."""
+
+    heads: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
 
 
 def board_context(
@@ -75,16 +79,6 @@ def board_context(
     table = standings(board, sort)
     scored = any(standing.row.estimate for standing in board.standings)
     parts: Any = templates.get_template("board/parts.html").module
-
-    def rendered(macro: Any, *arguments: Any) -> Markup:
-        """Render a table now, not in the template: the panel caches these variables."""
-        return Markup(macro(*arguments))  # noqa: S704 - a template's own output, escaped there
-
-    heat = (
-        rendered(parts.grid, _heat_grid(board), "Mean composite by model and prompt") if scored and not board.by else ""
-    )
-    causes = _causes(board.attribution)
-    causes["marginals"] = [(title, rendered(parts.grid, grid, title)) for title, grid in causes["marginals"]]
     facts = [
         ("suite", board.suite or None),
         ("judged by", ", ".join(board.judges) or "not judged yet"),
@@ -95,33 +89,33 @@ def board_context(
         ("hosts", ", ".join(board.hosts) or None),
     ]
     return {
-        "card": answer_card(board),
+        "card": summary_card(board),
         "scored": scored,
-        "standings": rendered(parts.standings, table, links),
+        # Rendered now, because the panel caches these variables and the table is large.
+        "standings": Markup(parts.standings(table, links)),  # noqa: S704 - a template's own output, escaped there
         "sort": table.sort,
         "sort_fault": table.fault,
         "flags": list(dict.fromkeys(flag for row in table.rows for flag in row.flags)),
         "facts": facts,
         "conditions": _conditions(board),
-        "detectable": detectable_lines(board),
-        "heat": heat,
-        "causes": causes,
+        "detectable": detectable_text(board),
+        "heat": _heat_grid(board) if scored and not board.by else None,
+        "attribution": _attribution(board.attribution),
         "duels": _duels(board),
     }
 
 
 def _conditions(board: Leaderboard) -> list[tuple[str, str]]:
     """Return the conditions shared by all cells of the board, with the sampling options as separate entries."""
-    given = {name: str(value) for name, value in board.conditions.items() if value}
+    conditions = {name: str(value) for name, value in board.conditions.items() if value}
     try:
-        sampling = json.loads(given.pop("sampling", "{}"))
+        sampling = json.loads(conditions.pop("sampling", "{}"))
     except ValueError:
         sampling = None
-    more = sampling.items() if isinstance(sampling, dict) else ()
-    return [
-        *given.items(),
-        *((str(name), f"{each:g}" if isinstance(each, float) else str(each)) for name, each in more),
-    ]
+    shown = list(conditions.items())
+    if isinstance(sampling, dict):
+        shown += [(name, f"{value:g}" if isinstance(value, float) else str(value)) for name, value in sampling.items()]
+    return shown
 
 
 def _heat_grid(board: Leaderboard) -> Grid:
@@ -129,11 +123,11 @@ def _heat_grid(board: Leaderboard) -> Grid:
     models, prompts, means = heat_rows(board)
     heads = ("model", *(_short(prompt) for prompt in prompts), "mean")
     rows = [(_short(model), *(_dash(number(means[model, prompt])) for prompt in (*prompts, MEAN))) for model in models]
-    return heads, (*rows, ("mean", *(_dash(number(means[MEAN, prompt])) for prompt in prompts), ""))
+    return Grid(heads, (*rows, ("mean", *(_dash(number(means[MEAN, prompt])) for prompt in prompts), "")))
 
 
-def _causes(attribution: Attribution | Unknown) -> dict[str, Any]:
-    """Return the variables of `board/causes.html`; if the causes are unknown, `lines` has the reason."""
+def _attribution(attribution: Attribution | Unknown) -> dict[str, Any]:
+    """Return the variables of `board/attribution.html`. If the attribution is unknown, `lines` has the reason."""
     lines = attribution_lines(attribution)
     if isinstance(attribution, Unknown):
         return {"lines": lines, "sources": [], "marginals": []}
@@ -158,7 +152,7 @@ def _causes(attribution: Attribution | Unknown) -> dict[str, Any]:
             for name, each in means.items()
         ]
         if len(rows) > 1:
-            marginals.append((title, ((side, "mean", "95 % interval"), rows)))
+            marginals.append((title, Grid((side, "mean", "95 % interval"), rows)))
     # The first line repeats the shares, which the bars already show.
     return {"lines": lines[1:], "sources": sources, "marginals": marginals}
 
@@ -181,7 +175,7 @@ def _duels(board: Leaderboard) -> dict[str, Any] | None:
         )
         for each in duels.standings
     ]
-    table = (("model / prompt", "strength", "95 % interval", "points", "scenarios"), rows)
+    table = Grid(("model / prompt", "strength", "95 % interval", "points", "scenarios"), rows)
     return {"summary": one_line(f"{duel_result(duels)} {first}"), "table": table}
 
 
@@ -207,11 +201,10 @@ def judging_summary(board: Leaderboard | None, status: JudgingStatus) -> dict[st
 
 
 def _judge_grid(status: JudgingStatus) -> Grid:
-    newest = {  # the history is oldest first, so later sheets replace earlier ones
-        (sheet.judge, sheet.provisional): {each["scale"]: each for each in scales}
-        for sheet in status.history
-        if (scales := (sheet.drift or {}).get("scales"))
-    }
+    newest: dict[tuple[str, bool], dict[str, Any]] = {}  # (judge, provisional) → drift of each scale
+    for sheet in status.history:  # oldest first, so later sheets replace earlier ones
+        if scales := (sheet.drift or {}).get("scales"):
+            newest[sheet.judge, sheet.provisional] = {each["scale"]: each for each in scales}
     names = list(dict.fromkeys(name for scales in newest.values() for name in scales))
 
     def bias(scale: Mapping[str, Any] | None) -> str:
@@ -232,7 +225,7 @@ def _judge_grid(status: JudgingStatus) -> Grid:
         for each in status.judges
     ]
     heads = ("judge", "scores", "answers", "drift", "error on controls", "repeat consistency")
-    return (*heads, *(f"bias: {one_line(name)}" for name in names)), rows
+    return Grid((*heads, *(f"bias: {one_line(name)}" for name in names)), rows)
 
 
 def _rubric_text(tag: str) -> str | None:

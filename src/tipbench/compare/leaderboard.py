@@ -33,7 +33,6 @@ from tipbench.compare.matrix import (
     ScoreMatrix,
     Side,
     merged,
-    pair_json,
     score_matrix,
     shared_by_all,
 )
@@ -108,7 +107,7 @@ class Standing:
             "composite": estimate.mean if estimate else None,
             "ci_low": estimate.ci_low if estimate else None,
             "ci_high": estimate.ci_high if estimate else None,
-            "composite_adjusted": row.level,
+            "composite_adjusted": row.adjusted_mean,
             "composite_usable": self.usable.composite if self.usable else None,
             "usable": self.usable.rate if self.usable else None,
             "usable_low": self.usable.low if self.usable else None,
@@ -169,7 +168,7 @@ class Leaderboard:
     judging: JudgingRecord = field(default_factory=JudgingRecord)
     span: tuple[float, float] | None = None  # lowest and highest possible composite; None if the rubric is not found
     sizes: Mapping[str, ModelSize] = field(default_factory=dict)  # by model
-    covered: Coverage | None = None
+    coverage: Coverage | None = None
 
     @property
     def verdict(self) -> str:
@@ -200,7 +199,7 @@ class Leaderboard:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `compare --format json` and the API return."""
-        ranking, causes = self.ranking, self.attribution
+        ranking, attribution = self.ranking, self.attribution
         return {
             "experiment": self.experiment,
             "suite": self.suite,
@@ -209,7 +208,7 @@ class Leaderboard:
             "conditions": dict(self.conditions),
             "judges": list(self.judges),
             "provisional": self.provisional,
-            "baseline": pair_json(self.baseline),
+            "baseline": self.baseline.to_json() if self.baseline else None,
             "cluster": self.cluster,
             "by": self.by,
             "where": dict(self.where),
@@ -217,8 +216,8 @@ class Leaderboard:
             "exclude": list(self.exclude),
             "verdict": {
                 "text": self.verdict,
-                "leader": pair_json(ranking.leader),
-                "tied_with_leader": [pair_json(pair) for pair in ranking.tied],
+                "leader": ranking.leader.to_json() if ranking.leader else None,
+                "tied_with_leader": [pair.to_json() for pair in ranking.tied],
                 "decided": ranking.decided,
                 "fragile": self.fragile,
                 "level": ranking.level,
@@ -234,8 +233,10 @@ class Leaderboard:
             },
             "standings": [standing.to_json() for standing in self.standings],
             "references": [standing.to_json() for standing in self.references],
-            "attribution": None if isinstance(causes, Unknown) else causes.shares(),
-            "attribution_details": {"reason": causes.reason} if isinstance(causes, Unknown) else causes.details(),
+            "attribution": None if isinstance(attribution, Unknown) else attribution.shares(),
+            "attribution_details": (
+                {"reason": attribution.reason} if isinstance(attribution, Unknown) else attribution.details()
+            ),
             "duels": self.duels.to_json() if isinstance(self.duels, DuelTable) else None,
             "notes": list(self.notes),
             "hosts": list(self.hosts),
@@ -249,42 +250,46 @@ class BoardOptions:
     baseline: Pair | None = None
     cluster: Literal["persona"] | None = None
     by: Side | None = None
-    scales: tuple[str, ...] = field(default_factory=tuple)
+    scales: tuple[str, ...] = ()
     design: Design | None = None
     judging: JudgingRecord = field(default_factory=JudgingRecord)
 
 
 def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Leaderboard:
     """Compute the board of the cells; raises UsageError if the baseline is not on it."""
-    pairs, references = _matrices(cells)
+    pair_matrix, reference_matrix = _matrices(cells)
     by, design = options.by, options.design
-    scenarios = pairs.by(by) if by else pairs
-    matrix = scenarios.by_persona() if options.cluster else scenarios
-    references = references.by_persona(scenarios.core) if options.cluster else references
-    if options.baseline is not None and options.baseline not in (*matrix.pairs, *references.pairs):
-        raise UsageError(unknown_pair_message(options.baseline, (*matrix.pairs, *references.pairs), cells))
+    scenario_matrix = pair_matrix.by(by) if by else pair_matrix
+    matrix = scenario_matrix
+    if options.cluster:
+        matrix, reference_matrix = matrix.by_persona(), reference_matrix.by_persona(scenario_matrix.core)
+    available = (*matrix.pairs, *reference_matrix.pairs)
+    if options.baseline is not None and options.baseline not in available:
+        raise UsageError(unknown_pair_message(options.baseline, available, cells))
     unplanned = _why_unplanned(cells, options)
     answering = {merged(cell.pair, by) for cell in cells.cells if not cell.failed}
     silent = frozenset(merged(pair, by) for pair in cells.silent) - answering
     rank_options = RankOptions(
         baseline=options.baseline, design=None if unplanned else design, finished=cells.finished, silent=silent
     )
-    ranking = rank(matrix, rank_options, references)
-    gap = gap_of(scenarios if scenarios.judged.any() else pairs, everywhere=options.cluster is not None)
+    ranking = rank(matrix, rank_options, reference_matrix)
+    # A board by model or prompt may have no means at all. Its gap is then that of the pairs.
+    gap_matrix = scenario_matrix if scenario_matrix.judged.any() else pair_matrix
+    gap = gap_of(gap_matrix, everywhere=options.cluster is not None)
     stale = {merged(pair, by) for pair in cells.only_stale if not is_reference(pair)} - set(matrix.pairs)
-    stale_rows = [Row(pair=pair, ranked=False, estimate=None, level=None, stale=True) for pair in sorted(stale)]
+    stale_rows = [Row(pair=pair, ranked=False, estimate=None, adjusted_mean=None, stale=True) for pair in sorted(stale)]
     ranking = replace(ranking, gap=gap, rows=(*ranking.rows, *stale_rows))
     if ranking.next_look is not None and design is not None:
         pace = options.judging.minutes_per_answer
         ranking = replace(ranking, next_look=_with_effort(ranking.next_look, design, cells, matrix, pace))
-    all_rows = tuple(_standings((*ranking.rows, *ranking.references), cells, options, scenarios, matrix))
+    all_rows = tuple(_standings((*ranking.rows, *ranking.references), cells, options, scenario_matrix, matrix))
     standings, reference_standings = all_rows[: len(ranking.rows)], all_rows[len(ranking.rows) :]
     runs = [cell.run for cell in cells.cells]
     runs_by_model = {run.params.get("model", ""): run for run in runs}
     hosts = tuple(sorted({run.params["host"] for run in runs if "host" in run.params}))
     flags = {flag for standing in standings for flag in standing.flags}
-    obstacle = "no answer has a usable tip" if cells.unusable else None
-    if by and pairs.pairs and not shared_by_all(pairs.pairs, by):
+    obstacle = "no answer has a usable tip" if cells.all_unusable else None
+    if by and pair_matrix.pairs and not shared_by_all(pair_matrix.pairs, by):
         obstacle = f"no {OTHER[by]} is shared by all {by}s"
     return Leaderboard(
         experiment=experiment,
@@ -302,24 +307,24 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         by=by,
         ranking=ranking,
         standings=standings,
-        attribution=attribute(pairs),
+        attribution=attribute(pair_matrix),
         scales=options.scales,
         matrix=matrix,
-        references_matrix=references,
+        references_matrix=reference_matrix,
         notes=tuple(board_notes(cells, ranking, flags, hosts, by, options.cluster or "scenario")),
         hosts=hosts,
-        where=dict(cells.question.where),
-        judge=cells.question.judge,
-        n_scenarios=int(scenarios.core.sum()),
+        where=dict(cells.cell_filter.where),
+        judge=cells.cell_filter.judge,
+        n_scenarios=int(scenario_matrix.core.sum()),
         obstacle=obstacle,
         references=reference_standings,
-        fragile=_is_fragile(ranking, standings, cells),
+        fragile=_decision_is_fragile(ranking, standings, cells),
         unplanned=unplanned,
-        exclude=cells.question.exclude,
+        exclude=cells.cell_filter.exclude,
         judging=options.judging,
         span=cells.rubric_content.range if cells.rubric_content else None,
         sizes={model: _size(run) for model, run in runs_by_model.items()},
-        covered=cells.covered,
+        coverage=cells.coverage,
     )
 
 
@@ -332,17 +337,17 @@ def _matrices(cells: BoardCells) -> tuple[ScoreMatrix, ScoreMatrix]:
     scored = [cell for cell in cells.cells if cell.values] if cells.scored else []
     scores = [Score(cell.pair, cell.scenario, cell.persona, cell.values[COMPOSITE]) for cell in scored]
     full = score_matrix(scores, {cell.pair for cell in cells.cells})
-    references = np.array([is_reference(pair) for pair in full.pairs], dtype=bool)
-    candidates = full.only(~references)
-    shared = np.isin(full.scenarios, candidates.scenarios)
-    names = tuple(pair for pair in full.pairs if is_reference(pair))
-    return candidates, replace(candidates, pairs=names, values=full.values[np.ix_(shared, references)])
+    reference_columns = np.array([is_reference(pair) for pair in full.pairs], dtype=bool)
+    reference_pairs = tuple(pair for pair in full.pairs if is_reference(pair))
+    candidates = full.only(~reference_columns)
+    rows = np.isin(full.scenarios, candidates.scenarios)
+    return candidates, replace(candidates, pairs=reference_pairs, values=full.values[np.ix_(rows, reference_columns)])
 
 
 def _why_unplanned(cells: BoardCells, options: BoardOptions) -> str | None:
     """Return why the tests of this board are not planned looks of the design; None if they are."""
-    question = cells.question
-    if question.where or question.judge or options.cluster or options.by:
+    cell_filter = cells.cell_filter
+    if cell_filter.where or cell_filter.judge or options.cluster or options.by:
         return "a part of the data, or another unit, is selected"
     if options.design is None:
         return "no looks were planned before the first score"
@@ -370,9 +375,9 @@ def _with_effort(
 
 
 def _standings(
-    rows: Iterable[Row], cells: BoardCells, options: BoardOptions, scenarios: ScoreMatrix, ranked: ScoreMatrix
+    rows: Iterable[Row], cells: BoardCells, options: BoardOptions, scenario_matrix: ScoreMatrix, matrix: ScoreMatrix
 ) -> Iterator[Standing]:
-    """Yield the standing of each row. `ranked` is the matrix `scenarios`, or its means per persona.
+    """Yield the standing of each row. `matrix`, which is ranked, is `scenario_matrix` or its means per persona.
 
     On a board by model, only cells of prompts that all models share are counted, as in the matrix. A board by prompt
     is the reverse.
@@ -390,18 +395,16 @@ def _standings(
         row_cells = groups[row.pair]
         n_scenarios = n_units = row.estimate.n if row.estimate else 0
         if options.cluster:
-            column = ranked.column(row.pair)
-            judged = () if column is None else np.array(ranked.scenarios)[ranked.judged[:, column]]
-            n_scenarios = int((np.isin(scenarios.personas, judged) & scenarios.core).sum())
-        scored = [(cell.scenario, cell.values) for cell in row_cells if cell.values]
+            column = matrix.column(row.pair)
+            judged_personas = () if column is None else np.array(matrix.scenarios)[matrix.judged[:, column]]
+            n_scenarios = int((np.isin(scenario_matrix.personas, judged_personas) & scenario_matrix.core).sum())
+        scored = [(cell.scenario, cell.values) for cell in row_cells]
         measured = [(cell.scenario, cell.values or cell.measured) for cell in row_cells]
+        means = {name: _metric_mean(name, scored) for name in options.scales}
+        means |= {name: _metric_mean(name, measured) for name in MEANS}
         yield Standing(
             row=row,
-            means={
-                name: _scenario_mean((scenario, values[name]) for scenario, values in numbers if name in values)
-                for names, numbers in ((options.scales, scored), (MEANS, measured))
-                for name in names
-            },
+            means=means,
             usable=_usable(row_cells),
             judged=sum(bool(cell.values) for cell in row_cells),
             total=len(row_cells),
@@ -410,6 +413,11 @@ def _standings(
             n_scenarios=n_scenarios,
             n_clusters=n_units if options.cluster else None,
         )
+
+
+def _metric_mean(name: str, cells: Iterable[tuple[str, Mapping[str, float]]]) -> float | None:
+    """Return the mean of a metric over the cells that have it. Each cell is a scenario with its metrics."""
+    return _scenario_mean((scenario, metrics[name]) for scenario, metrics in cells if name in metrics)
 
 
 def _scenario_mean(values: Iterable[tuple[str, float]]) -> float | None:
@@ -448,7 +456,7 @@ def _flags(row: Row, cells: Sequence[BoardCell], *, stale: bool) -> Iterator[str
             yield name
 
 
-def _is_fragile(ranking: Ranking, standings: Sequence[Standing], cells: BoardCells) -> bool:
+def _decision_is_fragile(ranking: Ranking, standings: Sequence[Standing], cells: BoardCells) -> bool:
     """Return whether a few more unusable answers of the leader would undo the decision."""
     usable = next((standing.usable for standing in standings if standing.pair == ranking.leader), None)
     if not ranking.decided or usable is None or cells.rubric_content is None:
@@ -471,14 +479,14 @@ def _size(run: StoredRun) -> ModelSize:
 def read_leaderboard(
     store: RunStore,
     experiment: Experiment,
-    question: CellFilter,
+    cell_filter: CellFilter,
     *,
     baseline: Pair | None = None,
     by: Side | None = None,
     cluster: Literal["persona"] | None = None,
 ) -> tuple[Leaderboard, BoardCells]:
     """Return the board of an experiment with its duels, and the cells that it was computed from."""
-    cells = read_board(store, experiment.experiment_id, question)
+    cells = read_board(store, experiment.experiment_id, cell_filter)
     options = BoardOptions(
         baseline=as_row(baseline) if baseline else None,
         cluster=cluster,
@@ -545,7 +553,7 @@ def duels_of(store: RunStore, experiment: Experiment, cells: BoardCells) -> list
     If the board has the scores of one judge only, so do the duels.
     """
     run_ids = {cell.run.run_id for cell in cells.cells}
-    judge = cells.question.judge
+    judge = cells.cell_filter.judge
     return [
         Duel(Pair(*duel.pairs[0]), Pair(*duel.pairs[1]), duel.scenario, _WINNERS[duel.winner])
         for duel in read_duels(store, experiment)
@@ -570,7 +578,7 @@ def record_board(store: RunStore, experiment_id: str, board: Leaderboard) -> str
     if existing_run is not None:
         return existing_run.run_id
     now = int(time.time() * 1000)
-    leader_estimate = board.standings[0].row.estimate if board.ranking.leader and board.standings else None
+    leader_estimate = board.standings[0].row.estimate if board.ranking.leader else None
     run = NewRun(
         kind=RunKind.LEADERBOARD,
         record_id=record_id,

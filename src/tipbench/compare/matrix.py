@@ -7,7 +7,7 @@ Scenarios and pairs are sorted, so the matrix does not depend on the order in wh
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum, isfinite
@@ -35,10 +35,8 @@ class Pair:
     def __str__(self) -> str:
         return f"{self.model}/{self.prompt}"
 
-
-def pair_json(pair: Pair | None) -> dict[str, str] | None:
-    """Return the JSON form of a pair; None for None."""
-    return None if pair is None else {"model": pair.model, "prompt_version": pair.prompt}
+    def to_json(self) -> dict[str, str]:
+        return {"model": self.model, "prompt_version": self.prompt}
 
 
 def merged(pair: Pair, by: Side | None) -> Pair:
@@ -98,15 +96,15 @@ class ScoreMatrix:
         """Return the column of a pair; None if the pair is not in the matrix."""
         return self.pairs.index(pair) if pair in self.pairs else None
 
-    def only(self, columns: Mask | Sequence[int]) -> ScoreMatrix:
-        """Select pairs, in matrix order, and the scenarios in which at least one of them is judged."""
-        column_indices = np.arange(len(self.pairs))[np.asarray(columns)]
-        rows = np.flatnonzero(self.judged[:, column_indices].any(axis=1))
+    def only(self, selected: Mask) -> ScoreMatrix:
+        """Return the selected pairs, and the scenarios in which at least one of them is judged."""
+        columns = np.flatnonzero(selected)
+        rows = np.flatnonzero(self.judged[:, columns].any(axis=1))
         return ScoreMatrix(
             scenarios=tuple(self.scenarios[row] for row in rows),
             personas=tuple(self.personas[row] for row in rows),
-            pairs=tuple(self.pairs[column] for column in column_indices),
-            values=self.values[np.ix_(rows, column_indices)],
+            pairs=tuple(self.pairs[column] for column in columns),
+            values=self.values[np.ix_(rows, columns)],
         )
 
     def by_persona(self, core: Mask | None = None) -> ScoreMatrix:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tipbench.compare.matrix import Floats, Mask, Pair, ScoreMatrix
-from tipbench.compare.resampling import ALPHA, FLIPS, RESAMPLES, SEED, TOLERANCE, empirical_bayes, significantly_better
+from tipbench.compare.resampling import ALPHA, FLIPS, RESAMPLES, TOLERANCE, empirical_bayes, significantly_better
 from tipbench.compare.statistics import (
     Difference,
     Estimate,
@@ -107,8 +107,8 @@ class Row:
     pair: Pair
     ranked: bool
     estimate: Estimate | None  # over its own scenarios; None if it is not judged
-    level: float | None  # mean adjusted for missing scenarios; None if it cannot be estimated
-    adjusted: bool = False  # whether its scenarios differ from the core scenarios, so that `level` is adjusted
+    adjusted_mean: float | None  # mean adjusted for missing scenarios; None if it cannot be estimated
+    adjusted: bool = False  # whether its scenarios differ from the core scenarios
     rank: int | None = None
     rank_low: int | None = None  # best rank that the tests leave open
     rank_high: int | None = None  # worst rank that the tests leave open
@@ -138,7 +138,7 @@ class Ranking:
     references: tuple[Row, ...] = ()  # best first
     to_reference: Difference | None = None  # leader − best reference, as a single test
     silent: tuple[Pair, ...] = ()  # rows without any answer; they do not prevent a decision
-    gap: Gap | None = None  # why no row is ranked
+    gap: Gap | None = None  # why no row is ranked; added by `make_board`
 
     @cached_property
     def ranked(self) -> frozenset[Pair]:
@@ -176,7 +176,6 @@ class RankOptions:
     design: Design | None = None  # None if the tests are not planned looks
     finished: frozenset[str] = frozenset()  # scenarios in which no answer waits for a judge
     silent: frozenset[Pair] = frozenset()  # pairs without any answer
-    seed: int = SEED
     flips: int = FLIPS
     resamples: int = RESAMPLES
 
@@ -196,7 +195,7 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         references = replace(matrix, pairs=(), values=np.empty((len(matrix.scenarios), 0)))
     values, core, design = matrix.values, matrix.core, options.design
     n_core = int(core.sum())
-    levels, leader, ranked = _leader_and_ranked(matrix)
+    adjusted_means, leader, ranked = _leader_and_ranked(matrix)
     look, look_scenarios = _latest_look(matrix, ranked, options)
     to_leader: Mapping[Pair, Difference | None] = {}
     to_baseline: Mapping[Pair, Difference | None] = {}
@@ -207,7 +206,7 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         leader_pair, leader_values = matrix.pairs[leader], values[:, leader]
         to_leader = _differences(matrix, ranked, leader_pair, leader_values, look_scenarios, options)
         tested = np.where(look_scenarios[:, None], values[:, ranked], np.nan)
-        better = significantly_better(tested, seed=options.seed, flips=options.flips, alpha=options.level)
+        better = significantly_better(tested, flips=options.flips, level=options.level)
         # Tests against the leader reject more than tests of all pairs. The rank ranges must agree with both.
         leader_position = position[leader]
         for column, i in position.items():
@@ -216,20 +215,21 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         ranked_matrix = matrix.only(ranked)
         if len(ranked_matrix.scenarios) > 1 or len(ranked_matrix.pairs) == 1:
             fit = additive_fit(ranked_matrix.values, np.ones(len(ranked_matrix.scenarios), dtype=bool))
-            posterior = empirical_bayes(fit.pseudo_values, seed=options.seed, resamples=options.resamples)
+            posterior = empirical_bayes(fit.pseudo_values, resamples=options.resamples)
     if options.baseline is not None:
         source = references if options.baseline in references.pairs else matrix
         baseline_values = source.values[:, source.pairs.index(options.baseline)]
         to_baseline = _differences(matrix, ranked, options.baseline, baseline_values, look_scenarios, options)
     rows = []
     for column, pair in enumerate(matrix.pairs):
-        estimate, has_level = shown_estimate(values[:, column]), not np.isnan(levels[column])
+        estimate, adjusted_mean = shown_estimate(values[:, column]), float(adjusted_means[column])
+        known = not np.isnan(adjusted_mean)
         row = Row(
             pair=pair,
             ranked=column in position,
             estimate=estimate,
-            level=float(levels[column]) if has_level else None,
-            adjusted=bool(estimate and has_level and (matrix.judged[:, column] != core).any()),
+            adjusted_mean=adjusted_mean if known else None,
+            adjusted=bool(estimate and known and (matrix.judged[:, column] != core).any()),
             to_leader=to_leader.get(pair),
             to_baseline=to_baseline.get(pair),
         )
@@ -237,7 +237,7 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
             i = position[column]
             row = replace(
                 row,
-                rank=1 + int((levels[ranked] > levels[column] + TOLERANCE).sum()),
+                rank=1 + int((adjusted_means[ranked] > adjusted_mean + TOLERANCE).sum()),
                 rank_low=1 + int(better[:, i].sum()),
                 rank_high=len(position) - int(better[i].sum()),
                 p_best=float(posterior.p_best[i]) if posterior else None,
@@ -274,7 +274,6 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         references=reference_rows,
         to_reference=_negated(reference_rows[0].to_leader) if reference_rows else None,
         silent=tuple(sorted(options.silent)),
-        gap=gap_of(matrix),
     )
 
 
@@ -299,13 +298,13 @@ def _leader_and_ranked(matrix: ScoreMatrix) -> tuple[Floats, int | None, Mask]:
     usable = matrix.judged & ~np.isnan(effects)
     counts = usable.sum(axis=0)
     sums = np.where(usable, matrix.values - effects, 0.0).sum(axis=0)
-    levels = sums / np.where(counts > 0, counts, np.nan)
+    adjusted_means = sums / np.where(counts > 0, counts, np.nan)
     # If several rows are equal but for rounding errors, the first leads.
-    highest = np.max(levels[eligible])
-    leader = next(int(column) for column in np.flatnonzero(eligible) if levels[column] >= highest - TOLERANCE)
+    highest = np.max(adjusted_means[eligible])
+    leader = int(np.flatnonzero(eligible & (adjusted_means >= highest - TOLERANCE))[0])
     shared = (matrix.judged & matrix.judged[:, [leader]]).sum(axis=0)
     enough = min(MIN_SCENARIOS, int(matrix.core.sum()))
-    return levels, leader, np.asarray(eligible & (shared >= enough))
+    return adjusted_means, leader, np.asarray(eligible & (shared >= enough))
 
 
 def _latest_look(matrix: ScoreMatrix, ranked: Mask, options: RankOptions) -> tuple[Look | None, Mask]:
@@ -339,9 +338,7 @@ def _differences(
     """
     family = [column for column, pair in enumerate(matrix.pairs) if ranked[column] and pair != other]
     masked = np.where(scenarios[:, None], np.column_stack([other_values, matrix.values[:, family]]), np.nan)
-    differences = simultaneous_differences(
-        masked[:, 1:], masked[:, 0], options.level, seed=options.seed, flips=options.flips
-    )
+    differences = simultaneous_differences(masked[:, 1:], masked[:, 0], options.level, flips=options.flips)
     tested = {matrix.pairs[column]: difference for column, difference in zip(family, differences, strict=True)}
     return {
         pair: tested.get(pair) or untested(paired_difference(other_values, matrix.values[:, column]))
@@ -366,7 +363,7 @@ def _reference_rows(
             difference = _differences(single, np.ones(1, dtype=bool), leader, leader_values, scenarios, options)[pair]
             if difference is not None and difference.n < MIN_SCENARIOS:
                 difference = untested(paired_difference(leader_values, values))
-        rows.append(Row(pair, ranked=False, estimate=shown_estimate(values), level=None, to_leader=difference))
+        rows.append(Row(pair, ranked=False, estimate=shown_estimate(values), adjusted_mean=None, to_leader=difference))
     return tuple(sorted(rows, key=_row_order))
 
 

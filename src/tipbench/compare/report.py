@@ -79,7 +79,7 @@ def table_rows(board: Leaderboard) -> tuple[list[str], list[list[str | None]]]:
                 *((name, one_line(getattr(row.pair, name))) for name in names),
                 ("composite", number(estimate.mean if estimate else None)),
                 ("standing", STATE_TEXTS[state_of(board, row.pair)]),
-                *([("adjusted", number(row.level))] if adjusted else []),
+                *([("adjusted", number(row.adjusted_mean))] if adjusted else []),
                 ("95 % interval", interval(estimate.ci_low, estimate.ci_high) if estimate else None),
                 ("P(best)", best_text(board, standing)),
                 *differences,
@@ -151,7 +151,8 @@ def plain_markdown(text: str) -> str:
 
 def footer_lines(board: Leaderboard) -> list[str]:
     """Return the lines below the table: detectable difference, attribution and duels."""
-    lines, duels = [*detectable_lines(board), *attribution_lines(board.attribution)], board.duels
+    detectable, duels = detectable_text(board), board.duels
+    lines = [*([detectable] if detectable else []), *attribution_lines(board.attribution)]
     if isinstance(duels, Unknown):
         lines.append(f"Duels: {duels.reason}")
     elif duels is not None:
@@ -163,13 +164,13 @@ def footer_lines(board: Leaderboard) -> list[str]:
     return lines
 
 
-def detectable_lines(board: Leaderboard) -> list[str]:
-    """Return a list of one line with the smallest detectable difference; empty if it is unknown."""
+def detectable_text(board: Leaderboard) -> str | None:
+    """Return the sentence on the smallest detectable difference; None if it is unknown."""
     smallest = board.ranking.smallest_detectable
     if smallest is None:
-        return []
+        return None
     units = plural(board.ranking.n_tested or board.ranking.n_scenarios, board.unit)
-    return [f"Differences to the leader of less than {smallest:.1f} points are unlikely to be detected with {units}."]
+    return f"Differences to the leader of less than {smallest:.1f} points are unlikely to be detected with {units}."
 
 
 def attribution_lines(attribution: Attribution | Unknown) -> list[str]:
@@ -234,8 +235,8 @@ def difference_text(difference: Difference | None) -> str | None:
     return f"{number(difference.mean, '+.2f')} ({bounds})" if bounds else number(difference.mean, "+.2f")
 
 
-def probability_text(p: float | None) -> str | None:
-    """Format a resampled probability. It is never 0 or 100 %, because resampling cannot establish either."""
+def chance_text(p: float | None) -> str | None:
+    """Format a probability from resampling: never 0 % or 100 %, because resampling cannot establish either."""
     if p is None:
         return None
     if p < 0.005:
@@ -245,7 +246,7 @@ def probability_text(p: float | None) -> str | None:
 
 def best_text(board: Leaderboard, standing: Standing) -> str | None:
     """Format the probability of being best; None if there are too few scenarios to resample."""
-    return None if board.ranking.too_few else probability_text(standing.row.p_best)
+    return None if board.ranking.too_few else chance_text(standing.row.p_best)
 
 
 def p_text(difference: Difference | None) -> str | None:

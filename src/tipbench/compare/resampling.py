@@ -29,7 +29,7 @@ from tipbench.compare.matrix import Floats, Mask
 ALPHA = 0.05
 FLIPS = 10_000
 RESAMPLES = 10_000
-SEED = 42
+SEED = 42  # of all random draws: the same scores give the same board
 TOLERANCE = 1e-9  # smaller differences are rounding errors
 
 MAX_EXACT_SCENARIOS = 12  # up to this number of scenarios, every flip is computed
@@ -47,20 +47,20 @@ MAX_SUMS_IN_MEMORY = 30_000_000
 BLOCK = 1 << 17  # numbers computed together, to fit in the CPU cache
 
 
-def sign_flips(n: int, *, seed: int = SEED, flips: int = FLIPS) -> Floats:
+def sign_flips(n: int, flips: int = FLIPS) -> Floats:
     """Return ±1 signs with flips as rows and scenarios as columns. The first row, all +1, is the observed data."""
     if n <= MAX_CACHED_SCENARIOS:
-        return _cached_signs(n, seed, flips)
-    return _draw_signs(n, seed, flips)
+        return _cached_signs(n, flips)
+    return _draw_signs(n, flips)
 
 
-def _draw_signs(n: int, seed: int, flips: int) -> Floats:
+def _draw_signs(n: int, flips: int) -> Floats:
     """Return all distinct flips if they are few enough, else random ones."""
     n_distinct = 1 << max(n - 1, 0)
     if n <= MAX_EXACT_SCENARIOS and n_distinct <= flips + 1:
         bits = (np.arange(n_distinct)[:, None] >> np.arange(n)) & 1
     else:
-        bits = np.random.default_rng([seed, 1]).integers(0, 2, size=(flips + 1, n), dtype=np.int8)
+        bits = np.random.default_rng([SEED, 1]).integers(0, 2, size=(flips + 1, n), dtype=np.int8)
         bits[0] = 0
     signs = np.where(bits, -1.0, 1.0)
     signs.setflags(write=False)
@@ -90,9 +90,9 @@ class _Testable:
         """The number of shared scenarios of each column."""
         return np.asarray(self.shared.sum(axis=0))
 
-    def z_squared(self, values: Floats, *, seed: int, flips: int) -> Floats:
+    def z_squared(self, values: Floats, flips: int) -> Floats:
         """Return z² with flips as rows and the columns of `values` as columns. The first row is the observed data."""
-        sums = sign_flips(len(values), seed=seed, flips=flips) @ values
+        sums = sign_flips(len(values), flips) @ values
         squares = (values * values).sum(axis=0)
         r_squared = np.square(sums) / np.where(squares > 0, self.counts * squares, np.inf)
         return _wallace_z_squared(r_squared, self.counts, MAX_R_SQUARED)
@@ -102,7 +102,7 @@ def _without_rounding_errors(values: Floats) -> Floats:
     return np.where(np.abs(values) < TOLERANCE, 0.0, values)
 
 
-def step_down(differences: Floats, *, seed: int = SEED, flips: int = FLIPS) -> tuple[float | None, ...]:
+def step_down(differences: Floats, *, flips: int = FLIPS) -> tuple[float | None, ...]:
     """Return the adjusted two-sided p of each column of paired differences; None for fewer than two shared scenarios.
 
     Rows are scenarios; a difference is NaN if the scenario is not shared. The method is step-down max-t (Westfall and
@@ -112,7 +112,7 @@ def step_down(differences: Floats, *, seed: int = SEED, flips: int = FLIPS) -> t
     adjusted: list[float | None] = [None] * differences.shape[1]
     testable = _Testable.of(differences)
     if testable.columns.size:
-        statistic = testable.z_squared(testable.values, seed=seed, flips=flips)
+        statistic = testable.z_squared(testable.values, flips)
         order = np.argsort(-statistic[0], kind="stable")
         ordered = statistic[:, order]
         largest_of_rest = np.maximum.accumulate(ordered[:, ::-1], axis=1)[:, ::-1]
@@ -122,9 +122,7 @@ def step_down(differences: Floats, *, seed: int = SEED, flips: int = FLIPS) -> t
     return tuple(adjusted)
 
 
-def critical_t(
-    differences: Floats, level: float = ALPHA, *, seed: int = SEED, flips: int = FLIPS
-) -> tuple[float | None, ...]:
+def critical_t(differences: Floats, level: float = ALPHA, *, flips: int = FLIPS) -> tuple[float | None, ...]:
     """Return, for each column, half the width of its single-step simultaneous interval, in standard errors.
 
     It follows from the (1 − level) quantile, over flips, of the largest statistic of the centred differences. None for
@@ -137,7 +135,7 @@ def critical_t(
     counts = testable.counts
     means = np.where(np.isnan(differences), 0.0, differences).sum(axis=0)[testable.columns] / counts
     centred = _without_rounding_errors(np.where(testable.shared, testable.values - means, 0.0))
-    largest = np.sort(testable.z_squared(centred, seed=seed, flips=flips).max(axis=1))
+    largest = np.sort(testable.z_squared(centred, flips).max(axis=1))
     n_above = int(level * len(largest) + 1e-9)
     if not n_above:
         return tuple(critical)
@@ -149,34 +147,32 @@ def critical_t(
     return tuple(critical)
 
 
-def significantly_better(
-    values: Floats, *, seed: int = SEED, flips: int = FLIPS, alpha: float = ALPHA, rounds: int | None = None
-) -> Mask:
+def significantly_better(values: Floats, *, flips: int = FLIPS, level: float = ALPHA) -> Mask:
     """Return a mask: [i, j] is True if column i is significantly better than column j.
 
-    The test is step-down max-t over all pairs of columns. With few columns it compares adjusted p-values with α. With
-    more columns it uses critical values, with the same result: each round rejects the statistics above the (1 − α)
-    quantile of the largest, until a round rejects none. A limit of `rounds`, fewer flips and the tolerance for rounding
-    errors only make the test more conservative.
+    The test is step-down max-t over all pairs of columns. With few columns it compares adjusted p-values with `level`.
+    With more columns it uses critical values, with the same result: each round rejects the statistics above the
+    (1 − level) quantile of the largest, until a round rejects none. The tolerance for rounding errors, and the smaller
+    numbers of rounds and flips for MANY_ROWS, only make the test more conservative.
     """
     n, k = values.shape
     if n < 2 or k < 2:
         return np.zeros((k, k), dtype=bool)
     n_sums = k * (k - 1) // 2 * min(flips, 2 ** min(n, 60))
-    if n_sums <= MAX_DIRECT_SUMS and rounds is None:
+    if n_sums <= MAX_DIRECT_SUMS:
         first, second = np.triu_indices(k, 1)
         differences = values[:, first] - values[:, second]
-        adjusted = np.array([1.0 if p is None else p for p in step_down(differences, seed=seed, flips=flips)])
+        adjusted = np.array([1.0 if p is None else p for p in step_down(differences, flips=flips)])
         totals = np.where(np.isnan(differences), 0.0, differences).sum(axis=0)
         better = np.zeros((k, k), dtype=bool)
-        better[first, second] = (adjusted <= alpha) & (totals > 0)
-        better[second, first] = (adjusted <= alpha) & (totals < 0)
+        better[first, second] = (adjusted <= level) & (totals > 0)
+        better[second, first] = (adjusted <= level) & (totals < 0)
         return better
     many = k >= MANY_ROWS
-    family = _AllPairs(values, seed=seed, flips=min(flips, MANY_ROWS_FLIPS) if many else flips)
+    family = _AllPairs(values, min(flips, MANY_ROWS_FLIPS) if many else flips)
     rejected = np.zeros((k, k), dtype=bool)
-    for _ in range(rounds or (MANY_ROWS_ROUNDS if many else k * k)):
-        newly_rejected = (family.observed > family.critical_value(~rejected, alpha)) & ~rejected
+    for _ in range(MANY_ROWS_ROUNDS if many else k * k):
+        newly_rejected = (family.observed > family.critical_value(~rejected, level)) & ~rejected
         if not newly_rejected.any():
             break
         rejected |= newly_rejected
@@ -191,7 +187,7 @@ class EmpiricalBayes:
     shrinkage: float  # posterior mean of B: the part of an observed difference that remains, 0 to 1
 
 
-def empirical_bayes(values: Floats, *, seed: int = SEED, resamples: int = RESAMPLES) -> EmpiricalBayes:
+def empirical_bayes(values: Floats, *, resamples: int = RESAMPLES) -> EmpiricalBayes:
     """Return the probability that each column has the highest true mean (Efron and Morris 1975; Gelman 2006).
 
     The true means are assumed to be normal around a common mean, with an unknown standard deviation τ. The posterior
@@ -205,9 +201,9 @@ def empirical_bayes(values: Floats, *, seed: int = SEED, resamples: int = RESAMP
     n, k = values.shape
     if k == 1:
         return EmpiricalBayes(np.ones(1), 1.0)
-    rng = np.random.default_rng([seed, 2])
-    levels = values.mean(axis=0)
-    deviations = levels - levels.mean()
+    rng = np.random.default_rng([SEED, 2])
+    column_means = values.mean(axis=0)
+    deviations = column_means - column_means.mean()
     residuals = values - values.mean(axis=1, keepdims=True) - deviations
     se_squared = float(np.square(residuals).sum()) / ((n - 1) * (k - 1)) / n
     if se_squared < TOLERANCE**2:
@@ -252,15 +248,15 @@ class _AllPairs:
     each pair of columns.
     """
 
-    def __init__(self, values: Floats, *, seed: int, flips: int) -> None:
+    def __init__(self, values: Floats, flips: int) -> None:
         judged = ~np.isnan(values)
         totals = np.where(judged, values, 0.0).sum(axis=1, keepdims=True)
         centred = np.where(judged, values - totals / np.maximum(judged.sum(axis=1, keepdims=True), 1), 0.0)
         patterns, self._pattern = np.unique(judged, axis=1, return_inverse=True)
         present = judged.astype(np.float64)
         self._counts = present.T @ present
-        cross = (centred**2).T @ present
-        squares = cross + cross.T - 2 * centred.T @ centred
+        cross = (centred**2).T @ present  # [i, j]: sum of squares of column i over the scenarios of column j
+        squares = cross + cross.T - 2 * centred.T @ centred  # of the differences of columns i and j
         testable = (squares > 1e-12 * (cross + cross.T)) & (self._counts >= 2)
         np.fill_diagonal(testable, val=False)
         scale = np.divide(1.0, self._counts * squares, out=np.zeros_like(squares), where=testable)
@@ -270,7 +266,7 @@ class _AllPairs:
         precision = np.float32 if self._single_precision else np.float64
         self._scale = scale.astype(precision)
         flips = max(min(flips, MAX_SUMS_IN_MEMORY // (patterns.shape[1] * values.shape[1])), 100)
-        signs = np.ascontiguousarray(sign_flips(len(values), seed=seed, flips=flips).T, dtype=precision)
+        signs = np.ascontiguousarray(sign_flips(len(values), flips).T, dtype=precision)
         centred = centred.astype(precision)
         complete = centred.T @ signs
         # A pattern usually has most scenarios, so it is faster to subtract the scenarios that it lacks.
@@ -278,13 +274,13 @@ class _AllPairs:
         self._flipped: NDArray[Any] = np.stack(parts)  # pattern × column × flip
         self.observed = self._statistic(np.square(self.sums) * scale, self._counts)
 
-    def critical_value(self, open_pairs: Mask, alpha: float) -> float:
-        """Return the (1 − α) quantile, over flips, of the largest statistic among the open pairs."""
+    def critical_value(self, open_pairs: Mask, level: float) -> float:
+        """Return the (1 − level) quantile, over flips, of the largest statistic among the open pairs."""
         scale = self._scale * open_pairs
         flips = self._flipped.shape[2]
         step = max(BLOCK // self._flipped.shape[1], 64)
         largest = np.concatenate([self._largest(scale, slice(start, start + step)) for start in range(0, flips, step)])
-        n_above = int(alpha * flips + 1e-9)
+        n_above = int(level * flips + 1e-9)
         tolerance = 2e-4 if self._single_precision else 1e-7
         return float(np.sort(largest)[flips - 1 - n_above]) * (1 + tolerance) + 1e-12
 

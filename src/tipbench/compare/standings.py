@@ -26,21 +26,21 @@ FLAGS = {
 
 @dataclass(frozen=True)
 class TableCell:
-    """A table cell: its text, smaller lines below it, and the value that rows are sorted by."""
+    """A table cell."""
 
     text: str
-    sub: tuple[str, ...] = ()  # the smaller lines
-    value: float | None = None
+    small_lines: tuple[str, ...] = ()  # below the text
+    value: float | None = None  # rows are sorted by it
     state: str | None = None  # shown as a badge if set
 
 
 @dataclass(frozen=True)
 class Column:
-    """A table column: its title, its description and how it is shown."""
+    """A table column."""
 
     key: str
     title: str
-    about: str
+    description: str
     high_first: bool = False  # the first click sorts in descending order
     text: bool = False  # has texts, not numbers
     extra: bool = False  # hidden until the user shows it
@@ -68,7 +68,7 @@ class Table:
     sort: str | None  # key of a column, with a leading `-` if descending; None for the order of the board
     fault: str | None = None  # error message for an unknown `sort`
 
-    def turned(self, column: Column) -> str:
+    def sort_on_click(self, column: Column) -> str:
         """Return the `sort` value of a click on a column header. The first click sorts best values first."""
         first, second = (f"-{column.key}", column.key) if column.high_first else (column.key, f"-{column.key}")
         return second if self.sort == first else first
@@ -104,9 +104,8 @@ def _columns(board: Leaderboard) -> Iterator[Column]:
     span = f", {board.span[0]:g} to {board.span[1]:g}" if board.span else ""
     interval_and_p = f"with its {board.confidence} interval; p is adjusted for all rows"
     yield Column("rank", "rank", "Rank and rank range")
-    yield Column(
-        "composite", "composite", f"Mean composite{span}, higher is better, with its 95 % interval", high_first=True
-    )
+    composite = f"Mean composite{span}, higher is better, with its 95 % interval"
+    yield Column("composite", "composite", composite, high_first=True)
     yield Column("p_best", "P(best)", "Chance of being the best row", high_first=True)
     if board.baseline is not None:
         name = short_name(label_of(board, board.baseline), MAX_NAME_CHARS)
@@ -121,12 +120,10 @@ def _columns(board: Leaderboard) -> Iterator[Column]:
         yield Column(scale, short_name(scale, 24), "Mean of the scale", high_first=True, extra=True)
     yield Column("format_ok", "format", "Share of answers in exactly the requested format", high_first=True, extra=True)
     yield Column("overlong", "overlong", "Share of tips over the rubric's word limit", extra=True)
-    yield Column(
-        "diversity", "diversity", "How different the tips of one answer are: 0 to 1", high_first=True, extra=True
-    )
-    yield Column(
-        "tokens_per_s", "tokens/s", "Tokens a second; not comparable across hosts", high_first=True, extra=True
-    )
+    diversity = "How different the tips of one answer are: 0 to 1"
+    yield Column("diversity", "diversity", diversity, high_first=True, extra=True)
+    tokens = "Tokens a second; not comparable across hosts"
+    yield Column("tokens_per_s", "tokens/s", tokens, high_first=True, extra=True)
 
 
 def _cells(board: Leaderboard, standing: Standing, state: State) -> Iterator[TableCell]:
@@ -137,7 +134,7 @@ def _cells(board: Leaderboard, standing: Standing, state: State) -> Iterator[Tab
         rank_range = f"{row.rank_low}–{row.rank_high}"
     yield _cell(row.rank, str(row.rank) if row.rank else None, rank_range)
     mean, bounds = (estimate.mean, interval(estimate.ci_low, estimate.ci_high)) if estimate else (None, None)
-    yield _cell(mean, number(mean), bounds, f"{number(row.level)} adjusted" if row.adjusted else None)
+    yield _cell(mean, number(mean), bounds, f"{number(row.adjusted_mean)} adjusted" if row.adjusted else None)
     yield _cell(row.p_best, best_text(board, standing))
     if board.baseline is not None:
         yield _difference(row.to_baseline, baseline_words(row.to_baseline))
@@ -164,9 +161,9 @@ def _cells(board: Leaderboard, standing: Standing, state: State) -> Iterator[Tab
     yield _cell(means.get("tokens_per_s"), number(means.get("tokens_per_s"), ".1f"))
 
 
-def _cell(value: float | None, text: str | None, *sub: str | None) -> TableCell:
+def _cell(value: float | None, text: str | None, *small_lines: str | None) -> TableCell:
     """Return a cell. A missing text is shown as a dash, and missing lines below it are left out."""
-    return TableCell(text or NOTHING, tuple(line for line in sub if line), value)
+    return TableCell(text or NOTHING, tuple(line for line in small_lines if line), value)
 
 
 def _difference(difference: Difference | None, words: str | None = None) -> TableCell:

@@ -1,4 +1,4 @@
-"""Statistics of the leaderboard: intervals, paired differences, levels and sample sizes.
+"""Statistics of the leaderboard: intervals, paired differences, adjusted means and sample sizes.
 
 All comparisons are paired by scenario. Unknown values are None, never 0. A single scenario has a mean but no interval.
 Equal scores in all scenarios have no interval either, because an interval of zero width would imply certainty. A row's
@@ -19,7 +19,7 @@ from math import sqrt
 import numpy as np
 
 from tipbench.compare.matrix import Floats, Mask
-from tipbench.compare.resampling import ALPHA, FLIPS, SEED, TOLERANCE, critical_t, step_down
+from tipbench.compare.resampling import ALPHA, FLIPS, TOLERANCE, critical_t, step_down
 from tipbench.plan.design import MIN_SCENARIOS
 
 POWER = 0.8  # the power of `scenarios_needed` and `smallest_detectable`
@@ -130,34 +130,38 @@ def paired_difference(first: Floats, second: Floats, p: float | None = None) -> 
 
 
 def simultaneous_differences(
-    values: Floats, against: Floats, level: float = ALPHA, *, seed: int = SEED, flips: int = FLIPS
+    values: Floats, against: Floats, level: float = ALPHA, *, flips: int = FLIPS
 ) -> list[Difference | None]:
-    """Return each column − `against`, tested as one family, with step-down p and simultaneous intervals.
-
-    Step-down tests reject more than single-step intervals do. To agree with the test, the interval of a significant
-    difference is cut off at 0, and the interval of any other difference is widened to contain 0.
-    """
+    """Return each column − `against`, tested as one family, with step-down p and simultaneous intervals."""
     differences = values - against[:, None]
-    adjusted = step_down(differences, seed=seed, flips=flips)
-    critical = critical_t(differences, level, seed=seed, flips=flips)
+    adjusted = step_down(differences, flips=flips)
+    critical = critical_t(differences, level, flips=flips)
     family: list[Difference | None] = []
     for column, p, t in zip(values.T, adjusted, critical, strict=True):
         difference = paired_difference(against, column, p)
         if difference is not None:
-            low = high = None
-            difference = replace(difference, level=level)
-            if t is not None and difference.sd and difference.n >= MIN_SCENARIOS and difference.p is not None:
-                half_width = t * difference.sd / sqrt(difference.n)
-                low, high = difference.mean - half_width, difference.mean + half_width
-                if not difference.separated:
-                    low, high = min(low, 0.0), max(high, 0.0)
-                elif difference.mean > 0:
-                    low = max(low, 0.0)
-                else:
-                    high = min(high, 0.0)
-            difference = replace(difference, ci_low=low, ci_high=high)
+            difference = _with_simultaneous_interval(replace(difference, level=level), t)
         family.append(difference)
     return family
+
+
+def _with_simultaneous_interval(difference: Difference, t: float | None) -> Difference:
+    """Replace the interval with one of t standard errors to both sides; without an interval if t is None.
+
+    Step-down tests reject more than single-step intervals do. To agree with the test, the interval of a significant
+    difference is cut off at 0, and the interval of any other difference is widened to contain 0.
+    """
+    if t is None or not difference.sd or difference.n < MIN_SCENARIOS:
+        return replace(difference, ci_low=None, ci_high=None)
+    half_width = t * difference.sd / sqrt(difference.n)
+    low, high = difference.mean - half_width, difference.mean + half_width
+    if not difference.separated:
+        low, high = min(low, 0.0), max(high, 0.0)
+    elif difference.mean > 0:
+        low = max(low, 0.0)
+    else:
+        high = min(high, 0.0)
+    return replace(difference, ci_low=low, ci_high=high)
 
 
 def untested(difference: Difference | None) -> Difference | None:
@@ -167,19 +171,24 @@ def untested(difference: Difference | None) -> Difference | None:
 
 @dataclass(frozen=True, eq=False)
 class AdditiveFit:
-    """The least-squares fit score ~ scenario + column."""
+    """The least-squares fit score ~ scenario + column.
 
-    levels: Floats  # adjusted means of the columns, as if all were judged in all core scenarios
-    scenario_effects: Floats  # mean of (score − level) in each scenario; NaN if it is not judged
-    pseudo_values: Floats  # scenarios × columns; complete values whose means are the levels, for resampling
+    The adjusted mean of a column is its mean as if it were judged in all core scenarios.
+    """
+
+    scenario_effects: Floats  # mean of (score − adjusted mean) in each scenario; NaN if it is not judged
+    pseudo_values: Floats  # scenarios × columns; complete values whose means are the adjusted means, for resampling
 
 
 def additive_fit(values: Floats, core: Mask) -> AdditiveFit:
-    """Fit score ~ scenario + column. Pseudo-values are level + n × influence (infinitesimal jackknife, Efron 1982)."""
+    """Fit score ~ scenario + column.
+
+    Pseudo-values are adjusted mean + n × influence (infinitesimal jackknife, Efron 1982).
+    """
     judged = ~np.isnan(values)
     n, k = values.shape
     if judged.all() and core.all():
-        return AdditiveFit(values.mean(axis=0), values.mean(axis=1) - values.mean(), values)
+        return AdditiveFit(values.mean(axis=1) - values.mean(), values)
     present = judged.astype(np.float64)
     counts = present.sum(axis=1)
     row_counts = np.maximum(counts, 1.0)[:, None]
@@ -190,13 +199,14 @@ def additive_fit(values: Floats, core: Mask) -> AdditiveFit:
         filled = np.where(judged, cell_values, 0.0)
         return np.asarray(present * (filled - filled.sum(axis=1, keepdims=True) / row_counts))
 
-    level = inverse @ centre_rows(values).sum(axis=0)
-    level -= level.mean()
-    influence = centre_rows(values - level) @ inverse
-    effects = np.where(judged, values - level, 0.0).sum(axis=1) / np.where(counts > 0, counts, np.nan)
-    anchor_rows = core & (counts > 0)
-    anchor = float(effects[anchor_rows].mean()) if anchor_rows.any() else float(np.nanmean(effects))
-    return AdditiveFit(level + anchor, effects - anchor, np.asarray(level + anchor + n * influence).reshape(n, k))
+    column_effects = inverse @ centre_rows(values).sum(axis=0)
+    column_effects -= column_effects.mean()
+    influence = centre_rows(values - column_effects) @ inverse
+    row_means = np.where(judged, values - column_effects, 0.0).sum(axis=1) / np.where(counts > 0, counts, np.nan)
+    core_rows = core & (counts > 0)
+    overall_mean = float(row_means[core_rows].mean()) if core_rows.any() else float(np.nanmean(row_means))
+    pseudo_values = np.asarray(column_effects + overall_mean + n * influence).reshape(n, k)
+    return AdditiveFit(row_means - overall_mean, pseudo_values)
 
 
 def conditional_power(mean: float, sd: float, n_now: int, n_then: int, *, drift: float, critical: float) -> float:

@@ -84,12 +84,13 @@ def _qualifications(ranking: Ranking, facts: VerdictFacts) -> Iterator[str]:
 
 def standing_sentence(ranking: Ranking, facts: VerdictFacts = _NO_FACTS) -> str:
     """Return the sentence naming the leader and the rows tied with it, or why there is no leader."""
-    leader, over_scenarios = ranking.leader, f"over {plural(ranking.n_scenarios, facts.unit)}"
-    if look := ranking.look:
-        at = "" if look.at == ranking.n_scenarios else f" at {look.at}"
-        over_scenarios += f" (look {look.number} of {look.of}{at})" if look.of > 1 else ""
+    leader, look = ranking.leader, ranking.look
     if leader is None:
         return _no_leader(ranking, facts)
+    over_scenarios = f"over {plural(ranking.n_scenarios, facts.unit)}"
+    if look is not None and look.of > 1:
+        at = "" if look.at == ranking.n_scenarios else f" at {look.at}"
+        over_scenarios += f" (look {look.number} of {look.of}{at})"
     if sum(row.ranked for row in ranking.rows) == 1:
         return f"{leader} is the only ranked {facts.row}, {over_scenarios}: there is nothing to compare it with."
     if ranking.decided:
@@ -101,9 +102,9 @@ def standing_sentence(ranking: Ranking, facts: VerdictFacts = _NO_FACTS) -> str:
     first = [row.pair for row in ranking.rows if row.rank == 1]
     if len(first) > 1:
         others = [pair for pair in ranking.tied_ranked if pair not in first]
-        rest = (
-            f" and are {UNCLEAR} from {join_names(others, _MAX_NAMES)}" if others else ": their mean scores are equal"
-        )
+        rest = f" and are {UNCLEAR} from {join_names(others, _MAX_NAMES)}"
+        if not others:
+            rest = ": their mean scores are equal"
         return f"{join_names(first, _MAX_NAMES)} share the lead {over_scenarios}{rest}."
     if not ranking.tied_ranked:
         rest = "" if ranking.ahead else f"; every other ranked {facts.row} is clearly worse"
@@ -180,16 +181,16 @@ def board_notes(
 ) -> Iterator[str]:
     """Yield the notes on a board, most important first; `flags` are those of its rows."""
     if not cells.scored:
-        if cells.unusable:
-            yield unusable_text(cells.unusable)
+        if cells.all_unusable:
+            yield unusable_text(sum(not cell.failed for cell in cells.candidates))
         elif any(cell.waiting for cell in cells.cells):
             yield "Not judged yet. Create a sheet for a judge with `tipbench judge export`."
     elif cells.provisional:
-        covered, people = cells.covered, ""
-        if covered and covered.people:
-            people = f" People have judged {covered.people} of {plural(covered.scenarios, 'scenario')}."
+        coverage, people = cells.coverage, ""
+        if coverage and coverage.people:
+            people = f" People have judged {coverage.people} of {plural(coverage.scenarios, 'scenario')}."
         yield f"Provisional: scored by {', '.join(cells.judges)}, not by people.{people}"
-    if filters := filter_text(cells.question.where, cells.question.judge):
+    if filters := filter_text(cells.cell_filter.where, cells.cell_filter.judge):
         yield f"{filters[:1].upper()}{filters[1:]}."
     if cells.other_conditions:
         ids = " or ".join(f"--where conditions={each}" for each in cells.other_ids[:_MAX_NAMES])

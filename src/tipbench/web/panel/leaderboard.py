@@ -1,4 +1,4 @@
-"""Leaderboard page: the answer card, filters, standings, charts, attribution, duels, decisions."""
+"""Leaderboard page: the summary card, filters, standings, charts, attribution, duels, decisions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from tipbench.compare.charts import CHARTS, HEIGHT, NARROW, WIDE, WIDTH, ChartKind, heat_rows, kinds_of
+from tipbench.compare.charts import CHARTS, NARROW, PARETO_HEIGHT, PARETO_WIDTH, WIDE, ChartKind, heat_rows, kinds_of
 from tipbench.compare.decision import decide, latest_decision
 from tipbench.compare.html import Figure, Picture, board_context, judging_summary
 from tipbench.compare.leaderboard import Leaderboard
@@ -264,12 +264,12 @@ def _board_page(
 
 def _score_sources(url: BoardUrl, board: Leaderboard) -> list[tuple[str, str | None, bool]]:
     """Return the two sources of scores: label, URL or None if it cannot be chosen, whether it is the current source."""
-    covered = board.covered
-    if covered is None or not covered.rules:
+    coverage = board.coverage
+    if coverage is None or not coverage.automatic:
         return []
-    is_enough = covered.people >= min(MIN_SCENARIOS, covered.scenarios)
-    people = f"People: {covered.people} of {plural(covered.scenarios, 'scenario')}"
-    rules = f"Rules: {covered.rules} of {covered.scenarios}"
+    is_enough = coverage.people >= min(MIN_SCENARIOS, coverage.scenarios)
+    people = f"People: {coverage.people} of {plural(coverage.scenarios, 'scenario')}"
+    rules = f"Rules: {coverage.automatic} of {coverage.scenarios}"
     return [
         (people, url.with_changes(provisional=False) if is_enough else None, not board.provisional),
         (rules, url.with_changes(provisional=True, judge=None), board.provisional),
@@ -349,7 +349,7 @@ def chart_size(kind: ChartKind, board: Leaderboard, *, narrow: bool) -> tuple[in
     if kind == "forest":
         return (NARROW, 46 * rows + 58 + 16 * states) if narrow else (WIDE, 26 * rows + 74)
     if kind == "pareto":
-        return (NARROW - 12, 358 + 16 * states) if narrow else (WIDTH + 48, HEIGHT + 74)
+        return (NARROW - 12, 358 + 16 * states) if narrow else (PARETO_WIDTH + 48, PARETO_HEIGHT + 74)
     models, prompts, _ = heat_rows(board)
     columns = len(prompts) + 1
     column_px = max(46, (NARROW - 130) // columns) if narrow else max(64, min(110, 620 // columns))

@@ -53,8 +53,8 @@ _MAX_EVENTS = 32_768  # events in memory; more than MAX_QUEUED, so that uncommit
 _logger = logging.getLogger(__name__)
 
 
-class Answer(NamedTuple):
-    """The answer to a request."""
+class Result(NamedTuple):
+    """The result of a score or a reward."""
 
     body: dict[str, Any]  # of the response
     committed: Future[None] | None = None  # done once the log entry is on disk; None if nothing was logged
@@ -130,14 +130,14 @@ class PolicyService:
 
     # Scores
 
-    def score(self, policy: str, request: ScoreRequest) -> Answer:
+    def score(self, policy: str, request: ScoreRequest) -> Result:
         """Pick one of the request's candidates."""
         return self.serve(policy, request, request["candidates"])
 
     def serve(
         self, policy: str, request: Occasion, candidates: list[Candidate], *, signal: str | None = None
-    ) -> Answer:
-        """Pick one of the candidates and log the decision. A repeated request gets the first answer.
+    ) -> Result:
+        """Pick one of the candidates and log the decision. A repeated request gets the first response.
 
         The recommender sets `signal`. If another policy has become active since the first request, a repeated request
         with the same signal is not a conflict.
@@ -161,7 +161,7 @@ class PolicyService:
         request: Occasion,
         candidates: list[Candidate],
         signal: str | None,
-    ) -> Answer:
+    ) -> Result:
         started = time.perf_counter()
         received = self.clock()
         at = moment_of(request, received)
@@ -193,10 +193,10 @@ class PolicyService:
         }
         entry, committed = self.log.append("score", user.key, received, body, event=event_id, policy=policy.name)
         self._remember((user.key, event_id), _event_of(entry, chosen, at))
-        return Answer(_score_answer(event_id, policy.name, body), committed, entry)
+        return Result(_score_body(event_id, policy.name, body), committed, entry)
 
-    def _repeat(self, policy: str, seq: int, request: Occasion, signal: str | None) -> Answer:
-        """Return the answer to the first request with this event id; raises EventConflict if the requests differ."""
+    def _repeat(self, policy: str, seq: int, request: Occasion, signal: str | None) -> Result:
+        """Return the result of the first request with this event id; raises EventConflict if the requests differ."""
         event_id = request.get("event_id") or ""
         entry = read_entry(self.log.database, seq)
         if entry is None:  # not committed yet
@@ -215,11 +215,11 @@ class PolicyService:
             raise EventConflict(f"Event {event_id} was served by {serving_policy}, not {policy}. Send a new event_id.")
         if recorded != sent:
             raise EventConflict(f"Event {event_id} was scored with another request. Send a new event_id.")
-        return Answer(_score_answer(event_id, serving_policy, body))
+        return Result(_score_body(event_id, serving_policy, body))
 
     # Rewards
 
-    def reward(self, policy: str | None, request: RewardRequest) -> Answer:
+    def reward(self, policy: str | None, request: RewardRequest) -> Result:
         """Learn the reward of an event, for the policy that served it; raises EventConflict if `policy` differs."""
         value = reward_of(request)
         key, event_id = self.keys.user(request["user_id"]), request["event_id"]
@@ -230,7 +230,7 @@ class PolicyService:
             event = self._event(user, event_id)
             if event is None:
                 raise EventNotFound(
-                    f"This user has no event {event_id!r}. Score first, and send the event_id of the answer."
+                    f"This user has no event {event_id!r}. Score first, and send the event_id of the response."
                 )
             if policy is not None and policy != event.policy:
                 raise EventConflict(
@@ -278,7 +278,7 @@ class PolicyService:
                 user.apply(entry)
                 self._dirty.add(key)
             n = user.ridge(event.policy).n
-        return Answer({"applied": applied, "reward": value, "late": late, "n": n}, committed)
+        return Result({"applied": applied, "reward": value, "late": late, "n": n}, committed)
 
     # Users
 
@@ -433,8 +433,8 @@ def _event_of(entry: Entry, chosen: Candidate, at: datetime) -> _Event:
     return _Event(entry.seq, entry.policy or "", body["features"], entry.received, body["x"], category, hour_of(at))
 
 
-def _score_answer(event_id: str, policy: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the answer to a score request from the body of its log entry."""
+def _score_body(event_id: str, policy: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Build the response to a score request from the body of its log entry."""
     scores, probabilities = body["scores"], body["probabilities"]
     tips = [candidate["tip_id"] for candidate in body["request"]["candidates"]]
     chosen = tips.index(body["chosen"])

@@ -25,7 +25,7 @@ import tipbench
 from tipbench.errors import EventNotFound, TipbenchError, UsageError
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.recommender import Recommender
-from tipbench.serve.request import RECOMMEND, RESET, REWARD, SCORE, check_occasion, check_user_id
+from tipbench.serve.request import RECOMMEND, RESET, REWARD, SCORE, check_occasion
 from tipbench.serve.service import PolicyService, Result
 from tipbench.web.auth import TokenGuard
 from tipbench.web.errors import (
@@ -57,6 +57,8 @@ _reward_request = REWARD.validator.validate_json
 _reset_request = RESET.validator.validate_json
 _encode = msgspec.json.Encoder().encode  # faster than `to_json`; for the responses to scores and rewards
 
+Headers = tuple[tuple[bytes, bytes], ...]
+
 log = logging.getLogger("tipbench.serving")
 
 
@@ -81,7 +83,7 @@ class Response(NamedTuple):
 
     status: int
     body: bytes
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+    headers: Headers = ()
     content_type: bytes = _JSON
     for_shadows: Result | None = None  # a recommendation that shadows have to score too
 
@@ -218,10 +220,8 @@ class PolicyServer:
         if not allowed:
             raise NotFound(f"There is nothing at {path[:200]}. GET /openapi.json lists the routes.")
         if method not in allowed:
-            body = to_json(
-                error_json("method_not_allowed", f"{path} takes {' or '.join(allowed)} only, not {method[:20]}.")
-            )
-            return Response(405, body, ((b"allow", ", ".join(allowed).encode()),))
+            message = f"{path} takes {' or '.join(allowed)} only, not {method[:20]}."
+            return _error(405, "method_not_allowed", message, headers=((b"allow", ", ".join(allowed).encode()),))
         if path == "/healthz":
             return Response(200, to_json({"status": "ok", "version": tipbench.__version__}))
         await self._authorise(scope)
@@ -270,8 +270,7 @@ class PolicyServer:
         user_ids = query.get("user_id", [])
         if len(user_ids) > 1 or query.keys() - {"user_id"}:
             raise Invalid("The only parameter is one user_id.", path="query")
-        user_id = check_user_id(user_ids[0]) if user_ids else None
-        return self._service.stats(policy, user_id)
+        return self._service.stats(policy, user_ids[0] if user_ids else None)
 
     def _shadow_counts(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:
         shadows = self._recommender.policies()["shadows"]
@@ -321,16 +320,18 @@ async def _read_body(announced_bytes: int, receive: Receive) -> bytes:
 def _error_response(exc: Exception) -> Response:
     if isinstance(exc, WebError):
         headers = tuple((name.lower().encode(), value.encode("latin-1")) for name, value in exc.headers.items())
-        return Response(exc.status, to_json(error_json(exc.code, str(exc), exc.path)), headers)
+        return _error(exc.status, exc.code, str(exc), exc.path, headers)
     if not isinstance(exc, TipbenchError):
-        return Response(
-            500, to_json(error_json("internal", "Something went wrong in tipbench itself; the log has more."))
-        )
+        return _error(500, "internal", "Something went wrong in tipbench itself; the log has more.")
     status, code = status_and_code(exc)
     if status == 500:
         log.error("the store cannot be used: %s", exc)
         message = "The store cannot be used, and nothing was learned. The server's log has the reason; retry later."
-        return Response(503, to_json(error_json("store_unavailable", message)), _RETRY_AFTER)
+        return _error(503, "store_unavailable", message, headers=_RETRY_AFTER)
     if status == 400:  # a UsageError: a value in the request is invalid, but the body is JSON
         status, code = 422, "invalid"
-    return Response(status, to_json(error_json(code, str(exc))), _RETRY_AFTER if status == 503 else ())
+    return _error(status, code, str(exc), headers=_RETRY_AFTER if status == 503 else ())
+
+
+def _error(status: int, code: str, message: str, path: str | None = None, headers: Headers = ()) -> Response:
+    return Response(status, to_json(error_json(code, message, path)), headers)

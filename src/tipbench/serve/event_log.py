@@ -151,7 +151,7 @@ def read_entries(
 
 
 def read_entry(database: Database, seq: int) -> Entry | None:
-    """Return an entry by its number, or None if it was erased."""
+    """Return an entry by its number, or None if it is not committed yet or was erased."""
     rows = database.rows(f"SELECT {_COLUMNS} FROM log WHERE seq = ?", (seq,))  # noqa: S608
     return _entry(rows[0]) if rows else None
 

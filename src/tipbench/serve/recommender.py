@@ -93,11 +93,11 @@ class Recommender:
     def policies(self) -> dict[str, Any]:
         """Return the active policy, the shadows with their counts, and all policies with their versions."""
         enabled = self.switches.shadows()
-        priors = self.service.priors
+        prior_hashes = self.service.prior_hashes
         warnings = [
             f"{name} has no prior: a shadow never learns, so its choices mean little until `serve --prior` is used."
             for name, policy in SHADOWS.items()
-            if enabled[name] and policy not in priors
+            if enabled[name] and policy not in prior_hashes
         ]
         if self.service.flush_error:
             warnings.append(
@@ -115,7 +115,7 @@ class Recommender:
                     "version": policy.version,
                     "dim": policy.features.dim,
                     "features": policy.features.version,
-                    "prior": priors[name].hash if name in priors else None,
+                    "prior": prior_hashes.get(name),
                 }
                 for name, policy in POLICIES.items()
             ],

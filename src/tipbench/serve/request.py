@@ -29,7 +29,7 @@ from tipbench.errors import UsageError
 MAX_CANDIDATES = 200
 USER_ID_PATTERN = r"^[A-Za-z0-9_.@:-]{1,128}$"
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-_matches_user_id = re.compile(USER_ID_PATTERN[1:-1]).fullmatch
+_matches_user_id = re.compile(USER_ID_PATTERN).fullmatch
 
 Action = Literal["completed", "snoozed", "dismissed", "ignored"]
 

@@ -97,6 +97,7 @@ class PolicyService:
         for prior in priors:
             known_policy(prior.policy).check_prior(prior)
             self.priors[prior.policy] = prior
+        self.prior_hashes = {policy: prior.hash for policy, prior in self.priors.items()}
         self.home = home
         self.clock = clock
         self.flush_error: str | None = None  # why the last flush failed; it is retried, and the log has all changes
@@ -175,7 +176,6 @@ class PolicyService:
         recorded["candidates"] = candidates
         del recorded["user_id"]
         recorded.pop("event_id", None)
-        prior = self.priors.get(policy.name)
         body = {
             "request": recorded,
             "from_catalogue": from_catalogue,
@@ -185,7 +185,7 @@ class PolicyService:
             "probabilities": decision.probabilities,
             "x": chosen_x,
             "n": ridge.n,
-            "prior": prior.hash if prior else None,
+            "prior": self.prior_hashes.get(policy.name),
             "version": policy.version,
             "features": policy.features.version,
             "signal": signal,
@@ -206,12 +206,12 @@ class PolicyService:
             raise EventConflict(f"Event {event_id} was erased at the same time. Send a new event_id.")
         body, serving_policy = entry.body, entry.policy or ""
         recorded = {name: value for name, value in body["request"].items() if value is not None}
-        sent = {name: value for name, value in request.items() if value is not None}
-        for name in ("user_id", "event_id"):
-            sent.pop(name, None)
+        ids = ("user_id", "event_id")
+        sent = {name: value for name, value in request.items() if value is not None and name not in ids}
         if body["from_catalogue"] and "candidates" not in sent:
             del recorded["candidates"]
-        if serving_policy != policy and not (signal and signal == body["signal"]):
+        same_signal = signal is not None and signal == body["signal"]
+        if serving_policy != policy and not same_signal:
             raise EventConflict(f"Event {event_id} was served by {serving_policy}, not {policy}. Send a new event_id.")
         if recorded != sent:
             raise EventConflict(f"Event {event_id} was scored with another request. Send a new event_id.")
@@ -223,8 +223,6 @@ class PolicyService:
         """Learn the reward of an event, for the policy that served it; raises EventConflict if `policy` differs."""
         value = reward_of(request)
         key, event_id = self.keys.user(request["user_id"]), request["event_id"]
-        if policy is not None:
-            known_policy(policy)
         with self._lock:
             user = self._user(key)
             event = self._event(user, event_id)
@@ -250,23 +248,25 @@ class PolicyService:
             received = self.clock()
             repeated = event.reward is not None
             late = event.late if repeated else received - event.received > LATE_AFTER_S
-            applied = not repeated and not late
-            kind = "reward" if applied else "late"
             if repeated:
                 kind = "duplicate"
+            elif late:
+                kind = "late"
+            else:
+                kind = "reward"
+            applied = kind == "reward"
             body: dict[str, Any] = {
                 "action": request.get("action"),
                 "dwell_ms": request.get("dwell_ms"),
                 "score": event.seq,
             }
             if applied:
-                prior = self.priors.get(event.policy)
                 body |= {
                     "x": event.x,
                     "features": event.features,
                     "category": event.category,
                     "hour": event.hour,
-                    "prior": prior.hash if prior else None,
+                    "prior": self.prior_hashes.get(event.policy),
                 }
             entry, committed = self.log.append(
                 kind, key, received, body, event=event_id, policy=event.policy, reward=value
@@ -285,13 +285,13 @@ class PolicyService:
     def stats(self, policy: str, user_id: str | None = None) -> dict[str, Any]:
         """Return the statistics of a policy for one user, or for all users. Waits for queued commits."""
         self.log.wait()
-        prior = self.priors.get(known_policy(policy).name)
+        prior_hash = self.prior_hashes.get(known_policy(policy).name)
         if user_id is None:
-            return policy_totals(self._statistics, policy, prior)
+            return policy_totals(self._statistics, policy, prior_hash)
         with self._lock:
             user = self._user(self.keys.user(user_id))
             ridge, reset = user.ridge(policy).snapshot(), user.reset
-        return user_stats(self._statistics, user.key, policy, ridge, prior, since=reset)
+        return user_stats(self._statistics, user.key, policy, ridge, prior_hash, since=reset)
 
     def reset(self, user_id: str, *, erase: bool = False) -> dict[str, Any]:
         """Clear a user's state for all policies, and return once it is on disk; `erase` also deletes the events."""
@@ -304,8 +304,9 @@ class PolicyService:
             self._dirty.add(key)
             if erase:
                 committed = self.log.erase(key, entry.seq)
-                for event_key in [event_key for event_key in self._events if event_key[0] == key]:
-                    del self._events[event_key]
+                for user_key, event_id in list(self._events):
+                    if user_key == key:
+                        del self._events[user_key, event_id]
         committed.result()
         folder = self.home / FOLDER / STATE_FOLDER
         if erase and folder.exists():  # even if state is in SQLite: earlier it may have been in files
@@ -457,9 +458,9 @@ def _score_body(event_id: str, policy: str, body: Mapping[str, Any]) -> dict[str
 
 
 def user_stats(
-    database: Database, user: str, policy: str, ridge: Ridge, prior: Prior | None, *, since: int
+    database: Database, user: str, policy: str, ridge: Ridge, prior_hash: str | None, *, since: int
 ) -> dict[str, Any]:
-    """Return the statistics of a policy for a user: θ with its deviation √Vᵢᵢ, and counts after the entry `since`."""
+    """Return the statistics of a policy for a user: θ, its standard deviations √Vᵢᵢ, and counts after entry `since`."""
     rows = database.rows(
         "SELECT kind, count(*) FROM log WHERE user = ? AND policy = ? AND seq > ? GROUP BY kind",
         (user, policy, since),
@@ -467,30 +468,31 @@ def user_stats(
     counts = {kind: count for kind, count in rows}  # noqa: C416
     names = POLICIES[policy].features.names
     return {
-        **_stats(policy, prior, ridge.n, ridge.reward_sum, counts),
+        **_stats(policy, prior_hash, ridge.n, ridge.reward_sum, counts),
         "theta": dict(zip(names, ridge.theta.tolist(), strict=True)),
         "sd": dict(zip(names, np.sqrt(np.diag(ridge.v)).tolist(), strict=True)),
     }
 
 
-def policy_totals(database: Database, policy: str, prior: Prior | None) -> dict[str, Any]:
+def policy_totals(database: Database, policy: str, prior_hash: str | None) -> dict[str, Any]:
     """Return the totals of a policy over all users and the whole log."""
     rows = database.rows("SELECT kind, count(*), total(reward) FROM log WHERE policy = ? GROUP BY kind", (policy,))
     counts = {kind: count for kind, count, _ in rows}
     reward_sum = sum(total for kind, _, total in rows if kind == "reward")
-    return _stats(policy, prior, counts.get("reward", 0), reward_sum, counts)
+    return _stats(policy, prior_hash, counts.get("reward", 0), reward_sum, counts)
 
 
-def _stats(policy: str, prior: Prior | None, n: int, reward_sum: float, counts: Mapping[str, int]) -> dict[str, Any]:
-    score, reward, late = (counts.get(kind, 0) for kind in ("score", "reward", "late"))
+def _stats(policy: str, prior_hash: str | None, n: int, reward_sum: float, counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return the statistics that users and totals have in common; `counts` has the log entries by kind."""
+    scores, rewards, late = (counts.get(kind, 0) for kind in ("score", "reward", "late"))
     return {
         "policy": policy,
         "dim": POLICIES[policy].features.dim,
         "n": n,
         "mean_reward": reward_sum / n if n else None,
         "epsilon": POLICIES[policy].epsilon,
-        "pending": score - reward - late,
+        "pending": scores - rewards - late,
         "late": late,
         "duplicates": counts.get("duplicate", 0),
-        "prior": prior and prior.hash,
+        "prior": prior_hash,
     }

@@ -145,11 +145,11 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
     waiting: dict[tuple[str, str], ReplayedDecision] = {}  # by user and event: decisions without a reward yet
     rewarded: list[ReplayedDecision] = []
     for entry in entries:
-        key = entry.user
+        key, event = entry.user, (entry.user, entry.event or "")
         if entry.kind == "reset":
             ridges.pop(key, None)
             tallies.pop(key, None)
-            waiting = {event: decision for event, decision in waiting.items() if event[0] != key}
+            waiting = {other: decision for other, decision in waiting.items() if other[0] != key}
         elif entry.kind == "score":
             body, candidates = entry.body, entry.body["request"]["candidates"]
             logged = body.get("probabilities")
@@ -161,18 +161,19 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
             chosen = [candidate["tip_id"] for candidate in candidates].index(body["chosen"])
             moment = local_time(body["at"])
             features = target.features.matrix(body["request"], candidates, moment, tallies.setdefault(key, Tallies()))
-            waiting[key, entry.event or ""] = ReplayedDecision(
-                users.setdefault(key, len(users)),
-                entry.policy or "",
-                chosen,
-                logged[chosen],
-                target.probabilities(target.scores(features, ridges.setdefault(key, target.ridge(prior)))),
-                features,
-                hour_of(moment),
-                candidates[chosen],
+            ridge = ridges.setdefault(key, target.ridge(prior))
+            waiting[event] = ReplayedDecision(
+                user=users.setdefault(key, len(users)),
+                policy=entry.policy or "",
+                chosen=chosen,
+                logged_probability=logged[chosen],
+                target_probabilities=target.probabilities(target.scores(features, ridge)),
+                features=features,
+                hour=hour_of(moment),
+                candidate=candidates[chosen],
             )
-        elif entry.kind == "reward" and (key, entry.event or "") in waiting:
-            decision = waiting.pop((key, entry.event or ""))
+        elif entry.kind == "reward" and event in waiting:
+            decision = waiting.pop(event)
             decision.reward, decision.action = float(entry.reward or 0.0), entry.body.get("action")
             ridges[key].update(decision.features[decision.chosen], decision.reward)
             category = decision.candidate.get("category")
@@ -181,15 +182,15 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
     return rewarded
 
 
-def logged_decisions(replayed: Iterable[ReplayedDecision], logging: str) -> LoggedDecisions:
-    """Return the decisions of the policy `logging`, with estimates of a reward model.
+def logged_decisions(replayed: Iterable[ReplayedDecision], logged_by: str) -> LoggedDecisions:
+    """Return the decisions that the policy `logged_by` made, with estimates of a reward model.
 
     The model is a ridge regression on the target's features. The estimates for a user come from a model fitted to other
     users. Raises NotEnoughData if the policy has no decisions.
     """
-    decisions = [decision for decision in replayed if decision.policy == logging]
+    decisions = [decision for decision in replayed if decision.policy == logged_by]
     if not decisions:
-        raise NotEnoughData(f"The log has no decision of {logging} with a reward. Serve tips and send rewards first.")
+        raise NotEnoughData(f"The log has no decision of {logged_by} with a reward. Serve tips and send rewards first.")
     user = np.array([decision.user for decision in decisions])
     reward = np.array([decision.reward for decision in decisions], dtype=np.float64)
     # The features of the chosen candidates, and 1 for the intercept.

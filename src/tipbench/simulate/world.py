@@ -58,7 +58,7 @@ class Persona:
     """A type of simulated user; personas.toml explains its parameters."""
 
     name: str
-    numbers: Mapping[str, float]
+    parameters: Mapping[str, float]
     likes: Mapping[str, float]  # by category
     profile: Mapping[str, float]  # by PROFILE_KEYS
 
@@ -84,7 +84,7 @@ class Personas:
 
     def column(self, key: str) -> Floats:
         """Return the parameter `key` of every persona."""
-        return np.array([persona.numbers[key] for persona in self.personas])
+        return np.array([persona.parameters[key] for persona in self.personas])
 
 
 @lru_cache(maxsize=1)
@@ -92,7 +92,7 @@ def load_personas() -> Personas:
     """Read the personas that come with the package."""
     raw = tomllib.loads((resources.files("tipbench.simulate") / "personas.toml").read_text("utf-8"))
     personas = tuple(
-        Persona(name, likes=row.pop("likes"), profile=row.pop("profile"), numbers=row)
+        Persona(name, likes=row.pop("likes"), profile=row.pop("profile"), parameters=row)
         for name, row in raw.pop("persona").items()
     )
     return Personas(raw.pop("version"), raw, raw.pop("candidate"), personas)
@@ -127,9 +127,7 @@ class Round:
     slot_hour: Ints
     effort_min: Ints
     mean: Floats  # true mean reward
-    action_cdf: tuple[
-        Floats, ...
-    ]  # cumulative probabilities of completed, snoozed, dismissed; empty in the linear world
+    action_cdf: tuple[Floats, ...]  # cumulative probabilities of ACTIONS without the last; empty in the linear world
     log_dwell: Floats  # logarithm of the median dwell in seconds; empty in the linear world
     action_uniform: Floats  # uniform random numbers that decide the action
     dwell_uniform: Floats  # uniform random numbers that decide the dwell
@@ -158,7 +156,7 @@ class World:
         self.personas = load_personas()
         self.candidates = int(self.personas.settings["candidates"])
         self.persona: Ints = np.arange(users) % len(self.personas.personas)
-        self._user_numbers: dict[str, Floats] = {}  # cache of _per_user
+        self._parameters: dict[str, Floats] = {}  # cache of _per_user
         self._outcome_seed = seed if outcome_seed is None else outcome_seed
         self._columns = np.arange(users)
         categories = len(self.personas.categories)
@@ -184,9 +182,9 @@ class World:
 
     def _per_user(self, key: str) -> Floats:
         """Return the parameter `key` of every user's persona."""
-        if key not in self._user_numbers:
-            self._user_numbers[key] = np.asarray(self.personas.column(key)[self.persona], dtype=np.float64)
-        return self._user_numbers[key]
+        if key not in self._parameters:
+            self._parameters[key] = np.asarray(self.personas.column(key)[self.persona], dtype=np.float64)
+        return self._parameters[key]
 
     def _make_profile(self, offset: Floats, normal: Floats) -> Floats:
         """Return each user's `profile_features`: those of the persona with the user's random deviations."""
@@ -350,21 +348,21 @@ def _completion_value(log_dwell: Floats) -> Floats:
 def _utility_tables(personas: Personas) -> tuple[Floats, Floats]:
     """Return the utility of tasks (persona × overdue × priority × age) and tips (persona × busy × effort × grade)."""
 
-    def number(key: str) -> Floats:
+    def parameter(key: str) -> Floats:
         return personas.column(key)[:, None, None, None]
 
     offer = personas.candidate
     overdue, priority = np.arange(2)[:, None, None], np.arange(4)[:, None] / 3
     age = np.arange(offer["longest_age_days"] + 1)
     task = (
-        number("overdue") * overdue * (1 + priority) / 2
-        - number("priority_curve") * (priority - number("priority_peak")) ** 2
-        + number("age") * np.tanh(age / 7)
+        parameter("overdue") * overdue * (1 + priority) / 2
+        - parameter("priority_curve") * (priority - parameter("priority_peak")) ** 2
+        + parameter("age") * np.tanh(age / 7)
     )
     busy, effort = np.arange(2)[:, None, None], np.array(offer["efforts_min"])[:, None]
     composite = np.arange(offer["lowest_composite"], offer["highest_composite"] + 0.25, 0.25)
     quality = (composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF_RANGE
-    tip = number("load") * busy * (1 - effort / 15) + number("quality") * (quality - quality**3 / 3)
+    tip = parameter("load") * busy * (1 - effort / 15) + parameter("quality") * (quality - quality**3 / 3)
     return task, tip
 
 

@@ -158,7 +158,7 @@ class World:
         self.persona: Ints = np.arange(users) % len(self.personas.personas)
         self._parameters: dict[str, Floats] = {}  # cache of _per_user
         self._outcome_seed = seed if outcome_seed is None else outcome_seed
-        self._columns = np.arange(users)
+        self._users = np.arange(users)
         categories = len(self.personas.categories)
         normal = np.random.default_rng((seed, _USER_STREAM)).standard_normal((users, 4 + 2 * categories)).T
         offset = self._per_user("spread") * normal[0]
@@ -167,6 +167,7 @@ class World:
         self._tastes = self._draw_tastes(normal[4:])
         drift_normal = np.random.default_rng((seed, _DRIFT_STREAM)).standard_normal((users, 2 * categories)).T
         self._later_tastes = self._draw_tastes(drift_normal) if self.name is WorldName.DRIFT else self._tastes
+        # The linear world has no tastes, so the same random numbers can give its coefficients.
         self._linear_theta = np.array(_LINEAR_SCALES)[:, None] * np.tanh(drift_normal[:5])
         self._task_table, self._tip_table = _utility_tables(self.personas)
         self._preferred_clock = _clock(self._per_user("preferred_hour"))
@@ -179,6 +180,10 @@ class World:
     def draws(self, number: int) -> Floats:
         """Return a uniform number in [0, 1) for each user, which decides the policy's random choice in this round."""
         return np.random.default_rng((self.seed, _DRAW_STREAM, number)).random(len(self))
+
+    def _flat_index(self, rows: Ints) -> Ints:
+        """Return the index of each user's row in a flattened array of rows × users."""
+        return np.asarray(rows * len(self) + self._users)
 
     def _per_user(self, key: str) -> Floats:
         """Return the parameter `key` of every user's persona."""
@@ -220,31 +225,34 @@ class World:
         """Return the decision that every user faces in this round."""
         offer, settings, k = self.personas.candidate, self.personas.settings, self.candidates
         rng = np.random.default_rng((self.seed, _OFFER_STREAM, number))
-        raw = rng.integers(0, _RAW_LEVELS, (len(self), 2 + 7 * k), dtype=np.uint16)
-        raw = np.ascontiguousarray(raw.T).astype(np.int64)
+        integers = rng.integers(0, _RAW_LEVELS, (len(self), 2 + 7 * k), dtype=np.uint16)
+        raw = np.ascontiguousarray(integers.T).astype(np.int64)
         uniform = np.random.default_rng((self._outcome_seed, _OUTCOME_STREAM, number)).random((len(self), 1 + 2 * k)).T
-        parts = raw[2:].reshape(7, k, len(self))  # properties × candidates × users
+        raw_hour, raw_open_tasks = raw[:2]
+        properties = raw[2:].reshape(7, k, len(self))  # properties × candidates × users
+        raw_category, raw_overdue, raw_age, raw_priority, raw_grade, raw_slot, raw_effort = properties
         first, last = settings["first_hour"], settings["last_hour"]
-        hour = np.floor((first + (last - first) * raw[0] / _RAW_LEVELS) * 60) / 60
+        hour = np.floor((first + (last - first) * raw_hour / _RAW_LEVELS) * 60) / 60
         clock = _clock(hour)
-        open_tasks = 1 + _pick(raw[1], offer["most_open_tasks"])
-        category = _pick(parts[0], len(self.personas.categories))
-        overdue = (parts[1] < offer["overdue"] * _RAW_LEVELS).astype(np.int64)
-        age = _age_quantiles(offer["mean_age_days"], offer["longest_age_days"]).take(_pick(parts[2], _AGE_QUANTILES))
+        open_tasks = 1 + _pick(raw_open_tasks, offer["most_open_tasks"])
+        category = _pick(raw_category, len(self.personas.categories))
+        overdue = (raw_overdue < offer["overdue"] * _RAW_LEVELS).astype(np.int64)
+        ages = _age_quantiles(offer["mean_age_days"], offer["longest_age_days"])
+        age = ages.take(_pick(raw_age, _AGE_QUANTILES))
         priority = np.ones_like(category)
         for share in np.cumsum(offer["priorities"])[:-1]:
-            priority += parts[3] >= share * _RAW_LEVELS
+            priority += raw_priority >= share * _RAW_LEVELS
         low, high = offer["lowest_composite"], offer["highest_composite"]
-        grade = _pick(parts[4], int(4 * (high - low)) + 1)  # the composite in quarter points above the lowest
-        slot = _pick(parts[5], len(offer["slot_hours"]))
-        effort = _pick(parts[6], len(offer["efforts_min"]))
+        grade = _pick(raw_grade, int(4 * (high - low)) + 1)  # the composite in quarter points above the lowest
+        slot = _pick(raw_slot, len(offer["slot_hours"]))
+        effort = _pick(raw_effort, len(offer["efforts_min"]))
         action_cdf: tuple[Floats, ...] = ()
         log_dwell = np.empty(0)
         if self.name is WorldName.LINEAR:
             mean = self._linear_mean(clock, overdue, age, priority)
         else:
             tastes = self._later_tastes if number >= self.rounds // 2 else self._tastes
-            taste_index = category * len(self) + self._columns  # in a flattened array of categories × users
+            taste_index = self._flat_index(category)
             if self.name is WorldName.NULL:
                 utility = np.full(slot.shape, float(self.personas.column("base").mean()))
             else:
@@ -280,7 +288,7 @@ class World:
         by_hour = self._base + self._per_user("hour") * np.exp(4 * (hour_match - 1))
         slot_match = np.maximum(self._slot_clock.T @ clock, 0.0)  # slots × users
         by_slot = by_hour + self._per_user("slot") * slot_match**2
-        return np.asarray(by_slot.take(slot * len(self) + self._columns))
+        return np.asarray(by_slot.take(self._flat_index(slot)))
 
     # The tables are indexed as flattened arrays, which is faster.
 
@@ -316,7 +324,7 @@ class World:
 
     def outcome(self, offered: Round, chosen: Ints) -> Outcome:
         """Return the response of each user to the chosen candidate."""
-        chosen_index = chosen * len(self) + self._columns  # in a flattened array of candidates × users
+        chosen_index = self._flat_index(chosen)
         mean, uniform = offered.mean.take(chosen_index), offered.action_uniform.take(chosen_index)
         regret = offered.mean.max(axis=0) - mean
         if not offered.action_cdf:

@@ -156,9 +156,9 @@ def read_entry(database: Database, seq: int) -> Entry | None:
     return _entry(rows[0]) if rows else None
 
 
-def read_users(database: Database, table: str = "log") -> list[str]:
-    """Return the users with rows in the table `log` or `state`, sorted."""
-    return [user for (user,) in database.rows(f"SELECT DISTINCT user FROM {table} ORDER BY user")]  # noqa: S608
+def read_users(database: Database) -> list[str]:
+    """Return the users with entries, sorted."""
+    return [user for (user,) in database.rows("SELECT DISTINCT user FROM log ORDER BY user")]
 
 
 def read_resets(database: Database, user: str) -> tuple[int, int]:

@@ -2,12 +2,6 @@
 
 Values are normalised by fixed constants; running statistics would change the meaning of stored state. A changed formula
 needs a new version of its feature set. The feature of a missing value is 0.
-
-| set | dimensions |
-|---|---|
-| v1 | hour_sin, hour_cos, is_overdue, task_age_norm, priority_norm, dow_sin, dow_cos |
-| v2 | all of v1, then completion_rate, dismiss_rate, mean_dwell_norm, preferred_hour_alignment, tip_volume_norm |
-| v3 | bias, is_overdue, task_age_norm, priority_norm, quality, slot_match, load_fit, five from the user's tallies |
 """
 
 from __future__ import annotations
@@ -23,7 +17,7 @@ from numpy.typing import NDArray
 from tipbench.serve.request import Candidate, Occasion, ProfileFeatures
 from tipbench.serve.tallies import LOG_FULL_VOLUME, Tallies
 
-Matrix = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 MAX_AGE_DAYS = 30.0
 MAX_DWELL_MS = 600_000.0  # 10 minutes
@@ -35,6 +29,7 @@ _V1 = ("hour_sin", "hour_cos", "is_overdue", "task_age_norm", "priority_norm", "
 _V2 = (*_V1, "completion_rate", "dismiss_rate", "mean_dwell_norm", "preferred_hour_alignment", "tip_volume_norm")
 _V3 = (
     *("bias", "is_overdue", "task_age_norm", "priority_norm", "quality", "slot_match", "load_fit"),
+    # From the user's tallies of the candidate's category:
     *("category_completion", "category_dismissal", "category_dwell", "category_hour_alignment", "category_volume"),
 )
 
@@ -54,7 +49,7 @@ class FeatureSet:
         """Number of features."""
         return len(self.names)
 
-    def matrix(self, request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> Matrix:
+    def matrix(self, request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> Floats:
         """Return one row per candidate. `at` is local time; the request's `by_category` has priority over `tallies`."""
         values = self.compute(request, candidates, at, tallies)
         return np.fromiter(values, np.float64, len(values)).reshape(len(candidates), len(self.names))

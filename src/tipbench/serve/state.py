@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 
 from tipbench.errors import StateError
 from tipbench.serve.event_log import Entry
-from tipbench.serve.features import Matrix
+from tipbench.serve.features import Floats
 from tipbench.serve.policy import POLICIES, Ridge
 from tipbench.serve.prior import Prior
 from tipbench.serve.tallies import Tallies, Tally
@@ -98,7 +98,7 @@ def decode(document: bytes, user: str, name: str) -> dict[str, Any]:
     return content  # type: ignore[no-any-return]
 
 
-def _symmetric(triangle: list[float], dim: int) -> Matrix:
+def _symmetric(triangle: list[float], dim: int) -> Floats:
     """Return the symmetric matrix with this upper triangle, row by row."""
     a = np.zeros((dim, dim))
     a[np.triu_indices(dim)] = triangle

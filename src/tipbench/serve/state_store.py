@@ -81,7 +81,7 @@ class SqliteStore:
         return f"row {row_id} of corrupt_state"
 
     def users(self) -> list[str]:
-        return read_users(self._reads, "state")
+        return [user for (user,) in self._reads.rows("SELECT DISTINCT user FROM state ORDER BY user")]
 
 
 class FileStore:

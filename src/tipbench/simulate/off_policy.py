@@ -19,7 +19,6 @@ from math import sqrt
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tipbench.compare.statistics import Estimate, t_quantile
 from tipbench.errors import NotEnoughData, UsageError
@@ -29,11 +28,11 @@ from tipbench.serve.policy import Policy, Ridge
 from tipbench.serve.prior import Prior
 from tipbench.serve.request import local_time
 from tipbench.serve.tallies import Tallies
+from tipbench.simulate.world import Floats, Ints
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 FOLDS = 5  # groups of users, for the cross-fitted reward model
 MIN_TIPS = 30  # tips needed for a rank correlation
+_BOOTSTRAP_SAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -225,7 +224,7 @@ class Validity:
     ci_high: float | None
 
 
-def rank_correlation(scale: str, judged: Floats, completed: Floats, *, seed: int = 0, draws: int = 2000) -> Validity:
+def rank_correlation(scale: str, judged: Floats, completed: Floats) -> Validity:
     """Return Spearman's rank correlation over tips, with a 95 % bootstrap interval."""
     tips = len(judged)
     if tips < MIN_TIPS or np.ptp(judged) == 0 or np.ptp(completed) == 0:
@@ -240,8 +239,8 @@ def rank_correlation(scale: str, judged: Floats, completed: Floats, *, seed: int
         norm = np.sqrt((first**2).sum(axis=-1) * (second**2).sum(axis=-1))
         return np.asarray((first * second).sum(axis=-1) / np.where(norm > 0, norm, np.nan))
 
-    rng = np.random.default_rng(seed)
-    low, high = np.nanquantile(correlation(rng.integers(0, tips, (draws, tips))), [0.025, 0.975])
+    samples = np.random.default_rng(0).integers(0, tips, (_BOOTSTRAP_SAMPLES, tips))
+    low, high = np.nanquantile(correlation(samples), [0.025, 0.975])
     return Validity(scale, tips, float(correlation(np.arange(tips))), float(low), float(high))
 
 

@@ -145,11 +145,9 @@ class Outcome:
 
 
 class World:
-    """The users and rounds of one seed. `outcome_seed` changes the random outcomes but not the users and offers."""
+    """The users and rounds of one seed."""
 
-    def __init__(
-        self, name: WorldName | str, seed: int, users: int, rounds: int, *, outcome_seed: int | None = None
-    ) -> None:
+    def __init__(self, name: WorldName | str, seed: int, users: int, rounds: int) -> None:
         self.name = WorldName(name)
         self.seed = seed
         self.rounds = rounds
@@ -157,7 +155,6 @@ class World:
         self.candidates = int(self.personas.settings["candidates"])
         self.persona: Ints = np.arange(users) % len(self.personas.personas)
         self._parameters: dict[str, Floats] = {}  # cache of _per_user
-        self._outcome_seed = seed if outcome_seed is None else outcome_seed
         self._users = np.arange(users)
         categories = len(self.personas.categories)
         normal = np.random.default_rng((seed, _USER_STREAM)).standard_normal((users, 4 + 2 * categories)).T
@@ -227,7 +224,7 @@ class World:
         rng = np.random.default_rng((self.seed, _OFFER_STREAM, number))
         integers = rng.integers(0, _RAW_LEVELS, (len(self), 2 + 7 * k), dtype=np.uint16)
         raw = np.ascontiguousarray(integers.T).astype(np.int64)
-        uniform = np.random.default_rng((self._outcome_seed, _OUTCOME_STREAM, number)).random((len(self), 1 + 2 * k)).T
+        uniform = np.random.default_rng((self.seed, _OUTCOME_STREAM, number)).random((len(self), 1 + 2 * k)).T
         raw_hour, raw_open_tasks = raw[:2]
         properties = raw[2:].reshape(7, k, len(self))  # properties × candidates × users
         raw_category, raw_overdue, raw_age, raw_priority, raw_grade, raw_slot, raw_effort = properties

@@ -14,7 +14,7 @@ from datetime import datetime
 import numpy as np
 from numpy.typing import NDArray
 
-from tipbench.serve.request import Candidate, Occasion, ProfileFeatures
+from tipbench.serve.request import Candidate, DecisionRequest, ProfileFeatures
 from tipbench.serve.tallies import LOG_FULL_VOLUME, Tallies
 
 Floats = NDArray[np.float64]
@@ -33,7 +33,7 @@ _V3 = (
     *("category_completion", "category_dismissal", "category_dwell", "category_hour_alignment", "category_volume"),
 )
 
-Compute = Callable[[Occasion, list[Candidate], datetime, Tallies], list[float]]
+Compute = Callable[[DecisionRequest, list[Candidate], datetime, Tallies], list[float]]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class FeatureSet:
         """Number of features."""
         return len(self.names)
 
-    def matrix(self, request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> Floats:
+    def matrix(self, request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> Floats:
         """Return one row per candidate. `at` is local time; the request's `by_category` has priority over `tallies`."""
         values = self.compute(request, candidates, at, tallies)
         return np.fromiter(values, np.float64, len(values)).reshape(len(candidates), len(self.names))
@@ -93,7 +93,7 @@ def user_features(profile: ProfileFeatures | None, hour: float) -> tuple[float, 
     )
 
 
-def _v1(request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
+def _v1(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
     hour_sin, hour_cos, dow_sin, dow_cos = time_features(at)
     values: list[float] = []
     for candidate in candidates:
@@ -102,7 +102,7 @@ def _v1(request: Occasion, candidates: list[Candidate], at: datetime, tallies: T
     return values
 
 
-def _v2(request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
+def _v2(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
     hour_sin, hour_cos, dow_sin, dow_cos = time_features(at)
     same_for_all = (dow_sin, dow_cos, *user_features(request.get("profile_features"), hour_of(at)))
     values: list[float] = []
@@ -113,7 +113,7 @@ def _v2(request: Occasion, candidates: list[Candidate], at: datetime, tallies: T
     return values
 
 
-def _v3(request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:
+def _v3(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:
     hour = hour_of(at)
     profile = request.get("profile_features")
     if profile and (by_category := profile.get("by_category")) is not None:

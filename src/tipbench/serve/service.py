@@ -38,7 +38,7 @@ from tipbench.serve.event_log import (
 from tipbench.serve.features import hour_of
 from tipbench.serve.policy import POLICIES, Policy, Ridge, known_policy, reward_of
 from tipbench.serve.prior import Prior
-from tipbench.serve.request import Candidate, Occasion, RewardRequest, ScoreRequest, local_time
+from tipbench.serve.request import Candidate, DecisionRequest, RewardRequest, ScoreRequest, local_time
 from tipbench.serve.state import NAMES, UserState
 from tipbench.serve.state_store import STATE_FOLDER, FileStore, load_user, open_state
 from tipbench.serve.tallies import Tallies
@@ -136,7 +136,7 @@ class PolicyService:
         return self.serve(policy, request, request["candidates"])
 
     def serve(
-        self, policy: str, request: Occasion, candidates: list[Candidate], *, signal: str | None = None
+        self, policy: str, request: DecisionRequest, candidates: list[Candidate], *, signal: str | None = None
     ) -> Result:
         """Pick one of the candidates and log the decision. A repeated request gets the first response.
 
@@ -159,7 +159,7 @@ class PolicyService:
         policy: Policy,
         user: UserState,
         event_id: str,
-        request: Occasion,
+        request: DecisionRequest,
         candidates: list[Candidate],
         signal: str | None,
     ) -> Result:
@@ -195,7 +195,7 @@ class PolicyService:
         self._remember((user.key, event_id), _event_of(entry, chosen, at))
         return Result(_score_body(event_id, policy.name, body), committed, entry)
 
-    def _repeat(self, policy: str, seq: int, request: Occasion, signal: str | None) -> Result:
+    def _repeat(self, policy: str, seq: int, request: DecisionRequest, signal: str | None) -> Result:
         """Return the result of the first request with this event id; raises EventConflict if the requests differ."""
         event_id = request.get("event_id") or ""
         entry = read_entry(self.log.database, seq)
@@ -423,7 +423,7 @@ class PolicyService:
             self._events.popitem(last=False)
 
 
-def moment_of(request: Occasion, now: float) -> datetime:
+def moment_of(request: DecisionRequest, now: float) -> datetime:
     """Return the local time of a request: its `at`, otherwise `now` in the time zone of the server."""
     at = request.get("at")
     return datetime.fromtimestamp(now).astimezone() if at is None else local_time(at)

@@ -27,7 +27,7 @@ from tipbench.serve.features import (
 )
 from tipbench.serve.policy import DECIMALS, POLICIES, Policy
 from tipbench.serve.prior import Prior
-from tipbench.serve.request import Candidate, Occasion
+from tipbench.serve.request import Candidate, DecisionRequest
 from tipbench.serve.tallies import (
     CATEGORY_WEIGHT,
     DEFAULT_COMPLETION,
@@ -85,7 +85,7 @@ def _with_features(policy: Policy, name: str, names: tuple[str, ...]) -> Policy:
     """Return a copy of the policy that uses these features: its own ones or `bias`."""
     base = policy.features
 
-    def compute(request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:
+    def compute(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:
         rows = base.matrix(request, candidates, at, tallies)
         ones = np.ones(len(rows))
         columns = [rows[:, base.names.index(feature)] if feature in base.names else ones for feature in names]

@@ -25,7 +25,7 @@ import tipbench
 from tipbench.errors import EventNotFound, TipbenchError, UsageError
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.recommender import Recommender
-from tipbench.serve.request import RECOMMEND, RESET, REWARD, SCORE, check_occasion
+from tipbench.serve.request import RECOMMEND, RESET, REWARD, SCORE, check_decision_request
 from tipbench.serve.service import PolicyService, Result
 from tipbench.web.auth import TokenGuard
 from tipbench.web.errors import (
@@ -51,8 +51,8 @@ _JSON = b"application/json"
 _NO_STORE = (b"cache-control", b"no-store")
 _RETRY_AFTER = ((b"retry-after", b"1"),)
 _GC_THRESHOLD = 50_000  # allocations between two collections of the youngest generation
-_recommend_request = fast_validation(RECOMMEND, check_occasion)
-_score_request = fast_validation(SCORE, check_occasion)
+_recommend_request = fast_validation(RECOMMEND, check_decision_request)
+_score_request = fast_validation(SCORE, check_decision_request)
 _reward_request = REWARD.validator.validate_json
 _reset_request = RESET.validator.validate_json
 _encode = msgspec.json.Encoder().encode  # faster than `to_json`; for the responses to scores and rewards

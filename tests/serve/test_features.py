@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.serving import AT, PROFILE, candidate, score_request
-from tipbench.serve.features import FEATURES, Matrix
+from tipbench.serve.features import FEATURES, Floats
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.request import ScoreRequest, local_time
 from tipbench.serve.tallies import Tallies
@@ -31,7 +31,7 @@ def tallies() -> Tallies:
     return kept
 
 
-def matrix(name: str, request: ScoreRequest, kept: Tallies | None = None) -> Matrix:
+def matrix(name: str, request: ScoreRequest, kept: Tallies | None = None) -> Floats:
     at = local_time(request.get("at") or AT)
     return FEATURES[name].matrix(request, request["candidates"], at, kept or Tallies())
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.serving import PROFILE, Clock, learn, reward_request, score_request, serving
+from support.serving import Clock, learn, reward_request, score_request, serving
 from tipbench.errors import EventConflict, EventNotFound, LockHeld, QueueFull, TipbenchError, UsageError
 from tipbench.serve.event_log import FILE, FOLDER, open_store, read_entries
 from tipbench.serve.features import FEATURES
@@ -66,17 +66,6 @@ def test_r01_r02_each_policy_scores_learns_and_reports(service: PolicyService, p
     assert service.stats(policy)["n"] == 1
     others = [name for name in POLICIES if name != policy]
     assert [service.stats(name, "u1")["n"] for name in others] == [0, 0, 0]
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("profile", [None, {}, PROFILE])
-def test_r16_score_and_reward_take_profile_features_in_any_form(
-    service: PolicyService, policy: str, profile: dict[str, Any] | None
-) -> None:
-    request = score_request()
-    request["profile_features"] = profile  # type: ignore[typeddict-item]
-    event = service.score(policy, request).body["event_id"]
-    assert service.reward(policy, reward_request(event, profile_features=profile)).body["applied"]
 
 
 def test_rewards_use_the_features_of_the_score(service: PolicyService) -> None:

@@ -167,42 +167,41 @@ def test_a_shadow_that_hangs_raises_or_floods_changes_no_answer(
             assert signals(recommender.service) == []
 
 
+class SlowScorer:
+    """Scores as a shadow does, then waits for `release`."""
+
+    def __init__(self) -> None:
+        self.scored, self.release = threading.Event(), threading.Event()
+
+    def __call__(self, service: PolicyService, policy: str, entry: Entry) -> dict[str, Any]:
+        choice = score_shadow(service, policy, entry)
+        self.scored.set()
+        assert self.release.wait(DEADLINE_S)
+        return choice
+
+
 def test_an_answer_does_not_wait_for_a_shadow_that_holds_a_snapshot(tmp_path: Path) -> None:
     """A shadow scores outside the lock: rewards and scores of the same user go on while it computes."""
-    inside, release = threading.Event(), threading.Event()
-
-    def slow(service: PolicyService, policy: str, entry: Entry) -> dict[str, Any]:
-        found = score_shadow(service, policy, entry)
-        inside.set()
-        assert release.wait(DEADLINE_S)
-        return found
-
+    slow = SlowScorer()
     with recommending(tmp_path, scorer=slow) as recommender:
         recommender.switches.set_shadow(V2, True)
         serve(recommender, "a")
-        assert inside.wait(DEADLINE_S)
+        assert slow.scored.wait(DEADLINE_S)
         assert recommender.service.reward(None, reward_request("a")).body["n"] == 1
         serve(recommender, "b")
-        release.set()
+        slow.release.set()
         recommender.wait()
         assert len(signals(recommender.service)) == 2
 
 
 def test_a_signal_of_a_user_erased_meanwhile_is_dropped(tmp_path: Path) -> None:
-    inside, release = threading.Event(), threading.Event()
-
-    def slow(service: PolicyService, policy: str, entry: Entry) -> dict[str, Any]:
-        found = score_shadow(service, policy, entry)
-        inside.set()
-        assert release.wait(DEADLINE_S)
-        return found
-
+    slow = SlowScorer()
     with recommending(tmp_path, scorer=slow) as recommender:
         recommender.switches.set_shadow(V2, True)
         serve(recommender, "a")
-        assert inside.wait(DEADLINE_S)
+        assert slow.scored.wait(DEADLINE_S)
         recommender.service.reset("u1", erase=True)
-        release.set()
+        slow.release.set()
         recommender.wait()
         assert signals(recommender.service) == []
         assert recommender.policies()["shadows"][V2]["errors"] == 0

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from tipbench.serve.request import RECOMMEND, SCORE, check_occasion
+from tipbench.serve.request import RECOMMEND, SCORE, check_decision_request
 from tipbench.web.serving_schema import fast_validation
 
 USUAL: dict[str, Any] = {
@@ -32,8 +32,8 @@ USUAL: dict[str, Any] = {
     ],
     "profile_features": {"completion_rate_30d": 0.4, "mean_dwell_ms_30d": 42000, "tip_volume_30d": 31},
 }
-FAST = {name: fast_validation(each, check_occasion) for name, each in (("score", SCORE), ("recommend", RECOMMEND))}
 ADAPTERS: dict[str, TypeAdapter[Any]] = {"score": SCORE, "recommend": RECOMMEND}
+FAST = {name: fast_validation(adapter, check_decision_request) for name, adapter in ADAPTERS.items()}
 
 TEXTS = [
     "",
@@ -75,7 +75,7 @@ def test_a_usual_request_is_not_left_to_pydantic(name: str) -> None:
         pytest.fail("pydantic was asked")
 
     adapter = SimpleNamespace(json_schema=ADAPTERS[name].json_schema, validator=SimpleNamespace(validate_json=fail))
-    validate = fast_validation(cast("TypeAdapter[Any]", adapter), check_occasion)
+    validate = fast_validation(cast("TypeAdapter[Any]", adapter), check_decision_request)
     assert validate(json.dumps(USUAL).encode()) == USUAL
 
 

@@ -106,7 +106,11 @@ def test_the_nearest_slots_come_first_round_midnight() -> None:
     tips = [CatalogueTip(tip_id=f"{hour}", tip="x", category="focus", slot_hour=hour) for hour in hours]
     order = [candidate["tip_id"] for candidate in Catalogue(tips).candidates(0.5)]
     assert order == ["None", "1.0", "23.0", "6.0", "12.0"]
-    assert len(Catalogue(tips).candidates(0.5, limit=2)) == 2
+
+
+def test_at_most_200_tips_of_a_catalogue_are_candidates() -> None:
+    tips = [CatalogueTip(tip_id=f"{number}", tip="x", category="focus") for number in range(201)]
+    assert len(Catalogue(tips).candidates(0.5)) == 200
 
 
 @pytest.mark.parametrize("category", CATEGORIES)

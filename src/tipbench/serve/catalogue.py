@@ -67,15 +67,16 @@ class Catalogue:
             by_hour[tip.slot_hour].append(cast("Candidate", candidate))
         self._by_hour = dict(by_hour)
 
-    def candidates(self, hour: float, limit: int = MAX_CANDIDATES) -> list[Candidate]:
-        """Return the tips nearest to this hour. Tips of the same hour are ordered by composite, then by tip id."""
+    def candidates(self, hour: float) -> list[Candidate]:
+        """Return the MAX_CANDIDATES tips nearest to this hour, within an hour by composite, then by tip id."""
 
         def distance(slot: float | None) -> float:
             hours = 0.0 if slot is None else abs(slot - hour) % 24
             return min(hours, 24 - hours)
 
         slots = sorted(self._by_hour, key=lambda slot: (distance(slot), slot or 0.0))
-        return list(islice((candidate for slot in slots for candidate in self._by_hour[slot]), limit))
+        nearest_first = (candidate for slot in slots for candidate in self._by_hour[slot])
+        return list(islice(nearest_first, MAX_CANDIDATES))
 
 
 def load_catalogue(path: Path) -> Catalogue:

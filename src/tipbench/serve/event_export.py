@@ -34,7 +34,7 @@ def export_events(database: Database, export_format: str, *, policy: str | None 
     if export_format == "jsonl":
         for entry in read_entries(database, kinds=("score", "signal", "reward", "late")):
             if policy in (None, entry.policy):
-                yield to_json(json_line(entry)).decode()
+                yield to_json(_json_line(entry)).decode()
     elif export_format == "dsjson":
         for score, reward in _rewarded_decisions(database, policy):
             yield to_json(_dsjson_line(score, reward)).decode()
@@ -51,7 +51,7 @@ def _rewarded_decisions(database: Database, policy: str | None) -> Iterator[tupl
                 yield score, reward
 
 
-def json_line(entry: Entry) -> dict[str, Any]:
+def _json_line(entry: Entry) -> dict[str, Any]:
     """Return an entry as an object of the JSON lines export."""
     head = {"event_id": entry.event, "policy": entry.policy, "user": entry.user, "received": iso(entry.received)}
     body = entry.body
@@ -71,6 +71,8 @@ def _dsjson_line(score: Entry, reward: Entry) -> dict[str, Any]:
     candidates = body["request"]["candidates"]
     chosen = next(i for i, candidate in enumerate(candidates) if candidate["tip_id"] == body["chosen"])
     order = [chosen, *(i for i in range(len(candidates)) if i != chosen)]
+    context = {**(body["request"].get("context") or {}), "hour": reward.body["hour"]}
+    tips = [{**candidate, **(candidate.get("task") or {}), "task": None} for candidate in candidates]
     return {
         "_label_cost": -(reward.reward or 0.0),
         "_label_probability": body["probabilities"][chosen],
@@ -81,19 +83,15 @@ def _dsjson_line(score: Entry, reward: Entry) -> dict[str, Any]:
         "Timestamp": iso(score.received),
         "a": [i + 1 for i in order],
         "p": [body["probabilities"][i] for i in order],
-        "c": {
-            "shared": {"context": _flat({**(body["request"].get("context") or {}), "hour": reward.body["hour"]})},
-            "_multi": [
-                {"tip": _flat({**candidate, **(candidate.get("task") or {}), "task": None})}  # with the task's fields
-                for candidate in candidates
-            ],
-        },
+        "c": {"shared": {"context": _vw_features(context)}, "_multi": [{"tip": _vw_features(tip)} for tip in tips]},
     }
 
 
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
+def _vw_features(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values without null, and booleans as 0 or 1: VowpalWabbit supports neither."""
-    return {name: int(each) if isinstance(each, bool) else each for name, each in values.items() if each is not None}
+    return {
+        name: int(value) if isinstance(value, bool) else value for name, value in values.items() if value is not None
+    }
 
 
 def _obp_feedback(database: Database, policy: str | None) -> dict[str, Any]:
@@ -104,13 +102,14 @@ def _obp_feedback(database: Database, policy: str | None) -> dict[str, Any]:
     rounds = list(_rewarded_decisions(database, policy))
     if not rounds:
         raise NotEnoughData("No rewarded decision is logged, so there is no feedback to export.")
-    tips = sorted({each["tip_id"] for score, _ in rounds for each in score.body["request"]["candidates"]})
+    tips = sorted({candidate["tip_id"] for score, _ in rounds for candidate in score.body["request"]["candidates"]})
     arm = {tip: number for number, tip in enumerate(tips)}
     actions, distributions, contexts = [], [], []
     for score, _ in rounds:
-        distribution = [[0.0] for _ in tips]
-        for each, probability in zip(score.body["request"]["candidates"], score.body["probabilities"], strict=True):
-            distribution[arm[each["tip_id"]]] = [probability]
+        distribution = [[0.0] for _ in tips]  # obp has a third axis: the position of the tip in a list
+        candidates = score.body["request"]["candidates"]
+        for candidate, probability in zip(candidates, score.body["probabilities"], strict=True):
+            distribution[arm[candidate["tip_id"]]] = [probability]
         distributions.append(distribution)
         actions.append(arm[score.body["chosen"]])
         contexts.append(time_features(local_time(score.body["at"])))

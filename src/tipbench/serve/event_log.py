@@ -151,14 +151,14 @@ def read_entries(
 
 
 def read_entry(database: Database, seq: int) -> Entry | None:
-    """Return an entry by its number, or None if it was erased."""
+    """Return an entry by its number, or None if it is not committed yet or was erased."""
     rows = database.rows(f"SELECT {_COLUMNS} FROM log WHERE seq = ?", (seq,))  # noqa: S608
     return _entry(rows[0]) if rows else None
 
 
-def read_users(database: Database, table: str = "log") -> list[str]:
-    """Return the users with rows in the table `log` or `state`, sorted."""
-    return [user for (user,) in database.rows(f"SELECT DISTINCT user FROM {table} ORDER BY user")]  # noqa: S608
+def read_users(database: Database) -> list[str]:
+    """Return the users with entries, sorted."""
+    return [user for (user,) in database.rows("SELECT DISTINCT user FROM log ORDER BY user")]
 
 
 def read_resets(database: Database, user: str) -> tuple[int, int]:

@@ -2,12 +2,6 @@
 
 Values are normalised by fixed constants; running statistics would change the meaning of stored state. A changed formula
 needs a new version of its feature set. The feature of a missing value is 0.
-
-| set | dimensions |
-|---|---|
-| v1 | hour_sin, hour_cos, is_overdue, task_age_norm, priority_norm, dow_sin, dow_cos |
-| v2 | all of v1, then completion_rate, dismiss_rate, mean_dwell_norm, preferred_hour_alignment, tip_volume_norm |
-| v3 | bias, is_overdue, task_age_norm, priority_norm, quality, slot_match, load_fit, five from the user's tallies |
 """
 
 from __future__ import annotations
@@ -20,26 +14,26 @@ from datetime import datetime
 import numpy as np
 from numpy.typing import NDArray
 
-from tipbench.serve.request import Candidate, Occasion, ProfileFeatures
-from tipbench.serve.tallies import Tallies
+from tipbench.serve.request import Candidate, DecisionRequest, ProfileFeatures
+from tipbench.serve.tallies import LOG_FULL_VOLUME, Tallies
 
-Matrix = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 MAX_AGE_DAYS = 30.0
 MAX_DWELL_MS = 600_000.0  # 10 minutes
 MAX_OPEN_TASKS = 20.0
 MAX_EFFORT_MIN = 30.0
 COMPOSITE_MIDDLE, COMPOSITE_HALF_RANGE = 9.5, 7.5  # composites are from 2 to 17
-_LOG_101 = math.log(101)  # 100 tips or more have the volume 1
 
 _V1 = ("hour_sin", "hour_cos", "is_overdue", "task_age_norm", "priority_norm", "dow_sin", "dow_cos")
 _V2 = (*_V1, "completion_rate", "dismiss_rate", "mean_dwell_norm", "preferred_hour_alignment", "tip_volume_norm")
 _V3 = (
     *("bias", "is_overdue", "task_age_norm", "priority_norm", "quality", "slot_match", "load_fit"),
+    # From the user's tallies of the candidate's category:
     *("category_completion", "category_dismissal", "category_dwell", "category_hour_alignment", "category_volume"),
 )
 
-Compute = Callable[[Occasion, list[Candidate], datetime, Tallies], list[float]]
+Compute = Callable[[DecisionRequest, list[Candidate], datetime, Tallies], list[float]]
 
 
 @dataclass(frozen=True)
@@ -55,7 +49,7 @@ class FeatureSet:
         """Number of features."""
         return len(self.names)
 
-    def matrix(self, request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> Matrix:
+    def matrix(self, request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> Floats:
         """Return one row per candidate. `at` is local time; the request's `by_category` has priority over `tallies`."""
         values = self.compute(request, candidates, at, tallies)
         return np.fromiter(values, np.float64, len(values)).reshape(len(candidates), len(self.names))
@@ -85,7 +79,7 @@ def task_features(candidate: Candidate) -> tuple[float, float, float]:
     )
 
 
-def profile_vector(profile: ProfileFeatures | None, hour: float) -> tuple[float, float, float, float, float]:
+def user_features(profile: ProfileFeatures | None, hour: float) -> tuple[float, float, float, float, float]:
     """Return the five features of v2 that describe the user."""
     if not profile:
         return 0.0, 0.0, 0.0, 0.0, 0.0
@@ -95,11 +89,11 @@ def profile_vector(profile: ProfileFeatures | None, hour: float) -> tuple[float,
         profile.get("dismiss_rate_30d") or 0.0,
         min((profile.get("mean_dwell_ms_30d") or 0.0) / MAX_DWELL_MS, 1.0),
         0.0 if preferred is None else math.cos(math.tau * (preferred - hour) / 24),
-        min(math.log1p(profile.get("tip_volume_30d") or 0) / _LOG_101, 1.0),
+        min(math.log1p(profile.get("tip_volume_30d") or 0) / LOG_FULL_VOLUME, 1.0),
     )
 
 
-def _v1(request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
+def _v1(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
     hour_sin, hour_cos, dow_sin, dow_cos = time_features(at)
     values: list[float] = []
     for candidate in candidates:
@@ -108,9 +102,9 @@ def _v1(request: Occasion, candidates: list[Candidate], at: datetime, tallies: T
     return values
 
 
-def _v2(request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
+def _v2(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
     hour_sin, hour_cos, dow_sin, dow_cos = time_features(at)
-    same_for_all = (dow_sin, dow_cos, *profile_vector(request.get("profile_features"), hour_of(at)))
+    same_for_all = (dow_sin, dow_cos, *user_features(request.get("profile_features"), hour_of(at)))
     values: list[float] = []
     for candidate in candidates:
         overdue, age, priority = task_features(candidate)  # `*task_features(…)` takes twice as long
@@ -119,7 +113,7 @@ def _v2(request: Occasion, candidates: list[Candidate], at: datetime, tallies: T
     return values
 
 
-def _v3(request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:
+def _v3(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:
     hour = hour_of(at)
     profile = request.get("profile_features")
     if profile and (by_category := profile.get("by_category")) is not None:
@@ -131,9 +125,9 @@ def _v3(request: Occasion, candidates: list[Candidate], at: datetime, tallies: T
     for candidate in candidates:
         composite, slot_hour = candidate.get("composite"), candidate.get("slot_hour")
         effort, category = candidate.get("effort_min"), candidate.get("category")
-        user = features_by_category.get(category)
-        if user is None:
-            user = features_by_category[category] = tallies.features(category, hour)
+        category_features = features_by_category.get(category)
+        if category_features is None:
+            category_features = features_by_category[category] = tallies.features(category, hour)
         quality = 0.0 if composite is None else (composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF_RANGE
         overdue, age, priority = task_features(candidate)
         load_fit = 0.0  # with many open tasks, positive for short tips and negative for long ones
@@ -148,7 +142,7 @@ def _v3(request: Occasion, candidates: list[Candidate], at: datetime, tallies: T
             0.0 if slot_hour is None else math.cos(math.tau * (hour - slot_hour) / 24),
             load_fit,
         )
-        values += user
+        values += category_features
     return values
 
 

@@ -16,10 +16,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tipbench.errors import UsageError
-from tipbench.serve.features import FEATURES, FeatureSet, Matrix
+from tipbench.serve.features import FEATURES, FeatureSet, Floats
 from tipbench.serve.prior import Prior
 from tipbench.serve.request import RewardRequest
 from tipbench.text import fingerprint
@@ -37,8 +36,6 @@ WITHOUT_DWELL = 0.6  # the reward of a completed tip whose dwell is unknown
 LAMBDA, LAMBDA_WITH_PRIOR = 1.0, 100.0  # λ of the ridge regression
 REBUILD_EVERY = 1024  # updates; then V is computed from A again, to limit the rounding error
 DECIMALS = 9  # of a rounded score
-
-Vector = NDArray[np.float64]
 
 
 def reward_of(request: RewardRequest) -> float:
@@ -64,22 +61,22 @@ class Ridge:
 
     __slots__ = ("_prior_term", "_theta", "_v", "a", "b", "lam", "n", "reward_sum")
 
-    def __init__(self, dim: int, *, lam: float = 1.0, prior: Vector | None = None) -> None:
+    def __init__(self, dim: int, *, lam: float = 1.0, prior: Floats | None = None) -> None:
         self.a = np.zeros((dim, dim))
         self.b = np.zeros(dim)
         self.n = 0
         self.reward_sum = 0.0
         self.lam = lam
         self._prior_term = np.zeros(dim) if prior is None else lam * prior
-        self._v: Vector | None = np.eye(dim) / lam
-        self._theta: Vector | None = None
+        self._v: Floats | None = np.eye(dim) / lam
+        self._theta: Floats | None = None
 
-    def restore(self, a: Vector, b: Vector, n: int, reward_sum: float) -> None:
+    def restore(self, a: Floats, b: Floats, n: int, reward_sum: float) -> None:
         """Replace A, b, the number of rewards and their sum."""
         self.a, self.b, self.n, self.reward_sum = a, b, n, reward_sum
         self._v = self._theta = None
 
-    def update(self, x: Vector, reward: float) -> None:
+    def update(self, x: Floats, reward: float) -> None:
         """Learn one reward."""
         self.a += x[:, None] * x
         self.b += reward * x
@@ -93,7 +90,7 @@ class Ridge:
             self._v = self._v - vx[:, None] * (vx / (1.0 + x @ vx))
 
     @property
-    def v(self) -> Vector:
+    def v(self) -> Floats:
         """(λI + A)⁻¹; a new array after each update, so a caller may keep it."""
         if self._v is None:
             lower = np.linalg.cholesky(self.a + self.lam * np.eye(len(self.b)))
@@ -102,7 +99,7 @@ class Ridge:
         return self._v
 
     @property
-    def theta(self) -> Vector:
+    def theta(self) -> Floats:
         """The estimated weights; a new array after each update, so a caller may keep it."""
         if self._theta is None:
             self._theta = self.v @ (self.b + self._prior_term)
@@ -153,7 +150,7 @@ class Policy:
             return Ridge(self.features.dim, lam=LAMBDA)
         return Ridge(self.features.dim, lam=LAMBDA_WITH_PRIOR, prior=np.array(prior.theta))
 
-    def scores(self, x: Matrix, ridge: Ridge) -> list[float]:
+    def scores(self, x: Floats, ridge: Ridge) -> list[float]:
         """Return the score of each candidate (a row of `x`), rounded to 1e-9."""
         # Not `x.dot`, which releases the GIL: the committing thread might wake up, find that this thread holds the
         # service's lock, and sleep again.
@@ -170,7 +167,7 @@ class Policy:
         exploit = explore + (1.0 - self.epsilon) / scores.count(best)
         return [exploit if score == best else explore for score in scores]
 
-    def decide(self, x: Matrix, ridge: Ridge, uniform: float) -> Decision:
+    def decide(self, x: Floats, ridge: Ridge, uniform: float) -> Decision:
         """Choose a candidate, given one row of features per candidate; `uniform` is a random number in [0, 1)."""
         scores = self.scores(x, ridge)
         probabilities = self.probabilities(scores)

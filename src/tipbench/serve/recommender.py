@@ -1,7 +1,7 @@
 """The recommender: the active policy picks a tip, then shadows score the same request for comparison.
 
-A shadow scores in its own thread, from a bounded queue, after the answer has been sent. It reads a snapshot of the
-state, logs a signal `shadow:<name>` and gets no reward, so it can neither change nor delay an answer.
+A shadow scores in its own thread, from a bounded queue, after the response has been sent. It reads a snapshot of the
+state, logs a signal `shadow:<name>` and gets no reward, so it can neither change nor delay a response.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tipbench.serve.event_log import Entry, open_store
 from tipbench.serve.features import hour_of
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.request import RecommendRequest, ScoreRequest, local_time
-from tipbench.serve.service import Answer, PolicyService, moment_of
+from tipbench.serve.service import PolicyService, Result, moment_of
 from tipbench.serve.switches import REREAD_S, SHADOWS, ShadowCounts, Switches
 
 SERVE_SIGNAL = "serve"
@@ -67,7 +67,7 @@ class Recommender:
             name: _Shadow(name, policy, service, self.switches, queue_size, scorer) for name, policy in SHADOWS.items()
         }
 
-    def recommend(self, request: RecommendRequest) -> Answer:
+    def recommend(self, request: RecommendRequest) -> Result:
         """Pick a tip with the active policy; raises UsageError without candidates and catalogue."""
         candidates = request.get("candidates")
         if not candidates:
@@ -80,21 +80,24 @@ class Recommender:
         """Whether a shadow is enabled."""
         return True in self.switches.shadows().values()
 
-    def queue_for_shadows(self, answer: Answer) -> None:
-        """Queue a sent answer for the enabled shadows. Never blocks: if a queue is full, the answer is dropped."""
-        if answer.entry is not None:  # None if nothing was logged
+    def queue_for_shadows(self, result: Result) -> None:
+        """Queue a recommendation for the enabled shadows, after its response was sent.
+
+        Never blocks: if the queue of a shadow is full, the call is dropped and counted.
+        """
+        if result.entry is not None:  # None for a repeated request
             for name, enabled in self.switches.shadows().items():
-                if enabled and SHADOWS[name] != answer.entry.policy:
-                    self._shadows[name].put(answer.entry)
+                if enabled and SHADOWS[name] != result.entry.policy:
+                    self._shadows[name].put(result.entry)
 
     def policies(self) -> dict[str, Any]:
         """Return the active policy, the shadows with their counts, and all policies with their versions."""
         enabled = self.switches.shadows()
-        priors = self.service.priors
+        prior_hashes = self.service.prior_hashes
         warnings = [
             f"{name} has no prior: a shadow never learns, so its choices mean little until `serve --prior` is used."
             for name, policy in SHADOWS.items()
-            if enabled[name] and policy not in priors
+            if enabled[name] and policy not in prior_hashes
         ]
         if self.service.flush_error:
             warnings.append(
@@ -112,7 +115,7 @@ class Recommender:
                     "version": policy.version,
                     "dim": policy.features.dim,
                     "features": policy.features.version,
-                    "prior": priors[name].hash if name in priors else None,
+                    "prior": prior_hashes.get(name),
                 }
                 for name, policy in POLICIES.items()
             ],
@@ -191,7 +194,7 @@ class _Shadow:
             latency_ms = round((time.perf_counter() - started) * 1000, 3)
             body = {"signal": SHADOW_SIGNAL + self._name, **choice, "latency_ms": latency_ms, "at": entry.body["at"]}
             self._service.publish(entry, self._policy, body)
-        except QueueFull:  # the log cannot keep up, and answers have priority
+        except QueueFull:  # the log cannot keep up, and responses have priority
             self._count(dropped=1)
         except Exception:
             if not self._closing.is_set():  # an error while closing is expected

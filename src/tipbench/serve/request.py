@@ -29,7 +29,7 @@ from tipbench.errors import UsageError
 MAX_CANDIDATES = 200
 USER_ID_PATTERN = r"^[A-Za-z0-9_.@:-]{1,128}$"
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-_matches_user_id = re.compile(USER_ID_PATTERN[1:-1]).fullmatch
+_matches_user_id = re.compile(USER_ID_PATTERN).fullmatch
 
 Action = Literal["completed", "snoozed", "dismissed", "ignored"]
 
@@ -148,8 +148,8 @@ Candidates = Annotated[list[Candidate], Field(min_length=1, max_length=MAX_CANDI
 
 
 @with_config(_STRICT)
-class Occasion(TypedDict, total=False):
-    """The fields that all requests for a tip have: the user, the time and the situation."""
+class DecisionRequest(TypedDict, total=False):
+    """The fields of every request for a decision: the user, the time and the situation."""
 
     user_id: Required[UserId]
     event_id: EventId | None
@@ -159,14 +159,14 @@ class Occasion(TypedDict, total=False):
 
 
 @with_config(_STRICT)
-class ScoreRequest(Occasion, total=False):
+class ScoreRequest(DecisionRequest, total=False):
     """Pick one of the candidates."""
 
     candidates: Required[Candidates]
 
 
 @with_config(_STRICT)
-class RecommendRequest(Occasion, total=False):
+class RecommendRequest(DecisionRequest, total=False):
     """Pick a tip; without `candidates` they come from the catalogue."""
 
     candidates: Candidates | None
@@ -184,7 +184,7 @@ class RewardRequest(TypedDict, total=False):
     profile_features: ProfileFeatures | None
 
 
-def check_occasion(request: ScoreRequest | RecommendRequest) -> None:
+def check_decision_request(request: ScoreRequest | RecommendRequest) -> None:
     """Apply the checks of `Time` and `Candidates` to a request whose types and limits are valid.
 
     Raises ValueError if one of them rejects or changes a value.

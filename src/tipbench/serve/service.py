@@ -38,7 +38,7 @@ from tipbench.serve.event_log import (
 from tipbench.serve.features import hour_of
 from tipbench.serve.policy import POLICIES, Policy, Ridge, known_policy, reward_of
 from tipbench.serve.prior import Prior
-from tipbench.serve.request import Candidate, Occasion, RewardRequest, ScoreRequest, local_time
+from tipbench.serve.request import Candidate, DecisionRequest, RewardRequest, ScoreRequest, local_time
 from tipbench.serve.state import NAMES, UserState
 from tipbench.serve.state_store import STATE_FOLDER, FileStore, load_user, open_state
 from tipbench.serve.tallies import Tallies
@@ -53,8 +53,8 @@ _MAX_EVENTS = 32_768  # events in memory; more than MAX_QUEUED, so that uncommit
 _logger = logging.getLogger(__name__)
 
 
-class Answer(NamedTuple):
-    """The answer to a request."""
+class Result(NamedTuple):
+    """The result of a score or a reward."""
 
     body: dict[str, Any]  # of the response
     committed: Future[None] | None = None  # done once the log entry is on disk; None if nothing was logged
@@ -97,6 +97,7 @@ class PolicyService:
         for prior in priors:
             known_policy(prior.policy).check_prior(prior)
             self.priors[prior.policy] = prior
+        self.prior_hashes = {policy: prior.hash for policy, prior in self.priors.items()}
         self.home = home
         self.clock = clock
         self.flush_error: str | None = None  # why the last flush failed; it is retried, and the log has all changes
@@ -130,14 +131,14 @@ class PolicyService:
 
     # Scores
 
-    def score(self, policy: str, request: ScoreRequest) -> Answer:
+    def score(self, policy: str, request: ScoreRequest) -> Result:
         """Pick one of the request's candidates."""
         return self.serve(policy, request, request["candidates"])
 
     def serve(
-        self, policy: str, request: Occasion, candidates: list[Candidate], *, signal: str | None = None
-    ) -> Answer:
-        """Pick one of the candidates and log the decision. A repeated request gets the first answer.
+        self, policy: str, request: DecisionRequest, candidates: list[Candidate], *, signal: str | None = None
+    ) -> Result:
+        """Pick one of the candidates and log the decision. A repeated request gets the first response.
 
         The recommender sets `signal`. If another policy has become active since the first request, a repeated request
         with the same signal is not a conflict.
@@ -158,10 +159,10 @@ class PolicyService:
         policy: Policy,
         user: UserState,
         event_id: str,
-        request: Occasion,
+        request: DecisionRequest,
         candidates: list[Candidate],
         signal: str | None,
-    ) -> Answer:
+    ) -> Result:
         started = time.perf_counter()
         received = self.clock()
         at = moment_of(request, received)
@@ -175,7 +176,6 @@ class PolicyService:
         recorded["candidates"] = candidates
         del recorded["user_id"]
         recorded.pop("event_id", None)
-        prior = self.priors.get(policy.name)
         body = {
             "request": recorded,
             "from_catalogue": from_catalogue,
@@ -185,7 +185,7 @@ class PolicyService:
             "probabilities": decision.probabilities,
             "x": chosen_x,
             "n": ridge.n,
-            "prior": prior.hash if prior else None,
+            "prior": self.prior_hashes.get(policy.name),
             "version": policy.version,
             "features": policy.features.version,
             "signal": signal,
@@ -193,10 +193,10 @@ class PolicyService:
         }
         entry, committed = self.log.append("score", user.key, received, body, event=event_id, policy=policy.name)
         self._remember((user.key, event_id), _event_of(entry, chosen, at))
-        return Answer(_score_answer(event_id, policy.name, body), committed, entry)
+        return Result(_score_body(event_id, policy.name, body), committed, entry)
 
-    def _repeat(self, policy: str, seq: int, request: Occasion, signal: str | None) -> Answer:
-        """Return the answer to the first request with this event id; raises EventConflict if the requests differ."""
+    def _repeat(self, policy: str, seq: int, request: DecisionRequest, signal: str | None) -> Result:
+        """Return the result of the first request with this event id; raises EventConflict if the requests differ."""
         event_id = request.get("event_id") or ""
         entry = read_entry(self.log.database, seq)
         if entry is None:  # not committed yet
@@ -206,31 +206,29 @@ class PolicyService:
             raise EventConflict(f"Event {event_id} was erased at the same time. Send a new event_id.")
         body, serving_policy = entry.body, entry.policy or ""
         recorded = {name: value for name, value in body["request"].items() if value is not None}
-        sent = {name: value for name, value in request.items() if value is not None}
-        for name in ("user_id", "event_id"):
-            sent.pop(name, None)
+        ids = ("user_id", "event_id")
+        sent = {name: value for name, value in request.items() if value is not None and name not in ids}
         if body["from_catalogue"] and "candidates" not in sent:
             del recorded["candidates"]
-        if serving_policy != policy and not (signal and signal == body["signal"]):
+        same_signal = signal is not None and signal == body["signal"]
+        if serving_policy != policy and not same_signal:
             raise EventConflict(f"Event {event_id} was served by {serving_policy}, not {policy}. Send a new event_id.")
         if recorded != sent:
             raise EventConflict(f"Event {event_id} was scored with another request. Send a new event_id.")
-        return Answer(_score_answer(event_id, serving_policy, body))
+        return Result(_score_body(event_id, serving_policy, body))
 
     # Rewards
 
-    def reward(self, policy: str | None, request: RewardRequest) -> Answer:
+    def reward(self, policy: str | None, request: RewardRequest) -> Result:
         """Learn the reward of an event, for the policy that served it; raises EventConflict if `policy` differs."""
         value = reward_of(request)
         key, event_id = self.keys.user(request["user_id"]), request["event_id"]
-        if policy is not None:
-            known_policy(policy)
         with self._lock:
             user = self._user(key)
             event = self._event(user, event_id)
             if event is None:
                 raise EventNotFound(
-                    f"This user has no event {event_id!r}. Score first, and send the event_id of the answer."
+                    f"This user has no event {event_id!r}. Score first, and send the event_id of the response."
                 )
             if policy is not None and policy != event.policy:
                 raise EventConflict(
@@ -250,23 +248,25 @@ class PolicyService:
             received = self.clock()
             repeated = event.reward is not None
             late = event.late if repeated else received - event.received > LATE_AFTER_S
-            applied = not repeated and not late
-            kind = "reward" if applied else "late"
             if repeated:
                 kind = "duplicate"
+            elif late:
+                kind = "late"
+            else:
+                kind = "reward"
+            applied = kind == "reward"
             body: dict[str, Any] = {
                 "action": request.get("action"),
                 "dwell_ms": request.get("dwell_ms"),
                 "score": event.seq,
             }
             if applied:
-                prior = self.priors.get(event.policy)
                 body |= {
                     "x": event.x,
                     "features": event.features,
                     "category": event.category,
                     "hour": event.hour,
-                    "prior": prior.hash if prior else None,
+                    "prior": self.prior_hashes.get(event.policy),
                 }
             entry, committed = self.log.append(
                 kind, key, received, body, event=event_id, policy=event.policy, reward=value
@@ -278,20 +278,20 @@ class PolicyService:
                 user.apply(entry)
                 self._dirty.add(key)
             n = user.ridge(event.policy).n
-        return Answer({"applied": applied, "reward": value, "late": late, "n": n}, committed)
+        return Result({"applied": applied, "reward": value, "late": late, "n": n}, committed)
 
     # Users
 
     def stats(self, policy: str, user_id: str | None = None) -> dict[str, Any]:
         """Return the statistics of a policy for one user, or for all users. Waits for queued commits."""
         self.log.wait()
-        prior = self.priors.get(known_policy(policy).name)
+        prior_hash = self.prior_hashes.get(known_policy(policy).name)
         if user_id is None:
-            return policy_totals(self._statistics, policy, prior)
+            return policy_totals(self._statistics, policy, prior_hash)
         with self._lock:
             user = self._user(self.keys.user(user_id))
             ridge, reset = user.ridge(policy).snapshot(), user.reset
-        return user_stats(self._statistics, user.key, policy, ridge, prior, since=reset)
+        return user_stats(self._statistics, user.key, policy, ridge, prior_hash, since=reset)
 
     def reset(self, user_id: str, *, erase: bool = False) -> dict[str, Any]:
         """Clear a user's state for all policies, and return once it is on disk; `erase` also deletes the events."""
@@ -304,8 +304,9 @@ class PolicyService:
             self._dirty.add(key)
             if erase:
                 committed = self.log.erase(key, entry.seq)
-                for event_key in [event_key for event_key in self._events if event_key[0] == key]:
-                    del self._events[event_key]
+                for user_key, event_id in list(self._events):
+                    if user_key == key:
+                        del self._events[user_key, event_id]
         committed.result()
         folder = self.home / FOLDER / STATE_FOLDER
         if erase and folder.exists():  # even if state is in SQLite: earlier it may have been in files
@@ -422,7 +423,7 @@ class PolicyService:
             self._events.popitem(last=False)
 
 
-def moment_of(request: Occasion, now: float) -> datetime:
+def moment_of(request: DecisionRequest, now: float) -> datetime:
     """Return the local time of a request: its `at`, otherwise `now` in the time zone of the server."""
     at = request.get("at")
     return datetime.fromtimestamp(now).astimezone() if at is None else local_time(at)
@@ -433,8 +434,8 @@ def _event_of(entry: Entry, chosen: Candidate, at: datetime) -> _Event:
     return _Event(entry.seq, entry.policy or "", body["features"], entry.received, body["x"], category, hour_of(at))
 
 
-def _score_answer(event_id: str, policy: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the answer to a score request from the body of its log entry."""
+def _score_body(event_id: str, policy: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Build the response to a score request from the body of its log entry."""
     scores, probabilities = body["scores"], body["probabilities"]
     tips = [candidate["tip_id"] for candidate in body["request"]["candidates"]]
     chosen = tips.index(body["chosen"])
@@ -457,9 +458,9 @@ def _score_answer(event_id: str, policy: str, body: Mapping[str, Any]) -> dict[s
 
 
 def user_stats(
-    database: Database, user: str, policy: str, ridge: Ridge, prior: Prior | None, *, since: int
+    database: Database, user: str, policy: str, ridge: Ridge, prior_hash: str | None, *, since: int
 ) -> dict[str, Any]:
-    """Return the statistics of a policy for a user: θ with its deviation √Vᵢᵢ, and counts after the entry `since`."""
+    """Return the statistics of a policy for a user: θ, its standard deviations √Vᵢᵢ, and counts after entry `since`."""
     rows = database.rows(
         "SELECT kind, count(*) FROM log WHERE user = ? AND policy = ? AND seq > ? GROUP BY kind",
         (user, policy, since),
@@ -467,30 +468,31 @@ def user_stats(
     counts = {kind: count for kind, count in rows}  # noqa: C416
     names = POLICIES[policy].features.names
     return {
-        **_stats(policy, prior, ridge.n, ridge.reward_sum, counts),
+        **_stats(policy, prior_hash, ridge.n, ridge.reward_sum, counts),
         "theta": dict(zip(names, ridge.theta.tolist(), strict=True)),
         "sd": dict(zip(names, np.sqrt(np.diag(ridge.v)).tolist(), strict=True)),
     }
 
 
-def policy_totals(database: Database, policy: str, prior: Prior | None) -> dict[str, Any]:
+def policy_totals(database: Database, policy: str, prior_hash: str | None) -> dict[str, Any]:
     """Return the totals of a policy over all users and the whole log."""
     rows = database.rows("SELECT kind, count(*), total(reward) FROM log WHERE policy = ? GROUP BY kind", (policy,))
     counts = {kind: count for kind, count, _ in rows}
     reward_sum = sum(total for kind, _, total in rows if kind == "reward")
-    return _stats(policy, prior, counts.get("reward", 0), reward_sum, counts)
+    return _stats(policy, prior_hash, counts.get("reward", 0), reward_sum, counts)
 
 
-def _stats(policy: str, prior: Prior | None, n: int, reward_sum: float, counts: Mapping[str, int]) -> dict[str, Any]:
-    score, reward, late = (counts.get(kind, 0) for kind in ("score", "reward", "late"))
+def _stats(policy: str, prior_hash: str | None, n: int, reward_sum: float, counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return the statistics that users and totals have in common; `counts` has the log entries by kind."""
+    scores, rewards, late = (counts.get(kind, 0) for kind in ("score", "reward", "late"))
     return {
         "policy": policy,
         "dim": POLICIES[policy].features.dim,
         "n": n,
         "mean_reward": reward_sum / n if n else None,
         "epsilon": POLICIES[policy].epsilon,
-        "pending": score - reward - late,
+        "pending": scores - rewards - late,
         "late": late,
         "duplicates": counts.get("duplicate", 0),
-        "prior": prior and prior.hash,
+        "prior": prior_hash,
     }

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 
 from tipbench.errors import StateError
 from tipbench.serve.event_log import Entry
-from tipbench.serve.features import Matrix
+from tipbench.serve.features import Floats
 from tipbench.serve.policy import POLICIES, Ridge
 from tipbench.serve.prior import Prior
 from tipbench.serve.tallies import Tallies, Tally
@@ -25,7 +25,7 @@ from tipbench.serve.tallies import Tallies, Tally
 SCHEMA = 1
 TALLIES = "tallies"
 NAMES = (*POLICIES, TALLIES)  # of documents, in the order of writing; `load_user` relies on tallies being last
-LEARNED = ("reward", "reset", "import")  # kinds of entries that change state
+STATE_CHANGES = ("reward", "reset", "import")  # kinds of log entries that change state
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -73,8 +73,9 @@ def decode(document: bytes, user: str, name: str) -> dict[str, Any]:
         schema = content["schema"]
     except (ValueError, TypeError, KeyError) as exc:
         raise CorruptDocument(f"not a JSON object with a schema: {exc}") from exc
-    version = None if name == TALLIES else content.get("features")
-    known_version = None if name == TALLIES else POLICIES[name].features.version
+    features = None if name == TALLIES else POLICIES[name].features
+    version = content.get("features") if features else None
+    known_version = features.version if features else None
     if schema != SCHEMA or (isinstance(version, str) and version != known_version):
         raise StateError(
             f"The state {name} of user {user} has schema {schema}{f' and {version}' if version else ''}; this version "
@@ -82,13 +83,13 @@ def decode(document: bytes, user: str, name: str) -> dict[str, Any]:
             "version of tipbench that wrote it."
         )
     try:
-        (_TALLIES_ADAPTER if name == TALLIES else _POLICY_ADAPTER).validate_python(content)
+        (_POLICY_ADAPTER if features else _TALLIES_ADAPTER).validate_python(content)
     except ValidationError as exc:
         raise CorruptDocument(f"invalid {'.'.join(map(str, exc.errors()[0]['loc']))}") from exc
     if (content["user"], content["name"]) != (user, name):
         raise CorruptDocument("it belongs to another user or policy")
-    if name != TALLIES:
-        dim = POLICIES[name].features.dim
+    if features:
+        dim = features.dim
         if (len(content["a"]), len(content["b"])) != (dim * (dim + 1) // 2, dim):
             raise CorruptDocument("the number of statistics is wrong")
         largest = max(map(abs, (*content["a"], *content["b"], content["reward_sum"])))
@@ -97,7 +98,7 @@ def decode(document: bytes, user: str, name: str) -> dict[str, Any]:
     return content  # type: ignore[no-any-return]
 
 
-def _symmetric(triangle: list[float], dim: int) -> Matrix:
+def _symmetric(triangle: list[float], dim: int) -> Floats:
     """Return the symmetric matrix with this upper triangle, row by row."""
     a = np.zeros((dim, dim))
     a[np.triu_indices(dim)] = triangle

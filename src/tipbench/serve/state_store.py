@@ -21,7 +21,7 @@ from tipbench.files import home_errors, make_folder, sync_folder, write_atomic
 from tipbench.serve.event_log import FOLDER, EventLog, open_store, read_entries, read_resets, read_users, store_lock
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.prior import Prior
-from tipbench.serve.state import LEARNED, NAMES, TALLIES, CorruptDocument, UserState, decode
+from tipbench.serve.state import NAMES, STATE_CHANGES, TALLIES, CorruptDocument, UserState, decode
 from tipbench.sqlite import Database
 
 SUFFIXES = {name: name.removesuffix("/v1").replace("/", "_") for name in NAMES}  # egreedy, egreedy_v2, …, tallies
@@ -81,7 +81,7 @@ class SqliteStore:
         return f"row {row_id} of corrupt_state"
 
     def users(self) -> list[str]:
-        return read_users(self._reads, "state")
+        return [user for (user,) in self._reads.rows("SELECT DISTINCT user FROM state ORDER BY user")]
 
 
 class FileStore:
@@ -165,15 +165,15 @@ def load_user(
             user.seqs[name] = content["seq"]
         except CorruptDocument as exc:
             corrupt = True
-            location = store.set_aside(key, name) if store and set_aside else "nowhere"
-            _logger.warning("The state %s was corrupt (%s): moved to %s, rebuilt from the log", name, exc, location)
+            location = f"moved to {store.set_aside(key, name)}" if store and set_aside else "not moved"
+            _logger.warning("The state %s was corrupt (%s): %s, rebuilt from the log", name, exc, location)
     # Every reward changes the tallies, and the tallies are written last. So the other documents contain all entries up
     # to the last one in the tallies, and a policy without a document has no reward among them.
     after = 0 if corrupt else user.seqs[TALLIES]
     for name in documents:
         if user.seqs[name] < user.reset:
             user.clear(name, user.reset)
-    for entry in read_entries(database, after=max(after, user.reset), user=key, kinds=LEARNED):
+    for entry in read_entries(database, after=max(after, user.reset), user=key, kinds=STATE_CHANGES):
         user.apply(entry)
     return user
 

@@ -17,7 +17,7 @@ DEFAULT_COMPLETION, DEFAULT_DISMISSAL, DEFAULT_DWELL = 0.25, 0.25, 0.2  # the ra
 # Rates of few tips are shrunk: a weight of 2 adds two tips with the default rates, or with the user's rates.
 OVERALL_WEIGHT = 2.0  # of the default rates in a user's rates
 CATEGORY_WEIGHT = 4.0  # of a user's rates in the rates of a category
-_LOG_FULL_VOLUME = math.log(101)  # the volume is 1 from 100 tips on
+LOG_FULL_VOLUME = math.log(101)  # a volume is log(1 + tips) / LOG_FULL_VOLUME: 1 for 100 tips
 
 
 class Tally(NamedTuple):
@@ -76,7 +76,7 @@ class Tallies:
 
         The first three are shrunk to the user's rates. Without a category they are the user's rates, and the others 0.
         """
-        completion, dismissal, dwell = self._rates()
+        completion, dismissal, dwell = self._overall_rates()
         if not category:
             return completion, dismissal, dwell, 0.0, 0.0
         seen, completed, dismissed, dwell_s_sum, dwell_n, hour_x, hour_y = self.by_category.get(category, _EMPTY)
@@ -86,10 +86,10 @@ class Tallies:
             min((dismissed + CATEGORY_WEIGHT * dismissal) / (seen + CATEGORY_WEIGHT), 1.0),
             min((dwell_s_sum / MAX_DWELL_S + CATEGORY_WEIGHT * dwell) / (dwell_n + CATEGORY_WEIGHT), 1.0),
             max(-1.0, min((math.cos(angle) * hour_x + math.sin(angle) * hour_y) / (completed + 1), 1.0)),
-            min(math.log1p(seen) / _LOG_FULL_VOLUME, 1.0),
+            min(math.log1p(seen) / LOG_FULL_VOLUME, 1.0),
         )
 
-    def _rates(self) -> tuple[float, float, float]:
+    def _overall_rates(self) -> tuple[float, float, float]:
         """Return the user's completion, dismissal and dwell over all categories, shrunk to the rates of a new user."""
         if self._overall is None:
             # Summed in a fixed order: after a restart, the loaded tallies must give exactly the same floats.

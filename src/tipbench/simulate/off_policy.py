@@ -19,7 +19,6 @@ from math import sqrt
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tipbench.compare.statistics import Estimate, t_quantile
 from tipbench.errors import NotEnoughData, UsageError
@@ -29,11 +28,11 @@ from tipbench.serve.policy import Policy, Ridge
 from tipbench.serve.prior import Prior
 from tipbench.serve.request import local_time
 from tipbench.serve.tallies import Tallies
+from tipbench.simulate.world import Floats, Ints
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 FOLDS = 5  # groups of users, for the cross-fitted reward model
 MIN_TIPS = 30  # tips needed for a rank correlation
+_BOOTSTRAP_SAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -145,11 +144,11 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
     waiting: dict[tuple[str, str], ReplayedDecision] = {}  # by user and event: decisions without a reward yet
     rewarded: list[ReplayedDecision] = []
     for entry in entries:
-        key = entry.user
+        key, event = entry.user, (entry.user, entry.event or "")
         if entry.kind == "reset":
             ridges.pop(key, None)
             tallies.pop(key, None)
-            waiting = {event: decision for event, decision in waiting.items() if event[0] != key}
+            waiting = {other: decision for other, decision in waiting.items() if other[0] != key}
         elif entry.kind == "score":
             body, candidates = entry.body, entry.body["request"]["candidates"]
             logged = body.get("probabilities")
@@ -161,18 +160,19 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
             chosen = [candidate["tip_id"] for candidate in candidates].index(body["chosen"])
             moment = local_time(body["at"])
             features = target.features.matrix(body["request"], candidates, moment, tallies.setdefault(key, Tallies()))
-            waiting[key, entry.event or ""] = ReplayedDecision(
-                users.setdefault(key, len(users)),
-                entry.policy or "",
-                chosen,
-                logged[chosen],
-                target.probabilities(target.scores(features, ridges.setdefault(key, target.ridge(prior)))),
-                features,
-                hour_of(moment),
-                candidates[chosen],
+            ridge = ridges.setdefault(key, target.ridge(prior))
+            waiting[event] = ReplayedDecision(
+                user=users.setdefault(key, len(users)),
+                policy=entry.policy or "",
+                chosen=chosen,
+                logged_probability=logged[chosen],
+                target_probabilities=target.probabilities(target.scores(features, ridge)),
+                features=features,
+                hour=hour_of(moment),
+                candidate=candidates[chosen],
             )
-        elif entry.kind == "reward" and (key, entry.event or "") in waiting:
-            decision = waiting.pop((key, entry.event or ""))
+        elif entry.kind == "reward" and event in waiting:
+            decision = waiting.pop(event)
             decision.reward, decision.action = float(entry.reward or 0.0), entry.body.get("action")
             ridges[key].update(decision.features[decision.chosen], decision.reward)
             category = decision.candidate.get("category")
@@ -181,15 +181,15 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
     return rewarded
 
 
-def logged_decisions(replayed: Iterable[ReplayedDecision], logging: str) -> LoggedDecisions:
-    """Return the decisions of the policy `logging`, with estimates of a reward model.
+def logged_decisions(replayed: Iterable[ReplayedDecision], logged_by: str) -> LoggedDecisions:
+    """Return the decisions that the policy `logged_by` made, with estimates of a reward model.
 
     The model is a ridge regression on the target's features. The estimates for a user come from a model fitted to other
     users. Raises NotEnoughData if the policy has no decisions.
     """
-    decisions = [decision for decision in replayed if decision.policy == logging]
+    decisions = [decision for decision in replayed if decision.policy == logged_by]
     if not decisions:
-        raise NotEnoughData(f"The log has no decision of {logging} with a reward. Serve tips and send rewards first.")
+        raise NotEnoughData(f"The log has no decision of {logged_by} with a reward. Serve tips and send rewards first.")
     user = np.array([decision.user for decision in decisions])
     reward = np.array([decision.reward for decision in decisions], dtype=np.float64)
     # The features of the chosen candidates, and 1 for the intercept.
@@ -224,7 +224,7 @@ class Validity:
     ci_high: float | None
 
 
-def rank_correlation(scale: str, judged: Floats, completed: Floats, *, seed: int = 0, draws: int = 2000) -> Validity:
+def rank_correlation(scale: str, judged: Floats, completed: Floats) -> Validity:
     """Return Spearman's rank correlation over tips, with a 95 % bootstrap interval."""
     tips = len(judged)
     if tips < MIN_TIPS or np.ptp(judged) == 0 or np.ptp(completed) == 0:
@@ -239,8 +239,8 @@ def rank_correlation(scale: str, judged: Floats, completed: Floats, *, seed: int
         norm = np.sqrt((first**2).sum(axis=-1) * (second**2).sum(axis=-1))
         return np.asarray((first * second).sum(axis=-1) / np.where(norm > 0, norm, np.nan))
 
-    rng = np.random.default_rng(seed)
-    low, high = np.nanquantile(correlation(rng.integers(0, tips, (draws, tips))), [0.025, 0.975])
+    samples = np.random.default_rng(0).integers(0, tips, (_BOOTSTRAP_SAMPLES, tips))
+    low, high = np.nanquantile(correlation(samples), [0.025, 0.975])
     return Validity(scale, tips, float(correlation(np.arange(tips))), float(low), float(high))
 
 

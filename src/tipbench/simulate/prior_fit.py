@@ -70,8 +70,8 @@ def fit_from_simulation(policy: str, world: WorldName, *, users: int, rounds: in
             own_prior = _make_prior(policy, _simulate_statistics(policy, other, users, rounds, seed), source)
         arms = [Arm(POLICIES[policy], arm_prior) for arm_prior in (None, prior, own_prior)]
         held_out = World(other, _HELD_OUT_SEED + seed, users, rounds)
-        with_none, with_prior, with_own = rollout(held_out, arms)
-        gain = mean_estimate((with_prior.reward - with_none.reward) / rounds)
+        without, with_prior, with_own = rollout(held_out, arms)
+        gain = mean_estimate((with_prior.reward - without.reward) / rounds)
         price = None if own_prior is prior else mean_estimate((with_prior.reward - with_own.reward) / rounds)
         worlds[other.value] = PriorValue(gain, price)
     return FittedPrior(prior, users, _explained_error(statistics), worlds)

@@ -60,10 +60,6 @@ class Clause:
     bound: float
     why: str
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values for `--json` and the store."""
-        return vars(self).copy()
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -116,7 +112,7 @@ class Verdict:
             "baseline": self.baseline,
             "passed": self.passed,
             "text": self.text,
-            "clauses": [clause.to_json() for clause in self.clauses],
+            "clauses": [vars(clause) for clause in self.clauses],
             "simulation_only": self.simulation_only,
             "quick": self.quick,
             "size": vars(self.size),
@@ -186,8 +182,10 @@ def persona_clause(standard: Simulation, candidate: str) -> Clause:
 
 
 def _format_estimate(estimate: Estimate | None) -> str:
-    if estimate is None or estimate.ci_low is None or estimate.ci_high is None:
-        return f"{number(estimate.mean, '+.4f')}, no interval" if estimate else "unknown"
+    if estimate is None:
+        return "unknown"
+    if estimate.ci_low is None or estimate.ci_high is None:
+        return f"{number(estimate.mean, '+.4f')}, no interval"
     return f"{number(estimate.mean, '+.4f')} ({number(estimate.ci_low, '+.4f')} to {number(estimate.ci_high, '+.4f')})"
 
 
@@ -245,10 +243,10 @@ class ShadowRecord:
     same_schema: bool  # whether the newest logged decision was made with the current feature schema
 
 
-def operations_clause(record: ShadowRecord | None, shadow: str) -> Clause:
+def operations_clause(record: ShadowRecord, shadow: str) -> Clause:
     """Return clause e for the policy named `shadow`."""
     name = "e operations"
-    if record is None or not record.expected:
+    if not record.expected:
         return Clause(
             name, None, None, MAX_MISSING_SHARE, f"{shadow} has no calls in the log. Enable it and serve for a while."
         )

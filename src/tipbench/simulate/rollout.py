@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from fnmatch import fnmatch
 from typing import Any
@@ -27,13 +27,14 @@ from tipbench.serve.features import (
 )
 from tipbench.serve.policy import DECIMALS, POLICIES, Policy
 from tipbench.serve.prior import Prior
-from tipbench.serve.request import Candidate, Occasion
+from tipbench.serve.request import Candidate, DecisionRequest
 from tipbench.serve.tallies import (
     CATEGORY_WEIGHT,
     DEFAULT_COMPLETION,
     DEFAULT_DISMISSAL,
     DEFAULT_DWELL,
     FIELDS,
+    LOG_FULL_VOLUME,
     MAX_DWELL_S,
     OVERALL_WEIGHT,
     Tallies,
@@ -84,7 +85,7 @@ def _with_features(policy: Policy, name: str, names: tuple[str, ...]) -> Policy:
     """Return a copy of the policy that uses these features: its own ones or `bias`."""
     base = policy.features
 
-    def compute(request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:
+    def compute(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:
         rows = base.matrix(request, candidates, at, tallies)
         ones = np.ones(len(rows))
         columns = [rows[:, base.names.index(feature)] if feature in base.names else ones for feature in names]
@@ -107,7 +108,7 @@ class RidgeStatistics:
         return np.asarray(np.linalg.solve(gram + np.eye(len(moment)), moment))
 
 
-@dataclass(frozen=True)
+@dataclass
 class ArmTotals:
     """Results of an arm in one world."""
 
@@ -119,62 +120,51 @@ class ArmTotals:
     statistics: RidgeStatistics | None = None  # if recorded
 
 
-@dataclass
-class _Accumulator:
-    reward: Floats
-    regret: Floats
-    round_means: list[tuple[float, float]] = field(default_factory=list)  # (reward, regret)
-    chosen: list[Ints] = field(default_factory=list)
-
-    def add(self, outcome: Outcome, chosen: Ints, *, record: bool) -> None:
-        self.reward += outcome.reward
-        self.regret += outcome.regret
-        self.round_means.append((float(outcome.reward.mean()), float(outcome.regret.mean())))
-        if record:
-            self.chosen.append(chosen)
-
-    def totals(self, statistics: RidgeStatistics | None) -> ArmTotals:
-        reward_by_round, regret_by_round = np.array(self.round_means).reshape(-1, 2).T
-        chosen = np.array(self.chosen) if self.chosen else None
-        return ArmTotals(self.reward, self.regret, reward_by_round, regret_by_round, chosen, statistics)
-
-
 def rollout(world: World, arms: Sequence[Arm], *, draws: Draws | None = None, record: bool = False) -> list[ArmTotals]:
     """Run every arm in the world and return its results; with `record`, including choices and ridge statistics.
 
     `draws` replaces the random numbers of the world, which are the same for every arm.
     """
+    users, rounds = len(world), world.rounds
     learners = [_Learner(world, arm) for arm in arms]
-    accumulators = [_Accumulator(np.zeros(len(world)), np.zeros(len(world))) for _ in arms]
-    for number in range(world.rounds):
-        batch = _Batch(world, world.round(number))
+    results = [ArmTotals(np.zeros(users), np.zeros(users), np.zeros(rounds), np.zeros(rounds)) for _ in arms]
+    if record:
+        for totals in results:
+            totals.chosen = np.zeros((rounds, users), dtype=np.int64)
+    for number in range(rounds):
+        features = _RoundFeatures(world, world.round(number))
         common_draws = world.draws(number)
-        for arm, learner, accumulator in zip(arms, learners, accumulators, strict=True):
-            chosen = learner.choose(batch, common_draws if draws is None else draws(arm.policy, number))
-            outcome = world.outcome(batch.offered, chosen)
-            learner.learn(batch, chosen, outcome)
-            accumulator.add(outcome, chosen, record=record)
-    return [
-        accumulator.totals(learner.statistics(world.rounds) if record else None)
-        for learner, accumulator in zip(learners, accumulators, strict=True)
-    ]
+        for arm, learner, totals in zip(arms, learners, results, strict=True):
+            chosen = learner.choose(features, common_draws if draws is None else draws(arm.policy, number))
+            outcome = world.outcome(features.offered, chosen)
+            learner.learn(features.offered, chosen, outcome)
+            totals.reward += outcome.reward
+            totals.regret += outcome.regret
+            totals.reward_by_round[number] = outcome.reward.mean()
+            totals.regret_by_round[number] = outcome.regret.mean()
+            if totals.chosen is not None:
+                totals.chosen[number] = chosen
+    if record:
+        for learner, totals in zip(learners, results, strict=True):
+            totals.statistics = learner.statistics(rounds)
+    return results
 
 
-class _Batch:
-    """One round with the features that are the same for every policy, computed on demand."""
+class _RoundFeatures:
+    """One round, with the features that do not depend on the policy; they are computed on demand."""
 
     def __init__(self, world: World, offered: Round) -> None:
         self.world = world
         self.offered = offered
         # Index of each candidate's category in a flattened array of categories × users.
         self.category_index = offered.category * len(world) + np.arange(len(world))
-        self._features: dict[str, Floats] = {}
+        self._computed: dict[str, Floats] = {}
 
     def feature(self, name: str) -> Floats:
         """Return a feature of all users, as candidates × users, or as one row if it is the same for all candidates."""
-        if name not in self._features:
-            self._features[name] = np.asarray(self._compute(name), dtype=np.float64)
-        return self._features[name]
+        if name not in self._computed:
+            self._computed[name] = np.asarray(self._compute(name), dtype=np.float64)
+        return self._computed[name]
 
     def _compute(self, name: str) -> Any:
         offered = self.offered
@@ -207,7 +197,7 @@ class _Batch:
             case "preferred_hour_alignment":
                 return np.cos(math.tau * (preferred_hour - offered.hour) / 24)
             case "tip_volume_norm":
-                return np.minimum(np.log1p(volume) / math.log(101), 1.0)
+                return np.minimum(np.log1p(volume) / LOG_FULL_VOLUME, 1.0)
             case "quality":
                 return np.clip((offered.composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF_RANGE, -1.0, 1.0)
             case "slot_match":
@@ -253,7 +243,7 @@ class _UserTallies:
             shrunk(dismissed, seen, overall_rate(dismissed, seen_overall, DEFAULT_DISMISSAL)),
             shrunk(dwell, dwell_n, overall_rate(dwell, dwell_n.sum(axis=0), DEFAULT_DWELL)),
             np.clip((hour_cos * hour_x + hour_sin * hour_y) / (completed + 1), -1.0, 1.0),
-            np.minimum(np.log1p(seen) / math.log(101), 1.0),
+            np.minimum(np.log1p(seen) / LOG_FULL_VOLUME, 1.0),
         )
         return dict(zip(self.NAMES, values, strict=True))
 
@@ -286,11 +276,11 @@ class _Learner:
         uses_tallies = not set(_UserTallies.NAMES).isdisjoint(arm.policy.features.names)
         self._tallies = _UserTallies(world) if uses_tallies else None
 
-    def choose(self, batch: _Batch, draws: Floats) -> Ints:
+    def choose(self, features: _RoundFeatures, draws: Floats) -> Ints:
         """Return the index of the candidate chosen for each user; `draws` are uniform numbers in [0, 1)."""
-        tallied = self._tallies.features(batch.offered.clock) if self._tallies else {}
+        tallied = self._tallies.features(features.offered.clock) if self._tallies else {}
         for row, name in enumerate(self._policy.features.names):
-            self._x[row] = tallied[name].take(batch.category_index) if name in tallied else batch.feature(name)
+            self._x[row] = tallied[name].take(features.category_index) if name in tallied else features.feature(name)
         scores = np.einsum("dkn,dn->kn", self._x, self._theta)
         if self._policy.alpha:
             variance = np.einsum("dkn,dkn->kn", np.einsum("den,ekn->dkn", self._v, self._x), self._x)
@@ -301,18 +291,18 @@ class _Learner:
         cumulative = np.cumsum(exploration + (1.0 - self._policy.epsilon) / best.sum(axis=0) * best, axis=0)
         return np.asarray(np.minimum((cumulative <= draws).sum(axis=0), len(scores) - 1))
 
-    def learn(self, batch: _Batch, chosen: Ints, outcome: Outcome) -> None:
+    def learn(self, offered: Round, chosen: Ints, outcome: Outcome) -> None:
         """Learn from the rewards that arrived."""
         x = self._x[:, chosen, self._users]
-        arrives = batch.offered.arrives.astype(np.float64)
+        arrives = offered.arrives.astype(np.float64)
         vx = np.einsum("den,en->dn", self._v, x)
         scaled = vx * (arrives / (1.0 + np.einsum("dn,dn->n", vx, x)))
         self._theta += scaled * (outcome.reward - np.einsum("dn,dn->n", x, self._theta))
         for row, factor in enumerate(scaled):
             self._v[row] -= factor * vx
         if self._tallies:
-            category = batch.offered.category[chosen, self._users]
-            self._tallies.add(category, outcome, arrives, batch.offered.clock)
+            category = offered.category[chosen, self._users]
+            self._tallies.add(category, outcome, arrives, offered.clock)
 
     def statistics(self, rounds: int) -> RidgeStatistics:
         """Return the sums over these rounds, which the arm has learned from."""

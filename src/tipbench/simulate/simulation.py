@@ -48,7 +48,8 @@ class SimulationConfig(BaseModel):
     @model_validator(mode="after")
     def _check_names(self) -> SimulationConfig:
         known = [*POLICIES, CONTROL]
-        for name in (*self.policy_names, self.baseline, *([self.ablation] if self.ablation else [])):
+        names = [*self.policy_names, self.ablation] if self.ablation else self.policy_names
+        for name in names:
             if name not in known:
                 raise ValueError(f"there is no policy {name[:60]!r}; choose from {', '.join(known)}")
         if self.decisions > _MAX_DECISIONS:
@@ -118,12 +119,12 @@ class Simulation:
     seeds_done: int
     seconds: float
 
-    def gain(self, name: str, reference: str | None = None, persona: int | None = None) -> Estimate | None:
-        """Return the gain in reward per decision of an arm over the reference, paired by user.
+    def gain(self, name: str, baseline: str | None = None, persona: int | None = None) -> Estimate | None:
+        """Return the gain in reward per decision of an arm over the baseline, paired by user.
 
-        The default reference is the baseline. `persona` limits the users to one persona.
+        The default baseline is that of the configuration. `persona` limits the users to one persona.
         """
-        difference = self.arms[name].reward - self.arms[reference or self.config.baseline].reward
+        difference = self.arms[name].reward - self.arms[baseline or self.config.baseline].reward
         return mean_estimate(difference if persona is None else difference[self.persona == persona])
 
     def to_json(self) -> dict[str, Any]:
@@ -192,30 +193,25 @@ def simulate(
     arms = [find_arm(name, prior_of.get(name)) for name in config.arm_names]
     done: dict[int, list[ArmTotals]] = {}  # by seed; the totals of all arms
 
-    def run(seed: int) -> tuple[int, list[ArmTotals]]:
-        return seed, rollout(World(config.world, seed, config.users, config.rounds), arms)
+    def run(seed: int) -> list[ArmTotals]:
+        return rollout(World(config.world, seed, config.users, config.rounds), arms)
 
     def result() -> Simulation:
-        finished = [done[seed] for seed in sorted(done)]
+        by_arm = zip(*(done[seed] for seed in sorted(done)), strict=True)  # for each arm, the totals of all seeds
         persona = World(config.world, config.seed, config.users, 1).persona
         return Simulation(
             config,
-            {
-                arm.name: _pool_seeds(arm, [totals[index] for totals in finished], config.rounds)
-                for index, arm in enumerate(arms)
-            },
-            np.tile(persona, len(finished)),
-            len(finished),
-            time.monotonic() - started,
+            {arm.name: _pool_seeds(arm, totals, config.rounds) for arm, totals in zip(arms, by_arm, strict=True)},
+            np.tile(persona, len(done)),
+            seeds_done=len(done),
+            seconds=time.monotonic() - started,
         )
 
-    pool = ThreadPoolExecutor(
-        workers or os.cpu_count() or 1
-    )  # threads are enough: numpy releases the interpreter's lock
+    pool = ThreadPoolExecutor(workers or os.cpu_count() or 1)  # not processes: numpy releases the interpreter's lock
     try:
-        for future in as_completed([pool.submit(run, config.seed + offset) for offset in range(config.seeds)]):
-            seed, totals = future.result()
-            done[seed] = totals
+        seeds = {pool.submit(run, seed): seed for seed in range(config.seed, config.seed + config.seeds)}
+        for future in as_completed(seeds):
+            done[seeds[future]] = future.result()
             if on_progress is not None:
                 on_progress(result(), len(done) / config.seeds)
     finally:
@@ -223,7 +219,7 @@ def simulate(
     return result()
 
 
-def _pool_seeds(arm: Arm, by_seed: list[ArmTotals], rounds: int) -> ArmResult:
+def _pool_seeds(arm: Arm, by_seed: Sequence[ArmTotals], rounds: int) -> ArmResult:
     return ArmResult(
         arm,
         np.concatenate([totals.reward for totals in by_seed]) / rounds,

@@ -58,7 +58,7 @@ class Persona:
     """A type of simulated user; personas.toml explains its parameters."""
 
     name: str
-    numbers: Mapping[str, float]
+    parameters: Mapping[str, float]
     likes: Mapping[str, float]  # by category
     profile: Mapping[str, float]  # by PROFILE_KEYS
 
@@ -84,7 +84,7 @@ class Personas:
 
     def column(self, key: str) -> Floats:
         """Return the parameter `key` of every persona."""
-        return np.array([persona.numbers[key] for persona in self.personas])
+        return np.array([persona.parameters[key] for persona in self.personas])
 
 
 @lru_cache(maxsize=1)
@@ -92,7 +92,7 @@ def load_personas() -> Personas:
     """Read the personas that come with the package."""
     raw = tomllib.loads((resources.files("tipbench.simulate") / "personas.toml").read_text("utf-8"))
     personas = tuple(
-        Persona(name, likes=row.pop("likes"), profile=row.pop("profile"), numbers=row)
+        Persona(name, likes=row.pop("likes"), profile=row.pop("profile"), parameters=row)
         for name, row in raw.pop("persona").items()
     )
     return Personas(raw.pop("version"), raw, raw.pop("candidate"), personas)
@@ -127,9 +127,7 @@ class Round:
     slot_hour: Ints
     effort_min: Ints
     mean: Floats  # true mean reward
-    action_cdf: tuple[
-        Floats, ...
-    ]  # cumulative probabilities of completed, snoozed, dismissed; empty in the linear world
+    action_cdf: tuple[Floats, ...]  # cumulative probabilities of ACTIONS without the last; empty in the linear world
     log_dwell: Floats  # logarithm of the median dwell in seconds; empty in the linear world
     action_uniform: Floats  # uniform random numbers that decide the action
     dwell_uniform: Floats  # uniform random numbers that decide the dwell
@@ -147,20 +145,17 @@ class Outcome:
 
 
 class World:
-    """The users and rounds of one seed. `outcome_seed` changes the random outcomes but not the users and offers."""
+    """The users and rounds of one seed."""
 
-    def __init__(
-        self, name: WorldName | str, seed: int, users: int, rounds: int, *, outcome_seed: int | None = None
-    ) -> None:
+    def __init__(self, name: WorldName | str, seed: int, users: int, rounds: int) -> None:
         self.name = WorldName(name)
         self.seed = seed
         self.rounds = rounds
         self.personas = load_personas()
         self.candidates = int(self.personas.settings["candidates"])
         self.persona: Ints = np.arange(users) % len(self.personas.personas)
-        self._user_numbers: dict[str, Floats] = {}  # cache of _per_user
-        self._outcome_seed = seed if outcome_seed is None else outcome_seed
-        self._columns = np.arange(users)
+        self._parameters: dict[str, Floats] = {}  # cache of _per_user
+        self._users = np.arange(users)
         categories = len(self.personas.categories)
         normal = np.random.default_rng((seed, _USER_STREAM)).standard_normal((users, 4 + 2 * categories)).T
         offset = self._per_user("spread") * normal[0]
@@ -169,6 +164,7 @@ class World:
         self._tastes = self._draw_tastes(normal[4:])
         drift_normal = np.random.default_rng((seed, _DRIFT_STREAM)).standard_normal((users, 2 * categories)).T
         self._later_tastes = self._draw_tastes(drift_normal) if self.name is WorldName.DRIFT else self._tastes
+        # The linear world has no tastes, so the same random numbers can give its coefficients.
         self._linear_theta = np.array(_LINEAR_SCALES)[:, None] * np.tanh(drift_normal[:5])
         self._task_table, self._tip_table = _utility_tables(self.personas)
         self._preferred_clock = _clock(self._per_user("preferred_hour"))
@@ -182,11 +178,15 @@ class World:
         """Return a uniform number in [0, 1) for each user, which decides the policy's random choice in this round."""
         return np.random.default_rng((self.seed, _DRAW_STREAM, number)).random(len(self))
 
+    def _flat_index(self, rows: Ints) -> Ints:
+        """Return the index of each user's row in a flattened array of rows × users."""
+        return np.asarray(rows * len(self) + self._users)
+
     def _per_user(self, key: str) -> Floats:
         """Return the parameter `key` of every user's persona."""
-        if key not in self._user_numbers:
-            self._user_numbers[key] = np.asarray(self.personas.column(key)[self.persona], dtype=np.float64)
-        return self._user_numbers[key]
+        if key not in self._parameters:
+            self._parameters[key] = np.asarray(self.personas.column(key)[self.persona], dtype=np.float64)
+        return self._parameters[key]
 
     def _make_profile(self, offset: Floats, normal: Floats) -> Floats:
         """Return each user's `profile_features`: those of the persona with the user's random deviations."""
@@ -222,31 +222,34 @@ class World:
         """Return the decision that every user faces in this round."""
         offer, settings, k = self.personas.candidate, self.personas.settings, self.candidates
         rng = np.random.default_rng((self.seed, _OFFER_STREAM, number))
-        raw = rng.integers(0, _RAW_LEVELS, (len(self), 2 + 7 * k), dtype=np.uint16)
-        raw = np.ascontiguousarray(raw.T).astype(np.int64)
-        uniform = np.random.default_rng((self._outcome_seed, _OUTCOME_STREAM, number)).random((len(self), 1 + 2 * k)).T
-        parts = raw[2:].reshape(7, k, len(self))  # properties × candidates × users
+        integers = rng.integers(0, _RAW_LEVELS, (len(self), 2 + 7 * k), dtype=np.uint16)
+        raw = np.ascontiguousarray(integers.T).astype(np.int64)
+        uniform = np.random.default_rng((self.seed, _OUTCOME_STREAM, number)).random((len(self), 1 + 2 * k)).T
+        raw_hour, raw_open_tasks = raw[:2]
+        properties = raw[2:].reshape(7, k, len(self))  # properties × candidates × users
+        raw_category, raw_overdue, raw_age, raw_priority, raw_grade, raw_slot, raw_effort = properties
         first, last = settings["first_hour"], settings["last_hour"]
-        hour = np.floor((first + (last - first) * raw[0] / _RAW_LEVELS) * 60) / 60
+        hour = np.floor((first + (last - first) * raw_hour / _RAW_LEVELS) * 60) / 60
         clock = _clock(hour)
-        open_tasks = 1 + _pick(raw[1], offer["most_open_tasks"])
-        category = _pick(parts[0], len(self.personas.categories))
-        overdue = (parts[1] < offer["overdue"] * _RAW_LEVELS).astype(np.int64)
-        age = _age_quantiles(offer["mean_age_days"], offer["longest_age_days"]).take(_pick(parts[2], _AGE_QUANTILES))
+        open_tasks = 1 + _pick(raw_open_tasks, offer["most_open_tasks"])
+        category = _pick(raw_category, len(self.personas.categories))
+        overdue = (raw_overdue < offer["overdue"] * _RAW_LEVELS).astype(np.int64)
+        ages = _age_quantiles(offer["mean_age_days"], offer["longest_age_days"])
+        age = ages.take(_pick(raw_age, _AGE_QUANTILES))
         priority = np.ones_like(category)
         for share in np.cumsum(offer["priorities"])[:-1]:
-            priority += parts[3] >= share * _RAW_LEVELS
+            priority += raw_priority >= share * _RAW_LEVELS
         low, high = offer["lowest_composite"], offer["highest_composite"]
-        grade = _pick(parts[4], int(4 * (high - low)) + 1)  # the composite in quarter points above the lowest
-        slot = _pick(parts[5], len(offer["slot_hours"]))
-        effort = _pick(parts[6], len(offer["efforts_min"]))
+        grade = _pick(raw_grade, int(4 * (high - low)) + 1)  # the composite in quarter points above the lowest
+        slot = _pick(raw_slot, len(offer["slot_hours"]))
+        effort = _pick(raw_effort, len(offer["efforts_min"]))
         action_cdf: tuple[Floats, ...] = ()
         log_dwell = np.empty(0)
         if self.name is WorldName.LINEAR:
             mean = self._linear_mean(clock, overdue, age, priority)
         else:
             tastes = self._later_tastes if number >= self.rounds // 2 else self._tastes
-            taste_index = category * len(self) + self._columns  # in a flattened array of categories × users
+            taste_index = self._flat_index(category)
             if self.name is WorldName.NULL:
                 utility = np.full(slot.shape, float(self.personas.column("base").mean()))
             else:
@@ -282,7 +285,7 @@ class World:
         by_hour = self._base + self._per_user("hour") * np.exp(4 * (hour_match - 1))
         slot_match = np.maximum(self._slot_clock.T @ clock, 0.0)  # slots × users
         by_slot = by_hour + self._per_user("slot") * slot_match**2
-        return np.asarray(by_slot.take(slot * len(self) + self._columns))
+        return np.asarray(by_slot.take(self._flat_index(slot)))
 
     # The tables are indexed as flattened arrays, which is faster.
 
@@ -318,7 +321,7 @@ class World:
 
     def outcome(self, offered: Round, chosen: Ints) -> Outcome:
         """Return the response of each user to the chosen candidate."""
-        chosen_index = chosen * len(self) + self._columns  # in a flattened array of candidates × users
+        chosen_index = self._flat_index(chosen)
         mean, uniform = offered.mean.take(chosen_index), offered.action_uniform.take(chosen_index)
         regret = offered.mean.max(axis=0) - mean
         if not offered.action_cdf:
@@ -350,21 +353,21 @@ def _completion_value(log_dwell: Floats) -> Floats:
 def _utility_tables(personas: Personas) -> tuple[Floats, Floats]:
     """Return the utility of tasks (persona × overdue × priority × age) and tips (persona × busy × effort × grade)."""
 
-    def number(key: str) -> Floats:
+    def parameter(key: str) -> Floats:
         return personas.column(key)[:, None, None, None]
 
     offer = personas.candidate
     overdue, priority = np.arange(2)[:, None, None], np.arange(4)[:, None] / 3
     age = np.arange(offer["longest_age_days"] + 1)
     task = (
-        number("overdue") * overdue * (1 + priority) / 2
-        - number("priority_curve") * (priority - number("priority_peak")) ** 2
-        + number("age") * np.tanh(age / 7)
+        parameter("overdue") * overdue * (1 + priority) / 2
+        - parameter("priority_curve") * (priority - parameter("priority_peak")) ** 2
+        + parameter("age") * np.tanh(age / 7)
     )
     busy, effort = np.arange(2)[:, None, None], np.array(offer["efforts_min"])[:, None]
     composite = np.arange(offer["lowest_composite"], offer["highest_composite"] + 0.25, 0.25)
     quality = (composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF_RANGE
-    tip = number("load") * busy * (1 - effort / 15) + number("quality") * (quality - quality**3 / 3)
+    tip = parameter("load") * busy * (1 - effort / 15) + parameter("quality") * (quality - quality**3 / 3)
     return task, tip
 
 

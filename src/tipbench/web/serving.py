@@ -25,8 +25,8 @@ import tipbench
 from tipbench.errors import EventNotFound, TipbenchError, UsageError
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.recommender import Recommender
-from tipbench.serve.request import RECOMMEND, RESET, REWARD, SCORE, check_occasion, check_user_id
-from tipbench.serve.service import Answer, PolicyService
+from tipbench.serve.request import RECOMMEND, RESET, REWARD, SCORE, check_decision_request
+from tipbench.serve.service import PolicyService, Result
 from tipbench.web.auth import TokenGuard
 from tipbench.web.errors import (
     Invalid,
@@ -51,11 +51,13 @@ _JSON = b"application/json"
 _NO_STORE = (b"cache-control", b"no-store")
 _RETRY_AFTER = ((b"retry-after", b"1"),)
 _GC_THRESHOLD = 50_000  # allocations between two collections of the youngest generation
-_recommend_request = fast_validation(RECOMMEND, check_occasion)
-_score_request = fast_validation(SCORE, check_occasion)
+_recommend_request = fast_validation(RECOMMEND, check_decision_request)
+_score_request = fast_validation(SCORE, check_decision_request)
 _reward_request = REWARD.validator.validate_json
 _reset_request = RESET.validator.validate_json
-_encode = msgspec.json.Encoder().encode  # faster than `to_json`; for the answers to scores and rewards
+_encode = msgspec.json.Encoder().encode  # faster than `to_json`; for the responses to scores and rewards
+
+Headers = tuple[tuple[bytes, bytes], ...]
 
 log = logging.getLogger("tipbench.serving")
 
@@ -70,20 +72,20 @@ def tune_garbage_collector() -> None:
 class Route(NamedTuple):
     """One operation. `handle` gets the validated body, or the query parameters if there is no `validate`."""
 
-    handle: Callable[[Any], Answer | dict[str, Any]]
+    handle: Callable[[Any], Result | dict[str, Any]]
     validate: Callable[[bytes], Any] | None = None
     error_path: str | None = None  # the invalid part of the request if `handle` raises UsageError
     in_thread: bool = False  # for operations that read or write the disk
 
 
-class Reply(NamedTuple):
-    """A response. `served` is the recommender's answer if shadows have to score the same request."""
+class Response(NamedTuple):
+    """An HTTP response."""
 
     status: int
     body: bytes
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+    headers: Headers = ()
     content_type: bytes = _JSON
-    served: Answer | None = None
+    for_shadows: Result | None = None  # a recommendation that shadows have to score too
 
 
 class PolicyServer:
@@ -135,9 +137,9 @@ class PolicyServer:
         for verb in ("score", "reward", "stats"):
             self._routes[f"/{verb}/egreedy"] = self._routes[f"/{verb}/egreedy/v1"]
         document = to_json(openapi_document())
-        self._documents: dict[str, Callable[[], Reply]] = {
-            "/metrics": lambda: Reply(200, self._metrics.text().encode(), content_type=CONTENT_TYPE.encode()),
-            "/openapi.json": lambda: Reply(200, document),
+        self._documents: dict[str, Callable[[], Response]] = {
+            "/metrics": lambda: Response(200, self._metrics.text().encode(), content_type=CONTENT_TYPE.encode()),
+            "/openapi.json": lambda: Response(200, document),
         }
 
     @property
@@ -159,27 +161,27 @@ class PolicyServer:
         started_s = time.perf_counter()
         method, path = scope["method"], scope["path"]
         try:
-            reply = await self._reply(method, path, scope, receive)
+            response = await self._respond(method, path, scope, receive)
         except Exception as exc:
-            reply = _error_reply(exc)
-            if reply.status == 500:
+            response = _error_response(exc)
+            if response.status == 500:
                 log.exception("%s %r failed", method, path[:200])
-        status, body, more_headers, content_type, served = reply
+        status, body, more_headers, content_type, for_shadows = response
         headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), _NO_STORE, *more_headers]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if method == "HEAD" else body})
-        if served is not None:
-            self._recommender.queue_for_shadows(served)
+        if for_shadows is not None:
+            self._recommender.queue_for_shadows(for_shadows)
         took_s = time.perf_counter() - started_s
         self._metrics.observe(method, path if path in self._routes else "other", status, took_s)
         if log.isEnabledFor(logging.INFO):  # without the query string, which may contain a user id
             log.info("%s %s %d %.1f ms", method, quote(path[:200]), status, took_s * 1000)
 
-    async def _reply(self, method: str, path: str, scope: Scope, receive: Receive) -> Reply:
+    async def _respond(self, method: str, path: str, scope: Scope, receive: Receive) -> Response:
         methods = self._routes.get(path)
         route = methods.get(method) if methods else None
         if route is None:
-            return await self._reply_without_route(method, path, scope)
+            return await self._respond_without_route(method, path, scope)
         handle, validate, error_path, in_thread = route
         headers = dict(scope["headers"])
         authorization = headers.get(b"authorization", b"")
@@ -192,38 +194,36 @@ class PolicyServer:
         else:
             request = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         try:
-            answer = await asyncio.to_thread(handle, request) if in_thread else handle(request)
+            result = await asyncio.to_thread(handle, request) if in_thread else handle(request)
         except UsageError as exc:
             if error_path is None or isinstance(exc, EventNotFound):
                 raise
             raise Invalid(str(exc), path=error_path) from exc
-        if not isinstance(answer, Answer):
-            return Reply(200, to_json(answer))
-        served = answer if validate is _recommend_request and self._recommender.has_shadows() else None
-        reply = Reply(200, _encode(answer.body), (), _JSON, served)
-        committed = answer.committed
-        # Keep only the reply while waiting for the commit. With the dictionaries of all waiting requests in memory,
+        if not isinstance(result, Result):
+            return Response(200, to_json(result))
+        for_shadows = result if validate is _recommend_request and self._recommender.has_shadows() else None
+        response = Response(200, _encode(result.body), (), _JSON, for_shadows)
+        committed = result.committed
+        # Keep only the response while waiting for the commit. With the dictionaries of all waiting requests in memory,
         # each request takes more CPU time, probably because they do not fit in the CPU's cache.
-        del request, answer, served
+        del request, result, for_shadows
         if committed is not None:
             if committed.done():
                 committed.result()  # raises if the commit failed
             else:
                 await self._wait_for(committed)
-        return reply
+        return response
 
-    async def _reply_without_route(self, method: str, path: str, scope: Scope) -> Reply:
-        """Reply to requests for health, metrics, the OpenAPI document, and unknown paths and methods."""
+    async def _respond_without_route(self, method: str, path: str, scope: Scope) -> Response:
+        """Respond to requests for health, metrics, the OpenAPI document, and unknown paths and methods."""
         allowed = self.paths.get(path, ("GET", "HEAD") if path == "/healthz" else ())
         if not allowed:
             raise NotFound(f"There is nothing at {path[:200]}. GET /openapi.json lists the routes.")
         if method not in allowed:
-            body = to_json(
-                error_json("method_not_allowed", f"{path} takes {' or '.join(allowed)} only, not {method[:20]}.")
-            )
-            return Reply(405, body, ((b"allow", ", ".join(allowed).encode()),))
+            message = f"{path} takes {' or '.join(allowed)} only, not {method[:20]}."
+            return _error(405, "method_not_allowed", message, headers=((b"allow", ", ".join(allowed).encode()),))
         if path == "/healthz":
-            return Reply(200, to_json({"status": "ok", "version": tipbench.__version__}))
+            return Response(200, to_json({"status": "ok", "version": tipbench.__version__}))
         await self._authorise(scope)
         return self._documents[path]()
 
@@ -260,18 +260,17 @@ class PolicyServer:
         self._waiting.append(waiter := loop.create_future())
         return waiter
 
-    def _recommend(self, request: Any) -> Answer:
-        answer = self._recommender.recommend(request)
+    def _recommend(self, request: Any) -> Result:
+        result = self._recommender.recommend(request)
         if request.get("candidates") is None:
-            answer.body["tip"] = self._tip_texts.get(answer.body["chosen"])
-        return answer
+            result.body["tip"] = self._tip_texts.get(result.body["chosen"])
+        return result
 
     def _stats(self, policy: str, query: Mapping[str, list[str]]) -> dict[str, Any]:
         user_ids = query.get("user_id", [])
         if len(user_ids) > 1 or query.keys() - {"user_id"}:
             raise Invalid("The only parameter is one user_id.", path="query")
-        user_id = check_user_id(user_ids[0]) if user_ids else None
-        return self._service.stats(policy, user_id)
+        return self._service.stats(policy, user_ids[0] if user_ids else None)
 
     def _shadow_counts(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:
         shadows = self._recommender.policies()["shadows"]
@@ -318,17 +317,21 @@ async def _read_body(announced_bytes: int, receive: Receive) -> bytes:
     return body
 
 
-def _error_reply(exc: Exception) -> Reply:
+def _error_response(exc: Exception) -> Response:
     if isinstance(exc, WebError):
         headers = tuple((name.lower().encode(), value.encode("latin-1")) for name, value in exc.headers.items())
-        return Reply(exc.status, to_json(error_json(exc.code, str(exc), exc.path)), headers)
+        return _error(exc.status, exc.code, str(exc), exc.path, headers)
     if not isinstance(exc, TipbenchError):
-        return Reply(500, to_json(error_json("internal", "Something went wrong in tipbench itself; the log has more.")))
+        return _error(500, "internal", "Something went wrong in tipbench itself; the log has more.")
     status, code = status_and_code(exc)
     if status == 500:
         log.error("the store cannot be used: %s", exc)
         message = "The store cannot be used, and nothing was learned. The server's log has the reason; retry later."
-        return Reply(503, to_json(error_json("store_unavailable", message)), _RETRY_AFTER)
+        return _error(503, "store_unavailable", message, headers=_RETRY_AFTER)
     if status == 400:  # a UsageError: a value in the request is invalid, but the body is JSON
         status, code = 422, "invalid"
-    return Reply(status, to_json(error_json(code, str(exc))), _RETRY_AFTER if status == 503 else ())
+    return _error(status, code, str(exc), headers=_RETRY_AFTER if status == 503 else ())
+
+
+def _error(status: int, code: str, message: str, path: str | None = None, headers: Headers = ()) -> Response:
+    return Response(status, to_json(error_json(code, message, path)), headers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any, NotRequired, Union
 
 import msgspec
@@ -67,7 +68,8 @@ def _msgspec_type(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Any:
         return Union[tuple(_msgspec_type(option, defs) for option in schema["anyOf"])]  # noqa: UP007
     if keywords - _SUPPORTED_KEYWORDS or schema.get("additionalProperties"):
         return _NO_VALUE
-    if schema["type"] == "object":
+    kind = schema["type"]
+    if kind == "object":
         fields: list[Any] = []  # arguments of defstruct: (name, type), with the default as third item if optional
         for name, field_schema in schema["properties"].items():
             field_type = _msgspec_type(field_schema, defs)
@@ -75,11 +77,10 @@ def _msgspec_type(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Any:
             fields.append((name, field_type) if is_required else (name, field_type, None))
         return msgspec.defstruct(schema["title"], fields, kw_only=True, forbid_unknown_fields=True, gc=False)
     limits = {_META_ARGUMENTS[keyword]: value for keyword, value in schema.items() if keyword in _META_ARGUMENTS}
-    if schema["type"] == "number":  # pydantic's float may differ from a larger integer
+    if kind == "number":  # pydantic's float may differ from a larger integer
         limits = {"ge": -_MAX_EXACT, "le": _MAX_EXACT, **limits}
     if "pattern" in limits:
         limits["pattern"] = limits["pattern"].removesuffix("$") + r"\Z"  # Python's `$` also matches before a newline
-    kind = schema["type"]
     base = list[_msgspec_type(schema["items"], defs)] if kind == "array" else _SIMPLE_TYPES[kind]  # type: ignore[misc]
     return Annotated[base, msgspec.Meta(**limits)] if limits else base
 
@@ -256,49 +257,50 @@ def openapi_document() -> dict[str, Any]:
 
 def _paths() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield every path with its operations."""
-    # Arguments `answer`, `body` and `example` of `_operation`.
-    score = ("ScoreAnswer", "ScoreRequest", _SCORE_EXAMPLE)
-    recommend = ("ScoreAnswer", "RecommendRequest", _SCORE_EXAMPLE)
-    reward = ("RewardAnswer", "RewardRequest", _REWARD_EXAMPLE)
-    reset = ("ResetAnswer", "ResetRequest", {"user_id": "u1", "erase": False})
+    score = partial(_operation, request="ScoreRequest", example=_SCORE_EXAMPLE, response="ScoreAnswer")
+    reward = partial(_operation, request="RewardRequest", example=_REWARD_EXAMPLE, response="RewardAnswer")
     for path, policy in {"egreedy": "egreedy/v1", **{name: name for name in POLICIES}}.items():
-        yield f"/score/{path}", {"post": _operation(f"Pick a tip with {policy}", *score)}
-        yield f"/reward/{path}", {"post": _operation(f"Send a reward to {policy}", *reward)}
-        yield f"/stats/{path}", {"get": _operation(f"Get what {policy} learned", "StatsAnswer", has_user_id=True)}
-    yield "/recommend", {"post": _operation("Pick a tip with the active policy; shadows score it too", *recommend)}
-    yield "/reward", {"post": _operation("Send a reward to the policy that served the event", *reward)}
-    yield "/reset", {"post": _operation("Clear a user's state", *reset)}
-    yield "/policies", {"get": _operation("List policies and shadows", "PoliciesAnswer")}
+        yield f"/score/{path}", {"post": score(f"Pick a tip with {policy}")}
+        yield f"/reward/{path}", {"post": reward(f"Send a reward to {policy}")}
+        stats = _operation(f"Get what {policy} learned", response="StatsAnswer", has_user_id=True)
+        yield f"/stats/{path}", {"get": stats}
+    recommend = score("Pick a tip with the active policy; shadows score it too", request="RecommendRequest")
+    yield "/recommend", {"post": recommend}
+    yield "/reward", {"post": reward("Send a reward to the policy that served the event")}
+    reset_example = {"user_id": "u1", "erase": False}
+    reset = _operation("Clear a user's state", request="ResetRequest", example=reset_example, response="ResetAnswer")
+    yield "/reset", {"post": reset}
+    yield "/policies", {"get": _operation("List policies and shadows", response="PoliciesAnswer")}
     plain_text = {"text/plain": {"schema": {"type": "string"}}}
     yield "/metrics", {"get": _operation("Get metrics for Prometheus", content=plain_text)}
     any_object = {"application/json": {"schema": {"type": "object"}}}
     yield "/openapi.json", {"get": _operation("Get this document", content=any_object)}
-    yield "/healthz", {"get": {**_operation("Get the server's health", "HealthAnswer"), "security": []}}
+    yield "/healthz", {"get": {**_operation("Get the server's health", response="HealthAnswer"), "security": []}}
 
 
 def _operation(
     summary: str,
-    answer: str = "",
-    body: str | None = None,
-    example: dict[str, Any] | None = None,
     *,
-    has_user_id: bool = False,
+    request: str | None = None,
+    example: dict[str, Any] | None = None,
+    response: str = "",
     content: dict[str, Any] | None = None,
+    has_user_id: bool = False,
 ) -> dict[str, Any]:
-    """Return an operation. `answer` and `body` are names of schemas; `content` replaces `answer`."""
-    error_statuses = (400, 401, 403, 404, 409, 413, 422, 429, 503) if body else (401, 403, 422, 429, 503)
+    """Return an operation. `request` and `response` are names of schemas; `content` replaces `response`."""
+    error_statuses = (400, 401, 403, 404, 409, 413, 422, 429, 503) if request else (401, 403, 422, 429, 503)
     error = {"application/json": {"schema": _reference("ErrorAnswer")}}
     operation: dict[str, Any] = {
         "summary": summary,
         "responses": {
-            "200": {"description": "OK", "content": content or {"application/json": {"schema": _reference(answer)}}},
+            "200": {"description": "OK", "content": content or {"application/json": {"schema": _reference(response)}}},
             **{
                 str(status): {"description": _ERROR_DESCRIPTIONS[status], "content": error} for status in error_statuses
             },
         },
     }
-    if body:
-        media_type = {"schema": _reference(body), "example": example}
+    if request:
+        media_type = {"schema": _reference(request), "example": example}
         operation["requestBody"] = {"required": True, "content": {"application/json": media_type}}
     if has_user_id:
         schema = {"type": "string", "pattern": USER_ID_PATTERN}

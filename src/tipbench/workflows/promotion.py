@@ -100,7 +100,7 @@ def _check_log(
     counts = switches.shadow_counts(shadow)
     is_current = _logged_by_current_version(home, baseline)
     record = ShadowRecord(counts.calls, counts.calls - counts.dropped, counts.errors, is_current)
-    shadow_clause = operations_clause(record if counts.calls else None, shadow or candidate)
+    shadow_clause = operations_clause(record, shadow or candidate)
     validity = tuple(asdict(scale_validity) for scale_validity in judge_validity(replayed, {}))
     return (decisions_clause, shadow_clause), validity
 

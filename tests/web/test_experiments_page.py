@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from support.judging import SheetDriver, record_cells
+from support.judging import record_cells
 from tipbench.errors import MlflowUnavailable
 from tipbench.record.store import MemoryStore
 from tipbench.web.panel.experiments import MIN_FOR_SEARCH, row_of
+from web.batching import driver_of
 from web.panels import API, EXPERIMENT, Served, serving
 
 PAGE = {"Accept": "text/html"}
@@ -34,9 +35,7 @@ def test_it_shows_every_experiment_with_its_cells(served: Served) -> None:
 
 def test_it_changes_as_soon_as_scores_are_applied(served: Served) -> None:
     front(served)
-    experiment = served.store.experiment(EXPERIMENT)
-    assert experiment is not None
-    SheetDriver(served.store, experiment).judged_by("anna", everything=True)
+    driver_of(served).judged_by("anna", everything=True)
     page = front(served)
     assert "48 judged, 0 pending" in page
     row = served.get(f"{API}/experiments").json()["items"][0]

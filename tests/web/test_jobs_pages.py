@@ -33,30 +33,30 @@ RUNNING = JobStatus(JobState.RUNNING)
 
 
 @dataclass
-class Paper:
-    """A panel with scripted jobs; `tick` processes them once."""
+class ScriptedPanel:
+    """A panel whose jobs have the statuses and events that the test gives them."""
 
     served: Served
-    stories: dict[str, Sequence[events.Event]]
-    ends: dict[str, JobStatus]
+    events_by_job: dict[str, Sequence[events.Event]]
+    status_by_job: dict[str, JobStatus]
 
-    def order(self, sight: JobStatus = RUNNING, *story: events.Event, **config: Any) -> Job:
-        """A collect with this status."""
-        return self._ordered(
-            collect_request(make_config({"models": "a:1b", **config}), started_by="boss"), sight, story
+    def collect(self, status: JobStatus = RUNNING, *emitted: events.Event, **config: Any) -> Job:
+        """Submit a collect that gets this status and emits these events."""
+        return self._submit(
+            collect_request(make_config({"models": "a:1b", **config}), started_by="boss"), status, emitted
         )
 
-    def judge(self, sight: JobStatus = RUNNING, *story: events.Event) -> Job:
+    def judge(self, status: JobStatus = RUNNING, *emitted: events.Event) -> Job:
         options = {"with": "rules", "experiment": "tip-bench-auto"}
-        return self._ordered(judge_request(options, ollama_url="http://x:1", started_by="boss"), sight, story)
+        return self._submit(judge_request(options, ollama_url="http://x:1", started_by="boss"), status, emitted)
 
-    def _ordered(self, order: Any, sight: JobStatus, story: Sequence[events.Event]) -> Job:
-        driver = self.served.panel.jobs
-        job = driver.submit(order).job
-        self.stories[job.id], self.ends[job.id] = story, sight
+    def _submit(self, request: Any, status: JobStatus, emitted: Sequence[events.Event]) -> Job:
+        jobs = self.served.panel.jobs
+        job = jobs.submit(request).job
+        self.events_by_job[job.id], self.status_by_job[job.id] = emitted, status
         for _ in range(2):  # started, then seen
-            driver.supervisor.tick()
-        return driver.store.get(job.id)
+            jobs.supervisor.tick()
+        return jobs.store.get(job.id)
 
     def page(self, job: Job) -> str:
         response = self.served.get(f"/jobs/{job.id}")
@@ -68,13 +68,13 @@ class Paper:
 
 
 @contextmanager
-def on_paper(home: Path, **environment: str) -> Iterator[Paper]:
+def scripted_panel(home: Path, **environment: str) -> Iterator[ScriptedPanel]:
     settings = load_settings({"TIPBENCH_HOME": str(home), **environment}, home.parent)
-    stories: dict[str, Sequence[events.Event]] = {}
-    ends: dict[str, JobStatus] = {}
+    events_by_job: dict[str, Sequence[events.Event]] = {}
+    status_by_job: dict[str, JobStatus] = {}
     runner = ScriptedRunner(
-        ends=lambda job: ends.get(job.id, RUNNING),
-        emitted=lambda job: stories.get(job.id, ()),
+        ends=lambda job: status_by_job.get(job.id, RUNNING),
+        emitted=lambda job: events_by_job.get(job.id, ()),
         printed=f"first\n{EVIL}\nlast",
     )
     app = make_app(settings, store=MemoryStore(), runners={"local": runner})
@@ -84,12 +84,12 @@ def on_paper(home: Path, **environment: str) -> Iterator[Paper]:
         tokens.create(role, name, life_s=3600)[1] for role, name in ((Role.ADMIN, "boss"), (Role.JUDGE, JUDGE))
     )
     with TestClient(app, base_url=BASE) as client:
-        yield Paper(Served(app, client, admin, judge, MemoryStore(), home), stories, ends)
+        yield ScriptedPanel(Served(app, client, admin, judge, MemoryStore(), home), events_by_job, status_by_job)
 
 
 @pytest.fixture
-def paper(home: Path) -> Iterator[Paper]:
-    with on_paper(home) as made:
+def panel(home: Path) -> Iterator[ScriptedPanel]:
+    with scripted_panel(home) as made:
         yield made
 
 
@@ -112,49 +112,49 @@ WHOLE = (
 # the list
 
 
-def test_without_jobs_the_list_shows_the_next_step(paper: Paper) -> None:
-    page = paper.served.get("/jobs").text
+def test_without_jobs_the_list_shows_the_next_step(panel: ScriptedPanel) -> None:
+    page = panel.served.get("/jobs").text
     assert "No jobs yet" in page
     assert 'href="/run"' in page
 
 
-def test_the_list_shows_state_experiment_progress_and_who(paper: Paper) -> None:
-    job = paper.order(RUNNING, *HALF, experiment="tip-bench-a/b")
-    page = paper.served.get("/jobs").text
+def test_the_list_shows_state_experiment_progress_and_who(panel: ScriptedPanel) -> None:
+    job = panel.collect(RUNNING, *HALF, experiment="tip-bench-a/b")
+    page = panel.served.get("/jobs").text
     for part in (f"/jobs/{job.id}", "/experiments/tip-bench-a%2Fb", "running", "2 of 4 cells", "boss", 'value="0.5"'):
         assert part in page, part
 
 
-def test_a_job_that_waits_shows_its_place(paper: Paper) -> None:
+def test_a_job_that_waits_shows_its_place(panel: ScriptedPanel) -> None:
     for _ in range(3):
-        last = paper.order()
-    assert "Position 2 in the queue" in paper.served.get("/jobs").text
-    assert "Position 2 in the queue" in paper.page(last)
+        last = panel.collect()
+    assert "Position 2 in the queue" in panel.served.get("/jobs").text
+    assert "Position 2 in the queue" in panel.page(last)
 
 
-def test_filters_are_in_the_url(paper: Paper) -> None:
-    paper.order(JobStatus(JobState.FAILED, 1, "no"))
-    paper.order(JobStatus(JobState.SUCCEEDED, 0), experiment="tip-bench-x")
-    paper.judge(JobStatus(JobState.SUCCEEDED, 0))
+def test_filters_are_in_the_url(panel: ScriptedPanel) -> None:
+    panel.collect(JobStatus(JobState.FAILED, 1, "no"))
+    panel.collect(JobStatus(JobState.SUCCEEDED, 0), experiment="tip-bench-x")
+    panel.judge(JobStatus(JobState.SUCCEEDED, 0))
     for query, found in [("state=failed", 1), ("kind=judge", 1), ("experiment=tip-bench-x", 1), ("state=&kind=", 3)]:
-        page = paper.served.get(f"/jobs?{query}").text
+        page = panel.served.get(f"/jobs?{query}").text
         assert len(re.findall(r'<a href="/jobs/2', page)) == found
 
 
-def test_filters_without_matches_are_reported(paper: Paper) -> None:
-    assert "No job matches these filters" in paper.served.get("/jobs?state=lost").text
+def test_filters_without_matches_are_reported(panel: ScriptedPanel) -> None:
+    assert "No job matches these filters" in panel.served.get("/jobs?state=lost").text
 
 
-def test_a_wrong_filter_is_refused(paper: Paper) -> None:
+def test_a_wrong_filter_is_refused(panel: ScriptedPanel) -> None:
     for query in ["state=odd", "kind=collect'--", "limit=0", "next=zz", f"experiment={'x' * 300}"]:
-        assert paper.served.get(f"/jobs?{query}").status_code == 422
+        assert panel.served.get(f"/jobs?{query}").status_code == 422
 
 
-def test_pages_follow_each_other_and_show_every_job_once(paper: Paper) -> None:
-    wanted = {paper.order(JobStatus(JobState.SUCCEEDED, 0)).id for _ in range(5)}
+def test_pages_follow_each_other_and_show_every_job_once(panel: ScriptedPanel) -> None:
+    wanted = {panel.collect(JobStatus(JobState.SUCCEEDED, 0)).id for _ in range(5)}
     url, seen = "/jobs?limit=2&kind=collect", []
     for _ in range(4):
-        page = unescape(paper.served.get(url).text)
+        page = unescape(panel.served.get(url).text)
         seen += re.findall(r'<a href="/jobs/([\w-]+)"', page)
         following = re.search(r'href="(/jobs\?[^"]*)" rel="next"', page)
         if following is None:
@@ -163,16 +163,16 @@ def test_pages_follow_each_other_and_show_every_job_once(paper: Paper) -> None:
     assert sorted(seen) == sorted(wanted)
 
 
-def test_the_list_links_to_its_json_with_the_same_filters(paper: Paper) -> None:
-    page = unescape(paper.served.get("/jobs?state=failed&experiment=tip-bench-a%26b").text)
+def test_the_list_links_to_its_json_with_the_same_filters(panel: ScriptedPanel) -> None:
+    page = unescape(panel.served.get("/jobs?state=failed&experiment=tip-bench-a%26b").text)
     assert f'href="{API}/jobs?state=failed&experiment=tip-bench-a%26b"' in page
 
 
 # one job
 
 
-def test_a_running_job_shows_each_model(paper: Paper) -> None:
-    page = paper.page(paper.order(RUNNING, *HALF, models="a:1b,b:1b"))
+def test_a_running_job_shows_each_model(panel: ScriptedPanel) -> None:
+    page = panel.page(panel.collect(RUNNING, *HALF, models="a:1b,b:1b"))
     assert "a:1b: answering, 2 of 4 cells." in page
     assert "20.0 tokens/s" in page
     assert "✕ 1 failed" in page
@@ -180,10 +180,10 @@ def test_a_running_job_shows_each_model(paper: Paper) -> None:
     assert "<title>25 % · collect tip-bench-auto · tipbench</title>" in page
 
 
-def test_a_running_job_shows_its_clock_the_time_left_and_what_is_refused(paper: Paper) -> None:
+def test_a_running_job_shows_its_clock_the_time_left_and_what_is_refused(panel: ScriptedPanel) -> None:
     refused = events.Refused("large:9b", "large:9b has 9.00B parameters; the limit is 4B.")
-    job = paper.order(RUNNING, events.Started("1"), refused, *HALF[1:], models="a:1b,b:1b,large:9b")
-    page = paper.page(job)
+    job = panel.collect(RUNNING, events.Started("1"), refused, *HALF[1:], models="a:1b,b:1b,large:9b")
+    page = panel.page(job)
     assert re.search(r'data-clock="\d+">\d+:\d\d<', page)
     assert "large:9b has 9.00B parameters; the limit is 4B." in page
     text = JobText(replace(job, started=1000.0), Progress().after(refused), now=1000.0)
@@ -195,8 +195,8 @@ def test_a_running_job_shows_its_clock_the_time_left_and_what_is_refused(paper: 
     assert JobText(replace(job, started=1000.0), progress, now=1060.0).left_s == pytest.approx(180.0)
 
 
-def test_an_ended_job_shows_its_result(paper: Paper) -> None:
-    page = paper.page(paper.order(JobStatus(JobState.SUCCEEDED, 0, links={"mlflow": "http://mlflow:5000/x"}), *WHOLE))
+def test_an_ended_job_shows_its_result(panel: ScriptedPanel) -> None:
+    page = panel.page(panel.collect(JobStatus(JobState.SUCCEEDED, 0, links={"mlflow": "http://mlflow:5000/x"}), *WHOLE))
     for part in (
         "3 cells generated in 12 s",
         "done, memory freed",
@@ -208,7 +208,7 @@ def test_an_ended_job_shows_its_result(paper: Paper) -> None:
     assert "Cancel…" not in page
 
 
-def test_the_evidence_claims_no_more_than_was_seen(paper: Paper) -> None:
+def test_the_evidence_claims_no_more_than_was_seen(panel: ScriptedPanel) -> None:
     cases: list[tuple[events.Evidence, str]] = [
         (events.Evidence(0, 0, 0.0, 0), "memory was not observed"),
         (events.Evidence(0, 0, 0.9, 0, unknown_samples=5), "memory was not observed"),
@@ -216,32 +216,32 @@ def test_the_evidence_claims_no_more_than_was_seen(paper: Paper) -> None:
         (events.Evidence(9, 1, 0.9, 1, foreign=("x:1b",)), "other clients' models in memory"),
     ]
     for memory, words in cases:
-        page = paper.page(paper.order(JobStatus(JobState.SUCCEEDED, 0), *HALF, memory, events.Exit(0)))
+        page = panel.page(panel.collect(JobStatus(JobState.SUCCEEDED, 0), *HALF, memory, events.Exit(0)))
         assert words in page
         assert "never more than one" not in page
 
 
-def test_every_state_is_shown_in_words(paper: Paper) -> None:
+def test_every_state_is_shown_in_words(panel: ScriptedPanel) -> None:
     cases: list[tuple[JobStatus, tuple[str, ...]]] = [
         (JobStatus(JobState.FAILED, 1, "The disk is full."), ("failed", "The disk is full.", "Retry")),
         (JobStatus(JobState.CANCELLED, 130, "Cancelled; finished cells are kept."), ("cancelled", "are kept", "Retry")),
         (JobStatus(JobState.LOST, reason="Its process is gone."), ("lost", "Its process is gone.", "Retry", "Cancel…")),
         (JobStatus(JobState.WAITING), ("waiting", "Waiting for a judge", "Cancel…")),
     ]
-    for sight, words in cases:
-        page = paper.page(paper.order(sight, *HALF))
+    for status, words in cases:
+        page = panel.page(panel.collect(status, *HALF))
         assert all(word in page for word in words)
 
 
-def test_an_unavailable_server_is_shown(paper: Paper) -> None:
-    page = paper.page(paper.order(RUNNING, *HALF, events.Waiting("Ollama", 60.0)))
+def test_an_unavailable_server_is_shown(panel: ScriptedPanel) -> None:
+    page = panel.page(panel.collect(RUNNING, *HALF, events.Waiting("Ollama", 60.0)))
     assert "Waiting for Ollama; it continues once" in page
     assert "paused" in page
 
 
-def test_a_judges_job_shows_its_progress(paper: Paper) -> None:
-    job = paper.judge(RUNNING, events.Judging("rules", 3, 1, 8))
-    page = paper.page(job)
+def test_a_judges_job_shows_its_progress(panel: ScriptedPanel) -> None:
+    job = panel.judge(RUNNING, events.Judging("rules", 3, 1, 8))
+    page = panel.page(job)
     assert "rules has processed 4 of 8 items." in page
     assert "✕ 1 without a score" in page
     assert "<title>50 %" in page
@@ -250,89 +250,83 @@ def test_a_judges_job_shows_its_progress(paper: Paper) -> None:
     assert "saving scores" in JobText(replace(job, state=JobState.RUNNING), scored).headline
 
 
-def test_messages_and_the_log_are_shown_as_text(paper: Paper) -> None:
-    job = paper.order(
+def test_messages_and_the_log_are_shown_as_text(panel: ScriptedPanel) -> None:
+    job = panel.collect(
         RUNNING, *HALF, events.Message(EVIL, warning=True), experiment=f"tip-bench-{EVIL}", models=f"{EVIL}"
     )
     for path in (f"/jobs/{job.id}", "/jobs", f"/jobs/{job.id}/live"):
-        page = paper.served.get(path).text
+        page = panel.served.get(path).text
         assert "<script>alert" not in page
         assert "alert(1)" in page
-    two = paper.page(paper.order(RUNNING, events.Message("one\ntwo `x`")))
+    two = panel.page(panel.collect(RUNNING, events.Message("one\ntwo `x`")))
     assert "one<br>two <code>x</code>" in two
-    assert "first\n" in paper.served.get(f"/jobs/{job.id}").text
+    assert "first\n" in panel.served.get(f"/jobs/{job.id}").text
 
 
-def test_an_invalid_web_address_is_not_a_link(paper: Paper) -> None:
-    job = paper.order(JobStatus(JobState.SUCCEEDED, 0, links={"mlflow": "javascript:alert(1)"}), *WHOLE)
-    assert "javascript:" not in paper.page(job)
+def test_an_invalid_web_address_is_not_a_link(panel: ScriptedPanel) -> None:
+    job = panel.collect(JobStatus(JobState.SUCCEEDED, 0, links={"mlflow": "javascript:alert(1)"}), *WHOLE)
+    assert "javascript:" not in panel.page(job)
 
 
 def test_a_login_in_a_reason_or_an_option_is_not_shown(home: Path) -> None:
-    with on_paper(home, MLFLOW_TRACKING_URI="http://me:hidden@mlflow:5000") as paper:
-        config = paper.served.panel.allowed.config({"models": "a:1b"})
-        job = paper.served.panel.jobs.submit(collect_request(config)).job
-        paper.ends[job.id] = JobStatus(JobState.FAILED, 1, "http://me:hidden@mlflow:5000 is away")
+    with scripted_panel(home, MLFLOW_TRACKING_URI="http://me:hidden@mlflow:5000") as panel:
+        config = panel.served.panel.allowed.config({"models": "a:1b"})
+        job = panel.served.panel.jobs.submit(collect_request(config)).job
+        panel.status_by_job[job.id] = JobStatus(JobState.FAILED, 1, "http://me:hidden@mlflow:5000 is away")
         for _ in range(2):
-            paper.served.panel.jobs.supervisor.tick()
-        page = paper.page(job)
+            panel.served.panel.jobs.supervisor.tick()
+        page = panel.page(job)
         assert "http://mlflow:5000 is away" in page
         assert "hidden" not in re.sub(r'type="hidden"| hidden>|hidden="true"', "", page)
 
 
-def test_the_live_part_is_a_part_of_the_page(paper: Paper) -> None:
-    job = paper.order(RUNNING, *HALF)
-    part = paper.served.get(f"/jobs/{job.id}/live").text
+def test_the_live_part_is_a_part_of_the_page(panel: ScriptedPanel) -> None:
+    job = panel.collect(RUNNING, *HALF)
+    part = panel.served.get(f"/jobs/{job.id}/live").text
     assert part.lstrip().startswith('<div class="stack" id="live"')
-    whole = paper.served.get(f"/jobs/{job.id}").text
+    whole = panel.served.get(f"/jobs/{job.id}").text
     models = re.compile(r'<div id="part-models">.*?</section>', re.DOTALL)
     assert models.search(part)[0] == models.search(whole)[0]  # type: ignore[index]
 
 
-def test_a_job_that_is_not_there_is_not_found(paper: Paper) -> None:
+def test_a_job_that_is_not_there_is_not_found(panel: ScriptedPanel) -> None:
     for path in ("/jobs/never", "/jobs/never/live"):
-        assert paper.served.get(path).status_code == 404
+        assert panel.served.get(path).status_code == 404
     for path in ("/jobs/never/cancel", "/jobs/never/retry"):
-        assert paper.post(path).status_code == 404
-
-
-def test_a_judge_sees_no_job(paper: Paper) -> None:
-    job = paper.order()
-    for path in ("/jobs", f"/jobs/{job.id}", f"/jobs/{job.id}/live"):
-        assert paper.served.get(path, token=paper.served.judge).status_code == 403
+        assert panel.post(path).status_code == 404
 
 
 # cancel and retry
 
 
-def test_cancel_leads_back_to_the_job_which_is_then_cancelled(paper: Paper) -> None:
-    job = paper.order(RUNNING, *HALF)
-    form = PageForm(paper.served.get(f"/jobs/{job.id}").text, f"/jobs/{job.id}/cancel")
-    response = paper.post(f"/jobs/{job.id}/cancel", form.body())
+def test_cancel_leads_back_to_the_job_which_is_then_cancelled(panel: ScriptedPanel) -> None:
+    job = panel.collect(RUNNING, *HALF)
+    form = PageForm(panel.served.get(f"/jobs/{job.id}").text, f"/jobs/{job.id}/cancel")
+    response = panel.post(f"/jobs/{job.id}/cancel", form.body())
     assert (response.status_code, response.headers["location"]) == (303, f"/jobs/{job.id}")
-    assert "Cancelling: it stops" in paper.page(job)
-    paper.served.panel.jobs.supervisor.tick()
-    assert paper.served.panel.jobs.store.get(job.id).state is JobState.CANCELLED
+    assert "Cancelling: it stops" in panel.page(job)
+    panel.served.panel.jobs.supervisor.tick()
+    assert panel.served.panel.jobs.store.get(job.id).state is JobState.CANCELLED
 
 
-def test_cancelling_a_job_that_has_ended_shows_a_message(paper: Paper) -> None:
-    job = paper.order(JobStatus(JobState.SUCCEEDED, 0), *WHOLE)
-    response = paper.post(f"/jobs/{job.id}/cancel")
+def test_cancelling_a_job_that_has_ended_shows_a_message(panel: ScriptedPanel) -> None:
+    job = panel.collect(JobStatus(JobState.SUCCEEDED, 0), *WHOLE)
+    response = panel.post(f"/jobs/{job.id}/cancel")
     assert response.status_code == 409
     assert "it cannot be cancelled" in response.text
 
 
-def test_retry_leads_to_a_new_job_that_names_the_old_one(paper: Paper) -> None:
-    old = paper.order(JobStatus(JobState.FAILED, 1, "no"), *HALF)
-    form = PageForm(paper.served.get(f"/jobs/{old.id}").text, f"/jobs/{old.id}/retry")
-    places = {paper.post(f"/jobs/{old.id}/retry", form.body()).headers["location"] for _ in range(3)}
+def test_retry_leads_to_a_new_job_that_names_the_old_one(panel: ScriptedPanel) -> None:
+    old = panel.collect(JobStatus(JobState.FAILED, 1, "no"), *HALF)
+    form = PageForm(panel.served.get(f"/jobs/{old.id}").text, f"/jobs/{old.id}/retry")
+    places = {panel.post(f"/jobs/{old.id}/retry", form.body()).headers["location"] for _ in range(3)}
     (there,) = places
-    assert f'href="/jobs/{old.id}"' in paper.served.get(there).text
+    assert f'href="/jobs/{old.id}"' in panel.served.get(there).text
 
 
-def test_a_job_that_succeeded_is_not_retried(paper: Paper) -> None:
-    job = paper.order(JobStatus(JobState.SUCCEEDED, 0), *WHOLE)
-    response = paper.post(f"/jobs/{job.id}/retry")
+def test_a_job_that_succeeded_is_not_retried(panel: ScriptedPanel) -> None:
+    job = panel.collect(JobStatus(JobState.SUCCEEDED, 0), *WHOLE)
+    response = panel.post(f"/jobs/{job.id}/retry")
     assert response.status_code == 409
     assert "can be retried" in response.text
 
@@ -340,11 +334,11 @@ def test_a_job_that_succeeded_is_not_retried(paper: Paper) -> None:
 # the header
 
 
-def test_the_header_shows_running_jobs(paper: Paper) -> None:
-    assert 'id="header-chip"' not in paper.served.get("/jobs").text
-    job = paper.order(RUNNING, *HALF)
-    paper.order()
-    page = paper.served.get("/run").text
+def test_the_header_shows_running_jobs(panel: ScriptedPanel) -> None:
+    assert 'id="header-chip"' not in panel.served.get("/jobs").text
+    job = panel.collect(RUNNING, *HALF)
+    panel.collect()
+    page = panel.served.get("/run").text
     assert f'id="header-chip" href="/jobs/{job.id}"' in page
     assert "1 running" in page
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.judging import MODELS, agreed, always, fill, fill_csv
+from support.judging import agreed, always, fill, fill_csv
 from tipbench.files import ResourceLock
 from tipbench.http import canonical_url
 from tipbench.judge.drift import MIN_CONTROLS
@@ -39,7 +38,7 @@ def applied(served: Served, raw: Any, query: str = "", token: str = "") -> Any:
     return served.post(f"{APPLY}{query}", token=token, json=raw)
 
 
-# the road of a sheet
+# exporting and applying a sheet
 
 
 def test_an_exported_sheet_is_the_file_that_judge_export_writes(served: Served) -> None:
@@ -195,13 +194,13 @@ def test_an_apply_waits_for_the_lock_and_then_fails_with_a_message(
 
 def test_two_concurrent_applies_are_both_applied(served: Served) -> None:
     sheets = [filled(served, exported(served, judge=name, limit=6)) for name in ("anna", "ben")]
-    answers: list[Any] = []
-    threads = [threading.Thread(target=lambda raw=raw: answers.append(applied(served, raw))) for raw in sheets]
+    responses: list[Any] = []
+    threads = [threading.Thread(target=lambda raw=raw: responses.append(applied(served, raw))) for raw in sheets]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert [answer.json()["status"] for answer in answers] == ["applied", "applied"]
+    assert [response.json()["status"] for response in responses] == ["applied", "applied"]
 
 
 # a judge's token
@@ -271,9 +270,9 @@ def test_a_judges_preview_is_the_same_whether_the_scores_would_be_held_or_not(se
     sheet = exported(served, served.judge, limit=40)
     previews = []
     for rule in (agreed, always(5)):
-        answer = applied(served, filled(served, sheet, rule), "?dry_run=true", served.judge).json()
-        assert len(answer.pop("changes")) == len(sheet["items"])
-        previews.append(answer)
+        preview = applied(served, filled(served, sheet, rule), "?dry_run=true", served.judge).json()
+        assert len(preview.pop("changes")) == len(sheet["items"])
+        previews.append(preview)
     assert previews[0] == previews[1]
     assert previews[0]["drift"] is None
     assert applied(served, filled(served, sheet, always(5)), token=served.judge).json()["status"] == "held"
@@ -355,36 +354,13 @@ def test_a_judge_learns_of_the_drift_only_when_the_sheet_is_whole(served: Served
     assert applied(served, raw, token=served.judge).json()["drift"] == {"verdict": "ok"}
 
 
-def test_no_response_to_a_judge_reveals_the_model(served: Served) -> None:
-    """Every answer of every kind is searched for models, prompts and run ids."""
-    driver = driver_of(served)
-    first = served.post(SHEETS, token=served.judge, json={"all": True})
-    raw = filled(served, first.json())
-    broken = json.loads(json.dumps(raw))
-    broken["items"][0]["tips"][0]["tip"] = "changed"
-    answers = [
-        first,
-        served.post(SHEETS, token=served.judge, json={"sheet": raw["sheet"], "format": "csv"}),
-        applied(served, broken, token=served.judge),
-        applied(served, raw, "?dry_run=true", token=served.judge),
-        applied(served, raw, token=served.judge),
-        served.post(SHEETS, token=served.judge, json={"limit": 3}),
-        served.get(f"{API}/leaderboard/{EXPERIMENT}", token=served.judge),
-        served.get(f"{API}/runs/{EXPERIMENT}/{next(iter(driver.cells()))}", token=served.judge),
-    ]
-    names = [*MODELS, "v1@", "v2-mentor", "v3-few-shot", *driver.cells(), kept(served, raw["sheet"]).run_id]
-    for response in answers:
-        text = response.text + str(dict(response.headers))
-        assert [name for name in names if name in text] == []
-
-
 def test_admins_see_the_status_of_judging(served: Served) -> None:
     driver_of(served).judged_by("anna", everything=True)
     body = served.get(f"{API}/judges/{EXPERIMENT}").json()
     assert (body["judged"], [judge["judge"] for judge in body["judges"]]) == (48, ["anna"])
 
 
-def test_filled_duels_are_applied_by_the_same_route(served: Served, tmp_path: Path) -> None:
+def test_duels_of_an_unknown_sheet_are_refused(served: Served) -> None:
     raw = {"format": "tipbench-duel/1", "sheet": "nowhere", "experiment": EXPERIMENT, "items": []}
     assert served.error(applied(served, raw)) == (422, "sheet_refused")
     assert served.error(applied(served, raw, "?accept_drift=x")) == (422, "invalid")

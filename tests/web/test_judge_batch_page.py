@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.judging import MODELS, agreed, always, fill
+from support.judging import agreed, always, fill
 from tipbench.web.batches import batch_service_of
 from tipbench.web.panel.judge import batch_result, bias_words
 from tipbench.web.panel.pages import assets
@@ -73,11 +73,6 @@ def test_the_page_is_a_frame_without_any_item(judge: Served) -> None:
     assert f'data-url="/api/bench/judge/{EXPERIMENT}/batches/{path.rpartition("/")[2]}"' in page.text
 
 
-def test_the_page_has_no_inline_script_or_style(judge: Served) -> None:
-    page = shown(judge, opened(judge)).text
-    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", page)
-
-
 def test_scripts_never_make_markup_of_text() -> None:
     own = {name: content.decode() for name, content in assets().content.items() if name.startswith("judge/")}
     assert len(own) > 10
@@ -85,18 +80,6 @@ def test_scripts_never_make_markup_of_text() -> None:
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|\beval\(|new Function|https?://"
     )
     assert not [name for name, content in own.items() if wrong.search(content)]
-
-
-def test_no_page_reveals_a_model_a_prompt_or_a_run(judge: Served) -> None:
-    path = closed(judge, always(5))
-    experiment = judge.store.experiment(EXPERIMENT)
-    assert experiment is not None
-    runs = [run.run_id for run in judge.store.search(experiment.experiment_id, where={})]
-    pages = [shown(judge, path).text, home(judge), *(each.decode() for each in assets().content.values())]
-    sent(judge, pages[0], f"{path}/reopen")
-    pages.append(shown(judge, path).text)
-    for text in pages:
-        assert not [word for word in (*MODELS, "v2-mentor", "v3-few-shot", *runs) if word in text]
 
 
 def test_a_batch_that_counts_shows_how_close_the_judge_is(judge: Served) -> None:
@@ -149,13 +132,13 @@ def test_withdrawn_scores_that_still_count_are_shown(judge: Served) -> None:
 
 
 def test_a_first_batch_does_not_mention_earlier_scores(judge: Served) -> None:
-    assert "keep those scores" not in shown(judge, opened(judge)).text
+    assert "keep their scores" not in shown(judge, opened(judge)).text
 
 
 def test_a_started_batch_shows_that_its_sheet_was_applied_by_file(judge: Served) -> None:
     path = opened(judge)
     sheet, judge_client = path.rpartition("/")[2], JudgeClient(judge, judge.judge)
-    assert "has come back already" not in shown(judge, path).text
+    assert "already applied" not in shown(judge, path).text
     item = judge_client.whole(sheet)["items"][0]
     judge_client.put(sheet, item["item"], 0, "draft", tips=whole_tips(item))
     judge.post(f"{API}/judge/{EXPERIMENT}/apply", token=judge.judge, json=fill(kept(judge, sheet)))
@@ -237,15 +220,11 @@ def test_an_unknown_batch_is_not_found_or_refused(judge: Served) -> None:
         assert shown(judge, f"/judge/batches/{sheet}").status_code in (404, 422)
 
 
-def test_a_form_without_the_csrf_token_is_refused(judge: Served) -> None:
-    path = opened(judge)
-    for action in ("/judge/batches", f"{path}/reopen"):
-        assert judge.error(judge.post(action, token=None, data={"experiment": EXPERIMENT})) == (403, "csrf")
-
-
 def test_a_bias_is_described_in_words() -> None:
     for bias, words in [(0.42, "0.4 too high"), (-0.31, "0.3 too low"), (0.04, "even"), (-0.0, "even")]:
         assert bias_words(bias, 1) == words
+    assert bias_words(-1.25) == "1.25 too low"
+    assert bias_words(None) == "unknown"
 
 
 def test_duels_show_how_often_the_order_did_not_matter() -> None:

@@ -10,12 +10,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from support.judging import EXPERIMENT, SheetDriver, always, honest
+from support.judging import EXPERIMENT, always, honest
 from tipbench.judge.charts import MAX_POINTS, drift_chart, drift_points, drift_sentence
 from tipbench.judge.sheet_store import find_sheet
 from tipbench.judge.status import SheetSummary
-from tipbench.web.panel.judge import bias_words
 from tipbench.web.panel.judges import alpha_words, drift_summary
+from web.batching import driver_of
 from web.furnished_panel import HTML, Look, looking, words_of
 from web.panels import API, Served
 
@@ -26,12 +26,6 @@ JUDGES = f"/experiments/{EXPERIMENT}/judges"
 def look(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Look]:
     with looking(tmp_path_factory.mktemp("judges") / "home") as found:
         yield found
-
-
-def driver_of(served: Served) -> SheetDriver:
-    experiment = served.store.experiment(EXPERIMENT)
-    assert experiment is not None
-    return SheetDriver(served.store, experiment)
 
 
 def judges(served: Served, query: str = "") -> str:
@@ -214,12 +208,6 @@ def test_a_sheet_that_is_not_there_is_not_found(served: Served) -> None:
     assert served.get(f"{JUDGES}/sheets/nowhere.xml", headers=HTML).status_code in (404, 422)
 
 
-def test_a_form_without_its_token_changes_nothing(served: Served) -> None:
-    csrf = served.log_in(served.admin)
-    assert send(served, "export", {"judge": "anna"}, token=None).status_code == 403
-    assert send(served, "export", {"judge": "anna", "csrf": csrf}, token=None).status_code == 303
-
-
 # held sheets
 
 
@@ -278,17 +266,6 @@ def test_an_invalid_automatic_judge_is_reported_on_the_page(served: Served) -> N
 
 
 # numbers to words and pictures
-
-
-def test_a_bias_is_described_in_a_sentence() -> None:
-    cases: list[tuple[float | None, str]] = [
-        (0.5, "0.50 too high"),
-        (-1.25, "1.25 too low"),
-        (0.001, "even"),
-        (None, "unknown"),
-    ]
-    for bias, words in cases:
-        assert bias_words(bias) == words
 
 
 def test_an_alpha_is_described_in_words() -> None:

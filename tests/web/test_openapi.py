@@ -9,8 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from support.judging import SheetDriver, fill
-from tipbench.judge.sheet_store import find_sheet
+from support.judging import fill
+from web.batching import driver_of, kept
 from web.panels import API, EXPERIMENT, Served
 
 METHODS = {"get", "post", "put", "patch", "delete"}
@@ -90,9 +90,7 @@ def test_schemas_refer_to_nothing_that_is_missing(document: dict[str, Any]) -> N
 
 
 def test_real_responses_are_as_documented(served: Served, document: dict[str, Any]) -> None:
-    experiment = served.store.experiment(EXPERIMENT)
-    assert experiment is not None
-    SheetDriver(served.store, experiment).judged_by("anna", everything=True)
+    driver_of(served).judged_by("anna", everything=True)
     run_id = served.get(f"{API}/runs/{EXPERIMENT}?limit=1").json()["items"][0]["run_id"]
     job_id = served.post(f"{API}/run", json={"models": "baseline:template"}).json()["job"]["id"]
     urls = {
@@ -123,12 +121,9 @@ def test_real_responses_to_changes_are_as_documented(served: Served, document: d
     jsonschema.validate(cancelled.json(), schema_for(document, f"{API}/jobs/{{job_id}}/cancel", "post", 200))
     sheet = served.post(f"{API}/judge/{EXPERIMENT}/sheets", json={"judge": "anna"})
     jsonschema.validate(sheet.json(), schema_for(document, f"{API}/judge/{{experiment}}/sheets", "post", 201))
-    experiment = served.store.experiment(EXPERIMENT)
-    assert experiment is not None
-    judging = find_sheet(served.store, experiment.experiment_id, EXPERIMENT, sheet.json()["sheet"])
-    assert judging is not None
-    for query, token in (("?dry_run=true", ""), ("", "")):
-        done = served.post(f"{API}/judge/{EXPERIMENT}/apply{query}", token=token, json=fill(judging))
+    filled = fill(kept(served, sheet.json()["sheet"]))
+    for query in ("?dry_run=true", ""):
+        done = served.post(f"{API}/judge/{EXPERIMENT}/apply{query}", json=filled)
         jsonschema.validate(done.json(), schema_for(document, f"{API}/judge/{{experiment}}/apply", "post", 200))
     login = served.client.post("/login", json={"token": served.judge})
     jsonschema.validate(login.json(), schema_for(document, "/login", "post", 200))

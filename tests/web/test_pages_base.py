@@ -20,7 +20,7 @@ from tipbench.errors import TipbenchError
 from tipbench.web import queries
 from tipbench.web.panel import pages
 from tipbench.web.panel.pages import Chip, environment, here, render_error
-from web.panels import EXPERIMENT, OPERATOR, Served, serving
+from web.panels import EXPERIMENT, Served
 
 PAGE = {"Accept": "text/html,*/*"}
 PACKAGES = ("tipbench.markup", "tipbench.compare", "tipbench.web.panel")
@@ -77,7 +77,7 @@ def test_every_form_that_changes_something_has_the_csrf_token() -> None:
     for path in TEMPLATES:
         for found in re.findall(r"<form\b[^>]*>.*?</form>", path.read_text("utf-8"), re.DOTALL):
             if 'method="post"' in found and 'action="/login"' not in found:
-                assert "csrf()" in found, (path.name, found[:120])
+                assert "{{ csrf" in found, (path.name, found[:120])
 
 
 def test_an_undefined_template_variable_is_an_error() -> None:
@@ -97,18 +97,19 @@ def test_no_macro_lets_text_become_markup() -> None:
         "{{ ui.fenced(text, text) }}",
         "{{ ui.facts([(text, text)]) }}",
         "{{ ui.crumbs([(text, text)]) }}",
-        "{{ ui.tabs([(text, text, text)], text) }}",
+        "{{ ui.tabs([(text, text, text)], text, text) }}",
+        "{{ ui.segments([(text, text, true), (text, none, false)], text) }}",
         "{{ ui.experiment_tabs(text, 'runs') }}",
         "{{ ui.chips([(text, text)]) }}",
         "{{ ui.outside(text, text) }}",
         "{{ ui.progress(1, 2, text) }}",
         "{{ ui.bar([(1, 'good')], text) }}",
-        "{{ ui.alert('bad', text) }}",
+        "{% call ui.alert('bad', text) %}{{ text }}{% endcall %}",
         "{{ form.field(text, text, value=text, help=text, error=text, attrs={'placeholder': text}) }}",
-        "{{ form.textarea(text, text, value=text) }}",
         "{{ form.select(text, text, [(text, text)], value=text) }}",
-        "{{ form.checkbox(text, text, value=text) }}",
+        "{{ form.checkbox(text, text, help=text, error=text) }}",
         "{{ form.choices(text, text, [(text, text, text)]) }}",
+        "{{ judge_ui.open_batch(text, text, text, text) }}",
     ]:
         page = environment().from_string(source).render(text=HOSTILE)
         assert "<script" not in page
@@ -200,25 +201,18 @@ def test_here_changes_only_the_given_query_parameters() -> None:
 
 
 def test_every_page_has_a_language_a_title_landmarks_and_nothing_inline(served: Served) -> None:
-    for path in PATHS:
-        for logged_in in [True, False]:
-            if logged_in and path != "/login":
-                served.log_in(served.admin)
-            response = look(served, path, token=None)
-            if response.status_code == 303:
-                return
-            page = Reader(response.text)
-            assert response.headers["content-type"] == "text/html; charset=utf-8"
-            assert response.headers["cache-control"] == "no-store"
-            assert page.all("html") == [{"lang": "en"}]
-            assert re.search(r"<title>[^<]+ · tipbench</title>", response.text)
-            assert (
-                len(page.all("main")) == len(page.all("h1")) == len(page.all("header")) == len(page.all("footer")) == 1
-            )
-            assert any(link.get("href") == "#main" for link in page.all("a"))
-            assert not page.all("style")
-            assert all(script.get("src", "") for script in page.all("script"))
-            assert all(not {"style", "onclick", "onload"} & set(attributes) for _, attributes in page.elements)
+    responses = [look(served, path, token=None if path == "/login" else "") for path in PATHS]
+    for response in responses:
+        page = Reader(response.text)
+        assert response.headers["content-type"] == "text/html; charset=utf-8"
+        assert response.headers["cache-control"] == "no-store"
+        assert page.all("html") == [{"lang": "en"}]
+        assert re.search(r"<title>[^<]+ · tipbench</title>", response.text)
+        assert len(page.all("main")) == len(page.all("h1")) == len(page.all("header")) == len(page.all("footer")) == 1
+        assert any(link.get("href") == "#main" for link in page.all("a"))
+        assert not page.all("style")
+        assert all(script.get("src", "") for script in page.all("script"))
+        assert all(not {"style", "onclick", "onload"} & set(attributes) for _, attributes in page.elements)
 
 
 def test_a_bearer_client_and_a_cookie_client_see_the_same_page(served: Served) -> None:
@@ -252,19 +246,7 @@ def test_the_page_links_to_its_json(served: Served) -> None:
 
 
 def test_the_login_page_explains_tokens(served: Served) -> None:
-    page = look(served, "/login", token=None).text
-    assert "tipbench token create" in page
-    assert '<form method="post" action="/login">' in page
-    assert "<script" not in page
-
-
-def test_repeated_failed_logins_show_the_waiting_time(home: Path) -> None:
-    with serving(home, environment={"TIPBENCH_ADMIN_TOKEN": OPERATOR}) as served:
-        served.stop_clock()
-        pages = [served.client.post("/login", data={"token": f"guess-{n}"}, follow_redirects=False) for n in range(8)]
-    assert pages[-1].status_code == 429
-    assert "Try again in" in pages[-1].text
-    assert int(pages[-1].headers["retry-after"]) >= 1
+    assert "tipbench token create" in look(served, "/login", token=None).text
 
 
 def test_a_judge_lands_on_the_judging_page(served: Served) -> None:

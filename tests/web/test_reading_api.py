@@ -7,20 +7,14 @@ from typing import Any
 
 import pytest
 
-from support.judging import SheetDriver
 from tipbench.record.reader import run_json
 from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import Experiment, MemoryStore
 from tipbench.web.queries import COUNTS
+from web.batching import driver_of
 from web.panels import API, EXPERIMENT, Served, serving
 
 RUNS = f"{API}/runs/{EXPERIMENT}"
-
-
-def driver_of(served: Served) -> SheetDriver:
-    experiment = served.store.experiment(EXPERIMENT)
-    assert experiment is not None
-    return SheetDriver(served.store, experiment)
 
 
 def all_pages(served: Served, path: str, limit: int) -> list[dict[str, Any]]:
@@ -37,10 +31,10 @@ def all_pages(served: Served, path: str, limit: int) -> list[dict[str, Any]]:
 
 
 def test_experiments_are_listed_with_their_cells_by_state(served: Served) -> None:
-    answer = served.get(f"{API}/experiments").json()
+    body = served.get(f"{API}/experiments").json()
     counts = {"cells": 48, "pending": 48, "judged": 0, "failed": 0, "provisional": 0, "held": 0}
-    (row,) = answer["items"]
-    assert answer["next"] is None
+    (row,) = body["items"]
+    assert body["next"] is None
     assert {key: row[key] for key in ("experiment", *counts)} == {"experiment": EXPERIMENT, **counts}
     assert (row["leader"], row["url"], len(row["models"])) == (None, None, 2)
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from support.judging import EXPERIMENT, SheetDriver, always, fill, items_of
+from support.judging import EXPERIMENT, always, fill, items_of
 from tipbench.judge.scores import SCORES
 from tipbench.judge.sheet_store import HIDDEN, KEY
 from tipbench.record.run import RunChange
 from tipbench.web.panel.run import other_texts
+from web.batching import driver_of
 from web.furnished_panel import HTML, Look, looking, words_of
 from web.panels import Served, answered, serving
 
@@ -21,12 +22,6 @@ from web.panels import Served, answered, serving
 def look(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Look]:
     with looking(tmp_path_factory.mktemp("run") / "home") as found:
         yield found
-
-
-def driver_of(served: Served) -> SheetDriver:
-    experiment = served.store.experiment(EXPERIMENT)
-    assert experiment is not None
-    return SheetDriver(served.store, experiment)
 
 
 def page_of(served: Served, run_id: str, query: str = "") -> str:

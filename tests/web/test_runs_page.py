@@ -187,13 +187,6 @@ def test_an_unknown_experiment_has_an_error_page(served: Served) -> None:
     assert (response.status_code, "There is no experiment" in response.text) == (404, True)
 
 
-def test_a_judge_does_not_see_it(look: Look) -> None:
-    for rest in (["runs"], ["runs", look.content.runs["judged"]], ["judges"]):
-        response = look.get(*rest, token=look.served.judge)
-        assert response.status_code == 403
-        assert "qwen2.5" not in response.text
-
-
 def planted(html: str) -> list[str]:
     """Return elements created by unescaped text."""
     found: list[str] = []

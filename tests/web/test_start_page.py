@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import time
 from collections.abc import Iterator
@@ -140,8 +139,8 @@ def test_what_ollama_has_is_offered_and_what_may_run_is_preselected(home: Path) 
         ScriptedOllama(["alpha:135m", large]) as ollama,
         serving(home, environment={"OLLAMA_HOST": ollama.url}) as served,
     ):
-        answer = served.get("/run/models").json()
-        offered = {each["name"]: (each["preselected"], each["refusal"]) for each in answer["items"]}
+        body = served.get("/run/models").json()
+        offered = {each["name"]: (each["preselected"], each["refusal"]) for each in body["items"]}
         assert offered["alpha:135m"] == (True, None)
         assert "4.46B parameters; the limit is 4B" in offered["large:e2b"][1]
         form = form_of(served)  # cached by the earlier request
@@ -184,8 +183,8 @@ def test_an_ollama_without_a_response_does_not_block_the_page(home: Path, monkey
 
 def test_only_allowed_servers_are_queried_for_models(served: Served) -> None:
     with ScriptedOllama(["alpha:135m"]) as ollama:
-        answer = served.get("/run/models", params={"ollama_url": ollama.url}).json()
-        assert {each["name"] for each in answer["items"]} == {"embedded:smollm2:135m", "baseline:template"}
+        body = served.get("/run/models", params={"ollama_url": ollama.url}).json()
+        assert {each["name"] for each in body["items"]} == {"embedded:smollm2:135m", "baseline:template"}
         assert not ollama.log.requests
 
 
@@ -337,19 +336,5 @@ def test_with_a_cookie_the_form_needs_its_csrf_token(served: Served) -> None:
     assert served.post("/run", token=None, content=body, headers=HEADERS).status_code == 303
 
 
-def test_a_judge_does_not_see_it(served: Served) -> None:
-    for path in ["/run", "/run/models"]:
-        assert served.get(path, token=served.judge).status_code == 403
-
-
 def test_the_page_links_to_its_json(served: Served) -> None:
     assert f'href="{API}/config"' in served.get("/run").text
-
-
-def test_the_page_has_no_inline_script_or_style(served: Served) -> None:
-    page = served.get("/run").text
-    assert "<style" not in page
-    assert " style=" not in page
-    scripts = re.findall("<script[^>]*>", page)
-    assert scripts
-    assert all(' src="/static/' in script for script in scripts)

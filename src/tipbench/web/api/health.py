@@ -10,7 +10,7 @@ from starlette.responses import Response
 import tipbench
 from tipbench.errors import NotEnoughData, TipbenchError
 from tipbench.plan.config import DEFAULT_EXPERIMENT
-from tipbench.web.api.models import COMMON, Health, Readiness, error_responses
+from tipbench.web.api.models import COMMON, Health, Readiness, error_responses, text_response
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState
 from tipbench.web.errors import WebError
@@ -69,9 +69,7 @@ def readyz(panel: PanelState) -> Readiness:
     "/metrics",
     summary="Prometheus metrics",
     response_class=Response,
-    responses={
-        200: {"description": "Prometheus text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
-    },
+    responses=text_response("text/plain", "Prometheus text format."),
 )
 def metrics(panel: PanelState) -> Response:
     """Return the panel's metrics: requests, durations, cache use, jobs, queue length and open streams."""

@@ -14,8 +14,6 @@ from tipbench.web.queries import check_name
 from tipbench.web.webhook import Delivery, Webhook
 
 router = APIRouter(prefix="/api/bench/hook", tags=["judge"], dependencies=[ADMINS_ONLY], responses=COMMON)
-
-
 _BODY = body_schema(TestRequest, {"experiment": "tip-bench-auto"}, about="Optional.", required=False)
 
 
@@ -31,7 +29,11 @@ HookState = Annotated[Webhook | None, Depends(hook_of)]
 @router.get("", summary="Get webhook status")
 def state(hook: HookState) -> HookShape:
     """Return the webhook's host, the time of its last check for pending cells and the number of queued deliveries."""
-    return state_of(hook)
+    if hook is not None:
+        return hook.state()
+    return HookShape(
+        configured=False, url=None, hosts=[], watch_s=None, watching=False, looked=None, problem=None, queued=0
+    )
 
 
 @router.get("/deliveries", summary="List the webhook's deliveries")
@@ -58,15 +60,6 @@ def test(hook: HookState, body: Annotated[TestRequest, body_of(TestRequest, requ
     if body.experiment is not None:
         check_name(body.experiment, "body.experiment")
     return run_test(hook, body.experiment).response()
-
-
-def state_of(hook: Webhook | None) -> HookShape:
-    """Return the webhook's status for the API and the settings page."""
-    if hook is not None:
-        return hook.state()
-    return HookShape(
-        configured=False, url=None, hosts=[], watch_s=None, watching=False, looked=None, problem=None, queued=0
-    )
 
 
 def run_test(hook: Webhook | None, experiment: str | None = None) -> Delivery:

@@ -34,6 +34,7 @@ from tipbench.web.api.models import (
     JudgeRunRequest,
     PlanShape,
     error_responses,
+    text_response,
 )
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, Authenticator, Identity, require_admin, session_cookie
@@ -241,12 +242,7 @@ def retry(job_id: JobPath, who: Admin, panel: PanelState, response: Response, ke
     "/{job_id}/log",
     summary="Get a job's log",
     response_class=Response,
-    responses={
-        200: {
-            "description": "The end of the command's output.",
-            "content": {"text/plain": {"schema": {"type": "string"}}},
-        }
-    },
+    responses=text_response("text/plain", "The end of the command's output."),
 )
 def log(
     job_id: JobPath,
@@ -349,31 +345,33 @@ class JobStream:
 class EventStream(StreamingResponse):
     """Streams the frames of a job. Responds with 503 if too many streams are open."""
 
-    def __init__(self, streams: StreamLimits, stream: JobStream, request: Request, allowed: Callable[[], bool]) -> None:
-        self._streams = streams
+    def __init__(
+        self, limits: StreamLimits, stream: JobStream, request: Request, is_authorised: Callable[[], bool]
+    ) -> None:
+        self._limits = limits
         headers = {"X-Accel-Buffering": "no"}  # a buffering proxy would delay events
-        super().__init__(_frames(streams, stream, request, allowed), media_type=MEDIA_TYPE, headers=headers)
+        super().__init__(_frames(limits, stream, request, is_authorised), media_type=MEDIA_TYPE, headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send frames until the job ends, or the client disconnects or is no longer authorised."""
-        if self._streams.open >= self._streams.max_open:
-            problem = f"{self._streams.max_open} event streams are already open."
+        if self._limits.open >= self._limits.max_open:
+            problem = f"{self._limits.max_open} event streams are already open."
             body = error_json("too_many_streams", f"{problem} Close a page of the panel, or try again shortly.")
             await Json(body, 503, headers={"Retry-After": "5"})(scope, receive, send)
             return
-        self._streams.open += 1
+        self._limits.open += 1
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._streams.open -= 1
+            self._limits.open -= 1
 
 
 async def _frames(
-    streams: StreamLimits, stream: JobStream, request: Request, allowed: Callable[[], bool]
+    limits: StreamLimits, stream: JobStream, request: Request, is_authorised: Callable[[], bool]
 ) -> AsyncIterator[bytes]:
     try:
         yield await run_in_threadpool(stream.begin)
-        next_heartbeat = time.monotonic() + streams.heartbeat_s
+        next_heartbeat = time.monotonic() + limits.heartbeat_s
         while not await request.is_disconnected():
             frames, ended = await run_in_threadpool(stream.more)
             if frames:
@@ -381,11 +379,11 @@ async def _frames(
             if ended:
                 return
             if time.monotonic() >= next_heartbeat:
-                if not await run_in_threadpool(allowed):
+                if not await run_in_threadpool(is_authorised):
                     return
                 yield b": keep-alive\n\n"
-                next_heartbeat = time.monotonic() + streams.heartbeat_s
-            await asyncio.sleep(streams.poll_s)
+                next_heartbeat = time.monotonic() + limits.heartbeat_s
+            await asyncio.sleep(limits.poll_s)
     except JobNotFound:
         return  # deleted while streaming
     except TipbenchError as exc:

@@ -108,8 +108,8 @@ def export(
     """
     # Two concurrent requests of one judge must not create two sheets.
     with panel.tracker.judging_lock() if query.own else nullcontext():
-        judging = sheet_for(store, experiment, query)
-    return sheet_response(judging, query, 201)
+        stored = sheet_for(store, experiment, query)
+    return sheet_response(stored, query, 201)
 
 
 @sheet_router.post(
@@ -162,7 +162,6 @@ ItemPath = Annotated[str, Path(pattern=_ID_PATTERN, description="The item's id."
 JudgeName = Annotated[
     str | None, Query(max_length=200, description="For admins: another judge's batches; * for all judges.")
 ]
-
 
 _SCORES = {"relevance": 4, "actionability": 5, "tone": 4}
 _OPEN_BODY = body_schema(BatchRequest, {"kind": "sheet"}, required=False)

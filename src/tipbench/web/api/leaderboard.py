@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 from starlette.responses import Response
@@ -11,12 +10,11 @@ from starlette.responses import Response
 from tipbench.compare.html import CSP as REPORT_CSP
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import to_csv, to_markdown
-from tipbench.web.api.models import COMMON, DATA, BoardShape, PairShape, RevisionShape
-from tipbench.web.api.runs import ExperimentPath
+from tipbench.web.api.models import COMMON, DATA, BoardShape, PairShape, RevisionShape, text_response
+from tipbench.web.api.runs import ExperimentPath, download
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.board_query import BoardQueryParam, pair_view
 from tipbench.web.deps import PanelState, Store
-from tipbench.web.errors import attachment
 from tipbench.web.queries import get_experiment, revision
 
 router = APIRouter(
@@ -27,45 +25,41 @@ RowModel = Annotated[str, Query(min_length=1, max_length=500, description="The r
 RowPrompt = Annotated[str, Query(min_length=1, max_length=500, description="The row's prompt; * on a board by model.")]
 
 
-def _file(media_type: str, description: str) -> dict[int | str, dict[str, Any]]:
-    return {200: {"description": description, "content": {media_type: {"schema": {"type": "string"}}}}}
-
-
 @router.get(
     "/{experiment:path}/report.html",
     summary="Download the report",
     response_class=Response,
-    responses=_file("text/html", "A self-contained HTML file."),
+    responses=text_response("text/html", "A self-contained HTML file."),
 )
 def report(experiment: ExperimentPath, query: BoardQueryParam, panel: PanelState, store: Store) -> Response:
     """Return the board with its charts and answers as one HTML file, as written by `compare --html`."""
+    response = download(panel.queries.report(store, experiment, query), "text/html", experiment, "html")
     # The report contains model output: sandboxed, so that it has no scripts and no origin when opened in the browser.
-    policy = {"Content-Security-Policy": f"{REPORT_CSP}; frame-ancestors 'none'; sandbox"}
-    return _download(panel.queries.report(store, experiment, query), "text/html", experiment, "html", policy)
+    response.headers["Content-Security-Policy"] = f"{REPORT_CSP}; frame-ancestors 'none'; sandbox"
+    return response
 
 
 @router.get(
     "/{experiment:path}/standings.csv",
     summary="Download the standings",
     response_class=Response,
-    responses=_file("text/csv", "One line per row, not rounded."),
+    responses=text_response("text/csv", "One line per row, not rounded."),
 )
 def standings(experiment: ExperimentPath, query: BoardQueryParam, panel: PanelState, store: Store) -> Response:
     """Return the standings as CSV, as printed by `compare --format csv`."""
-    return _download(to_csv(panel.queries.leaderboard(store, experiment, query)), "text/csv", experiment, "csv")
+    return download(to_csv(panel.queries.leaderboard(store, experiment, query)), "text/csv", experiment, "csv")
 
 
 @router.get(
     "/{experiment:path}/board.md",
     summary="Download the board as Markdown",
     response_class=Response,
-    responses=_file("text/markdown", "Verdict, table and notes."),
+    responses=text_response("text/markdown", "Verdict, table and notes."),
 )
 def markdown(experiment: ExperimentPath, query: BoardQueryParam, panel: PanelState, store: Store) -> Response:
     """Return the board as Markdown, as printed by `compare --format md`."""
-    return _download(
-        to_markdown(panel.queries.leaderboard(store, experiment, query)), "text/markdown", experiment, "md"
-    )
+    board = panel.queries.leaderboard(store, experiment, query)
+    return download(to_markdown(board), "text/markdown", experiment, "md")
 
 
 @router.get("/{experiment:path}/pairs", summary="Compare a pair")
@@ -93,8 +87,3 @@ def current_revision(experiment: ExperimentPath, store: Store) -> RevisionShape:
 def leaderboard(experiment: ExperimentPath, query: BoardQueryParam, panel: PanelState, store: Store) -> BoardShape:
     """Return the same object as `tipbench compare --format json`, without saving it in MLflow."""
     return BoardShape.model_validate(panel.queries.leaderboard(store, experiment, query).to_json())
-
-
-def _download(text: str, media_type: str, name: str, ending: str, headers: Mapping[str, str] | None = None) -> Response:
-    content = text.encode("utf-8", "backslashreplace")
-    return Response(content, media_type=media_type, headers={**(headers or {}), **attachment(name, ending)})

@@ -17,7 +17,7 @@ NextCursor = Annotated[
     Field(description="Cursor of the next page, for the query parameter `next`; null on the last page."),
 ]
 # Options of a new sheet, for people and automatic judges.
-Answers = Annotated[
+MaxAnswers = Annotated[
     int | None, Field(ge=1, le=100_000, description="Maximum number of answers; whole scenarios first.")
 ]
 Overlap = Annotated[float, Field(ge=0, le=1, description="Share of the answers that other judges have scored already.")]
@@ -243,7 +243,7 @@ class SheetOptions(RequestBody):
     judge: str | None = Field(
         None, max_length=200, description="The judge's name; a judge's token may only use its own."
     )
-    limit: Answers = None
+    limit: MaxAnswers = None
     overlap: Overlap = 0.2
     all: Everything = False
     rejudge: Rejudge = False
@@ -369,7 +369,7 @@ class JudgeRunRequest(RequestBody):
         examples=["rules"],
     )
     judge: str | None = Field(None, max_length=200, description="Name under which a program's scores are stored.")
-    limit: Answers = None
+    limit: MaxAnswers = None
     overlap: Overlap = 0.2
     all: Everything = False
     rejudge: Rejudge = False
@@ -450,6 +450,11 @@ def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
         content = {"application/json": {"example": example}}
         documented[status] = {"model": ErrorAnswer, "description": description, "content": content}
     return documented
+
+
+def text_response(media_type: str, description: str) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI entry for a successful response that is text, not JSON."""
+    return {200: {"description": description, "content": {media_type: {"schema": {"type": "string"}}}}}
 
 
 COMMON = error_responses(400, 401, 403, 413, 422, 429, 500)  # of every route that requires authentication

@@ -47,11 +47,6 @@ UserId = Annotated[
 @router.get("/policies", summary="Get policies and shadows")
 def policies(panel: PanelState, user_id: UserId = None) -> PoliciesReport:
     """Return the active policy with counts, daily rewards with 95 % intervals and weights, and the shadow policies."""
-    return policies_report(panel, user_id)
-
-
-def policies_report(panel: Panel, user_id: str | None) -> PoliciesReport:
-    """Return the report for the API and the page. Raises Invalid if the user id is invalid."""
     with usage_errors_at("query.user_id"):
         return read_policies(panel.settings.home, user_id)
 
@@ -91,11 +86,6 @@ def start_simulation(panel: Panel, config: SimulationConfig, *, started_by: str,
 @router.get("/promotions", summary="List promotions")
 def promotions(panel: PanelState, limit: MaxItems = 100) -> PromotionList:
     """Return the active policy, and the checks, switches and undos with their time and user, newest first."""
-    return promotion_list(panel, limit)
-
-
-def promotion_list(panel: Panel, limit: int = 100) -> PromotionList:
-    """Return the active policy and the promotions for the API and the page."""
     if not store_exists(panel.settings.home):
         return PromotionList(active=DEFAULT_POLICY, items=[], next=None)
     with switches_of(panel.settings.home) as switches:

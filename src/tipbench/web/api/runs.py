@@ -10,7 +10,7 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 
 from tipbench.errors import MlflowUnavailable, NotEnoughData
-from tipbench.web.api.models import COMMON, DATA, ExperimentList, RunDetail, RunList, error_responses
+from tipbench.web.api.models import COMMON, DATA, ExperimentList, RunDetail, RunList, error_responses, text_response
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Panel, PanelState, Store
 from tipbench.web.errors import attachment
@@ -76,20 +76,19 @@ def one_run(experiment: ExperimentPath, run_id: RunPath, panel: PanelState, stor
     "/{experiment:path}/runs.csv",
     summary="Download the runs",
     response_class=Response,
-    responses={
-        200: {
-            "description": "One line per run, newest first; numbers are not rounded.",
-            "content": {"text/csv": {"schema": {"type": "string"}}},
-        }
-    },
+    responses=text_response("text/csv", "One line per run, newest first; numbers are not rounded."),
 )
 def runs_table(experiment: ExperimentPath, filters: RunsQuery, panel: PanelState, store: Store) -> Response:
     """Return all matching runs as CSV; `limit` and `next` are ignored."""
-    content = runs_csv(panel.queries, store, experiment, filters).encode("utf-8", "backslashreplace")
-    return Response(content, media_type="text/csv", headers=attachment(f"{experiment}-runs", "csv"))
+    return download(runs_csv(panel.queries, store, experiment, filters), "text/csv", f"{experiment}-runs", "csv")
 
 
 @router.get("/{experiment:path}", summary="List an experiment's runs")
 def runs(experiment: ExperimentPath, filters: RunsQuery, panel: PanelState, store: Store) -> RunList:
     """Return a page of runs, newest first, without their texts."""
     return RunList.model_validate(panel.queries.runs(store, experiment, filters))
+
+
+def download(text: str, media_type: str, name: str, ending: str) -> Response:
+    """Return a text as a file to download."""
+    return Response(text.encode("utf-8", "backslashreplace"), media_type=media_type, headers=attachment(name, ending))

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from tipbench.settings import DEFAULT_LIFE
 from tipbench.web.api.models import COMMON, RequestBody, Shape, error_responses
 from tipbench.web.auth import ADMINS_ONLY, Role, checked_name, create_token, parse_lifetime
-from tipbench.web.deps import Admin, Panel, PanelState
+from tipbench.web.deps import Admin, PanelState
 from tipbench.web.errors import NotFound, checked, usage_errors_at
 from tipbench.web.forms import body_schema, read_json
 
@@ -69,25 +69,27 @@ async def read_request(request: Request, _admin: Admin) -> TokenRequest:
 @router.get("", summary="List the tokens")
 def tokens(panel: PanelState) -> TokenList:
     """Return all tokens with their states, oldest first, including revoked and expired ones."""
-    return TokenList(items=token_rows(panel), next=None)
+    store = panel.guard.tokens
+    items = [TokenShape.model_validate(token.to_json(store.clock())) for token in store.all()]
+    return TokenList(items=items, next=None)
 
 
 @router.post("", summary="Create a token", status_code=201, openapi_extra=_BODY)
 def create(token_request: Annotated[TokenRequest, Depends(read_request)], panel: PanelState) -> NewToken:
     """Return a new token with its secret. Only this response contains the secret; the server stores its hash."""
-    return make_token(panel, token_request)
+    created = create_token(panel.guard.tokens, token_request.role, token_request.name, token_request.expires)
+    return NewToken.model_validate(created)
 
 
 @router.delete("/{token_id}", summary="Revoke a token", responses=error_responses(404))
 def revoke(token_id: TokenId, panel: PanelState) -> TokenShape:
     """Revoke a token and end all sessions created with it. Revoking a revoked token has no effect."""
-    return revoke_token(panel, token_id)
-
-
-def token_rows(panel: Panel) -> list[TokenShape]:
-    """Return all tokens for the API and the settings page."""
     store = panel.guard.tokens
-    return [TokenShape.model_validate(token.to_json(store.clock())) for token in store.all()]
+    store.revoke(token_id)
+    token = store.get(token_id)
+    if token is None:
+        raise NotFound(f"There is no token {token_id}. GET /api/bench/tokens lists all.", path="path.token_id")
+    return TokenShape.model_validate(token.to_json(store.clock()))
 
 
 def check_request(raw: Mapping[str, Any]) -> TokenRequest:
@@ -98,19 +100,3 @@ def check_request(raw: Mapping[str, Any]) -> TokenRequest:
     with usage_errors_at("body.expires"):
         parse_lifetime(token_request.expires)
     return token_request
-
-
-def make_token(panel: Panel, token_request: TokenRequest) -> NewToken:
-    """Create a token and return it with its secret."""
-    created = create_token(panel.guard.tokens, token_request.role, token_request.name, token_request.expires)
-    return NewToken.model_validate(created)
-
-
-def revoke_token(panel: Panel, token_id: str) -> TokenShape:
-    """Revoke a token and return it. Raises NotFound if it does not exist."""
-    store = panel.guard.tokens
-    store.revoke(token_id)
-    token = store.get(token_id)
-    if token is None:
-        raise NotFound(f"There is no token {token_id[:40]}. GET /api/bench/tokens lists all.", path="path.token_id")
-    return TokenShape.model_validate(token.to_json(store.clock()))

@@ -15,7 +15,7 @@ from tipbench.web.api.runs import NameHas, experiments_page
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState
 from tipbench.web.errors import status_and_code
-from tipbench.web.panel.judge import home_of
+from tipbench.web.panel.judge import judge_page_url
 from tipbench.web.panel.pages import page
 from tipbench.web.queries import ExperimentsPage, experiment_path, quote_path
 
@@ -42,7 +42,7 @@ def front_page(request: Request, panel: PanelState, q: NameHas = "") -> HTMLResp
         total=experiments.total,
         has_search=experiments.total >= MIN_FOR_SEARCH,
         q=q,
-        away=mlflow_error,
+        mlflow_error=mlflow_error,
         json_url=f"/api/bench/experiments{query}",
     )
 
@@ -64,7 +64,7 @@ def row_of(experiment: Mapping[str, Any]) -> dict[str, Any]:
     elif experiment["held"]:
         step = f"Review {plural(experiment['held'], 'held sheet')}", experiment_path(name, "judges")
     elif experiment["pending"]:
-        step = f"Judge {plural(experiment['pending'], 'answer')}", home_of(name)
+        step = f"Judge {plural(experiment['pending'], 'answer')}", judge_page_url(name)
     elif experiment["failed"]:
         step = f"Run {plural(experiment['failed'], 'failed cell')} again", f"/run?experiment={quote_path(name)}"
     else:
@@ -73,7 +73,7 @@ def row_of(experiment: Mapping[str, Any]) -> dict[str, Any]:
         **experiment,
         "path": experiment_path(name),
         "answered": experiment["judged"] + experiment["pending"],
-        "words": f"{judged} of {plural(experiment['cells'], 'cell')}",
+        "bar_label": f"{judged} of {plural(experiment['cells'], 'cell')}",
         "basis": basis,
         "step": step,
     }

@@ -291,20 +291,21 @@ def jobs_page(
         _parse_filter(JobState, state, "state"), _parse_filter(JobKind, kind, "kind"), experiment.strip() or None
     )
     listed = panel.jobs.page(filters, limit=limit, after=next)
-    rows, places = [], panel.jobs.queue_positions()
+    positions = panel.jobs.queue_positions()
+    rows = []
     for job in listed.items:  # events are read only for active jobs: an ended job stores its result
         progress = panel.jobs.progress.current(job).progress if job.state in ACTIVE else Progress()
-        rows.append(JobText(job, progress, places.get(job.id)))
+        rows.append(JobText(job, progress, positions.get(job.id)))
     query = {key: value for key, value in request.query_params.items() if value}
     return page(
         request,
         "jobs.html",
         rows=rows,
-        which=filters,
+        filters=filters,
         states=[("", "any"), *((each, each) for each in JobState)],
         kinds=[("", "any"), *((each, each) for each in JobKind)],
-        following=listed.next,
-        first=next is None,
+        next_cursor=listed.next,
+        is_first_page=next is None,
         json_url=f"/api/bench/jobs?{urlencode(query)}" if query else "/api/bench/jobs",
     )
 
@@ -327,7 +328,7 @@ def cancel_job(request: Request, panel: PanelState, job_id: JobPath) -> Response
     try:
         panel.jobs.cancel(job_id)
     except JobConflict as exc:
-        return _page(request, panel, job_id, fault=str(exc), status=409)
+        return _page(request, panel, job_id, error=str(exc), status=409)
     return RedirectResponse(f"/jobs/{job_id}", status_code=303)
 
 
@@ -337,17 +338,17 @@ def retry(request: Request, panel: PanelState, admin: Admin, job_id: JobPath, fo
     try:
         submitted = retry_job(panel, job_id, started_by=admin.name, key=form.fields.get("key") or None)
     except (JobConflict, WebError) as exc:
-        return _page(request, panel, job_id, fault=str(exc), status=exc.status if isinstance(exc, WebError) else 409)
+        return _page(request, panel, job_id, error=str(exc), status=exc.status if isinstance(exc, WebError) else 409)
     return RedirectResponse(f"/jobs/{submitted.job.id}", status_code=303)
 
 
-def _page(request: Request, panel: Panel, job_id: str, *, fault: str | None = None, status: int = 200) -> HTMLResponse:
+def _page(request: Request, panel: Panel, job_id: str, *, error: str | None = None, status: int = 200) -> HTMLResponse:
     context = _job_context(panel, job_id)
     return page(
         request,
         "job.html",
         status=status,
-        fault=fault,
+        error=error,
         log=panel.jobs.log(job_id, LOG_BYTES),
         log_bytes=LOG_BYTES,
         options=[(key, _option_text(value)) for key, value in context["job"].arguments.items() if value is not None],

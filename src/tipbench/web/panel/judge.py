@@ -49,7 +49,7 @@ from tipbench.web.judge_service import (
     sheet_response,
     uploads_of,
 )
-from tipbench.web.panel.pages import SentForm, page
+from tipbench.web.panel.pages import SentForm, form_errors, page
 from tipbench.web.queries import get_experiment
 
 _BIAS_DECIMALS = 1  # of the bias that a judge sees
@@ -79,6 +79,7 @@ class BatchResult:
     by_file: bool  # scores were uploaded as a file, not entered in the browser
 
 
+# A result without numbers has the verdict "ok" or "held" instead of "fine" or "beyond the limit".
 _VERDICTS = {"ok": "fine", "fine": "fine", "held": "beyond the limit", "beyond the limit": "beyond the limit"}
 _SUMMARIES = {
     "fine": "Your scores match the reference scores as closely as an attentive judge's.",
@@ -143,7 +144,7 @@ def batch_page(request: Request, sheet: SheetPath, judge: Judge) -> HTMLResponse
         return page(request, "judge_other.html", batch=batch, skips=result.skips, json_url=batch.links.self)
     context: dict[str, Any] = {
         "batch": batch,
-        "judge_url": home_of(batch.experiment),
+        "judge_url": judge_page_url(batch.experiment),
         "here_path": f"/judge/batches/{sheet}",
         "json_url": batch.links.self,
     }
@@ -159,7 +160,7 @@ def reopen(request: Request, sheet: SheetPath, judge: Judge) -> Response:
     return RedirectResponse(f"/judge/batches/{sheet}", status_code=303)
 
 
-def home_of(experiment: str) -> str:
+def judge_page_url(experiment: str) -> str:
     """Return the URL of the judge's page for an experiment."""
     return _experiment_url("/judge", experiment)
 
@@ -215,9 +216,7 @@ def fetch_sheet(request: Request, judge: Judge, panel: PanelState, store: Store,
         with panel.tracker.judging_lock():
             stored = sheet_for(store, name, query)
     except Invalid as exc:
-        field = (exc.path or "").removeprefix("body.")
-        message = str(exc).removeprefix(f"body.{field}: ")
-        return _judge_page(request, judge, name, errors_by_field={field: message}, status=422)
+        return _judge_page(request, judge, name, errors_by_field=form_errors(exc), status=422)
     except NotEnoughData as exc:
         return _judge_page(request, judge, name, errors_by_field={"sheet": str(exc)}, status=409)
     return sheet_response(stored, query)
@@ -260,7 +259,7 @@ def outcome(request: Request, upload_id: UploadId, judge: Judge, experiment: Nam
     """Show the result of applying an upload."""
     upload = _find_upload(request, upload_id, judge, experiment)
     if upload.outcome is None:
-        return RedirectResponse(home_of(experiment), status_code=303)
+        return RedirectResponse(judge_page_url(experiment), status_code=303)
     return _sheet_page(request, judge, upload, upload.outcome, dry=False)
 
 
@@ -282,10 +281,10 @@ def _judge_page(
         status=404 if error else status,
         judge=judge.name,
         experiment=experiment,
-        known=exists,
-        fault=error,
-        faults=errors_by_field or {},
-        away=mlflow_unavailable,
+        exists=exists,
+        error=error,
+        errors=errors_by_field or {},
+        mlflow_unavailable=mlflow_unavailable,
         batch=ANSWERS,
         scores=_scores_per_batch(request, experiment) if exists and not mlflow_unavailable else None,
         batches=batches[:_MAX_BATCHES],
@@ -347,7 +346,7 @@ def _sheet_page(
         changes=changes,
         columns=list(dict.fromkeys(name for change in changes for name in change.get("given") or ())),
         duels="judged_in_both_orders" in result,
-        judge_url=home_of(upload.experiment),
+        judge_url=judge_page_url(upload.experiment),
         apply_url=_experiment_url(f"/judge/uploads/{upload.id}/apply", upload.experiment),
     )
 
@@ -362,7 +361,7 @@ def _refused_page(request: Request, judge: Identity, name: str, file_name: str, 
         file_name=file_name or "The file",
         errors=errors[:_MAX_ERRORS],
         more=max(0, len(errors) - _MAX_ERRORS),
-        judge_url=home_of(name),
+        judge_url=judge_page_url(name),
     )
 
 

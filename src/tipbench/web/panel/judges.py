@@ -39,7 +39,7 @@ from tipbench.web.judge_service import (
     sheet_of,
     sheet_response,
 )
-from tipbench.web.panel.judge import bias_words, home_of
+from tipbench.web.panel.judge import bias_words, judge_page_url
 from tipbench.web.panel.pages import SentForm, charts_installed, page
 from tipbench.web.queries import experiment_path, get_experiment, quote_path, revision
 from tipbench.workflows.judging import SheetRequest
@@ -97,7 +97,7 @@ def judge_views(judging: JudgingStatus) -> list[dict[str, Any]]:
                 "verdict": drift.get("verdict", "unknown"),
                 "sentences": drift_summary(drift),
                 "scales": scales,
-                "scores": judging.use_of(status),  # how the scores are used
+                "use": judging.use_of(status),  # of the judge's scores
             }
         )
     return views
@@ -130,9 +130,7 @@ def drift_summary(drift: Mapping[str, Any] | None) -> list[str]:
         return sentences
     if drift["verdict"] == "unknown":
         return ["Unknown: too few control tips are scored."]
-    return [
-        f"No drift: the scores differ from the reference scores by {_one_decimal(drift['error'])} points on average."
-    ]
+    return [f"No drift: the scores differ from the reference scores by {number(drift['error'], 1)} points on average."]
 
 
 def all_sheets(judging: JudgingStatus) -> list[SheetSummary]:
@@ -176,12 +174,6 @@ def alpha_words(alpha: float | None) -> str:
     if alpha >= _FAIR_ALPHA:
         return "fair: good enough for careful conclusions"
     return "weak: look at the rubric together"
-
-
-def _one_decimal(value: float | None) -> str:
-    if value is None:
-        return number(None, 1)
-    return number(round(value, 1) + 0.0, 1)  # adding 0.0 turns -0.0 into 0.0
 
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
@@ -246,8 +238,8 @@ def judges_response(
         made_as="csv" if query.get("as") == "csv" else "json",
         again=secrets.token_hex(16),  # idempotency key: one job per page view
         program=_program_name(panel),
-        judge_url=home_of(experiment),
-        judge_link=str(request.base_url).rstrip("/") + home_of(experiment),
+        judge_url=judge_page_url(experiment),
+        judge_link=str(request.base_url).rstrip("/") + judge_page_url(experiment),
         batches_url=f"/api/bench/judge/{quote_path(experiment)}/batches?judge=*",
         here_path=experiment_path(experiment, "judges"),
         json_url=f"/api/bench/judges/{quote_path(experiment)}",

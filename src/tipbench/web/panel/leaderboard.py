@@ -72,11 +72,11 @@ def options_of(url: BoardUrl, board: Leaderboard | None, available: Facets, judg
         judge_names.append(query.judge)
     filters = [*_filters(query, available)]
     if len(judge_names) > 1 or query.judge is not None:
-        filters.append(Choice("judge", "judge", "Judge", _select_options("all judges", judge_names), query.judge or ""))
+        filters.append(Choice("judge", "judge", "Judge", select_options("all judges", judge_names), query.judge or ""))
     selectable_keys = {_PERSONA, _SUITE, _CONDITIONS} & {each.id for each in filters}
     others = tuple(("where", f"{key}={value}") for key, value in query.where if key not in selectable_keys)
     rows = [row_text(standing.pair, board.by) for standing in (*board.standings, *board.references)] if board else []
-    baseline = Choice("baseline", "baseline", "Baseline", _select_options("none", rows), baseline_text(query))
+    baseline = Choice("baseline", "baseline", "Baseline", select_options("none", rows), baseline_text(query))
     return {
         "baseline": baseline if len(rows) > 1 else None,
         "baseline_hidden": url.hidden("baseline"),
@@ -85,12 +85,11 @@ def options_of(url: BoardUrl, board: Leaderboard | None, available: Facets, judg
         "cluster": query.cluster is not None,
         "provisional": query.provisional,
         "has_provisional": any(each.provisional and each.cells for each in judging.judges),
-        "views": [  # kinds of rows: key, label, URL
-            ("pair", "Pairs", url.with_changes(by=None)),
-            ("model", "Models", url.with_changes(by="model")),
-            ("prompt", "Prompts", url.with_changes(by="prompt")),
+        "views": [  # kinds of rows: label, URL, whether it is the current kind
+            ("Pairs", url.with_changes(by=None), query.by is None),
+            ("Models", url.with_changes(by="model"), query.by == "model"),
+            ("Prompts", url.with_changes(by="prompt"), query.by == "prompt"),
         ],
-        "view": query.by or "pair",
         "included": [  # label of a group, then its checkboxes: value, label, whether it is checked
             (label, [(value, _short(words), value not in query.exclude) for value, words in choices])
             for label, choices in _excludable(available)
@@ -131,12 +130,14 @@ def _where_choice(
     return Choice(key, "where", label, tuple(options), selected)
 
 
-def _select_options(empty_label: str, values: Iterable[str]) -> tuple[tuple[str, str], ...]:
+def select_options(empty_label: str, values: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Return the value and label of each option; the first option is empty."""
     return (("", empty_label), *((value, _short(value)) for value in values))
 
 
 def _short(text: str) -> str:
-    return short_name(text.removesuffix(f"/{NO_PROMPT_VERSION}"), MAX_NAME_CHARS)  # a reference has no prompt
+    """Shorten the name of a model, a prompt or a row; of a reference, which has no prompt, only the model is shown."""
+    return short_name(text.removesuffix(f"/{NO_PROMPT_VERSION}"), MAX_NAME_CHARS)
 
 
 INSTALL = 'pip install "tipbench[charts]"'
@@ -203,8 +204,8 @@ def record_decision(
         chosen = parse_pair(fields.get("choose", "")) or Pair("", "")  # the empty pair is on no board: `decide` raises
         decide(store, mlflow_experiment, chosen, fields.get("because", ""), at=now_iso())
     except (UsageError, NotEnoughData, MixedRubrics) as exc:
-        fault = str(exc).replace("--because", "The reason")
-        return _board_page(request, panel, store, mlflow_experiment, BoardQuery(), None, fault=fault, fields=fields)
+        error = str(exc).replace("--because", "The reason")
+        return _board_page(request, panel, store, mlflow_experiment, BoardQuery(), None, error=error, fields=fields)
     return RedirectResponse(experiment_path(experiment), 303)
 
 
@@ -216,7 +217,7 @@ def _board_page(
     query: BoardQuery,
     sort: str | None,
     *,
-    fault: str | None = None,
+    error: str | None = None,
     fields: Mapping[str, str] | None = None,
 ) -> HTMLResponse:
     experiment, fields = mlflow_experiment.name, fields or {}
@@ -229,10 +230,11 @@ def _board_page(
     url = BoardUrl(experiment, result.query, {"sort": sort} if sort else {})
     judging = judging_status.result()
     available = facets(panel.queries, store, mlflow_experiment)
-    leader, weakest = result.board.ranking.leader if result.board else None, None
+    leader = result.board.ranking.leader if result.board else None
+    weakest_url = None
     if leader and not result.query.by:
         lowest_first = urlencode({"model": leader.model, "prompt": leader.prompt, "sort": "composite"})
-        weakest = f"{experiment_path(experiment, 'runs')}?{lowest_first}"
+        weakest_url = f"{experiment_path(experiment, 'runs')}?{lowest_first}"
     context: dict[str, Any] = {
         "experiment": experiment,
         "board": result.board,
@@ -250,16 +252,16 @@ def _board_page(
         "mlflow_url": mlflow_experiment.url,
         "links": url,
         "source": _score_sources(url, result.board) if result.board else [],
-        "weakest": weakest,
+        "weakest_url": weakest_url,
         "decision": decision.result(),
         "leader": leader,
         "choices": [],
         "chosen": fields.get("choose", ""),
         "because": fields.get("because", ""),
-        "decide_fault": fault,
+        "decision_error": error,
         **_cached_parts(panel.queries, mlflow_experiment, result, url),
     }
-    return page(request, "leaderboard.html", status=422 if fault else 200, **context)
+    return page(request, "leaderboard.html", status=422 if error else 200, **context)
 
 
 def _score_sources(url: BoardUrl, board: Leaderboard) -> list[tuple[str, str | None, bool]]:

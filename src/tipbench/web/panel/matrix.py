@@ -109,13 +109,14 @@ def scenarios_page(
     """Show the matrix, or the answers of all pairs to one scenario."""
     if (tidy := tidy_url(request, experiment_path(experiment, "scenarios"))) is not None:
         return RedirectResponse(tidy, 303)
-    found = get_experiment(store, experiment)
+    mlflow_experiment = get_experiment(store, experiment)
     query = replace(query, by=None, cluster=None, baseline=None)  # always single pairs in single scenarios
-    result = load_board(panel.queries, store, found, query)
+    result = load_board(panel.queries, store, mlflow_experiment, query)
     url = BoardUrl(experiment, query)
     if result.board is None:
         return page(request, "matrix.html", experiment=experiment, rows=None, problem=result.problem, url=url)
-    cells, board = panel.queries.cells(store, found, query), result.board
+    board = result.board
+    cells = panel.queries.cells(store, mlflow_experiment, query)
     pairs = columns_of(board, cells)
     rows = matrix_rows(cells, pairs, order)
     ranked = {standing.pair for standing in board.standings}
@@ -134,11 +135,11 @@ def scenarios_page(
         "rows": rows,
         "on_phone": PHONE_PAIRS,
         "known": [value for row in rows for value in row.known],
-        "orders": [(key, words, here(request, order=None if key == "name" else key)) for key, words in ORDERS],
+        "orders": [(words, here(request, order=None if key == "name" else key), key == order) for key, words in ORDERS],
         "order": order,
         "problem": None,
         "json_url": url.api(),
-        "mlflow_url": found.url,
+        "mlflow_url": mlflow_experiment.url,
     }
     if scenario is None:
         return page(request, "matrix.html", **context)
@@ -147,7 +148,8 @@ def scenarios_page(
         raise NotFound(f"This board has no scenario {scenario[:100]}.", path="query.scenario")
     position = names.index(scenario)
     scenario_cells = replace(cells, cells=tuple(cell for cell in cells.cells if cell.scenario == scenario))
-    groups = read_answers(panel.queries.view(store, found), found, board, scenario_cells)
+    view = panel.queries.view(store, mlflow_experiment)
+    groups = read_answers(view, mlflow_experiment, board, scenario_cells)
     answers = [(pairs.index(answer.pair), answer) for group in groups for answer in group.answers]
     return page(
         request,

@@ -27,7 +27,7 @@ from tipbench.errors import TipbenchError
 from tipbench.jobs.job import JobState
 from tipbench.web.auth import CSRF_FIELD, CSRF_HEADER, Identity, session_cookie
 from tipbench.web.deps import panel_of
-from tipbench.web.errors import NotFound
+from tipbench.web.errors import Invalid, NotFound
 from tipbench.web.forms import Parts, read_parts
 from tipbench.web.login import csrf_of, local_path
 from tipbench.web.queries import experiment_path, quote_path
@@ -87,17 +87,11 @@ def _read_files(folder: Traversable, prefix: str) -> dict[str, bytes]:
     return content
 
 
-_SECTIONS = ("run", "jobs", "policies", "simulations", "promotions", "settings", "judge", "experiments")
 _MAX_CHIP_JOBS = 100  # counted
 _MACROS = {"form": "macros/form.html", "judge_ui": "macros/judge.html"}
 
 
-async def sent_form(request: Request) -> Parts:
-    """Read a submitted form. The router's dependencies authenticate the client before."""
-    return await read_parts(request)
-
-
-SentForm = Annotated[Parts, Depends(sent_form)]
+SentForm = Annotated[Parts, Depends(read_parts)]  # read after the router's dependencies have authenticated the client
 
 
 @dataclass(frozen=True)
@@ -126,7 +120,6 @@ def page(
 def render(request: Request, name: str, /, **context: Any) -> str:
     """Render a template to HTML."""
     who: Identity | None = getattr(request.state, "identity", None)
-    section = request.scope["path"].strip("/").partition("/")[0] or "experiments"
     chip: Chip | None = None
     if who is not None and not who.is_judge:
         with suppress(TipbenchError):  # the chip must not fail the page, which may be the error page
@@ -136,7 +129,7 @@ def render(request: Request, name: str, /, **context: Any) -> str:
         **context,
         "request": request,
         "who": who,
-        "section": section if section in _SECTIONS else None,
+        "section": request.scope["path"].strip("/").partition("/")[0] or "experiments",
         "csrf_token": csrf_of(request),
         "csrf_header": CSRF_HEADER,
         "chip": chip,
@@ -144,6 +137,12 @@ def render(request: Request, name: str, /, **context: Any) -> str:
     mlflow_url = context.get("mlflow_url")
     is_link = isinstance(mlflow_url, str) and mlflow_url.startswith(("http://", "https://"))
     return environment().get_template(name).render(values, mlflow_url=mlflow_url if is_link else None)
+
+
+def form_errors(exc: Invalid) -> dict[str, str]:
+    """Return the message of an invalid form by the name of its field."""
+    field = (exc.path or "").removeprefix("body.")
+    return {field: str(exc).removeprefix(f"body.{field}: ")}
 
 
 def jobs_chip(request: Request) -> Chip | None:
@@ -280,6 +279,6 @@ def _form_page_url(request: Request) -> str:
     return local_path(f"{referer.path}?{referer.query}" if referer.query else referer.path)
 
 
-def render_login(request: Request, next_path: str, fault: str | None) -> str:
+def render_login(request: Request, next_path: str, error: str | None) -> str:
     """Render the login form, with the error of the last attempt."""
-    return render(request, "login.html", next_path=next_path, fault=fault)
+    return render(request, "login.html", next_path=next_path, error=error)

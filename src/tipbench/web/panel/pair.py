@@ -12,7 +12,6 @@ from tipbench.compare.matrix import Pair
 from tipbench.compare.report import STATE_TEXTS, label_of, p_text, state_of
 from tipbench.compare.standings import MAX_NAME_CHARS, baseline_words, rank_words
 from tipbench.compare.statistics import Estimate
-from tipbench.plan.prompts import NO_PROMPT_VERSION
 from tipbench.text import interval, number, short_name
 from tipbench.web.api.leaderboard import RowModel, RowPrompt
 from tipbench.web.api.runs import ExperimentPath
@@ -29,7 +28,7 @@ from tipbench.web.board_query import (
     tidy_url,
 )
 from tipbench.web.deps import PanelState, Store
-from tipbench.web.panel.leaderboard import load_board
+from tipbench.web.panel.leaderboard import Choice, load_board, select_options
 from tipbench.web.panel.pages import here, page
 from tipbench.web.queries import experiment_path, get_experiment
 
@@ -70,10 +69,10 @@ def pair_page(
         return RedirectResponse(url.pair(leader) if leader else url.page(), 303)
     pair = Pair(model, prompt)
     view = pair_view(panel.queries, store, mlflow_experiment, result.query, pair)
-    meetings = ordered(view.meetings, order)
+    comparisons = ordered(view.meetings, order)
     first = (page_number - 1) * PAGE_SIZE
-    on_page = meetings[first : first + PAGE_SIZE]
-    has_more = first + PAGE_SIZE < len(meetings)
+    on_page = comparisons[first : first + PAGE_SIZE]
+    has_more = first + PAGE_SIZE < len(comparisons)
     return page(
         request,
         "pair.html",
@@ -85,17 +84,15 @@ def pair_page(
         role=_ROLES[view.role] if view.role else None,
         swapped=url.pair(view.reference.pair) if view.reference else None,
         summary=_summary(view),
-        references=_references(view, pair),
-        chosen=baseline_text(result.query),
+        against=Choice("reference", "baseline", "Against", _other_rows(view, pair), baseline_text(result.query)),
         hidden=[*url.hidden("baseline"), ("model", model), ("prompt", prompt), ("order", order)],
-        orders=[(key, words, here(request, order=key, page=None)) for key, words in ORDERS],
-        order=order,
+        orders=[(words, here(request, order=key, page=None), key == order) for key, words in ORDERS],
         compared=[
-            {"found": each, **_outcome(each), "open": position < EXPANDED} for position, each in enumerate(on_page)
+            {"comparison": each, **_outcome(each), "open": position < EXPANDED} for position, each in enumerate(on_page)
         ],
-        several=view.board.by is not None,
+        has_several_pairs=view.board.by is not None,  # per row
         links=url,
-        scenarios=len(meetings),
+        scenarios=len(comparisons),
         next_url=here(request, page=page_number + 1) if has_more else None,
         first_url=here(request, page=None) if page_number > 1 else None,
         json_url=url.api("pairs", model=model, prompt=prompt),
@@ -103,31 +100,27 @@ def pair_page(
     )
 
 
-def ordered(meetings: Sequence[ScenarioComparison], order: Order) -> Sequence[ScenarioComparison]:
+def ordered(comparisons: Sequence[ScenarioComparison], order: Order) -> Sequence[ScenarioComparison]:
     """Sort scenarios, which are given with the largest loss first.
 
     Unless sorted by name, scenarios without a difference come last.
     """
     if order == "losses":
-        return meetings
+        return comparisons
     if order == "name":
-        return sorted(meetings, key=lambda each: each.scenario)
-    return sorted(meetings, key=lambda each: (each.difference is None, -(each.difference or 0.0), each.scenario))
+        return sorted(comparisons, key=lambda each: each.scenario)
+    return sorted(comparisons, key=lambda each: (each.difference is None, -(each.difference or 0.0), each.scenario))
 
 
 def _name(view: PairView, pair: Pair) -> str:
     return short_name(label_of(view.board, pair), MAX_NAME_CHARS)
 
 
-def _references(view: PairView, pair: Pair) -> list[tuple[str, str]]:
-    """Return the options of the baseline: value and label of every other row."""
-    by = view.board.by
+def _other_rows(view: PairView, pair: Pair) -> tuple[tuple[str, str], ...]:
+    """Return the rows that the pair can be compared with, as options of a select field."""
     standings = (*view.board.standings, *view.board.references)
-    rows = [row_text(standing.pair, by) for standing in standings if standing.pair != pair]
-    return [
-        ("", "the leader or the next row"),
-        *((row, short_name(row.removesuffix(f"/{NO_PROMPT_VERSION}"), MAX_NAME_CHARS)) for row in rows),
-    ]
+    rows = [row_text(standing.pair, view.board.by) for standing in standings if standing.pair != pair]
+    return select_options("the leader or the next row", rows)
 
 
 def _summary(view: PairView) -> list[tuple[str, str | None]]:

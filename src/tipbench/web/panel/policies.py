@@ -21,11 +21,11 @@ router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 @router.get("/policies")
 def policies_page(request: Request, panel: PanelState, user_id: policies.UserId = None) -> HTMLResponse:
     """Show the policies and shadows; with `user_id`, also the state of this user."""
-    problem = None
+    error = None
     try:
         report = policies.policies(panel, user_id or None)
     except Invalid as exc:
-        report, problem = policies.policies(panel), str(exc)
+        report, error = policies.policies(panel), str(exc)
     active = next((policy for policy in report["policies"] if policy["name"] == report["active"]), None)
     json_url = "/api/bench/policies"
     if user_id:
@@ -33,11 +33,11 @@ def policies_page(request: Request, panel: PanelState, user_id: policies.UserId 
     return page(
         request,
         "policies.html",
-        status=422 if problem else 200,
+        status=422 if error else 200,
         report=report,
         shown=active,
         user_id=user_id or "",
-        wrong=problem,
+        error=error,
         days=DAYS,
         pooled=MAX_POOLED_REWARDS,
         json_url=json_url,

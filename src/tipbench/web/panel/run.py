@@ -59,13 +59,15 @@ _COUNTS = (
 )  # fmt: skip
 _LABELS = {
     "latency_s": "latency, excluding load", "load_s": "load", "ttft_s": "time to first token",
-    "prompt_tokens": "prompt tokens", "output_tokens": "output tokens", "tokens_per_s": "tokens/s",
-    "n_candidates": "tips found", "format_ok": "format ok", "overlong": "overlong tips",
-    "seconds": "duration", "residency_largest_gap_s": "largest gap between samples", "n_scenarios": "scenarios",
-    "p_best": "probability of being the best", "ci_low": "lower end of the interval",
-    "ci_high": "upper end of the interval",
+    "tokens_per_s": "tokens/s", "n_candidates": "tips found", "overlong": "overlong tips", "seconds": "duration",
+    "residency_largest_gap_s": "largest gap between samples", "p_best": "probability of being the best",
+    "ci_low": "lower end of the interval", "ci_high": "upper end of the interval",
 }  # fmt: skip
-_FLAGS = {"format_ok": ("no", "yes"), "decided": ("no", "yes")}
+_FLAGS = ("format_ok", "decided")  # 0 is no, 1 is yes
+_MEMORY = (
+    ("most models in memory at once", "most_resident"), ("samples", "residency_samples"),
+    ("largest gap", "residency_largest_gap_s"), ("verified handovers", "handovers"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class AnswerView:
     judgements: tuple[UsedJudgement, ...]
     history: tuple[UsedJudgement, ...]  # oldest first
     scales: tuple[str, ...]
-    faults: tuple[str, ...]  # errors of texts that cannot be parsed
+    errors: tuple[str, ...]  # errors of texts that cannot be parsed
 
 
 @dataclass(frozen=True)
@@ -99,18 +101,18 @@ class Notice:
 
 
 def answer_view(run: Mapping[str, Any]) -> AnswerView:
-    """Return a cell's answer with its scores; texts that cannot be parsed are left out and listed in `faults`."""
-    faults: list[str] = []
+    """Return a cell's answer with its scores; texts that cannot be parsed are left out and listed in `errors`."""
+    errors: list[str] = []
     scores, tips = NO_SCORES, []
     try:
         scores = read_scores(run["texts"].get(SCORES))
     except CorruptText as exc:
-        faults.append(str(exc))
+        errors.append(str(exc))
     try:
         listed = json.loads(run["texts"].get(CANDIDATES) or "[]")
         tips = [(str(tip["tip"]), str(tip["rationale"])) for tip in listed]
     except (ValueError, KeyError, TypeError, AttributeError):
-        faults.append(f"The text {CANDIDATES} is not in tipbench's format; it is shown below unchanged.")
+        errors.append(f"The text {CANDIDATES} is not in tipbench's format; it is shown below unchanged.")
     judgements = tuple(_current_judgements(scores))
     requested = run["params"].get("n_tips", "")
     is_number = requested.isdecimal() and len(requested) < 6  # another program may have changed the run
@@ -127,7 +129,7 @@ def answer_view(run: Mapping[str, Any]) -> AnswerView:
     scales = dict.fromkeys(
         name for _, judgement in (*judgements, *history) for tip in judgement.tips for name in tip.scores
     )
-    return AnswerView(tuple(views), judgements, history, tuple(scales), tuple(faults))
+    return AnswerView(tuple(views), judgements, history, tuple(scales), tuple(errors))
 
 
 def _current_judgements(scores: CellScores) -> Iterator[UsedJudgement]:
@@ -232,7 +234,7 @@ def measure(name: str, value: float | None) -> str:
     if name in _SECONDS:
         return duration(value)
     if name in _FLAGS and value in (0.0, 1.0):
-        return _FLAGS[name][int(value)]
+        return "yes" if value else "no"
     if name in _SHARES:
         return percent(value)
     if name in _COUNTS and value is not None and value.is_integer():
@@ -245,9 +247,7 @@ def evidence_of(collection: StoredRun | None) -> dict[str, Any] | None:
     if collection is None:
         return None
     metrics, tags = collection.metrics, collection.tags
-    watched = ("most_resident", "residency_samples", "residency_largest_gap_s", "handovers")
-    names = ("most models in memory at once", "samples", "largest gap", "verified handovers")
-    facts = [(name, measure(key, metrics[key])) for name, key in zip(names, watched, strict=True) if key in metrics]
+    facts = [(label, measure(key, metrics[key])) for label, key in _MEMORY if key in metrics]
     if metrics.get("residency_unknown_samples"):
         facts.append(("failed samples", measure("residency_unknown_samples", metrics["residency_unknown_samples"])))
     return {

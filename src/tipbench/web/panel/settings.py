@@ -14,12 +14,11 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from tipbench.http import strip_login
 from tipbench.markup import duration
 from tipbench.settings import DEFAULT_LIFE, SETTINGS, Setting, Settings
-from tipbench.web.api import tokens
-from tipbench.web.api.hook import HookState, hook_of, run_test, state_of
+from tipbench.web.api import hook, tokens
 from tipbench.web.auth import ADMINS_ONLY, Identity
 from tipbench.web.deps import Admin, Panel, PanelState
 from tipbench.web.errors import Invalid
-from tipbench.web.panel.pages import SentForm, page
+from tipbench.web.panel.pages import SentForm, form_errors, page
 from tipbench.web.webhook import shown_address
 
 _SECRET_SUFFIXES = ("_username", "_password", "_token", "_secret")  # of keys whose values are never shown
@@ -112,9 +111,7 @@ def create_token(request: Request, panel: PanelState, admin: Admin, form: SentFo
     try:
         token_request = tokens.check_request(fields)
     except Invalid as exc:
-        field = (exc.path or "").removeprefix("body.")
-        message = str(exc).removeprefix(f"body.{field}: ")
-        return _page(request, panel, admin, given=fields, faults={field: message}, status=422)
+        return _page(request, panel, admin, values=fields, errors=form_errors(exc), status=422)
     submitted_forms: SubmittedForms = request.app.state.sent_forms
     if not submitted_forms.first_time(form.fields.get("once", "")):
         return _page(request, panel, admin, repeated=token_request.name, status=409)
@@ -129,17 +126,17 @@ def revoke(token_id: tokens.TokenId, panel: PanelState) -> Response:
 
 
 @router.post("/settings/hook/test")
-def test_hook(hook: HookState) -> Response:
+def test_hook(webhook: hook.HookState) -> Response:
     """Send a test to the webhook and redirect to the settings page, which shows the result."""
-    return RedirectResponse(f"/settings?tested={run_test(hook).id}#webhook", status_code=303)
+    return RedirectResponse(f"/settings?tested={hook.run_test(webhook).id}#webhook", status_code=303)
 
 
 def _page(
     request: Request, panel: Panel, admin: Identity, *, status: int = 200, revoked: str | None = None, **more: Any
 ) -> HTMLResponse:
     rows = tokens.tokens(panel).items[::-1]  # newest first
-    context = {"made": None, "given": _DEFAULT_FIELDS, "faults": {}, "repeated": None, "tested": None, **more}
-    hook = hook_of(request)
+    context = {"made": None, "values": _DEFAULT_FIELDS, "errors": {}, "repeated": None, "tested": None, **more}
+    webhook = hook.hook_of(request)
     return page(
         request,
         "settings.html",
@@ -150,8 +147,8 @@ def _page(
         own=admin.token_id,
         operator=panel.options.admin_token is not None,
         once=secrets.token_urlsafe(16),
-        hook=state_of(hook),
-        deliveries=[each.response() for each in hook.deliveries()[:_MAX_DELIVERIES]] if hook else [],
+        hook=hook.state(webhook),
+        deliveries=[each.response() for each in webhook.deliveries()[:_MAX_DELIVERIES]] if webhook else [],
         network=network_facts(panel),
         configured=configured(panel.settings),
         json_url="/api/bench/tokens",

@@ -41,8 +41,8 @@ def upload_sheet(
     file = form.files.get("file", UploadedFile("", b""))
     judge = form.fields.get("judge", "").strip() or None
     if not file.content:
-        fault = f"The file {file.name[:80]} is empty." if file.name else "Choose the filled sheet first."
-        return judges_response(request, experiment, panel, store, status=422, errors={"file": fault})
+        error = f"The file {file.name[:80]} is empty." if file.name else "Choose the filled sheet first."
+        return judges_response(request, experiment, panel, store, status=422, errors={"file": error})
     try:
         ApplyOptions.of(who, judge=judge, accept=None, dry_run=True)
     except Invalid as exc:
@@ -60,7 +60,7 @@ def preview(
     get_experiment(store, experiment)
     upload = uploads_of(request.app).find(upload_id, who.token_id, experiment)
     if upload is None:
-        return _page(request, experiment, None, status=404, fault=_EXPIRED)
+        return _page(request, experiment, None, status=404, error=_EXPIRED)
     if upload.outcome is not None:
         return _page(request, experiment, upload, outcome=upload.outcome)
     return _preview_page(request, upload, who, store)
@@ -81,10 +81,10 @@ def confirm(
     uploads = uploads_of(request.app)
     upload = uploads.find(upload_id, who.token_id, experiment)
     if upload is None:
-        return _page(request, experiment, None, status=404, fault=_EXPIRED)
+        return _page(request, experiment, None, status=404, error=_EXPIRED)
     if form.fields.get("sha256") != upload.sha256:
-        fault = "The form refers to another file than the stored one. Check the preview again."
-        return _preview_page(request, upload, who, store, status=409, fault=fault)
+        error = "The form refers to another file than the stored one. Check the preview again."
+        return _preview_page(request, upload, who, store, status=409, error=error)
     if upload.outcome is None:
         reason = form.fields.get("reason", "").strip() or None
         final = "final" in form.fields
@@ -93,12 +93,12 @@ def confirm(
             with panel.tracker.judging_lock():
                 uploads.settle(upload, apply_sheet(store, experiment, parse_sheet(upload.content), options))
         except (Invalid, LockHeld, SheetRefused) as exc:
-            return _preview_page(request, upload, who, store, status=getattr(exc, "status", 409), fault=str(exc))
+            return _preview_page(request, upload, who, store, status=getattr(exc, "status", 409), error=str(exc))
     return RedirectResponse(experiment_path(experiment, "judges", "import", upload.id), 303)
 
 
 def _preview_page(
-    request: Request, upload: Upload, who: Identity, store: RunStore, *, status: int = 200, fault: str | None = None
+    request: Request, upload: Upload, who: Identity, store: RunStore, *, status: int = 200, error: str | None = None
 ) -> HTMLResponse:
     options = ApplyOptions.of(who, judge=upload.judge, accept=None, dry_run=True)
     try:
@@ -106,8 +106,8 @@ def _preview_page(
     except SheetRefused as exc:
         return _page(request, upload.experiment, upload, status=422, refused=refused_sheet(exc))
     except Invalid as exc:
-        return _page(request, upload.experiment, upload, status=422, fault=str(exc))
-    return _page(request, upload.experiment, upload, status=status, previewed=result, fault=fault)
+        return _page(request, upload.experiment, upload, status=422, error=str(exc))
+    return _page(request, upload.experiment, upload, status=status, previewed=result, error=error)
 
 
 def _page(
@@ -119,7 +119,7 @@ def _page(
     previewed: Mapping[str, Any] | None = None,
     outcome: Mapping[str, Any] | None = None,
     refused: Mapping[str, Any] | None = None,
-    fault: str | None = None,
+    error: str | None = None,
 ) -> HTMLResponse:
     changes = previewed["changes"] if previewed else []
     scales = list(next((each["given"] for each in changes if each.get("given")), {}))
@@ -133,7 +133,7 @@ def _page(
         outcome=outcome,
         sentences=drift_summary(outcome.get("drift")) if outcome else [],
         refused=refused,
-        fault=fault,
+        error=error,
         changes=changes,
         scales=scales,
         duels="judged_in_both_orders" in (previewed or {}),

@@ -83,7 +83,7 @@ def merge_values(schema: Schema, values: Values, pairs: Iterable[tuple[str, Any]
 def check_values(allowed: RunPolicy, schema: Schema, values: Values) -> CollectConfig | dict[str, str]:
     """Return the configuration, or the errors by key if a value is invalid.
 
-    The values are checked against the schema, the operator's policy and the suite, so that the form reports errors
+    The values are checked against the schema, the operator's limits and the suite, so that the form reports errors
     before a job starts.
     """
     errors = {}
@@ -323,7 +323,7 @@ Offers = Mapping[str, Sequence[Option]]  # options by configuration key, in addi
 def make_form(schema: Schema, values: Values, errors: Mapping[str, str], offers: Offers) -> list[Group]:
     """Return the form's fields with these values and errors, in groups."""
     fields = {
-        key: _field(key, properties, values.get(key), errors.get(key), offers.get(key, ()))
+        key: _field(key, properties, values[key], errors.get(key), offers.get(key, ()))
         for key, properties in schema["properties"].items()
     }
     grouped = {key for _, _, keys in _GROUPS for key in keys}
@@ -332,11 +332,8 @@ def make_form(schema: Schema, values: Values, errors: Mapping[str, str], offers:
     return [Group(title, about, tuple(fields[key] for key in keys if key in fields)) for title, about, keys in groups]
 
 
-def _field(
-    key: str, properties: Mapping[str, Any], value: str | None, error: str | None, offered: Sequence[Option]
-) -> Field:
+def _field(key: str, properties: Mapping[str, Any], value: str, error: str | None, offered: Sequence[Option]) -> Field:
     default = _form_value(properties.get("default"))
-    value = default if value is None else value
     form_field = Field(
         key=key,
         kind=_KINDS.get(properties.get("type", ""), "text"),
@@ -427,8 +424,8 @@ _MAX_SUITES = 50
 
 
 @dataclass(frozen=True)
-class SubmittedForm:
-    """A submitted form: its values, its idempotency key, and whether the start button was pressed."""
+class StartForm:
+    """The form's content: its values, its idempotency key, and whether the start button was pressed."""
 
     values: Values
     key: str
@@ -454,7 +451,7 @@ async def start_page(
             target = RunTarget(runner, bool(job.arguments.get(WAIT_FOR_JUDGE)))
     values = merge_values(schema, values, request.query_params.multi_items())
     preselect = "models" not in chosen_keys and panel.settings.get("models") is None
-    form = SubmittedForm(values, new_idempotency_key(), target=target, preselect=preselect)
+    form = StartForm(values, new_idempotency_key(), target=target, preselect=preselect)
     return await _form_page(request, panel, form, Outcome())
 
 
@@ -462,30 +459,30 @@ async def start_page(
 async def submit_form(request: Request, panel: PanelState, admin: Admin) -> Response:
     """Show the plan or start the run, depending on the button. An invalid form is shown again with its errors."""
     schema = form_schema(panel)
-    sent = await _read_form(request, schema)
-    result = await run_in_threadpool(_submit, panel, schema, sent, admin.name)
+    form = await _read_form(request, schema)
+    result = await run_in_threadpool(_submit, panel, schema, form, admin.name)
     if isinstance(result, Submitted):
         return RedirectResponse(f"/jobs/{result.job.id}", status_code=303)
     if result.key_reused:
         # The user went back and changed the form: show it with a new key, so that submitting it again starts the run.
-        sent = replace(sent, key=new_idempotency_key())
-    return await _form_page(request, panel, sent, result)
+        form = replace(form, key=new_idempotency_key())
+    return await _form_page(request, panel, form, result)
 
 
-def _submit(panel: Panel, schema: Schema, sent: SubmittedForm, started_by: str) -> Submitted | Outcome:
-    config = check_values(panel.allowed, schema, sent.values)
+def _submit(panel: Panel, schema: Schema, form: StartForm, started_by: str) -> Submitted | Outcome:
+    config = check_values(panel.allowed, schema, form.values)
     if isinstance(config, dict):
         return Outcome(config, status=422)
-    if not sent.start:
+    if not form.start:
         return plan_outcome(panel, config)
-    if problem := start_problem(panel, config, sent.target):
+    if problem := start_problem(panel, config, form.target):
         return problem
     # A form sends every field. Only the values that differ from the defaults count as chosen.
     defaults = panel.allowed.config({}).model_dump()
     chosen_keys = frozenset(key for key, value in config.model_dump().items() if value != defaults[key])
     try:
-        target = replace(sent.target, explicit=chosen_keys)
-        return start_run(panel, config, started_by=started_by, key=sent.key, target=target)
+        target = replace(form.target, explicit=chosen_keys)
+        return start_run(panel, config, started_by=started_by, key=form.key, target=target)
     except Invalid as exc:  # conflicting runner options
         return Outcome({WHOLE_FORM: str(exc)}, status=422)
     except JobConflict:
@@ -508,26 +505,26 @@ async def late_models(panel: PanelState, ollama_url: Annotated[str, Query(max_le
     return Json({"items": items, "answered": not offered.pending, "away": offered.error})
 
 
-async def _form_page(request: Request, panel: Panel, sent: SubmittedForm, outcome: Outcome) -> Response:
-    offered = await offered_models(panel, sent.values, PAGE_WAIT_S)
+async def _form_page(request: Request, panel: Panel, form: StartForm, outcome: Outcome) -> Response:
+    offered = await offered_models(panel, form.values, PAGE_WAIT_S)
     names = await experiment_names(panel)
-    return await run_in_threadpool(_render_form, request, panel, sent, outcome, offered, names)
+    return await run_in_threadpool(_render_form, request, panel, form, outcome, offered, names)
 
 
 def _render_form(
     request: Request,
     panel: Panel,
-    sent: SubmittedForm,
+    form: StartForm,
     outcome: Outcome,
     offered: OfferedModels,
     experiment_names: Sequence[str],
 ) -> Response:
-    values = dict(sent.values)
-    if sent.preselect:
+    values = dict(form.values)
+    if form.preselect:
         values["models"] = ",".join(offered.preselected)
     offers = {
         "models": [Option(each.model, _model_note(each), each.refusal) for each in offered.models],
-        "prompts": list(map(Option, _prompt_names(panel.allowed, values.get("suite", "")))),
+        "prompts": list(map(Option, _prompt_names(panel.allowed, values["suite"]))),
         "experiment": list(map(Option, experiment_names)),
         "suite": list(map(Option, _suite_names(panel))),
     }
@@ -538,12 +535,12 @@ def _render_form(
         groups=make_form(form_schema(panel), values, outcome.errors, offers),
         outcome=outcome,
         form_error=outcome.errors.get(WHOLE_FORM),
-        key=sent.key,
+        key=form.key,
         runners=[(name, RUNNERS.get(name, name)) for name in panel.jobs.runners],
-        runner=sent.target.runner or panel.jobs.default,
-        wait_for_judge=sent.target.wait_for_judge,
+        runner=form.target.runner or panel.jobs.default,
+        wait_for_judge=form.target.wait_for_judge,
         models_url="/run/models" if offered.pending else None,
-        preselect=sent.preselect,
+        preselect=form.preselect,
         models_error=offered.error,
         json_url="/api/bench/config",
     )
@@ -590,7 +587,7 @@ def _suite_names(panel: Panel) -> list[str]:
     return list(dict.fromkeys(filter(None, names)))[:_MAX_SUITES]
 
 
-async def _read_form(request: Request, schema: Schema) -> SubmittedForm:
+async def _read_form(request: Request, schema: Schema) -> StartForm:
     """Parse the form as pairs: checkboxes of the same name are several fields, which a mapping would lose."""
     if content_type(request) != FORM:
         raise Invalid(f"The form must have the content type {FORM} (got {content_type(request)[:80]!r}).", path="body")
@@ -609,4 +606,4 @@ async def _read_form(request: Request, schema: Schema) -> SubmittedForm:
     is_valid_key = 0 < len(key) <= _MAX_KEY_CHARS and key.isascii() and key.isprintable() and key.strip() == key
     wait_for_judge = fields.get(WAIT_FOR_JUDGE, "").lower() in ("true", "on", "1")
     target = RunTarget(fields.get("runner", "")[:40] or None, wait_for_judge)
-    return SubmittedForm(values, key if is_valid_key else new_idempotency_key(), button in (_START, _SKIP), target)
+    return StartForm(values, key if is_valid_key else new_idempotency_key(), button in (_START, _SKIP), target)

@@ -140,7 +140,7 @@ class EventWriter:
                 return
             line = event_line(event, self._clock())
             content = b"\n" + line if self._line_incomplete else line
-            self._line_incomplete = True
+            self._line_incomplete = True  # until the write has succeeded
             self._line_incomplete = os.write(self._fd, content) != len(content)
             if durable:
                 os.fsync(self._fd)

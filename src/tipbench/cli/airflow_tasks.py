@@ -261,7 +261,7 @@ def plan_models(conf: Conf, task_urls: TaskUrls) -> dict[str, Any]:
 
     settings = load_settings()
     config = read_conf(conf, settings, uses_ollama=None in task_urls.values())
-    servers = choose_servers(config, task_urls, named=bool(conf.get("ollama_url")))
+    servers = choose_servers(config, task_urls, url_in_conf=bool(conf.get("ollama_url")))
     suite = suite_for(config)
     survey = _survey_models(config, servers, settings)
     refusal = refused_start(survey.facts, survey.refused, config, " Set skip_refused to run the others.")
@@ -289,16 +289,16 @@ def plan_models(conf: Conf, task_urls: TaskUrls) -> dict[str, Any]:
     }
 
 
-def choose_servers(config: CollectConfig, task_urls: TaskUrls, *, named: bool) -> dict[str, str]:
+def choose_servers(config: CollectConfig, task_urls: TaskUrls, *, url_in_conf: bool) -> dict[str, str]:
     """Return the URLs of the servers that a run can use, by collect task.
 
-    `named`: the conf has an Ollama URL. If hosts are listed, it must be the URL of a listed host. An unlisted loopback
-    URL is ignored: it refers to the client that triggered the run, not to a worker.
+    If hosts are listed, the Ollama URL of the conf must be that of a listed host. An unlisted loopback URL is ignored:
+    it refers to the client that triggered the run, not to a worker.
     """
     if None in task_urls.values():
         return dict.fromkeys(task_urls, config.ollama_url)
     listed = {task: str(url) for task, url in task_urls.items()}
-    if not named:
+    if not url_in_conf:
         return listed
     chosen = {task: url for task, url in listed.items() if canonical_url(url) == canonical_url(config.ollama_url)}
     if not chosen and not is_loopback(config.ollama_url):
@@ -363,6 +363,7 @@ def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: 
         raise unavailable[0]
     for error in unavailable:
         print_message(f"warning: {error} The other servers run its models.")
+    # A model is planned with the first server's facts, so a server with another build of it cannot run it.
     first_facts = {model: next(iter(facts.values())) for model, facts in accepted.items() if facts}
     return ModelSurvey(
         facts=first_facts,

@@ -81,7 +81,6 @@ class Supervisor:
         lock: Path,
         *,
         tick_s: float = TICK_S,
-        max_running: int = MAX_RUNNING,
         keep_s: float | None = None,
     ) -> None:
         """Ended jobs are kept for `keep_s` seconds, or forever if it is None."""
@@ -89,7 +88,6 @@ class Supervisor:
         self._runners = runners
         self._lock_path = lock
         self._tick_s = tick_s
-        self._max_running = max_running
         self._keep_s = keep_s
         self._next_sweep = 0.0  # monotonic time
         self._jumped_at: float | None = None  # when a clock jump was noticed (monotonic time)
@@ -106,8 +104,8 @@ class Supervisor:
         return runner
 
     @property
-    def leads(self) -> bool:
-        """Whether this process holds the supervisor lock."""
+    def holds_lock(self) -> bool:
+        """Whether this process supervises the jobs. At most one process per home folder does."""
         return self._lock_fd is not None
 
     def start(self) -> Self:
@@ -151,7 +149,7 @@ class Supervisor:
                 self._safely(self._update_job, job)
         to_start = [job for job in queued if job.cancel_requested is None]
         running = self._store.in_states({JobState.RUNNING})
-        for job in startable(to_start, running, self._max_running):
+        for job in startable(to_start, running):
             self._safely(self._start_job, job)
         if time.monotonic() >= self._next_sweep:
             self._sweep()

@@ -79,9 +79,10 @@ class Progress:
         """Return the progress after an event."""
         match event:
             case events.BlockStarted() | events.CellFinished() | events.BlockFinished():
-                models = {model.model: model for model in self.models}
-                before = models.get(event.model) or ModelProgress(event.model, Phase.LOADING, 0, 0)
-                return replace(self, models=tuple({**models, event.model: before.after(event)}.values()))
+                by_name = {model.model: model for model in self.models}
+                before = by_name.get(event.model) or ModelProgress(event.model, Phase.LOADING, 0, 0)
+                by_name[event.model] = before.after(event)
+                return replace(self, models=tuple(by_name.values()))
             case events.Waiting():
                 others = (what for what in self.waiting_for if what != event.what)
                 return replace(self, waiting_for=(*others, event.what))

@@ -199,8 +199,8 @@ def wait_operator() -> HITLOperator:
         body=(
             f"Judge in the panel{{% if {exported}['sheet'] %}}, or: tipbench judge export "
             f"--sheet {{{{ {exported}['sheet'] }}}} --experiment {{{{ {exported}['experiment'] }}}} --out FILE, fill "
-            "it in, and tipbench judge apply FILE{% endif %}. The panel answers here for a run that it started, when "
-            "nothing is pending any more; answering compares what is judged so far."
+            "it in, and tipbench judge apply FILE{% endif %}. For a run that the panel started, the panel chooses the "
+            "option here when nothing is pending any more. Choosing it earlier compares what is judged so far."
         ),
         options=["Compare now"],
         pre_execute=skip_unless_requested,

@@ -137,8 +137,8 @@ class JobOutput:
             except (AirflowUnavailable, AirflowError) as exc:
                 self.warn_once(f"The log of {task.title} cannot be read: {exc} The run continues.")
                 if isinstance(exc, AirflowUnavailable) or exc.status != TOO_LONG:
-                    return
-                at_end = True
+                    return  # the next poll tries again
+                at_end = True  # it would be too long again
             else:
                 self._read_lines(task, page.lines)
                 position.lines += len(page.lines)

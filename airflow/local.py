@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -31,8 +31,8 @@ USERS = {"admin": "admin", "bench": "op"}  # name → role; the panel triggers a
 DAG = "bench_collect"
 # In shutdown order: the scheduler first, so that its tasks can still report to the API server. No log server, which
 # would listen on all interfaces, and no triggerer, which the DAG does not need.
-PARTS = (("scheduler", "--skip-serve-logs"), ("dag-processor",), ("api-server",))
-HEALTH = ("metadatabase", "scheduler", "dag_processor")
+COMPONENTS = (("scheduler", "--skip-serve-logs"), ("dag-processor",), ("api-server",))
+HEALTH_CHECKS = ("metadatabase", "scheduler", "dag_processor")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 20.0  # per component; a terminated collect needs some seconds to unload its model
@@ -51,8 +51,9 @@ def main() -> int:
     for number in SIGNALS:
         signal.signal(number, _interrupted)
     with (home / "lock").open("w") as lock:
-        port = _check(home, options.environment.resolve(), options.port, lock)
-        environment = settings(home, options.environment.resolve(), options.dags.resolve(), port)
+        venv = options.environment.resolve()
+        port = _check_and_lock(home, venv, options.port, lock)
+        environment = airflow_environment(home, venv, options.dags.resolve(), port)
         file = home / "passwords.json"
         stored: dict[str, str] = json.loads(file.read_text("utf-8")) if file.exists() else {}
         passwords = {name: stored.get(name) or secrets.token_urlsafe(18) for name in USERS}
@@ -64,10 +65,13 @@ def main() -> int:
             return 130
 
 
-def _check(home: Path, environment: Path, port: int, lock: IO[str]) -> int:
-    """Check the environment, lock and port before startup, for clear error messages; return the port, or a free one."""
-    if not (environment / "bin" / "airflow").exists():
-        raise SystemExit(f"There is no Airflow in {environment}. Install it with: make airflow-environment")
+def _check_and_lock(home: Path, venv: Path, port: int, lock: IO[str]) -> int:
+    """Check that Airflow is installed and the port is free, and lock the home. Returns the port, or a free one for 0.
+
+    Raises SystemExit with what to do. Airflow's own errors would be less clear.
+    """
+    if not (venv / "bin" / "airflow").exists():
+        raise SystemExit(f"There is no Airflow in {venv}. Install it with: make airflow-environment")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -83,18 +87,18 @@ def _check(home: Path, environment: Path, port: int, lock: IO[str]) -> int:
             ) from None
 
 
-def settings(home: Path, environment: Path, dags: Path, port: int) -> dict[str, str]:
-    """Return the environment for Airflow: this process's without its AIRFLOW_ settings, and those needed here."""
+def airflow_environment(home: Path, venv: Path, dags: Path, port: int) -> dict[str, str]:
+    """Return this process's environment with other settings of Airflow; Airflow variables (AIRFLOW_VAR_) are kept."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW_") or "_VAR_" in key}
     url = f"http://127.0.0.1:{port}"
     source = str(REPOSITORY / "src")
     secret = home / "jwt.secret"
     if not secret.exists():
         _write_privately(secret, secrets.token_urlsafe(64))
-    no_proxy = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""  # Airflow's parts communicate over HTTP
+    no_proxy = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""  # its components communicate over HTTP
     return inherited | {
-        "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
-        "PYTHONPATH": os.pathsep.join(part for part in (source, os.environ.get("PYTHONPATH", "")) if part),
+        "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
+        "PYTHONPATH": os.pathsep.join(path for path in (source, os.environ.get("PYTHONPATH", "")) if path),
         "PYTHONUNBUFFERED": "1",
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
@@ -135,21 +139,19 @@ def _serve(home: Path, environment: Mapping[str, str], passwords: Mapping[str, s
     url = environment["AIRFLOW__API__BASE_URL"]
     log = home / "airflow.log"
     since = datetime.now(UTC)
-    parts: list[subprocess.Popen[bytes]] = []
+    components: dict[str, subprocess.Popen[bytes]] = {}
     try:
         with log.open("ab") as stream:
-            parts.extend(
-                subprocess.Popen(
-                    ["airflow", *words],
+            for name, *options in COMPONENTS:
+                components[name] = subprocess.Popen(
+                    ["airflow", name, *options],
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=stream,
                     stderr=stream,
                     start_new_session=True,  # so that Ctrl-C reaches only this process
                 )
-                for words in PARTS
-            )
-        if _healthy(f"{url}/api/v2/monitor/health", parts):
+        if _healthy(f"{url}/api/v2/monitor/health", components.values()):
             api = Api(url, "admin", passwords["admin"])
             _await_dag(api, since)
             # One slot per pool of the DAG, so that each Ollama host runs one model at a time.
@@ -158,27 +160,27 @@ def _serve(home: Path, environment: Mapping[str, str], passwords: Mapping[str, s
                 description = "One model at a time on this Ollama host"
                 api("/api/v2/pools", {"name": pool, "slots": 1, "description": description})
             _print_next_steps(home, environment, passwords)
-            while _running(parts):
+            while _running(components.values()):
                 time.sleep(0.2)
-        ended = [words[0] for words, part in zip(PARTS, parts, strict=True) if part.poll() is not None]
+        ended = [name for name, component in components.items() if component.poll() is not None]
         problem = f"Airflow's {ended[0]} has exited" if ended else f"Airflow is not healthy after {START_TIMEOUT_S:g} s"
         _print(log.read_text("utf-8", "replace")[-4000:])
         raise SystemExit(f"{problem}; the end of {log} is above.")
     finally:
-        _end(parts)
+        _stop(components.values())
 
 
-def _running(parts: Sequence[subprocess.Popen[bytes]]) -> bool:
-    return all(part.poll() is None for part in parts)
+def _running(components: Collection[subprocess.Popen[bytes]]) -> bool:
+    return all(component.poll() is None for component in components)
 
 
-def _healthy(url: str, parts: Sequence[subprocess.Popen[bytes]]) -> bool:
-    """Wait until database, scheduler and DAG processor are healthy; False after the timeout or if a part exits."""
+def _healthy(url: str, components: Collection[subprocess.Popen[bytes]]) -> bool:
+    """Wait until database, scheduler and DAG processor are healthy; False after the timeout or if a component exits."""
     deadline = time.monotonic() + START_TIMEOUT_S
-    while _running(parts) and time.monotonic() < deadline:
+    while _running(components) and time.monotonic() < deadline:
         try:
             health = _json(urllib.request.Request(url))  # noqa: S310 - our own address
-            if all((health.get(part) or {}).get("status") == "healthy" for part in HEALTH):
+            if all((health.get(name) or {}).get("status") == "healthy" for name in HEALTH_CHECKS):
                 return True
         except (OSError, ValueError):
             pass
@@ -236,12 +238,12 @@ def _print_next_steps(home: Path, environment: Mapping[str, str], passwords: Map
     print(json.dumps({"url": url, "users": {name: passwords[name] for name in USERS}}), flush=True)
 
 
-def _end(parts: Sequence[subprocess.Popen[bytes]]) -> None:
+def _stop(components: Collection[subprocess.Popen[bytes]]) -> None:
     """Stop components one by one with SIGTERM, then SIGKILL; terminated collects unload their models."""
     _ignore_signals()
-    for part in parts:
-        if not _group_ends(part, signal.SIGTERM):
-            _group_ends(part, signal.SIGKILL)
+    for component in components:
+        if not _signal_and_wait(component, signal.SIGTERM):
+            _signal_and_wait(component, signal.SIGKILL)
 
 
 def _interrupted(*_: object) -> NoReturn:
@@ -255,13 +257,14 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _group_ends(part: subprocess.Popen[bytes], number: int) -> bool:
+def _signal_and_wait(component: subprocess.Popen[bytes], number: int) -> bool:
+    """Send a signal to a component's process group. Returns whether all its processes end before the timeout."""
     deadline = time.monotonic() + STOP_TIMEOUT_S
     try:
-        os.killpg(part.pid, number)
+        os.killpg(component.pid, number)
         while time.monotonic() < deadline:
-            part.poll()
-            os.killpg(part.pid, 0)
+            component.poll()
+            os.killpg(component.pid, 0)
             time.sleep(0.1)
     except ProcessLookupError:
         return True

@@ -25,7 +25,6 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 HOSTS_VARIABLE = "tipbench_ollama_hosts"
 HOSTS_SETTING = "ollama_hosts"
-ANSWER = "Compare now"
 PARAMS = json.loads(Path(__file__).with_name("bench_params.json").read_text("utf-8"))
 RETRY = {"retries": 3, "retry_delay": timedelta(seconds=10)}
 RETRY_COLLECT = {
@@ -75,8 +74,8 @@ def _hosts_text() -> tuple[str, str]:
     return "", ""
 
 
-def name_of(kind: str, host: str) -> str:
-    """Return the id of a host's task; without listed hosts there is one task of each kind."""
+def task_id_of(kind: str, host: str) -> str:
+    """Return the id of a host's task; `host` is empty if no hosts are listed."""
     return f"{kind}_on_{host}" if host else kind
 
 
@@ -100,17 +99,17 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
         raise (AirflowFailException if permanent else AirflowException)(str(exc)) from exc
 
 
-def pulled(task_id: str, map_index: int = -1) -> Any:
+def result_of(task_id: str, map_index: int = -1) -> Any:
     """Return the result of a task of this run; None if it did not succeed."""
     return get_current_context()["ti"].xcom_pull(task_ids=task_id, map_indexes=map_index)
 
 
 @task(**RETRY)
-def plan(hosts: dict[str, str | None]) -> dict[str, Any]:
-    """Validate the conf, refuse models that may not run, and assign the others to hosts."""
+def plan(task_urls: dict[str, str | None]) -> dict[str, Any]:
+    """Validate the conf, refuse models that may not run, and assign the others to collect tasks."""
     from tipbench.cli.airflow_tasks import plan_models
 
-    return call(plan_models, hosts)
+    return call(plan_models, task_urls)
 
 
 @task(**RETRY)
@@ -140,7 +139,7 @@ def export_for_judge() -> dict[str, Any]:
     """Export a sheet of pending cells to MLflow, even if some models failed."""
     from tipbench.cli.airflow_tasks import export_for_judge as export
 
-    if pulled("plan") is None:
+    if result_of("plan") is None:
         raise AirflowFailException("There is nothing to judge: the plan failed; see its log.")
     return call(export)
 
@@ -154,27 +153,27 @@ def compare() -> dict[str, Any]:
 
 
 @task(**RETRY)
-def outcome(collecting: list[str]) -> str:
+def outcome(collect_tasks: list[str]) -> str:
     """Fail if any task failed, so that an incomplete run does not end as a success; runs after all other tasks.
 
-    A teardown task, because Airflow skips the other unstarted tasks of a cancelled run, which would end as a success.
+    It is a teardown task, because a cancelled run skips other tasks that have not started, and would end as a success.
     """
-    planned = pulled("plan")
+    planned = result_of("plan")
     if planned is None:
         raise AirflowFailException("The plan failed; see its log.")
     missing = [
         model
-        for task_id in collecting
+        for task_id in collect_tasks
         for index, model in enumerate(planned[task_id])
-        if pulled(task_id, index) is None
+        if result_of(task_id, index) is None
     ]
     if missing:
         raise AirflowFailException(
             f"Not collected in full: {', '.join(missing)}; see the logs of these tasks. Clear them to continue."
         )
-    if pulled("compare") is None:
+    if result_of("compare") is None:
         raise AirflowFailException("Everything is collected, but nothing was compared; see the logs.")
-    return f"{sum(len(planned[task_id]) for task_id in collecting)} models collected and compared"
+    return f"{sum(len(planned[task_id]) for task_id in collect_tasks)} models collected and compared"
 
 
 def skip_unless_requested(context: Any) -> None:
@@ -184,15 +183,15 @@ def skip_unless_requested(context: Any) -> None:
     if not context["ti"].xcom_pull(task_ids="export_for_judge")["pending"]:
         raise AirflowSkipException("Nothing waits for a judge.")
     if context["ti"].try_number > 1:
-        # Airflow fails, and retries, a gate that is answered before its process has ended, within seconds of opening.
+        # Airflow fails and retries this task if it gets its response within seconds, before its process has ended.
         from tipbench.cli.airflow_tasks import pending_cells
 
         if not pending_cells(conf(context)):
             raise AirflowSkipException("Nothing waits for a judge any more.")
 
 
-def judge_gate() -> HITLOperator:
-    """Return the operator that waits for an answer without using a slot; the panel answers for its own runs."""
+def wait_operator() -> HITLOperator:
+    """Return the task that waits for a response without using a slot; the panel sends it for runs that it started."""
     exported = "ti.xcom_pull(task_ids='export_for_judge')"
     return HITLOperator(
         task_id="wait_for_judge",
@@ -200,10 +199,10 @@ def judge_gate() -> HITLOperator:
         body=(
             f"Judge in the panel{{% if {exported}['sheet'] %}}, or: tipbench judge export "
             f"--sheet {{{{ {exported}['sheet'] }}}} --experiment {{{{ {exported}['experiment'] }}}} --out FILE, fill "
-            "it in, and tipbench judge apply FILE{% endif %}. The panel answers here for a run that it started, when "
-            "nothing is pending any more; answering compares what is judged so far."
+            "it in, and tipbench judge apply FILE{% endif %}. For a run that the panel started, the panel chooses the "
+            "option here when nothing is pending any more. Choosing it earlier compares what is judged so far."
         ),
-        options=[ANSWER],
+        options=["Compare now"],
         pre_execute=skip_unless_requested,
         **RETRY,
     )
@@ -223,21 +222,21 @@ def judge_gate() -> HITLOperator:
 def bench_collect() -> None:
     """Define the tasks: a collect and an unload per host, in the host's pool and queue."""
     hosts: dict[str, str | None] = dict(listed_hosts()) or {"": None}
-    addresses = {name_of("collect", host): url for host, url in hosts.items()}
-    planned = plan(addresses)
-    collected = []
+    task_urls = {task_id_of("collect", host): url for host, url in hosts.items()}
+    planned = plan(task_urls)
+    collect_tasks = []
     for host, url in hosts.items():
         slot = {"pool": f"ollama_{host}", "queue": host} if host else {"pool": "ollama"}
-        task_id = name_of("collect", host)
-        models = share.override(task_id=name_of("share", host))(planned, task_id)
-        collecting = collect.override(task_id=task_id, **slot).partial(ollama_url=url).expand(model=models)
-        collecting >> unload.override(task_id=name_of("unload", host), **slot)(url).as_teardown()
-        collected.append(collecting)
+        task_id = task_id_of("collect", host)
+        models = share.override(task_id=task_id_of("share", host))(planned, task_id)
+        collect_task = collect.override(task_id=task_id, **slot).partial(ollama_url=url).expand(model=models)
+        collect_task >> unload.override(task_id=task_id_of("unload", host), **slot)(url).as_teardown()
+        collect_tasks.append(collect_task)
     exported = export_for_judge()
     compared = compare()
-    collected >> exported >> judge_gate() >> compared
+    collect_tasks >> exported >> wait_operator() >> compared
     exported >> compared
-    [*collected, compared] >> outcome(list(addresses)).as_teardown(on_failure_fail_dagrun=True)
+    [*collect_tasks, compared] >> outcome(list(task_urls)).as_teardown(on_failure_fail_dagrun=True)
 
 
 bench_collect()

@@ -21,7 +21,7 @@ from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 from tipbench.cli.airflow_tasks import (
     ChildProcess,
     assign_models,
-    choose_hosts,
+    choose_servers,
     collect_model,
     compare,
     export_for_judge,
@@ -243,17 +243,17 @@ def test_a_model_that_only_an_unavailable_host_may_have_is_refused_and_the_other
 
 def test_a_run_may_name_one_listed_host() -> None:
     config = make_config({"ollama_url": "http://gpu-b:11434/"})
-    assert choose_hosts(config, HOSTS, named=True) == {"collect_on_b": "http://gpu-b:11434"}
+    assert choose_servers(config, HOSTS, url_in_conf=True) == {"collect_on_b": "http://gpu-b:11434"}
 
 
 def test_a_host_that_is_not_listed_is_refused() -> None:
     with pytest.raises(UsageError, match="ollama_hosts"):
-        choose_hosts(make_config({"ollama_url": "http://elsewhere:11434"}), HOSTS, named=True)
+        choose_servers(make_config({"ollama_url": "http://elsewhere:11434"}), HOSTS, url_in_conf=True)
 
 
 def test_a_loopback_address_in_the_request_is_ignored() -> None:
     config = make_config({"ollama_url": "http://localhost:11434"})
-    assert choose_hosts(config, HOSTS, named=True) == HOSTS
+    assert choose_servers(config, HOSTS, url_in_conf=True) == HOSTS
 
 
 @given(st.dictionaries(st.text("abcdef", min_size=1, max_size=4), st.floats(0.1, 9.0), min_size=1, max_size=12))

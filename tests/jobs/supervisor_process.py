@@ -18,7 +18,7 @@ def main(home: Path) -> None:
         JobStore(home / "jobs" / "jobs.db") as store,
         Supervisor(store, {"local": LocalRunner(home)}, home / "jobs" / "supervisor.lock", tick_s=0.05) as supervisor,
     ):
-        while time.monotonic() < deadline and not supervisor.leads:
+        while time.monotonic() < deadline and not supervisor.holds_lock:
             time.sleep(0.01)
         print("leads", flush=True)
         while time.monotonic() < deadline:

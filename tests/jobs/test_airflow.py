@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ from support.scripted_airflow import DAG
 from tipbench.errors import AirflowUnavailable, JobStartError, MlflowUnavailable, TipbenchError
 from tipbench.jobs.airflow import AirflowRunner, _failure_reason, conf_of, run_id_of
 from tipbench.jobs.airflow_api import TaskInstance
-from tipbench.jobs.airflow_progress import StoredProgress, TaskTotals
+from tipbench.jobs.airflow_progress import StoredProgress, TaskTotals, read_progress, write_progress
+from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import Job, JobState
 from tipbench.jobs.supervisor import Supervisor, retry
 from tipbench.record import events as wire
@@ -296,8 +298,21 @@ def test_waits_and_recordings_of_a_task_end_with_its_attempt(site: Site) -> None
 def test_failures_caused_by_the_first_one_are_not_reasons() -> None:
     names = ("plan", "export_for_judge", "outcome")
     failed = [TaskInstance(task_id=name, state="failed") for name in names]
-    kept = StoredProgress(tallies={name: TaskTotals(failure=f"{name} failed.") for name in names})
+    kept = StoredProgress(totals={name: TaskTotals(failure=f"{name} failed.") for name in names})
     assert _failure_reason(failed, kept) == "plan failed."
+
+
+def test_the_stored_progress_keeps_the_keys_of_its_file(tmp_path: Path) -> None:
+    content = {"base": {"plan": 1}, "places": {"plan": {"lines": 3}}, "tallies": {"plan": {"failure": "x"}}}
+    content |= {"told": ["a warning"], "looked": 7.0}
+    folder = JobFolder(tmp_path, "one")
+    folder.make()
+    (folder.path / "airflow.json").write_text(json.dumps(content))
+    stored = read_progress(folder)
+    assert (stored.earlier_attempts, stored.log_positions["plan"].lines) == ({"plan": 1}, 3)
+    assert (stored.totals["plan"].failure, stored.warnings, stored.polled) == ("x", ["a warning"], 7.0)
+    write_progress(folder, stored)
+    assert content.keys() <= json.loads((folder.path / "airflow.json").read_text()).keys()
 
 
 def test_a_cancel_whose_response_is_lost_ends_as_cancelled(site: Site) -> None:

@@ -193,4 +193,4 @@ def test_links_use_the_public_address_of_airflow() -> None:
         (AirflowAccess(UNREACHABLE, USER, PASSWORD), UNREACHABLE),
     ):
         with closing(AirflowApi(access)) as rest:
-            assert AirflowDag(rest).page_of("a/b") == f"{page}/dags/{DAG}/runs/a%2Fb"
+            assert AirflowDag(rest).run_url("a/b") == f"{page}/dags/{DAG}/runs/a%2Fb"

@@ -15,8 +15,8 @@ from tipbench.errors import AirflowError
 from tipbench.jobs import airflow_api as airflow_rest
 from tipbench.jobs import airflow_progress
 from tipbench.jobs.airflow import run_id_of
-from tipbench.jobs.airflow_api import AirflowDag, DagRun, LogLine, LogPart, TaskInstance
-from tipbench.jobs.airflow_progress import RunProgress, StoredProgress
+from tipbench.jobs.airflow_api import AirflowDag, DagRun, LogLine, LogPage, TaskInstance
+from tipbench.jobs.airflow_progress import JobOutput, StoredProgress
 from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import Job, JobState
 from tipbench.record import events as wire
@@ -128,20 +128,20 @@ def test_a_log_over_the_size_limit_loses_progress_but_not_the_job(site: Site, mo
 class TooLongAtFirst(AirflowDag):
     """A DAG whose tasks print more than any answer at their first attempt."""
 
-    def log(self, _run_id: str, _task: TaskInstance, attempt: int, _token: str | None, skip: int) -> LogPart:
+    def log(self, _run_id: str, _task: TaskInstance, attempt: int, _token: str | None, skip: int) -> LogPage:
         if attempt == 1:
             raise AirflowError("That is too much.", status=airflow_rest.TOO_LONG)
-        return LogPart((LogLine(f"attempt {attempt}"),)[skip:], None)
+        return LogPage((LogLine(f"attempt {attempt}"),)[skip:], None)
 
 
 def test_an_attempt_that_printed_too_much_does_not_hide_the_next(site: Site) -> None:
     folder, dag = JobFolder(site.home / "jobs", "one"), TooLongAtFirst(site.rest)
     folder.make()
-    progress = RunProgress(folder, StoredProgress(run_id="x"), time.time)
+    output = JobOutput(folder, StoredProgress(run_id="x"), time.time)
     for tries in (1, 2, 2, 2):
         task = TaskInstance(task_id="collect", state="running", try_number=tries)
-        progress.read_logs(dag, DagRun(state="running", tasks=(task,)))
-    progress.save()
+        output.read_logs(dag, DagRun(state="running", tasks=(task,)))
+    output.save()
     assert folder.tail(10_000).text.count("] attempt 2") == 1
 
 

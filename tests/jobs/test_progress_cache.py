@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import pytest
 
+from support.scripted_runner import ScriptedRunner
 from tipbench.errors import ServerUnavailable
-from tipbench.jobs.job import Job, JobKind, JobState, JobStatus, LogTail, RecordedEvent
+from tipbench.jobs.job import Job, JobKind, JobState, RecordedEvent
 from tipbench.jobs.progress import ProgressCache, ProgressSnapshot
 from tipbench.record.events import Message
 
@@ -17,75 +18,56 @@ JOB = Job(JobKind.COLLECT, "tip-bench-a", {}, id="one", state=JobState.RUNNING, 
 
 
 @dataclass
-class Telling:
-    """A runner whose jobs emit one message after the other; it counts requested events."""
+class CountingRunner(ScriptedRunner):
+    """A runner whose jobs emit `lines` messages; it counts the events that it returns."""
 
-    name: str = "local"
-    lines: int = 0
-    given: int = 0
-    away: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lines: int = 1200
+    returned: int = 0
+    unavailable: bool = False
 
     def events(self, _job: Job, after: int = 0, limit: int = 500) -> Sequence[RecordedEvent]:
-        if self.away:
+        if self.unavailable:
             raise ServerUnavailable("not here")
-        found = [RecordedEvent(10 * n, "", Message(f"line {n}")) for n in range(after // 10 + 1, self.lines + 1)][
-            :limit
-        ]
-        with self.lock:
-            self.given += len(found)
-        return found
-
-    def start(self, _job: Job) -> None:
-        """Nothing."""
-
-    def observe(self, _job: Job) -> JobStatus:
-        return JobStatus(JobState.RUNNING)
-
-    def cancel(self, _job: Job) -> None:
-        """Nothing."""
-
-    def log(self, _job: Job, max_bytes: int = 65_536) -> LogTail:
-        return LogTail("", max_bytes, cut=False)
-
-    def forget(self, _job: Job) -> None:
-        """Nothing."""
+        numbers = range(after // 10 + 1, self.lines + 1)[:limit]
+        with self._lock:
+            self.returned += len(numbers)
+        return [RecordedEvent(10 * number, "", Message(f"line {number}")) for number in numbers]
 
 
 @pytest.fixture
-def telling() -> Telling:
-    return Telling(lines=1200)
+def runner() -> CountingRunner:
+    return CountingRunner()
 
 
 def last(snapshot: ProgressSnapshot) -> str:
     return snapshot.progress.messages[-1].text if snapshot.progress.messages else ""
 
 
-def test_every_event_is_applied_once(telling: Telling) -> None:
-    cache = ProgressCache(lambda _job: telling)
+def test_every_event_is_applied_once(runner: CountingRunner) -> None:
+    cache = ProgressCache(lambda _job: runner)
     assert (cache.current(JOB).cursor, last(cache.current(JOB))) == (12_000, "line 1200")
-    telling.lines = 1203
+    runner.lines = 1203
     assert last(cache.current(JOB)) == "line 1203"
-    assert telling.given == 1203
+    assert runner.returned == 1203
 
 
-def test_progress_at_an_earlier_cursor_is_returned(telling: Telling) -> None:
-    cache = ProgressCache(lambda _job: telling)
+def test_progress_at_an_earlier_cursor_is_returned(runner: CountingRunner) -> None:
+    cache = ProgressCache(lambda _job: runner)
     assert [last(cache.at(JOB, cursor)) for cursor in (0, 9, 10, 6_005, 12_000, 10**9)] == [
         *("", "", "line 1", "line 600", "line 1200", "line 1200")
     ]
 
 
-def test_the_cached_progress_is_returned_while_the_runner_is_unavailable(telling: Telling) -> None:
-    cache = ProgressCache(lambda _job: telling)
+def test_the_cached_progress_is_returned_while_the_runner_is_unavailable(runner: CountingRunner) -> None:
+    cache = ProgressCache(lambda _job: runner)
     cache.current(JOB)
-    telling.away = True
+    runner.unavailable = True
     assert last(cache.current(JOB)) == "line 1200"
-    assert ProgressCache(lambda _job: telling).current(JOB) == ProgressSnapshot()
+    assert ProgressCache(lambda _job: runner).current(JOB) == ProgressSnapshot()
 
 
-def test_concurrent_readers_get_the_same_progress(telling: Telling) -> None:
-    cache, seen = ProgressCache(lambda _job: telling), []
+def test_concurrent_readers_get_the_same_progress(runner: CountingRunner) -> None:
+    cache, seen = ProgressCache(lambda _job: runner), []
     threads = [threading.Thread(target=lambda: seen.append(cache.current(JOB))) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -95,10 +77,8 @@ def test_concurrent_readers_get_the_same_progress(telling: Telling) -> None:
     assert len(set(map(last, seen))) == 1
 
 
-def test_memory_is_bounded(telling: Telling) -> None:
-    from dataclasses import replace
-
-    cache = ProgressCache(lambda _job: telling, size=3)
+def test_memory_is_bounded(runner: CountingRunner) -> None:
+    cache = ProgressCache(lambda _job: runner, size=3)
     for number in range(10):
         cache.current(replace(JOB, id=str(number)))
     assert list(cache._snapshots) == ["7", "8", "9"]

@@ -239,7 +239,7 @@ def test_of_two_supervisors_one_leads_and_the_other_takes_over(queue: Queue, tmp
     with JobStore(queue.store.path) as store:
         other = Supervisor(store, {"local": other_runner}, tmp_path / "lock")
         assert other.tick() is False
-        assert not other.leads
+        assert not other.holds_lock
         queue.supervisor.close()
         other_runner.seen[job.id] = JobStatus(JobState.SUCCEEDED, 0)
         assert other.tick() is True

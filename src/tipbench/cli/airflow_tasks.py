@@ -244,7 +244,7 @@ def compare(conf: Conf) -> dict[str, Any]:
         }
 
 
-Hosts = Mapping[str, str | None]  # collect task id → URL; None for the server of the configuration
+TaskUrls = Mapping[str, str | None]  # collect task id → URL of its server; None for that of the configuration
 
 
 @dataclass(frozen=True)
@@ -256,20 +256,20 @@ class ModelSurvey:
     refused: Mapping[str, str]  # why a model is refused
 
 
-def plan_models(conf: Conf, hosts: Hosts) -> dict[str, Any]:
-    """Assign models to collect tasks. Refused models are recorded in MLflow with the reason."""
+def plan_models(conf: Conf, task_urls: TaskUrls) -> dict[str, Any]:
+    """Assign models to collect tasks. With `skip_refused`, refused models are recorded in MLflow with the reason."""
     from tipbench.plan.grid import suite_for
 
     settings = load_settings()
-    config = read_conf(conf, settings, uses_ollama=None in hosts.values())
-    servers = choose_hosts(config, hosts, named=bool(conf.get("ollama_url")))
+    config = read_conf(conf, settings, uses_ollama=None in task_urls.values())
+    servers = choose_servers(config, task_urls, url_in_conf=bool(conf.get("ollama_url")))
     suite = suite_for(config)
     survey = _survey_models(config, servers, settings)
     refusal = refusal_error(survey.facts, survey.refused, config, " Set skip_refused to run the others.")
     if refusal is not None and not config.skip_refused:
         raise refusal
     plan = _record_refusals_and_plan(config, suite, survey, settings)
-    if refusal is not None:
+    if refusal is not None:  # no model is left
         raise refusal
     reasons = tuple(survey.refused.values())
     for reason in reasons:
@@ -278,7 +278,7 @@ def plan_models(conf: Conf, hosts: Hosts) -> dict[str, Any]:
         print_event(Collected(config.experiment, cells=0, recorded_before=0, generated=0, failed=0, refused=reasons))
     sizes = {model: facts.params_b or 0.0 for model, facts in survey.facts.items() if model not in plan.aliases}
     task_of = assign_models(sizes, survey.tasks)
-    models_of = {task: [model for model in sizes if task_of[model] == task] for task in hosts}
+    models_of = {task: [model for model in sizes if task_of[model] == task] for task in task_urls}
     for task, models in models_of.items():
         print_message(f"{task}: {', '.join(models) or 'nothing'}")
     return {
@@ -290,16 +290,16 @@ def plan_models(conf: Conf, hosts: Hosts) -> dict[str, Any]:
     }
 
 
-def choose_hosts(config: CollectConfig, hosts: Hosts, *, named: bool) -> dict[str, str]:
-    """Return the URLs of the servers that a run can use, by task.
+def choose_servers(config: CollectConfig, task_urls: TaskUrls, *, url_in_conf: bool) -> dict[str, str]:
+    """Return the URLs of the servers that a run can use, by collect task.
 
-    `named`: the conf has an Ollama URL. If hosts are listed, it must be the URL of a listed host. An unlisted loopback
-    URL is ignored: it refers to the client that triggered the run, not to a worker.
+    If hosts are listed, the Ollama URL of the conf must be that of a listed host. An unlisted loopback URL is ignored:
+    it refers to the client that triggered the run, not to a worker.
     """
-    if None in hosts.values():
-        return dict.fromkeys(hosts, config.ollama_url)
-    listed = {task: str(url) for task, url in hosts.items()}
-    if not named:
+    if None in task_urls.values():
+        return dict.fromkeys(task_urls, config.ollama_url)
+    listed = {task: str(url) for task, url in task_urls.items()}
+    if not url_in_conf:
         return listed
     chosen = {task: url for task, url in listed.items() if canonical_url(url) == canonical_url(config.ollama_url)}
     if not chosen and not is_loopback(config.ollama_url):
@@ -364,6 +364,7 @@ def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: 
         raise unavailable[0]
     for error in unavailable:
         print_message(f"warning: {error} The other servers run its models.")
+    # A model is planned with the first server's facts, so a server with another build of it cannot run it.
     first_facts = {model: next(iter(facts.values())) for model, facts in accepted.items() if facts}
     return ModelSurvey(
         facts=first_facts,
@@ -502,10 +503,6 @@ def _read_lines(stream: IO[bytes], handle: Callable[[bytes], None]) -> None:
 @contextmanager
 def _closed_on_exit(pipe: IO[bytes]) -> Iterator[None]:
     """Close the pipe on SIGTERM and on exit from the context, so that the child exits gracefully."""
-    if threading.current_thread() is not threading.main_thread():
-        with pipe:
-            yield
-        return
     previous_handler = signal.signal(signal.SIGTERM, lambda _number, _frame: pipe.close())
     try:
         with pipe:

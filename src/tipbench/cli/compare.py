@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tipbench.cli.console import out, print_json, print_message, print_table
+from tipbench.cli.console import make_console, print_json, print_message, print_table
 from tipbench.cli.options import (
     ExperimentOption,
     JsonOption,
@@ -201,7 +201,7 @@ def show_board(board: Leaderboard) -> None:
     from tipbench.compare import report
     from tipbench.compare.card import summary_card
 
-    console = out()
+    console = make_console()
     card = summary_card(board)
     console.print(Text(printable_lines(card.title), style="bold"))
     for sentence in card.sentences:

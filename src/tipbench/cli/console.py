@@ -62,17 +62,8 @@ def _tolerant_stream(stream: TextIO | None, descriptor: int, ignored: type[OSErr
     )
 
 
-def out() -> Console:
-    """Return a console for results, on stdout."""
-    return _console(stderr=False)
-
-
-def err() -> Console:
-    """Return a console for progress and messages, on stderr."""
-    return _console(stderr=True)
-
-
-def _console(*, stderr: bool) -> Console:
+def make_console(*, stderr: bool = False) -> Console:
+    """Return a console for results, on stdout, or for progress, on stderr."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -108,7 +99,7 @@ def print_table(
     from rich.measure import Measurement
 
     rows = list(rows)
-    console = out()
+    console = make_console()
     unlimited_width = console.options.update(max_width=_PIPE_WIDTH)
     n_shown = len(columns)
     table = _make_table(columns, rows, text)

@@ -43,10 +43,10 @@ def make(
     from tipbench.judge.material import combine_material, load_suites, read_cells
 
     check_output(out, "--out")
-    with open_experiment(load_settings(), mlflow_url, experiment) as (store, found):
-        cells = read_cells(store, found.experiment_id)
+    with open_experiment(load_settings(), mlflow_url, experiment) as (store, stored_experiment):
+        cells = read_cells(store, stored_experiment.experiment_id)
     if not cells:
-        raise NotEnoughData(f"{found.name} has no answered cells yet. Run `tipbench collect` first.")
+        raise NotEnoughData(f"{stored_experiment.name} has no answered cells yet. Run `tipbench collect` first.")
     material = combine_material(load_suites(cells, suite))
     existing = [example.tip for example in (*material.controls, *material.rubric.anchors)]
     controls = agreed_controls(
@@ -58,7 +58,7 @@ def make(
     )
     if not controls:
         raise NotEnoughData(
-            f"{found.name} has no tip that {judges} judges scored at most one step apart. "
+            f"{stored_experiment.name} has no tip that {judges} judges scored at most one step apart. "
             "Let more judges score the same answers: `tipbench judge export --judge NAME --all`."
         )
     write_output(out, controls_toml(controls, material.rubric), "--out")

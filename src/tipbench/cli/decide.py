@@ -55,8 +55,8 @@ def decide(
         check_output(path, "--out")
         if path.exists():
             raise UsageError(f"--out must be a new file; {path} exists. Choose another name.")
-    with open_experiment(settings, mlflow_url, name) as (store, found):
-        decision, run_id = record_decision(store, found, chosen, reason, at=at)
+    with open_experiment(settings, mlflow_url, name) as (store, stored_experiment):
+        decision, run_id = record_decision(store, stored_experiment, chosen, reason, at=at)
     text = decision_markdown(decision)
     if path is not None:
         next_step = f"The decision is saved in MLflow: print it with `tipbench runs show {run_id}`."

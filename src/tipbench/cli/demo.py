@@ -46,18 +46,16 @@ def demo(
     from tipbench.judge.run import run_judge
 
     settings = load_settings()
-    config = demo_config(mlflow_url)
-    if config.mlflow_url is None:
-        config = demo_config(local_mlflow(settings))
+    config = demo_config(local_mlflow(settings) if mlflow_url is None else mlflow_url)
     with open_store(settings, config.mlflow_url) as store:
         store.experiment(EXPERIMENT)  # fails before the download if MLflow is unavailable
     fetch_with_progress(settings)
     summary = collect_with_progress(config, settings)
-    with open_experiment(settings, config.mlflow_url, config.experiment) as (store, found):
+    with open_experiment(settings, config.mlflow_url, config.experiment) as (store, stored_experiment):
         with contextlib.suppress(NotEnoughData):  # everything was judged by an earlier demo
-            run_judge(store, found, RulesJudge(), ExportRequest(), report=print_message)
-        board, _ = read_leaderboard(store, found, CellFilter())
-        record_board(store, found.experiment_id, board)
+            run_judge(store, stored_experiment, RulesJudge(), ExportRequest(), report=print_message)
+        board, _ = read_leaderboard(store, stored_experiment, CellFilter())
+        record_board(store, stored_experiment.experiment_id, board)
     if json_:
         print_json(summary.to_json() | {"leaderboard": board.to_json()})
     else:

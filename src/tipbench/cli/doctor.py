@@ -84,11 +84,11 @@ def _run_checks(flags: dict[str, str | None]) -> Iterator[Finding]:
     yield from _settings(settings)
     yield from _disk(settings.home)
     yield _memory(config)
-    for check in (_ollama, _mlflow):
+    for name, check in (("ollama", _ollama), ("mlflow", _mlflow)):
         try:
             yield from check(config, settings)
         except TipbenchError as exc:
-            yield Finding(check.__name__.strip("_"), "failed", str(exc))
+            yield Finding(name, "failed", str(exc))
 
 
 def _versions() -> Iterator[Finding]:

@@ -309,13 +309,12 @@ def _scores_text(values: Mapping[str, float] | None) -> str:
 def _show_held(applied: ApplyResult) -> None:
     """Print the anchors of drifted scales and what the judge can do. Never reveals which items were controls."""
     scales = applied.drift.scales if applied.drift is not None and not applied.verdict_only else ()
-    drifted = {scale.scale for scale in scales if scale.beyond}
-    for name in applied.rubric.scale_names:
-        if scales and (name in drifted or not drifted):
-            print(f"\nAnchors for {name}:")
-            by_score = {anchor.scores[name]: anchor for anchor in reversed(applied.rubric.anchors)}
-            for score in sorted(by_score)[:_MAX_ANCHORS_SHOWN]:
-                print(f"  {score}  “{by_score[score].tip}” ({by_score[score].why})")
+    drifted = [scale.scale for scale in scales if scale.beyond]
+    for name in drifted or [scale.scale for scale in scales]:
+        print(f"\nAnchors for {name}:")
+        by_score = {anchor.scores[name]: anchor for anchor in reversed(applied.rubric.anchors)}
+        for score in sorted(by_score)[:_MAX_ANCHORS_SHOWN]:
+            print(f"  {score}  “{by_score[score].tip}” ({by_score[score].why})")
     print(
         "\nThe scores are stored but not counted; an honest judge is held in about 1 of 20 sheets. Compare them "
         "with the anchors, revise the sheet and apply it again, or pass --accept-drift with a reason to count them."

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tipbench.cli.console import err, print_json, print_message, print_table
+from tipbench.cli.console import make_console, print_json, print_message, print_table
 from tipbench.cli.options import JsonOption, OllamaOption, command_group, default_text
 from tipbench.files import writable_home
 from tipbench.plan.config import CollectConfig
@@ -41,7 +41,7 @@ def fetch_with_progress(settings: Settings) -> str:
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        with Progress(*columns, console=err(), transient=True) as progress:
+        with Progress(*columns, console=make_console(stderr=True), transient=True) as progress:
             task = progress.add_task("weights", total=None)
             return str(
                 fetch_weights(home, report=lambda done, total: progress.update(task, completed=done, total=total))

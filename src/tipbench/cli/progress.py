@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import tipbench
-from tipbench.cli.console import err, print_message
+from tipbench.cli.console import make_console, print_message
 from tipbench.errors import UsageError
 from tipbench.jobs.folder import EVENTS_VARIABLE, EventWriter
 from tipbench.record.events import (
@@ -52,7 +52,7 @@ def progress_counter(label: str) -> Iterator[ProgressCallback]:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=err(), transient=True) as progress:
+        with Progress(*columns, console=make_console(stderr=True), transient=True) as progress:
             task = progress.add_task(label, visible=False)
             yield lambda done, total: progress.update(
                 task, completed=done, total=total, visible=total >= _MIN_BAR_STEPS
@@ -135,7 +135,7 @@ class BarProgress:
             MofNCompleteColumn(),
             TextColumn("{task.fields[speed]}", markup=False),
             TimeRemainingColumn(),
-            console=err(),
+            console=make_console(stderr=True),
             refresh_per_second=4,
         )
         self._model_bar: TaskID | None = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tipbench.cli.console import out, print_json, print_message
+from tipbench.cli.console import make_console, print_json, print_message
 from tipbench.cli.experiments import print_rows
 from tipbench.cli.options import (
     ExperimentOption,
@@ -163,7 +163,7 @@ def _expand_id(store: MlflowStore, experiment: str, prefix: str) -> str:
 def _print_run(run: StoredRun, texts: dict[str, str]) -> None:
     from rich.text import Text
 
-    console = out()
+    console = make_console()
     for title, values in (("params", run.params), ("metrics", run.metrics), ("tags", run.tags)):
         console.print(Text(title, style="bold"))
         for key, value in sorted(values.items()):

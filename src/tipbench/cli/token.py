@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -133,8 +133,5 @@ def revoke(
 def _open_tokens() -> Iterator[TokenStore]:
     from tipbench.web.auth import TokenStore, panel_database
 
-    database = panel_database(writable_home(load_settings().home))
-    try:
+    with closing(panel_database(writable_home(load_settings().home))) as database:
         yield TokenStore(database)
-    finally:
-        database.close()

@@ -27,7 +27,7 @@ from tipbench.jobs.airflow_api import (
     DagRun,
     TaskInstance,
 )
-from tipbench.jobs.airflow_progress import RunProgress, StoredProgress, merged_collected, read_progress, write_progress
+from tipbench.jobs.airflow_progress import JobOutput, StoredProgress, merged_collected, read_progress, write_progress
 from tipbench.jobs.folder import JobFolder, read_events
 from tipbench.jobs.job import ENDED, Job, JobKind, JobState, JobStatus, LogTail, RecordedEvent
 from tipbench.jobs.progress import refused_reason
@@ -42,7 +42,7 @@ SETTLE_S = 15.0  # how long to wait for the last log lines after a task ends
 _CANCELLED_CODE = 130  # exit code of an interrupted command
 _FORBIDDEN = 403
 _MAX_NAMED = 3  # failed tasks named in a reason
-_ANSWERED = "Every cell is judged; Airflow continues with the comparison."
+_ALL_JUDGED = "Every cell is judged; Airflow continues with the comparison."
 
 
 class MlflowLookup(Protocol):
@@ -109,15 +109,15 @@ class AirflowRunner:
                 write_progress(folder, stored)  # before the request: its response may be lost
                 self._dag.trigger(stored.run_id, conf, f"tipbench job {job.id}")
             stored.triggered = True
-            progress = RunProgress(folder, stored, self._clock)
-            progress.emit(events.Started("airflow"))
-            progress.log("airflow", f"run {stored.run_id} for {job.experiment}: {self._dag.page_of(stored.run_id)}")
+            output = JobOutput(folder, stored, self._clock)
+            output.emit(events.Started("airflow"))
+            output.log("airflow", f"run {stored.run_id} for {job.experiment}: {self._dag.run_url(stored.run_id)}")
             if job.private:
-                progress.warn_once(
+                output.warn_once(
                     "A login in an address is not sent to Airflow, which would show it; Airflow's workers use the one "
                     "in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
                 )
-            progress.save()
+            output.save()
 
     def _check_unpaused(self) -> None:
         """Raise AirflowUnavailable if the DAG is paused. The error is cached, because the queue retries often."""
@@ -146,7 +146,8 @@ class AirflowRunner:
         if stored.run_id != previous.run_id:  # if equal, an earlier call saved it and was interrupted
             if not run.ended or not failed_tasks:
                 return False
-            stored.run_id, stored.base = previous.run_id, {task.key: task.try_number for task in run.tasks}
+            stored.run_id = previous.run_id
+            stored.earlier_attempts = {task.key: task.try_number for task in run.tasks}
             write_progress(folder, stored)
         if failed_tasks and run.ended:
             self._dag.clear(stored.run_id, failed_tasks)
@@ -183,9 +184,9 @@ class AirflowRunner:
         """Save a warning, unless another process is polling Airflow for this job."""
         with file_lock(folder.path / "turn", wait=False) as locked:
             if locked:
-                progress = RunProgress(folder, read_progress(folder), self._clock)
-                progress.warn_once(text)
-                progress.save()
+                output = JobOutput(folder, read_progress(folder), self._clock)
+                output.warn_once(text)
+                output.save()
 
     def forget(self, job: Job) -> None:
         """Remove the job's folder; Airflow keeps its history. Raises TipbenchError while the DAG run is active."""
@@ -208,7 +209,7 @@ class AirflowRunner:
                 self.start(job)  # the trigger request arrived, but its response was lost
                 return JobStatus(JobState.RUNNING)
             return JobStatus(JobState.LOST, reason=f"No DAG run recorded in {folder.path}.")
-        if stored.state in ENDED or self._clock() - stored.looked < self._max_age(job, stored):
+        if stored.state in ENDED or self._clock() - stored.polled < self._max_age(job, stored):
             return stored.status
         return self._poll(job, folder)
 
@@ -226,7 +227,7 @@ class AirflowRunner:
         """Poll Airflow if the supervisor has not done so recently. Errors are left to the supervisor to report."""
         folder = self._folder(job)
         stored = read_progress(folder)
-        overdue = self._clock() - stored.looked >= 2 * self._max_age(job, stored)
+        overdue = self._clock() - stored.polled >= 2 * self._max_age(job, stored)
         if stored.triggered and stored.state not in ENDED and overdue and not self._api.failing:
             with suppress(TipbenchError):
                 self._poll(job, folder)
@@ -241,44 +242,44 @@ class AirflowRunner:
             stored = read_progress(folder)
             if not locked or stored.state in ENDED:
                 return stored.status
-            progress = RunProgress(folder, stored, self._clock)
+            output = JobOutput(folder, stored, self._clock)
             run = self._dag.get_run(stored.run_id)
             if run is not None:
-                status = self._status_of(job, folder, progress, run)
+                status = self._status_of(job, folder, output, run)
             elif job.cancel_requested is not None:
                 status = JobStatus(JobState.CANCELLED, _CANCELLED_CODE, "Cancelled; Airflow no longer has the run.")
             else:
                 reason = f"Airflow no longer has the run {stored.run_id}. Finished cells are kept; a retry continues."
                 status = JobStatus(JobState.LOST, reason=reason, links=stored.links)
             if status.state in ENDED:
-                progress.close(status)
-            stored.looked = self._clock()
+                output.close(status)
+            stored.polled = self._clock()
             stored.set_status(status)
-            progress.save()
+            output.save()
             return status
 
-    def _status_of(self, job: Job, folder: JobFolder, progress: RunProgress, run: DagRun) -> JobStatus:
-        stored = progress.stored
-        progress.read_logs(self._dag, run)
-        urls = (totals.collected.url for totals in stored.tallies.values() if totals.collected is not None)
+    def _status_of(self, job: Job, folder: JobFolder, output: JobOutput, run: DagRun) -> JobStatus:
+        stored = output.stored
+        output.read_logs(self._dag, run)
+        urls = (totals.collected.url for totals in stored.totals.values() if totals.collected is not None)
         mlflow_url = next((url for url in urls if url and is_http_url(url)), stored.links.get("mlflow"))
-        links = {"airflow": self._dag.page_of(stored.run_id)}
+        links = {"airflow": self._dag.run_url(stored.run_id)}
         if mlflow_url:
             links["mlflow"] = mlflow_url
         if run.ended and self._settled(stored, run):
-            # The response to the cancel request may have been lost.
-            cancel_sent = folder.cancel_sent_at is not None or job.cancel_requested is not None
-            return _end_status(run, stored, links, cancel_sent=cancel_sent)
+            # `job` may be older than the request, and Airflow's response to it may have been lost.
+            cancelled = job.cancel_requested is not None or folder.cancel_sent_at is not None
+            return _end_status(run, stored, links, cancelled=cancelled)
         wait_task = run.task(WAIT)
         if wait_task is not None and wait_task.state in TASK_PARKED:
-            reason = self._await_judge(job, progress, wait_task)
-            state = JobState.RUNNING if reason == _ANSWERED else JobState.WAITING
+            reason = self._await_judge(job, output, wait_task)
+            state = JobState.RUNNING if reason == _ALL_JUDGED else JobState.WAITING
             return JobStatus(state, reason=reason, links=links)
         for task in run.tasks:
-            totals = stored.tallies.get(task.key)
+            totals = stored.totals.get(task.key)
             if task.state == "up_for_retry" and totals is not None and totals.failure:
                 return JobStatus(JobState.RUNNING, reason=f"{totals.failure} Airflow tries again.", links=links)
-        return JobStatus(JobState.RUNNING, reason=self._blocked_reason(progress, run), links=links)
+        return JobStatus(JobState.RUNNING, reason=self._blocked_reason(output, run), links=links)
 
     def _settled(self, stored: StoredProgress, run: DagRun) -> bool:
         """Return whether the logs of all ended collect tasks contain an exit code.
@@ -286,17 +287,16 @@ class AirflowRunner:
         Also returns True `settle_s` seconds after the run has ended, because a log may never arrive.
         """
         collects = [task for task in run.tasks if task.collects and task.state in ("success", "failed")]
-        own_tasks = [task for task in collects if task.try_number > stored.base.get(task.key, 0)]  # run by this job
-        own_totals = [stored.tallies.get(task.key) for task in own_tasks]
+        own_totals = [stored.totals.get(task.key) for task in collects if stored.has_attempts(task)]
         if all(totals is not None and totals.exit_code is not None for totals in own_totals):
             return True
         stored.ended_since = stored.ended_since or self._clock()
         return self._clock() - stored.ended_since >= self._settle_s
 
-    def _await_judge(self, job: Job, progress: RunProgress, wait_task: TaskInstance) -> str:
+    def _await_judge(self, job: Job, output: JobOutput, wait_task: TaskInstance) -> str:
         """Resume the run in Airflow if no cell of the job is pending. Returns the reason to show for its state."""
-        if not self._check_due(progress.stored):
-            return progress.stored.reason
+        if not self._check_due(output.stored):
+            return output.stored.reason
         try:
             pending_cells = self._mlflow.pending(job)
         except TipbenchError as exc:  # the job is not lost if only MLflow is unavailable
@@ -304,19 +304,19 @@ class AirflowRunner:
         if pending_cells:
             return f"{plural(pending_cells, 'cell waits', 'cells wait')} for a judge."
         try:
-            self._dag.answer(progress.stored.run_id, wait_task)
+            self._dag.respond(output.stored.run_id, wait_task)
         except AirflowError as exc:
-            return f"Every cell is judged, but Airflow rejects the answer: {exc} Answer it in Airflow."
-        if progress.stored.reason != _ANSWERED:  # emitted once, although Airflow may take several polls to continue
-            progress.emit(events.Message(_ANSWERED))
-        return _ANSWERED
+            return f"Every cell is judged, but Airflow rejects the response to {WAIT}: {exc} Respond in Airflow."
+        if output.stored.reason != _ALL_JUDGED:  # emitted once, although Airflow may take several polls to continue
+            output.emit(events.Message(_ALL_JUDGED))
+        return _ALL_JUDGED
 
-    def _blocked_reason(self, progress: RunProgress, run: DagRun) -> str:
+    def _blocked_reason(self, output: JobOutput, run: DagRun) -> str:
         """Return why no task is running if an operator can fix it, else an empty string."""
         if any(task.state == "running" for task in run.tasks):
             return ""
-        if not self._check_due(progress.stored):
-            return progress.stored.reason if progress.stored.state is JobState.RUNNING else ""
+        if not self._check_due(output.stored):
+            return output.stored.reason if output.stored.state is JobState.RUNNING else ""
         reason = ""
         with suppress(AirflowError):  # the user may lack permission to read pools
             pools = {task.pool for task in run.tasks if task.state in TASK_UNSTARTED} - {DEFAULT_POOL}
@@ -328,7 +328,7 @@ class AirflowRunner:
             elif run.state == "queued" and self._dag.is_paused():
                 reason = f"The DAG {self._dag.dag_id} is paused in Airflow; unpause it there to start the run."
         if reason:
-            progress.warn_once(reason)
+            output.warn_once(reason)
         return reason
 
     def _check_due(self, stored: StoredProgress) -> bool:
@@ -352,29 +352,29 @@ def conf_of(job: Job, mlflow_url: str) -> dict[str, Any]:
     return {key: value for key, value in job.arguments.items() if value is not None} | {"mlflow_url": mlflow_url}
 
 
-def _end_status(run: DagRun, stored: StoredProgress, links: dict[str, str], *, cancel_sent: bool) -> JobStatus:
+def _end_status(run: DagRun, stored: StoredProgress, links: dict[str, str], *, cancelled: bool) -> JobStatus:
     """Return the status of a DAG run that has ended."""
     compare_task = run.task(COMPARE)
-    if cancel_sent and (compare_task is None or compare_task.state != "success"):
+    if cancelled and (compare_task is None or compare_task.state != "success"):
         return JobStatus(JobState.CANCELLED, _CANCELLED_CODE, "Cancelled; finished cells are kept.", links)
     failed = [task for task in run.tasks if task.state == "failed"]
     if run.state == "success" and not any(task.collects for task in failed):
-        reason = refused_reason(merged_collected(list(stored.tallies.values())))
+        reason = refused_reason(merged_collected(list(stored.totals.values())))
         return JobStatus(JobState.SUCCEEDED, 0, reason, links)
-    exit_code = next((totals.exit_code for totals in stored.tallies.values() if totals.exit_code), 1)
+    exit_code = next((totals.exit_code for totals in stored.totals.values() if totals.exit_code), 1)
     return JobStatus(JobState.FAILED, exit_code, _failure_reason(failed, stored), links)
 
 
 def _failure_reason(failed: Sequence[TaskInstance], stored: StoredProgress) -> str:
     """Return the failures of the collect tasks, or of the first other task if no collect task has one."""
-    failures = [(task, stored.tallies[task.key].failure) for task in failed if task.key in stored.tallies]
-    causes = [(task, failure) for task, failure in failures if failure and task.collects]
-    causes = causes or [(task, failure) for task, failure in failures if failure][:1]
+    failures = {task.key: stored.totals[task.key].failure for task in failed if task.key in stored.totals}
+    explained = [task for task in failed if failures.get(task.key)]
+    causes = [task for task in explained if task.collects] or explained[:1]
     if not causes:
         names = ", ".join(task.title for task in failed[:_MAX_NAMED]) or "A task"
         return f"{names} failed in Airflow; see the log."
     if len(causes) == 1:
-        return causes[0][1]
-    listed = "; ".join(f"{task.rendered_map_index or task.title}: {failure}" for task, failure in causes[:_MAX_NAMED])
+        return failures[causes[0].key]
+    listed = "; ".join(f"{task.rendered_map_index or task.title}: {failures[task.key]}" for task in causes[:_MAX_NAMED])
     unlisted = len(causes) - _MAX_NAMED
     return f"{listed}; and {unlisted} more" if unlisted > 0 else listed

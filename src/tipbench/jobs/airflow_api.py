@@ -348,7 +348,7 @@ class LogLine:
 
 
 @dataclass(frozen=True)
-class LogPart:
+class LogPage:
     """A page of log lines; `token` requests the next page and is None at the end of the log."""
 
     lines: tuple[LogLine, ...]
@@ -363,7 +363,7 @@ class AirflowDag:
         self.dag_id = api.access.dag_id
         self._path = path_of("dags", self.dag_id)
 
-    def page_of(self, run_id: str) -> str:
+    def run_url(self, run_id: str) -> str:
         """Return the URL of the run's page in the web UI."""
         return f"{self._api.public_url}/{path_of('dags', self.dag_id, 'runs', run_id)}"
 
@@ -408,11 +408,11 @@ class AirflowDag:
                 return None
             raise
         tasks: list[TaskInstance] = []
-        while len(tasks) % _PAGE_SIZE == 0 and len(tasks) < _MAX_TASKS:
-            response = self._api.get(f"{self._run_path(run_id)}/taskInstances", limit=_PAGE_SIZE, offset=len(tasks))
+        for offset in range(0, _MAX_TASKS, _PAGE_SIZE):
+            response = self._api.get(f"{self._run_path(run_id)}/taskInstances", limit=_PAGE_SIZE, offset=offset)
             page = _validate(_TaskInstances, response).task_instances
             tasks += page
-            if not page:
+            if len(page) < _PAGE_SIZE:
                 break
         tasks.sort(key=lambda task: (task.start_date is None, task.start_date or "", task.key))
         return run.model_copy(update={"tasks": tuple(tasks)})
@@ -432,7 +432,7 @@ class AirflowDag:
                     missing.append(name)
         return missing
 
-    def log(self, run_id: str, task: TaskInstance, attempt: int, token: str | None, skip: int) -> LogPart:
+    def log(self, run_id: str, task: TaskInstance, attempt: int, token: str | None, skip: int) -> LogPage:
         """Return the lines of a task's log that follow the first `skip` lines, which were read before.
 
         With the `token` of the last page, Airflow does not send those again.
@@ -440,15 +440,15 @@ class AirflowDag:
         path = f"{self._run_path(run_id)}/{path_of('taskInstances', task.task_id, 'logs', attempt)}"
         if token is not None:
             try:
-                return _log_part(_validate(_Log, self._api.get(path, map_index=task.map_index, token=token)), 0)
+                return _log_page(_validate(_Log, self._api.get(path, map_index=task.map_index, token=token)), 0)
             except AirflowError as exc:
                 if exc.status != 400:  # the token is invalid after Airflow's key changes
                     raise
         try:
-            return _log_part(_validate(_Log, self._api.get(path, map_index=task.map_index)), skip)
+            return _log_page(_validate(_Log, self._api.get(path, map_index=task.map_index)), skip)
         except AirflowError as exc:
             if exc.status == 404:
-                return LogPart((), None)
+                return LogPage((), None)
             raise
 
     def cancel(self, run_id: str) -> None:
@@ -468,16 +468,16 @@ class AirflowDag:
         }
         self._api.post(f"{self._path}/clearTaskInstances", body)
 
-    def answer(self, run_id: str, task: TaskInstance) -> None:
-        """Resume the task that waits for the judge; does nothing if it was already answered."""
+    def respond(self, run_id: str, task: TaskInstance) -> None:
+        """Choose the first option of the task that waits for the judge; does nothing if it has a response."""
         path = f"{self._run_path(run_id)}/{path_of('taskInstances', task.task_id, task.map_index, 'hitlDetails')}"
-        question = _validate(_Hitl, self._api.get(path))
-        if question.response_received:
+        waiting = _validate(_Hitl, self._api.get(path))
+        if waiting.response_received:
             return
         try:
-            self._api.patch(path, {"chosen_options": question.options[:1], "params_input": {}})
+            self._api.patch(path, {"chosen_options": waiting.options[:1], "params_input": {}})
         except AirflowError as exc:
-            if exc.status != 409:
+            if exc.status != 409:  # it got a response in the meantime
                 raise
 
     def _run_path(self, run_id: str) -> str:
@@ -495,13 +495,13 @@ def _validate(model: type[_ResponseT], response: Json) -> _ResponseT:
         ) from exc
 
 
-def _log_part(log: _Log, skip: int) -> LogPart:
+def _log_page(log: _Log, skip: int) -> LogPage:
     """Parse a log response. Leaves out its leading group, which names the log's source, and the first `skip` lines."""
     lines = [_parse_entry(entry) for entry in log.content]
     if lines and lines[0].text.startswith("::group::Log message source details"):
         end = next((index for index, line in enumerate(lines) if line.text.startswith("::endgroup::")), -1)
         lines = lines[end + 1 :]
-    return LogPart(tuple(lines[skip:]), log.continuation_token)
+    return LogPage(tuple(lines[skip:]), log.continuation_token)
 
 
 def _parse_entry(entry: object) -> LogLine:

@@ -24,13 +24,10 @@ from tipbench.record.events import event_json, event_line, parse_line
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024  # of all tasks of a job together; a collect of 10 000 cells prints 3 MB
 _PROGRESS_FILE = "airflow.json"
 _MAX_WAITS = 10  # servers that are stored as waited for, per task
+_MERGED_EVENTS = (events.Started, events.Collected, events.Evidence, events.Failure, events.Exit)  # one of each per job
 
 
-class _StoredModel(BaseModel):
-    model_config = ConfigDict(extra="ignore", validate_assignment=False)
-
-
-class LogPosition(_StoredModel):
+class LogPosition(BaseModel):
     """How far a task's log has been read."""
 
     attempt: int = 1
@@ -39,7 +36,7 @@ class LogPosition(_StoredModel):
     over: bool = False  # the log was read to its end
 
 
-class TaskTotals(_StoredModel):
+class TaskTotals(BaseModel):
     """Totals of one task over all its attempts."""
 
     collected: events.Collected | None = None
@@ -52,25 +49,35 @@ class TaskTotals(_StoredModel):
     recording: bool = False  # some cells are still being recorded
 
 
-class StoredProgress(_StoredModel):
-    """The Airflow runner's state of a job. Any process that shares the home folder can continue from it."""
+class StoredProgress(BaseModel):
+    """The Airflow runner's state of a job. Any process that shares the home folder can continue from it.
+
+    An alias is the key in the file.
+    """
+
+    model_config = ConfigDict(populate_by_name=True)
 
     run_id: str = ""  # set before the trigger request is sent
     triggered: bool = False  # the DAG run exists in Airflow
-    base: dict[str, int] = Field(default_factory=dict)  # attempts by earlier jobs in the same DAG run, by task
-    places: dict[str, LogPosition] = Field(default_factory=dict)  # by task
-    tallies: dict[str, TaskTotals] = Field(default_factory=dict)  # by task
-    states: dict[str, str | None] = Field(default_factory=dict)  # by task, as last logged
-    told: list[str] = Field(default_factory=list)  # warnings already emitted
+    # Dictionaries are by task.
+    earlier_attempts: dict[str, int] = Field(default_factory=dict, alias="base")  # of earlier jobs in the same DAG run
+    log_positions: dict[str, LogPosition] = Field(default_factory=dict, alias="places")
+    totals: dict[str, TaskTotals] = Field(default_factory=dict, alias="tallies")
+    states: dict[str, str | None] = Field(default_factory=dict)  # as last logged
+    warnings: list[str] = Field(default_factory=list, alias="told")  # already emitted
     events_size: int = 0  # bytes of the event file
     log_size: int = 0  # bytes of the log
-    looked: float = 0.0  # when Airflow was last polled
+    polled: float = Field(0.0, alias="looked")  # when Airflow was last polled
     checked: float = 0.0  # when the DAG, its pools and the pending cells were last checked
     ended_since: float | None = None  # when the DAG run was first seen to have ended
     state: JobState | None = None
     exit_code: int | None = None
     reason: str = ""
     links: dict[str, str] = Field(default_factory=dict)
+
+    def has_attempts(self, task: TaskInstance) -> bool:
+        """Return whether the task has run for this job, and not only for earlier jobs in the same DAG run."""
+        return task.try_number > self.earlier_attempts.get(task.key, 0)
 
     @property
     def status(self) -> JobStatus:
@@ -95,11 +102,11 @@ def write_progress(folder: JobFolder, stored: StoredProgress) -> None:
     """Save the state atomically."""
     with home_errors(folder.path, "cannot be written"):
         folder.make()
-        write_atomic(folder.path / _PROGRESS_FILE, stored.model_dump_json().encode())
+        write_atomic(folder.path / _PROGRESS_FILE, stored.model_dump_json(by_alias=True).encode())
 
 
-class RunProgress:
-    """Buffers events and log lines of a job until `save`, which overwrites incomplete output of a crashed process."""
+class JobOutput:
+    """The events and the log of a job, buffered until `save`, which overwrites what a crashed process has written."""
 
     def __init__(self, folder: JobFolder, stored: StoredProgress, clock: Callable[[], float]) -> None:
         self.stored = stored
@@ -114,12 +121,13 @@ class RunProgress:
             if self.stored.states.get(task.key) != task.state:
                 self.stored.states[task.key] = task.state
                 self.log("airflow", f"{task.title}: {task.state}" if task.state else "")
-            if task.try_number > self.stored.base.get(task.key, 0):
+            if self.stored.has_attempts(task):
                 self._read_task(dag, task)
 
     def _read_task(self, dag: AirflowDag, task: TaskInstance) -> None:
         """Read the new lines of a task's log. An unreadable log is a warning and does not change the job's outcome."""
-        position = self.stored.places.setdefault(task.key, LogPosition(attempt=self.stored.base.get(task.key, 0) + 1))
+        first_attempt = self.stored.earlier_attempts.get(task.key, 0) + 1
+        position = self.stored.log_positions.setdefault(task.key, LogPosition(attempt=first_attempt))
         last_attempt = task.try_number
         if position.attempt > last_attempt or (position.attempt == last_attempt and position.over):
             return
@@ -129,8 +137,8 @@ class RunProgress:
             except (AirflowUnavailable, AirflowError) as exc:
                 self.warn_once(f"The log of {task.title} cannot be read: {exc} The run continues.")
                 if isinstance(exc, AirflowUnavailable) or exc.status != TOO_LONG:
-                    return
-                at_end = True
+                    return  # the next poll tries again
+                at_end = True  # it would be too long again
             else:
                 self._read_lines(task, page.lines)
                 position.lines += len(page.lines)
@@ -145,7 +153,7 @@ class RunProgress:
         """Move to the start of the next attempt's log, and reset the totals that are counted per attempt."""
         position.attempt += 1
         position.lines, position.token, position.over = 0, None, False
-        totals = self.stored.tallies.get(task.key)
+        totals = self.stored.totals.get(task.key)
         if totals is not None:
             self._close_waits(totals)
             totals.answered_before += totals.answered
@@ -155,7 +163,7 @@ class RunProgress:
 
     def _read_lines(self, task: TaskInstance, lines: Iterable[LogLine]) -> None:
         """Buffer the events in a task's log lines, and all other lines as log output."""
-        totals = self.stored.tallies.setdefault(task.key, TaskTotals())
+        totals = self.stored.totals.setdefault(task.key, TaskTotals())
         for line in lines:
             raw = line.text.strip().encode("utf-8", "backslashreplace")
             parsed = parse_line(raw) if raw.startswith(b'{"at"') else None
@@ -164,12 +172,13 @@ class RunProgress:
                 if line.error:
                     self._log_task(task, line.error)
                     totals.failure = totals.failure or line.error
-            elif self._update_totals(totals, parsed[1], task) and not self._full:
-                at, event = parsed
+                continue
+            at, event = parsed
+            self._update_totals(totals, event, task)
+            if not isinstance(event, _MERGED_EVENTS) and not self._is_full():
                 self._events.append(json.dumps({"at": at, **event_json(event)}).encode("ascii") + b"\n")
 
-    def _update_totals(self, totals: TaskTotals, event: events.Event, task: TaskInstance) -> bool:
-        """Update the task's totals. Returns False for events that the job emits only once, merged over its tasks."""
+    def _update_totals(self, totals: TaskTotals, event: events.Event, task: TaskInstance) -> None:
         if isinstance(event, events.Collected):
             totals.collected = event
         elif isinstance(event, events.Evidence):
@@ -188,7 +197,6 @@ class RunProgress:
             totals.recording = event.left > 0
         elif isinstance(event, events.CellFinished):
             totals.answered += event.failure is None
-        return not isinstance(event, events.Collected | events.Evidence | events.Failure | events.Exit | events.Started)
 
     def _close_waits(self, totals: TaskTotals) -> None:
         """Emit the events that end the waits and the recording of an attempt that has ended."""
@@ -204,8 +212,8 @@ class RunProgress:
 
     def warn_once(self, text: str) -> None:
         """Buffer a warning, unless the same text was emitted before."""
-        if text not in self.stored.told:
-            self.stored.told.append(text)
+        if text not in self.stored.warnings:
+            self.stored.warnings.append(text)
             self.emit(events.Message(text, warning=True))
             self.log("airflow", text)
 
@@ -214,12 +222,11 @@ class RunProgress:
         self._log += [f"[{source}] {line}" for line in text.splitlines()]
 
     def _log_task(self, task: TaskInstance, text: str) -> None:
-        if not self._full:
+        if not self._is_full():
             self.log(task.title, text)
 
-    @property
-    def _full(self) -> bool:
-        """Whether the stored output exceeds MAX_OUTPUT_BYTES. Emits a warning if so."""
+    def _is_full(self) -> bool:
+        """Return whether the stored output exceeds MAX_OUTPUT_BYTES; if so, emits a warning."""
         if self.stored.events_size + self.stored.log_size <= MAX_OUTPUT_BYTES:
             return False
         self.warn_once(f"Its tasks have printed more than {MAX_OUTPUT_BYTES >> 20} MB; see Airflow for the rest.")
@@ -227,7 +234,7 @@ class RunProgress:
 
     def close(self, status: JobStatus) -> None:
         """Buffer the merged totals, the failure if any, and the exit event."""
-        tasks = list(self.stored.tallies.values())
+        tasks = list(self.stored.totals.values())
         if memory := merged_memory([task.memory for task in tasks if task.memory is not None]):
             self.emit(memory)
         if collected := merged_collected(tasks):
@@ -281,15 +288,8 @@ def _append(path: Path, size: int, content: bytes) -> int:
     """Write at byte `size`, after removing any output of a crashed process from there on. Returns the new size."""
     if not content:
         return size
-    with home_errors(path, "cannot be written"):
-        fd = open_private(path, os.O_WRONLY)
-        try:
-            if os.fstat(fd).st_size > size:
-                os.ftruncate(fd, size)
-            os.lseek(fd, size, os.SEEK_SET)
-            while content:
-                written = os.write(fd, content)
-                size, content = size + written, content[written:]
-        finally:
-            os.close(fd)
-    return size
+    with home_errors(path, "cannot be written"), os.fdopen(open_private(path, os.O_WRONLY), "wb") as file:
+        file.truncate(size)
+        file.seek(size)
+        file.write(content)
+    return size + len(content)

@@ -38,7 +38,7 @@ def judge_request(
     runs; it is never shown.
     """
     judge, experiment = JudgeChoice.parse(options.get("with")), str(options["experiment"])
-    judge.with_program(program)
+    judge.with_program(program)  # raises InvalidOption if the program is missing
     check_judge_options(judge, options)
     resources = {f"judge {options.get('judge') or judge} in {experiment}"}  # one job per judge and experiment at a time
     if judge.kind is JudgeKind.MODEL:

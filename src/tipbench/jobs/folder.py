@@ -11,7 +11,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -126,10 +126,9 @@ class JobFolder:
 class EventWriter:
     """Appends events to a file. Write errors, such as a full disk, are ignored, so that they never stop the command."""
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path) -> None:
         """Open the file; raises OSError if that fails."""
         self._fd: int | None = open_private(path, os.O_WRONLY | os.O_APPEND)
-        self._clock = clock
         self._lock = threading.RLock()  # reentrant, because an interrupt while it is held writes the exit event
         self._line_incomplete = False  # the last write failed or was cut short, as on a full disk
 
@@ -138,9 +137,9 @@ class EventWriter:
         with self._lock, suppress(OSError, ValueError):
             if self._fd is None:
                 return
-            line = event_line(event, self._clock())
+            line = event_line(event, time.time())
             content = b"\n" + line if self._line_incomplete else line
-            self._line_incomplete = True
+            self._line_incomplete = True  # until the write has succeeded
             self._line_incomplete = os.write(self._fd, content) != len(content)
             if durable:
                 os.fsync(self._fd)

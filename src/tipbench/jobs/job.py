@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from tipbench.errors import JobConflict
 from tipbench.record.events import Event
 
 
@@ -43,13 +42,6 @@ MOVES: Mapping[JobState, frozenset[JobState]] = {
     JobState.FAILED: frozenset(),
     JobState.CANCELLED: frozenset(),
 }
-
-
-def check_transition(old: JobState, new: JobState) -> None:
-    """Raise JobConflict for a transition that is not in `MOVES`."""
-    if new not in MOVES[old]:
-        legal = " or ".join(sorted(MOVES[old])) or "no other state"
-        raise JobConflict(f"A job that is {old} may become {legal}, not {new}. Reload the job.")
 
 
 def transitions_between(old: JobState, new: JobState) -> tuple[JobState, ...]:

@@ -125,11 +125,11 @@ class LocalRunner:
         """Send SIGTERM to the process group, once. After the grace period, send SIGKILL to it and all descendants."""
         folder = self._folder(job)
         with folder.locked():
-            if folder.process is None:
+            process = folder.process
+            if process is None:
                 folder.forbid_start()
                 return
-        process = folder.process
-        if process is None or not is_alive(process) or read_result(folder.events) is not None:
+        if not is_alive(process) or read_result(folder.events) is not None:
             return
         cancel_sent, now = folder.cancel_sent_at, self._clock()
         if cancel_sent is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -14,6 +14,8 @@ from tipbench.jobs.job import Job, RecordedEvent, Runner
 from tipbench.record import events
 
 _MAX_MESSAGES = 20
+_MAX_CACHED = 200  # jobs
+_PAGE_SIZE = 500  # events read at a time
 
 
 class Phase(StrEnum):
@@ -77,9 +79,10 @@ class Progress:
         """Return the progress after an event."""
         match event:
             case events.BlockStarted() | events.CellFinished() | events.BlockFinished():
-                models = {model.model: model for model in self.models}
-                before = models.get(event.model) or ModelProgress(event.model, Phase.LOADING, 0, 0)
-                return replace(self, models=tuple({**models, event.model: before.after(event)}.values()))
+                by_name = {model.model: model for model in self.models}
+                before = by_name.get(event.model) or ModelProgress(event.model, Phase.LOADING, 0, 0)
+                by_name[event.model] = before.after(event)
+                return replace(self, models=tuple(by_name.values()))
             case events.Waiting():
                 others = (what for what in self.waiting_for if what != event.what)
                 return replace(self, waiting_for=(*others, event.what))
@@ -104,8 +107,11 @@ class Progress:
             case events.Failure():
                 return replace(self, failure=event.text)
             case events.Exit():
-                stopped = (m if m.phase is Phase.EMPTY else replace(m, phase=Phase.STOPPED) for m in self.models)
-                return replace(self, models=tuple(stopped), waiting_for=(), exit_code=event.code)
+                models = tuple(
+                    model if model.phase is Phase.EMPTY else replace(model, phase=Phase.STOPPED)
+                    for model in self.models
+                )
+                return replace(self, models=models, waiting_for=(), exit_code=event.code)
         return self
 
     @property
@@ -117,21 +123,16 @@ class Progress:
             return f"{self.collected.failed} of {self.collected.cells} cells failed; a retry tries them again."
         if self.judged is not None and self.judged.held:
             return f"The scores of {self.judged.judge} are held: their drift is over the limit."
-        return f"{self.judged.unscored} items have no score." if self.judged and self.judged.unscored else ""
+        if self.judged is not None and self.judged.unscored:
+            return f"{self.judged.unscored} items have no score."
+        return ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values for the API and the panel."""
-        return {name: _plain(value) for name, value in vars(self).items()}
+        """Return JSON values for the API and the panel."""
+        from pydantic_core import to_jsonable_python  # not imported in the launcher of jobs/local.py, to keep it fast
 
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    return {name: _plain(each) for name, each in vars(value).items()} if is_dataclass(value) else value
-
-
-_MAX_CACHED = 200  # jobs
-_PAGE = 500  # events read at a time
+        values: dict[str, Any] = to_jsonable_python(self)
+        return values
 
 
 @dataclass(frozen=True)
@@ -175,9 +176,9 @@ class ProgressCache:
 
     def at(self, job: Job, cursor: int) -> ProgressSnapshot:
         """Return the progress at `cursor`; the current one if the cursor is past the last event."""
-        now = self.current(job)
-        if cursor >= now.cursor:
-            return now
+        current = self.current(job)
+        if cursor >= current.cursor:
+            return current
         snapshot = ProgressSnapshot()
         for recorded in events_after(self._runner_of(job), job, 0):
             if recorded.cursor > cursor:
@@ -194,8 +195,8 @@ def refused_reason(collected: events.Collected | None) -> str:
 def events_after(runner: Runner, job: Job, cursor: int) -> Iterator[RecordedEvent]:
     """Yield all events after `cursor`, oldest first."""
     while True:
-        found = runner.events(job, cursor, _PAGE)
-        yield from found
-        if len(found) < _PAGE:
+        page = runner.events(job, cursor, _PAGE_SIZE)
+        yield from page
+        if len(page) < _PAGE_SIZE:
             return
-        cursor = found[-1].cursor
+        cursor = page[-1].cursor

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from tipbench.errors import JobConflict, JobNotFound, UsageError
-from tipbench.jobs.job import ENDED, Job, JobKind, JobRequest, JobState, check_transition
+from tipbench.jobs.job import ENDED, MOVES, Job, JobKind, JobRequest, JobState
 from tipbench.sqlite import Database, Row
 
 MAX_PAGE = 500  # jobs
@@ -83,7 +83,7 @@ class JobStore:
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self.path = path
-        self._clock = clock
+        self.clock = clock
         self._db = Database(path, _MIGRATIONS, "The list of jobs", busy_s=_BUSY_TIMEOUT_S, wal=True)
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class JobStore:
             known = self._find_existing(request, key, request_hash)
             if known is not None:
                 return Submitted(known, new=False)
-            now = self._clock()
+            now = self.clock()
             values = {
                 "id": f"{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}",
                 "kind": request.kind.value, "state": JobState.QUEUED.value,
@@ -155,11 +155,13 @@ class JobStore:
             raise UsageError(f"limit is from 1 to {MAX_PAGE} (got {limit}).")
         if after is not None and not (after.isascii() and after.isdigit() and len(after) <= 18):
             raise UsageError(f"after takes the value of `next` of an earlier page (got {after[:40]!r}).")
-        wanted = {key: value for key, value in vars(which or JobFilter()).items() if value is not None}
-        clauses = [f"{key} = ?" for key in wanted] + (["seq < ?"] if after else [])
-        where = f"WHERE {' AND '.join(clauses)}" if clauses else ""
-        values = [*map(str, wanted.values()), *([int(after)] if after else []), limit + 1]
-        rows = self._db.rows(f"SELECT * FROM jobs {where} ORDER BY seq DESC LIMIT ?", values)  # noqa: S608
+        filters = {key: value for key, value in vars(which or JobFilter()).items() if value is not None}
+        conditions: dict[str, object] = {f"{key} = ?": str(value) for key, value in filters.items()}
+        if after is not None:
+            conditions["seq < ?"] = int(after)
+        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+        query = f"SELECT * FROM jobs {where} ORDER BY seq DESC LIMIT ?"  # noqa: S608
+        rows = self._db.rows(query, [*conditions.values(), limit + 1])  # one more shows whether there is a next page
         shown = rows[:limit]
         return Page(tuple(map(_job, shown)), str(shown[-1]["seq"]) if len(rows) > limit else None)
 
@@ -179,11 +181,7 @@ class JobStore:
         A lost job has no end time, so its start time is used.
         """
         query = f"SELECT * FROM jobs WHERE {_REMOVABLE} AND coalesce(ended, started, created) < ? ORDER BY seq LIMIT ?"  # noqa: S608
-        return [_job(row) for row in self._db.rows(query, [self._clock() - keep_s, limit])]
-
-    def now(self) -> float:
-        """Return the time in Unix seconds."""
-        return self._clock()
+        return [_job(row) for row in self._db.rows(query, [self.clock() - keep_s, limit])]
 
     def last_activity(self) -> float | None:
         """Return when a job was last queued, started or ended; None without jobs."""
@@ -206,7 +204,7 @@ class JobStore:
             done = db.execute(
                 "UPDATE jobs SET claimed = coalesce(claimed, ?) "
                 "WHERE id = ? AND state = 'queued' AND cancel_requested IS NULL",
-                (self._clock(), job_id),
+                (self.clock(), job_id),
             )
             return self.get(job_id) if done.rowcount else None
 
@@ -214,44 +212,50 @@ class JobStore:
         self, job_id: str, old: JobState, new: JobState, *, exit_code: int | None = None, reason: str = ""
     ) -> Job | None:
         """Change a job's state; None if it is no longer `old`. Raises JobConflict for an illegal transition."""
-        check_transition(old, new)
-        now = self._clock()
+        if new not in MOVES[old]:
+            legal = " or ".join(sorted(MOVES[old])) or "no other state"
+            raise JobConflict(f"A job that is {old} may become {legal}, not {new}. Reload the job.")
+        now = self.clock()
         with self._db.transaction() as db:
             done = db.execute(
-                "UPDATE jobs SET state = ?, exit_code = ?, reason = ?, ended = ?, "
-                "started = CASE WHEN ? THEN coalesce(started, ?) ELSE started END WHERE id = ? AND state = ?",
-                (
-                    *(new.value, exit_code, reason[:_MAX_REASON], now if new in ENDED else None),
-                    *(new is JobState.RUNNING, now, job_id, old.value),
-                ),
+                "UPDATE jobs SET state = :new, exit_code = :exit_code, reason = :reason, ended = :ended, "
+                "started = coalesce(started, :started) WHERE id = :id AND state = :old",
+                {
+                    "id": job_id,
+                    "old": old.value,
+                    "new": new.value,
+                    "exit_code": exit_code,
+                    "reason": reason[:_MAX_REASON],
+                    "started": now if new is JobState.RUNNING else None,
+                    "ended": now if new in ENDED else None,
+                },
             )
             return self.get(job_id) if done.rowcount else None
 
-    def note(self, job_id: str, *, reason: str | None = None, links: Mapping[str, str] | None = None) -> None:
-        """Update a job's reason or links without changing its state."""
+    def set_reason(self, job_id: str, reason: str) -> None:
+        """Replace a job's reason."""
         with self._db.transaction() as db:
-            if reason is not None:
-                db.execute("UPDATE jobs SET reason = ? WHERE id = ?", (reason[:_MAX_REASON], job_id))
-            if links:
-                merged = {**self.get(job_id).links, **links}
-                db.execute("UPDATE jobs SET links = ? WHERE id = ?", (_dump(merged), job_id))
+            db.execute("UPDATE jobs SET reason = ? WHERE id = ?", (reason[:_MAX_REASON], job_id))
+
+    def add_links(self, job_id: str, links: Mapping[str, str]) -> None:
+        """Add links to those of a job."""
+        with self._db.transaction() as db:
+            merged = {**self.get(job_id).links, **links}
+            db.execute("UPDATE jobs SET links = ? WHERE id = ?", (_dump(merged), job_id))
 
     def request_cancel(self, job_id: str) -> Job:
         """Cancel a queued job immediately; for a job that is starting or running, save the request for the supervisor.
 
         Raises JobConflict if the job has succeeded or failed.
         """
-        now = self._clock()
+        now = self.clock()
         with self._db.transaction() as db:
             job = self.get(job_id)
-            if job.state in ENDED:
-                if job.state is not JobState.CANCELLED:
-                    raise JobConflict(f"Job {job_id} has already {job.state}; it cannot be cancelled.")
+            if job.state is JobState.CANCELLED:
                 return job
-            db.execute(
-                "UPDATE jobs SET cancel_requested = coalesce(cancel_requested, ?) WHERE id = ?",
-                (now, job_id),
-            )
+            if job.state in ENDED:
+                raise JobConflict(f"Job {job_id} has already {job.state}; it cannot be cancelled.")
+            db.execute("UPDATE jobs SET cancel_requested = coalesce(cancel_requested, ?) WHERE id = ?", (now, job_id))
             if job.state is JobState.QUEUED and job.claimed is None:
                 db.execute("UPDATE jobs SET state = 'cancelled', ended = ? WHERE id = ?", (now, job_id))
             return self.get(job_id)
@@ -272,8 +276,9 @@ def _job(row: Row) -> Job:
     values: dict[str, Any] = {key: row[key] for key in row.keys() if key not in ("seq", "body")}  # noqa: SIM118
     for name in ("arguments", "private", "links"):
         values[name] = json.loads(row[name])
-    values |= {"kind": JobKind(row["kind"]), "state": JobState(row["state"])}
-    return Job(**values | {"resources": tuple(json.loads(row["resources"]))})
+    values["resources"] = tuple(json.loads(row["resources"]))
+    values["kind"], values["state"] = JobKind(row["kind"]), JobState(row["state"])
+    return Job(**values)
 
 
 def _sql_list(states: Collection[JobState]) -> str:

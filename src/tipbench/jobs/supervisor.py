@@ -81,7 +81,6 @@ class Supervisor:
         lock: Path,
         *,
         tick_s: float = TICK_S,
-        max_running: int = MAX_RUNNING,
         keep_s: float | None = None,
     ) -> None:
         """Ended jobs are kept for `keep_s` seconds, or forever if it is None."""
@@ -89,7 +88,6 @@ class Supervisor:
         self._runners = runners
         self._lock_path = lock
         self._tick_s = tick_s
-        self._max_running = max_running
         self._keep_s = keep_s
         self._next_sweep = 0.0  # monotonic time
         self._jumped_at: float | None = None  # when a clock jump was noticed (monotonic time)
@@ -106,8 +104,8 @@ class Supervisor:
         return runner
 
     @property
-    def leads(self) -> bool:
-        """Whether this process holds the supervisor lock."""
+    def holds_lock(self) -> bool:
+        """Whether this process supervises the jobs. At most one process per home folder does."""
         return self._lock_fd is not None
 
     def start(self) -> Self:
@@ -118,7 +116,7 @@ class Supervisor:
         return self
 
     def wake(self) -> None:
-        """Run the next tick at once, as after a job was submitted or cancelled."""
+        """Run the next tick now, for example because a job was submitted or cancelled."""
         self._wake.set()
 
     def close(self) -> None:
@@ -146,11 +144,12 @@ class Supervisor:
         for job in self._store.in_states(ACTIVE - {JobState.LOST}) + lost:
             self._safely(self._update_job, job)
         queued = self._store.in_states({JobState.QUEUED})
-        for job in (job for job in queued if job.cancel_requested is not None):
-            self._safely(self._update_job, job)  # its supervisor crashed between claiming and starting it
-        queued = [job for job in queued if job.cancel_requested is None]
+        for job in queued:
+            if job.cancel_requested is not None:  # its supervisor crashed between claiming and starting it
+                self._safely(self._update_job, job)
+        to_start = [job for job in queued if job.cancel_requested is None]
         running = self._store.in_states({JobState.RUNNING})
-        for job in startable(queued, running, self._max_running):
+        for job in startable(to_start, running):
             self._safely(self._start_job, job)
         if time.monotonic() >= self._next_sweep:
             self._sweep()
@@ -184,7 +183,7 @@ class Supervisor:
 
         The panel may also have been stopped, or the clock corrected. So the new time is accepted after a day.
         """
-        path, now = self._lock_path.with_name("last_sweep"), self._store.now()
+        path, now = self._lock_path.with_name("last_sweep"), self._store.clock()
         try:
             last_sweep = float(path.read_text())
         except (OSError, ValueError):
@@ -217,7 +216,7 @@ class Supervisor:
         try:
             action(job)
         except TipbenchError as exc:
-            self._store.note(job.id, reason=str(exc))
+            self._store.set_reason(job.id, str(exc))
         except Exception:  # noqa: BLE001 - a bug with one job must not block the others
             _log.exception("checking job %s failed", job.id)
 
@@ -247,10 +246,10 @@ class Supervisor:
     def _advance(self, job: Job, status: JobStatus) -> None:
         """Move the stored job to its observed state by legal transitions. Each is a compare-and-set."""
         if any(job.links.get(name) != url for name, url in status.links.items()):
-            self._store.note(job.id, links=status.links)
+            self._store.add_links(job.id, status.links)
         if status.state is job.state:
             if status.reason != job.reason:
-                self._store.note(job.id, reason=status.reason)
+                self._store.set_reason(job.id, status.reason)
             return
         state = job.state
         for step in transitions_between(job.state, status.state):

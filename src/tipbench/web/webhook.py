@@ -604,4 +604,4 @@ def make_webhook(options: WebhookOptions, panel: Panel, database: Database, *, f
     watch = WebhookWatcher(
         store, panel.jobs.store, open_mlflow, every_s=options.watch_s, away=panel.tracker.locate_again
     )
-    return Webhook(Poster(options), store, watch, lambda: panel.jobs.supervisor.leads)
+    return Webhook(Poster(options), store, watch, lambda: panel.jobs.supervisor.holds_lock)

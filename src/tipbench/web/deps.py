@@ -22,7 +22,7 @@ from tipbench.web.errors import options_at
 from tipbench.web.forms import read_json
 from tipbench.web.job_service import JobService
 from tipbench.web.metrics import Metrics
-from tipbench.web.options import PanelOptions, RunPolicy
+from tipbench.web.options import PanelOptions, RunPermissions
 from tipbench.web.queries import Queries
 from tipbench.web.security import MAX_JUDGE_SHEET_BYTES, ConcurrencyLimits, StreamLimits
 from tipbench.workflows.judging import judging_lock
@@ -98,7 +98,7 @@ class Panel:
     guard: Authenticator
     tracker: MlflowConnection
     queries: Queries
-    allowed: RunPolicy
+    allowed: RunPermissions
     metrics: Metrics
     jobs: JobService
     streams: StreamLimits
@@ -139,7 +139,7 @@ async def read_run_body(request: Request, _admin: Annotated[Identity, Depends(re
 
 
 def read_run_config(body: Annotated[RunBody, Depends(read_run_body)], panel: PanelState) -> CollectConfig:
-    """Return the run's configuration: the settings, overridden by the body, and checked against the run policy."""
+    """Return the run's configuration: the settings, overridden by the body, and checked against the run permissions."""
     return panel.allowed.config(body.values)
 
 

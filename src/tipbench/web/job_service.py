@@ -199,7 +199,6 @@ class JobService:
 SET_BY_WORKERS = {"skip_refused", *ADDRESSES} - {"mlflow_url"}
 _MAX_OPTION = 16_000  # characters per option, because of command line limits
 _JUDGE_SETTINGS = (*MODEL_OPTIONS, "mlflow_url", "suite", "wait")  # options that a judge run shares with a collect
-_POLICY_KEYS = (*ADDRESSES, "suite")  # checked against the run policy
 
 Key = Annotated[
     str | None,
@@ -284,12 +283,13 @@ def start_judge(
 
 
 def retry_job(panel: Panel, job_id: str, *, started_by: str, key: str | None = None) -> Submitted:
-    """Queue a copy of a job, if the run policy still allows its servers and suite.
+    """Queue a copy of a job, if the run permissions still allow its servers and suite.
 
     Uses the currently configured judging program. Raises Forbidden if there is none.
     """
     old = panel.jobs.store.get(job_id)
-    panel.allowed.config({name: old.arguments[name] for name in _POLICY_KEYS if old.arguments.get(name) is not None})
+    limited = {name: old.arguments.get(name) for name in (*ADDRESSES, "suite")}
+    panel.allowed.config({name: value for name, value in limited.items() if value is not None})
     changes: dict[str, Any] = {}
     kind = str(old.arguments.get("with", "")).partition(":")[0]  # old jobs have the command line in `with`
     if kind == JudgeKind.COMMAND:

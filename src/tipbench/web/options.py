@@ -83,7 +83,7 @@ def check_secret(variable: str, text: str, min_length: int) -> None:
 
 
 @dataclass(frozen=True)
-class RunPolicy:
+class RunPermissions:
     """Servers and suites that the operator allows. URLs are used as configured, including their credentials."""
 
     settings: Settings
@@ -91,8 +91,8 @@ class RunPolicy:
     suites: tuple[Path, ...] = ()
 
     @classmethod
-    def of(cls, settings: Settings, options: PanelOptions) -> RunPolicy:
-        """Return the policy that allows the configured servers and the servers listed in the options."""
+    def of(cls, settings: Settings, options: PanelOptions) -> RunPermissions:
+        """Return the permissions for the configured servers and the servers listed in the options."""
         listed = {key: options.mlflow_urls if key == "mlflow_url" else options.ollama_urls for key in ADDRESSES}
         return cls(settings, listed, options.suites)
 

@@ -1,4 +1,4 @@
-"""A scripted judge: opens batches, answers items by a rule, closes."""
+"""A scripted judge: opens batches, judges items by a rule, closes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class JudgeClient:
         """Undo the last change of an item."""
         return self.ask("POST", f"/{sheet}/items/{item}/undo", json={"version": version})
 
-    def answer(self, raw: Mapping[str, Any], *, but: int = 0) -> None:
+    def submit(self, raw: Mapping[str, Any], *, but: int = 0) -> None:
         """Submit every item of a filled sheet in its current version, except the last `but`."""
         items = raw["items"][: len(raw["items"]) - but]
         versions = {item["item"]: item["answer"]["version"] for item in self.whole(raw["sheet"])["items"]}
@@ -78,9 +78,9 @@ class JudgeClient:
         return self.ask("POST", f"/{sheet}/close")
 
     def judged(self, rule: Rule = agreed, *, but: int = 0, **options: Any) -> dict[str, Any]:
-        """Open, answer and close a batch."""
+        """Open, judge and close a batch."""
         sheet = self.open(**options)["sheet"]
-        self.answer(fill(kept(self.served, sheet), rule), but=but)
+        self.submit(fill(kept(self.served, sheet), rule), but=but)
         response = self.close(sheet)
         assert response.status_code == 200, response.text
         body: dict[str, Any] = response.json()

@@ -127,14 +127,14 @@ def test_no_response_of_any_route_reveals_models_or_controls_to_a_judge(judge_cl
         judge_client.ask("POST", f"/{sheet}/accept", json={"reason": "x"}),
         judge_client.ask("POST", f"/{sheet}/return", json={"note": "x"}),
     ]
-    judge_client.answer(raw)
+    judge_client.submit(raw)
     answers += [
         judge_client.close(sheet),
         judge_client.close(sheet),
         judge_client.ask("POST", f"/{sheet}/reopen"),
         judge_client.ask("GET", f"/{sheet}"),
     ]
-    judge_client.answer(fill(kept(served, sheet), honest))
+    judge_client.submit(fill(kept(served, sheet), honest))
     answers += [judge_client.close(sheet), judge_client.ask("GET"), judge_client.ask("POST", json={"kind": "duel"})]
     store = served.store
     assert isinstance(store, MemoryStore)

@@ -137,7 +137,7 @@ def test_closing_twice_at_once_applies_once(served: Served) -> None:
     judge_client = JudgeClient(served, served.judge)
     sheet = judge_client.open(limit=6)["sheet"]
     raw = fill(kept(served, sheet))
-    judge_client.answer(raw)
+    judge_client.submit(raw)
     answers: list[Any] = []
     together([lambda: answers.append(judge_client.close(sheet)) for _ in range(4)])
     assert {answer.status_code for answer in answers} == {200}

@@ -65,7 +65,7 @@ def look_at(home: Path, monkeypatch: pytest.MonkeyPatch, models: Sequence[str], 
         files = [served.post(f"{API}/judge/{EXPERIMENT}/sheets", token=served.judge, json={"format": each}).content
                  for each in ("json", "csv")]  # fmt: skip
         shown = timeless(judge_client.whole(sheet))
-        judge_client.answer(fill(kept(served, sheet)))
+        judge_client.submit(fill(kept(served, sheet)))
         outcome = timeless(judge_client.close(sheet).json())
     authors = {run.run_id: f"{run.params['model']}/{run.params['prompt_version']}"
                for run in store.search(experiment.experiment_id, where={"kind": "cell"})}  # fmt: skip

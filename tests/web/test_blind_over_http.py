@@ -96,10 +96,10 @@ def test_no_step_of_a_batch_unblinds_by_api(world: World) -> None:
     judge_client.ask(
         "PUT", f"/{sheet}/items/{item['item']}", content=b"{no json", headers={"Content-Type": JSON["Accept"]}
     )
-    judge_client.answer(fill(kept(world.served, sheet), always(5)))
+    judge_client.submit(fill(kept(world.served, sheet), always(5)))
     assert judge_client.close(sheet).json()["batch"]["status"] == "held"
     world.served.post(f"{BATCHES}/{sheet}/return", json={"note": "Look again."})
-    judge_client.answer(fill(kept(world.served, sheet)))
+    judge_client.submit(fill(kept(world.served, sheet)))
     assert judge_client.close(sheet).json()["batch"]["status"] == "applied"
     for _ in range(6):  # until nothing waits
         opened = judge_client.ask("POST")
@@ -150,7 +150,7 @@ def test_no_page_of_a_judge_unblinds(world: World, as_judge: Callable[..., Any])
                 as_judge("GET", opened.headers["location"])
     sheet = world.judge_client.open()["sheet"]
     for rule, status in ((always(5), "held"), (agreed, "applied")):
-        world.judge_client.answer(fill(kept(world.served, sheet), rule))
+        world.judge_client.submit(fill(kept(world.served, sheet), rule))
         assert world.judge_client.close(sheet).json()["batch"]["status"] == status
         page = as_judge("GET", f"/judge/batches/{sheet}")
         assert (page.status_code, "too high" in page.text) == (200, status == "held")

@@ -61,7 +61,7 @@ def test_a_test_reaches_the_receiver_signed(hooked: Served, receiver: Receiver) 
 
 
 def test_a_rejected_test_delivery_has_a_reason(hooked: Served, receiver: Receiver) -> None:
-    receiver.answer = lambda _got: 401
+    receiver.respond = lambda _got: 401
     answer = hooked.post(f"{HOOK}/test")
     assert answer.status_code == 200
     assert (answer.json()["state"], answer.json()["attempts"][0]["reason"]) == ("failed", "responded with 401")
@@ -74,7 +74,7 @@ def test_a_second_test_at_the_same_time_is_refused(hooked: Served, receiver: Rec
         came.set()
         return 204 if free.wait(8) else 500
 
-    receiver.answer = slowly
+    receiver.respond = slowly
     first = threading.Thread(target=lambda: hooked.post(f"{HOOK}/test"))
     first.start()
     assert came.wait(20)
@@ -160,7 +160,7 @@ def test_the_button_on_the_settings_page_sends_a_test_and_shows_its_result(hooke
 
 
 def test_the_settings_page_shows_why_a_test_was_rejected(hooked: Served, receiver: Receiver) -> None:
-    receiver.answer = lambda _got: 503
+    receiver.respond = lambda _got: 503
     answer = hooked.post("/settings/hook/test")
     page = hooked.get(answer.headers["location"], headers=PAGE).text
     assert "The test failed" in page
@@ -189,7 +189,7 @@ def test_a_receiver_that_hangs_blocks_no_other_request(home: Path, receiver: Rec
         came.set()
         return 204 if free.wait(120) else 500
 
-    receiver.answer = hang
+    receiver.respond = hang
     with serving(home, answered()[0], environment(receiver, TIPBENCH_HOOK_WATCH_S="1"), run_jobs=True) as served:
         assert came.wait(30)
         began = time.monotonic()

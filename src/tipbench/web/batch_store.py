@@ -66,12 +66,12 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class ItemAnswer:
-    """A judge's answer to an item: its state, the content as canonical JSON, and the reason for a skip."""
+class ItemJudgement:
+    """What a judge has entered for an item. `content` is canonical JSON: scores, flags and notes, or the winner."""
 
     state: State
     content: str
-    reason: str = ""
+    reason: str = ""  # why the item is skipped
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class ItemVersion:
     version: int
     parent: int | None
     cause: Cause
-    answer: ItemAnswer
+    judgement: ItemJudgement
     seconds: float  # spent on the item so far
     updated: float  # Unix seconds
 
@@ -196,26 +196,26 @@ class BatchStore:
         statement = f"SELECT {_ITEM_COLUMNS} FROM batch_history WHERE sheet = ? AND item = ? ORDER BY version DESC"  # noqa: S608
         return [_read_version(row) for row in self._database.rows(statement, (sheet, item))]
 
-    def put(self, sheet: str, item: str, version: int, answer: ItemAnswer, seconds: float) -> ItemVersion:
-        """Save an answer to an item that the client has read as `version`. Repeating the request has no effect.
+    def put(self, sheet: str, item: str, version: int, judgement: ItemJudgement, seconds: float) -> ItemVersion:
+        """Save the judgement of an item that the client has read as `version`. Repeating the request has no effect.
 
         Raises VersionConflict if the item has another version now, Conflict if the batch is closed.
         """
         with self._database.transaction() as db:
             present = _select_item(db, sheet, item)
-            if present is not None and present.made_by(Cause.PUT, version) and present.answer == answer:
+            if present is not None and present.made_by(Cause.PUT, version) and present.judgement == judgement:
                 return present
             self._check_writable(db, sheet, present, version)
             if present is None:
-                saved = ItemVersion(item, 1, 0, Cause.PUT, answer, 0.0, 0.0)
+                saved = ItemVersion(item, 1, 0, Cause.PUT, judgement, 0.0, 0.0)
             else:
-                # Undo skips versions with the same answer.
-                parent = present.parent if present.answer == answer else present.version
-                saved = ItemVersion(item, present.version + 1, parent, Cause.PUT, answer, present.seconds, 0.0)
+                # Undo skips versions with the same judgement.
+                parent = present.parent if present.judgement == judgement else present.version
+                saved = ItemVersion(item, present.version + 1, parent, Cause.PUT, judgement, present.seconds, 0.0)
             return self._write(db, sheet, saved, seconds)
 
     def undo(self, sheet: str, item: str, version: int, blank: str) -> ItemVersion:
-        """Save the previous answer as a new version. Each further undo goes one more step back.
+        """Save the previous judgement as a new version. Each further undo goes one more step back.
 
         `blank` is the content of an untouched item. Raises VersionConflict and Conflict like `put`, and Conflict if
         there is no earlier version.
@@ -231,7 +231,7 @@ class BatchStore:
             if present is None or present.parent is None:
                 raise nothing_to_undo
             if present.parent == 0:
-                previous = ItemVersion(item, 0, None, Cause.UNDO, ItemAnswer(State.EMPTY, blank), 0.0, 0.0)
+                previous = ItemVersion(item, 0, None, Cause.UNDO, ItemJudgement(State.EMPTY, blank), 0.0, 0.0)
             else:
                 statement = f"SELECT {_ITEM_COLUMNS} FROM batch_history WHERE sheet = ? AND item = ? AND version = ?"  # noqa: S608
                 row = db.execute(statement, (sheet, item, present.parent)).fetchone()
@@ -292,8 +292,8 @@ class BatchStore:
         ).fetchone()
         seconds = saved.seconds + min(spent_s, max(0.0, now - opened - recorded_s))
         saved = replace(saved, seconds=seconds, updated=now)
-        answer = (saved.answer.state, saved.answer.content, saved.answer.reason)
-        row = (sheet, saved.item, saved.version, saved.parent, saved.cause, *answer, saved.seconds, saved.updated)
+        judgement = (saved.judgement.state, saved.judgement.content, saved.judgement.reason)
+        row = (sheet, saved.item, saved.version, saved.parent, saved.cause, *judgement, saved.seconds, saved.updated)
         for table in ("batch_items", "batch_history"):
             columns = f"sheet, {_ITEM_COLUMNS}"
             db.execute(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)  # noqa: S608
@@ -342,4 +342,5 @@ def _read_batch(row: Row) -> Batch:
 
 def _read_version(row: Row) -> ItemVersion:
     item, version, parent, cause, state, content, reason, seconds, updated = row
-    return ItemVersion(item, version, parent, Cause(cause), ItemAnswer(State(state), content, reason), seconds, updated)
+    judgement = ItemJudgement(State(state), content, reason)
+    return ItemVersion(item, version, parent, Cause(cause), judgement, seconds, updated)

@@ -36,23 +36,15 @@ from tipbench.web.batch_items import (
     ItemRequest,
     ItemSaved,
     ItemShape,
-    answer_of,
     answer_shape,
     canonical,
     filled_file,
     item_of,
+    parse_judgement,
     rubric_json,
     rubric_of,
 )
-from tipbench.web.batch_store import (
-    Batch,
-    BatchStore,
-    ItemVersion,
-    Kind,
-    State,
-    Status,
-    VersionConflict,
-)
+from tipbench.web.batch_store import Batch, BatchStore, ItemVersion, Kind, State, Status, VersionConflict
 from tipbench.web.errors import Conflict, Forbidden, Invalid, NotFound, WebError, options_at
 from tipbench.web.forms import DEFAULT_LIMIT, SortKey, page_of
 from tipbench.web.judge_service import ApplyOptions, accept_drift, apply_sheet, parse_sheet_request, sheet_for
@@ -62,8 +54,8 @@ from tipbench.workflows.judging import drift_reason, duel_request
 if TYPE_CHECKING:
     from tipbench.web.deps import Panel
 
-ANSWERS = 30  # default number of answers in a new sheet; hidden controls and repeats make it about 40 items
-DUELS = 40  # default number of duels in a new sheet
+DEFAULT_ANSWERS = 30  # default number of answers in a new sheet; hidden controls and repeats make it about 40 items
+DEFAULT_DUELS = 40  # default number of duels in a new sheet
 _CLOSE_ATTEMPTS = 3  # a close is repeated if another tab saves an item at the same time
 _CACHED_SHEETS = 32
 
@@ -153,7 +145,7 @@ class BatchService:
         shape = self._shape_for(batch, who)
         if batch.judge != who.name:
             return BatchDetail(batch=shape, skips=self.skips(sheet))
-        batch_items, answers = self._batch_items(sheet), self._store.items(sheet)
+        batch_items, versions = self._batch_items(sheet), self._store.items(sheet)
         return BatchDetail(
             batch=shape,
             instructions=batch_items.raw["instructions"],
@@ -162,7 +154,7 @@ class BatchService:
                 ItemShape(
                     item=item["item"],
                     number=number,
-                    answer=answer_shape(batch_items, item, answers.get(item["item"])),
+                    answer=answer_shape(batch_items, item, versions.get(item["item"])),
                     **batch_items.shown(item),
                 )
                 for number, item in enumerate(batch_items.raw["items"], start=1)
@@ -178,12 +170,12 @@ class BatchService:
 
     def skips(self, sheet: str) -> list[dict[str, Any]]:
         """Return the skipped items with their reasons, in the sheet's order, for admins."""
-        answers = self._store.items(sheet)
-        numbered = enumerate((item["item"] for item in self._batch_items(sheet).raw["items"]), start=1)
+        versions = self._store.items(sheet)
+        item_ids = [item["item"] for item in self._batch_items(sheet).raw["items"]]
         return [
-            {"item": item, "number": number, "reason": saved.answer.reason, "updated": iso(saved.updated)}
-            for number, item in numbered
-            if (saved := answers.get(item)) and saved.answer.state is State.SKIPPED
+            {"item": item_id, "number": number, "reason": saved.judgement.reason, "updated": iso(saved.updated)}
+            for number, item_id in enumerate(item_ids, start=1)
+            if (saved := versions.get(item_id)) and saved.judgement.state is State.SKIPPED
         ]
 
     def save(
@@ -191,12 +183,12 @@ class BatchService:
     ) -> ItemSaved:
         """Save an item. Raises Conflict with the current version if the item has changed since it was read."""
         batch, batch_items = self.own(who, sheet, experiment), self._batch_items(sheet)
-        answer = answer_of(batch_items, item_of(batch_items, item), request)
+        judgement = parse_judgement(batch_items, item_of(batch_items, item), request)
         with self._conflict_errors(batch_items, item):
-            return self._item_saved(batch, self._store.put(sheet, item, request.version, answer, request.seconds))
+            return self._item_saved(batch, self._store.put(sheet, item, request.version, judgement, request.seconds))
 
     def undo(self, who: Identity, sheet: str, item: str, version: int, experiment: str | None = None) -> ItemSaved:
-        """Restore the previous answer. Raises Conflict like `save`, or if there is no previous answer."""
+        """Restore the previous judgement. Raises Conflict like `save`, or if there is none."""
         batch, batch_items = self.own(who, sheet, experiment), self._batch_items(sheet)
         blank = canonical(batch_items.blank(item_of(batch_items, item)))
         with self._conflict_errors(batch_items, item):
@@ -293,7 +285,7 @@ class BatchService:
             if existing := self._open_of(judge, experiment, kind):  # opened by another tab while waiting for the lock
                 return existing, False
             if kind is Kind.SHEET:
-                request = parse_sheet_request({"limit": limit or ANSWERS}, judge, self._panel.allowed)
+                request = parse_sheet_request({"limit": limit or DEFAULT_ANSWERS}, judge, self._panel.allowed)
                 raw = sheet_json(sheet_for(store, experiment, request).sheet)
             else:
                 mlflow_experiment = get_experiment(store, experiment)
@@ -304,7 +296,7 @@ class BatchService:
                 )
                 stored = next(open_sheets, None)
                 if stored is None:
-                    duels = duel_request(store, mlflow_experiment, judge=judge.name, limit=limit or DUELS)
+                    duels = duel_request(store, mlflow_experiment, judge=judge.name, limit=limit or DEFAULT_DUELS)
                     stored = export_duels(store, mlflow_experiment, duels).stored
                 raw = duel_json(stored.sheet)
             place, size = self._panel.tracker.open().identity, len(raw["items"])
@@ -312,24 +304,24 @@ class BatchService:
             return self._store.add(batch, canonical(raw)), True
 
     def _close(self, store: RunStore, batch: Batch, *, final: bool) -> Batch:
-        """Apply the submitted answers and close the batch. `final` also finishes the sheet and checks the drift."""
+        """Apply the submitted items and close the batch. `final` also finishes the sheet and checks the drift."""
         for _ in range(_CLOSE_ATTEMPTS):
             batch = self._store.get(batch.sheet) or batch
             if batch.status is not Status.OPEN:
                 return batch
-            answers = self._store.items(batch.sheet)
-            submitted = any(saved.answer.state is State.SUBMITTED for saved in answers.values())
+            versions = self._store.items(batch.sheet)
+            has_submitted = any(saved.judgement.state is State.SUBMITTED for saved in versions.values())
             # A sheet without any score cannot be finished. The error below then asks the judge to submit an item.
-            final = final and (submitted or recorded_status(store, batch)[0] is not None)
+            final = final and (has_submitted or recorded_status(store, batch)[0] is not None)
             result = apply_sheet(
                 store,
                 batch.experiment,
-                filled_file(self._batch_items(batch.sheet), batch.judge, answers),
+                filled_file(self._batch_items(batch.sheet), batch.judge, versions),
                 ApplyOptions(Identity(batch.judge, Role.JUDGE, ""), batch.judge, final=final),
             )
             if not result["applied"] + result["held"]:
                 raise NotEnoughData("No item of this batch is submitted yet. Submit an item, then close the batch.")
-            if not submitted and (batch.outcome is None or batch.outcome.get("by_file")):
+            if not has_submitted and (batch.outcome is None or batch.outcome.get("by_file")):
                 result["by_file"] = True  # all scores were applied from a file
             closed = self._store.close(batch, Status(result["status"]), result)
             if closed is not None:
@@ -339,7 +331,7 @@ class BatchService:
     def _sync(self, batch: Batch) -> Batch:
         """Update a batch whose sheet was applied, or whose drift was accepted, outside the panel.
 
-        An open batch with answers stays open. Nothing changes if MLflow is unavailable.
+        An open batch with judged items stays open. Nothing changes if MLflow is unavailable.
         """
         if batch.status is Status.HELD:
             status, accepted = self._try_recorded_status(batch)
@@ -349,8 +341,9 @@ class BatchService:
             return self._store.accept(batch.sheet, accepted, outcome)
         if batch.status is not Status.OPEN:
             return batch
-        has_answers = any(saved.answer.state is not State.EMPTY for saved in self._store.items(batch.sheet).values())
-        if has_answers or self.recorded_already(batch.sheet) is None:
+        versions = self._store.items(batch.sheet).values()
+        is_touched = any(saved.judgement.state is not State.EMPTY for saved in versions)
+        if is_touched or self.recorded_already(batch.sheet) is None:
             return batch
         try:
             with self._mlflow() as store:
@@ -385,9 +378,10 @@ class BatchService:
         return self._shape(batch if batch.judge == who.name else replace(batch, outcome=None))
 
     def _shape(self, batch: Batch) -> BatchShape:
-        answers = self._store.items(batch.sheet).values()
-        counts = Counter(saved.answer.state for saved in answers)
-        seconds = [saved.seconds for saved in answers if saved.answer.state is State.SUBMITTED and saved.seconds > 0]
+        versions = self._store.items(batch.sheet).values()
+        counts = Counter(saved.judgement.state for saved in versions)
+        submitted = [saved for saved in versions if saved.judgement.state is State.SUBMITTED]
+        seconds = [saved.seconds for saved in submitted if saved.seconds > 0]
         url = f"/api/bench/judge/{quote(batch.experiment, safe='')}/batches/{batch.sheet}"
         links = {"self": url, **{name: f"{url}/{name}" for name in ("items", "close", "reopen")}}
         links["page"] = f"/judge/batches/{batch.sheet}"
@@ -405,7 +399,7 @@ class BatchService:
             opened=iso(batch.opened),
             updated=iso(batch.updated),
             closed=iso(batch.closed),
-            seconds=round(sum(saved.seconds for saved in answers), 1),
+            seconds=round(sum(saved.seconds for saved in versions), 1),
             minutes_per_item=median(seconds) / 60 if seconds else None,
             note=batch.note,
             accepted=batch.accepted,

@@ -25,7 +25,7 @@ from tipbench.web.api.judge import SheetPath
 from tipbench.web.auth import JUDGES_TOO, Identity, Role
 from tipbench.web.batch_items import BatchShape
 from tipbench.web.batch_store import Kind
-from tipbench.web.batches import ANSWERS, batch_service_of
+from tipbench.web.batches import DEFAULT_ANSWERS, batch_service_of
 from tipbench.web.deps import (
     FIX_RESPONSE_TIME,
     LIMIT_CONCURRENCY,
@@ -286,7 +286,7 @@ def _judge_page(
         fault=error,
         faults=errors_by_field or {},
         away=mlflow_unavailable,
-        batch=ANSWERS,
+        batch=DEFAULT_ANSWERS,
         scores=_scores_per_batch(request, experiment) if exists and not mlflow_unavailable else None,
         batches=batches[:_MAX_BATCHES],
         open=next((each for each in batches if (each.status, each.kind) == ("open", "sheet")), None),
@@ -303,7 +303,7 @@ def _scores_per_batch(request: Request, experiment: str) -> str | None:
         tips, scales = int(params["n_tips"]), len(load_suite(params["suite"]).rubric.scales)
     except (StopIteration, KeyError, ValueError, NotFound, TipbenchError):
         return None
-    items = ANSWERS + ceil(control_tips(ANSWERS, tips) / tips)
+    items = DEFAULT_ANSWERS + ceil(control_tips(DEFAULT_ANSWERS, tips) / tips)
     return f"about {round(items * tips * scales, -1)} scores: {items} items of {tips} tips, {scales} scales"
 
 

@@ -70,10 +70,10 @@ def pair_page(
         return RedirectResponse(url.pair(leader) if leader else url.page(), 303)
     pair = Pair(model, prompt)
     view = pair_view(panel.queries, store, mlflow_experiment, result.query, pair)
-    meetings = ordered(view.meetings, order)
+    comparisons = ordered(view.comparisons, order)
     first = (page_number - 1) * PAGE_SIZE
-    on_page = meetings[first : first + PAGE_SIZE]
-    has_more = first + PAGE_SIZE < len(meetings)
+    on_page = comparisons[first : first + PAGE_SIZE]
+    has_more = first + PAGE_SIZE < len(comparisons)
     return page(
         request,
         "pair.html",
@@ -81,9 +81,9 @@ def pair_page(
         problem=result.problem,
         back=url.page(),
         own=_name(view, pair),
-        other=_name(view, view.reference.pair) if view.reference else None,
-        role=_ROLES[view.role] if view.role else None,
-        swapped=url.pair(view.reference.pair) if view.reference else None,
+        other=_name(view, view.other.standing.pair) if view.other else None,
+        role=_ROLES[view.other.role] if view.other else None,
+        swapped=url.pair(view.other.standing.pair) if view.other else None,
         summary=_summary(view),
         references=_references(view, pair),
         chosen=baseline_text(result.query),
@@ -95,7 +95,7 @@ def pair_page(
         ],
         several=view.board.by is not None,
         links=url,
-        scenarios=len(meetings),
+        scenarios=len(comparisons),
         next_url=here(request, page=page_number + 1) if has_more else None,
         first_url=here(request, page=None) if page_number > 1 else None,
         json_url=url.api("pairs", model=model, prompt=prompt),
@@ -103,16 +103,16 @@ def pair_page(
     )
 
 
-def ordered(meetings: Sequence[ScenarioComparison], order: Order) -> Sequence[ScenarioComparison]:
+def ordered(comparisons: Sequence[ScenarioComparison], order: Order) -> Sequence[ScenarioComparison]:
     """Sort scenarios, which are given with the largest loss first.
 
     Unless sorted by name, scenarios without a difference come last.
     """
     if order == "losses":
-        return meetings
+        return comparisons
     if order == "name":
-        return sorted(meetings, key=lambda each: each.scenario)
-    return sorted(meetings, key=lambda each: (each.difference is None, -(each.difference or 0.0), each.scenario))
+        return sorted(comparisons, key=lambda each: each.scenario)
+    return sorted(comparisons, key=lambda each: (each.difference is None, -(each.difference or 0.0), each.scenario))
 
 
 def _name(view: PairView, pair: Pair) -> str:
@@ -132,7 +132,7 @@ def _references(view: PairView, pair: Pair) -> list[tuple[str, str]]:
 
 def _summary(view: PairView) -> list[tuple[str, str | None]]:
     """Return the label and value of each line of the summary; a value may be None."""
-    difference, standing = view.difference, view.standing
+    difference, standing = view.other.difference if view.other else None, view.standing
     state = state_of(view.board, standing.pair)
     estimate = standing.row.estimate
     p, words = p_text(difference), baseline_words(difference)
@@ -141,7 +141,7 @@ def _summary(view: PairView) -> list[tuple[str, str | None]]:
         ("composite", _estimate_text(estimate) if estimate else "not judged"),
         ("difference", _estimate_text(difference, "+.2f") if difference else None),
         ("p, adjusted for all rows", f"{p}: {words}" if p and words else p),
-        ("wins, losses, ties", f"{view.count(1)}, {view.count(-1)}, {view.count(0)}" if view.reference else None),
+        ("wins, losses, ties", f"{view.count(1)}, {view.count(-1)}, {view.count(0)}" if view.other else None),
         ("judged", f"{standing.judged} of {standing.total} cells"),
     ]
 

@@ -155,11 +155,13 @@ def concurrency_limits(request: Request) -> ConcurrencyLimits:
     return panel_of(request).concurrency
 
 
-async def limit_concurrency(request: Request, who: Annotated[Identity, Depends(authenticate)]) -> AsyncIterator[None]:
+async def limit_sheet_requests(
+    request: Request, who: Annotated[Identity, Depends(authenticate)]
+) -> AsyncIterator[None]:
     """Hold one of the token's slots for work on sheets. A judge's body limit is lower than an admin's."""
     if who.is_judge:
         request.state.max_bytes = MAX_JUDGE_SHEET_BYTES  # enforced by `SecurityMiddleware`
-    async with concurrency_limits(request).slot(who):
+    async with concurrency_limits(request).sheet_request(who):
         yield
 
 
@@ -172,16 +174,16 @@ async def fix_response_time(request: Request, who: Annotated[Identity, Depends(a
             await concurrency_limits(request).wait_to_respond(request.state.arrived)
 
 
-async def sheet_room(request: Request) -> AsyncIterator[None]:
+async def limit_filled_sheets(request: Request) -> AsyncIterator[None]:
     """Hold a slot for the request's filled sheet."""
-    async with concurrency_limits(request).sheet():
+    async with concurrency_limits(request).filled_sheet():
         yield
 
 
-# On a router, LIMIT_CONCURRENCY comes before authorisation, because authorisation reads the body for the CSRF token.
+# On a router, LIMIT_SHEET_REQUESTS comes before authorisation, because authorisation reads the body for the CSRF token.
 # With the scope "function", dependencies end before the response is sent, in reverse order. While a response is delayed
 # it no longer holds its slot for sheets. It still holds the token's slot, so that other requests of the token do not
 # reveal when the work ended.
-LIMIT_CONCURRENCY = Depends(limit_concurrency, scope="function")
+LIMIT_SHEET_REQUESTS = Depends(limit_sheet_requests, scope="function")
 FIX_RESPONSE_TIME = Depends(fix_response_time, scope="function")
-LIMIT_SHEETS = Depends(sheet_room, scope="function")
+LIMIT_FILLED_SHEETS = Depends(limit_filled_sheets, scope="function")

@@ -375,7 +375,7 @@ class ConcurrencyLimits:
         self.sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     @asynccontextmanager
-    async def slot(self, who: Identity) -> AsyncIterator[None]:
+    async def sheet_request(self, who: Identity) -> AsyncIterator[None]:
         """Hold one of the token's slots for requests on sheets. Raises Busy if none becomes free within WAIT_S."""
         limit = MAX_JUDGE_SHEET_REQUESTS if who.is_judge else MAX_ADMIN_SHEET_REQUESTS
         refusal = (
@@ -408,7 +408,7 @@ class ConcurrencyLimits:
             yield
 
     @asynccontextmanager
-    async def sheet(self) -> AsyncIterator[None]:
+    async def filled_sheet(self) -> AsyncIterator[None]:
         """Hold a slot for one filled sheet in memory. Raises Busy after SHEET_WAIT_S."""
         refusal = "The panel is processing other filled sheets. Nothing was changed; try again shortly."
         async with _hold_slot(self._filled_sheets, SHEET_WAIT_S, refusal):

@@ -28,8 +28,8 @@ from tipbench.web.batch_store import Kind
 from tipbench.web.batches import DEFAULT_ANSWERS, batch_service_of
 from tipbench.web.deps import (
     FIX_RESPONSE_TIME,
-    LIMIT_CONCURRENCY,
-    LIMIT_SHEETS,
+    LIMIT_FILLED_SHEETS,
+    LIMIT_SHEET_REQUESTS,
     Judge,
     Panel,
     PanelState,
@@ -127,7 +127,7 @@ def drift_sentences(drift: Mapping[str, Any]) -> Iterator[str]:
 
 
 router = APIRouter(dependencies=[JUDGES_TOO], include_in_schema=False)
-limited_router = APIRouter(dependencies=[LIMIT_CONCURRENCY, JUDGES_TOO], include_in_schema=False)
+limited_router = APIRouter(dependencies=[LIMIT_SHEET_REQUESTS, JUDGES_TOO], include_in_schema=False)
 
 
 @router.get("/judge/batches/{sheet}")
@@ -228,11 +228,11 @@ async def preview(request: Request, judge: Judge, panel: PanelState, store: Stor
     """Preview an uploaded sheet. The file is kept until it is applied; no score is recorded yet."""
     parts = await read_parts(request)
     name, file = parts.fields.get("experiment", "").strip(), parts.files.get("sheet", UploadedFile("", b""))
-    async with concurrency_limits(request).sheet():  # taken after the upload, which may be slow
+    async with concurrency_limits(request).filled_sheet():  # taken after the upload, which may be slow
         return await run_in_threadpool(_preview_upload, request, panel, store, judge, name, file)
 
 
-@limited_router.post("/judge/uploads/{upload_id}/apply", dependencies=[FIX_RESPONSE_TIME, LIMIT_SHEETS])
+@limited_router.post("/judge/uploads/{upload_id}/apply", dependencies=[FIX_RESPONSE_TIME, LIMIT_FILLED_SHEETS])
 def apply(
     request: Request,
     upload_id: UploadId,

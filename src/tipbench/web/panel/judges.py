@@ -26,7 +26,7 @@ from tipbench.web.auth import ADMINS_ONLY, EVERYBODY, Identity
 from tipbench.web.batch_items import MAX_ACCEPT_REASON, MAX_RETURN_NOTE, BatchShape
 from tipbench.web.batches import BatchService, batch_service_of
 from tipbench.web.board_query import ThemeName
-from tipbench.web.deps import LIMIT_CONCURRENCY, Admin, Panel, PanelState, Store
+from tipbench.web.deps import LIMIT_SHEET_REQUESTS, Admin, Panel, PanelState, Store
 from tipbench.web.errors import Conflict, Forbidden, Invalid, NotFound, WebError, checked
 from tipbench.web.forms import MAX_LIMIT
 from tipbench.web.job_service import start_judge
@@ -336,7 +336,7 @@ def page_form(
 Sent = Annotated[PageForm, Depends(page_form)]
 
 
-@router.post(_PATH + "/export", dependencies=[LIMIT_CONCURRENCY])
+@router.post(_PATH + "/export", dependencies=[LIMIT_SHEET_REQUESTS])
 def export(sent: Sent) -> Response:
     """Create a sheet and redirect to the page, which offers it for download."""
     options: dict[str, Any] = {name: text for name in _TEXT_FIELDS if (text := sent.fields.get(name, "").strip())}
@@ -354,7 +354,7 @@ def export(sent: Sent) -> Response:
     return sent.done("made", stored.sheet.id, f"&as={query.format}")
 
 
-@router.post(_PATH + "/accept", dependencies=[LIMIT_CONCURRENCY])
+@router.post(_PATH + "/accept", dependencies=[LIMIT_SHEET_REQUESTS])
 def accept(sent: Sent) -> Response:
     """Accept held scores; the reason is stored with the sheet."""
     sheet, batch_service = sent.fields.get("sheet", ""), batch_service_of(sent.request.app)

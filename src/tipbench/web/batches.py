@@ -47,7 +47,7 @@ from tipbench.web.batch_items import (
 from tipbench.web.batch_store import Batch, BatchStore, ItemVersion, Kind, State, Status, VersionConflict
 from tipbench.web.errors import Conflict, Forbidden, Invalid, NotFound, WebError, options_at
 from tipbench.web.forms import DEFAULT_LIMIT, SortKey, page_of
-from tipbench.web.judge_service import ApplyOptions, accept_drift, apply_sheet, parse_sheet_request, sheet_for
+from tipbench.web.judge_service import ApplyOptions, accept_drift, apply_sheet, get_or_export_sheet, parse_sheet_request
 from tipbench.web.queries import check_name, get_experiment
 from tipbench.workflows.judging import drift_reason, duel_request
 
@@ -286,7 +286,7 @@ class BatchService:
                 return existing, False
             if kind is Kind.SHEET:
                 request = parse_sheet_request({"limit": limit or DEFAULT_ANSWERS}, judge, self._panel.allowed)
-                raw = sheet_json(sheet_for(store, experiment, request).sheet)
+                raw = sheet_json(get_or_export_sheet(store, experiment, request).sheet)
             else:
                 mlflow_experiment = get_experiment(store, experiment)
                 open_sheets = (

@@ -150,18 +150,13 @@ RunBodyParam = Annotated[RunBody, Depends(read_run_body)]
 RunConfig = Annotated[CollectConfig, Depends(read_run_config)]
 
 
-def concurrency_limits(request: Request) -> ConcurrencyLimits:
-    """Return the application's concurrency limits."""
-    return panel_of(request).concurrency
-
-
 async def limit_sheet_requests(
     request: Request, who: Annotated[Identity, Depends(authenticate)]
 ) -> AsyncIterator[None]:
     """Hold one of the token's slots for work on sheets. A judge's body limit is lower than an admin's."""
     if who.is_judge:
         request.state.max_bytes = MAX_JUDGE_SHEET_BYTES  # enforced by `SecurityMiddleware`
-    async with concurrency_limits(request).sheet_request(who):
+    async with panel_of(request).concurrency.sheet_request(who):
         yield
 
 
@@ -171,12 +166,12 @@ async def fix_response_time(request: Request, who: Annotated[Identity, Depends(a
         yield
     finally:
         if who.is_judge:
-            await concurrency_limits(request).wait_to_respond(request.state.arrived)
+            await panel_of(request).concurrency.wait_to_respond(request.state.arrived)
 
 
 async def limit_filled_sheets(request: Request) -> AsyncIterator[None]:
     """Hold a slot for the request's filled sheet."""
-    async with concurrency_limits(request).filled_sheet():
+    async with panel_of(request).concurrency.filled_sheet():
         yield
 
 

@@ -76,7 +76,7 @@ def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPermi
         return SheetRequest(request, options.sheet, options.filled, options.focus, options.format, who.is_judge)
 
 
-def sheet_for(store: RunStore, name: str, query: SheetRequest) -> StoredSheet:
+def get_or_export_sheet(store: RunStore, name: str, query: SheetRequest) -> StoredSheet:
     """Return the requested existing sheet, or export a new one. Raises NotFound."""
     experiment = get_experiment(store, name)
     result = requested_sheet(store, experiment, query)
@@ -173,7 +173,7 @@ class DriftChart:
     theme: ThemeName = "light"
 
 
-def sheet_of(store: RunStore, name: str, sheet: str) -> StoredSheet:
+def get_sheet(store: RunStore, name: str, sheet: str) -> StoredSheet:
     """Return a sheet of an experiment. Raises NotFound."""
     experiment = get_experiment(store, name)
     stored = find_sheet(store, experiment.experiment_id, experiment.name, sheet)
@@ -187,7 +187,7 @@ def sheet_of(store: RunStore, name: str, sheet: str) -> StoredSheet:
 def accept_drift(store: RunStore, name: str, sheet: str, reason: str, who: Identity) -> dict[str, Any]:
     """Accept the drift of a held sheet and save the reason. Raises Invalid if the sheet is not held."""
     options = ApplyOptions.of(who, judge=None, accept=reason, dry_run=False)
-    stored = sheet_of(store, name, sheet)
+    stored = get_sheet(store, name, sheet)
     if stored.status is not SheetStatus.HELD:
         raise Invalid(
             f"Sheet {sheet[:64]} is {stored.status}, not held: there is no drift to accept.", path="body.sheet"
@@ -238,7 +238,7 @@ class Upload:
     name: str  # file name given by the client
     content: bytes
     sha256: str
-    kept_at: float
+    uploaded_at: float
     judge: str | None = None  # used if the sheet names no judge
     outcome: Mapping[str, Any] | None = None  # set once applied; the content is then empty
 
@@ -259,14 +259,14 @@ class UploadStore:
         content: bytes,
         judge: str | None = None,
         *,
-        share: UploadQuota = JUDGES_QUOTA,
+        quota: UploadQuota = JUDGES_QUOTA,
     ) -> Upload:
         """Store a file. Above a limit, drops the oldest uploads, first of this owner and then of all owners."""
         digest = hashlib.sha256(content).hexdigest()
         upload = Upload(secrets.token_hex(16), owner, experiment, name[:200], content, digest, self._clock(), judge)
         with self._lock:
             self._uploads[upload.id] = upload
-            self._drop_oldest(share, owner)
+            self._drop_oldest(quota, owner)
             self._enforce_limits()
         return upload
 
@@ -289,7 +289,7 @@ class UploadStore:
     def _enforce_limits(self) -> None:
         """Drop expired uploads, then the oldest above the limits for all owners together."""
         expired_before = self._clock() - UPLOAD_LIFE_S
-        for expired in [upload for upload in self._uploads.values() if upload.kept_at < expired_before]:
+        for expired in [upload for upload in self._uploads.values() if upload.uploaded_at < expired_before]:
             del self._uploads[expired.id]
         self._drop_oldest(UploadQuota(MAX_UPLOADS, MAX_UPLOAD_BYTES))
 

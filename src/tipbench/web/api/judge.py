@@ -33,15 +33,7 @@ from tipbench.web.batch_items import (
     UndoRequest,
 )
 from tipbench.web.batches import BatchService, batch_service_of
-from tipbench.web.deps import (
-    FIX_RESPONSE_TIME,
-    LIMIT_SHEET_REQUESTS,
-    Admin,
-    Judge,
-    PanelState,
-    Store,
-    concurrency_limits,
-)
+from tipbench.web.deps import FIX_RESPONSE_TIME, LIMIT_SHEET_REQUESTS, Admin, Judge, PanelState, Store, panel_of
 from tipbench.web.errors import Invalid
 from tipbench.web.forms import DEFAULT_LIMIT, JSON, Limit, Next, body_of, body_schema, content_type, read_json
 from tipbench.web.job_service import Key
@@ -49,8 +41,8 @@ from tipbench.web.judge_service import (
     CSV,
     ApplyOptions,
     apply_sheet,
+    get_or_export_sheet,
     parse_sheet_request,
-    sheet_for,
     sheet_response,
 )
 from tipbench.workflows.judging import SheetRequest
@@ -88,7 +80,7 @@ async def read_filled(request: Request, _judge: Judge) -> AsyncIterator[dict[str
     if content_type(request) not in (JSON, CSV):
         raise Invalid(f"A sheet is sent as {JSON} or {CSV} (got {content_type(request)[:80]!r}).", path="body")
     content = await request.body()
-    async with concurrency_limits(request).filled_sheet():
+    async with panel_of(request).concurrency.filled_sheet():
         filled = await run_in_threadpool(parse_sheet, content)
         try:
             yield filled
@@ -116,7 +108,7 @@ def export(
     """
     # Two concurrent requests of one judge must not create two sheets.
     with panel.tracker.judging_lock() if query.own else nullcontext():
-        judging = sheet_for(store, experiment, query)
+        judging = get_or_export_sheet(store, experiment, query)
     return sheet_response(judging, query, 201)
 
 

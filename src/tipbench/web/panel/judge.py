@@ -34,7 +34,6 @@ from tipbench.web.deps import (
     Panel,
     PanelState,
     Store,
-    concurrency_limits,
     panel_of,
 )
 from tipbench.web.errors import Invalid, NotFound, refused_sheet
@@ -43,9 +42,9 @@ from tipbench.web.judge_service import (
     ApplyOptions,
     Upload,
     apply_sheet,
+    get_or_export_sheet,
     parse_sheet_request,
     quota_of,
-    sheet_for,
     sheet_response,
     uploads_of,
 )
@@ -213,7 +212,7 @@ def fetch_sheet(request: Request, judge: Judge, panel: PanelState, store: Store,
     try:
         query = parse_sheet_request(options, _as_judge(judge), panel.allowed)
         with panel.tracker.judging_lock():
-            stored = sheet_for(store, name, query)
+            stored = get_or_export_sheet(store, name, query)
     except Invalid as exc:
         field = (exc.path or "").removeprefix("body.")
         message = str(exc).removeprefix(f"body.{field}: ")
@@ -228,7 +227,7 @@ async def preview(request: Request, judge: Judge, panel: PanelState, store: Stor
     """Preview an uploaded sheet. The file is kept until it is applied; no score is recorded yet."""
     parts = await read_parts(request)
     name, file = parts.fields.get("experiment", "").strip(), parts.files.get("sheet", UploadedFile("", b""))
-    async with concurrency_limits(request).filled_sheet():  # taken after the upload, which may be slow
+    async with panel.concurrency.filled_sheet():  # taken after the upload, which may be slow
         return await run_in_threadpool(_preview_upload, request, panel, store, judge, name, file)
 
 
@@ -326,7 +325,7 @@ def _preview_upload(
             result = apply_sheet(store, name, parse_sheet(file.content), options)
     except SheetRefused as exc:
         return _refused_page(request, judge, name, file.name, exc)
-    upload = uploads_of(request.app).keep(judge.token_id, name, file.name, file.content, share=quota_of(judge))
+    upload = uploads_of(request.app).keep(judge.token_id, name, file.name, file.content, quota=quota_of(judge))
     return _sheet_page(request, judge, upload, result, dry=True)
 
 

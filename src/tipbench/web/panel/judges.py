@@ -34,9 +34,9 @@ from tipbench.web.judge_service import (
     DriftChart,
     accept_drift,
     drift_svg,
+    get_or_export_sheet,
+    get_sheet,
     parse_sheet_request,
-    sheet_for,
-    sheet_of,
     sheet_response,
 )
 from tipbench.web.panel.judge import bias_words, home_of
@@ -277,7 +277,7 @@ def sheet_download(
     experiment: ExperimentPath, sheet: str, form: Literal["json", "csv"], store: Store, filled: bool = False
 ) -> Response:
     """Download an existing sheet, blank or with the scores applied so far."""
-    stored = sheet_of(store, experiment, sheet)
+    stored = get_sheet(store, experiment, sheet)
     query = SheetRequest(ExportRequest(), sheet=sheet, filled=filled, format=form)
     return sheet_response(stored, query)
 
@@ -348,7 +348,7 @@ def export(sent: Sent) -> Response:
     options |= {name: True for name in _CHECKBOXES if name in sent.fields}
     try:
         query = parse_sheet_request(options, sent.who, sent.panel.allowed)
-        stored = sheet_for(sent.store, sent.experiment, query)
+        stored = get_or_export_sheet(sent.store, sent.experiment, query)
     except (Invalid, NotEnoughData) as exc:
         return sent.failed("export", exc)
     return sent.done("made", stored.sheet.id, f"&as={query.format}")

@@ -48,7 +48,7 @@ def upload_sheet(
     except Invalid as exc:
         errors = {"filled_by": str(exc).removeprefix("query.judge takes ")}
         return judges_response(request, experiment, panel, store, status=422, errors=errors)
-    upload = uploads_of(request.app).keep(who.token_id, experiment, file.name, file.content, judge, share=quota_of(who))
+    upload = uploads_of(request.app).keep(who.token_id, experiment, file.name, file.content, judge, quota=quota_of(who))
     return RedirectResponse(experiment_path(experiment, "judges", "import", upload.id), 303)
 
 

@@ -124,9 +124,8 @@ class WebError(Exception):
         path: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
-        detail: Mapping[str, Any] | None = None,
+        detail: Mapping[str, Any] | None = None,  # added to the response
     ) -> None:
-        """`detail` is added to the response."""
         super().__init__(message)
         self.path = path
         self.detail = detail
@@ -238,23 +237,22 @@ async def _tipbench_error(request: Request, exc: Exception) -> Response:
         message = f"The request failed. Ask an admin; the log has the details under {request_id}."
     if is_hidden or status >= 500:
         request.state.failure = exc  # to be logged; errors that the client can fix are not logged
-    headers = {"Retry-After": "5"} if status == 503 else {}
-    body = error_json(code, message)
-    if isinstance(exc, errors.SheetRefused):
-        body = refused_sheet(exc, code)
+    headers = {"Retry-After": "5"} if status == 503 else None
+    body = refused_sheet(exc) if isinstance(exc, errors.SheetRefused) else error_json(code, message)
     return _respond(request, status, body, headers)
 
 
-def refused_sheet(exc: errors.SheetRefused, code: str = "sheet_refused") -> dict[str, Any]:
+def refused_sheet(exc: errors.SheetRefused) -> dict[str, Any]:
     """Return the error response for an invalid sheet, with the fields of `judge apply --json` added."""
     refusal = refused_json(exc)
+    _, code = status_and_code(exc)
     return {**error_json(code, str(exc), f"body.{refusal['errors'][0]['field']}"), **refusal}
 
 
 async def _validation_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, RequestValidationError)  # noqa: S101 - as above
     problems = exc.errors()
-    return _respond(request, 422, error_json("invalid", validation_message(problems), place_of(problems[0])))
+    return _respond(request, 422, error_json("invalid", _validation_message(problems), _path_of(problems[0])))
 
 
 def checked(model: type[_M], raw: Mapping[str, Any], part: str) -> _M:
@@ -273,7 +271,7 @@ def invalid_at(part: str) -> Iterator[None]:
         yield
     except ValidationError as exc:
         problems = [{**error, "loc": (part, *error["loc"])} for error in exc.errors(include_url=False)]
-        raise Invalid(validation_message(problems), path=place_of(problems[0])) from exc
+        raise Invalid(_validation_message(problems), path=_path_of(problems[0])) from exc
 
 
 @contextmanager
@@ -294,20 +292,20 @@ def usage_errors_at(path: str) -> Iterator[None]:
         raise Invalid(str(exc), path=path) from exc
 
 
-def validation_message(problems: Sequence[Any]) -> str:
+def _validation_message(problems: Sequence[Any]) -> str:
     """Return pydantic's errors as one line, each with its path and the invalid value."""
     texts = []
     for problem in problems[:_MAX_PROBLEMS]:
         message = str(problem["msg"]).removeprefix("Value error, ")
         shows_value = problem["type"] not in ("missing", "value_error")
         got = f" (got {str(problem.get('input'))[:80]!r})" if shows_value else ""
-        texts.append(f"{place_of(problem)}: {message}{got}")
+        texts.append(f"{_path_of(problem)}: {message}{got}")
     if len(problems) > _MAX_PROBLEMS:
         texts.append(f"and {len(problems) - _MAX_PROBLEMS} more")
     return "; ".join(texts)
 
 
-def place_of(problem: Any) -> str:
+def _path_of(problem: Any) -> str:
     """Return the path of a pydantic error in the request."""
     return ".".join(str(part)[:80] for part in problem["loc"][:8]) or "body"
 
@@ -319,7 +317,7 @@ async def _http_error(request: Request, exc: Exception) -> Response:
         404: f"Not found: {request.url.path[:200]}.",
         405: f"{request.method[:20]} is not allowed for {request.url.path[:200]}; see the header Allow.",
     }.get(status, str(exc.detail))
-    return _respond(request, status, error_json(_HTTP_CODES.get(status, "bad_request"), message), exc.headers or {})
+    return _respond(request, status, error_json(_HTTP_CODES.get(status, "bad_request"), message), exc.headers)
 
 
 def _respond(request: Request, status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
@@ -328,4 +326,4 @@ def _respond(request: Request, status: int, body: dict[str, Any], headers: Mappi
         response: Response = page(request, status, body["error"])
         response.headers.update(headers or {})
         return response
-    return Json(body, status, headers=dict(headers or {}))
+    return Json(body, status, headers=headers)

@@ -160,8 +160,8 @@ def page_of(
     """Return the items of one page and the cursor of the next page; `items` must be sorted by `key`."""
     start = bisect_right(items, decode_cursor(after), key=key) if after is not None else 0
     page = items[start : start + limit]
-    more = start + limit < len(items)
-    return page, encode_cursor(key(page[-1])) if more and page else None
+    has_more = start + limit < len(items)
+    return page, encode_cursor(key(page[-1])) if has_more else None
 
 
 def encode_cursor(key: SortKey) -> str:

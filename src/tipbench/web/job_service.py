@@ -126,16 +126,16 @@ class JobService:
     runners: Mapping[str, Runner]
     supervisor: Supervisor
     progress: ProgressCache
-    default: str = LocalRunner.name  # default runner
+    default_runner: str
 
     @classmethod
     def of(cls, settings: Settings, runners: Mapping[str, Runner]) -> Self:
         """Create the service of a home folder with `runners` by name."""
         jobs = settings.home / "jobs"
-        keep_s, default = settings.operator().jobs_keep_days * _DAY_S, default_runner(settings, runners)
+        keep_s = settings.operator().jobs_keep_days * _DAY_S
         store = JobStore(jobs / "jobs.db")
         supervisor = Supervisor(store, runners, jobs / "supervisor.lock", keep_s=keep_s or None)
-        return cls(store, runners, supervisor, ProgressCache(supervisor.runner_of), default)
+        return cls(store, runners, supervisor, ProgressCache(supervisor.runner_of), default_runner(settings, runners))
 
     def close(self) -> None:
         """Stop supervising; jobs keep running."""
@@ -169,10 +169,12 @@ class JobService:
         """Return a job and its position in the queue, None if it is not queued. Raises JobNotFound."""
         for _ in range(_ATTEMPTS):  # again if the job starts between the two reads
             job = self.store.get(job_id)
-            place = self.queue_positions().get(job_id) if job.state is JobState.QUEUED else None
-            if place is not None or job.state is not JobState.QUEUED:
+            if job.state is not JobState.QUEUED:
+                return job, None
+            position = self.queue_positions().get(job_id)
+            if position is not None:
                 break
-        return job, place
+        return job, position
 
     def page(self, filters: JobFilter, *, limit: int, after: str | None = None) -> Page:
         """Return a page of jobs. Raises Invalid if `after` is not a cursor of an earlier page."""
@@ -227,7 +229,7 @@ def start_run(
 ) -> Submitted:
     """Queue a collect; `panel.allowed` must have checked `config` before. Raises UsageError if its suite is invalid."""
     target = target or RunTarget()
-    runner = target.runner or panel.jobs.default
+    runner = target.runner or panel.jobs.default_runner
     if runner not in panel.jobs.runners:
         raise Invalid(
             f"runner must be one of {', '.join(panel.jobs.runners)} (got {runner[:40]!r}). "

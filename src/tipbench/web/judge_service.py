@@ -199,7 +199,7 @@ def accept_drift(store: RunStore, name: str, sheet: str, reason: str, who: Ident
 def drift_svg(queries: Queries, store: RunStore, name: str, query: DriftChart) -> str:
     """Return a drift chart as SVG, cached per revision. Raises NotFound if there is no data for it."""
     experiment = get_experiment(store, name)
-    judging = queries.judging_of(store, experiment)
+    judging = queries.judging(store, experiment)
     points = drift_points(judging.history, query.judge, query.scale, provisional=query.provisional)
     if not points:
         raise NotFound("No sheet of this judge has a known bias on this scale.", path="query.judge")

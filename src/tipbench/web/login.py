@@ -27,8 +27,6 @@ from tipbench.web.deps import Panel, PanelState
 from tipbench.web.errors import Forbidden, Json, TooManyAttempts, Unauthorised
 from tipbench.web.forms import FORM, JSON, content_type, read_form, read_json
 
-LoginPage = Callable[[Request, str, str | None], str]  # request, next path, error message → HTML
-
 router = APIRouter(tags=["login"])
 logout_router = APIRouter(tags=["login"], dependencies=[JUDGES_TOO], responses=COMMON)
 _MAX_NEXT_LENGTH = 1000
@@ -72,7 +70,7 @@ async def login_page(request: Request, panel: PanelState, next: _Next = "/") -> 
     identity = await run_in_threadpool(panel.guard.by_cookie, session_cookie(request))
     if identity is not None:
         return RedirectResponse(_landing_path(identity, local_path(next)), status_code=303)
-    return HTMLResponse(_page_renderer(request)(request, local_path(next), None))
+    return HTMLResponse(_render_page(request, local_path(next), None))
 
 
 @router.post(
@@ -97,7 +95,7 @@ async def log_in(request: Request, panel: PanelState) -> Response:
         identity = await run_in_threadpool(panel.guard.by_token, secret, client_of(request))
     except (Unauthorised, Forbidden, TooManyAttempts) as exc:
         if by_form:
-            return HTMLResponse(_page_renderer(request)(request, target, str(exc)), exc.status, headers=exc.headers)
+            return HTMLResponse(_render_page(request, target, str(exc)), exc.status, headers=exc.headers)
         raise
     sessions = panel.guard.sessions
     previous = await run_in_threadpool(sessions.authenticate, session_cookie(request))
@@ -159,10 +157,10 @@ def _landing_path(identity: Identity, target: str) -> str:
     return "/judge" if identity.is_judge and target == "/" else target
 
 
-def _page_renderer(request: Request) -> LoginPage:
-    """Return the function that renders the login page, set by the application."""
-    render: LoginPage = request.app.state.login_page
-    return render
+def _render_page(request: Request, target: str, error: str | None) -> str:
+    """Return the login page as HTML; `target` is the path to redirect to after login."""
+    render: Callable[[Request, str, str | None], str] = request.app.state.login_page
+    return render(request, target, error)
 
 
 def _set_cookie(request: Request, response: Response, value: str, *, life_s: int) -> None:

@@ -45,6 +45,7 @@ from tipbench.web.judge_service import (
     parse_sheet_request,
     sheet_response,
 )
+from tipbench.web.queries import get_experiment
 from tipbench.workflows.judging import SheetRequest
 
 _RESPONSES = {**COMMON, **DATA}
@@ -149,7 +150,7 @@ def apply(
 @status_router.get("/{experiment:path}", summary="Get judging status")
 def status(experiment: ExperimentPath, panel: PanelState, store: Store) -> JudgingShape:
     """Return the number of pending, held and judged cells, and each judge's drift and agreement."""
-    return JudgingShape.model_validate(panel.queries.judging(store, experiment).to_json())
+    return JudgingShape.model_validate(panel.queries.judging(store, get_experiment(store, experiment)).to_json())
 
 
 _BATCHES = "/api/bench/judge/{experiment:path}/batches"

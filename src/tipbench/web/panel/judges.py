@@ -214,7 +214,7 @@ def judges_response(
 ) -> HTMLResponse:
     """Render the page; after an invalid form, `values` and `errors` are shown in it."""
     mlflow_experiment = get_experiment(store, experiment)
-    judging = panel.queries.judging_of(store, mlflow_experiment)
+    judging = panel.queries.judging(store, mlflow_experiment)
     sheets, batch_service = all_sheets(judging), batch_service_of(request.app)
     batches = batch_service.page(request.state.identity, experiment, EVERYBODY, limit=MAX_LIMIT).items
     minutes = batch_service.minutes_per_item(experiment)

@@ -403,7 +403,7 @@ def start_problem(panel: Panel, config: CollectConfig, target: RunTarget) -> Out
 
     Runs on Airflow are not checked: its workers have their own servers.
     """
-    if (target.runner or panel.jobs.default) == AirflowRunner.name:
+    if (target.runner or panel.jobs.default_runner) == AirflowRunner.name:
         return None
     engines = build_engines(config.model_names, EngineDependencies(config, panel.settings.home, lambda _text: None))
     try:
@@ -540,7 +540,7 @@ def _render_form(
         form_error=outcome.errors.get(WHOLE_FORM),
         key=sent.key,
         runners=[(name, RUNNERS.get(name, name)) for name in panel.jobs.runners],
-        runner=sent.target.runner or panel.jobs.default,
+        runner=sent.target.runner or panel.jobs.default_runner,
         wait_for_judge=sent.target.wait_for_judge,
         models_url="/run/models" if offered.pending else None,
         preselect=sent.preselect,

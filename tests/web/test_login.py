@@ -250,7 +250,7 @@ def test_failed_attempts_of_many_clients_are_rate_limited_together(home: Path) -
         served.stop_clock()
         attempts = served.panel.guard._attempts
         for number in range(FAILURE_BURST):
-            attempts.admit(f"client {number}")
+            attempts.count_failure(f"client {number}")
         assert served.error(served.get("/metrics", token="guess")) == (429, "too_many_attempts")
 
 

@@ -424,7 +424,7 @@ class TokenGuard:
             return Identity(token.name, token.role, token.id)
         if self._admin_hash is not None and hmac.compare_digest(digest(secret), self._admin_hash):
             return self._operator()
-        wait_s = self._attempts.admit(client)
+        wait_s = self._attempts.count_failure(client)
         if wait_s > 0:
             raise TooManyAttempts(wait_s)
         raise Unauthorised(_REJECTED, path="header.authorization")

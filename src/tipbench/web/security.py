@@ -146,7 +146,7 @@ class LoginLimiter:
         self._remaining = float(FAILURE_BURST)  # failed attempts left in the bucket
         self._refilled_at = clock()
 
-    def admit(self, client: str) -> float:
+    def count_failure(self, client: str) -> float:
         """Count a failed attempt and return 0.0. If no attempt is allowed yet, return the seconds to wait instead."""
         with self._lock:
             now = self._clock()

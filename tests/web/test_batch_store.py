@@ -133,8 +133,8 @@ def test_two_tabs_do_not_overwrite_each_other(shelf: Shelf) -> None:
     shelf.put(0, "first tab")
     with pytest.raises(VersionConflict) as refused:
         shelf.put(0, "second tab")
-    assert refused.value.present is not None
-    assert refused.value.present.judgement.content == "first tab"
+    assert refused.value.current is not None
+    assert refused.value.current.judgement.content == "first tab"
     assert shelf.store.items(SHEET)["i1"].judgement.content == "first tab"
 
 
@@ -244,15 +244,15 @@ def test_a_clock_set_back_does_not_reduce_the_time(shelf: Shelf) -> None:
 
 def test_the_open_batch_is_that_of_the_judge_the_kind_and_the_server(shelf: Shelf) -> None:
     store = shelf.store
-    assert store.open_of("tip-bench-x", "anna", Kind.SHEET) == shelf.batch
-    assert store.open_of("tip-bench-x", "anna", Kind.SHEET, "here") == shelf.batch
+    assert store.find_open("tip-bench-x", "anna", Kind.SHEET) == shelf.batch
+    assert store.find_open("tip-bench-x", "anna", Kind.SHEET, "here") == shelf.batch
     for other in (
         ("tip-bench-y", "anna", Kind.SHEET),
         ("tip-bench-x", "ben", Kind.SHEET),
         ("tip-bench-x", "anna", Kind.DUEL),
     ):
-        assert store.open_of(*other) is None
-    assert store.open_of("tip-bench-x", "anna", Kind.SHEET, "elsewhere") is None
+        assert store.find_open(*other) is None
+    assert store.find_open("tip-bench-x", "anna", Kind.SHEET, "elsewhere") is None
 
 
 def test_of_two_open_batches_the_one_last_worked_on_is_continued(shelf: Shelf) -> None:
@@ -260,7 +260,7 @@ def test_of_two_open_batches_the_one_last_worked_on_is_continued(shelf: Shelf) -
     shelf.store.add(replace(BATCH, sheet="b" * 12), "{}")
     shelf.clock.now += 1
     shelf.put(0)
-    found = shelf.store.open_of("tip-bench-x", "anna", Kind.SHEET)
+    found = shelf.store.find_open("tip-bench-x", "anna", Kind.SHEET)
     assert found is not None
     assert found.sheet == SHEET
 
@@ -269,10 +269,10 @@ def test_a_key_finds_its_batch_and_old_keys_are_deleted(shelf: Shelf) -> None:
     shelf.database.rows("PRAGMA synchronous = OFF")
     for number in range(MAX_KEYS + 1):
         shelf.clock.now += 1
-        shelf.store.remember("anna", f"k{number}", SHEET)
-    assert shelf.store.of_key("anna", f"k{MAX_KEYS}") == shelf.batch
-    assert shelf.store.of_key("anna", "k0") is None
-    assert shelf.store.of_key("ben", "k5") is None
+        shelf.store.save_key("anna", f"k{number}", SHEET)
+    assert shelf.store.find_by_key("anna", f"k{MAX_KEYS}") == shelf.batch
+    assert shelf.store.find_by_key("anna", "k0") is None
+    assert shelf.store.find_by_key("ben", "k5") is None
 
 
 def test_reopening_keeps_the_judgements_and_the_result_of_the_last_close(shelf: Shelf) -> None:
@@ -342,8 +342,8 @@ class Histories(RuleBasedStateMachine):
 
     @rule(item=items, judgement=judgement, off=st.integers(-5, 5).filter(bool))
     def stale(self, item: str, judgement: ItemJudgement, off: int) -> None:
-        seen, present = self.version[item] + off, self.shelf.store.items(SHEET).get(item)
-        if off == -1 and present is not None and present.judgement == judgement:
+        seen, current = self.version[item] + off, self.shelf.store.items(SHEET).get(item)
+        if off == -1 and current is not None and current.judgement == judgement:
             return  # identical to a repeat
         with pytest.raises(VersionConflict):
             self.shelf.store.put(SHEET, item, seen, judgement, 0.0)

@@ -90,16 +90,16 @@ class ItemVersion:
     updated: float  # Unix seconds
 
     def made_by(self, cause: Cause, version: int) -> bool:
-        """Whether this version may be the result of the operation `cause` on `version`, repeated by a client."""
+        """Whether a request for `cause` on `version` may repeat the request that created this version."""
         return (self.cause, self.version) == (cause, version + 1)
 
 
 class VersionConflict(Exception):
-    """The item has changed since the client read it. `present` is its current version, or None if it is untouched."""
+    """The item has changed since the client read it. `current` is its current version, or None if it is untouched."""
 
-    def __init__(self, present: ItemVersion | None) -> None:
+    def __init__(self, current: ItemVersion | None) -> None:
         super().__init__("the item has another version")
-        self.present = present
+        self.current = current
 
 
 MAX_VERSIONS = 100  # stored per item
@@ -140,7 +140,7 @@ class BatchStore:
         """Return the public part of a batch's sheet, as JSON."""
         return str(self._database.rows("SELECT content FROM batches WHERE sheet = ?", (sheet,))[0][0])
 
-    def open_of(self, experiment: str, judge: str, kind: Kind, place: str | None = None) -> Batch | None:
+    def find_open(self, experiment: str, judge: str, kind: Kind, place: str | None = None) -> Batch | None:
         """Return the judge's most recently updated open batch, or None; `place` limits it to one MLflow server."""
         candidates = self._batches(
             "experiment = ? AND judge = ? AND kind = ? AND status = 'open'", (experiment, judge, kind)
@@ -202,16 +202,16 @@ class BatchStore:
         Raises VersionConflict if the item has another version now, Conflict if the batch is closed.
         """
         with self._database.transaction() as db:
-            present = _select_item(db, sheet, item)
-            if present is not None and present.made_by(Cause.PUT, version) and present.judgement == judgement:
-                return present
-            self._check_writable(db, sheet, present, version)
-            if present is None:
+            current = _select_item(db, sheet, item)
+            if current is not None and current.made_by(Cause.PUT, version) and current.judgement == judgement:
+                return current
+            self._check_writable(db, sheet, current, version)
+            if current is None:
                 saved = ItemVersion(item, 1, 0, Cause.PUT, judgement, 0.0, 0.0)
             else:
                 # Undo skips versions with the same judgement.
-                parent = present.parent if present.judgement == judgement else present.version
-                saved = ItemVersion(item, present.version + 1, parent, Cause.PUT, judgement, present.seconds, 0.0)
+                parent = current.parent if current.judgement == judgement else current.version
+                saved = ItemVersion(item, current.version + 1, parent, Cause.PUT, judgement, current.seconds, 0.0)
             return self._write(db, sheet, saved, seconds)
 
     def undo(self, sheet: str, item: str, version: int, blank: str) -> ItemVersion:
@@ -221,24 +221,24 @@ class BatchStore:
         there is no earlier version.
         """
         with self._database.transaction() as db:
-            present = _select_item(db, sheet, item)
-            if present is not None and present.made_by(Cause.UNDO, version):
-                return present
-            self._check_writable(db, sheet, present, version)
+            current = _select_item(db, sheet, item)
+            if current is not None and current.made_by(Cause.UNDO, version):
+                return current
+            self._check_writable(db, sheet, current, version)
             nothing_to_undo = Conflict(
                 "There is no earlier version to restore.", code="nothing_to_undo", path="path.item"
             )
-            if present is None or present.parent is None:
+            if current is None or current.parent is None:
                 raise nothing_to_undo
-            if present.parent == 0:
+            if current.parent == 0:
                 previous = ItemVersion(item, 0, None, Cause.UNDO, ItemJudgement(State.EMPTY, blank), 0.0, 0.0)
             else:
                 statement = f"SELECT {_ITEM_COLUMNS} FROM batch_history WHERE sheet = ? AND item = ? AND version = ?"  # noqa: S608
-                row = db.execute(statement, (sheet, item, present.parent)).fetchone()
+                row = db.execute(statement, (sheet, item, current.parent)).fetchone()
                 if row is None:  # deleted because the history was too long
                     raise nothing_to_undo
                 previous = _read_version(row)
-            saved = replace(previous, version=present.version + 1, cause=Cause.UNDO, seconds=present.seconds)
+            saved = replace(previous, version=current.version + 1, cause=Cause.UNDO, seconds=current.seconds)
             return self._write(db, sheet, saved, 0.0)
 
     def seconds(self, experiment: str) -> dict[str, list[float]]:
@@ -254,7 +254,7 @@ class BatchStore:
 
     # idempotency keys
 
-    def remember(self, judge: str, key: str, sheet: str) -> None:
+    def save_key(self, judge: str, key: str, sheet: str) -> None:
         """Save the batch of `sheet` as the result of the judge's requests with this idempotency key."""
         with self._database.transaction() as db:
             db.execute("INSERT OR IGNORE INTO batch_keys VALUES (?, ?, ?, ?)", (judge, key, sheet, self._clock()))
@@ -264,7 +264,7 @@ class BatchStore:
                 (judge, MAX_KEYS),
             )
 
-    def of_key(self, judge: str, key: str) -> Batch | None:
+    def find_by_key(self, judge: str, key: str) -> Batch | None:
         """Return the batch of an earlier request with this idempotency key, or None."""
         where = "sheet = (SELECT sheet FROM batch_keys WHERE judge = ? AND key = ?)"
         return next(iter(self._batches(where, (judge, key))), None)
@@ -273,13 +273,13 @@ class BatchStore:
         statement = f"SELECT {_BATCH_COLUMNS} FROM batches WHERE {where} ORDER BY updated DESC, rowid DESC"  # noqa: S608
         return [_read_batch(row) for row in self._database.rows(statement, values)]
 
-    def _check_writable(self, db: Connection, sheet: str, present: ItemVersion | None, version: int) -> None:
-        """Raise Conflict if the batch is closed, VersionConflict unless `present` has this version."""
+    def _check_writable(self, db: Connection, sheet: str, current: ItemVersion | None, version: int) -> None:
+        """Raise Conflict if the batch is closed, VersionConflict unless `current` has this version."""
         if _select_batch(db, sheet).status is not Status.OPEN:
             message = "This batch is closed. Reopen it to make changes."
             raise Conflict(message, code="batch_closed", path="path.sheet")
-        if version != (present.version if present else 0):
-            raise VersionConflict(present)
+        if version != (current.version if current else 0):
+            raise VersionConflict(current)
 
     def _write(self, db: Connection, sheet: str, saved: ItemVersion, spent_s: float) -> ItemVersion:
         """Store a new version of an item and return it. Adds `spent_s` to the time spent on the item."""

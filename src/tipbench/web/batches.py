@@ -101,7 +101,7 @@ class BatchService:
             )
         judge = replace(who, role=Role.JUDGE)  # admins judge blind too
         check_name(experiment)
-        earlier = self._store.of_key(judge.name, key) if key is not None else None
+        earlier = self._store.find_by_key(judge.name, key) if key is not None else None
         if earlier is not None:
             if (earlier.experiment, earlier.kind) != (experiment, kind):
                 raise Conflict(
@@ -110,12 +110,12 @@ class BatchService:
                     path="header.idempotency-key",
                 )
             return BatchOpened(batch=self._shape(earlier), new=False)
-        existing = self._open_of(judge, experiment, kind)
+        existing = self._find_open(judge, experiment, kind)
         if existing is not None and self._sync(existing).status is not Status.OPEN:
-            existing = self._open_of(judge, experiment, kind)
+            existing = self._find_open(judge, experiment, kind)
         batch, new = (existing, False) if existing else self._create(judge, experiment, kind, limit)
         if key is not None:
-            self._store.remember(judge.name, key, batch.sheet)
+            self._store.save_key(judge.name, key, batch.sheet)
         return BatchOpened(batch=self._shape(batch), new=new)
 
     def page(
@@ -270,11 +270,11 @@ class BatchService:
         """Return the median minutes per submitted item, by judge."""
         return {judge: median(seconds) / 60 for judge, seconds in sorted(self._store.seconds(experiment).items())}
 
-    def _open_of(self, judge: Identity, experiment: str, kind: Kind) -> Batch | None:
+    def _find_open(self, judge: Identity, experiment: str, kind: Kind) -> Batch | None:
         place = None
         with suppress(TipbenchError):  # an open batch can be continued without MLflow
             place = self._panel.tracker.open().identity
-        return self._store.open_of(experiment, judge.name, kind, place)
+        return self._store.find_open(experiment, judge.name, kind, place)
 
     def _create(self, judge: Identity, experiment: str, kind: Kind, limit: int | None) -> tuple[Batch, bool]:
         """Create a batch with the judge's open sheet in MLflow, or with a new sheet.
@@ -282,7 +282,7 @@ class BatchService:
         Returns the batch, and whether it is new.
         """
         with self._mlflow() as store:
-            if existing := self._open_of(judge, experiment, kind):  # opened by another tab while waiting for the lock
+            if existing := self._find_open(judge, experiment, kind):  # opened by another tab while waiting for the lock
                 return existing, False
             if kind is Kind.SHEET:
                 request = parse_sheet_request({"limit": limit or DEFAULT_ANSWERS}, judge, self._panel.allowed)
@@ -424,7 +424,7 @@ class BatchService:
         try:
             yield
         except VersionConflict as exc:
-            answer = answer_shape(batch_items, item_of(batch_items, item), exc.present)
+            answer = answer_shape(batch_items, item_of(batch_items, item), exc.current)
             raise Conflict(
                 f"This item was changed elsewhere: it has version {answer.version} now. Nothing was overwritten; "
                 "check it and save again.",

@@ -113,9 +113,13 @@ def body_schema(
 ) -> dict[str, Any]:
     """Return the `openapi_extra` of a route whose body is parsed by `body_of`."""
     schema = model.model_json_schema()
-    content = {JSON: {"schema": _inlined(schema, schema.pop("$defs", {})), "example": example}}
-    described = {"description": about} if about else {}
-    return {"requestBody": {**described, **({"required": True} if required else {}), "content": content}}
+    body: dict[str, Any] = {}
+    if about:
+        body["description"] = about
+    if required:
+        body["required"] = True
+    body["content"] = {JSON: {"schema": _inlined(schema, schema.pop("$defs", {})), "example": example}}
+    return {"requestBody": body}
 
 
 def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:

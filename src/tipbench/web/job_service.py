@@ -249,8 +249,10 @@ def start_run(
     request = collect_request(config, started_by=started_by, runner=runner)
     if runner == AirflowRunner.name:  # the panel's URLs, such as localhost, may be other servers for a worker
         omitted = SET_BY_WORKERS - target.explicit
-        kept = {name: value for name, value in request.arguments.items() if name not in omitted}
-        request = replace(request, arguments=kept | ({WAIT_FOR_JUDGE: True} if target.wait_for_judge else {}))
+        arguments = {name: value for name, value in request.arguments.items() if name not in omitted}
+        if target.wait_for_judge:
+            arguments[WAIT_FOR_JUDGE] = True
+        request = replace(request, arguments=arguments)
     return panel.jobs.submit(request, key=key)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.concurrency import run_in_threadpool
@@ -23,7 +22,7 @@ from tipbench.web.auth import (
     require_judge,
     session_cookie,
 )
-from tipbench.web.deps import Panel, PanelState
+from tipbench.web.deps import PanelState, panel_of
 from tipbench.web.errors import Forbidden, Json, TooManyAttempts, Unauthorised
 from tipbench.web.forms import FORM, JSON, content_type, read_form, read_json
 
@@ -136,20 +135,16 @@ async def log_out(
 
 def csrf_of(request: Request) -> str:
     """Return the session's CSRF token for forms and scripts; empty for bearer tokens, which have no session."""
-    panel: Panel = request.app.state.panel
+    panel = panel_of(request)
     identity: Identity | None = getattr(request.state, "identity", None)
     return panel.guard.sessions.csrf(identity.session) if identity and identity.session else ""
 
 
 def local_path(text: str) -> str:
     """Return `text` if it is a path of the panel, else `/`; prevents open redirects."""
-    if not text.startswith("/") or text[1:2] in ("/", "\\") or not text.isprintable() or len(text) > _MAX_NEXT_LENGTH:
-        return "/"
-    try:
-        parts = urlsplit(text)
-    except ValueError:
-        return "/"
-    return text if not parts.scheme and not parts.netloc and "\\" not in text else "/"
+    # Browsers read a backslash as a slash, and `//` as the beginning of a host name.
+    is_local = text.startswith("/") and not text.startswith("//") and "\\" not in text
+    return text if is_local and text.isprintable() and len(text) <= _MAX_NEXT_LENGTH else "/"
 
 
 def _landing_path(identity: Identity, target: str) -> str:

@@ -22,7 +22,7 @@ _MAX_SECRET_LENGTH = 200  # characters
 
 @dataclass(frozen=True)
 class PanelOptions:
-    """Network options and limits of the panel."""
+    """Options of the panel: addresses, allowed servers and suites, session length and the operator's token."""
 
     host: str = "127.0.0.1"
     port: int = 0

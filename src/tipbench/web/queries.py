@@ -179,15 +179,9 @@ class RunFilters(BaseModel):
 
     def query(self, **changes: object) -> str:
         """Return the filters, updated with `changes`, as a query string without default values."""
-        values = {**{name: getattr(self, name) for name in type(self).model_fields}, **changes}
-        defaults = {name: field.get_default() for name, field in type(self).model_fields.items()}
-        parameters = [
-            (name, _query_text(item))
-            for name, value in values.items()
-            if value != defaults[name]
-            for item in (value if isinstance(value, list) else [value])
-        ]
-        return urlencode([(name, text) for name, text in parameters if text is not None], errors="backslashreplace")
+        values = self.model_copy(update=changes).model_dump(exclude_defaults=True)
+        texts = {name: value if isinstance(value, list) else _query_text(value) for name, value in values.items()}
+        return urlencode(texts, doseq=True, errors="backslashreplace")
 
 
 RunsQuery = Annotated[RunFilters, Query()]

@@ -104,16 +104,16 @@ def test_no_response_of_any_route_reveals_models_or_controls_to_a_judge(judge_cl
     served, driver = judge_client.served, driver_of(judge_client.served)
     other = JudgeClient.named(served, "anna")
     theirs, their_item = first_item(other)
-    answers = [
+    responses = [
         judge_client.ask("POST"),
         judge_client.ask("POST"),
         judge_client.ask("GET"),
         judge_client.ask("GET", "?judge=*"),
     ]
-    sheet = answers[0].json()["batch"]["sheet"]
+    sheet = responses[0].json()["batch"]["sheet"]
     raw = fill(kept(served, sheet), always(5))
     item = raw["items"][0]["item"]
-    answers += [
+    responses += [
         judge_client.ask("GET", f"/{sheet}"),
         judge_client.put(sheet, item, 0, "draft"),
         judge_client.put(sheet, item, 0, "skipped", reason="no"),
@@ -128,18 +128,18 @@ def test_no_response_of_any_route_reveals_models_or_controls_to_a_judge(judge_cl
         judge_client.ask("POST", f"/{sheet}/return", json={"note": "x"}),
     ]
     judge_client.submit(raw)
-    answers += [
+    responses += [
         judge_client.close(sheet),
         judge_client.close(sheet),
         judge_client.ask("POST", f"/{sheet}/reopen"),
         judge_client.ask("GET", f"/{sheet}"),
     ]
     judge_client.submit(fill(kept(served, sheet), honest))
-    answers += [judge_client.close(sheet), judge_client.ask("GET"), judge_client.ask("POST", json={"kind": "duel"})]
+    responses += [judge_client.close(sheet), judge_client.ask("GET"), judge_client.ask("POST", json={"kind": "duel"})]
     store = served.store
     assert isinstance(store, MemoryStore)
     store.away = True
-    answers += [judge_client.ask("POST"), judge_client.ask("GET"), judge_client.ask("GET", f"/{sheet}")]
+    responses += [judge_client.ask("POST"), judge_client.ask("GET"), judge_client.ask("GET", f"/{sheet}")]
     store.away = False
     judging = kept(served, sheet)
     controls = [control for entry in judging.entries for control in entry.controls]
@@ -154,7 +154,7 @@ def test_no_response_of_any_route_reveals_models_or_controls_to_a_judge(judge_cl
         '"behind"',
         '"references"',
     ]
-    for response in answers:
+    for response in responses:
         assert [name for name in names if name in text_of(response)] == [], response.request.url
         assert "anna" not in response.text or response.status_code == 403
 

@@ -171,7 +171,7 @@ def test_the_rubric_comes_with_the_wording_of_each_step_and_its_anchors(judge_cl
     assert rubric["flags"] == ["format_ok", "overlong"]
 
 
-def test_answers_are_as_documented(judge_client: JudgeClient) -> None:
+def test_responses_are_as_documented(judge_client: JudgeClient) -> None:
     document = judge_client.served.app.openapi()
     base = f"{API}/judge/{{experiment}}/batches"
 

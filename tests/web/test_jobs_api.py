@@ -214,9 +214,9 @@ def test_a_judges_wrong_option_is_named(served: Served) -> None:
         ({"with": "ollama:a:1b", "ollama_url": "nowhere"}, 422, "body.ollama_url"),
         ({"with": "rules", "mlflow_url": "file:///x"}, 422, "body.mlflow_url"),
     ]
-    for body, answer, place in cases:
+    for body, status, place in cases:
         response = served.post(JUDGE, json=body)
-        assert (response.status_code, response.json()["error"]["path"]) == (answer, place), response.text
+        assert (response.status_code, response.json()["error"]["path"]) == (status, place), response.text
         assert served.get(JOBS).json()["items"] == []
 
 

@@ -195,13 +195,13 @@ def test_an_apply_waits_for_the_lock_and_then_fails_with_a_message(
 
 def test_two_concurrent_applies_are_both_applied(served: Served) -> None:
     sheets = [filled(served, exported(served, judge=name, limit=6)) for name in ("anna", "ben")]
-    answers: list[Any] = []
-    threads = [threading.Thread(target=lambda raw=raw: answers.append(applied(served, raw))) for raw in sheets]
+    responses: list[Any] = []
+    threads = [threading.Thread(target=lambda raw=raw: responses.append(applied(served, raw))) for raw in sheets]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert [answer.json()["status"] for answer in answers] == ["applied", "applied"]
+    assert [response.json()["status"] for response in responses] == ["applied", "applied"]
 
 
 # a judge's token
@@ -271,9 +271,9 @@ def test_a_judges_preview_is_the_same_whether_the_scores_would_be_held_or_not(se
     sheet = exported(served, served.judge, limit=40)
     previews = []
     for rule in (agreed, always(5)):
-        answer = applied(served, filled(served, sheet, rule), "?dry_run=true", served.judge).json()
-        assert len(answer.pop("changes")) == len(sheet["items"])
-        previews.append(answer)
+        preview = applied(served, filled(served, sheet, rule), "?dry_run=true", served.judge).json()
+        assert len(preview.pop("changes")) == len(sheet["items"])
+        previews.append(preview)
     assert previews[0] == previews[1]
     assert previews[0]["drift"] is None
     assert applied(served, filled(served, sheet, always(5)), token=served.judge).json()["status"] == "held"
@@ -356,13 +356,13 @@ def test_a_judge_learns_of_the_drift_only_when_the_sheet_is_whole(served: Served
 
 
 def test_no_response_to_a_judge_reveals_the_model(served: Served) -> None:
-    """Every answer of every kind is searched for models, prompts and run ids."""
+    """Every response of every kind is searched for models, prompts and run ids."""
     driver = driver_of(served)
     first = served.post(SHEETS, token=served.judge, json={"all": True})
     raw = filled(served, first.json())
     broken = json.loads(json.dumps(raw))
     broken["items"][0]["tips"][0]["tip"] = "changed"
-    answers = [
+    responses = [
         first,
         served.post(SHEETS, token=served.judge, json={"sheet": raw["sheet"], "format": "csv"}),
         applied(served, broken, token=served.judge),
@@ -373,7 +373,7 @@ def test_no_response_to_a_judge_reveals_the_model(served: Served) -> None:
         served.get(f"{API}/runs/{EXPERIMENT}/{next(iter(driver.cells()))}", token=served.judge),
     ]
     names = [*MODELS, "v1@", "v2-mentor", "v3-few-shot", *driver.cells(), kept(served, raw["sheet"]).run_id]
-    for response in answers:
+    for response in responses:
         text = response.text + str(dict(response.headers))
         assert [name for name in names if name in text] == []
 

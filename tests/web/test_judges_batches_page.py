@@ -206,8 +206,8 @@ def test_the_address_for_a_judge_is_whole_and_leads_to_the_experiment(served: Se
     found = re.search(r'id="judge-link"[^>]*>([^<]+)<', page_of(served))
     assert found
     assert unescape(found[1]) == f"http://localhost/judge?experiment={EXPERIMENT}"
-    answer = served.get(unescape(found[1]), token=served.judge, headers=HTML)
-    assert (answer.status_code, EXPERIMENT in answer.text) == (200, True)
+    response = served.get(unescape(found[1]), token=served.judge, headers=HTML)
+    assert (response.status_code, EXPERIMENT in response.text) == (200, True)
 
 
 def test_an_odd_name_of_an_experiment_survives_in_the_address(empty: Served) -> None:

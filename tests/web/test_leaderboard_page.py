@@ -213,9 +213,9 @@ def test_ranking_models_drops_a_baseline_that_is_a_pair(judged: Served) -> None:
 
 def test_an_invalid_query_is_refused_like_in_the_api(judged: Served) -> None:
     for query in ["by=judge", "cluster=all", "where=x", "judge=anna&provisional=true", "baseline=x"]:
-        page, answer = judged.get(f"{BOARD}?{query}"), judged.get(f"{API}/leaderboard/{EXPERIMENT}?{query}")
-        assert judged.error(page)[0] == judged.error(answer)[0] == 422
-        assert page.json()["error"]["path"] == answer.json()["error"]["path"]
+        page, response = judged.get(f"{BOARD}?{query}"), judged.get(f"{API}/leaderboard/{EXPERIMENT}?{query}")
+        assert judged.error(page)[0] == judged.error(response)[0] == 422
+        assert page.json()["error"]["path"] == response.json()["error"]["path"]
 
 
 # sorting

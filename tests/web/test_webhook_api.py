@@ -51,20 +51,20 @@ def until(served: Served, state: str, wait_s: float = 120) -> Any:
 
 
 def test_a_test_reaches_the_receiver_signed(hooked: Served, receiver: Receiver) -> None:
-    answer = hooked.post(f"{HOOK}/test", json={"experiment": EXPERIMENT})
-    assert answer.status_code == 200
+    response = hooked.post(f"{HOOK}/test", json={"experiment": EXPERIMENT})
+    assert response.status_code == 200
     (got,) = receiver.got
     verify(SECRET, got.headers, got.body, time.time(), Seen())
-    assert got.payload == answer.json()["payload"]
+    assert got.payload == response.json()["payload"]
     assert (got.payload["event"], got.payload["links"]["apply"]) == ("test", f"{API}/judge/{EXPERIMENT}/apply")
-    assert (answer.json()["state"], answer.json()["attempts"][0]["status"]) == ("delivered", 204)
+    assert (response.json()["state"], response.json()["attempts"][0]["status"]) == ("delivered", 204)
 
 
 def test_a_rejected_test_delivery_has_a_reason(hooked: Served, receiver: Receiver) -> None:
     receiver.respond = lambda _got: 401
-    answer = hooked.post(f"{HOOK}/test")
-    assert answer.status_code == 200
-    assert (answer.json()["state"], answer.json()["attempts"][0]["reason"]) == ("failed", "responded with 401")
+    response = hooked.post(f"{HOOK}/test")
+    assert response.status_code == 200
+    assert (response.json()["state"], response.json()["attempts"][0]["reason"]) == ("failed", "responded with 401")
 
 
 def test_a_second_test_at_the_same_time_is_refused(hooked: Served, receiver: Receiver) -> None:
@@ -89,8 +89,8 @@ def test_a_second_test_at_the_same_time_is_refused(hooked: Served, receiver: Rec
 def test_a_test_delivery_names_only_a_tipbench_experiment(
     hooked: Served, receiver: Receiver, body: dict[str, str], path: str
 ) -> None:
-    answer = hooked.post(f"{HOOK}/test", json=body)
-    assert (answer.status_code, answer.json()["error"]["path"]) == (422, path)
+    response = hooked.post(f"{HOOK}/test", json=body)
+    assert (response.status_code, response.json()["error"]["path"]) == (422, path)
     assert receiver.got == []
 
 
@@ -101,25 +101,25 @@ def test_without_a_webhook_there_is_nothing_to_test(served: Served) -> None:
 
 
 def test_the_state_contains_no_secret(hooked: Served, receiver: Receiver) -> None:
-    answer = hooked.get(HOOK)
-    assert (answer.json()["url"], answer.json()["watching"]) == (receiver.url.removesuffix("hook") + "…", False)
+    response = hooked.get(HOOK)
+    assert (response.json()["url"], response.json()["watching"]) == (receiver.url.removesuffix("hook") + "…", False)
     hooked.post(f"{HOOK}/test")
-    for text in (answer.text, hooked.get(f"{HOOK}/deliveries").text, hooked.get("/settings", headers=PAGE).text):
+    for text in (response.text, hooked.get(f"{HOOK}/deliveries").text, hooked.get("/settings", headers=PAGE).text):
         assert "s3cret" not in text
         assert SECRET not in text
 
 
-def test_answers_are_as_documented(hooked: Served) -> None:
+def test_responses_are_as_documented(hooked: Served) -> None:
     document = hooked.app.openapi()
-    answers = {
+    responses = {
         (HOOK, "get"): hooked.get(HOOK),
         (f"{HOOK}/test", "post"): hooked.post(f"{HOOK}/test"),
         (f"{HOOK}/deliveries", "get"): hooked.get(f"{HOOK}/deliveries"),
     }
-    for (path, method), answer in answers.items():
+    for (path, method), response in responses.items():
         content = document["paths"][path][method]["responses"]["200"]["content"]
         schema = {**content["application/json"]["schema"], "components": document["components"]}
-        jsonschema.validate(answer.json(), schema)
+        jsonschema.validate(response.json(), schema)
 
 
 def test_deliveries_come_in_pages_newest_first(hooked: Served) -> None:
@@ -151,18 +151,18 @@ def test_the_button_on_the_settings_page_sends_a_test_and_shows_its_result(hooke
     assert "No deliveries yet" in page
     found = re.search(r'name="csrf" value="([^"]+)"', page)
     assert found
-    answer = hooked.post("/settings/hook/test", token=None, data={"csrf": found[1]})
-    assert answer.status_code == 303
+    response = hooked.post("/settings/hook/test", token=None, data={"csrf": found[1]})
+    assert response.status_code == 303
     assert [got.payload["event"] for got in receiver.got] == ["test"]
-    after = hooked.get(answer.headers["location"], token=None, headers=PAGE).text
+    after = hooked.get(response.headers["location"], token=None, headers=PAGE).text
     assert "The receiver accepted the test" in after
     assert receiver.url.removesuffix("hook") + "…" in after
 
 
 def test_the_settings_page_shows_why_a_test_was_rejected(hooked: Served, receiver: Receiver) -> None:
     receiver.respond = lambda _got: 503
-    answer = hooked.post("/settings/hook/test")
-    page = hooked.get(answer.headers["location"], headers=PAGE).text
+    response = hooked.post("/settings/hook/test")
+    page = hooked.get(response.headers["location"], headers=PAGE).text
     assert "The test failed" in page
     assert "responded with 503" in page
 
@@ -193,10 +193,10 @@ def test_a_receiver_that_hangs_blocks_no_other_request(home: Path, receiver: Rec
     with serving(home, answered()[0], environment(receiver, TIPBENCH_HOOK_WATCH_S="1"), run_jobs=True) as served:
         assert came.wait(30)
         began = time.monotonic()
-        answer = served.get(f"{API}/experiments")
+        response = served.get(f"{API}/experiments")
         took = time.monotonic() - began
     free.set()
-    assert answer.status_code == 200
+    assert response.status_code == 200
     assert took < 60, "the receiver hangs for 120 s"
 
 

@@ -170,7 +170,6 @@ class BatchClosedShape(BatchAnswer):
 
 
 RawItem = Mapping[str, Any]
-_read_rubric = lru_cache(maxsize=8)(lambda text: parse_rubric(text, Path("rubric.md")))
 
 
 class SheetItems:
@@ -332,8 +331,12 @@ def filled_file(batch_items: BatchItems, judge: str, versions: Mapping[str, Item
 
 def rubric_of(raw: Mapping[str, Any]) -> Rubric:
     """Return the rubric in the file; cached by its text."""
-    rubric: Rubric = _read_rubric(raw["rubric"]["text"])
-    return rubric
+    return _parse_rubric(raw["rubric"]["text"])
+
+
+@lru_cache(maxsize=8)
+def _parse_rubric(text: str) -> Rubric:
+    return parse_rubric(text, Path("rubric.md"))
 
 
 def rubric_json(rubric: Rubric) -> dict[str, Any]:

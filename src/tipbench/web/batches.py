@@ -109,14 +109,14 @@ class BatchService:
                     code="key_used",
                     path="header.idempotency-key",
                 )
-            return BatchOpened(batch=self._shape(earlier), new=False)
+            return BatchOpened(batch=self._shape(earlier, judge), new=False)
         existing = self._find_open(judge, experiment, kind)
         if existing is not None and self._sync(existing).status is not Status.OPEN:
             existing = self._find_open(judge, experiment, kind)
         batch, new = (existing, False) if existing else self._create(judge, experiment, kind, limit)
         if key is not None:
             self._store.save_key(judge.name, key, batch.sheet)
-        return BatchOpened(batch=self._shape(batch), new=new)
+        return BatchOpened(batch=self._shape(batch, judge), new=new)
 
     def page(
         self,
@@ -137,12 +137,12 @@ class BatchService:
         only_judge = None if judge == EVERYBODY else judge or who.name
         batches = sorted(self._store.listed(experiment, only_judge), key=_sort_key)
         page, next_cursor = page_of(batches, _sort_key, limit=limit, after=after)
-        return BatchList(items=[self._shape_for(self._sync(batch), who) for batch in page], next=next_cursor)
+        return BatchList(items=[self._shape(self._sync(batch), who) for batch in page], next=next_cursor)
 
     def detail(self, who: Identity, sheet: str, experiment: str | None = None) -> BatchDetail:
         """Return a batch: all of it for its judge, only the status and the skipped items for an admin."""
         batch = self._sync(self._visible(who, sheet, experiment))
-        shape = self._shape_for(batch, who)
+        shape = self._shape(batch, who)
         if batch.judge != who.name:
             return BatchDetail(batch=shape, skips=self.skips(sheet))
         batch_items, versions = self._batch_items(sheet), self._store.items(sheet)
@@ -185,14 +185,16 @@ class BatchService:
         batch, batch_items = self.own(who, sheet, experiment), self._batch_items(sheet)
         judgement = parse_judgement(batch_items, item_of(batch_items, item), request)
         with self._conflict_errors(batch_items, item):
-            return self._item_saved(batch, self._store.put(sheet, item, request.version, judgement, request.seconds))
+            saved = self._store.put(sheet, item, request.version, judgement, request.seconds)
+        return self._item_saved(who, batch, saved)
 
     def undo(self, who: Identity, sheet: str, item: str, version: int, experiment: str | None = None) -> ItemSaved:
         """Restore the previous judgement. Raises Conflict like `save`, or if there is none."""
         batch, batch_items = self.own(who, sheet, experiment), self._batch_items(sheet)
         blank = canonical(batch_items.blank(item_of(batch_items, item)))
         with self._conflict_errors(batch_items, item):
-            return self._item_saved(batch, self._store.undo(sheet, item, version, blank))
+            saved = self._store.undo(sheet, item, version, blank)
+        return self._item_saved(who, batch, saved)
 
     def history(
         self,
@@ -208,11 +210,8 @@ class BatchService:
         self.own(who, sheet, experiment)
         batch_items = self._batch_items(sheet)
         sheet_item = item_of(batch_items, item)
-
-        def sort_key(saved: ItemVersion) -> SortKey:
-            return SortKey(-saved.version, saved.item)
-
-        page, next_cursor = page_of(self._store.history(sheet, item), sort_key, limit=limit, after=after)
+        versions = self._store.history(sheet, item)
+        page, next_cursor = page_of(versions, lambda saved: SortKey(-saved.version, item), limit=limit, after=after)
         return HistoryShape(items=[answer_shape(batch_items, sheet_item, saved) for saved in page], next=next_cursor)
 
     def close(self, who: Identity, sheet: str, experiment: str | None = None) -> BatchClosedShape:
@@ -224,12 +223,12 @@ class BatchService:
         if batch.status is Status.OPEN:
             with self._mlflow() as store:
                 batch = self._close(store, batch, final=True)
-        return BatchClosedShape(batch=self._shape_for(batch, who), outcome=dict(batch.outcome or {}))
+        return BatchClosedShape(batch=self._shape(batch, who), outcome=dict(batch.outcome or {}))
 
     def reopen(self, who: Identity, sheet: str, experiment: str | None = None) -> BatchAnswer:
         """Reopen the batch for revision. Applied scores count until the batch is closed again."""
         self.own(who, sheet, experiment)
-        return BatchAnswer(batch=self._shape_for(self._store.reopen(sheet), who))
+        return BatchAnswer(batch=self._shape(self._store.reopen(sheet), who))
 
     def accept(self, admin: Identity, sheet: str, reason: str, experiment: str | None = None) -> BatchClosedShape:
         """Accept the drift of a held batch and save the reason. Raises Conflict if the batch is not held."""
@@ -243,7 +242,7 @@ class BatchService:
             changed = {name: result[name] for name in ("status", "applied", "held")}
             outcome = {**(batch.outcome or {}), **changed, "drift_accepted": why}
             batch = self._store.accept(sheet, why, outcome)
-        return BatchClosedShape(batch=self._shape_for(batch, admin), outcome=dict(batch.outcome or {}))
+        return BatchClosedShape(batch=self._shape(batch, admin), outcome=dict(batch.outcome or {}))
 
     def send_back(self, admin: Identity, sheet: str, note: str, experiment: str | None = None) -> BatchAnswer:
         """Reopen a held batch for its judge, with a note. Raises Conflict if the batch is not held."""
@@ -254,7 +253,7 @@ class BatchService:
         if (batch.status, batch.note) != (Status.OPEN, why):
             self._check_held(batch)
             batch = self._store.reopen(sheet, note=why)
-        return BatchAnswer(batch=self._shape_for(batch, admin))
+        return BatchAnswer(batch=self._shape(batch, admin))
 
     def recorded_already(self, sheet: str) -> Status | None:
         """Return the status in MLflow of an open batch that was never closed in the panel.
@@ -373,11 +372,9 @@ class BatchService:
                 path="path.sheet",
             )
 
-    def _shape_for(self, batch: Batch, who: Identity) -> BatchShape:
+    def _shape(self, batch: Batch, who: Identity) -> BatchShape:
         """Return the batch as a response for this client. Only the batch's judge sees the outcome."""
-        return self._shape(batch if batch.judge == who.name else replace(batch, outcome=None))
-
-    def _shape(self, batch: Batch) -> BatchShape:
+        outcome = batch.outcome if batch.judge == who.name else None
         versions = self._store.items(batch.sheet).values()
         counts = Counter(saved.judgement.state for saved in versions)
         submitted = [saved for saved in versions if saved.judgement.state is State.SUBMITTED]
@@ -403,14 +400,14 @@ class BatchService:
             minutes_per_item=median(seconds) / 60 if seconds else None,
             note=batch.note,
             accepted=batch.accepted,
-            outcome=None if batch.outcome is None else dict(batch.outcome),
+            outcome=None if outcome is None else dict(outcome),
             links=BatchLinks.model_validate(links),
         )
 
-    def _item_saved(self, batch: Batch, saved: ItemVersion) -> ItemSaved:
+    def _item_saved(self, who: Identity, batch: Batch, saved: ItemVersion) -> ItemSaved:
         batch_items, updated_batch = self._batch_items(batch.sheet), self._store.get(batch.sheet) or batch
         answer = answer_shape(batch_items, item_of(batch_items, saved.item), saved)
-        return ItemSaved(item=saved.item, answer=answer, batch=self._shape(updated_batch))
+        return ItemSaved(item=saved.item, answer=answer, batch=self._shape(updated_batch, who))
 
     def _read_items(self, sheet: str) -> BatchItems:
         batch = self._store.get(sheet)

@@ -201,10 +201,10 @@ def error_json(code: str, message: str, path: str | None = None) -> dict[str, An
 
 def install(app: FastAPI) -> None:
     """Install the exception handlers."""
-    app.add_exception_handler(WebError, _web_error)
-    app.add_exception_handler(errors.TipbenchError, _tipbench_error)
-    app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_exception_handler(HTTPException, _http_error)
+    app.exception_handler(WebError)(_web_error)
+    app.exception_handler(errors.TipbenchError)(_tipbench_error)
+    app.exception_handler(RequestValidationError)(_validation_error)
+    app.exception_handler(HTTPException)(_http_error)
 
 
 def wants_page(request: Request) -> bool:
@@ -215,8 +215,7 @@ def wants_page(request: Request) -> bool:
     return is_navigation and accepts_html and not request.url.path.startswith("/api/")
 
 
-async def _web_error(request: Request, exc: Exception) -> Response:
-    assert isinstance(exc, WebError)  # noqa: S101 - Starlette's type is Exception, but it passes only this class
+async def _web_error(request: Request, exc: WebError) -> Response:
     if isinstance(exc, Unauthorised) and wants_page(request):
         target = "/"  # after login a form is not submitted again
         if request.method == "GET":
@@ -227,7 +226,7 @@ async def _web_error(request: Request, exc: Exception) -> Response:
     return _respond(request, exc.status, {**error_json(exc.code, str(exc), exc.path), **detail}, exc.headers)
 
 
-async def _tipbench_error(request: Request, exc: Exception) -> Response:
+async def _tipbench_error(request: Request, exc: errors.TipbenchError) -> Response:
     status, code = status_and_code(exc)
     message = str(exc)
     identity = getattr(request.state, "identity", None)
@@ -249,10 +248,9 @@ def refused_sheet(exc: errors.SheetRefused) -> dict[str, Any]:
     return {**error_json(code, str(exc), f"body.{refusal['errors'][0]['field']}"), **refusal}
 
 
-async def _validation_error(request: Request, exc: Exception) -> Response:
-    assert isinstance(exc, RequestValidationError)  # noqa: S101 - as above
+async def _validation_error(request: Request, exc: RequestValidationError) -> Response:
     problems = exc.errors()
-    return _respond(request, 422, error_json("invalid", _validation_message(problems), _path_of(problems[0])))
+    return _respond(request, 422, error_json("invalid", validation_message(problems), place_of(problems[0])))
 
 
 def checked(model: type[_M], raw: Mapping[str, Any], part: str) -> _M:
@@ -271,7 +269,7 @@ def invalid_at(part: str) -> Iterator[None]:
         yield
     except ValidationError as exc:
         problems = [{**error, "loc": (part, *error["loc"])} for error in exc.errors(include_url=False)]
-        raise Invalid(_validation_message(problems), path=_path_of(problems[0])) from exc
+        raise Invalid(validation_message(problems), path=place_of(problems[0])) from exc
 
 
 @contextmanager
@@ -292,26 +290,25 @@ def usage_errors_at(path: str) -> Iterator[None]:
         raise Invalid(str(exc), path=path) from exc
 
 
-def _validation_message(problems: Sequence[Any]) -> str:
+def validation_message(problems: Sequence[Any]) -> str:
     """Return pydantic's errors as one line, each with its path and the invalid value."""
     texts = []
     for problem in problems[:_MAX_PROBLEMS]:
         message = str(problem["msg"]).removeprefix("Value error, ")
         shows_value = problem["type"] not in ("missing", "value_error")
         got = f" (got {str(problem.get('input'))[:80]!r})" if shows_value else ""
-        texts.append(f"{_path_of(problem)}: {message}{got}")
+        texts.append(f"{place_of(problem)}: {message}{got}")
     if len(problems) > _MAX_PROBLEMS:
         texts.append(f"and {len(problems) - _MAX_PROBLEMS} more")
     return "; ".join(texts)
 
 
-def _path_of(problem: Any) -> str:
+def place_of(problem: Any) -> str:
     """Return the path of a pydantic error in the request."""
     return ".".join(str(part)[:80] for part in problem["loc"][:8]) or "body"
 
 
-async def _http_error(request: Request, exc: Exception) -> Response:
-    assert isinstance(exc, HTTPException)  # noqa: S101 - as above
+async def _http_error(request: Request, exc: HTTPException) -> Response:
     status = exc.status_code
     message = {
         404: f"Not found: {request.url.path[:200]}.",

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from fastapi import FastAPI
 
-from tipbench.errors import MlflowUnavailable, NotEnoughData, TipbenchError
+from tipbench.errors import NotEnoughData, TipbenchError
 from tipbench.judge.check import name_problem
 from tipbench.judge.duels import duel_json, export_duels, find_duel, stored_duel_sheets
 from tipbench.judge.sheet import sheet_json
@@ -432,13 +432,9 @@ class BatchService:
     @contextmanager
     def _mlflow(self) -> Iterator[RunStore]:
         """Open MLflow, and hold this machine's lock for writing scores."""
-        try:
-            opened = self._panel.tracker.open()
-            with self._panel.tracker.judging_lock():
-                yield opened.store
-        except MlflowUnavailable:
-            self._panel.tracker.locate_again()
-            raise
+        tracker = self._panel.tracker
+        with tracker.connected() as opened, tracker.judging_lock():
+            yield opened.store
 
 
 def batch_service_of(app: FastAPI) -> BatchService:

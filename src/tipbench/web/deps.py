@@ -73,14 +73,21 @@ class MlflowConnection:
             self._opened = None
 
     @contextmanager
-    def named(self, url: str | None) -> Iterator[TrackingStore]:
-        """Connect to the server at `url` for the duration of the context; None is the configured server."""
-        if url is None or self._fixed is not None or url == self._settings.get("mlflow_url"):
-            yield self.open()
-            return
-        access = self._settings.mlflow
-        with access.connect(find_tracking(url, self._settings.home, start=False, report=log.info)) as opened:
-            yield opened
+    def connected(self, url: str | None = None) -> Iterator[TrackingStore]:
+        """Yield the connection to the server at `url`; None is the configured server.
+
+        If MLflow is unavailable, it is located again on the next `open`.
+        """
+        try:
+            if url is None or self._fixed is not None or url == self._settings.get("mlflow_url"):
+                yield self.open()
+                return
+            tracking = find_tracking(url, self._settings.home, start=False, report=log.info)
+            with self._settings.mlflow.connect(tracking) as opened:
+                yield opened
+        except MlflowUnavailable:
+            self.locate_again()
+            raise
 
     @contextmanager
     def judging_lock(self) -> Iterator[None]:
@@ -124,11 +131,8 @@ PanelState = Annotated[Panel, Depends(panel_of)]
 
 def open_store(panel: PanelState) -> Iterator[RunStore]:
     """Yield the MLflow store. Raises NotEnoughData if there is none yet."""
-    try:
-        yield panel.tracker.open().store
-    except MlflowUnavailable:
-        panel.tracker.locate_again()
-        raise
+    with panel.tracker.connected() as opened:
+        yield opened.store
 
 
 async def read_run_body(request: Request, _admin: Annotated[Identity, Depends(require_admin)]) -> RunBody:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from fastapi import Header
 
-from tipbench.errors import MlflowUnavailable, NotEnoughData, ServerUnavailable, UsageError
+from tipbench.errors import NotEnoughData, ServerUnavailable, UsageError
 from tipbench.http import strip_login
 from tipbench.jobs.airflow import AirflowRunner
 from tipbench.jobs.airflow_api import AirflowAccess, AirflowApi
@@ -57,21 +57,17 @@ class PanelMlflowLookup:
         Raises NotEnoughData if no cells are found, instead of returning 0.
         """
         config = make_config({key: value for key, value in job.arguments.items() if key in CollectConfig.model_fields})
-        try:
-            with self.tracker.named(job.private.get("TIPBENCH_MLFLOW_URL") or config.mlflow_url) as opened:
-                experiment = opened.store.experiment(config.experiment)
+        with self.tracker.connected(job.private.get("TIPBENCH_MLFLOW_URL") or config.mlflow_url) as opened:
+            experiment = opened.store.experiment(config.experiment)
 
-                def count() -> int:
-                    cells = configured_cells(opened.store, experiment.experiment_id, config) if experiment else []
-                    if not cells:
-                        raise NotEnoughData(f"{config.experiment} on MLflow at {opened.url} has no cells of this run.")
-                    return count_states(cells).pending
+            def count() -> int:
+                cells = configured_cells(opened.store, experiment.experiment_id, config) if experiment else []
+                if not cells:
+                    raise NotEnoughData(f"{config.experiment} on MLflow at {opened.url} has no cells of this run.")
+                return count_states(cells).pending
 
-                version = None if experiment is None else revision(experiment)
-                return self.counts.get((opened.identity, job.id), version, count)
-        except MlflowUnavailable:
-            self.tracker.locate_again()
-            raise
+            version = None if experiment is None else revision(experiment)
+            return self.counts.get((opened.identity, job.id), version, count)
 
 
 def airflow_access(settings: Settings) -> AirflowAccess | None:
@@ -277,7 +273,7 @@ def start_judge(
         options["judge"] = judge
     if with_.kind is JudgeKind.MODEL:
         options["ollama_url"] = config.ollama_url
-    with panel.tracker.named(config.mlflow_url) as opened:
+    with panel.tracker.connected(config.mlflow_url) as opened:
         get_experiment(opened.store, experiment)
     try:
         request = judge_request(options, ollama_url=config.ollama_url, program=program, started_by=started_by)

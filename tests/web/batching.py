@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -118,11 +117,6 @@ def kept(served: Served, sheet: str) -> StoredSheet:
 def blank_scores(body: Mapping[str, Any]) -> dict[str, None]:
     """No score on any scale."""
     return {scale["name"]: None for scale in body["rubric"]["scales"]}
-
-
-def text_of(response: Any) -> str:
-    """The whole text of a response, with its headers."""
-    return f"{response.text}\n{json.dumps(dict(response.headers))}"
 
 
 def whole_tips(item: Mapping[str, Any], **over: Any) -> list[dict[str, Any]]:

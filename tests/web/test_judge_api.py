@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.judging import MODELS, agreed, always, fill, fill_csv
+from support.judging import agreed, always, fill, fill_csv
 from tipbench.files import ResourceLock
 from tipbench.http import canonical_url
 from tipbench.judge.drift import MIN_CONTROLS
@@ -353,29 +353,6 @@ def test_a_judge_learns_of_the_drift_only_when_the_sheet_is_whole(served: Served
         assert early["unchecked"] == len(part["items"])
     assert "scales" in applied(served, part, "?final=true", token=served.judge).json()["drift"]
     assert applied(served, raw, token=served.judge).json()["drift"] == {"verdict": "ok"}
-
-
-def test_no_response_to_a_judge_reveals_the_model(served: Served) -> None:
-    """Every response of every kind is searched for models, prompts and run ids."""
-    driver = driver_of(served)
-    first = served.post(SHEETS, token=served.judge, json={"all": True})
-    raw = filled(served, first.json())
-    broken = json.loads(json.dumps(raw))
-    broken["items"][0]["tips"][0]["tip"] = "changed"
-    responses = [
-        first,
-        served.post(SHEETS, token=served.judge, json={"sheet": raw["sheet"], "format": "csv"}),
-        applied(served, broken, token=served.judge),
-        applied(served, raw, "?dry_run=true", token=served.judge),
-        applied(served, raw, token=served.judge),
-        served.post(SHEETS, token=served.judge, json={"limit": 3}),
-        served.get(f"{API}/leaderboard/{EXPERIMENT}", token=served.judge),
-        served.get(f"{API}/runs/{EXPERIMENT}/{next(iter(driver.cells()))}", token=served.judge),
-    ]
-    names = [*MODELS, "v1@", "v2-mentor", "v3-few-shot", *driver.cells(), kept(served, raw["sheet"]).run_id]
-    for response in responses:
-        text = response.text + str(dict(response.headers))
-        assert [name for name in names if name in text] == []
 
 
 def test_admins_see_the_status_of_judging(served: Served) -> None:

@@ -210,7 +210,9 @@ def test_a_cross_site_change_is_rejected_even_with_a_csrf_token(served: Served) 
     cases: list[dict[str, str]] = [
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
+        {"Origin": "http://localhost:3000"},
         {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
     ]
     for headers in cases:
         csrf = served.log_in(served.admin)

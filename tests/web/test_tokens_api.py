@@ -93,12 +93,6 @@ def test_an_invalid_request_names_its_field_and_creates_nothing(served: Served) 
         assert served.get(TOKENS).json() == before
 
 
-def test_creating_a_token_with_a_cookie_needs_the_csrf_token(served: Served) -> None:
-    csrf = served.log_in(served.admin)
-    assert served.error(served.post(TOKENS, token=None, json=TOKEN)) == (403, "csrf")
-    assert served.post(TOKENS, token=None, json=TOKEN, headers={"X-CSRF-Token": csrf}).status_code == 201
-
-
 def test_responses_match_the_openapi_document(served: Served) -> None:
     document = served.app.openapi()
 

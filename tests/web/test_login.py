@@ -223,7 +223,7 @@ def test_a_session_is_accepted_while_its_client_is_rate_limited(served: Served) 
 def test_failed_attempts_of_many_clients_are_rate_limited_together(home: Path) -> None:
     with serving(home, environment={"TIPBENCH_ADMIN_TOKEN": OPERATOR}) as served:
         served.stop_clock()
-        attempts = served.panel.guard._attempts
+        attempts = served.panel.guard._limiter
         for number in range(FAILURE_BURST):
             attempts.count_failure(f"client {number}")
         assert served.error(served.get("/metrics", token="guess")) == (429, "too_many_attempts")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from json import loads
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from fastapi import FastAPI
@@ -60,17 +60,21 @@ _CLOSE_ATTEMPTS = 3  # a close is repeated if another tab saves an item at the s
 _CACHED_SHEETS = 32
 
 
-def recorded_status(store: RunStore, batch: Batch) -> tuple[Status | None, str | None]:
-    """Return the sheet's status in MLflow, and the reason for which its drift was accepted.
+class RecordedStatus(NamedTuple):
+    """Status of a batch's sheet in MLflow."""
 
-    The status is None if no scores have been applied yet. The reason is None if there is none.
-    """
+    status: Status | None = None  # None if no scores have been applied yet
+    accepted: str | None = None  # why its drift was accepted
+
+
+def recorded_status(store: RunStore, batch: Batch) -> RecordedStatus:
+    """Return the status of the batch's sheet in MLflow."""
     experiment = get_experiment(store, batch.experiment)
     find = find_duel if batch.kind is Kind.DUEL else find_sheet
     stored = find(store, experiment.experiment_id, experiment.name, batch.sheet)
     if stored is None or stored.status is SheetStatus.EXPORTED:
-        return None, None
-    return Status(str(stored.status)), getattr(stored, "accepted", None)  # duels have no drift to accept
+        return RecordedStatus()
+    return RecordedStatus(Status(str(stored.status)), getattr(stored, "accepted", None))  # duels have no drift
 
 
 class BatchService:
@@ -256,14 +260,14 @@ class BatchService:
         return BatchAnswer(batch=self._shape(batch, admin))
 
     def recorded_already(self, sheet: str) -> Status | None:
-        """Return the status in MLflow of an open batch that was never closed in the panel.
+        """Return the status in MLflow of an open batch whose scores were applied outside the panel, as from a file.
 
-        Returns None for other batches, and if no scores have been applied, for example from a file.
+        None if none were applied, or if the batch is closed or was closed before.
         """
         batch = self._store.get(sheet)
         if batch is None or batch.status is not Status.OPEN or batch.outcome is not None:
             return None
-        return self._try_recorded_status(batch)[0]
+        return self._try_recorded_status(batch).status
 
     def minutes_per_item(self, experiment: str) -> dict[str, float]:
         """Return the median minutes per submitted item, by judge."""
@@ -311,7 +315,7 @@ class BatchService:
             versions = self._store.items(batch.sheet)
             has_submitted = any(saved.judgement.state is State.SUBMITTED for saved in versions.values())
             # A sheet without any score cannot be finished. The error below then asks the judge to submit an item.
-            final = final and (has_submitted or recorded_status(store, batch)[0] is not None)
+            final = final and (has_submitted or recorded_status(store, batch).status is not None)
             result = apply_sheet(
                 store,
                 batch.experiment,
@@ -333,11 +337,11 @@ class BatchService:
         An open batch with judged items stays open. Nothing changes if MLflow is unavailable.
         """
         if batch.status is Status.HELD:
-            status, accepted = self._try_recorded_status(batch)
-            if status is not Status.APPLIED:
+            recorded = self._try_recorded_status(batch)
+            if recorded.status is not Status.APPLIED:
                 return batch
-            outcome = {**(batch.outcome or {}), "status": str(status), "drift_accepted": accepted}
-            return self._store.accept(batch.sheet, accepted, outcome)
+            outcome = {**(batch.outcome or {}), "status": str(recorded.status), "drift_accepted": recorded.accepted}
+            return self._store.accept(batch.sheet, recorded.accepted, outcome)
         if batch.status is not Status.OPEN:
             return batch
         versions = self._store.items(batch.sheet).values()
@@ -350,12 +354,12 @@ class BatchService:
         except (TipbenchError, WebError):
             return batch
 
-    def _try_recorded_status(self, batch: Batch) -> tuple[Status | None, str | None]:
-        """Return `recorded_status`, or (None, None) if MLflow is unavailable."""
+    def _try_recorded_status(self, batch: Batch) -> RecordedStatus:
+        """Return `recorded_status`, or an empty one if MLflow is unavailable."""
         try:
             return recorded_status(self._panel.tracker.open().store, batch)
         except (TipbenchError, WebError):
-            return None, None
+            return RecordedStatus()
 
     def _visible(self, who: Identity, sheet: str, experiment: str | None) -> Batch:
         """Return a batch that the client may see. Raises NotFound."""

@@ -78,7 +78,7 @@ _FONTS = (
     "</style>"
 )
 # A page requests three charts at once; drawing one at a time leaves a core for other requests.
-one_drawing = threading.Lock()
+drawing_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def chart(
     theme = THEMES[picture.theme]
 
     def make() -> str | None:
-        with one_drawing:
+        with drawing_lock:
             drawing = CHARTS[picture.kind].draw(board, theme, narrow=picture.narrow)
             if drawing is None:
                 return None

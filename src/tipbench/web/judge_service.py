@@ -29,7 +29,7 @@ from tipbench.judge.sheet_store import SheetStatus, StoredSheet, find_sheet
 from tipbench.record.store import RunStore
 from tipbench.web.api.models import SheetOptions
 from tipbench.web.auth import Identity
-from tipbench.web.board_query import ThemeName, one_drawing
+from tipbench.web.board_query import ThemeName, drawing_lock
 from tipbench.web.errors import Forbidden, Invalid, NotFound, attachment, checked, options_at
 from tipbench.web.forms import JSON
 from tipbench.web.options import RunPermissions
@@ -76,24 +76,24 @@ def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPermi
         return SheetRequest(request, options.sheet, options.filled, options.focus, options.format, who.is_judge)
 
 
-def get_or_export_sheet(store: RunStore, name: str, query: SheetRequest) -> StoredSheet:
+def get_or_export_sheet(store: RunStore, name: str, request: SheetRequest) -> StoredSheet:
     """Return the requested existing sheet, or export a new one. Raises NotFound."""
     experiment = get_experiment(store, name)
-    result = requested_sheet(store, experiment, query)
+    result = requested_sheet(store, experiment, request)
     if result is None:
         raise NotFound(
-            f"{experiment.name} has no sheet {(query.sheet or '')[:64]!r} that belongs to you.", path="body.sheet"
+            f"{experiment.name} has no sheet {(request.sheet or '')[:64]!r} that belongs to you.", path="body.sheet"
         )
     return result.stored
 
 
-def sheet_response(stored: StoredSheet, query: SheetRequest, status: int = 200) -> Response:
+def sheet_response(stored: StoredSheet, request: SheetRequest, status: int = 200) -> Response:
     """Return the sheet as a download."""
     return Response(
-        sheet_file(stored, query).encode("utf-8", "backslashreplace"),
+        sheet_file(stored, request).encode("utf-8", "backslashreplace"),
         status,
-        media_type=CSV if query.format == "csv" else JSON,
-        headers=attachment(f"sheet-{stored.sheet.id}{'-filled' if query.filled else ''}", query.format),
+        media_type=CSV if request.format == "csv" else JSON,
+        headers=attachment(f"sheet-{stored.sheet.id}{'-filled' if request.filled else ''}", request.format),
     )
 
 
@@ -164,7 +164,7 @@ def _judge_name(name: str | None, who: Identity, path: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class DriftChart:
+class DriftChartQuery:
     """A drift chart of one judge on one scale."""
 
     judge: str
@@ -196,7 +196,7 @@ def accept_drift(store: RunStore, name: str, sheet: str, reason: str, who: Ident
     return apply_sheet(store, name, filled, options)
 
 
-def drift_svg(queries: Queries, store: RunStore, name: str, query: DriftChart) -> str:
+def drift_svg(queries: Queries, store: RunStore, name: str, query: DriftChartQuery) -> str:
     """Return a drift chart as SVG, cached per revision. Raises NotFound if there is no data for it."""
     experiment = get_experiment(store, name)
     judging = queries.judging(store, experiment)
@@ -205,7 +205,7 @@ def drift_svg(queries: Queries, store: RunStore, name: str, query: DriftChart) -
         raise NotFound("No sheet of this judge has a known bias on this scale.", path="query.judge")
 
     def make() -> str:
-        with one_drawing:
+        with drawing_lock:
             return to_svg(drift_chart(points, THEMES[query.theme]), THEMES[query.theme])
 
     return queries.charts.get(("drift", experiment.experiment_id, query), revision(experiment), make)

@@ -59,7 +59,7 @@ class Hosts:
             allowed.add(host)
         return cls(frozenset(allowed))
 
-    def allow(self, header: str) -> bool:
+    def allows(self, header: str) -> bool:
         """Whether the Host header is allowed."""
         name = host_name(header)
         return name is not None and (name in self.names or is_loopback_name(name))
@@ -264,7 +264,7 @@ class SecurityMiddleware:
     def _refusal(self, scope: Scope) -> Json | None:
         """Return the error response for an invalid host or a too large body; None if the request is accepted."""
         names = [value.decode("latin-1") for key, value in scope["headers"] if key == b"host"]
-        if len(names) != 1 or not self._hosts.allow(names[0]):
+        if len(names) != 1 or not self._hosts.allows(names[0]):
             shown_names = ", ".join(name[:80] for name in names) or "none"
             message = (
                 f"The host name is not allowed (Host: {shown_names}). Use localhost or a name of this machine, or ask "

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -348,7 +348,7 @@ class Poster:
         status: int | None = None
         try:
             self.options.check()
-            status = asyncio.run(self._send_unless_stopped(stop, delivery, now))
+            status = asyncio.run(self._send_unless_stopped(delivery, now, stop))
             reason = "" if 200 <= status < 300 else f"responded with {status}"
             if 300 <= status < 400:
                 reason += "; redirects are not followed"
@@ -359,7 +359,7 @@ class Poster:
             reason = text[:_MAX_REASON_LENGTH]
         return Attempt(len(delivery.attempts) + 1, now, time.monotonic() - started_s, status, reason)
 
-    async def _send_unless_stopped(self, stop: threading.Event, delivery: Delivery, now: float) -> int:
+    async def _send_unless_stopped(self, delivery: Delivery, now: float, stop: threading.Event) -> int:
         """Return the response's status. Raises TimeoutError after `timeout_s`, Stopped if `stop` is set."""
         sending = asyncio.ensure_future(self._send(delivery, now))
         try:
@@ -514,13 +514,11 @@ class Webhook:
         self._testing = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def start(self) -> Self:
+    def start(self) -> None:
         """Start the thread."""
-        if self._thread is None:
-            self._store.abandon_others()
-            self._thread = threading.Thread(target=self._run, name="webhook", daemon=True)
-            self._thread.start()
-        return self
+        self._store.abandon_others()
+        self._thread = threading.Thread(target=self._run, name="webhook", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Stop the thread. An interrupted attempt is repeated when a panel starts again."""

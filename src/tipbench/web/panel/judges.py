@@ -31,7 +31,7 @@ from tipbench.web.errors import Conflict, Forbidden, Invalid, NotFound, WebError
 from tipbench.web.forms import MAX_LIMIT
 from tipbench.web.job_service import start_judge
 from tipbench.web.judge_service import (
-    DriftChart,
+    DriftChartQuery,
     accept_drift,
     drift_svg,
     get_or_export_sheet,
@@ -267,7 +267,7 @@ def drift_picture(
     theme: ThemeName = "light",
 ) -> Response:
     """Return the chart of a judge's drift on one scale over time, as SVG."""
-    picture = drift_svg(panel.queries, store, experiment, DriftChart(judge, scale, provisional, theme))
+    picture = drift_svg(panel.queries, store, experiment, DriftChartQuery(judge, scale, provisional, theme))
     content = picture.encode("utf-8", "backslashreplace")
     return Response(content, media_type=SVG, headers={"Cache-Control": _CACHE_CONTROL})
 

@@ -50,7 +50,7 @@ def write_by_command(settings: Settings, url: str) -> None:
 
 
 def read_by_panel(settings: Settings, url: str) -> None:
-    with MlflowConnection(settings).named(url) as opened:
+    with MlflowConnection(settings).connected(url) as opened:
         opened.store.experiments()
 
 

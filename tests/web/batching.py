@@ -1,8 +1,7 @@
-"""A scripted judge: opens batches, answers items by a rule, closes."""
+"""A scripted judge: opens batches, judges items by a rule, closes."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +64,7 @@ class JudgeClient:
         """Undo the last change of an item."""
         return self.ask("POST", f"/{sheet}/items/{item}/undo", json={"version": version})
 
-    def answer(self, raw: Mapping[str, Any], *, but: int = 0) -> None:
+    def submit(self, raw: Mapping[str, Any], *, but: int = 0) -> None:
         """Submit every item of a filled sheet in its current version, except the last `but`."""
         items = raw["items"][: len(raw["items"]) - but]
         versions = {item["item"]: item["answer"]["version"] for item in self.whole(raw["sheet"])["items"]}
@@ -78,9 +77,9 @@ class JudgeClient:
         return self.ask("POST", f"/{sheet}/close")
 
     def judged(self, rule: Rule = agreed, *, but: int = 0, **options: Any) -> dict[str, Any]:
-        """Open, answer and close a batch."""
+        """Open, judge and close a batch."""
         sheet = self.open(**options)["sheet"]
-        self.answer(fill(kept(self.served, sheet), rule), but=but)
+        self.submit(fill(kept(self.served, sheet), rule), but=but)
         response = self.close(sheet)
         assert response.status_code == 200, response.text
         body: dict[str, Any] = response.json()
@@ -118,11 +117,6 @@ def kept(served: Served, sheet: str) -> StoredSheet:
 def blank_scores(body: Mapping[str, Any]) -> dict[str, None]:
     """No score on any scale."""
     return {scale["name"]: None for scale in body["rubric"]["scales"]}
-
-
-def text_of(response: Any) -> str:
-    """The whole text of a response, with its headers."""
-    return f"{response.text}\n{json.dumps(dict(response.headers))}"
 
 
 def whole_tips(item: Mapping[str, Any], **over: Any) -> list[dict[str, Any]]:

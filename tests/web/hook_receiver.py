@@ -29,9 +29,9 @@ class Got:
 
 @dataclass
 class Receiver:
-    """Responds with 204 unless `answer` returns another status; `answer` gets each request and may block."""
+    """Responds with 204 unless `respond` returns another status; `respond` gets each request and may block."""
 
-    answer: Callable[[Got], int] = lambda _got: 204
+    respond: Callable[[Got], int] = lambda _got: 204
     got: list[Got] = field(default_factory=list)
     port: int = 0
     location: str = ""  # of redirects
@@ -58,7 +58,7 @@ def receiving(receiver: Receiver | None = None) -> Iterator[Receiver]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
             got = Got(self.path, dict(self.headers.items()), body)
-            status = made.answer(got)
+            status = made.respond(got)
             made.got.append(got)
             self.send_response(status)
             if made.location:

@@ -29,7 +29,7 @@ from tipbench.judge.sheet_store import ItemKind, StoredSheet, stored_sheets
 from tipbench.record.run import RunChange, StoredRun
 from tipbench.web.auth import Identity, Role
 from tipbench.web.errors import Forbidden
-from tipbench.web.judge_service import ApplyOptions, apply_sheet, sheet_for
+from tipbench.web.judge_service import ApplyOptions, apply_sheet, get_or_export_sheet
 from tipbench.workflows.judging import SheetRequest
 
 pytestmark = pytest.mark.simulation
@@ -76,7 +76,9 @@ class Attacker:
         """Returns a sheet as a judge's token gets it, apart from the seed."""
         self.requests += 1
         request = ExportRequest(judge=judge, everything=everything, limit=limit, seed=self.rng.getrandbits(32))
-        self.sheets.append(sheet_for(self.store, self.driver.experiment.name, SheetRequest(request, own=True)))
+        self.sheets.append(
+            get_or_export_sheet(self.store, self.driver.experiment.name, SheetRequest(request, own=True))
+        )
         return self.sheets[-1]
 
     def refreshed(self, sheet: StoredSheet) -> StoredSheet:

@@ -25,7 +25,7 @@ from tipbench.web.batch_store import (
     MAX_VERSIONS,
     Batch,
     BatchStore,
-    ItemAnswer,
+    ItemJudgement,
     Kind,
     State,
     Status,
@@ -36,7 +36,7 @@ from tipbench.web.errors import Conflict
 SHEET = "a" * 12
 BLANK = "{}"
 BATCH = Batch(SHEET, "here", "tip-bench-x", "anna", Kind.SHEET, 3)
-EMPTY = ItemAnswer(State.EMPTY, BLANK)
+EMPTY = ItemJudgement(State.EMPTY, BLANK)
 
 
 class Clock:
@@ -61,7 +61,7 @@ class Shelf:
     def put(
         self, version: int, text: str = "x", *, item: str = "i1", state: State = State.DRAFT, s: float = 0.0
     ) -> Any:
-        return self.store.put(SHEET, item, version, ItemAnswer(state, text), s)
+        return self.store.put(SHEET, item, version, ItemJudgement(state, text), s)
 
     def undo(self, version: int, item: str = "i1") -> Any:
         return self.store.undo(SHEET, item, version, BLANK)
@@ -104,21 +104,21 @@ def test_a_database_of_the_first_version_gets_the_new_tables_and_keeps_its_token
 
 
 @pytest.mark.process
-def test_saved_answers_survive_a_kill(tmp_path: Path) -> None:
-    """A process that dies right after the answer loses nothing."""
+def test_saved_judgements_survive_a_kill(tmp_path: Path) -> None:
+    """A process that dies right after a save loses nothing."""
     script = (
         "import os, sys; from pathlib import Path; from tipbench.web.auth import panel_database\n"
         "from tipbench.web.batch_store import *\n"
         "s = BatchStore(panel_database(Path(sys.argv[1])))\n"
         f"s.add(Batch('{SHEET}', 'here', 'tip-bench-x', 'anna', Kind.SHEET, 3), '{{}}')\n"
-        f"s.put('{SHEET}', 'i1', 0, ItemAnswer(State.DRAFT, 'kept'), 1.0)\n"
+        f"s.put('{SHEET}', 'i1', 0, ItemJudgement(State.DRAFT, 'kept'), 1.0)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=dict(os.environ), timeout=60)  # noqa: PLW1510
     assert done.returncode == -9
     database = panel_database(tmp_path)
     kept = BatchStore(database).items(SHEET)["i1"]
-    assert (kept.version, kept.answer.content) == (1, "kept")
+    assert (kept.version, kept.judgement.content) == (1, "kept")
     database.close()
 
 
@@ -133,9 +133,9 @@ def test_two_tabs_do_not_overwrite_each_other(shelf: Shelf) -> None:
     shelf.put(0, "first tab")
     with pytest.raises(VersionConflict) as refused:
         shelf.put(0, "second tab")
-    assert refused.value.present is not None
-    assert refused.value.present.answer.content == "first tab"
-    assert shelf.store.items(SHEET)["i1"].answer.content == "first tab"
+    assert refused.value.current is not None
+    assert refused.value.current.judgement.content == "first tab"
+    assert shelf.store.items(SHEET)["i1"].judgement.content == "first tab"
 
 
 def test_a_repeated_request_is_kept_once(shelf: Shelf) -> None:
@@ -175,7 +175,7 @@ def test_a_batch_that_has_changed_is_not_closed(shelf: Shelf) -> None:
 def test_undo_can_be_repeated_to_the_beginning(shelf: Shelf) -> None:
     for version, text in enumerate(("a", "b", "c")):
         shelf.put(version, text)
-    assert [shelf.undo(version).answer.content for version in (3, 4, 5)] == ["b", "a", BLANK]
+    assert [shelf.undo(version).judgement.content for version in (3, 4, 5)] == ["b", "a", BLANK]
     with pytest.raises(Conflict, match="no earlier version"):
         shelf.undo(6)
 
@@ -184,17 +184,17 @@ def test_a_repeated_undo_goes_back_once(shelf: Shelf) -> None:
     shelf.put(0, "a")
     shelf.put(1, "b")
     assert shelf.undo(2) == shelf.undo(2)
-    assert shelf.store.items(SHEET)["i1"].answer.content == "a"
+    assert shelf.store.items(SHEET)["i1"].judgement.content == "a"
 
 
-def test_saving_the_same_answer_again_is_not_an_undo_step(shelf: Shelf) -> None:
+def test_saving_the_same_judgement_again_is_not_an_undo_step(shelf: Shelf) -> None:
     shelf.put(0, "a")
     shelf.put(1, "b")
     shelf.put(2, "b")
-    assert shelf.undo(3).answer.content == "a"
+    assert shelf.undo(3).judgement.content == "a"
 
 
-def test_without_an_answer_there_is_nothing_to_undo(shelf: Shelf) -> None:
+def test_without_a_judgement_there_is_nothing_to_undo(shelf: Shelf) -> None:
     with pytest.raises(Conflict, match="no earlier version"):
         shelf.undo(0)
 
@@ -212,14 +212,14 @@ def test_the_oldest_steps_of_a_batch_are_deleted_over_the_size_limit(
     monkeypatch.setattr(batch_store, "MAX_HISTORY_BYTES", 10)
     for version, content in enumerate(["éé", "bbbb", "cccc"]):
         shelf.put(version, content)
-    assert [kept.answer.content for kept in shelf.store.history(SHEET, "i1")] == ["cccc", "bbbb"]
-    assert shelf.store.items(SHEET)["i1"].answer.content == "cccc"
+    assert [kept.judgement.content for kept in shelf.store.history(SHEET, "i1")] == ["cccc", "bbbb"]
+    assert shelf.store.items(SHEET)["i1"].judgement.content == "cccc"
 
 
-def test_answers_are_stored_exactly_and_a_lone_surrogate_as_its_escape() -> None:
-    answer = {"note": "Grüße 🌿 \\ \ud83c"}
-    assert canonical(answer) == '{"note":"Grüße 🌿 \\\\ \\ud83c"}'
-    assert json.loads(canonical(answer)) == answer
+def test_judgements_are_stored_exactly_and_a_lone_surrogate_as_its_escape() -> None:
+    content = {"note": "Grüße 🌿 \\ \ud83c"}
+    assert canonical(content) == '{"note":"Grüße 🌿 \\\\ \\ud83c"}'
+    assert json.loads(canonical(content)) == content
 
 
 # time
@@ -244,15 +244,15 @@ def test_a_clock_set_back_does_not_reduce_the_time(shelf: Shelf) -> None:
 
 def test_the_open_batch_is_that_of_the_judge_the_kind_and_the_server(shelf: Shelf) -> None:
     store = shelf.store
-    assert store.open_of("tip-bench-x", "anna", Kind.SHEET) == shelf.batch
-    assert store.open_of("tip-bench-x", "anna", Kind.SHEET, "here") == shelf.batch
+    assert store.find_open("tip-bench-x", "anna", Kind.SHEET) == shelf.batch
+    assert store.find_open("tip-bench-x", "anna", Kind.SHEET, "here") == shelf.batch
     for other in (
         ("tip-bench-y", "anna", Kind.SHEET),
         ("tip-bench-x", "ben", Kind.SHEET),
         ("tip-bench-x", "anna", Kind.DUEL),
     ):
-        assert store.open_of(*other) is None
-    assert store.open_of("tip-bench-x", "anna", Kind.SHEET, "elsewhere") is None
+        assert store.find_open(*other) is None
+    assert store.find_open("tip-bench-x", "anna", Kind.SHEET, "elsewhere") is None
 
 
 def test_of_two_open_batches_the_one_last_worked_on_is_continued(shelf: Shelf) -> None:
@@ -260,7 +260,7 @@ def test_of_two_open_batches_the_one_last_worked_on_is_continued(shelf: Shelf) -
     shelf.store.add(replace(BATCH, sheet="b" * 12), "{}")
     shelf.clock.now += 1
     shelf.put(0)
-    found = shelf.store.open_of("tip-bench-x", "anna", Kind.SHEET)
+    found = shelf.store.find_open("tip-bench-x", "anna", Kind.SHEET)
     assert found is not None
     assert found.sheet == SHEET
 
@@ -269,13 +269,13 @@ def test_a_key_finds_its_batch_and_old_keys_are_deleted(shelf: Shelf) -> None:
     shelf.database.rows("PRAGMA synchronous = OFF")
     for number in range(MAX_KEYS + 1):
         shelf.clock.now += 1
-        shelf.store.remember("anna", f"k{number}", SHEET)
-    assert shelf.store.of_key("anna", f"k{MAX_KEYS}") == shelf.batch
-    assert shelf.store.of_key("anna", "k0") is None
-    assert shelf.store.of_key("ben", "k5") is None
+        shelf.store.save_key("anna", f"k{number}", SHEET)
+    assert shelf.store.find_by_key("anna", f"k{MAX_KEYS}") == shelf.batch
+    assert shelf.store.find_by_key("anna", "k0") is None
+    assert shelf.store.find_by_key("ben", "k5") is None
 
 
-def test_reopening_keeps_the_answers_and_the_result_of_the_last_close(shelf: Shelf) -> None:
+def test_reopening_keeps_the_judgements_and_the_result_of_the_last_close(shelf: Shelf) -> None:
     shelf.put(0, "done", state=State.SUBMITTED)
     shelf.store.close(shelf.batch, Status.HELD, {"held": 1})
     batch = shelf.store.reopen(SHEET, note="look again")
@@ -285,11 +285,11 @@ def test_reopening_keeps_the_answers_and_the_result_of_the_last_close(shelf: She
 
 
 class Histories(RuleBasedStateMachine):
-    """Any sequence of saves, undos, repeats and stale requests on three items, against stacks of answers."""
+    """Any sequence of saves, undos, repeats and stale requests on three items, against stacks of judgements."""
 
     items = st.sampled_from(["i1", "i2", "i3"])
-    answer = st.builds(
-        ItemAnswer, st.sampled_from(list(State)), st.sampled_from(["a", "b", "c"]), st.sampled_from(["", "r"])
+    judgement = st.builds(
+        ItemJudgement, st.sampled_from(list(State)), st.sampled_from(["a", "b", "c"]), st.sampled_from(["", "r"])
     )
 
     def __init__(self) -> None:
@@ -297,7 +297,7 @@ class Histories(RuleBasedStateMachine):
         self._folder = tempfile.TemporaryDirectory()
         self.shelf = Shelf(Path(self._folder.name))
         self.shelf.database.rows("PRAGMA synchronous = OFF")
-        self.stack: dict[str, list[ItemAnswer]] = {}
+        self.stack: dict[str, list[ItemJudgement]] = {}
         self.version: dict[str, int] = {}
         self.last: tuple[Any, ...] = ()
         self.changes = 0
@@ -307,17 +307,17 @@ class Histories(RuleBasedStateMachine):
         self.stack = {item: [EMPTY] for item in ("i1", "i2", "i3")}
         self.version = dict.fromkeys(self.stack, 0)
 
-    @rule(item=items, answer=answer, seconds=st.floats(0, 50), passed=st.floats(0, 30))
-    def put(self, item: str, answer: ItemAnswer, seconds: float, passed: float) -> None:
+    @rule(item=items, judgement=judgement, seconds=st.floats(0, 50), passed=st.floats(0, 30))
+    def put(self, item: str, judgement: ItemJudgement, seconds: float, passed: float) -> None:
         self.shelf.clock.now += passed
         seen = self.version[item]
-        kept = self.shelf.store.put(SHEET, item, seen, answer, seconds)
-        assert (kept.version, kept.answer) == (seen + 1, answer)
+        kept = self.shelf.store.put(SHEET, item, seen, judgement, seconds)
+        assert (kept.version, kept.judgement) == (seen + 1, judgement)
         self.version[item] += 1
         self.changes += 1
-        if seen == 0 or self.stack[item][-1] != answer:
-            self.stack[item].append(answer)
-        self.last = ("put", item, seen, answer, seconds)
+        if seen == 0 or self.stack[item][-1] != judgement:
+            self.stack[item].append(judgement)
+        self.last = ("put", item, seen, judgement, seconds)
 
     @rule(item=items)
     def undo(self, item: str) -> None:
@@ -327,7 +327,7 @@ class Histories(RuleBasedStateMachine):
                 self.shelf.undo(seen, item)
             return
         self.stack[item].pop()
-        assert self.shelf.undo(seen, item).answer == self.stack[item][-1]
+        assert self.shelf.undo(seen, item).judgement == self.stack[item][-1]
         self.version[item] += 1
         self.changes += 1
         self.last = ("undo", item, seen)
@@ -340,13 +340,13 @@ class Histories(RuleBasedStateMachine):
         again = self.shelf.undo(seen, item) if what == "undo" else self.shelf.store.put(SHEET, item, seen, *rest)
         assert again == before
 
-    @rule(item=items, answer=answer, off=st.integers(-5, 5).filter(bool))
-    def stale(self, item: str, answer: ItemAnswer, off: int) -> None:
-        seen, present = self.version[item] + off, self.shelf.store.items(SHEET).get(item)
-        if off == -1 and present is not None and present.answer == answer:
+    @rule(item=items, judgement=judgement, off=st.integers(-5, 5).filter(bool))
+    def stale(self, item: str, judgement: ItemJudgement, off: int) -> None:
+        seen, current = self.version[item] + off, self.shelf.store.items(SHEET).get(item)
+        if off == -1 and current is not None and current.judgement == judgement:
             return  # identical to a repeat
         with pytest.raises(VersionConflict):
-            self.shelf.store.put(SHEET, item, seen, answer, 0.0)
+            self.shelf.store.put(SHEET, item, seen, judgement, 0.0)
 
     @rule()
     def restart(self) -> None:
@@ -357,10 +357,10 @@ class Histories(RuleBasedStateMachine):
         self.shelf.store = BatchStore(self.shelf.database, clock)
 
     @invariant()
-    def stored_answers_are_those_saved(self) -> None:
+    def stored_judgements_are_those_saved(self) -> None:
         kept = self.shelf.store.items(SHEET)
         assert {item: each.version for item, each in kept.items()} == {i: v for i, v in self.version.items() if v}
-        assert all(each.answer == self.stack[item][-1] for item, each in kept.items())
+        assert all(each.judgement == self.stack[item][-1] for item, each in kept.items())
         assert self.shelf.batch.revision == self.changes
         assert sum(each.seconds for each in kept.values()) <= self.shelf.clock.now - self.shelf.batch.opened + 1e-6
 

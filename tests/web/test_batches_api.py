@@ -97,7 +97,7 @@ def test_a_judge_who_opens_twice_at_once_gets_one_batch(judge_client: JudgeClien
 def test_the_same_key_gives_the_same_batch_also_once_it_is_closed(judge_client: JudgeClient) -> None:
     key = {"Idempotency-Key": "k1"}
     sheet = judge_client.ask("POST", headers=key, json={"limit": 6}).json()["batch"]["sheet"]
-    judge_client.answer(fill(kept(judge_client.served, sheet)))
+    judge_client.submit(fill(kept(judge_client.served, sheet)))
     assert judge_client.close(sheet).json()["batch"]["status"] == "applied"
     assert judge_client.ask("POST", headers=key).json()["batch"]["sheet"] == sheet
     assert judge_client.open(limit=6)["sheet"] != sheet
@@ -171,7 +171,7 @@ def test_the_rubric_comes_with_the_wording_of_each_step_and_its_anchors(judge_cl
     assert rubric["flags"] == ["format_ok", "overlong"]
 
 
-def test_answers_are_as_documented(judge_client: JudgeClient) -> None:
+def test_responses_are_as_documented(judge_client: JudgeClient) -> None:
     document = judge_client.served.app.openapi()
     base = f"{API}/judge/{{experiment}}/batches"
 

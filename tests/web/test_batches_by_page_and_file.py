@@ -35,7 +35,7 @@ def _numbers(served: Served, judging: StoredSheet) -> dict[str, Any]:
 def _by_page(served: Served, _judging: StoredSheet, raw: dict[str, Any]) -> Any:
     judge_client = JudgeClient(served, served.judge)
     assert judge_client.open()["sheet"] == raw["sheet"]
-    judge_client.answer(raw)
+    judge_client.submit(raw)
     return judge_client.close(raw["sheet"]).json()["outcome"]
 
 
@@ -109,7 +109,7 @@ def test_a_panel_killed_between_any_two_steps_of_a_close_completes_it_by_closing
             judge_client = JudgeClient(served, served.judge)
             sheet = judge_client.open()["sheet"]
             raw = fill(kept(served, sheet))
-            judge_client.answer(raw)
+            judge_client.submit(raw)
             store.left, store.after = step, after
             died = _dies(judge_client, sheet)
         store.left = None
@@ -139,7 +139,7 @@ def test_a_panel_killed_between_apply_and_note_completes_the_close_by_closing_ag
 ) -> None:
     sheet = judge_client.open(limit=6)["sheet"]
     raw = fill(kept(judge_client.served, sheet))
-    judge_client.answer(raw)
+    judge_client.submit(raw)
     store = judge_client.served.app.state.batches._store
 
     def die(*_args: Any) -> Any:
@@ -177,7 +177,7 @@ def test_what_is_saved_while_a_close_applies_is_counted_too(
 ) -> None:
     sheet = judge_client.open(limit=6)["sheet"]
     raw = fill(kept(judge_client.served, sheet))
-    judge_client.answer(raw, but=1)
+    judge_client.submit(raw, but=1)
     last, run = raw["items"][-1], SheetApplier.run
     late = [last]
 
@@ -194,7 +194,7 @@ def test_what_is_saved_while_a_close_applies_is_counted_too(
 def test_a_close_that_never_catches_up_is_reported(judge_client: JudgeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     sheet = judge_client.open(limit=6)["sheet"]
     raw = fill(kept(judge_client.served, sheet))
-    judge_client.answer(raw)
+    judge_client.submit(raw)
     first, run = raw["items"][0], SheetApplier.run
     versions = iter(range(1, 100))
 

@@ -49,7 +49,7 @@ def test_closing_again_answers_the_same_and_changes_nothing(judge_client: JudgeC
 def test_unfinished_and_skipped_items_stay_pending(judge_client: JudgeClient, admin: JudgeClient) -> None:
     sheet = judge_client.open(limit=12)["sheet"]
     raw = fill(kept(judge_client.served, sheet))
-    judge_client.answer(raw, but=2)
+    judge_client.submit(raw, but=2)
     judge_client.put(sheet, raw["items"][-1]["item"], 0, "skipped", reason="I wrote\n this one")
     judge_client.put(sheet, raw["items"][-2]["item"], 0, "draft", **given(raw["items"][-2]))
     body = judge_client.close(sheet).json()
@@ -63,7 +63,7 @@ def test_unfinished_and_skipped_items_stay_pending(judge_client: JudgeClient, ad
 def test_a_skipped_item_does_not_hide_the_drift_from_the_judge(judge_client: JudgeClient) -> None:
     sheet = judge_client.open()["sheet"]
     raw = fill(kept(judge_client.served, sheet))
-    judge_client.answer(raw, but=1)
+    judge_client.submit(raw, but=1)
     judge_client.put(sheet, raw["items"][-1]["item"], 0, "skipped", reason="I wrote this one")
     drift = judge_client.close(sheet).json()["outcome"]["drift"]
     assert [scale["scale"] for scale in drift["scales"]] == ["relevance", "actionability", "tone"]
@@ -74,7 +74,7 @@ def test_a_skipped_item_does_not_hide_the_drift_from_the_judge(judge_client: Jud
 def test_a_batch_finished_with_one_item_shows_the_verdict_alone(judge_client: JudgeClient) -> None:
     sheet = judge_client.open()["sheet"]
     raw = fill(kept(judge_client.served, sheet))
-    judge_client.answer(raw, but=len(raw["items"]) - 1)
+    judge_client.submit(raw, but=len(raw["items"]) - 1)
     outcome = judge_client.close(sheet).json()["outcome"]
     assert (outcome["drift"], outcome["self_agreement"]) == ({"verdict": "unknown"}, None)
     page = judge_client.served.get(f"/judge/batches/{sheet}", token=judge_client.served.judge).text
@@ -89,7 +89,7 @@ def test_finishing_with_an_open_item_gives_the_verdict_and_later_changes_only_it
     for item in raw["items"]:
         for tip in item["tips"]:
             tip["scores"]["tone"] = 5
-    judge_client.answer(raw, but=1)
+    judge_client.submit(raw, but=1)
     outcome = judge_client.close(sheet).json()["outcome"]
     assert (outcome["status"], outcome["unfinished"], outcome["self_agreement"]) == ("held", 1, None)
     tone = outcome["drift"]["scales"][-1]
@@ -125,7 +125,7 @@ def test_scores_beyond_the_limit_are_held_and_revised_by_their_judge(judge_clien
     assert body["outcome"]["drift"]["verdict"] == "beyond the limit"
     assert {run.state for run in driver_of(judge_client.served).cells().values()} == {"pending"}
     judge_client.ask("POST", f"/{sheet}/reopen")
-    judge_client.answer(fill(kept(judge_client.served, sheet)))
+    judge_client.submit(fill(kept(judge_client.served, sheet)))
     body = judge_client.close(sheet).json()
     assert (body["batch"]["status"], body["outcome"]["held"]) == ("applied", 0)
 
@@ -227,7 +227,7 @@ def test_deleting_old_jobs_deletes_no_answers_of_judges(home: Path) -> None:
     with serving(home, store, {"TIPBENCH_JOBS_KEEP_DAYS": "0.0000001"}) as served:
         judge_client = JudgeClient(served, served.judge)
         sheet, item = first_item(judge_client)
-        judge_client.answer(fill(kept(served, sheet)), but=1)
+        judge_client.submit(fill(kept(served, sheet)), but=1)
         last = judge_client.whole(sheet)["items"][-1]
         judge_client.put(sheet, last["item"], 0, "draft", tips=whole_tips(last))
         judge_client.close(sheet)
@@ -246,7 +246,7 @@ def test_without_mlflow_drafts_are_kept_and_nothing_is_lost(judge_client: JudgeC
     raw = fill(kept(judge_client.served, sheet))
     store.away = True
     assert judge_client.open()["sheet"] == sheet
-    judge_client.answer(raw)
+    judge_client.submit(raw)
     assert judge_client.ask("GET").json()["items"][0]["done"] == len(raw["items"])
     assert judge_client.served.error(judge_client.close(sheet)) == (503, "mlflow_away")
     assert judge_client.whole(sheet)["batch"]["status"] == "open"

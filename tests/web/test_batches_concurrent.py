@@ -45,12 +45,12 @@ def submitted(judge_client: JudgeClient, sheet: str, item: Mapping[str, Any], rn
         if rng.random() < LOST:
             continue
         times = 2 if rng.random() < TWICE else 1
-        answers = [judge_client.put(sheet, item["item"], 0, "submitted", **given(item)) for _ in range(times)]
+        responses = [judge_client.put(sheet, item["item"], 0, "submitted", **given(item)) for _ in range(times)]
         arrived += times
         if rng.random() < ANSWER_LOST:
             continue
-        assert [answer.status_code for answer in answers] == [200] * times, answers[0].text
-        assert answers[-1].json()["answer"]["version"] == 1
+        assert [response.status_code for response in responses] == [200] * times, responses[0].text
+        assert responses[-1].json()["answer"]["version"] == 1
         return arrived
     raise AssertionError("every request was lost")
 
@@ -137,9 +137,9 @@ def test_closing_twice_at_once_applies_once(served: Served) -> None:
     judge_client = JudgeClient(served, served.judge)
     sheet = judge_client.open(limit=6)["sheet"]
     raw = fill(kept(served, sheet))
-    judge_client.answer(raw)
-    answers: list[Any] = []
-    together([lambda: answers.append(judge_client.close(sheet)) for _ in range(4)])
-    assert {answer.status_code for answer in answers} == {200}
-    assert len({answer.text for answer in answers}) == 1
+    judge_client.submit(raw)
+    responses: list[Any] = []
+    together([lambda: responses.append(judge_client.close(sheet)) for _ in range(4)])
+    assert {response.status_code for response in responses} == {200}
+    assert len({response.text for response in responses}) == 1
     assert all(len(found.history) == 0 for found in driver_of(served).scores().values())

@@ -65,7 +65,7 @@ def look_at(home: Path, monkeypatch: pytest.MonkeyPatch, models: Sequence[str], 
         files = [served.post(f"{API}/judge/{EXPERIMENT}/sheets", token=served.judge, json={"format": each}).content
                  for each in ("json", "csv")]  # fmt: skip
         shown = timeless(judge_client.whole(sheet))
-        judge_client.answer(fill(kept(served, sheet)))
+        judge_client.submit(fill(kept(served, sheet)))
         outcome = timeless(judge_client.close(sheet).json())
     authors = {run.run_id: f"{run.params['model']}/{run.params['prompt_version']}"
                for run in store.search(experiment.experiment_id, where={"kind": "cell"})}  # fmt: skip
@@ -230,7 +230,7 @@ def life_of(judge_client: JudgeClient, sheet: str, item: Mapping[str, Any]) -> l
     """All that is answered while an item is judged, without what names it."""
     own = item["item"]
     tips = whole_tips(item, note="n")
-    answers = [
+    responses = [
         judge_client.put(sheet, own, 0, "draft", tips=tips[:-1]),
         judge_client.put(sheet, own, 0, "draft", tips=[*tips[:-1], {"scores": {"tone": 2}}]),
         judge_client.put(sheet, own, 1, "submitted", tips=[*tips[:-1], {"scores": {"tone": 2}}]),
@@ -241,7 +241,9 @@ def life_of(judge_client: JudgeClient, sheet: str, item: Mapping[str, Any]) -> l
         judge_client.ask("GET", f"/{sheet}/items/{own}/history"),
         judge_client.put(sheet, own, 4, "empty"),
     ]
-    return [(answer.status_code, timeless(json.loads(answer.text.replace(own, "the item")))) for answer in answers]
+    return [
+        (response.status_code, timeless(json.loads(response.text.replace(own, "the item")))) for response in responses
+    ]
 
 
 def test_every_step_of_a_controls_life_is_answered_as_an_ordinary_items(served: Served) -> None:
@@ -276,9 +278,9 @@ def test_a_preview_of_one_item_does_not_reveal_whether_it_is_a_control(served: S
         (own,) = [each for each in raw["items"] if each["item"] == item["item"]]
         for tip in own["tips"]:
             tip["scores"] = dict.fromkeys(tip["scores"], 4)
-        answer = served.post(f"{url}/apply?dry_run=true", token=judge_client.token, json=raw)
-        assert answer.status_code == 200, answer.text
-        body = json.loads(answer.text.replace(item["item"], "the item"))
+        response = served.post(f"{url}/apply?dry_run=true", token=judge_client.token, json=raw)
+        assert response.status_code == 200, response.text
+        body = json.loads(response.text.replace(item["item"], "the item"))
         results.append({**body, "unfinished": 0, "sheet": "", "judge": ""})
     assert results[0] == results[1]
     assert len(results[0]["changes"]) == 1

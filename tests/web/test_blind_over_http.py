@@ -1,6 +1,6 @@
 """Blind over HTTP: no response to a judge reveals the model, prompt or run of an item.
 
-Every answer a judge gets, on every route, is searched for names that no page has by chance.
+Every response a judge gets, on every route, is searched for names that no page has by chance.
 """
 
 from __future__ import annotations
@@ -91,16 +91,23 @@ def test_no_step_of_a_batch_unblinds_by_api(world: World) -> None:
     judge_client.put(sheet, item["item"], 1, "submitted")
     judge_client.put(sheet, item["item"], 1, "odd", winner="a", tips=[{"scores": {"tone": 9}}])
     judge_client.put(sheet, "0" * 12, 0)
-    judge_client.undo(sheet, item["item"], 1)
+    for version in (1, 2):
+        judge_client.undo(sheet, item["item"], version)
     judge_client.ask("GET", f"/{sheet}/items/{item['item']}/history")
+    assert judge_client.close(sheet).status_code == 409
     judge_client.ask(
         "PUT", f"/{sheet}/items/{item['item']}", content=b"{no json", headers={"Content-Type": JSON["Accept"]}
     )
-    judge_client.answer(fill(kept(world.served, sheet), always(5)))
+    judge_client.submit(fill(kept(world.served, sheet), always(5)))
     assert judge_client.close(sheet).json()["batch"]["status"] == "held"
+    judge_client.ask("POST", f"/{sheet}/accept", json={"reason": "x"})
+    judge_client.ask("POST", f"/{sheet}/return", json={"note": "x"})
     world.served.post(f"{BATCHES}/{sheet}/return", json={"note": "Look again."})
-    judge_client.answer(fill(kept(world.served, sheet)))
+    judge_client.whole(sheet)
+    judge_client.submit(fill(kept(world.served, sheet)))
     assert judge_client.close(sheet).json()["batch"]["status"] == "applied"
+    judge_client.ask("POST", f"/{sheet}/reopen")
+    judge_client.close(sheet)
     for _ in range(6):  # until nothing waits
         opened = judge_client.ask("POST")
         if opened.status_code == 409:
@@ -123,7 +130,8 @@ def test_no_step_of_judging_by_file_unblinds(world: World) -> None:
     typed = {"Content-Type": "text/csv"}
     served.post(f"{place}/apply", token=served.judge, content=fill_csv(csv, fill(judging)).encode(), headers=typed)
     again = {"sheet": raw["sheet"], "filled": True}
-    for body in (again, {**again, "format": "csv"}, {"sheet": "0" * 12}, {"seed": 1}, {"focus": True}, {"judge": "x"}):
+    refused = ({"sheet": "0" * 12}, {"seed": 1}, {"focus": True}, {"judge": "x"}, {"limit": 3})
+    for body in (again, {**again, "format": "csv"}, *refused):
         served.post(f"{place}/sheets", token=served.judge, json=body)
     assert world.leaks() == []
 
@@ -150,7 +158,7 @@ def test_no_page_of_a_judge_unblinds(world: World, as_judge: Callable[..., Any])
                 as_judge("GET", opened.headers["location"])
     sheet = world.judge_client.open()["sheet"]
     for rule, status in ((always(5), "held"), (agreed, "applied")):
-        world.judge_client.answer(fill(kept(world.served, sheet), rule))
+        world.judge_client.submit(fill(kept(world.served, sheet), rule))
         assert world.judge_client.close(sheet).json()["batch"]["status"] == status
         page = as_judge("GET", f"/judge/batches/{sheet}")
         assert (page.status_code, "too high" in page.text) == (200, status == "held")
@@ -188,6 +196,8 @@ def test_no_failure_of_mlflow_unblinds(world: World, as_judge: Callable[..., Any
         as_judge("GET", path)
     as_judge("POST", "/judge/batches", {"experiment": TIED})
     world.judge_client.ask("POST", json={"kind": "duel"})
+    for path in ("", f"/{sheet}"):
+        world.judge_client.ask("GET", path)
     store.away = False
     assert world.leaks() == []
 

@@ -83,6 +83,6 @@ def test_concurrent_callers_wait_for_one_computation() -> None:
         return made()
 
     with ThreadPoolExecutor(8) as pool:
-        answers = [pool.submit(cache.get, "key", "r1", slow) for _ in range(8)]
+        results = [pool.submit(cache.get, "key", "r1", slow) for _ in range(8)]
         ready.set()
-        assert {answer.result(10) for answer in answers} == {1}
+        assert {result.result(10) for result in results} == {1}

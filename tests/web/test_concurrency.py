@@ -46,7 +46,7 @@ def under_way(served: Served, token: str, times: int = 1) -> Iterator[None]:
     assert portal is not None
     with ExitStack() as stack:
         for _ in range(times):
-            stack.enter_context(portal.wrap_async_context_manager(served.panel.concurrency.slot(known)))
+            stack.enter_context(portal.wrap_async_context_manager(served.panel.concurrency.sheet_request(known)))
         yield
 
 
@@ -176,7 +176,7 @@ class Waits:
 
     async def __call__(self, seconds: float) -> None:
         self.seconds.append(seconds)
-        async with self._panel.concurrency.sheet():  # raises Busy unless the slot for sheets is free
+        async with self._panel.concurrency.filled_sheet():  # raises Busy unless the slot for sheets is free
 
             def take_lock() -> None:
                 with self._panel.tracker.judging_lock():

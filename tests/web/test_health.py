@@ -49,8 +49,8 @@ def test_frequent_anonymous_requests_do_not_reach_an_unavailable_mlflow_often(
         raise MlflowUnavailable("MLflow does not answer.")
 
     monkeypatch.setattr(served.store, "experiment", away)
-    answers = [served.error(served.get("/readyz", token=None)) for _ in range(20)]
-    assert (set(answers), len(requests)) == ({(503, "not_ready")}, 1)
+    errors = [served.error(served.get("/readyz", token=None)) for _ in range(20)]
+    assert (set(errors), len(requests)) == ({(503, "not_ready")}, 1)
 
 
 def test_the_counters_are_prometheus_text(served: Served) -> None:

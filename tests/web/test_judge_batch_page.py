@@ -50,7 +50,7 @@ def closed(served: Served, rule: Any, *, but: int = 0) -> str:
     """The page of a batch that was judged by a rule and closed."""
     path = opened(served)
     sheet, judge_client = path.rpartition("/")[2], JudgeClient(served, served.judge)
-    judge_client.answer(fill(kept(served, sheet), rule), but=but)
+    judge_client.submit(fill(kept(served, sheet), rule), but=but)
     assert judge_client.close(sheet).status_code == 200
     return path
 

@@ -21,11 +21,11 @@ def fail(attempts: LoginLimiter, clock: Clock, times: int, client: str = "a") ->
     """Failed tries of one client, each as soon as it is allowed; how long each had to wait for."""
     waits = []
     for _ in range(times):
-        waited = attempts.admit(client)
+        waited = attempts.count_failure(client)
         waits.append(waited)
         if waited:
             clock.now += waited
-            assert attempts.admit(client) == 0
+            assert attempts.count_failure(client) == 0
     return waits
 
 
@@ -42,19 +42,19 @@ def test_the_wait_has_an_upper_bound() -> None:
 
 def test_concurrent_attempts_are_limited_too() -> None:
     attempts = LoginLimiter(Clock())
-    assert sum(attempts.admit("a") == 0 for _ in range(100)) == FREE_FAILURES
+    assert sum(attempts.count_failure("a") == 0 for _ in range(100)) == FREE_FAILURES
 
 
 def test_failures_of_one_client_do_not_affect_another() -> None:
     clock = Clock()
     attempts = LoginLimiter(clock)
     fail(attempts, clock, FREE_FAILURES + 3, "a")
-    assert attempts.admit("b") == 0
+    assert attempts.count_failure("b") == 0
 
 
 def test_failures_of_many_clients_reach_the_global_limit() -> None:
     attempts = LoginLimiter(Clock())
-    waits = [attempts.admit(f"client {n}") for n in range(FAILURE_BURST + 10)]
+    waits = [attempts.count_failure(f"client {n}") for n in range(FAILURE_BURST + 10)]
     assert waits[:FAILURE_BURST] == [0.0] * FAILURE_BURST
     assert all(wait == 1 / FAILURES_PER_SECOND for wait in waits[FAILURE_BURST:])
 
@@ -64,7 +64,7 @@ def test_failures_expire() -> None:
     attempts = LoginLimiter(clock)
     fail(attempts, clock, FREE_FAILURES + 3)
     clock.now += 2 * MAX_WAIT_S + 10
-    assert [attempts.admit("a") for _ in range(FREE_FAILURES)] == [0.0] * FREE_FAILURES
+    assert [attempts.count_failure("a") for _ in range(FREE_FAILURES)] == [0.0] * FREE_FAILURES
 
 
 def test_the_number_of_tracked_clients_is_bounded() -> None:
@@ -72,7 +72,7 @@ def test_the_number_of_tracked_clients_is_bounded() -> None:
     attempts = LoginLimiter(clock)
     for number in range(MAX_CLIENTS + 500):
         clock.now += 1 / FAILURES_PER_SECOND
-        attempts.admit(f"client {number}")
+        attempts.count_failure(f"client {number}")
     assert len(attempts) == MAX_CLIENTS
 
 

@@ -161,13 +161,6 @@ def test_a_change_without_a_valid_csrf_token_is_rejected(served: Served, given_:
     assert served.error(response) == (403, "csrf")
 
 
-def test_a_csrf_token_of_another_session_is_rejected(served: Served) -> None:
-    other = served.log_in(served.admin)
-    served.log_in(served.admin)
-    response = served.post(f"{API}/plan", token=None, json=PLAN, headers={"X-CSRF-Token": other})
-    assert served.error(response) == (403, "csrf")
-
-
 def test_a_read_with_a_cookie_needs_no_csrf_token(served: Served) -> None:
     served.log_in(served.admin)
     assert served.get(f"{API}/config", token=None).status_code == 200
@@ -175,24 +168,6 @@ def test_a_read_with_a_cookie_needs_no_csrf_token(served: Served) -> None:
 
 def test_a_bearer_token_needs_no_csrf_token(served: Served) -> None:
     assert served.post(f"{API}/plan", json=PLAN).status_code == 200
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Origin": "https://evil.example"},
-        {"Origin": "null"},
-        {"Origin": "http://localhost:3000"},
-        {"Sec-Fetch-Site": "cross-site"},
-        {"Sec-Fetch-Site": "same-site"},
-    ],
-)
-def test_a_change_of_another_origin_is_rejected_even_with_the_csrf_token(
-    served: Served, headers: dict[str, str]
-) -> None:
-    csrf = served.log_in(served.admin)
-    response = served.post(f"{API}/plan", token=None, json=PLAN, headers={"X-CSRF-Token": csrf, **headers})
-    assert served.error(response) == (403, "foreign_origin")
 
 
 def test_a_login_of_another_origin_is_rejected(served: Served) -> None:
@@ -248,9 +223,9 @@ def test_a_session_is_accepted_while_its_client_is_rate_limited(served: Served) 
 def test_failed_attempts_of_many_clients_are_rate_limited_together(home: Path) -> None:
     with serving(home, environment={"TIPBENCH_ADMIN_TOKEN": OPERATOR}) as served:
         served.stop_clock()
-        attempts = served.panel.guard._attempts
+        attempts = served.panel.guard._limiter
         for number in range(FAILURE_BURST):
-            attempts.admit(f"client {number}")
+            attempts.count_failure(f"client {number}")
         assert served.error(served.get("/metrics", token="guess")) == (429, "too_many_attempts")
 
 

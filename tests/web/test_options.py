@@ -55,7 +55,7 @@ def test_listening_beyond_loopback_is_detected(tmp_path: Path, host: str, loopba
 
 
 def test_the_address_it_listens_on_is_a_name_for_it_but_every_address_is_not(tmp_path: Path) -> None:
-    assert options_of(tmp_path, TIPBENCH_PANEL_HOST="10.0.0.7").hosts.allow("10.0.0.7:5180")
+    assert options_of(tmp_path, TIPBENCH_PANEL_HOST="10.0.0.7").hosts.allows("10.0.0.7:5180")
     assert options_of(tmp_path, TIPBENCH_PANEL_HOST="0.0.0.0").hosts.names == frozenset()
 
 

@@ -53,16 +53,16 @@ def for_judges(route: Route) -> bool:
     return (under and not route[1].endswith(ADMINS_ALONE)) or route in JUDGES
 
 
-def answer(served: Served, response: Any) -> tuple[int, str]:
+def status_and_code(served: Served, response: Any) -> tuple[int, str]:
     """Return the status, and the code of an error."""
     refused = response.status_code in (401, 403, 429)
     return served.error(response) if refused else (response.status_code, "")
 
 
-def refusals(served: Served, token: str | None, **options: Any) -> dict[Route, tuple[int, str]]:
+def results_of(served: Served, token: str | None, **options: Any) -> dict[Route, tuple[int, str]]:
     """Return the responses of all routes that require authentication."""
     return {
-        (method, path): answer(served, served.ask(method, filled(path), token=token, **options))
+        (method, path): status_and_code(served, served.ask(method, filled(path), token=token, **options))
         for method, path in closed(served)
     }
 
@@ -94,9 +94,9 @@ def test_no_page_is_in_the_document_of_the_api(served: Served) -> None:
 
 
 def test_every_route_rejects_a_missing_token(served: Served) -> None:
-    answers = refusals(served, None)
-    assert len(answers) > 30
-    assert {route for route, given in answers.items() if given != (401, "unauthorised")} == set()
+    results = results_of(served, None)
+    assert len(results) > 30
+    assert {route for route, given in results.items() if given != (401, "unauthorised")} == set()
 
 
 def test_a_browser_without_a_session_is_redirected_to_the_login_page(served: Served) -> None:
@@ -109,7 +109,7 @@ def test_a_browser_without_a_session_is_redirected_to_the_login_page(served: Ser
 
 def test_every_route_rejects_an_invalid_token(served: Served) -> None:
     expected = {(401, "unauthorised"), (429, "too_many_attempts")}
-    assert set(refusals(served, WRONG).values()) == expected
+    assert set(results_of(served, WRONG).values()) == expected
 
 
 def test_every_route_rejects_an_expired_token(served: Served) -> None:
@@ -117,7 +117,7 @@ def test_every_route_rejects_an_expired_token(served: Served) -> None:
     _, secret = tokens.create(Role.ADMIN, "yesterday's", life_s=60)
     assert served.get(f"{API}/experiments", token=secret).status_code == 200
     tokens.clock = lambda: time.time() + 61
-    assert set(refusals(served, secret).values()) == {(401, "unauthorised"), (429, "too_many_attempts")}
+    assert set(results_of(served, secret).values()) == {(401, "unauthorised"), (429, "too_many_attempts")}
 
 
 def test_every_route_rejects_a_revoked_token(served: Served) -> None:
@@ -125,7 +125,7 @@ def test_every_route_rejects_a_revoked_token(served: Served) -> None:
     token, secret = tokens.create(Role.ADMIN, "dismissed", life_s=None)
     assert served.get(f"{API}/experiments", token=secret).status_code == 200
     tokens.revoke(token.id)
-    assert set(refusals(served, secret).values()) == {(401, "unauthorised"), (429, "too_many_attempts")}
+    assert set(results_of(served, secret).values()) == {(401, "unauthorised"), (429, "too_many_attempts")}
 
 
 def test_every_route_rejects_the_cookie_of_a_revoked_token(served: Served) -> None:
@@ -134,13 +134,13 @@ def test_every_route_rejects_the_cookie_of_a_revoked_token(served: Served) -> No
     csrf = served.log_in(secret)
     assert served.get("/", token=None).status_code == 200
     tokens.revoke(token.id)
-    assert set(refusals(served, None, headers={CSRF_HEADER: csrf}).values()) == {(401, "unauthorised")}
+    assert set(results_of(served, None, headers={CSRF_HEADER: csrf}).values()) == {(401, "unauthorised")}
 
 
 def test_a_judge_token_is_rejected_outside_judging(served: Served) -> None:
-    answers = refusals(served, served.judge)
-    let_in = {route for route, given in answers.items() if given != (403, "forbidden")}
-    assert let_in == {route for route in answers if for_judges(route)}
+    results = results_of(served, served.judge)
+    let_in = {route for route, given in results.items() if given != (403, "forbidden")}
+    assert let_in == {route for route in results if for_judges(route)}
     assert let_in >= JUDGES | {("GET", JUDGES_PAGES)}
 
 
@@ -154,7 +154,7 @@ def test_a_judge_in_a_browser_gets_an_error_page(served: Served) -> None:
 
 def test_an_app_token_is_rejected_by_every_route_and_the_login(served: Served) -> None:
     _, secret = served.panel.guard.tokens.create(Role.APP, "ios-app", life_s=None)
-    assert set(refusals(served, secret).values()) == {(403, "forbidden")}
+    assert set(results_of(served, secret).values()) == {(403, "forbidden")}
     assert served.error(served.post("/login", token=None, json={"token": secret})) == (403, "forbidden")
     page = served.post("/login", token=None, data={"token": secret}, headers=PAGE)
     assert (page.status_code, "policy server" in page.text, "set-cookie" in page.headers) == (403, True, False)
@@ -162,12 +162,12 @@ def test_an_app_token_is_rejected_by_every_route_and_the_login(served: Served) -
 
 def test_an_admin_token_is_accepted_by_every_route(served: Served) -> None:
     # Without a body and on names that are not there, hardly anything is done; the token itself is not revoked.
-    assert {route: given for route, given in refusals(served, served.admin).items() if given[1]} == {}
+    assert {route: given for route, given in results_of(served, served.admin).items() if given[1]} == {}
 
 
 def test_no_route_breaks_on_an_empty_request(served: Served) -> None:
-    answers = refusals(served, served.admin)
-    assert {route: status for route, (status, _) in answers.items() if status == 500} == {}
+    results = results_of(served, served.admin)
+    assert {route: status for route, (status, _) in results.items() if status == 500} == {}
 
 
 def test_no_other_method_bypasses_authorisation(served: Served) -> None:
@@ -193,7 +193,7 @@ def test_every_change_with_a_cookie_needs_the_csrf_token(served: Served) -> None
     for method, path in changes:
         for body in (b"", b"csrf=", f"{CSRF_FIELD}={'x' * 43}".encode()):
             response = served.ask(method, filled(path), token=None, headers=FORM, content=body)
-            assert answer(served, response) == (403, "csrf"), path
+            assert status_and_code(served, response) == (403, "csrf"), path
 
 
 def test_the_csrf_token_of_another_session_is_rejected(served: Served) -> None:
@@ -203,21 +203,23 @@ def test_the_csrf_token_of_another_session_is_rejected(served: Served) -> None:
     for method, path in closed(served):
         if method not in SAFE:
             response = served.ask(method, filled(path), token=None, headers={CSRF_HEADER: other})
-            assert answer(served, response) == (403, "csrf"), path
+            assert status_and_code(served, response) == (403, "csrf"), path
 
 
 def test_a_cross_site_change_is_rejected_even_with_a_csrf_token(served: Served) -> None:
     cases: list[dict[str, str]] = [
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
+        {"Origin": "http://localhost:3000"},
         {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
     ]
     for headers in cases:
         csrf = served.log_in(served.admin)
         for method, path in closed(served):
             if method not in SAFE:
                 response = served.ask(method, filled(path), token=None, headers={CSRF_HEADER: csrf, **headers})
-                assert answer(served, response) == (403, "foreign_origin"), path
+                assert status_and_code(served, response) == (403, "foreign_origin"), path
 
 
 def test_public_routes_need_no_token(served: Served) -> None:

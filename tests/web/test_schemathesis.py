@@ -97,9 +97,9 @@ class Batches:
     def ask(self, method: str, token: str, path: str = "", **options: Any) -> Any:
         url = f"{self.site.url}/api/bench/judge/{self.experiment}/batches{path}"
         headers = {"Authorization": f"Bearer {token}"}
-        answer = httpx.request(method, url, headers=headers, trust_env=False, timeout=30, **options)
-        assert answer.is_success, answer.text
-        return answer.json()
+        response = httpx.request(method, url, headers=headers, trust_env=False, timeout=30, **options)
+        assert response.is_success, response.text
+        return response.json()
 
     def opened(self, token: str) -> tuple[str, list[dict[str, Any]]]:
         """A batch of this token's owner, with its items."""

@@ -48,7 +48,7 @@ def panel(home: Path) -> Iterator[Served]:
         yield served
 
 
-def every_kind_of_answer(panel: Served) -> dict[int, Any]:
+def every_kind_of_response(panel: Served) -> dict[int, Any]:
     json_ = {"Content-Type": "application/json"}
     return {
         response.status_code: response
@@ -71,9 +71,9 @@ def every_kind_of_answer(panel: Served) -> dict[int, Any]:
 
 
 def test_every_response_has_the_security_headers(panel: Served) -> None:
-    answers = every_kind_of_answer(panel)
-    assert set(answers) == {200, 201, 303, 400, 401, 403, 404, 405, 409, 413, 422, 500, 502}
-    for status, response in answers.items():
+    responses = every_kind_of_response(panel)
+    assert set(responses) == {200, 201, 303, 400, 401, 403, 404, 405, 409, 413, 422, 500, 502}
+    for status, response in responses.items():
         for name, value in HEADERS.items():
             assert response.headers[name] == value, (status, name)
         assert response.headers["x-request-id"]

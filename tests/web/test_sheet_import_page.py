@@ -335,18 +335,18 @@ def test_uploads_are_bounded_in_number_and_size(monkeypatch: pytest.MonkeyPatch)
 
 def test_uploads_of_one_token_evict_only_its_own() -> None:
     cases: list[UploadQuota] = [JUDGES_QUOTA, ADMINS_QUOTA]
-    for share in cases:
+    for quota in cases:
         kept = UploadStore()
         first = kept.keep("me", "tip-bench-a", "x", b"1")
-        mine = [kept.keep("you", "tip-bench-a", "x", b"1", share=share) for _ in range(share.files + 3)]
-        assert len(kept) == 1 + share.files
+        mine = [kept.keep("you", "tip-bench-a", "x", b"1", quota=quota) for _ in range(quota.files + 3)]
+        assert len(kept) == 1 + quota.files
         assert kept.find(first.id, "me", "tip-bench-a") == first
         assert kept.find(mine[2].id, "you", "tip-bench-a") is None
 
 
 def test_one_tokens_uploads_are_bounded_in_size() -> None:
     kept = UploadStore()
-    made = [kept.keep("me", "tip-bench-a", "x", b"12345", share=UploadQuota(9, 12)) for _ in range(3)]
+    made = [kept.keep("me", "tip-bench-a", "x", b"12345", quota=UploadQuota(9, 12)) for _ in range(3)]
     assert [kept.find(each.id, "me", "tip-bench-a") is not None for each in made] == [False, True, True]
 
 

@@ -112,7 +112,7 @@ def bench(home: Path, receiver: Receiver) -> Iterator[Bench]:
     made.jobs.close()
 
 
-def answers(*statuses: int) -> Callable[[Got], int]:
+def respond_with(*statuses: int) -> Callable[[Got], int]:
     """Return these statuses in order, then 204."""
     left = list(statuses)
     return lambda _got: left.pop(0) if left else 204
@@ -261,7 +261,7 @@ def test_nothing_is_done_while_another_panel_leads(bench: Bench) -> None:
 
 
 def test_a_receiver_that_fails_gets_the_same_delivery_later(bench: Bench) -> None:
-    bench.receiver.answer = answers(500, 503)
+    bench.receiver.respond = respond_with(500, 503)
     bench.collect()
     bench.pass_time()
     assert len(bench.payloads()) == 1
@@ -276,7 +276,7 @@ def test_a_receiver_that_fails_gets_the_same_delivery_later(bench: Bench) -> Non
 
 
 def test_every_attempt_is_signed_with_its_own_time(bench: Bench) -> None:
-    bench.receiver.answer = answers(500)
+    bench.receiver.respond = respond_with(500)
     bench.collect()
     bench.pass_time()
     bench.pass_time(seconds=RETRY_WAITS_S[0], times=1)
@@ -286,7 +286,7 @@ def test_every_attempt_is_signed_with_its_own_time(bench: Bench) -> None:
 
 
 def test_after_the_last_attempt_it_has_failed_and_the_next_change_is_delivered(bench: Bench) -> None:
-    bench.receiver.answer = answers(*[500] * (len(RETRY_WAITS_S) + 1))
+    bench.receiver.respond = respond_with(*[500] * (len(RETRY_WAITS_S) + 1))
     bench.collect()
     bench.pass_time()
     for wait in (*RETRY_WAITS_S, 86_400.0):
@@ -299,7 +299,7 @@ def test_after_the_last_attempt_it_has_failed_and_the_next_change_is_delivered(b
 
 
 def test_a_newer_delivery_of_an_experiment_replaces_a_waiting_one(bench: Bench) -> None:
-    bench.receiver.answer = answers(*[500] * 3)
+    bench.receiver.respond = respond_with(*[500] * 3)
     bench.collect()
     bench.pass_time()
     bench.collect(models=("beta:1b",))
@@ -311,7 +311,7 @@ def test_a_newer_delivery_of_an_experiment_replaces_a_waiting_one(bench: Bench) 
 
 
 def test_a_killed_panel_continues_where_it_stopped(bench: Bench) -> None:
-    bench.receiver.answer = answers(500)
+    bench.receiver.respond = respond_with(500)
     bench.collect()
     bench.pass_time()
     bench.close()
@@ -334,7 +334,7 @@ def test_cells_collected_without_a_panel_are_delivered_by_the_next(bench: Bench)
 
 
 def test_a_new_receiver_gets_pending_cells_and_no_delivery_of_the_old_one(bench: Bench) -> None:
-    bench.receiver.answer = answers(500)
+    bench.receiver.respond = respond_with(500)
     bench.collect()
     bench.pass_time()
     bench.close()
@@ -374,7 +374,7 @@ def attempt_at(url: str, *, timeout_s: float = 10.0, stop: threading.Event | Non
 
 def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
     with receiving() as elsewhere:
-        receiver.location, receiver.answer = elsewhere.url, answers(307)
+        receiver.location, receiver.respond = elsewhere.url, respond_with(307)
         attempt = attempt_at(receiver.url)
         assert elsewhere.got == []
     assert (attempt.status, attempt.final_state) == (307, DeliveryState.FAILED)
@@ -383,7 +383,7 @@ def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
 
 def test_a_receiver_that_does_not_respond_times_out(receiver: Receiver) -> None:
     free = threading.Event()
-    receiver.answer = lambda _got: 204 if free.wait(120) else 500
+    receiver.respond = lambda _got: 204 if free.wait(120) else 500
     began = time.monotonic()
     attempt = attempt_at(receiver.url, timeout_s=0.5)
     free.set()
@@ -407,7 +407,7 @@ def test_closing_does_not_wait_for_a_receiver_that_hangs(bench: Bench) -> None:
         came.set()
         return 204 if free.wait(120) else 500
 
-    bench.receiver.answer = hang
+    bench.receiver.respond = hang
     bench.collect()
     bench.watch.check()
     bench.clock.now += EVERY_S
@@ -430,7 +430,7 @@ def test_a_webhook_host_that_is_not_allowed_is_never_called(receiver: Receiver) 
 
 
 def test_a_test_delivery_is_attempted_once_and_stored(bench: Bench) -> None:
-    bench.receiver.answer = answers(500)
+    bench.receiver.respond = respond_with(500)
     delivery = bench.hook.test()
     assert isinstance(delivery, Delivery)
     assert delivery.state is DeliveryState.FAILED

@@ -402,10 +402,10 @@ class TokenGuard:
     """Authenticates tokens. Rejects tokens of the `refused` roles with the message of the role."""
 
     def __init__(
-        self, tokens: TokenStore, attempts: LoginLimiter, admin_token: str | None, refused: Mapping[Role, str]
+        self, tokens: TokenStore, limiter: LoginLimiter, admin_token: str | None, refused: Mapping[Role, str]
     ) -> None:
         self.tokens = tokens
-        self._attempts = attempts
+        self._limiter = limiter
         self._admin_hash = digest(admin_token) if admin_token else None
         self._refused = refused
 
@@ -424,7 +424,7 @@ class TokenGuard:
             return Identity(token.name, token.role, token.id)
         if self._admin_hash is not None and hmac.compare_digest(digest(secret), self._admin_hash):
             return self._operator()
-        wait_s = self._attempts.admit(client)
+        wait_s = self._limiter.count_failure(client)
         if wait_s > 0:
             raise TooManyAttempts(wait_s)
         raise Unauthorised(_REJECTED, path="header.authorization")
@@ -441,9 +441,9 @@ class Authenticator(TokenGuard):
     """Authenticates the panel's tokens and session cookies."""
 
     def __init__(
-        self, tokens: TokenStore, sessions: Sessions, attempts: LoginLimiter, admin_token: str | None = None
+        self, tokens: TokenStore, sessions: Sessions, limiter: LoginLimiter, admin_token: str | None = None
     ) -> None:
-        super().__init__(tokens, attempts, admin_token, PANEL_REFUSED_ROLES)
+        super().__init__(tokens, limiter, admin_token, PANEL_REFUSED_ROLES)
         self.sessions = sessions
 
     def by_cookie(self, value: str) -> Identity | None:

@@ -16,7 +16,7 @@ from tipbench.judge.sheet import Item, SheetTip
 from tipbench.plan.rubric import FLAGS, Rubric, parse_rubric
 from tipbench.text import iso
 from tipbench.web.api.models import NextCursor, RequestBody, Shape
-from tipbench.web.batch_store import ItemAnswer, ItemVersion, Kind, State
+from tipbench.web.batch_store import ItemJudgement, ItemVersion, Kind, State
 from tipbench.web.errors import Invalid, NotFound
 
 MAX_ANSWERS = 400  # per new batch
@@ -170,7 +170,6 @@ class BatchClosedShape(BatchAnswer):
 
 
 RawItem = Mapping[str, Any]
-_read_rubric = lru_cache(maxsize=8)(lambda text: parse_rubric(text, Path("rubric.md")))
 
 
 class SheetItems:
@@ -181,29 +180,29 @@ class SheetItems:
         self._scales = rubric_of(raw).scales
 
     def blank(self, item: RawItem) -> dict[str, Any]:
-        """Return an answer without scores, with the computed flags."""
+        """Return the content of an untouched item: no scores, and the computed flags."""
         names = [scale.name for scale in self._scales]
         tips = [{"scores": dict.fromkeys(names), "overlong": tip["overlong"], "note": ""} for tip in item["tips"]]
         return {"format_ok": item["format_ok"], "tips": tips}
 
     def checked(self, item: RawItem, request: ItemRequest) -> dict[str, Any]:
-        """Return the answer after the same checks as in `judge apply`. Raises Invalid."""
+        """Return the content of a request, after the same checks as in `judge apply`. Raises Invalid."""
         _reject_field(request, "winner", "An item with tips has no winner")
         if request.tips and len(request.tips) != len(item["tips"]):
             raise Invalid(
                 f"tips has all {len(item['tips'])} tips of the item in order, or none (got {len(request.tips)}).",
                 path="body.tips",
             )
-        answer = self.blank(item)
+        content = self.blank(item)
         if request.format_ok is not None:
-            answer["format_ok"] = request.format_ok
-        for tip, scored in zip(answer["tips"], request.tips, strict=False):  # the request has all tips, or none
+            content["format_ok"] = request.format_ok
+        for tip, scored in zip(content["tips"], request.tips, strict=False):  # the request has all tips, or none
             tip["scores"] |= scored.scores
             tip["overlong"] = tip["overlong"] if scored.overlong is None else scored.overlong
             tip["note"] = scored.note.replace("\r\n", "\n").replace("\r", "\n")
         tips = tuple(SheetTip(tip["tip"], tip["rationale"], tip["overlong"]) for tip in item["tips"])
         exported = Item(item["item"], item["scenario"], item["format_ok"], tips)
-        result = check_item(self.filled(item, answer), exported, rubric_of(self.raw))
+        result = check_item(self.filled(item, content), exported, rubric_of(self.raw))
         if isinstance(result, list):  # problems
             first = result[0]
             place = "body" if first.tip is None else f"body.tips.{first.tip - 1}"
@@ -212,7 +211,7 @@ class SheetItems:
         if is_incomplete and request.state is State.SUBMITTED:
             index, scale = next(
                 (index, scale)
-                for index, tip in enumerate(answer["tips"])
+                for index, tip in enumerate(content["tips"])
                 for scale in self._scales
                 if tip["scores"][scale.name] is None
             )
@@ -221,24 +220,25 @@ class SheetItems:
                 f"{scale.max} (got null). Score it, or save the item as a draft.",
                 path=f"body.tips.{index}.scores.{scale.name}",
             )
-        return answer
+        return content
 
     def shown(self, item: RawItem) -> dict[str, Any]:
         """Return the scenario and tips with the computed flags."""
         tips = [{name: tip[name] for name in ("tip", "rationale", "overlong")} for tip in item["tips"]]
         return {"scenario": item["scenario"], "format_ok": item["format_ok"], "tips": tips}
 
-    def shown_answer(self, item: RawItem, answer: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer; `contested` has the computed flags that the judge has changed."""
-        contested = ["format_ok"] if answer["format_ok"] != item["format_ok"] else []
-        for index, (tip, scored) in enumerate(zip(item["tips"], answer["tips"], strict=True)):
-            contested += [f"tips.{index}.overlong"] if scored["overlong"] != tip["overlong"] else []
-        return {**answer, "contested": contested}
+    def shown_content(self, item: RawItem, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the content with `contested`: the computed flags that the judge has changed."""
+        contested = ["format_ok"] if content["format_ok"] != item["format_ok"] else []
+        for index, (tip, scored) in enumerate(zip(item["tips"], content["tips"], strict=True)):
+            if scored["overlong"] != tip["overlong"]:
+                contested.append(f"tips.{index}.overlong")
+        return {**content, "contested": contested}
 
-    def filled(self, item: RawItem, answer: Mapping[str, Any]) -> dict[str, Any]:
+    def filled(self, item: RawItem, content: Mapping[str, Any]) -> dict[str, Any]:
         """Return the item with scores, flags and notes filled in."""
-        tips = [{**tip, **scored} for tip, scored in zip(item["tips"], answer["tips"], strict=True)]
-        return {**item, "format_ok": answer["format_ok"], "tips": tips}
+        tips = [{**tip, **scored} for tip, scored in zip(item["tips"], content["tips"], strict=True)]
+        return {**item, "format_ok": content["format_ok"], "tips": tips}
 
 
 class DuelItems:
@@ -248,11 +248,11 @@ class DuelItems:
         self.raw = raw
 
     def blank(self, _item: RawItem) -> dict[str, Any]:
-        """Return an answer without a winner."""
+        """Return the content of an untouched duel: no winner."""
         return {"winner": None}
 
     def checked(self, _item: RawItem, request: ItemRequest) -> dict[str, Any]:
-        """Return the answer; a submitted duel must have a winner. Raises Invalid."""
+        """Return the content of a request; a submitted duel must have a winner. Raises Invalid."""
         _reject_field(request, "format_ok", "A duel has no flags")
         _reject_field(request, "tips", "A duel has no scores")
         if request.winner is None and request.state is State.SUBMITTED:
@@ -267,13 +267,13 @@ class DuelItems:
         sides = {side: [{"tip": tip["tip"], "rationale": tip["rationale"]} for tip in item[side]] for side in SIDES}
         return {"scenario": item["scenario"], **sides}
 
-    def shown_answer(self, _item: RawItem, answer: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer unchanged."""
-        return dict(answer)
+    def shown_content(self, _item: RawItem, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the content unchanged."""
+        return dict(content)
 
-    def filled(self, item: RawItem, answer: Mapping[str, Any]) -> dict[str, Any]:
+    def filled(self, item: RawItem, content: Mapping[str, Any]) -> dict[str, Any]:
         """Return the item with its winner filled in."""
-        return {**item, "winner": answer["winner"]}
+        return {**item, "winner": content["winner"]}
 
 
 BatchItems = SheetItems | DuelItems
@@ -288,36 +288,42 @@ def item_of(batch_items: BatchItems, item_id: str) -> RawItem:
     raise NotFound(f"This batch has no item {item_id[:64]!r}. Load the page again.", path="path.item")
 
 
-def answer_of(batch_items: BatchItems, item: RawItem, request: ItemRequest) -> ItemAnswer:
-    """Return the answer of a request, validated. Raises Invalid with the wrong field."""
+def parse_judgement(batch_items: BatchItems, item: RawItem, request: ItemRequest) -> ItemJudgement:
+    """Return the judgement in a request. Raises Invalid with the wrong field."""
     reason = " ".join(request.reason.split())
     if request.state is State.SKIPPED and not (reason and reason.isprintable()):
         raise Invalid("reason must say why the item is skipped.", path="body.reason")
-    answer = batch_items.checked(item, request)
+    content = batch_items.checked(item, request)
     if request.state is State.EMPTY:
-        answer = batch_items.blank(item)
-    return ItemAnswer(request.state, canonical(answer), reason if request.state is State.SKIPPED else "")
+        content = batch_items.blank(item)
+    return ItemJudgement(request.state, canonical(content), reason if request.state is State.SKIPPED else "")
 
 
 def answer_shape(batch_items: BatchItems, item: RawItem, saved: ItemVersion | None) -> AnswerShape:
-    """Return the current answer to an item, as its judge sees it."""
-    answer = json.loads(saved.answer.content) if saved else batch_items.blank(item)
+    """Return the field `answer` of a response: the judgement of an item; `saved` is None if it is untouched."""
+    if saved is None:
+        blank = batch_items.shown_content(item, batch_items.blank(item))
+        return AnswerShape(version=0, state="empty", reason="", seconds=0.0, updated=None, can_undo=False, **blank)
     return AnswerShape(
-        version=saved.version if saved else 0,
-        state=(saved.answer.state if saved else State.EMPTY).value,
-        reason=saved.answer.reason if saved else "",
-        seconds=round(saved.seconds, 1) if saved else 0.0,
-        updated=iso(saved.updated) if saved else None,
-        can_undo=saved is not None and saved.parent is not None,
-        **batch_items.shown_answer(item, answer),
+        version=saved.version,
+        state=saved.judgement.state.value,
+        reason=saved.judgement.reason,
+        seconds=round(saved.seconds, 1),
+        updated=iso(saved.updated),
+        can_undo=saved.parent is not None,
+        **batch_items.shown_content(item, json.loads(saved.judgement.content)),
     )
 
 
-def filled_file(batch_items: BatchItems, judge: str, answers: Mapping[str, ItemVersion]) -> dict[str, Any]:
-    """Return the file with the submitted answers filled in; `answers` are by item. Other items stay blank."""
-    submitted = {item: saved.answer for item, saved in answers.items() if saved.answer.state is State.SUBMITTED}
+def filled_file(batch_items: BatchItems, judge: str, versions: Mapping[str, ItemVersion]) -> dict[str, Any]:
+    """Return the file with the submitted items filled in; `versions` is by item id. Other items stay blank."""
+    submitted = {
+        item_id: json.loads(saved.judgement.content)
+        for item_id, saved in versions.items()
+        if saved.judgement.state is State.SUBMITTED
+    }
     items = [
-        batch_items.filled(item, json.loads(submitted[item["item"]].content)) if item["item"] in submitted else item
+        batch_items.filled(item, submitted[item["item"]]) if item["item"] in submitted else item
         for item in batch_items.raw["items"]
     ]
     return {**batch_items.raw, "judge": judge, "items": items}
@@ -325,8 +331,12 @@ def filled_file(batch_items: BatchItems, judge: str, answers: Mapping[str, ItemV
 
 def rubric_of(raw: Mapping[str, Any]) -> Rubric:
     """Return the rubric in the file; cached by its text."""
-    rubric: Rubric = _read_rubric(raw["rubric"]["text"])
-    return rubric
+    return _parse_rubric(raw["rubric"]["text"])
+
+
+@lru_cache(maxsize=8)
+def _parse_rubric(text: str) -> Rubric:
+    return parse_rubric(text, Path("rubric.md"))
 
 
 def rubric_json(rubric: Rubric) -> dict[str, Any]:

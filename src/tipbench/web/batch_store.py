@@ -66,12 +66,12 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class ItemAnswer:
-    """A judge's answer to an item: its state, the content as canonical JSON, and the reason for a skip."""
+class ItemJudgement:
+    """What a judge has entered for an item. `content` is canonical JSON: scores, flags and notes, or the winner."""
 
     state: State
     content: str
-    reason: str = ""
+    reason: str = ""  # why the item is skipped
 
 
 @dataclass(frozen=True)
@@ -85,21 +85,21 @@ class ItemVersion:
     version: int
     parent: int | None
     cause: Cause
-    answer: ItemAnswer
+    judgement: ItemJudgement
     seconds: float  # spent on the item so far
     updated: float  # Unix seconds
 
     def made_by(self, cause: Cause, version: int) -> bool:
-        """Whether this version may be the result of the operation `cause` on `version`, repeated by a client."""
+        """Whether a request for `cause` on `version` may repeat the request that created this version."""
         return (self.cause, self.version) == (cause, version + 1)
 
 
 class VersionConflict(Exception):
-    """The item has changed since the client read it. `present` is its current version, or None if it is untouched."""
+    """The item has changed since the client read it. `current` is its current version, or None if it is untouched."""
 
-    def __init__(self, present: ItemVersion | None) -> None:
+    def __init__(self, current: ItemVersion | None) -> None:
         super().__init__("the item has another version")
-        self.present = present
+        self.current = current
 
 
 MAX_VERSIONS = 100  # stored per item
@@ -140,7 +140,7 @@ class BatchStore:
         """Return the public part of a batch's sheet, as JSON."""
         return str(self._database.rows("SELECT content FROM batches WHERE sheet = ?", (sheet,))[0][0])
 
-    def open_of(self, experiment: str, judge: str, kind: Kind, place: str | None = None) -> Batch | None:
+    def find_open(self, experiment: str, judge: str, kind: Kind, place: str | None = None) -> Batch | None:
         """Return the judge's most recently updated open batch, or None; `place` limits it to one MLflow server."""
         candidates = self._batches(
             "experiment = ? AND judge = ? AND kind = ? AND status = 'open'", (experiment, judge, kind)
@@ -196,49 +196,49 @@ class BatchStore:
         statement = f"SELECT {_ITEM_COLUMNS} FROM batch_history WHERE sheet = ? AND item = ? ORDER BY version DESC"  # noqa: S608
         return [_read_version(row) for row in self._database.rows(statement, (sheet, item))]
 
-    def put(self, sheet: str, item: str, version: int, answer: ItemAnswer, seconds: float) -> ItemVersion:
-        """Save an answer to an item that the client has read as `version`. Repeating the request has no effect.
+    def put(self, sheet: str, item: str, version: int, judgement: ItemJudgement, seconds: float) -> ItemVersion:
+        """Save the judgement of an item that the client has read as `version`. Repeating the request has no effect.
 
         Raises VersionConflict if the item has another version now, Conflict if the batch is closed.
         """
         with self._database.transaction() as db:
-            present = _select_item(db, sheet, item)
-            if present is not None and present.made_by(Cause.PUT, version) and present.answer == answer:
-                return present
-            self._check_writable(db, sheet, present, version)
-            if present is None:
-                saved = ItemVersion(item, 1, 0, Cause.PUT, answer, 0.0, 0.0)
+            current = _select_item(db, sheet, item)
+            if current is not None and current.made_by(Cause.PUT, version) and current.judgement == judgement:
+                return current
+            self._check_writable(db, sheet, current, version)
+            if current is None:
+                saved = ItemVersion(item, 1, 0, Cause.PUT, judgement, 0.0, 0.0)
             else:
-                # Undo skips versions with the same answer.
-                parent = present.parent if present.answer == answer else present.version
-                saved = ItemVersion(item, present.version + 1, parent, Cause.PUT, answer, present.seconds, 0.0)
+                # Undo skips versions with the same judgement.
+                parent = current.parent if current.judgement == judgement else current.version
+                saved = ItemVersion(item, current.version + 1, parent, Cause.PUT, judgement, current.seconds, 0.0)
             return self._write(db, sheet, saved, seconds)
 
     def undo(self, sheet: str, item: str, version: int, blank: str) -> ItemVersion:
-        """Save the previous answer as a new version. Each further undo goes one more step back.
+        """Save the previous judgement as a new version. Each further undo goes one more step back.
 
         `blank` is the content of an untouched item. Raises VersionConflict and Conflict like `put`, and Conflict if
         there is no earlier version.
         """
         with self._database.transaction() as db:
-            present = _select_item(db, sheet, item)
-            if present is not None and present.made_by(Cause.UNDO, version):
-                return present
-            self._check_writable(db, sheet, present, version)
+            current = _select_item(db, sheet, item)
+            if current is not None and current.made_by(Cause.UNDO, version):
+                return current
+            self._check_writable(db, sheet, current, version)
             nothing_to_undo = Conflict(
                 "There is no earlier version to restore.", code="nothing_to_undo", path="path.item"
             )
-            if present is None or present.parent is None:
+            if current is None or current.parent is None:
                 raise nothing_to_undo
-            if present.parent == 0:
-                previous = ItemVersion(item, 0, None, Cause.UNDO, ItemAnswer(State.EMPTY, blank), 0.0, 0.0)
+            if current.parent == 0:
+                previous = ItemVersion(item, 0, None, Cause.UNDO, ItemJudgement(State.EMPTY, blank), 0.0, 0.0)
             else:
                 statement = f"SELECT {_ITEM_COLUMNS} FROM batch_history WHERE sheet = ? AND item = ? AND version = ?"  # noqa: S608
-                row = db.execute(statement, (sheet, item, present.parent)).fetchone()
+                row = db.execute(statement, (sheet, item, current.parent)).fetchone()
                 if row is None:  # deleted because the history was too long
                     raise nothing_to_undo
                 previous = _read_version(row)
-            saved = replace(previous, version=present.version + 1, cause=Cause.UNDO, seconds=present.seconds)
+            saved = replace(previous, version=current.version + 1, cause=Cause.UNDO, seconds=current.seconds)
             return self._write(db, sheet, saved, 0.0)
 
     def seconds(self, experiment: str) -> dict[str, list[float]]:
@@ -254,7 +254,7 @@ class BatchStore:
 
     # idempotency keys
 
-    def remember(self, judge: str, key: str, sheet: str) -> None:
+    def save_key(self, judge: str, key: str, sheet: str) -> None:
         """Save the batch of `sheet` as the result of the judge's requests with this idempotency key."""
         with self._database.transaction() as db:
             db.execute("INSERT OR IGNORE INTO batch_keys VALUES (?, ?, ?, ?)", (judge, key, sheet, self._clock()))
@@ -264,7 +264,7 @@ class BatchStore:
                 (judge, MAX_KEYS),
             )
 
-    def of_key(self, judge: str, key: str) -> Batch | None:
+    def find_by_key(self, judge: str, key: str) -> Batch | None:
         """Return the batch of an earlier request with this idempotency key, or None."""
         where = "sheet = (SELECT sheet FROM batch_keys WHERE judge = ? AND key = ?)"
         return next(iter(self._batches(where, (judge, key))), None)
@@ -273,13 +273,13 @@ class BatchStore:
         statement = f"SELECT {_BATCH_COLUMNS} FROM batches WHERE {where} ORDER BY updated DESC, rowid DESC"  # noqa: S608
         return [_read_batch(row) for row in self._database.rows(statement, values)]
 
-    def _check_writable(self, db: Connection, sheet: str, present: ItemVersion | None, version: int) -> None:
-        """Raise Conflict if the batch is closed, VersionConflict unless `present` has this version."""
+    def _check_writable(self, db: Connection, sheet: str, current: ItemVersion | None, version: int) -> None:
+        """Raise Conflict if the batch is closed, VersionConflict unless `current` has this version."""
         if _select_batch(db, sheet).status is not Status.OPEN:
             message = "This batch is closed. Reopen it to make changes."
             raise Conflict(message, code="batch_closed", path="path.sheet")
-        if version != (present.version if present else 0):
-            raise VersionConflict(present)
+        if version != (current.version if current else 0):
+            raise VersionConflict(current)
 
     def _write(self, db: Connection, sheet: str, saved: ItemVersion, spent_s: float) -> ItemVersion:
         """Store a new version of an item and return it. Adds `spent_s` to the time spent on the item."""
@@ -292,8 +292,8 @@ class BatchStore:
         ).fetchone()
         seconds = saved.seconds + min(spent_s, max(0.0, now - opened - recorded_s))
         saved = replace(saved, seconds=seconds, updated=now)
-        answer = (saved.answer.state, saved.answer.content, saved.answer.reason)
-        row = (sheet, saved.item, saved.version, saved.parent, saved.cause, *answer, saved.seconds, saved.updated)
+        judgement = (saved.judgement.state, saved.judgement.content, saved.judgement.reason)
+        row = (sheet, saved.item, saved.version, saved.parent, saved.cause, *judgement, saved.seconds, saved.updated)
         for table in ("batch_items", "batch_history"):
             columns = f"sheet, {_ITEM_COLUMNS}"
             db.execute(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)  # noqa: S608
@@ -342,4 +342,5 @@ def _read_batch(row: Row) -> Batch:
 
 def _read_version(row: Row) -> ItemVersion:
     item, version, parent, cause, state, content, reason, seconds, updated = row
-    return ItemVersion(item, version, parent, Cause(cause), ItemAnswer(State(state), content, reason), seconds, updated)
+    judgement = ItemJudgement(State(state), content, reason)
+    return ItemVersion(item, version, parent, Cause(cause), judgement, seconds, updated)

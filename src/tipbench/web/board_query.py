@@ -78,7 +78,7 @@ _FONTS = (
     "</style>"
 )
 # A page requests three charts at once; drawing one at a time leaves a core for other requests.
-one_drawing = threading.Lock()
+drawing_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def chart(
     theme = THEMES[picture.theme]
 
     def make() -> str | None:
-        with one_drawing:
+        with drawing_lock:
             drawing = CHARTS[picture.kind].draw(board, theme, narrow=picture.narrow)
             if drawing is None:
                 return None
@@ -330,32 +330,38 @@ class ScenarioComparison:
 
 
 @dataclass(frozen=True)
+class OtherRow:
+    """The row that a row is compared with."""
+
+    standing: Standing
+    role: Role
+    difference: Difference | None  # own − other, with the board's p
+
+
+@dataclass(frozen=True)
 class PairView:
-    """A board row compared with a reference row by scenario, largest loss first."""
+    """A board row compared with another row by scenario, largest loss first."""
 
     board: Leaderboard
     standing: Standing
-    reference: Standing | None
-    role: Role | None  # of the reference
-    difference: Difference | None  # own − reference, with the board's p
-    meetings: tuple[ScenarioComparison, ...]
+    other: OtherRow | None
+    comparisons: tuple[ScenarioComparison, ...]
 
     def count(self, sign: int) -> int:
         """Return the number of scenarios won (1), lost (−1) or tied (0)."""
-        differences = [each.difference for each in self.meetings if each.difference is not None]
+        differences = [each.difference for each in self.comparisons if each.difference is not None]
         return sum((difference > TIE) - (difference < -TIE) == sign for difference in differences)
 
     def response(self) -> PairShape:
         """Return the API's response; numbers are not rounded."""
         reference = difference = None
-        if self.reference is not None and self.role is not None:
-            other = self.reference.pair
-            reference = ReferenceShape(model=other.model, prompt_version=other.prompt, role=self.role)
-        if self.difference is not None:
-            estimate = self.difference
-            difference = DifferenceShape(
-                mean=estimate.mean, ci_low=estimate.ci_low, ci_high=estimate.ci_high, p=estimate.p
-            )
+        if self.other is not None:
+            pair, estimate = self.other.standing.pair, self.other.difference
+            reference = ReferenceShape(model=pair.model, prompt_version=pair.prompt, role=self.other.role)
+            if estimate is not None:
+                difference = DifferenceShape(
+                    mean=estimate.mean, ci_low=estimate.ci_low, ci_high=estimate.ci_high, p=estimate.p
+                )
         return PairShape(
             experiment=self.board.experiment,
             model=self.standing.pair.model,
@@ -372,13 +378,13 @@ class PairView:
                     own=each.own.response(),
                     reference=each.other.response() if each.other else None,
                 )
-                for each in self.meetings
+                for each in self.comparisons
             ],
         )
 
 
 def pair_view(queries: Queries, store: RunStore, experiment: Experiment, query: BoardQuery, pair: Pair) -> PairView:
-    """Return the comparison of a board row with its reference row. Raises NotFound if the board has no such row."""
+    """Return a board row compared with another row. Raises NotFound if the board has no such row."""
     board = queries.board(store, experiment, query)
     standing = next((each for each in (*board.standings, *board.references) if each.pair == pair), None)
     if standing is None:
@@ -388,21 +394,20 @@ def pair_view(queries: Queries, store: RunStore, experiment: Experiment, query: 
         )
 
     def make() -> PairView:
-        reference, role, difference = _reference_row(board, standing)
-        other = reference.pair if reference else None
-        meetings = sorted(
-            _comparisons(queries, store, experiment, query, pair, other),
+        other = _other_row(board, standing)
+        comparisons = sorted(
+            _comparisons(queries, store, experiment, query, pair, other.standing.pair if other else None),
             key=lambda each: (each.difference is None, each.difference or 0.0, each.scenario),
         )
-        return PairView(board, standing, reference, role, difference, tuple(meetings))
+        return PairView(board, standing, other, tuple(comparisons))
 
     return queries.pairs.get((experiment.experiment_id, query, pair), revision(experiment), make)
 
 
-def _reference_row(board: Leaderboard, standing: Standing) -> tuple[Standing | None, Role | None, Difference | None]:
-    """Return the row to compare with, its role and the difference to it.
+def _other_row(board: Leaderboard, standing: Standing) -> OtherRow | None:
+    """Return the row to compare with: the baseline if there is one, else the leader, and for the leader the next row.
 
-    This is the baseline if there is one, otherwise the leader. The leader itself is compared with the next row.
+    None if no other row has a score.
     """
     rows = {each.pair: each for each in (*board.standings, *board.references)}
     candidates: tuple[tuple[Pair | None, Role, Difference | None], ...] = (
@@ -411,17 +416,17 @@ def _reference_row(board: Leaderboard, standing: Standing) -> tuple[Standing | N
     )
     for pair, role, difference in candidates:
         if pair is not None and pair != standing.pair and pair in rows:
-            return rows[pair], role, difference
+            return OtherRow(rows[pair], role, difference)
     following = next((each for each in board.standings if each.pair != standing.pair and each.row.estimate), None)
     if following is None:
-        return None, None, None
+        return None
     if not (following.row.ranked and board.ranking.leader):
-        return following, "next row", None
+        return OtherRow(following, "next row", None)
     difference = following.row.to_leader
     if difference is not None:  # runner-up − leader; negated, because this page shows the leader's row
         low, high = (None if end is None else -end for end in (difference.ci_high, difference.ci_low))
         difference = replace(difference, mean=-difference.mean, ci_low=low, ci_high=high)
-    return following, "runner-up", difference
+    return OtherRow(following, "runner-up", difference)
 
 
 def _comparisons(

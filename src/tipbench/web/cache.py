@@ -1,4 +1,4 @@
-"""In-memory cache keyed by revision; concurrent callers wait for one computation."""
+"""In-memory cache of values that are valid for one version; concurrent callers wait for one computation."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from tipbench.web.errors import options_at
 from tipbench.web.forms import read_json
 from tipbench.web.job_service import JobService
 from tipbench.web.metrics import Metrics
-from tipbench.web.options import PanelOptions, RunPolicy
+from tipbench.web.options import PanelOptions, RunPermissions
 from tipbench.web.queries import Queries
 from tipbench.web.security import MAX_JUDGE_SHEET_BYTES, ConcurrencyLimits, StreamLimits
 from tipbench.workflows.judging import judging_lock
@@ -73,14 +73,21 @@ class MlflowConnection:
             self._opened = None
 
     @contextmanager
-    def named(self, url: str | None) -> Iterator[TrackingStore]:
-        """Connect to the server at `url` for the duration of the context; None is the configured server."""
-        if url is None or self._fixed is not None or url == self._settings.get("mlflow_url"):
-            yield self.open()
-            return
-        access = self._settings.mlflow
-        with access.connect(find_tracking(url, self._settings.home, start=False, report=log.info)) as opened:
-            yield opened
+    def connected(self, url: str | None = None) -> Iterator[TrackingStore]:
+        """Yield the connection to the server at `url`; None is the configured server.
+
+        If MLflow is unavailable, it is located again on the next `open`.
+        """
+        try:
+            if url is None or self._fixed is not None or url == self._settings.get("mlflow_url"):
+                yield self.open()
+                return
+            tracking = find_tracking(url, self._settings.home, start=False, report=log.info)
+            with self._settings.mlflow.connect(tracking) as opened:
+                yield opened
+        except MlflowUnavailable:
+            self.locate_again()
+            raise
 
     @contextmanager
     def judging_lock(self) -> Iterator[None]:
@@ -98,7 +105,7 @@ class Panel:
     guard: Authenticator
     tracker: MlflowConnection
     queries: Queries
-    allowed: RunPolicy
+    allowed: RunPermissions
     metrics: Metrics
     jobs: JobService
     streams: StreamLimits
@@ -124,11 +131,8 @@ PanelState = Annotated[Panel, Depends(panel_of)]
 
 def open_store(panel: PanelState) -> Iterator[RunStore]:
     """Yield the MLflow store. Raises NotEnoughData if there is none yet."""
-    try:
-        yield panel.tracker.open().store
-    except MlflowUnavailable:
-        panel.tracker.locate_again()
-        raise
+    with panel.tracker.connected() as opened:
+        yield opened.store
 
 
 async def read_run_body(request: Request, _admin: Annotated[Identity, Depends(require_admin)]) -> RunBody:
@@ -139,7 +143,7 @@ async def read_run_body(request: Request, _admin: Annotated[Identity, Depends(re
 
 
 def read_run_config(body: Annotated[RunBody, Depends(read_run_body)], panel: PanelState) -> CollectConfig:
-    """Return the run's configuration: the settings, overridden by the body, and checked against the run policy."""
+    """Return the run's configuration: the settings, overridden by the body, and checked against the run permissions."""
     return panel.allowed.config(body.values)
 
 
@@ -150,16 +154,13 @@ RunBodyParam = Annotated[RunBody, Depends(read_run_body)]
 RunConfig = Annotated[CollectConfig, Depends(read_run_config)]
 
 
-def concurrency_limits(request: Request) -> ConcurrencyLimits:
-    """Return the application's concurrency limits."""
-    return panel_of(request).concurrency
-
-
-async def limit_concurrency(request: Request, who: Annotated[Identity, Depends(authenticate)]) -> AsyncIterator[None]:
+async def limit_sheet_requests(
+    request: Request, who: Annotated[Identity, Depends(authenticate)]
+) -> AsyncIterator[None]:
     """Hold one of the token's slots for work on sheets. A judge's body limit is lower than an admin's."""
     if who.is_judge:
         request.state.max_bytes = MAX_JUDGE_SHEET_BYTES  # enforced by `SecurityMiddleware`
-    async with concurrency_limits(request).slot(who):
+    async with panel_of(request).concurrency.sheet_request(who):
         yield
 
 
@@ -169,19 +170,19 @@ async def fix_response_time(request: Request, who: Annotated[Identity, Depends(a
         yield
     finally:
         if who.is_judge:
-            await concurrency_limits(request).wait_to_respond(request.state.arrived)
+            await panel_of(request).concurrency.wait_to_respond(request.state.arrived)
 
 
-async def sheet_room(request: Request) -> AsyncIterator[None]:
+async def limit_filled_sheets(request: Request) -> AsyncIterator[None]:
     """Hold a slot for the request's filled sheet."""
-    async with concurrency_limits(request).sheet():
+    async with panel_of(request).concurrency.filled_sheet():
         yield
 
 
-# On a router, LIMIT_CONCURRENCY comes before authorisation, because authorisation reads the body for the CSRF token.
+# On a router, LIMIT_SHEET_REQUESTS comes before authorisation, because authorisation reads the body for the CSRF token.
 # With the scope "function", dependencies end before the response is sent, in reverse order. While a response is delayed
 # it no longer holds its slot for sheets. It still holds the token's slot, so that other requests of the token do not
 # reveal when the work ended.
-LIMIT_CONCURRENCY = Depends(limit_concurrency, scope="function")
+LIMIT_SHEET_REQUESTS = Depends(limit_sheet_requests, scope="function")
 FIX_RESPONSE_TIME = Depends(fix_response_time, scope="function")
-LIMIT_SHEETS = Depends(sheet_room, scope="function")
+LIMIT_FILLED_SHEETS = Depends(limit_filled_sheets, scope="function")

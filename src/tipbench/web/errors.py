@@ -124,9 +124,8 @@ class WebError(Exception):
         path: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
-        detail: Mapping[str, Any] | None = None,
+        detail: Mapping[str, Any] | None = None,  # added to the response
     ) -> None:
-        """`detail` is added to the response."""
         super().__init__(message)
         self.path = path
         self.detail = detail
@@ -202,10 +201,10 @@ def error_json(code: str, message: str, path: str | None = None) -> dict[str, An
 
 def install(app: FastAPI) -> None:
     """Install the exception handlers."""
-    app.add_exception_handler(WebError, _web_error)
-    app.add_exception_handler(errors.TipbenchError, _tipbench_error)
-    app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_exception_handler(HTTPException, _http_error)
+    app.exception_handler(WebError)(_web_error)
+    app.exception_handler(errors.TipbenchError)(_tipbench_error)
+    app.exception_handler(RequestValidationError)(_validation_error)
+    app.exception_handler(HTTPException)(_http_error)
 
 
 def wants_page(request: Request) -> bool:
@@ -216,8 +215,7 @@ def wants_page(request: Request) -> bool:
     return is_navigation and accepts_html and not request.url.path.startswith("/api/")
 
 
-async def _web_error(request: Request, exc: Exception) -> Response:
-    assert isinstance(exc, WebError)  # noqa: S101 - Starlette's type is Exception, but it passes only this class
+async def _web_error(request: Request, exc: WebError) -> Response:
     if isinstance(exc, Unauthorised) and wants_page(request):
         target = "/"  # after login a form is not submitted again
         if request.method == "GET":
@@ -228,7 +226,7 @@ async def _web_error(request: Request, exc: Exception) -> Response:
     return _respond(request, exc.status, {**error_json(exc.code, str(exc), exc.path), **detail}, exc.headers)
 
 
-async def _tipbench_error(request: Request, exc: Exception) -> Response:
+async def _tipbench_error(request: Request, exc: errors.TipbenchError) -> Response:
     status, code = status_and_code(exc)
     message = str(exc)
     identity = getattr(request.state, "identity", None)
@@ -238,21 +236,19 @@ async def _tipbench_error(request: Request, exc: Exception) -> Response:
         message = f"The request failed. Ask an admin; the log has the details under {request_id}."
     if is_hidden or status >= 500:
         request.state.failure = exc  # to be logged; errors that the client can fix are not logged
-    headers = {"Retry-After": "5"} if status == 503 else {}
-    body = error_json(code, message)
-    if isinstance(exc, errors.SheetRefused):
-        body = refused_sheet(exc, code)
+    headers = {"Retry-After": "5"} if status == 503 else None
+    body = refused_sheet(exc) if isinstance(exc, errors.SheetRefused) else error_json(code, message)
     return _respond(request, status, body, headers)
 
 
-def refused_sheet(exc: errors.SheetRefused, code: str = "sheet_refused") -> dict[str, Any]:
+def refused_sheet(exc: errors.SheetRefused) -> dict[str, Any]:
     """Return the error response for an invalid sheet, with the fields of `judge apply --json` added."""
     refusal = refused_json(exc)
+    _, code = status_and_code(exc)
     return {**error_json(code, str(exc), f"body.{refusal['errors'][0]['field']}"), **refusal}
 
 
-async def _validation_error(request: Request, exc: Exception) -> Response:
-    assert isinstance(exc, RequestValidationError)  # noqa: S101 - as above
+async def _validation_error(request: Request, exc: RequestValidationError) -> Response:
     problems = exc.errors()
     return _respond(request, 422, error_json("invalid", validation_message(problems), place_of(problems[0])))
 
@@ -312,14 +308,13 @@ def place_of(problem: Any) -> str:
     return ".".join(str(part)[:80] for part in problem["loc"][:8]) or "body"
 
 
-async def _http_error(request: Request, exc: Exception) -> Response:
-    assert isinstance(exc, HTTPException)  # noqa: S101 - as above
+async def _http_error(request: Request, exc: HTTPException) -> Response:
     status = exc.status_code
     message = {
         404: f"Not found: {request.url.path[:200]}.",
         405: f"{request.method[:20]} is not allowed for {request.url.path[:200]}; see the header Allow.",
     }.get(status, str(exc.detail))
-    return _respond(request, status, error_json(_HTTP_CODES.get(status, "bad_request"), message), exc.headers or {})
+    return _respond(request, status, error_json(_HTTP_CODES.get(status, "bad_request"), message), exc.headers)
 
 
 def _respond(request: Request, status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
@@ -328,4 +323,4 @@ def _respond(request: Request, status: int, body: dict[str, Any], headers: Mappi
         response: Response = page(request, status, body["error"])
         response.headers.update(headers or {})
         return response
-    return Json(body, status, headers=dict(headers or {}))
+    return Json(body, status, headers=headers)

@@ -113,9 +113,13 @@ def body_schema(
 ) -> dict[str, Any]:
     """Return the `openapi_extra` of a route whose body is parsed by `body_of`."""
     schema = model.model_json_schema()
-    content = {JSON: {"schema": _inlined(schema, schema.pop("$defs", {})), "example": example}}
-    described = {"description": about} if about else {}
-    return {"requestBody": {**described, **({"required": True} if required else {}), "content": content}}
+    body: dict[str, Any] = {}
+    if about:
+        body["description"] = about
+    if required:
+        body["required"] = True
+    body["content"] = {JSON: {"schema": _inlined(schema, schema.pop("$defs", {})), "example": example}}
+    return {"requestBody": body}
 
 
 def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
@@ -160,8 +164,8 @@ def page_of(
     """Return the items of one page and the cursor of the next page; `items` must be sorted by `key`."""
     start = bisect_right(items, decode_cursor(after), key=key) if after is not None else 0
     page = items[start : start + limit]
-    more = start + limit < len(items)
-    return page, encode_cursor(key(page[-1])) if more and page else None
+    has_more = start + limit < len(items)
+    return page, encode_cursor(key(page[-1])) if has_more else None
 
 
 def encode_cursor(key: SortKey) -> str:

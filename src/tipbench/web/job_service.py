@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from fastapi import Header
 
-from tipbench.errors import MlflowUnavailable, NotEnoughData, ServerUnavailable, UsageError
+from tipbench.errors import NotEnoughData, ServerUnavailable, UsageError
 from tipbench.http import strip_login
 from tipbench.jobs.airflow import AirflowRunner
 from tipbench.jobs.airflow_api import AirflowAccess, AirflowApi
@@ -57,21 +57,17 @@ class PanelMlflowLookup:
         Raises NotEnoughData if no cells are found, instead of returning 0.
         """
         config = make_config({key: value for key, value in job.arguments.items() if key in CollectConfig.model_fields})
-        try:
-            with self.tracker.named(job.private.get("TIPBENCH_MLFLOW_URL") or config.mlflow_url) as opened:
-                experiment = opened.store.experiment(config.experiment)
+        with self.tracker.connected(job.private.get("TIPBENCH_MLFLOW_URL") or config.mlflow_url) as opened:
+            experiment = opened.store.experiment(config.experiment)
 
-                def count() -> int:
-                    cells = configured_cells(opened.store, experiment.experiment_id, config) if experiment else []
-                    if not cells:
-                        raise NotEnoughData(f"{config.experiment} on MLflow at {opened.url} has no cells of this run.")
-                    return count_states(cells).pending
+            def count() -> int:
+                cells = configured_cells(opened.store, experiment.experiment_id, config) if experiment else []
+                if not cells:
+                    raise NotEnoughData(f"{config.experiment} on MLflow at {opened.url} has no cells of this run.")
+                return count_states(cells).pending
 
-                version = None if experiment is None else revision(experiment)
-                return self.counts.get((opened.identity, job.id), version, count)
-        except MlflowUnavailable:
-            self.tracker.locate_again()
-            raise
+            version = None if experiment is None else revision(experiment)
+            return self.counts.get((opened.identity, job.id), version, count)
 
 
 def airflow_access(settings: Settings) -> AirflowAccess | None:
@@ -126,16 +122,16 @@ class JobService:
     runners: Mapping[str, Runner]
     supervisor: Supervisor
     progress: ProgressCache
-    default: str = LocalRunner.name  # default runner
+    default_runner: str
 
     @classmethod
     def of(cls, settings: Settings, runners: Mapping[str, Runner]) -> Self:
         """Create the service of a home folder with `runners` by name."""
         jobs = settings.home / "jobs"
-        keep_s, default = settings.operator().jobs_keep_days * _DAY_S, default_runner(settings, runners)
+        keep_s = settings.operator().jobs_keep_days * _DAY_S
         store = JobStore(jobs / "jobs.db")
         supervisor = Supervisor(store, runners, jobs / "supervisor.lock", keep_s=keep_s or None)
-        return cls(store, runners, supervisor, ProgressCache(supervisor.runner_of), default)
+        return cls(store, runners, supervisor, ProgressCache(supervisor.runner_of), default_runner(settings, runners))
 
     def close(self) -> None:
         """Stop supervising; jobs keep running."""
@@ -169,10 +165,12 @@ class JobService:
         """Return a job and its position in the queue, None if it is not queued. Raises JobNotFound."""
         for _ in range(_ATTEMPTS):  # again if the job starts between the two reads
             job = self.store.get(job_id)
-            place = self.queue_positions().get(job_id) if job.state is JobState.QUEUED else None
-            if place is not None or job.state is not JobState.QUEUED:
+            if job.state is not JobState.QUEUED:
+                return job, None
+            position = self.queue_positions().get(job_id)
+            if position is not None:
                 break
-        return job, place
+        return job, position
 
     def page(self, filters: JobFilter, *, limit: int, after: str | None = None) -> Page:
         """Return a page of jobs. Raises Invalid if `after` is not a cursor of an earlier page."""
@@ -199,7 +197,6 @@ class JobService:
 SET_BY_WORKERS = {"skip_refused", *ADDRESSES} - {"mlflow_url"}
 _MAX_OPTION = 16_000  # characters per option, because of command line limits
 _JUDGE_SETTINGS = (*MODEL_OPTIONS, "mlflow_url", "suite", "wait")  # options that a judge run shares with a collect
-_POLICY_KEYS = (*ADDRESSES, "suite")  # checked against the run policy
 
 Key = Annotated[
     str | None,
@@ -228,7 +225,7 @@ def start_run(
 ) -> Submitted:
     """Queue a collect; `panel.allowed` must have checked `config` before. Raises UsageError if its suite is invalid."""
     target = target or RunTarget()
-    runner = target.runner or panel.jobs.default
+    runner = target.runner or panel.jobs.default_runner
     if runner not in panel.jobs.runners:
         raise Invalid(
             f"runner must be one of {', '.join(panel.jobs.runners)} (got {runner[:40]!r}). "
@@ -248,8 +245,10 @@ def start_run(
     request = collect_request(config, started_by=started_by, runner=runner)
     if runner == AirflowRunner.name:  # the panel's URLs, such as localhost, may be other servers for a worker
         omitted = SET_BY_WORKERS - target.explicit
-        kept = {name: value for name, value in request.arguments.items() if name not in omitted}
-        request = replace(request, arguments=kept | ({WAIT_FOR_JUDGE: True} if target.wait_for_judge else {}))
+        arguments = {name: value for name, value in request.arguments.items() if name not in omitted}
+        if target.wait_for_judge:
+            arguments[WAIT_FOR_JUDGE] = True
+        request = replace(request, arguments=arguments)
     return panel.jobs.submit(request, key=key)
 
 
@@ -274,7 +273,7 @@ def start_judge(
         options["judge"] = judge
     if with_.kind is JudgeKind.MODEL:
         options["ollama_url"] = config.ollama_url
-    with panel.tracker.named(config.mlflow_url) as opened:
+    with panel.tracker.connected(config.mlflow_url) as opened:
         get_experiment(opened.store, experiment)
     try:
         request = judge_request(options, ollama_url=config.ollama_url, program=program, started_by=started_by)
@@ -284,12 +283,13 @@ def start_judge(
 
 
 def retry_job(panel: Panel, job_id: str, *, started_by: str, key: str | None = None) -> Submitted:
-    """Queue a copy of a job, if the run policy still allows its servers and suite.
+    """Queue a copy of a job, if the run permissions still allow its servers and suite.
 
     Uses the currently configured judging program. Raises Forbidden if there is none.
     """
     old = panel.jobs.store.get(job_id)
-    panel.allowed.config({name: old.arguments[name] for name in _POLICY_KEYS if old.arguments.get(name) is not None})
+    limited = {name: old.arguments.get(name) for name in (*ADDRESSES, "suite")}
+    panel.allowed.config({name: value for name, value in limited.items() if value is not None})
     changes: dict[str, Any] = {}
     kind = str(old.arguments.get("with", "")).partition(":")[0]  # old jobs have the command line in `with`
     if kind == JudgeKind.COMMAND:

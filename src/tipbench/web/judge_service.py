@@ -29,10 +29,10 @@ from tipbench.judge.sheet_store import SheetStatus, StoredSheet, find_sheet
 from tipbench.record.store import RunStore
 from tipbench.web.api.models import SheetOptions
 from tipbench.web.auth import Identity
-from tipbench.web.board_query import ThemeName, one_drawing
+from tipbench.web.board_query import ThemeName, drawing_lock
 from tipbench.web.errors import Forbidden, Invalid, NotFound, attachment, checked, options_at
 from tipbench.web.forms import JSON
-from tipbench.web.options import RunPolicy
+from tipbench.web.options import RunPermissions
 from tipbench.web.queries import Queries, get_experiment, revision
 from tipbench.workflows.board import judge_name
 from tipbench.workflows.judging import SheetRequest, apply_file, drift_reason, requested_sheet, sheet_file
@@ -43,7 +43,7 @@ MAX_REVISIONS = 5  # of one sheet by its judge
 _FIELDS_FOR_JUDGES = frozenset({"judge", "limit", "all", "sheet", "filled", "format"})
 
 
-def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPolicy) -> SheetRequest:
+def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPermissions) -> SheetRequest:
     """Validate an export request. Raises Invalid with the wrong field.
 
     Raises Forbidden for a field that judges may not set: with a seed, a focus or another suite, a judge could find out
@@ -76,24 +76,24 @@ def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPolic
         return SheetRequest(request, options.sheet, options.filled, options.focus, options.format, who.is_judge)
 
 
-def sheet_for(store: RunStore, name: str, query: SheetRequest) -> StoredSheet:
+def get_or_export_sheet(store: RunStore, name: str, request: SheetRequest) -> StoredSheet:
     """Return the requested existing sheet, or export a new one. Raises NotFound."""
     experiment = get_experiment(store, name)
-    result = requested_sheet(store, experiment, query)
+    result = requested_sheet(store, experiment, request)
     if result is None:
         raise NotFound(
-            f"{experiment.name} has no sheet {(query.sheet or '')[:64]!r} that belongs to you.", path="body.sheet"
+            f"{experiment.name} has no sheet {(request.sheet or '')[:64]!r} that belongs to you.", path="body.sheet"
         )
     return result.stored
 
 
-def sheet_response(stored: StoredSheet, query: SheetRequest, status: int = 200) -> Response:
+def sheet_response(stored: StoredSheet, request: SheetRequest, status: int = 200) -> Response:
     """Return the sheet as a download."""
     return Response(
-        sheet_file(stored, query).encode("utf-8", "backslashreplace"),
+        sheet_file(stored, request).encode("utf-8", "backslashreplace"),
         status,
-        media_type=CSV if query.format == "csv" else JSON,
-        headers=attachment(f"sheet-{stored.sheet.id}{'-filled' if query.filled else ''}", query.format),
+        media_type=CSV if request.format == "csv" else JSON,
+        headers=attachment(f"sheet-{stored.sheet.id}{'-filled' if request.filled else ''}", request.format),
     )
 
 
@@ -164,7 +164,7 @@ def _judge_name(name: str | None, who: Identity, path: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class DriftChart:
+class DriftChartQuery:
     """A drift chart of one judge on one scale."""
 
     judge: str
@@ -173,7 +173,7 @@ class DriftChart:
     theme: ThemeName = "light"
 
 
-def sheet_of(store: RunStore, name: str, sheet: str) -> StoredSheet:
+def get_sheet(store: RunStore, name: str, sheet: str) -> StoredSheet:
     """Return a sheet of an experiment. Raises NotFound."""
     experiment = get_experiment(store, name)
     stored = find_sheet(store, experiment.experiment_id, experiment.name, sheet)
@@ -187,7 +187,7 @@ def sheet_of(store: RunStore, name: str, sheet: str) -> StoredSheet:
 def accept_drift(store: RunStore, name: str, sheet: str, reason: str, who: Identity) -> dict[str, Any]:
     """Accept the drift of a held sheet and save the reason. Raises Invalid if the sheet is not held."""
     options = ApplyOptions.of(who, judge=None, accept=reason, dry_run=False)
-    stored = sheet_of(store, name, sheet)
+    stored = get_sheet(store, name, sheet)
     if stored.status is not SheetStatus.HELD:
         raise Invalid(
             f"Sheet {sheet[:64]} is {stored.status}, not held: there is no drift to accept.", path="body.sheet"
@@ -196,16 +196,16 @@ def accept_drift(store: RunStore, name: str, sheet: str, reason: str, who: Ident
     return apply_sheet(store, name, filled, options)
 
 
-def drift_svg(queries: Queries, store: RunStore, name: str, query: DriftChart) -> str:
+def drift_svg(queries: Queries, store: RunStore, name: str, query: DriftChartQuery) -> str:
     """Return a drift chart as SVG, cached per revision. Raises NotFound if there is no data for it."""
     experiment = get_experiment(store, name)
-    judging = queries.judging_of(store, experiment)
+    judging = queries.judging(store, experiment)
     points = drift_points(judging.history, query.judge, query.scale, provisional=query.provisional)
     if not points:
         raise NotFound("No sheet of this judge has a known bias on this scale.", path="query.judge")
 
     def make() -> str:
-        with one_drawing:
+        with drawing_lock:
             return to_svg(drift_chart(points, THEMES[query.theme]), THEMES[query.theme])
 
     return queries.charts.get(("drift", experiment.experiment_id, query), revision(experiment), make)
@@ -238,7 +238,7 @@ class Upload:
     name: str  # file name given by the client
     content: bytes
     sha256: str
-    kept_at: float
+    uploaded_at: float
     judge: str | None = None  # used if the sheet names no judge
     outcome: Mapping[str, Any] | None = None  # set once applied; the content is then empty
 
@@ -259,14 +259,14 @@ class UploadStore:
         content: bytes,
         judge: str | None = None,
         *,
-        share: UploadQuota = JUDGES_QUOTA,
+        quota: UploadQuota = JUDGES_QUOTA,
     ) -> Upload:
         """Store a file. Above a limit, drops the oldest uploads, first of this owner and then of all owners."""
         digest = hashlib.sha256(content).hexdigest()
         upload = Upload(secrets.token_hex(16), owner, experiment, name[:200], content, digest, self._clock(), judge)
         with self._lock:
             self._uploads[upload.id] = upload
-            self._drop_oldest(share, owner)
+            self._drop_oldest(quota, owner)
             self._enforce_limits()
         return upload
 
@@ -289,7 +289,7 @@ class UploadStore:
     def _enforce_limits(self) -> None:
         """Drop expired uploads, then the oldest above the limits for all owners together."""
         expired_before = self._clock() - UPLOAD_LIFE_S
-        for expired in [upload for upload in self._uploads.values() if upload.kept_at < expired_before]:
+        for expired in [upload for upload in self._uploads.values() if upload.uploaded_at < expired_before]:
             del self._uploads[expired.id]
         self._drop_oldest(UploadQuota(MAX_UPLOADS, MAX_UPLOAD_BYTES))
 

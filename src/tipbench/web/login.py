@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.concurrency import run_in_threadpool
@@ -23,11 +22,9 @@ from tipbench.web.auth import (
     require_judge,
     session_cookie,
 )
-from tipbench.web.deps import Panel, PanelState
+from tipbench.web.deps import PanelState, panel_of
 from tipbench.web.errors import Forbidden, Json, TooManyAttempts, Unauthorised
 from tipbench.web.forms import FORM, JSON, content_type, read_form, read_json
-
-LoginPage = Callable[[Request, str, str | None], str]  # request, next path, error message → HTML
 
 router = APIRouter(tags=["login"])
 logout_router = APIRouter(tags=["login"], dependencies=[JUDGES_TOO], responses=COMMON)
@@ -72,7 +69,7 @@ async def login_page(request: Request, panel: PanelState, next: _Next = "/") -> 
     identity = await run_in_threadpool(panel.guard.by_cookie, session_cookie(request))
     if identity is not None:
         return RedirectResponse(_landing_path(identity, local_path(next)), status_code=303)
-    return HTMLResponse(_page_renderer(request)(request, local_path(next), None))
+    return HTMLResponse(_render_page(request, local_path(next), None))
 
 
 @router.post(
@@ -97,7 +94,7 @@ async def log_in(request: Request, panel: PanelState) -> Response:
         identity = await run_in_threadpool(panel.guard.by_token, secret, client_of(request))
     except (Unauthorised, Forbidden, TooManyAttempts) as exc:
         if by_form:
-            return HTMLResponse(_page_renderer(request)(request, target, str(exc)), exc.status, headers=exc.headers)
+            return HTMLResponse(_render_page(request, target, str(exc)), exc.status, headers=exc.headers)
         raise
     sessions = panel.guard.sessions
     previous = await run_in_threadpool(sessions.authenticate, session_cookie(request))
@@ -138,20 +135,16 @@ async def log_out(
 
 def csrf_of(request: Request) -> str:
     """Return the session's CSRF token for forms and scripts; empty for bearer tokens, which have no session."""
-    panel: Panel = request.app.state.panel
+    panel = panel_of(request)
     identity: Identity | None = getattr(request.state, "identity", None)
     return panel.guard.sessions.csrf(identity.session) if identity and identity.session else ""
 
 
 def local_path(text: str) -> str:
     """Return `text` if it is a path of the panel, else `/`; prevents open redirects."""
-    if not text.startswith("/") or text[1:2] in ("/", "\\") or not text.isprintable() or len(text) > _MAX_NEXT_LENGTH:
-        return "/"
-    try:
-        parts = urlsplit(text)
-    except ValueError:
-        return "/"
-    return text if not parts.scheme and not parts.netloc and "\\" not in text else "/"
+    # Browsers read a backslash as a slash, and `//` as the beginning of a host name.
+    is_local = text.startswith("/") and not text.startswith("//") and "\\" not in text
+    return text if is_local and text.isprintable() and len(text) <= _MAX_NEXT_LENGTH else "/"
 
 
 def _landing_path(identity: Identity, target: str) -> str:
@@ -159,10 +152,10 @@ def _landing_path(identity: Identity, target: str) -> str:
     return "/judge" if identity.is_judge and target == "/" else target
 
 
-def _page_renderer(request: Request) -> LoginPage:
-    """Return the function that renders the login page, set by the application."""
-    render: LoginPage = request.app.state.login_page
-    return render
+def _render_page(request: Request, target: str, error: str | None) -> str:
+    """Return the login page as HTML; `target` is the path to redirect to after login."""
+    render: Callable[[Request, str, str | None], str] = request.app.state.login_page
+    return render(request, target, error)
 
 
 def _set_cookie(request: Request, response: Response, value: str, *, life_s: int) -> None:

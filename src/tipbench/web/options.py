@@ -22,7 +22,7 @@ _MAX_SECRET_LENGTH = 200  # characters
 
 @dataclass(frozen=True)
 class PanelOptions:
-    """Network options and limits of the panel."""
+    """Options of the panel: addresses, allowed servers and suites, session length and the operator's token."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -75,7 +75,8 @@ def panel_options(settings: Settings, *, host: str | None = None, port: int | No
 
 def check_secret(variable: str, text: str, min_length: int) -> None:
     """Raise UsageError if a secret has an invalid length or character. The message does not contain the secret."""
-    if not min_length <= len(text) <= _MAX_SECRET_LENGTH or not text.isascii() or not text.isprintable():
+    has_valid_length = min_length <= len(text) <= _MAX_SECRET_LENGTH
+    if not (has_valid_length and text.isascii() and text.isprintable()):
         raise UsageError(
             f"{variable} must have {min_length} to {_MAX_SECRET_LENGTH} printable ASCII characters (got {len(text)}). "
             "Create one with `openssl rand -hex 32`."
@@ -83,7 +84,7 @@ def check_secret(variable: str, text: str, min_length: int) -> None:
 
 
 @dataclass(frozen=True)
-class RunPolicy:
+class RunPermissions:
     """Servers and suites that the operator allows. URLs are used as configured, including their credentials."""
 
     settings: Settings
@@ -91,8 +92,8 @@ class RunPolicy:
     suites: tuple[Path, ...] = ()
 
     @classmethod
-    def of(cls, settings: Settings, options: PanelOptions) -> RunPolicy:
-        """Return the policy that allows the configured servers and the servers listed in the options."""
+    def of(cls, settings: Settings, options: PanelOptions) -> RunPermissions:
+        """Return the permissions for the configured servers and the servers listed in the options."""
         listed = {key: options.mlflow_urls if key == "mlflow_url" else options.ollama_urls for key in ADDRESSES}
         return cls(settings, listed, options.suites)
 
@@ -142,12 +143,12 @@ class RunPolicy:
 
     def _allowed_url(self, key: str, url: str) -> str:
         """Return the allowed URL of the same server, with its credentials. Raises Forbidden."""
-        allowed = self.settings.servers(key, self.listed[key])
-        allowed_url = matching_server(url, allowed)
+        servers = self.settings.servers(key, self.listed[key])
+        allowed_url = matching_server(url, servers)
         if allowed_url is None:
-            allowed_urls = ", ".join(map(strip_login, allowed))
+            shown_servers = ", ".join(map(strip_login, servers))
             raise Forbidden(
-                f"{key} must be a server that the operator allows: {allowed_urls} (got {strip_login(url)[:120]}). "
+                f"{key} must be a server that the operator allows: {shown_servers} (got {strip_login(url)[:120]}). "
                 f"TIPBENCH_PANEL_{'MLFLOW_' if key == 'mlflow_url' else ''}URLS adds others.",
                 code="not_allowed",
                 path=f"body.{key}",

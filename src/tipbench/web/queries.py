@@ -179,15 +179,9 @@ class RunFilters(BaseModel):
 
     def query(self, **changes: object) -> str:
         """Return the filters, updated with `changes`, as a query string without default values."""
-        values = {**{name: getattr(self, name) for name in type(self).model_fields}, **changes}
-        defaults = {name: field.get_default() for name, field in type(self).model_fields.items()}
-        parameters = [
-            (name, _query_text(item))
-            for name, value in values.items()
-            if value != defaults[name]
-            for item in (value if isinstance(value, list) else [value])
-        ]
-        return urlencode([(name, text) for name, text in parameters if text is not None], errors="backslashreplace")
+        values = self.model_copy(update=changes).model_dump(exclude_defaults=True)
+        texts = {name: value if isinstance(value, list) else _query_text(value) for name, value in values.items()}
+        return urlencode(texts, doseq=True, errors="backslashreplace")
 
 
 RunsQuery = Annotated[RunFilters, Query()]
@@ -237,11 +231,11 @@ class Queries:
     def runs(self, store: RunStore, name: str, filters: RunFilters) -> dict[str, Any]:
         """Return a page of an experiment's runs, without texts."""
         experiment = get_experiment(store, name)
-        matching = self.found_runs(store, experiment, filters)
+        matching = self.matching_runs(store, experiment, filters)
         page, next_cursor = page_of(matching, partial(_sort_key, filters.sort), limit=filters.limit, after=filters.next)
         return {"items": [_run_row(experiment, run) for run in page], "next": next_cursor, "total": len(matching)}
 
-    def found_runs(self, store: RunStore, experiment: Experiment, filters: RunFilters) -> list[StoredRun]:
+    def matching_runs(self, store: RunStore, experiment: Experiment, filters: RunFilters) -> list[StoredRun]:
         """Return all matching runs, in the order of `filters.sort`."""
         where, view = filters.conditions, self.view(store, experiment)
         if filters.q and filters.kind is RunKind.CELL:
@@ -275,10 +269,6 @@ class Queries:
             raise not_found
         return {**_run_row(experiment, run), "status": run.status, "texts": texts}
 
-    def leaderboard(self, store: RunStore, name: str, query: BoardQuery) -> Leaderboard:
-        """Return the leaderboard, as `tipbench compare` computes it."""
-        return self.board(store, get_experiment(store, name), query)
-
     def answers(self, store: RunStore, name: str, query: BoardQuery) -> tuple[ScenarioAnswers, ...]:
         """Return the answers of the pairs on the leaderboard, by scenario."""
         experiment = get_experiment(store, name)
@@ -294,26 +284,21 @@ class Queries:
         from tipbench.compare.html import html_report
 
         experiment = get_experiment(store, name)
-        return self.large.get(
-            ("report", experiment.experiment_id, query),
-            revision(experiment),
-            lambda: html_report(
-                self.board(store, experiment, query), self.answers(store, name, query), self.judging(store, name)
-            ),
-        )
 
-    def judging(self, store: RunStore, name: str) -> JudgingStatus:
+        def make() -> str:
+            board, judging = self.board(store, experiment, query), self.judging(store, experiment)
+            return html_report(board, self.answers(store, name, query), judging)
+
+        return self.large.get(("report", experiment.experiment_id, query), revision(experiment), make)
+
+    def judging(self, store: RunStore, experiment: Experiment) -> JudgingStatus:
         """Return the judging status: progress, judges and their reliability."""
-        return self.judging_of(store, get_experiment(store, name))
-
-    def judging_of(self, store: RunStore, experiment: Experiment) -> JudgingStatus:
-        """Return the judging status of an already loaded experiment."""
         key = ("judging", experiment.experiment_id)
         view = self.view(store, experiment)
         return self.small.get(key, revision(experiment), lambda: judging_status(view, experiment))
 
     def board(self, store: RunStore, experiment: Experiment, query: BoardQuery) -> Leaderboard:
-        """Return the leaderboard of an already loaded experiment."""
+        """Return the leaderboard, as `tipbench compare` computes it."""
 
         def load() -> Leaderboard:
             view = self.view(store, experiment)
@@ -416,7 +401,7 @@ def get_experiment(store: RunStore, name: str) -> Experiment:
 
 
 def _run_row(experiment: Experiment, run: StoredRun) -> dict[str, Any]:
-    times: Mapping[str, int | None] = {"start_ms": run.start_ms, "end_ms": run.end_ms}
+    times = {"start_ms": run.start_ms, "end_ms": run.end_ms}
     return {**run_json(run), **times, "url": experiment.run_url(run.run_id)}
 
 
@@ -518,7 +503,7 @@ class RunQueries:
 
     def neighbours(self, filters: RunFilters, run_id: str) -> Neighbours:
         """Return the position and neighbours of a run in the list of the runs that match the filters."""
-        run_ids = [run.run_id for run in self._queries.found_runs(self._store, self.experiment, filters)]
+        run_ids = [run.run_id for run in self._queries.matching_runs(self._store, self.experiment, filters)]
         if run_id not in run_ids:
             return Neighbours(total=len(run_ids))
         index = run_ids.index(run_id)
@@ -551,5 +536,5 @@ class RunQueries:
 
 def runs_csv(queries: Queries, store: RunStore, name: str, filters: RunFilters) -> str:
     """Return all matching runs as CSV, in the order of the list. Numbers are not rounded."""
-    rows = map(run_values, queries.found_runs(store, get_experiment(store, name), filters))
+    rows = map(run_values, queries.matching_runs(store, get_experiment(store, name), filters))
     return csv_text(_COLUMNS, [[values[column] for column in _COLUMNS] for values in rows])

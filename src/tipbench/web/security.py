@@ -59,7 +59,7 @@ class Hosts:
             allowed.add(host)
         return cls(frozenset(allowed))
 
-    def allow(self, header: str) -> bool:
+    def allows(self, header: str) -> bool:
         """Whether the Host header is allowed."""
         name = host_name(header)
         return name is not None and (name in self.names or is_loopback_name(name))
@@ -146,7 +146,7 @@ class LoginLimiter:
         self._remaining = float(FAILURE_BURST)  # failed attempts left in the bucket
         self._refilled_at = clock()
 
-    def admit(self, client: str) -> float:
+    def count_failure(self, client: str) -> float:
         """Count a failed attempt and return 0.0. If no attempt is allowed yet, return the seconds to wait instead."""
         with self._lock:
             now = self._clock()
@@ -264,7 +264,7 @@ class SecurityMiddleware:
     def _refusal(self, scope: Scope) -> Json | None:
         """Return the error response for an invalid host or a too large body; None if the request is accepted."""
         names = [value.decode("latin-1") for key, value in scope["headers"] if key == b"host"]
-        if len(names) != 1 or not self._hosts.allow(names[0]):
+        if len(names) != 1 or not self._hosts.allows(names[0]):
             shown_names = ", ".join(name[:80] for name in names) or "none"
             message = (
                 f"The host name is not allowed (Host: {shown_names}). Use localhost or a name of this machine, or ask "
@@ -375,7 +375,7 @@ class ConcurrencyLimits:
         self.sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     @asynccontextmanager
-    async def slot(self, who: Identity) -> AsyncIterator[None]:
+    async def sheet_request(self, who: Identity) -> AsyncIterator[None]:
         """Hold one of the token's slots for requests on sheets. Raises Busy if none becomes free within WAIT_S."""
         limit = MAX_JUDGE_SHEET_REQUESTS if who.is_judge else MAX_ADMIN_SHEET_REQUESTS
         refusal = (
@@ -408,7 +408,7 @@ class ConcurrencyLimits:
             yield
 
     @asynccontextmanager
-    async def sheet(self) -> AsyncIterator[None]:
+    async def filled_sheet(self) -> AsyncIterator[None]:
         """Hold a slot for one filled sheet in memory. Raises Busy after SHEET_WAIT_S."""
         refusal = "The panel is processing other filled sheets. Nothing was changed; try again shortly."
         async with _hold_slot(self._filled_sheets, SHEET_WAIT_S, refusal):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -295,17 +295,13 @@ class WebhookStore:
 
     def _read(self, where: str, values: tuple[object, ...]) -> list[Delivery]:
         rows = self._database.rows(f"SELECT {_DELIVERY_COLUMNS} FROM hook_deliveries WHERE {where}", values)  # noqa: S608
-        if not rows:
-            return []
-        statement = "SELECT delivery, number, time, took_s, status, reason FROM hook_attempts"
-        if len(rows) == 1:  # usual for `due`, which is called every second
-            attempt_rows = self._database.rows(f"{statement} WHERE delivery = ? ORDER BY number", (rows[0][0],))
-        else:
-            attempt_rows = self._database.rows(f"{statement} ORDER BY number")
         attempts: dict[str, list[Attempt]] = {str(row[0]): [] for row in rows}  # by delivery id
-        for delivery_id, *attempt in attempt_rows:
-            if delivery_id in attempts:
-                attempts[delivery_id].append(Attempt(*attempt))
+        statement = (
+            "SELECT delivery, number, time, took_s, status, reason FROM hook_attempts"
+            " WHERE delivery IN (SELECT value FROM json_each(?)) ORDER BY number"
+        )
+        for delivery_id, *attempt in self._database.rows(statement, (json.dumps(list(attempts)),)):
+            attempts[delivery_id].append(Attempt(*attempt))
         return [
             Delivery(id_, event, experiment, body, DeliveryState(state), created, next_try, tuple(attempts[id_]))
             for id_, event, experiment, body, state, created, next_try in rows
@@ -352,7 +348,7 @@ class Poster:
         status: int | None = None
         try:
             self.options.check()
-            status = asyncio.run(self._send_unless_stopped(stop, delivery, now))
+            status = asyncio.run(self._send_unless_stopped(delivery, now, stop))
             reason = "" if 200 <= status < 300 else f"responded with {status}"
             if 300 <= status < 400:
                 reason += "; redirects are not followed"
@@ -363,7 +359,7 @@ class Poster:
             reason = text[:_MAX_REASON_LENGTH]
         return Attempt(len(delivery.attempts) + 1, now, time.monotonic() - started_s, status, reason)
 
-    async def _send_unless_stopped(self, stop: threading.Event, delivery: Delivery, now: float) -> int:
+    async def _send_unless_stopped(self, delivery: Delivery, now: float, stop: threading.Event) -> int:
         """Return the response's status. Raises TimeoutError after `timeout_s`, Stopped if `stop` is set."""
         sending = asyncio.ensure_future(self._send(delivery, now))
         try:
@@ -414,6 +410,13 @@ def new_delivery(event: Event, now: float, experiment: str | None, **counts: int
     return Delivery(id_, event, experiment, json.dumps(payload), DeliveryState.QUEUED, now, next_try=now)
 
 
+class _Change(NamedTuple):
+    """An experiment that is changing."""
+
+    revision: str  # at the last check
+    since: float  # time of the check that found the first change
+
+
 class WebhookWatcher:
     """Checks experiments for new pending cells and queues deliveries about them. Not thread-safe."""
 
@@ -425,16 +428,15 @@ class WebhookWatcher:
         *,
         every_s: float,
         clock: Callable[[], float] = time.time,
-        away: Callable[[], None] = lambda: None,
+        on_unavailable: Callable[[], None] = lambda: None,
     ) -> None:
-        """`away` is called when MLflow is unreachable."""
+        """`on_unavailable` is called when MLflow is unavailable."""
         self._store, self._jobs, self._open_mlflow = store, jobs, open_mlflow
-        self._every_s, self._clock, self._away = every_s, clock, away
+        self._every_s, self._clock, self._on_unavailable = every_s, clock, on_unavailable
         self._next_check_at = 0.0
         self._collecting: set[str] = set()  # names of experiments with a running collect job
         self._collected: set[str] = set()  # names of experiments whose collect job ended after the last complete check
-        # Experiments that are changing: revision at the last check, and time of the check that found the first change.
-        self._changing: dict[Watched, tuple[str, float]] = {}
+        self._changing: dict[Watched, _Change] = {}
         self.checked_at: float | None = None  # time of the last check without an error
         self.problem: str | None = None  # the first error of the last check
 
@@ -462,7 +464,7 @@ class WebhookWatcher:
                     problems.append(exc)
         except TipbenchError as exc:
             if isinstance(exc, MlflowUnavailable):
-                self._away()
+                self._on_unavailable()
             problems.append(exc)
         if not problems:
             self._collected.clear()
@@ -484,11 +486,13 @@ class WebhookWatcher:
         if self._store.revision(watched) == current:
             self._changing.pop(watched, None)
             return
-        previous, changing_since = self._changing.get(watched, (None, self._clock()))
-        self._changing[watched] = (current, changing_since)
+        now = self._clock()
+        change = self._changing.get(watched)
+        since = change.since if change else now
+        self._changing[watched] = _Change(current, since)
         # The panel does not see when another program finishes a collect. Its cells are reported once, when the
         # revision is the same at two checks.
-        is_settled = previous == current or self._clock() - changing_since >= MAX_CHANGING_S
+        is_settled = (change is not None and change.revision == current) or now - since >= MAX_CHANGING_S
         if experiment.name not in self._collected and not is_settled:
             return
         self._changing.pop(watched, None)
@@ -503,20 +507,18 @@ class WebhookWatcher:
 class Webhook:
     """Watches experiments and sends deliveries. `start` calls `tick` in a thread until `close`."""
 
-    def __init__(self, poster: Poster, store: WebhookStore, watch: WebhookWatcher, leads: Callable[[], bool]) -> None:
+    def __init__(self, poster: Poster, store: WebhookStore, watcher: WebhookWatcher, leads: Callable[[], bool]) -> None:
         """If several panels share a home folder, only the one whose `leads` returns True sends."""
-        self._poster, self._store, self._watch, self._leads = poster, store, watch, leads
+        self._poster, self._store, self._watcher, self._leads = poster, store, watcher, leads
         self._stop = threading.Event()
         self._testing = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def start(self) -> Self:
+    def start(self) -> None:
         """Start the thread."""
-        if self._thread is None:
-            self._store.abandon_others()
-            self._thread = threading.Thread(target=self._run, name="webhook", daemon=True)
-            self._thread.start()
-        return self
+        self._store.abandon_others()
+        self._thread = threading.Thread(target=self._run, name="webhook", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Stop the thread. An interrupted attempt is repeated when a panel starts again."""
@@ -529,8 +531,8 @@ class Webhook:
         """Check for pending cells and send deliveries, if due. Return False if another process does it."""
         if not self._leads():
             return False
-        if self._watch.due():
-            self._watch.check()
+        if self._watcher.due():
+            self._watcher.check()
         while not self._stop.is_set() and (delivery := self._store.due()) is not None:
             attempt = self._attempt(delivery)
             is_last = attempt.number > len(RETRY_WAITS_S)
@@ -566,8 +568,8 @@ class Webhook:
             hosts=sorted(options.hosts),
             watch_s=options.watch_s,
             watching=self._leads(),
-            looked=iso(self._watch.checked_at),
-            problem=self._watch.problem,
+            looked=iso(self._watcher.checked_at),
+            problem=self._watcher.problem,
             queued=self._store.queued(),
         )
 
@@ -601,7 +603,7 @@ def make_webhook(options: WebhookOptions, panel: Panel, database: Database, *, f
         return panel.tracker.open()
 
     store = WebhookStore(database, options.receiver)
-    watch = WebhookWatcher(
-        store, panel.jobs.store, open_mlflow, every_s=options.watch_s, away=panel.tracker.locate_again
+    watcher = WebhookWatcher(
+        store, panel.jobs.store, open_mlflow, every_s=options.watch_s, on_unavailable=panel.tracker.locate_again
     )
-    return Webhook(Poster(options), store, watch, lambda: panel.jobs.supervisor.holds_lock)
+    return Webhook(Poster(options), store, watcher, lambda: panel.jobs.supervisor.holds_lock)

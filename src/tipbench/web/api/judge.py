@@ -33,7 +33,7 @@ from tipbench.web.batch_items import (
     UndoRequest,
 )
 from tipbench.web.batches import BatchService, batch_service_of
-from tipbench.web.deps import FIX_RESPONSE_TIME, LIMIT_CONCURRENCY, Admin, Judge, PanelState, Store, concurrency_limits
+from tipbench.web.deps import FIX_RESPONSE_TIME, LIMIT_SHEET_REQUESTS, Admin, Judge, PanelState, Store, panel_of
 from tipbench.web.errors import Invalid
 from tipbench.web.forms import DEFAULT_LIMIT, JSON, Limit, Next, body_of, body_schema, content_type, read_json
 from tipbench.web.job_service import Key
@@ -41,15 +41,16 @@ from tipbench.web.judge_service import (
     CSV,
     ApplyOptions,
     apply_sheet,
+    get_or_export_sheet,
     parse_sheet_request,
-    sheet_for,
     sheet_response,
 )
+from tipbench.web.queries import get_experiment
 from tipbench.workflows.judging import SheetRequest
 
 _RESPONSES = {**COMMON, **DATA}
 sheet_router = APIRouter(
-    prefix="/api/bench/judge", tags=["judge"], dependencies=[LIMIT_CONCURRENCY, JUDGES_TOO], responses=_RESPONSES
+    prefix="/api/bench/judge", tags=["judge"], dependencies=[LIMIT_SHEET_REQUESTS, JUDGES_TOO], responses=_RESPONSES
 )
 status_router = APIRouter(prefix="/api/bench/judges", tags=["judge"], dependencies=[ADMINS_ONLY], responses=_RESPONSES)
 
@@ -80,7 +81,7 @@ async def read_filled(request: Request, _judge: Judge) -> AsyncIterator[dict[str
     if content_type(request) not in (JSON, CSV):
         raise Invalid(f"A sheet is sent as {JSON} or {CSV} (got {content_type(request)[:80]!r}).", path="body")
     content = await request.body()
-    async with concurrency_limits(request).sheet():
+    async with panel_of(request).concurrency.filled_sheet():
         filled = await run_in_threadpool(parse_sheet, content)
         try:
             yield filled
@@ -108,8 +109,8 @@ def export(
     """
     # Two concurrent requests of one judge must not create two sheets.
     with panel.tracker.judging_lock() if query.own else nullcontext():
-        stored = sheet_for(store, experiment, query)
-    return sheet_response(stored, query, 201)
+        judging = get_or_export_sheet(store, experiment, query)
+    return sheet_response(judging, query, 201)
 
 
 @sheet_router.post(
@@ -149,7 +150,7 @@ def apply(
 @status_router.get("/{experiment:path}", summary="Get judging status")
 def status(experiment: ExperimentPath, panel: PanelState, store: Store) -> JudgingShape:
     """Return the number of pending, held and judged cells, and each judge's drift and agreement."""
-    return JudgingShape.model_validate(panel.queries.judging(store, experiment).to_json())
+    return JudgingShape.model_validate(panel.queries.judging(store, get_experiment(store, experiment)).to_json())
 
 
 _BATCHES = "/api/bench/judge/{experiment:path}/batches"
@@ -191,7 +192,7 @@ _CREATED: dict[int | str, dict[str, Any]] = {
     status_code=201,
     openapi_extra=_OPEN_BODY,
     responses=_CREATED,
-    dependencies=[LIMIT_CONCURRENCY],
+    dependencies=[LIMIT_SHEET_REQUESTS],
 )
 def open_batch(
     experiment: ExperimentPath,
@@ -278,7 +279,7 @@ def undo(
     return batches.undo(who, sheet, item, request.version, experiment)
 
 
-@batch_router.post("/{sheet}/close", summary="Close a batch", dependencies=[LIMIT_CONCURRENCY, FIX_RESPONSE_TIME])
+@batch_router.post("/{sheet}/close", summary="Close a batch", dependencies=[LIMIT_SHEET_REQUESTS, FIX_RESPONSE_TIME])
 def close(experiment: ExperimentPath, sheet: SheetPath, who: Judge, batches: Batches) -> BatchClosedShape:
     """Apply the scores of the submitted items, or hold them if the judge exceeds the drift limit.
 
@@ -300,7 +301,7 @@ def reopen(experiment: ExperimentPath, sheet: SheetPath, who: Judge, batches: Ba
     "/{sheet}/accept",
     summary="Accept a held batch",
     openapi_extra=_ACCEPT_BODY,
-    dependencies=[LIMIT_CONCURRENCY],
+    dependencies=[LIMIT_SHEET_REQUESTS],
 )
 def accept(
     experiment: ExperimentPath,

@@ -47,7 +47,8 @@ def report(experiment: ExperimentPath, query: BoardQueryParam, panel: PanelState
 )
 def standings(experiment: ExperimentPath, query: BoardQueryParam, panel: PanelState, store: Store) -> Response:
     """Return the standings as CSV, as printed by `compare --format csv`."""
-    return download(to_csv(panel.queries.leaderboard(store, experiment, query)), "text/csv", experiment, "csv")
+    board = panel.queries.board(store, get_experiment(store, experiment), query)
+    return download(to_csv(board), "text/csv", experiment, "csv")
 
 
 @router.get(
@@ -58,7 +59,7 @@ def standings(experiment: ExperimentPath, query: BoardQueryParam, panel: PanelSt
 )
 def markdown(experiment: ExperimentPath, query: BoardQueryParam, panel: PanelState, store: Store) -> Response:
     """Return the board as Markdown, as printed by `compare --format md`."""
-    board = panel.queries.leaderboard(store, experiment, query)
+    board = panel.queries.board(store, get_experiment(store, experiment), query)
     return download(to_markdown(board), "text/markdown", experiment, "md")
 
 
@@ -86,4 +87,4 @@ def current_revision(experiment: ExperimentPath, store: Store) -> RevisionShape:
 @router.get("/{experiment:path}", summary="Get the leaderboard")
 def leaderboard(experiment: ExperimentPath, query: BoardQueryParam, panel: PanelState, store: Store) -> BoardShape:
     """Return the same object as `tipbench compare --format json`, without saving it in MLflow."""
-    return BoardShape.model_validate(panel.queries.leaderboard(store, experiment, query).to_json())
+    return BoardShape.model_validate(panel.queries.board(store, get_experiment(store, experiment), query).to_json())

@@ -25,16 +25,15 @@ from tipbench.web.api.judge import SheetPath
 from tipbench.web.auth import JUDGES_TOO, Identity, Role
 from tipbench.web.batch_items import BatchShape
 from tipbench.web.batch_store import Kind
-from tipbench.web.batches import ANSWERS, batch_service_of
+from tipbench.web.batches import DEFAULT_ANSWERS, batch_service_of
 from tipbench.web.deps import (
     FIX_RESPONSE_TIME,
-    LIMIT_CONCURRENCY,
-    LIMIT_SHEETS,
+    LIMIT_FILLED_SHEETS,
+    LIMIT_SHEET_REQUESTS,
     Judge,
     Panel,
     PanelState,
     Store,
-    concurrency_limits,
     panel_of,
 )
 from tipbench.web.errors import Invalid, NotFound, refused_sheet
@@ -43,9 +42,9 @@ from tipbench.web.judge_service import (
     ApplyOptions,
     Upload,
     apply_sheet,
+    get_or_export_sheet,
     parse_sheet_request,
     quota_of,
-    sheet_for,
     sheet_response,
     uploads_of,
 )
@@ -128,7 +127,7 @@ def drift_sentences(drift: Mapping[str, Any]) -> Iterator[str]:
 
 
 router = APIRouter(dependencies=[JUDGES_TOO], include_in_schema=False)
-limited_router = APIRouter(dependencies=[LIMIT_CONCURRENCY, JUDGES_TOO], include_in_schema=False)
+limited_router = APIRouter(dependencies=[LIMIT_SHEET_REQUESTS, JUDGES_TOO], include_in_schema=False)
 
 
 @router.get("/judge/batches/{sheet}")
@@ -214,7 +213,7 @@ def fetch_sheet(request: Request, judge: Judge, panel: PanelState, store: Store,
     try:
         query = parse_sheet_request(options, _as_judge(judge), panel.allowed)
         with panel.tracker.judging_lock():
-            stored = sheet_for(store, name, query)
+            stored = get_or_export_sheet(store, name, query)
     except Invalid as exc:
         return _judge_page(request, judge, name, errors_by_field=form_errors(exc), status=422)
     except NotEnoughData as exc:
@@ -227,11 +226,11 @@ async def preview(request: Request, judge: Judge, panel: PanelState, store: Stor
     """Preview an uploaded sheet. The file is kept until it is applied; no score is recorded yet."""
     parts = await read_parts(request)
     name, file = parts.fields.get("experiment", "").strip(), parts.files.get("sheet", UploadedFile("", b""))
-    async with concurrency_limits(request).sheet():  # taken after the upload, which may be slow
+    async with panel.concurrency.filled_sheet():  # taken after the upload, which may be slow
         return await run_in_threadpool(_preview_upload, request, panel, store, judge, name, file)
 
 
-@limited_router.post("/judge/uploads/{upload_id}/apply", dependencies=[FIX_RESPONSE_TIME, LIMIT_SHEETS])
+@limited_router.post("/judge/uploads/{upload_id}/apply", dependencies=[FIX_RESPONSE_TIME, LIMIT_FILLED_SHEETS])
 def apply(
     request: Request,
     upload_id: UploadId,
@@ -285,7 +284,7 @@ def _judge_page(
         error=error,
         errors=errors_by_field or {},
         mlflow_unavailable=mlflow_unavailable,
-        batch=ANSWERS,
+        batch=DEFAULT_ANSWERS,
         scores=_scores_per_batch(request, experiment) if exists and not mlflow_unavailable else None,
         batches=batches[:_MAX_BATCHES],
         open=next((each for each in batches if (each.status, each.kind) == ("open", "sheet")), None),
@@ -302,7 +301,7 @@ def _scores_per_batch(request: Request, experiment: str) -> str | None:
         tips, scales = int(params["n_tips"]), len(load_suite(params["suite"]).rubric.scales)
     except (StopIteration, KeyError, ValueError, NotFound, TipbenchError):
         return None
-    items = ANSWERS + ceil(control_tips(ANSWERS, tips) / tips)
+    items = DEFAULT_ANSWERS + ceil(control_tips(DEFAULT_ANSWERS, tips) / tips)
     return f"about {round(items * tips * scales, -1)} scores: {items} items of {tips} tips, {scales} scales"
 
 
@@ -325,7 +324,7 @@ def _preview_upload(
             result = apply_sheet(store, name, parse_sheet(file.content), options)
     except SheetRefused as exc:
         return _refused_page(request, judge, name, file.name, exc)
-    upload = uploads_of(request.app).keep(judge.token_id, name, file.name, file.content, share=quota_of(judge))
+    upload = uploads_of(request.app).keep(judge.token_id, name, file.name, file.content, quota=quota_of(judge))
     return _sheet_page(request, judge, upload, result, dry=True)
 
 

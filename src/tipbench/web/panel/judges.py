@@ -26,17 +26,17 @@ from tipbench.web.auth import ADMINS_ONLY, EVERYBODY, Identity
 from tipbench.web.batch_items import MAX_ACCEPT_REASON, MAX_RETURN_NOTE, BatchShape
 from tipbench.web.batches import BatchService, batch_service_of
 from tipbench.web.board_query import ThemeName
-from tipbench.web.deps import LIMIT_CONCURRENCY, Admin, Panel, PanelState, Store
+from tipbench.web.deps import LIMIT_SHEET_REQUESTS, Admin, Panel, PanelState, Store
 from tipbench.web.errors import Conflict, Forbidden, Invalid, NotFound, WebError, checked
 from tipbench.web.forms import MAX_LIMIT
 from tipbench.web.job_service import start_judge
 from tipbench.web.judge_service import (
-    DriftChart,
+    DriftChartQuery,
     accept_drift,
     drift_svg,
+    get_or_export_sheet,
+    get_sheet,
     parse_sheet_request,
-    sheet_for,
-    sheet_of,
     sheet_response,
 )
 from tipbench.web.panel.judge import bias_words, judge_page_url
@@ -206,7 +206,7 @@ def judges_response(
 ) -> HTMLResponse:
     """Render the page; after an invalid form, `values` and `errors` are shown in it."""
     mlflow_experiment = get_experiment(store, experiment)
-    judging = panel.queries.judging_of(store, mlflow_experiment)
+    judging = panel.queries.judging(store, mlflow_experiment)
     sheets, batch_service = all_sheets(judging), batch_service_of(request.app)
     batches = batch_service.page(request.state.identity, experiment, EVERYBODY, limit=MAX_LIMIT).items
     minutes = batch_service.minutes_per_item(experiment)
@@ -259,7 +259,7 @@ def drift_picture(
     theme: ThemeName = "light",
 ) -> Response:
     """Return the chart of a judge's drift on one scale over time, as SVG."""
-    picture = drift_svg(panel.queries, store, experiment, DriftChart(judge, scale, provisional, theme))
+    picture = drift_svg(panel.queries, store, experiment, DriftChartQuery(judge, scale, provisional, theme))
     content = picture.encode("utf-8", "backslashreplace")
     return Response(content, media_type=SVG, headers={"Cache-Control": _CACHE_CONTROL})
 
@@ -269,7 +269,7 @@ def sheet_download(
     experiment: ExperimentPath, sheet: str, form: Literal["json", "csv"], store: Store, filled: bool = False
 ) -> Response:
     """Download an existing sheet, blank or with the scores applied so far."""
-    stored = sheet_of(store, experiment, sheet)
+    stored = get_sheet(store, experiment, sheet)
     query = SheetRequest(ExportRequest(), sheet=sheet, filled=filled, format=form)
     return sheet_response(stored, query)
 
@@ -328,7 +328,7 @@ def page_form(
 Sent = Annotated[PageForm, Depends(page_form)]
 
 
-@router.post(_PATH + "/export", dependencies=[LIMIT_CONCURRENCY])
+@router.post(_PATH + "/export", dependencies=[LIMIT_SHEET_REQUESTS])
 def export(sent: Sent) -> Response:
     """Create a sheet and redirect to the page, which offers it for download."""
     options: dict[str, Any] = {name: text for name in _TEXT_FIELDS if (text := sent.fields.get(name, "").strip())}
@@ -340,13 +340,13 @@ def export(sent: Sent) -> Response:
     options |= {name: True for name in _CHECKBOXES if name in sent.fields}
     try:
         query = parse_sheet_request(options, sent.who, sent.panel.allowed)
-        stored = sheet_for(sent.store, sent.experiment, query)
+        stored = get_or_export_sheet(sent.store, sent.experiment, query)
     except (Invalid, NotEnoughData) as exc:
         return sent.failed("export", exc)
     return sent.done("made", stored.sheet.id, f"&as={query.format}")
 
 
-@router.post(_PATH + "/accept", dependencies=[LIMIT_CONCURRENCY])
+@router.post(_PATH + "/accept", dependencies=[LIMIT_SHEET_REQUESTS])
 def accept(sent: Sent) -> Response:
     """Accept held scores; the reason is stored with the sheet."""
     sheet, batch_service = sent.fields.get("sheet", ""), batch_service_of(sent.request.app)

@@ -225,7 +225,7 @@ def _board_page(
         decision = background.submit(
             latest_decision, panel.queries.view(store, mlflow_experiment), mlflow_experiment.experiment_id
         )
-        judging_status = background.submit(panel.queries.judging_of, store, mlflow_experiment)
+        judging_status = background.submit(panel.queries.judging, store, mlflow_experiment)
         result = load_board(panel.queries, store, mlflow_experiment, query)
     url = BoardUrl(experiment, result.query, {"sort": sort} if sort else {})
     judging = judging_status.result()

@@ -69,7 +69,7 @@ def pair_page(
         return RedirectResponse(url.pair(leader) if leader else url.page(), 303)
     pair = Pair(model, prompt)
     view = pair_view(panel.queries, store, mlflow_experiment, result.query, pair)
-    comparisons = ordered(view.meetings, order)
+    comparisons = ordered(view.comparisons, order)
     first = (page_number - 1) * PAGE_SIZE
     on_page = comparisons[first : first + PAGE_SIZE]
     has_more = first + PAGE_SIZE < len(comparisons)
@@ -80,9 +80,9 @@ def pair_page(
         problem=result.problem,
         back=url.page(),
         own=_name(view, pair),
-        other=_name(view, view.reference.pair) if view.reference else None,
-        role=_ROLES[view.role] if view.role else None,
-        swapped=url.pair(view.reference.pair) if view.reference else None,
+        other=_name(view, view.other.standing.pair) if view.other else None,
+        role=_ROLES[view.other.role] if view.other else None,
+        swapped=url.pair(view.other.standing.pair) if view.other else None,
         summary=_summary(view),
         against=Choice("reference", "baseline", "Against", _other_rows(view, pair), baseline_text(result.query)),
         hidden=[*url.hidden("baseline"), ("model", model), ("prompt", prompt), ("order", order)],
@@ -125,7 +125,7 @@ def _other_rows(view: PairView, pair: Pair) -> tuple[tuple[str, str], ...]:
 
 def _summary(view: PairView) -> list[tuple[str, str | None]]:
     """Return the label and value of each line of the summary; a value may be None."""
-    difference, standing = view.difference, view.standing
+    difference, standing = view.other.difference if view.other else None, view.standing
     state = state_of(view.board, standing.pair)
     estimate = standing.row.estimate
     p, words = p_text(difference), baseline_words(difference)
@@ -134,7 +134,7 @@ def _summary(view: PairView) -> list[tuple[str, str | None]]:
         ("composite", _estimate_text(estimate) if estimate else "not judged"),
         ("difference", _estimate_text(difference, "+.2f") if difference else None),
         ("p, adjusted for all rows", f"{p}: {words}" if p and words else p),
-        ("wins, losses, ties", f"{view.count(1)}, {view.count(-1)}, {view.count(0)}" if view.reference else None),
+        ("wins, losses, ties", f"{view.count(1)}, {view.count(-1)}, {view.count(0)}" if view.other else None),
         ("judged", f"{standing.judged} of {standing.total} cells"),
     ]
 

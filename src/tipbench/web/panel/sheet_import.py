@@ -17,7 +17,7 @@ from tipbench.judge.sheet_file import parse_sheet
 from tipbench.record.store import RunStore
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, Identity
-from tipbench.web.deps import LIMIT_CONCURRENCY, LIMIT_SHEETS, Admin, PanelState, Store
+from tipbench.web.deps import LIMIT_FILLED_SHEETS, LIMIT_SHEET_REQUESTS, Admin, PanelState, Store
 from tipbench.web.errors import Invalid, refused_sheet
 from tipbench.web.forms import UploadedFile
 from tipbench.web.judge_service import ApplyOptions, Upload, apply_sheet, quota_of, uploads_of
@@ -25,7 +25,7 @@ from tipbench.web.panel.judges import drift_summary, judges_response
 from tipbench.web.panel.pages import SentForm, page
 from tipbench.web.queries import experiment_path, get_experiment, quote_path
 
-router = APIRouter(dependencies=[LIMIT_CONCURRENCY, ADMINS_ONLY], include_in_schema=False)
+router = APIRouter(dependencies=[LIMIT_SHEET_REQUESTS, ADMINS_ONLY], include_in_schema=False)
 
 _PATH = "/experiments/{experiment:path}/judges/import"
 _UploadId = Annotated[str, Path(max_length=64)]
@@ -48,11 +48,11 @@ def upload_sheet(
     except Invalid as exc:
         errors = {"filled_by": str(exc).removeprefix("query.judge takes ")}
         return judges_response(request, experiment, panel, store, status=422, errors=errors)
-    upload = uploads_of(request.app).keep(who.token_id, experiment, file.name, file.content, judge, share=quota_of(who))
+    upload = uploads_of(request.app).keep(who.token_id, experiment, file.name, file.content, judge, quota=quota_of(who))
     return RedirectResponse(experiment_path(experiment, "judges", "import", upload.id), 303)
 
 
-@router.get(_PATH + "/{upload_id}", dependencies=[LIMIT_SHEETS])
+@router.get(_PATH + "/{upload_id}", dependencies=[LIMIT_FILLED_SHEETS])
 def preview(
     request: Request, experiment: ExperimentPath, upload_id: _UploadId, who: Admin, store: Store
 ) -> HTMLResponse:
@@ -66,7 +66,7 @@ def preview(
     return _preview_page(request, upload, who, store)
 
 
-@router.post(_PATH + "/{upload_id}", dependencies=[LIMIT_SHEETS])
+@router.post(_PATH + "/{upload_id}", dependencies=[LIMIT_FILLED_SHEETS])
 def confirm(
     request: Request,
     experiment: ExperimentPath,

@@ -46,7 +46,7 @@ from tipbench.web.deps import Admin, Panel, PanelState
 from tipbench.web.errors import Forbidden, Invalid, Json
 from tipbench.web.forms import FORM, content_type
 from tipbench.web.job_service import RunTarget, start_run
-from tipbench.web.options import RunPolicy
+from tipbench.web.options import RunPermissions
 from tipbench.web.panel.jobs import RUNNERS, new_idempotency_key
 from tipbench.web.panel.pages import page
 
@@ -80,10 +80,10 @@ def merge_values(schema: Schema, values: Values, pairs: Iterable[tuple[str, Any]
     return merged
 
 
-def check_values(allowed: RunPolicy, schema: Schema, values: Values) -> CollectConfig | dict[str, str]:
+def check_values(allowed: RunPermissions, schema: Schema, values: Values) -> CollectConfig | dict[str, str]:
     """Return the configuration, or the errors by key if a value is invalid.
 
-    The values are checked against the schema, the operator's limits and the suite, so that the form reports errors
+    The values are checked against the schema, the run permissions and the suite, so that the form reports errors
     before a job starts.
     """
     errors = {}
@@ -400,7 +400,7 @@ def start_problem(panel: Panel, config: CollectConfig, target: RunTarget) -> Out
 
     Runs on Airflow are not checked: its workers have their own servers.
     """
-    if (target.runner or panel.jobs.default) == AirflowRunner.name:
+    if (target.runner or panel.jobs.default_runner) == AirflowRunner.name:
         return None
     engines = build_engines(config.model_names, EngineDependencies(config, panel.settings.home, lambda _text: None))
     try:
@@ -537,7 +537,7 @@ def _render_form(
         form_error=outcome.errors.get(WHOLE_FORM),
         key=form.key,
         runners=[(name, RUNNERS.get(name, name)) for name in panel.jobs.runners],
-        runner=form.target.runner or panel.jobs.default,
+        runner=form.target.runner or panel.jobs.default_runner,
         wait_for_judge=form.target.wait_for_judge,
         models_url="/run/models" if offered.pending else None,
         preselect=form.preselect,
@@ -568,7 +568,7 @@ def form_schema(panel: Panel) -> dict[str, Any]:
     return schema
 
 
-def _prompt_names(allowed: RunPolicy, suite: str) -> list[str]:
+def _prompt_names(allowed: RunPermissions, suite: str) -> list[str]:
     """Return the prompts of the selected suite; empty if the suite is invalid, which the suite's field reports."""
     try:
         allowed.check_suite(suite)

@@ -428,7 +428,7 @@ def test_a_duel_closes_the_judges_sheets(driver: SheetDriver) -> None:
     with pytest.raises(SheetsClosed, match="anna has opened duels"):
         driver.export("anna", everything=True)
     own = next(stored_sheets(driver.store, driver.experiment.experiment_id, driver.experiment.name, "anna"))
-    raw = json.loads(sheet_text(own.sheet, own.answers))
+    raw = json.loads(sheet_text(own.sheet, own.scores))
     raw["items"][0]["tips"][0]["scores"] = {"relevance": 1, "actionability": 1, "tone": 1}
     with pytest.raises(SheetsClosed, match="closes their sheets"):
         driver.apply(raw)

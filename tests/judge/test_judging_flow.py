@@ -849,7 +849,7 @@ def test_an_interrupted_apply_of_a_run_is_completed_by_the_next_run(survived: in
     driver = new_driver(store)
     script = Script()
     script.provisional = provisional
-    store.updates_left = survived + 1  # the answers are saved first
+    store.updates_left = survived + 1  # the scores are saved first
     with pytest.raises(MlflowUnavailable):
         run_script(driver, script, accept=None if provisional else "a test")
     store.updates_left = None

@@ -226,9 +226,9 @@ def by_presence(attacker: Attacker) -> dict[str, float]:
 
 def _on_the_next_sheet(attacker: Attacker, *, scored: bool) -> dict[str, float]:
     """Of the items that the judge has scored, or left open, on the first sheet: those that come again."""
-    answers, suspicion = attacker.refreshed(attacker.sheet).answers, by_presence(attacker)
+    scored_items, suspicion = attacker.refreshed(attacker.sheet).scores, by_presence(attacker)
     own = (entry.item.id for entry in attacker.sheet.entries)
-    return {item: suspicion[item] - 1 for item in own if (item in answers) is scored}
+    return {item: suspicion[item] - 1 for item in own if (item in scored_items) is scored}
 
 
 def by_scored_items_that_come_again(attacker: Attacker) -> dict[str, float]:

@@ -200,7 +200,7 @@ def test_duels_are_judged_like_any_batch(tied: JudgeClient) -> None:
     experiment = driver_of(tied.served).experiment
     found = find_duel(tied.served.store, experiment.experiment_id, EXPERIMENT, batch["sheet"])
     assert found is not None
-    assert {answer.winner for answer in found.answers.values()} == {"a"}
+    assert {choice.winner for choice in found.choices.values()} == {"a"}
 
 
 def test_open_duels_are_continued_and_close_the_sheets(tied: JudgeClient) -> None:

@@ -33,18 +33,18 @@ from tipbench.judge.scores import (
 )
 from tipbench.judge.sheet import FilledSheet, ItemScore, TipScore
 from tipbench.judge.sheet_store import (
-    ANSWERS,
     DRIFT,
+    FILLED,
     FINAL,
     HIDDEN,
     REVISIONS,
     ItemKind,
-    ReplacedAnswer,
+    ReplacedScore,
     SheetEntry,
     SheetStatus,
     StoredSheet,
-    answers_text,
     find_sheet,
+    item_scores_text,
     milliseconds,
     now_iso,
     scores_fingerprint,
@@ -75,26 +75,26 @@ class SheetApplier:
         self.stored = stored
         self._judge = filled.judge
         self._at = now_iso()  # time of this apply
-        self._answers = {**stored.answers, **filled.finished}
-        changed = [answer for item, answer in stored.answers.items() if self._answers[item] != answer]
-        self._replaced = (*stored.replaced, *(ReplacedAnswer(answer, self._at) for answer in changed))
-        self._blank = sum(item in stored.answers for item in filled.unfinished)
-        self._cell_items = self._answered_items(ItemKind.CELL)  # item ids by run id
-        self._repeat_items = self._answered_items(ItemKind.REPEAT)
+        self._scores = {**stored.scores, **filled.finished}
+        changed = [score for item, score in stored.scores.items() if self._scores[item] != score]
+        self._replaced = (*stored.replaced, *(ReplacedScore(score, self._at) for score in changed))
+        self._blank = sum(item in stored.scores for item in filled.unfinished)
+        self._cell_items = self._scored_items(ItemKind.CELL)  # item ids by run id
+        self._repeat_items = self._scored_items(ItemKind.REPEAT)
         self._rubrics = {stored.sheet.rubric.tag: stored.sheet.rubric}  # by tag; others are added when needed
         self._held = stored.status is SheetStatus.HELD
         self._deleted: set[str] = set()  # ids of runs deleted in MLflow
         self._wrote = False  # whether this apply has written anything to MLflow
 
-    def _answered_items(self, kind: ItemKind) -> dict[str, str]:
-        """Return the ids of the answered items of this kind, by run id."""
-        entries = [entry for entry in self.stored.entries if entry.kind is kind and entry.item.id in self._answers]
+    def _scored_items(self, kind: ItemKind) -> dict[str, str]:
+        """Return the ids of the scored items of this kind, by run id."""
+        entries = [entry for entry in self.stored.entries if entry.kind is kind and entry.item.id in self._scores]
         return {entry.run_id: entry.item.id for entry in entries if entry.run_id}
 
     @property
     def changes_scores(self) -> bool:
-        """Whether the answers differ from those applied last."""
-        return self._answers != self.stored.answers
+        """Whether the scores differ from those applied last."""
+        return self._scores != self.stored.scores
 
     def cells_have_scores(self, cells: Iterable[JudgedCell]) -> bool:
         """Return whether the cells that are on the sheet already have its scores. Other cells are ignored."""
@@ -110,7 +110,7 @@ class SheetApplier:
     ) -> ApplyResult:
         """Write the sheet's scores to MLflow. With `dry_run`, only return the changes, without reading runs.
 
-        The drift is measured once every item is answered or the sheet is `final`. The first verdict is returned with
+        The drift is measured once every item is scored or the sheet is `final`. The first verdict is returned with
         its numbers, unless few items are scored. In that case, and for a revision, only its word is returned: numbers
         that change with a single item would reveal whether the item is a control.
         """
@@ -118,11 +118,11 @@ class SheetApplier:
             return self._result(SheetStatus.APPLIED, dry_run=True)
         stored, rubric = self.stored, self.stored.sheet.rubric
         final = final or stored.final
-        complete = final or stored.provisional or len(self._answers) == len(stored.entries)
+        complete = final or stored.provisional or len(self._scores) == len(stored.entries)
         # 1. Measure the drift, and decide whether the scores count or are held.
         drift = self._measure_drift() if complete else None
         beyond = self._held if drift is None else drift.verdict is Verdict.BEYOND
-        accepted = stored.acceptance_of(self._answers)
+        accepted = stored.acceptance_of(self._scores)
         if accept is not None and drift is not None and beyond:
             accepted = accept  # only a measured drift can be accepted
         self._held = beyond and not stored.provisional and accepted is None
@@ -144,9 +144,9 @@ class SheetApplier:
             self_agreement=agreement,
             alpha=alphas,
         )
-        # 3. Save the answers with the sheet, then write the scores to the cells.
-        if self._answers or final:
-            self._save_answers(result, final=final)
+        # 3. Save the scores with the sheet, then write them to the cells.
+        if self._scores or final:
+            self._save_scores(result, final=final)
             self._write_cells(cells, progress)
             if complete and not self._held and not stored.provisional:
                 self._wrote |= update_floor_scores(self._store, stored.refloor, rubric, self._at) > 0
@@ -170,7 +170,7 @@ class SheetApplier:
 
         changes = []
         for item in stored.sheet.items:
-            old, new = stored.answers.get(item.id), self._answers.get(item.id)
+            old, new = stored.scores.get(item.id), self._scores.get(item.id)
             before = means(old) if counted_before else None
             after = means(new) if counted_after else None
             if before != after or old != new:
@@ -180,8 +180,8 @@ class SheetApplier:
             rubric=rubric,
             judge=self._judge,
             status=status,
-            finished=len(self._answers),
-            unfinished=len(stored.entries) - len(self._answers),
+            finished=len(self._scores),
+            unfinished=len(stored.entries) - len(self._scores),
             changes=tuple(changes),
             dry_run=dry_run,
             blank=self._blank,
@@ -189,8 +189,8 @@ class SheetApplier:
 
     def _enough_for_numbers(self) -> bool:
         """Return whether so many items are scored that the numbers of the drift do not reveal a single control."""
-        controls = sum(1 for _ in control_scores(self.stored.entries, self._answers))
-        return controls >= MIN_CONTROLS or len(self._answers) == len(self.stored.entries)
+        controls = sum(1 for _ in control_scores(self.stored.entries, self._scores))
+        return controls >= MIN_CONTROLS or len(self._scores) == len(self.stored.entries)
 
     def _measure_drift(self) -> Drift:
         """Measure the drift on the sheet's controls.
@@ -199,7 +199,7 @@ class SheetApplier:
         sheets are left out.
         """
         stored, rubric = self.stored, self.stored.sheet.rubric
-        pooled, sheets = list(control_scores(stored.entries, self._answers)), 1
+        pooled, sheets = list(control_scores(stored.entries, self._scores)), 1
         if stored.provisional or len(pooled) >= MIN_CONTROLS:
             return measure_drift(rubric.scales, pooled)
         earlier = [
@@ -216,7 +216,7 @@ class SheetApplier:
             )
         ]
         for sheet in sorted(earlier, key=lambda sheet: sheet.exported, reverse=True):
-            scores = list(control_scores(sheet.entries, sheet.answers))
+            scores = list(control_scores(sheet.entries, sheet.scores))
             if len(pooled) < CONTROL_TIPS and scores:
                 pooled, sheets = pooled + scores, sheets + 1
         return measure_drift(rubric.scales, pooled, sheets=sheets)
@@ -226,18 +226,18 @@ class SheetApplier:
         for run_id, item in self._repeat_items.items():
             earlier = cells[run_id].scores.judges.get(self._judge) if run_id in cells else None
             if earlier is not None and earlier.rubric == self.stored.sheet.rubric.tag:
-                for old, new in zip(earlier.tips, self._answers[item].tips, strict=False):
+                for old, new in zip(earlier.tips, self._scores[item].tips, strict=False):
                     yield old.scores, new.scores
 
-    def _save_answers(self, result: ApplyResult, *, final: bool) -> None:
-        """Save all answers in the sheet's run. Called before any cell is updated."""
+    def _save_scores(self, result: ApplyResult, *, final: bool) -> None:
+        """Save all scores in the sheet's run. Called before any cell is updated."""
         stored, drift, agreement = self.stored, result.drift, result.self_agreement
         same_state = result.status is stored.status and final == stored.final and result.accepted == stored.accepted
         if same_state and not self.changes_scores:
             return
         tags = {"sheet_status": str(result.status), "judge": self._judge, "applied_at": self._at}
-        texts = {ANSWERS: answers_text(self._answers, self._replaced)}
-        metrics: dict[str, float | None] = {"finished": float(len(self._answers))}
+        texts = {FILLED: item_scores_text(self._scores, self._replaced)}
+        metrics: dict[str, float | None] = {"finished": float(len(self._scores))}
         metrics |= {f"alpha_{name}": value for name, value in result.alpha.items()}
         if final:
             tags[FINAL] = "true"
@@ -253,7 +253,7 @@ class SheetApplier:
             metrics["self_exact"] = agreement.exact
             metrics |= {f"self_difference_{scale.scale}": scale.difference for scale in agreement.scales}
         if result.accepted is not None:
-            tags |= {"drift_accepted": result.accepted, "drift_accepted_for": scores_fingerprint(self._answers)}
+            tags |= {"drift_accepted": result.accepted, "drift_accepted_for": scores_fingerprint(self._scores)}
         known = {name: value for name, value in metrics.items() if value is not None}
         self._store.update(
             stored.run_id, RunChange(metrics=known, tags=tags, texts=texts, at_ms=milliseconds(self._at))
@@ -264,7 +264,7 @@ class SheetApplier:
         """Write the scores of outdated cells. If `cells` is None, each cell is read here."""
         run_of_item = {item: run_id for run_id, item in self._cell_items.items()}
         written = []
-        for done, item in enumerate(self._answers, start=1):
+        for done, item in enumerate(self._scores, start=1):
             run_id = run_of_item.get(item)
             if run_id is None:
                 self._imitate_write(item, already_read=cells is not None)
@@ -276,7 +276,7 @@ class SheetApplier:
                     # `_imitate_write` updates the sheet's run, and an update reads it.
                     self._store.get(self.stored.run_id)
             if progress:
-                progress(done, len(self._answers))
+                progress(done, len(self._scores))
         for _ in range(_VERIFICATIONS):
             written = [run_id for run_id in written if self._write(run_id)]
 
@@ -286,8 +286,8 @@ class SheetApplier:
         Otherwise the duration of an apply would reveal which items are hidden, above all with long notes. The update
         adds metrics, tags and a text to the sheet's run, which are never read.
         """
-        new, old_answer = self._judgement(self._answers[item]), self.stored.answers.get(item)
-        old_scores = NO_SCORES if old_answer is None else NO_SCORES.with_judgement(self._judgement(old_answer))
+        new, old_score = self._judgement(self._scores[item]), self.stored.scores.get(item)
+        old_scores = NO_SCORES if old_score is None else NO_SCORES.with_judgement(self._judgement(old_score))
         unchanged = old_scores.with_judgement(new) is old_scores
         if self.stored.provisional or unchanged:  # a cell would be read, but not written
             if not already_read:
@@ -296,8 +296,8 @@ class SheetApplier:
         next_cell = self._read_next_cell(item)
         scores = next_cell.scores.without_judge(self._judge) if next_cell else NO_SCORES
         for replaced in self._replaced:
-            if replaced.given.item == item:
-                scores = scores.with_judgement(self._judgement(replaced.given))
+            if replaced.score.item == item:
+                scores = scores.with_judgement(self._judgement(replaced.score))
         change = run_change(scores.with_judgement(new), {}, milliseconds(self._at))
         imitation = RunChange(
             metrics={HIDDEN + name: value for name, value in change.metrics.items()},
@@ -310,10 +310,10 @@ class SheetApplier:
         self._read_next_cell(item)  # as the verification of a cell does
 
     def _read_cells(self) -> dict[str, JudgedCell]:
-        """Return the answered cells and repeats by run id. For each control, another cell is read, to take as long."""
+        """Return the scored cells and repeats by run id. For each control, another cell is read, to take as long."""
         cells = {run_id: self._read_cell(run_id) for run_id in (*self._cell_items, *self._repeat_items)}
         for entry in self.stored.entries:
-            if entry.kind is ItemKind.CONTROL and entry.item.id in self._answers:
+            if entry.kind is ItemKind.CONTROL and entry.item.id in self._scores:
                 self._read_next_cell(entry.item.id)
         return {run_id: cell for run_id, cell in cells.items() if cell is not None}
 
@@ -373,10 +373,10 @@ class SheetApplier:
 
     def _with_sheet_scores(self, cell: JudgedCell) -> CellScores:
         """Return the cell's scores, including those of this sheet."""
-        new = self._judgement(self._answers[self._cell_items[cell.run.run_id]])
+        new = self._judgement(self._scores[self._cell_items[cell.run.run_id]])
         return cell.scores.with_judgement(new, provisional=self.stored.provisional)
 
-    def _judgement(self, answer: ItemScore) -> Judgement:
+    def _judgement(self, score: ItemScore) -> Judgement:
         stored = self.stored
         return Judgement(
             judge=self._judge,
@@ -384,9 +384,9 @@ class SheetApplier:
             exported=stored.exported,
             at=self._at,
             rubric=stored.sheet.rubric.tag,
-            format_ok=answer.format_ok,
-            tips=answer.tips,
-            means=tip_means(stored.sheet.rubric, answer),
+            format_ok=score.format_ok,
+            tips=score.tips,
+            means=tip_means(stored.sheet.rubric, score),
             held=self._held,
         )
 
@@ -423,12 +423,12 @@ def alpha_by_scale(rubric: Rubric, cells: Iterable[CellScores]) -> dict[str, flo
     }
 
 
-def control_scores(entries: Sequence[SheetEntry], answers: Mapping[str, ItemScore]) -> Iterator[ControlScore]:
+def control_scores(entries: Sequence[SheetEntry], scores: Mapping[str, ItemScore]) -> Iterator[ControlScore]:
     """Yield the judge's scores of a sheet's control tips."""
     for index, entry in enumerate(entries):
-        if entry.kind is ItemKind.CONTROL and entry.item.id in answers:
+        if entry.kind is ItemKind.CONTROL and entry.item.id in scores:
             position = index / max(1, len(entries) - 1)
-            for tip, reference in zip(answers[entry.item.id].tips, entry.references, strict=True):
+            for tip, reference in zip(scores[entry.item.id].tips, entry.references, strict=True):
                 yield ControlScore(tip.scores, reference, entry.item.id, position)
 
 

@@ -16,8 +16,8 @@ from tipbench.errors import SheetRefused
 from tipbench.judge.automatic import is_reserved
 from tipbench.judge.sheet import (
     FORMAT,
-    AnswerT,
     FilledSheet,
+    FilledT,
     Item,
     ItemScore,
     ItemT,
@@ -119,14 +119,14 @@ def check_file(
     format_: str,
     raw: Mapping[str, Any],
     sheet: Sheet[ItemT],
-    check: Callable[[object, ItemT], AnswerT | list[Problem] | None],
+    check: Callable[[object, ItemT], FilledT | list[Problem] | None],
     *,
     judge: str | None = None,
     allow_reserved: bool = False,
-) -> FilledSheet[AnswerT]:
+) -> FilledSheet[FilledT]:
     """Validate a filled file of tips or duels. Raises SheetRefused with every problem.
 
-    `check` validates one item and returns its answer, the problems, or None if the item is unfinished.
+    `check` validates one item and returns its scores or winner, the problems, or None if the item is unfinished.
     """
     top = Location([])
     if not isinstance(raw, Mapping):
@@ -150,7 +150,7 @@ def check_file(
         top.refuse("items", describe_value(raw, "items"), "a list of the sheet's items")
         raw_items = []
     items = {item.id: item for item in sheet.items}
-    answers: dict[str, AnswerT | None] = {}
+    checked: dict[str, FilledT | None] = {}
     for index, raw_item in enumerate(raw_items):
         if len(top.problems) > MAX_PROBLEMS:
             break
@@ -161,18 +161,18 @@ def check_file(
         if item is None:
             seen = describe_value(raw_item, "item") if isinstance(raw_item, Mapping) else shown(raw_item)
             replace(top, row=row).refuse(path, seen, f"an item of sheet {sheet.id}")
-        elif item.id in answers:
+        elif item.id in checked:
             replace(top, item=item.id, row=row).refuse(path, "a duplicate", "each item once; remove one of the two")
         else:
             outcome = check(raw_item, item)
             if isinstance(outcome, list):
                 top.problems.extend(outcome)
-                answers[item.id] = None
+                checked[item.id] = None
             else:
-                answers[item.id] = outcome
+                checked[item.id] = outcome
     if top.problems or name is None:
         raise refusal(top.problems)
-    finished = {id_: answer for id_ in items if (answer := answers.get(id_)) is not None}
+    finished = {id_: filled for id_ in items if (filled := checked.get(id_)) is not None}
     return FilledSheet(name, finished, unfinished=tuple(id_ for id_ in items if id_ not in finished))
 
 

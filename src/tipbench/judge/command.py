@@ -19,7 +19,7 @@ from typing import IO
 
 from tipbench.errors import TipbenchError, UsageError
 from tipbench.judge.check import MAX_NAME
-from tipbench.judge.run import Unscored, choose_answer, recover_items, safe_line
+from tipbench.judge.run import Unscored, choose_score, recover_items, safe_line
 from tipbench.judge.sheet import ItemScore, TipSheet, sheet_json, sheet_text
 from tipbench.text import plural
 
@@ -36,12 +36,12 @@ def default_name(command: str) -> str:
 
 
 class CommandJudge:
-    """Runs `command` for each batch of items, and retries once with the items that have no valid answer.
+    """Runs `command` for each batch of items, and retries once with the items that have no valid scores.
 
     The command runs without a shell, in the current directory and environment (agents need both) minus the settings of
     tipbench and MLflow. The sheet is sent on stdin, unless the command has `{sheet}`: this is replaced by the path of a
     file with the sheet, which the program may fill in place. `{out}` is replaced by the path of a file to write. For
-    each item, the first valid answer in `{out}`, stdout or `{sheet}` (in this order) is used.
+    each item, the first valid scores in `{out}`, stdout or `{sheet}` (in this order) are used.
     """
 
     provisional = False
@@ -106,7 +106,7 @@ class CommandJudge:
             filled = b""  # the program has not changed it
         found = [recover_items(output, sheet) for output in (written, stdout, filled) if output]
         for item in sheet.items:
-            yield choose_answer(item, sheet.rubric, found, failure)
+            yield choose_score(item, sheet.rubric, found, failure)
 
 
 def _split_command(command: str) -> list[str]:

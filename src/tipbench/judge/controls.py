@@ -145,7 +145,7 @@ def _returning_controls(
     for sheet_number, stored in enumerate(history.sheets):
         for entry in stored.entries:
             source = entry.run_id or entry.controls
-            occurrences_of[source].add((sheet_number, entry.item.id in stored.answers))
+            occurrences_of[source].add((sheet_number, entry.item.id in stored.scores))
             entry_of[source] = entry
     runs_of: dict[tuple[str, Occurrences], set[str]] = defaultdict(set)  # by scenario and occurrences
     for source, entry in entry_of.items():

@@ -89,7 +89,7 @@ POOLED_SHARE = 0.003  # part for error and contrast each; the rest is a margin, 
 POOLED_QUANTILE = NormalDist().inv_cdf(1 - POOLED_SHARE)
 HONEST_NOISE = 1.0  # the largest noise accepted as honest, in points of a five-step scale
 NOISES = np.linspace(0.05, 1.5, 59)  # candidates when estimating a judge's noise, in the same points
-PRIOR_DEGREES = 20  # added to the degrees of freedom of the control answers in the test of a bias
+PRIOR_DEGREES = 20  # added to the degrees of freedom of the control items in the test of a bias
 MIN_SPREAD = 0.25  # minimum standard deviation of errors, so that no interval has zero width; in the same points
 
 Floats = NDArray[np.float64]
@@ -111,11 +111,11 @@ def verdict_words(verdict: str | None) -> str:
 
 @dataclass(frozen=True)
 class ControlScore:
-    """A judge's scores of one control tip, with its reference scores and its answer."""
+    """A judge's scores of one control tip, with its reference scores and its item."""
 
     scores: Mapping[str, int]
     reference: Mapping[str, int]
-    answer: str = ""  # id of the item that contains the tip
+    item: str = ""  # id of the item that contains the tip
     position: float = 0.0  # of that item on its sheet, from 0 (first) to 1 (last)
 
 
@@ -147,7 +147,7 @@ class Drift:
     contrast: float | None  # slope of score on reference: 1 if scores follow the references fully, 0 if not at all
     contrast_limit: float | None
     contrast_beyond: bool
-    icc: float | None = None  # intraclass correlation: how alike a judge's errors are within an answer
+    icc: float | None = None  # intraclass correlation: how alike a judge's errors are within an item
     sheets: int = 1  # number of sheets whose controls were pooled
 
     def to_json(self) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def limit_sentences(drift: Mapping[str, Any], points: str = "points") -> Iterato
 def measure_drift(scales: Sequence[Scale], scored: Sequence[ControlScore], *, sheets: int = 1) -> Drift:
     """Compare the scores of control tips with their references. Below MIN_CONTROLS tips the verdict is unknown.
 
-    A judge's errors are alike within an answer, so tips of one answer count for less than independent ones. All
+    A judge's errors are alike within an item, so tips of one item count for less than independent ones. All
     standard errors are therefore inflated by the design effect of the intraclass correlation, which is estimated from
     the judge's own errors on all scales.
     """
@@ -243,8 +243,8 @@ class _Column:
     scale: Scale
     score: Ints  # in steps above the scale's minimum
     reference: Ints  # likewise
-    answer: Ints  # index of the tip's answer
-    position: Floats  # of the tip's answer on its sheet, from 0 to 1
+    item: Ints  # index of the tip's item
+    position: Floats  # of the tip's item on its sheet, from 0 to 1
 
     @classmethod
     def of(cls, scale: Scale, scored: Sequence[ControlScore]) -> _Column:
@@ -255,17 +255,17 @@ class _Column:
         if values.size and (values.min() < scale.min or values.max() > scale.max):
             raise ValueError(f"{name} goes from {scale.min} to {scale.max}; seen {values.min()} to {values.max()}.")
         score, reference = (values - scale.min).T
-        index_of = {answer: index for index, answer in enumerate(dict.fromkeys(tip.answer for tip in used))}
-        answer = np.array([index_of[tip.answer] for tip in used], dtype=np.int64)
-        return cls(scale, score, reference, answer, np.array([tip.position for tip in used]))
+        index_of = {item: index for index, item in enumerate(dict.fromkeys(tip.item for tip in used))}
+        item = np.array([index_of[tip.item] for tip in used], dtype=np.int64)
+        return cls(scale, score, reference, item, np.array([tip.position for tip in used]))
 
     @property
     def n(self) -> int:
         return len(self.score)
 
     @property
-    def n_answers(self) -> int:
-        return int(self.answer.max()) + 1
+    def n_items(self) -> int:
+        return int(self.item.max()) + 1
 
     @property
     def unit(self) -> float:
@@ -302,29 +302,29 @@ class _Column:
         return max(float(self.excess.std(ddof=1)) if self.n > 1 else 0.0, MIN_SPREAD * self.unit)
 
     def design_effect(self, correlation: float | None, weights: NDArray[np.floating[Any]] | None = None) -> float:
-        """Return the factor by which correlation within answers inflates the variance of a weighted sum of errors."""
+        """Return the factor by which correlation within items inflates the variance of a weighted sum of errors."""
         weights = np.ones(self.n) if weights is None else weights
         total = float(weights @ weights)
         if not total:
             return 1.0
-        clustering = float(np.square(np.bincount(self.answer, weights)).sum()) / total
+        clustering = float(np.square(np.bincount(self.item, weights)).sum()) / total
         return 1 + (correlation or 0.0) * (clustering - 1)
 
 
 def _intraclass_correlation(columns: Sequence[_Column]) -> float | None:
-    """Return the share of the error variance that is between answers; at least 0.
+    """Return the share of the error variance that is between items; at least 0.
 
-    It is estimated by a one-way analysis of variance, pooled over the scales. None unless there are two answers, one of
+    It is estimated by a one-way analysis of variance, pooled over the scales. None unless there are two items, one of
     them with two tips.
     """
     between = within = between_degrees = within_degrees = 0.0
-    sizes = []  # for each scale, the effective number of tips per answer
+    sizes = []  # for each scale, the effective number of tips per item
     for column in columns:
-        tips = np.bincount(column.answer)  # per answer
+        tips = np.bincount(column.item)  # per item
         if len(tips) < 2 or column.n == len(tips):
             continue
         error = (column.excess - column.excess.mean()) / column.spread
-        explained = float((np.bincount(column.answer, error) ** 2 / tips).sum())
+        explained = float((np.bincount(column.item, error) ** 2 / tips).sum())
         between += explained
         within += float(error @ error) - explained
         between_degrees += len(tips) - 1
@@ -388,8 +388,8 @@ def _scale_drift(column: _Column, rate: float, icc: float | None) -> ScaleDrift:
 
 
 def _degrees_of_freedom(column: _Column, icc: float | None) -> int:
-    """Return the degrees of freedom of a bias: by tips, or fewer if errors may be correlated within answers."""
-    return column.n - 1 if icc is None else min(column.n - 1, column.n_answers - 1 + PRIOR_DEGREES)
+    """Return the degrees of freedom of a bias: by tips, or fewer if errors may be correlated within items."""
+    return column.n - 1 if icc is None else min(column.n - 1, column.n_items - 1 + PRIOR_DEGREES)
 
 
 @lru_cache(maxsize=1024)
@@ -443,7 +443,7 @@ def _pooled_contrast(columns: Sequence[_Column], icc: float | None) -> tuple[flo
 CUSUM_SLACK = 0.5  # standard errors subtracted per sheet
 CUSUM_LIMIT = 6.5  # over 20 sheets, the sums of all scales stay below it for 97 % of honest judges
 TREND_RATE = 0.01  # false-alarm rate of fatigue and compression each
-_MIN_ANSWERS = 8  # with fewer, fatigue and compression are unknown
+_MIN_ITEMS = 8  # with fewer, fatigue and compression are unknown
 
 
 @dataclass(frozen=True)
@@ -538,7 +538,7 @@ def _bias_sums(sheets: Sequence[Sequence[_Column]]) -> Iterator[BiasSum]:
 
 
 def _fatigue(sheets: Sequence[Sequence[_Column]]) -> Slope | None:
-    """Regress the mean absolute error of answers on their position, within sheets."""
+    """Regress the mean absolute error of items on their position, within sheets."""
     x, y = [], []  # position and error, minus their means over the sheet
     for columns in sheets:
         errors: dict[float, list[float]] = defaultdict(list)  # by position, minus the mean of an honest judge
@@ -550,7 +550,7 @@ def _fatigue(sheets: Sequence[Sequence[_Column]]) -> Slope | None:
         x += [position - fmean(errors) for position in errors]
         y += [mean - fmean(means) for mean in means]
     degrees, sum_of_squares = len(x) - len(sheets) - 1, float(np.dot(x, x))
-    if len(x) < _MIN_ANSWERS or degrees < 1 or not sum_of_squares:
+    if len(x) < _MIN_ITEMS or degrees < 1 or not sum_of_squares:
         return None
     slope = float(np.dot(x, y)) / sum_of_squares
     residuals = np.array(y) - slope * np.array(x)
@@ -559,20 +559,20 @@ def _fatigue(sheets: Sequence[Sequence[_Column]]) -> Slope | None:
 
 
 def _compression(columns: Sequence[_Column]) -> Slope | None:
-    """Regress errors on references over all scales. The variance allows for correlation within answers."""
+    """Regress errors on references over all scales. The variance allows for correlation within items."""
     used = [column for column in columns if column.n > 1]
-    n_answers = max((column.n_answers for column in used), default=0)
+    n_items = max((column.n_items for column in used), default=0)
     x = [(column.reference - column.reference.mean()) / column.unit for column in used]
     y = [(column.excess - column.excess.mean()) / column.unit for column in used]
     sum_of_squares = sum(float(each @ each) for each in x)
-    if n_answers < _MIN_ANSWERS or not sum_of_squares:
+    if n_items < _MIN_ITEMS or not sum_of_squares:
         return None
     slope = sum(float(a @ b) for a, b in zip(x, y, strict=True)) / sum_of_squares
-    cluster_sums = np.zeros(n_answers)  # per answer; for the cluster-robust variance
+    cluster_sums = np.zeros(n_items)  # per item; for the cluster-robust variance
     for column, a, b in zip(used, x, y, strict=True):
-        cluster_sums += np.bincount(column.answer, a * (b - slope * a), minlength=n_answers)
-    se = sqrt(float(cluster_sums @ cluster_sums) * n_answers / (n_answers - 1)) / sum_of_squares
-    return _with_interval(slope, se, n_answers - 1)
+        cluster_sums += np.bincount(column.item, a * (b - slope * a), minlength=n_items)
+    se = sqrt(float(cluster_sums @ cluster_sums) * n_items / (n_items - 1)) / sum_of_squares
+    return _with_interval(slope, se, n_items - 1)
 
 
 def _with_interval(value: float, se: float, degrees: int) -> Slope:

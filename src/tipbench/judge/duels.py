@@ -20,8 +20,8 @@ from tipbench.judge.material import JudgedCell, combine_material, load_suites, r
 from tipbench.judge.scores import RUBRIC
 from tipbench.judge.sheet import Sheet, SheetItem, file_json
 from tipbench.judge.sheet_store import (
-    ANSWERS,
     DUEL,
+    FILLED,
     KEY,
     SHEET,
     SHEET_KIND,
@@ -199,8 +199,8 @@ def check_duel(raw_item: object, item: DuelItem) -> Winner | list[Problem] | Non
 
 
 @dataclass(frozen=True)
-class DuelAnswer:
-    """A judge's answer to one item, with its time."""
+class DuelChoice:
+    """A judge's choice for one item, with its time."""
 
     item: str
     winner: Winner
@@ -209,7 +209,7 @@ class DuelAnswer:
 
 @dataclass(frozen=True)
 class StoredDuelSheet:
-    """A duel sheet stored in MLflow: its content, the runs of each item, and the judge's answers."""
+    """A duel sheet stored in MLflow: its content, the runs of each item, and the judge's choices."""
 
     sheet: DuelSheet
     sides: Mapping[str, tuple[str, str]]  # by item: the runs shown as a and b
@@ -218,8 +218,8 @@ class StoredDuelSheet:
     seed: int = 0
     run_id: str = ""
     status: SheetStatus = SheetStatus.EXPORTED
-    answers: Mapping[str, DuelAnswer] = field(default_factory=dict)
-    history: tuple[DuelAnswer, ...] = ()  # revised answers
+    choices: Mapping[str, DuelChoice] = field(default_factory=dict)  # by item id
+    history: tuple[DuelChoice, ...] = ()  # replaced choices
     owner: str | None = None  # named at export, else the first judge who filled it
 
 
@@ -257,22 +257,22 @@ def stored_duel_sheets(store: RunStore, experiment_id: str, experiment: str) -> 
     return _read_sheets(store, experiment_id, experiment, {})
 
 
-def duel_answers_text(answers: Mapping[str, DuelAnswer], history: Sequence[DuelAnswer]) -> str:
-    """Serialize the answers for storage with the sheet."""
-    current = {item: {"winner": str(given.winner), "at": given.at} for item, given in sorted(answers.items())}
-    replaced = [{"item": given.item, "winner": str(given.winner), "at": given.at} for given in history]
+def choices_text(choices: Mapping[str, DuelChoice], history: Sequence[DuelChoice]) -> str:
+    """Serialize the choices for storage with the sheet."""
+    current = {item: {"winner": str(choice.winner), "at": choice.at} for item, choice in sorted(choices.items())}
+    replaced = [{"item": choice.item, "winner": str(choice.winner), "at": choice.at} for choice in history]
     return compact_json({"answers": current, "history": replaced})
 
 
 def _read_sheets(
     store: RunStore, experiment_id: str, experiment: str, where: Mapping[str, str]
 ) -> Iterator[StoredDuelSheet]:
-    def answer(raw: Mapping[str, Any]) -> DuelAnswer:
-        return DuelAnswer(raw["item"], Winner(raw["winner"]), raw["at"])
+    def choice(raw: Mapping[str, Any]) -> DuelChoice:
+        return DuelChoice(raw["item"], Winner(raw["winner"]), raw["at"])
 
     def parse(run: StoredRun, texts: Mapping[str, str], rubric: Rubric) -> StoredDuelSheet:
         content, key = json.loads(texts[SHEET]), json.loads(texts[KEY])
-        given = json.loads(texts[ANSWERS]) if ANSWERS in texts else {"answers": {}, "history": []}
+        given = json.loads(texts[FILLED]) if FILLED in texts else {"answers": {}, "history": []}
         tip_lists = [tuple(Tip(*tip) for tip in tips) for tips in content["answers"]]
         cards = content["cards"]
         items = tuple(DuelItem(id_, cards[card], tip_lists[a], tip_lists[b]) for id_, card, a, b in content["items"])
@@ -284,8 +284,8 @@ def _read_sheets(
             seed=int(run.params["seed"]),
             run_id=run.run_id,
             status=SheetStatus(run.tags["sheet_status"]),
-            answers={item: answer({"item": item, **raw}) for item, raw in given["answers"].items()},
-            history=tuple(answer(raw) for raw in given["history"]),
+            choices={item: choice({"item": item, **raw}) for item, raw in given["answers"].items()},
+            history=tuple(choice(raw) for raw in given["history"]),
             owner=run.tags.get("judge"),
         )
 
@@ -412,7 +412,7 @@ class DuelApplyResult:
 def apply_duels(
     store: RunStore, raw: Mapping[str, Any], *, judge: str | None = None, dry_run: bool = False
 ) -> DuelApplyResult:
-    """Validate a filled duel file and save its answers in a single update; write nothing if no answer changed.
+    """Validate a filled duel file and save its choices in a single update; write nothing if none changed.
 
     Raises SheetRefused with every problem, SheetsClosed if the judge has an open sheet of tips.
     """
@@ -421,21 +421,21 @@ def apply_duels(
     filled = check_file(FORMAT, raw, expected, check_duel, judge=judge)
     check_no_open_sheet(store, experiment, filled.judge)  # the file may have been exported without a name
     at = now_iso()
-    changes, answers, history = [], dict(stored.answers), list(stored.history)
+    changes, choices, history = [], dict(stored.choices), list(stored.history)
     for item, winner in filled.finished.items():
-        former = answers.get(item)
+        former = choices.get(item)
         if former is None or former.winner is not winner:
             changes.append(DuelChange(item, former.winner if former else None, winner))
             if former is not None:
                 history.append(former)
-            answers[item] = DuelAnswer(item, winner, at)
-    twice, same = _consistency(replace(stored, answers=answers))
+            choices[item] = DuelChoice(item, winner, at)
+    twice, same = _consistency(replace(stored, choices=choices))
     if changes and not dry_run:
-        metrics = {"finished": float(len(answers))} | ({"same_in_both_orders": same / twice} if twice else {})
+        metrics = {"finished": float(len(choices))} | ({"same_in_both_orders": same / twice} if twice else {})
         change = RunChange(
             metrics=metrics,
             tags={"sheet_status": str(SheetStatus.APPLIED), "judge": filled.judge, "applied_at": at},
-            texts={ANSWERS: duel_answers_text(answers, history)},
+            texts={FILLED: choices_text(choices, history)},
             at_ms=milliseconds(at),
         )
         store.update(stored.run_id, change)
@@ -443,12 +443,12 @@ def apply_duels(
     return DuelApplyResult(
         sheet=stored.sheet.id,
         judge=filled.judge,
-        finished=len(answers),
-        unfinished=len(stored.sheet.items) - len(answers),
+        finished=len(choices),
+        unfinished=len(stored.sheet.items) - len(choices),
         changes=tuple(changes),
         twice=twice,
         same=same,
-        blank=len(stored.answers.keys() - filled.finished.keys()),
+        blank=len(stored.choices.keys() - filled.finished.keys()),
         dry_run=dry_run,
     )
 
@@ -471,10 +471,10 @@ def read_duels(store: RunStore, experiment: Experiment) -> list[JudgedDuel]:
     for stored in reversed(list(stored_duel_sheets(store, experiment.experiment_id, experiment.name))):
         judge, rubric = stored.owner or "", stored.sheet.rubric.tag
         for item in stored.sheet.items:
-            if answer := stored.answers.get(item.id):
+            if choice := stored.choices.get(item.id):
                 runs = stored.sides[item.id]
                 pairs = stored.pairs[runs[0]], stored.pairs[runs[1]]
-                duel = JudgedDuel(item.scenario["id"], runs, pairs, answer.winner, judge, rubric)
+                duel = JudgedDuel(item.scenario["id"], runs, pairs, choice.winner, judge, rubric)
                 kept[judge, runs] = duel
     return list(kept.values())
 
@@ -484,7 +484,7 @@ def _judged_in_both_orders(sheets: Iterator[StoredDuelSheet], judge: str | None)
     orders = {
         (stored.owner, stored.sides[item])
         for stored in sheets
-        for item in stored.answers
+        for item in stored.choices
         if judge is None or stored.owner == judge
     }
     counts = Counter((owner, frozenset(sides)) for owner, sides in orders)
@@ -494,9 +494,9 @@ def _judged_in_both_orders(sheets: Iterator[StoredDuelSheet], judge: str | None)
 def _consistency(stored: StoredDuelSheet) -> tuple[int, int]:
     """Return the number of match-ups judged in both orders, and how many of these have the same result."""
     winners_of: dict[frozenset[str], list[str | None]] = defaultdict(list)
-    for item, answer in stored.answers.items():
+    for item, choice in stored.choices.items():
         a, b = stored.sides[item]
-        winners_of[frozenset((a, b))].append({Winner.A: a, Winner.B: b}.get(answer.winner))
+        winners_of[frozenset((a, b))].append({Winner.A: a, Winner.B: b}.get(choice.winner))
     both = [winners for winners in winners_of.values() if len(winners) == 2]
     return len(both), sum(len(set(winners)) == 1 for winners in both)
 

@@ -90,7 +90,7 @@ class ItemScore:
 
 
 ItemT = TypeVar("ItemT", bound=SheetItem)
-AnswerT = TypeVar("AnswerT")
+FilledT = TypeVar("FilledT")  # what a judge fills in for an item: an ItemScore, or the winner of a duel
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,11 @@ TipSheet = Sheet[Item]
 
 
 @dataclass(frozen=True)
-class FilledSheet(Generic[AnswerT]):
+class FilledSheet(Generic[FilledT]):
     """The judge's validated scores or duel choices, by item."""
 
     judge: str
-    finished: Mapping[str, AnswerT]  # by item id
+    finished: Mapping[str, FilledT]  # by item id
     unfinished: tuple[str, ...] = ()  # item ids
 
 

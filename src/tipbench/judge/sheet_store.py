@@ -1,4 +1,4 @@
-"""Sheets stored in MLflow as runs of kind `judging`: content, unblinding key, answers and status."""
+"""Sheets stored in MLflow as runs of kind `judging`: content, unblinding key, scores and status."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tipbench.text import fingerprint
 
 SHEET = "artifact:sheet.json"
 KEY = "artifact:key.json"
-ANSWERS = "artifact:answers.json"
+FILLED = "artifact:answers.json"  # what the judge has filled in: scores, or the winners of duels
 DRIFT = "artifact:drift.json"
 SHEET_KIND = "sheet_kind"  # tag; absent on an ordinary sheet
 DUEL = "duel"  # its value on a duel sheet
@@ -68,38 +68,38 @@ def control_id(control: Control) -> str:
 
 
 @dataclass(frozen=True)
-class ReplacedAnswer:
-    """An answer replaced by a later one."""
+class ReplacedScore:
+    """An item's score that was replaced by a later one."""
 
-    given: ItemScore
+    score: ItemScore
     at: str  # ISO time of the replacement
 
 
-def answers_text(answers: Mapping[str, ItemScore], history: Sequence[ReplacedAnswer] = ()) -> str:
-    """Serialize the answers and their history for storage with the sheet."""
+def item_scores_text(scores: Mapping[str, ItemScore], history: Sequence[ReplacedScore] = ()) -> str:
+    """Serialize the scores and their history for storage with the sheet."""
     value = {
-        "items": {item: score.to_json() for item, score in sorted(answers.items())},
-        "history": [{"item": each.given.item, "at": each.at, **each.given.to_json()} for each in history],
+        "items": {item: score.to_json() for item, score in sorted(scores.items())},
+        "history": [{"item": each.score.item, "at": each.at, **each.score.to_json()} for each in history],
     }
     return compact_json(value)
 
 
-def read_answers(text: str | None) -> tuple[dict[str, ItemScore], tuple[ReplacedAnswer, ...]]:
-    """Parse the output of `answers_text`; return empty values for None."""
+def read_item_scores(text: str | None) -> tuple[dict[str, ItemScore], tuple[ReplacedScore, ...]]:
+    """Parse the output of `item_scores_text`; return empty values for None."""
     if text is None:
         return {}, ()
     raw = json.loads(text)
-    history = tuple(ReplacedAnswer(ItemScore.from_json(entry["item"], entry), entry["at"]) for entry in raw["history"])
-    answers = {item: ItemScore.from_json(item, raw_score) for item, raw_score in raw["items"].items()}
-    return answers, history
+    history = tuple(ReplacedScore(ItemScore.from_json(entry["item"], entry), entry["at"]) for entry in raw["history"])
+    scores = {item: ItemScore.from_json(item, raw_score) for item, raw_score in raw["items"].items()}
+    return scores, history
 
 
-def scores_fingerprint(answers: Mapping[str, ItemScore]) -> str:
+def scores_fingerprint(scores: Mapping[str, ItemScore]) -> str:
     """Return a fingerprint of the scores and flags. Notes are ignored, because they do not affect drift."""
     return fingerprint(
         {
             item: [score.format_ok, [[dict(tip.scores), tip.overlong] for tip in score.tips]]
-            for item, score in answers.items()
+            for item, score in scores.items()
         },
         32,
     )
@@ -115,7 +115,7 @@ class SheetStatus(StrEnum):
 
 @dataclass(frozen=True)
 class StoredSheet:
-    """A sheet stored in MLflow: its content, the kind and source of each item, and the answers."""
+    """A sheet stored in MLflow: its content, the kind and source of each item, and the scores."""
 
     sheet: TipSheet
     entries: tuple[SheetEntry, ...]  # in the sheet's order
@@ -125,40 +125,40 @@ class StoredSheet:
     seed: int = 0
     run_id: str = ""
     status: SheetStatus = SheetStatus.EXPORTED
-    answers: Mapping[str, ItemScore] = field(default_factory=dict)
-    replaced: tuple[ReplacedAnswer, ...] = ()  # answers replaced by later ones
+    scores: Mapping[str, ItemScore] = field(default_factory=dict)  # by item id
+    replaced: tuple[ReplacedScore, ...] = ()  # scores replaced by later ones
     acceptance: str | None = None  # reason for accepting the drift; only for the scores in `accepted_for`
     accepted_for: str | None = None  # the result of `scores_fingerprint`
     drift: Mapping[str, Any] | None = None  # None until the first verdict
-    final: bool = False  # whether the judge has finished the sheet, even if items are unanswered
+    final: bool = False  # whether the judge has finished the sheet, even if items are unscored
     revisions: int = 0  # changes applied after the first verdict
     applied_at: str | None = None
-    owner: str | None = None  # the judge named at export, or else the first judge who applied answers
+    owner: str | None = None  # the judge named at export, or else the first judge who applied scores
     self_exact: float | None = None  # share of equal scores on repeated tips
 
     @property
     def finished(self) -> int:
-        """The number of answered items."""
-        return len(self.answers)
+        """The number of scored items."""
+        return len(self.scores)
 
     @property
-    def unanswered(self) -> tuple[SheetEntry, ...]:
-        """The entries without an answer."""
-        return tuple(entry for entry in self.entries if entry.item.id not in self.answers)
+    def unscored(self) -> tuple[SheetEntry, ...]:
+        """The entries without scores."""
+        return tuple(entry for entry in self.entries if entry.item.id not in self.scores)
 
     @property
     def is_open(self) -> bool:
-        """Whether items are unanswered and the judge has not finished the sheet."""
-        return not self.final and bool(self.unanswered)
+        """Whether items are unscored and the judge has not finished the sheet."""
+        return not self.final and bool(self.unscored)
 
     @property
     def accepted(self) -> str | None:
         """The reason for accepting the drift of the current scores, or None."""
-        return self.acceptance_of(self.answers)
+        return self.acceptance_of(self.scores)
 
-    def acceptance_of(self, answers: Mapping[str, ItemScore]) -> str | None:
+    def acceptance_of(self, scores: Mapping[str, ItemScore]) -> str | None:
         """Return the reason for accepting the drift of exactly these scores and flags, or None."""
-        if self.acceptance and self.accepted_for == scores_fingerprint(answers):
+        if self.acceptance and self.accepted_for == scores_fingerprint(scores):
             return self.acceptance
         return None
 
@@ -269,14 +269,14 @@ def check_no_open_sheet(store: RunStore, experiment: Experiment, judge: str) -> 
     for stored in stored_sheets(store, experiment.experiment_id, experiment.name, judge):
         if stored.is_open and not stored.provisional:
             raise SheetsClosed(
-                f"{judge} has the open sheet {stored.sheet.id} in {experiment.name} ({len(stored.unanswered)} items "
+                f"{judge} has the open sheet {stored.sheet.id} in {experiment.name} ({len(stored.unscored)} items "
                 "left). Sheets come before duels: fill it in, or finish it with `tipbench judge apply FILE --final` "
                 "or *Finish batch*."
             )
 
 
 def has_duels(store: RunStore, experiment: Experiment, judge: str) -> bool:
-    """Return whether the judge has opened a duel in the experiment, answered or not."""
+    """Return whether the judge has opened a duel in the experiment, judged or not."""
     where = {"kind": str(RunKind.JUDGING), SHEET_KIND: DUEL, "judge": judge}
     return next(store.search(experiment.experiment_id, where=where, limit=1), None) is not None
 
@@ -300,7 +300,7 @@ def _read_sheets(
 ) -> Iterator[StoredSheet]:
     def parse(run: StoredRun, texts: Mapping[str, str], rubric: Rubric) -> StoredSheet:
         content, key = json.loads(texts[SHEET]), json.loads(texts[KEY])
-        answers, replaced = read_answers(texts.get(ANSWERS))
+        scores, replaced = read_item_scores(texts.get(FILLED))
         items, entries = [], []
         for id_, scenario, format_ok, tips in content["items"]:
             item = Item(id_, content["cards"][scenario], bool(format_ok), tuple(SheetTip(*tip) for tip in tips))
@@ -325,7 +325,7 @@ def _read_sheets(
             seed=int(run.params["seed"]),
             run_id=run.run_id,
             status=SheetStatus(run.tags["sheet_status"]),
-            answers=answers,
+            scores=scores,
             replaced=replaced,
             acceptance=run.tags.get("drift_accepted"),
             accepted_for=run.tags.get("drift_accepted_for"),
@@ -353,7 +353,7 @@ def read_judgings(
         conditions[SHEET_KIND] = DUEL
     conditions.update(where)
     rubrics: dict[str, Rubric] = {}  # by text, because most sheets have the same rubric
-    for run, texts in store.read(experiment_id, where=conditions, texts=(SHEET, KEY, RUBRIC, ANSWERS, DRIFT)):
+    for run, texts in store.read(experiment_id, where=conditions, texts=(SHEET, KEY, RUBRIC, FILLED, DRIFT)):
         if run.tags.get(SHEET_KIND, "sheet") != kind:  # ordinary sheets lack the tag, so the search cannot select them
             continue
         try:

@@ -153,7 +153,7 @@ def _judge_status(
     measured = [
         stored for stored in applied if stored.drift is not None and rubric and stored.sheet.rubric.tag == rubric.tag
     ]
-    controls = [list(control_scores(stored.entries, stored.answers)) for stored in measured]
+    controls = [list(control_scores(stored.entries, stored.scores)) for stored in measured]
     seconds = [
         (datetime.fromisoformat(stored.applied_at) - datetime.fromisoformat(stored.exported)).total_seconds()
         for stored in applied

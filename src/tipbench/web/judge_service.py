@@ -192,7 +192,7 @@ def accept_drift(store: RunStore, name: str, sheet: str, reason: str, who: Ident
         raise Invalid(
             f"Sheet {sheet[:64]} is {stored.status}, not held: there is no drift to accept.", path="body.sheet"
         )
-    filled = sheet_json(replace(stored.sheet, judge=stored.owner), stored.answers)
+    filled = sheet_json(replace(stored.sheet, judge=stored.owner), stored.scores)
     return apply_sheet(store, name, filled, options)
 
 

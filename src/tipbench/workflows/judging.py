@@ -104,7 +104,7 @@ def requested_sheet(
 ) -> ExportResult | None:
     """Return the stored sheet or a new export. None if the stored sheet does not exist or belongs to another judge.
 
-    A judge with an open sheet gets it again while more than half of it is unanswered. `report_focus` is called with the
+    A judge with an open sheet gets it again while more than half of it is unscored. `report_focus` is called with the
     selected cells if the query has `focus`.
     """
     if query.sheet is not None:
@@ -120,12 +120,12 @@ def requested_sheet(
         sheets = stored_sheets(store, experiment.experiment_id, experiment.name, request.judge)
         own_sheets = [sheet for sheet in sheets if not sheet.provisional]
         for sheet in own_sheets:
-            if sheet.is_open and 2 * len(sheet.unanswered) > len(sheet.entries):
+            if sheet.is_open and 2 * len(sheet.unscored) > len(sheet.entries):
                 return ExportResult(sheet)
-        # Leave out the unanswered cells of the judge's other sheets. If cells appeared on two sheets, the judge could
+        # Leave out the unscored cells of the judge's other sheets. If cells appeared on two sheets, the judge could
         # recognise the controls as the items that appear on only one.
-        unanswered = (entry for sheet in own_sheets for entry in sheet.unanswered)
-        cells = frozenset(entry.run_id for entry in unanswered if entry.kind is ItemKind.CELL and entry.run_id)
+        unscored = (entry for sheet in own_sheets for entry in sheet.unscored)
+        cells = frozenset(entry.run_id for entry in unscored if entry.kind is ItemKind.CELL and entry.run_id)
         request = replace(request, without=cells)
     return export_sheet(store, experiment, request)
 
@@ -135,7 +135,7 @@ def sheet_file(stored: StoredSheet, query: SheetRequest) -> str:
     to_text = sheet_csv if query.format == "csv" else sheet_text
     if not query.filled:
         return to_text(stored.sheet)
-    return to_text(replace(stored.sheet, judge=stored.owner), stored.answers)
+    return to_text(replace(stored.sheet, judge=stored.owner), stored.scores)
 
 
 def apply_file(

@@ -272,18 +272,6 @@ def test_a_command_without_a_program_is_a_usage_error(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"timeout_s": 0},
-        {"batch": 0},
-    ],
-)
-def test_a_limit_below_one_is_a_usage_error(wrong: dict[str, int]) -> None:
-    with pytest.raises(UsageError, match="above 0"):
-        CommandJudge(run("honest"), "x", **wrong)
-
-
-@pytest.mark.parametrize(
     ("text", "name"),
     [("claude -p 'judge this'", "claude"), ("/opt/bin/judge.py --x", "judge.py"), ("'a\tb' c", "a b")],
 )

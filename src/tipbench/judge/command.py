@@ -56,26 +56,22 @@ class CommandJudge:
             found = Path(program).exists() and os.sep in program
             problem = "is not executable" if found else "was not found"
             raise UsageError(f"The judge's program {program[:200]!r} {problem}. Check its name, permissions and PATH.")
-        if timeout_s <= 0 or (batch is not None and batch < 1):
-            raise UsageError(
-                f"The judge's time limit and batch size must be above 0 (got {timeout_s:g} s and {batch})."
-            )
 
     def fill(self, sheet: TipSheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
         size = self._batch or max(1, len(sheet.items))
         for first in range(0, len(sheet.items), size):
             items = sheet.items[first : first + size]
-            missing: dict[str, str] = {}
+            reasons: dict[str, str] = {}  # of the unscored items, by id
             for result in self._run_once(replace(sheet, items=items), report):
                 if isinstance(result, Unscored):
-                    missing[result.item] = result.reason
+                    reasons[result.item] = result.reason
                 else:
                     yield result
-            if missing:
-                first_reason = next(iter(missing.values()))
-                scored = len(items) - len(missing)
+            if reasons:
+                first_reason = next(iter(reasons.values()))
+                scored = len(items) - len(reasons)
                 report(f"{self.name}: {scored} of {len(items)} scored; retrying the others once ({first_reason})")
-                retried = tuple(item for item in items if item.id in missing)
+                retried = tuple(item for item in items if item.id in reasons)
                 yield from self._run_once(replace(sheet, items=retried), report)
 
     def _run_once(self, sheet: TipSheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:

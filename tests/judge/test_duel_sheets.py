@@ -233,7 +233,7 @@ def test_a_revised_item_keeps_its_history(driver: SheetDriver) -> None:
     assert change.after == "tie"
     found = find_duel(driver.store, driver.experiment.experiment_id, driver.experiment.name, done.stored.sheet.id)
     assert found is not None
-    (former,) = found.history
+    (former,) = found.replaced
     assert (former.item, former.winner) == (change.item, change.before)
 
 

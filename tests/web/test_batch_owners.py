@@ -11,7 +11,7 @@ import pytest
 
 from support.judged import judge_at
 from support.judging import MODELS, always, fill, honest, record_cells
-from tipbench.judge.duels import Winner, duel_json, find_duel
+from tipbench.judge.duels import duel_json, find_duel
 from tipbench.record.store import MemoryStore
 from tipbench.web.auth import Identity, Role
 from tipbench.web.batches import batch_service_of
@@ -232,9 +232,10 @@ def test_the_preview_of_filled_duels_shows_new_and_old_winners(tied: JudgeClient
     found = find_duel(served.store, driver_of(served).experiment.experiment_id, EXPERIMENT, sheet)
     assert found is not None
     items = [item.id for item in found.sheet.items]
-    apply = f"{API}/judge/{EXPERIMENT}/apply"
-    assert served.post(apply, token=tied.token, json=duel_json(found.sheet, {items[0]: Winner.A})).status_code == 200
-    raw = duel_json(found.sheet, {items[0]: Winner.B, items[1]: Winner.TIE})
+    raw = duel_json(found.sheet)
+    raw["items"][0]["winner"] = "a"
+    assert served.post(f"{API}/judge/{EXPERIMENT}/apply", token=tied.token, json=raw).status_code == 200
+    raw["items"][0]["winner"], raw["items"][1]["winner"] = "b", "tie"
     data = {"csrf": served.log_in(tied.token), "experiment": EXPERIMENT}
     page = served.post(
         "/judge/preview", token=None, headers=HTML, data=data, files={"sheet": ("duels.json", json.dumps(raw))}

@@ -7,7 +7,7 @@ import random
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from itertools import combinations, zip_longest
 from pathlib import Path
@@ -137,16 +137,15 @@ class DuelItem(SheetItem):
 DuelSheet = Sheet[DuelItem]
 
 
-def duel_json(sheet: DuelSheet, winners: Mapping[str, Winner] | None = None) -> dict[str, Any]:
-    """Return the sheet as JSON-serializable values, with existing winners filled in."""
-    given = winners or {}
+def duel_json(sheet: DuelSheet) -> dict[str, Any]:
+    """Return the blank sheet as JSON-serializable values."""
     items = [
         {
             "item": item.id,
             "sha256": item.sha256,
             "scenario": item.scenario,
             **{key: [{"tip": tip.tip, "rationale": tip.rationale} for tip in tips] for key, tips in item.texts.items()},
-            "winner": str(given[item.id]) if item.id in given else None,
+            "winner": None,
         }
         for item in sheet.items
     ]
@@ -177,12 +176,12 @@ def check_duel(raw_item: object, item: DuelItem) -> Winner | list[Problem] | Non
         return location.problems
     check_unchanged(location, raw_item, item)
     for side, tips in item.texts.items():
-        given = raw_item.get(side)
-        if not isinstance(given, list) or len(given) != len(tips):
-            seen = str(len(given)) if isinstance(given, list) else describe_value(raw_item, side)
+        raw_tips = raw_item.get(side)
+        if not isinstance(raw_tips, list) or len(raw_tips) != len(tips):
+            seen = str(len(raw_tips)) if isinstance(raw_tips, list) else describe_value(raw_item, side)
             location.refuse(side, seen, f"the answer's {len(tips)} tips")
             continue
-        for number, (raw_tip, tip) in enumerate(zip(given, tips, strict=True), start=1):
+        for number, (raw_tip, tip) in enumerate(zip(raw_tips, tips, strict=True), start=1):
             at_tip = location.at_tip(number, raw_tip)
             if not isinstance(raw_tip, Mapping):
                 at_tip.refuse(side, shown(raw_tip), "the tip as exported")
@@ -219,8 +218,8 @@ class StoredDuelSheet:
     run_id: str = ""
     status: SheetStatus = SheetStatus.EXPORTED
     choices: Mapping[str, DuelChoice] = field(default_factory=dict)  # by item id
-    history: tuple[DuelChoice, ...] = ()  # replaced choices
-    owner: str | None = None  # named at export, else the first judge who filled it
+    replaced: tuple[DuelChoice, ...] = ()  # choices replaced by later ones
+    owner: str | None = None  # the judge named at export, or else the first judge who applied choices
 
 
 def record_duel(store: RunStore, experiment_id: str, stored: StoredDuelSheet) -> str:
@@ -257,13 +256,6 @@ def stored_duel_sheets(store: RunStore, experiment_id: str, experiment: str) -> 
     return _read_sheets(store, experiment_id, experiment, {})
 
 
-def choices_text(choices: Mapping[str, DuelChoice], history: Sequence[DuelChoice]) -> str:
-    """Serialize the choices for storage with the sheet."""
-    current = {item: {"winner": str(choice.winner), "at": choice.at} for item, choice in sorted(choices.items())}
-    replaced = [{"item": choice.item, "winner": str(choice.winner), "at": choice.at} for choice in history]
-    return compact_json({"answers": current, "history": replaced})
-
-
 def _read_sheets(
     store: RunStore, experiment_id: str, experiment: str, where: Mapping[str, str]
 ) -> Iterator[StoredDuelSheet]:
@@ -272,7 +264,7 @@ def _read_sheets(
 
     def parse(run: StoredRun, texts: Mapping[str, str], rubric: Rubric) -> StoredDuelSheet:
         content, key = json.loads(texts[SHEET]), json.loads(texts[KEY])
-        given = json.loads(texts[FILLED]) if FILLED in texts else {"answers": {}, "history": []}
+        filled = json.loads(texts[FILLED]) if FILLED in texts else {"answers": {}, "history": []}
         tip_lists = [tuple(Tip(*tip) for tip in tips) for tips in content["answers"]]
         cards = content["cards"]
         items = tuple(DuelItem(id_, cards[card], tip_lists[a], tip_lists[b]) for id_, card, a, b in content["items"])
@@ -284,8 +276,8 @@ def _read_sheets(
             seed=int(run.params["seed"]),
             run_id=run.run_id,
             status=SheetStatus(run.tags["sheet_status"]),
-            choices={item: choice({"item": item, **raw}) for item, raw in given["answers"].items()},
-            history=tuple(choice(raw) for raw in given["history"]),
+            choices={item: choice({"item": item, **raw}) for item, raw in filled["answers"].items()},
+            replaced=tuple(choice(raw) for raw in filled["history"]),
             owner=run.tags.get("judge"),
         )
 
@@ -421,21 +413,25 @@ def apply_duels(
     filled = check_file(FORMAT, raw, expected, check_duel, judge=judge)
     check_no_open_sheet(store, experiment, filled.judge)  # the file may have been exported without a name
     at = now_iso()
-    changes, choices, history = [], dict(stored.choices), list(stored.history)
+    changes, choices, replaced = [], dict(stored.choices), list(stored.replaced)
     for item, winner in filled.finished.items():
         former = choices.get(item)
         if former is None or former.winner is not winner:
             changes.append(DuelChange(item, former.winner if former else None, winner))
             if former is not None:
-                history.append(former)
+                replaced.append(former)
             choices[item] = DuelChoice(item, winner, at)
     twice, same = _consistency(replace(stored, choices=choices))
     if changes and not dry_run:
         metrics = {"finished": float(len(choices))} | ({"same_in_both_orders": same / twice} if twice else {})
+        content = {
+            "answers": {item: {"winner": choice.winner, "at": choice.at} for item, choice in sorted(choices.items())},
+            "history": [asdict(choice) for choice in replaced],
+        }
         change = RunChange(
             metrics=metrics,
             tags={"sheet_status": str(SheetStatus.APPLIED), "judge": filled.judge, "applied_at": at},
-            texts={FILLED: choices_text(choices, history)},
+            texts={FILLED: compact_json(content)},
             at_ms=milliseconds(at),
         )
         store.update(stored.run_id, change)

@@ -219,13 +219,10 @@ def check_unchanged(location: Location, raw_item: Mapping[str, Any], item: Sheet
 
 def name_problem(name: object, *, allow_reserved: bool = False) -> str | None:
     """Return the requirement that a judge's name violates, or None if the name is valid."""
-    if (
-        not isinstance(name, str)
-        or not 1 <= len(normalize_name(name)) <= MAX_NAME
-        or not normalize_name(name).isprintable()
-    ):
+    normalized = normalize_name(name) if isinstance(name, str) else ""
+    if not 1 <= len(normalized) <= MAX_NAME or not normalized.isprintable():
         return f"a name of 1 to {MAX_NAME} printable characters on one line"
-    if not allow_reserved and is_reserved(normalize_name(name)):
+    if not allow_reserved and is_reserved(normalized):
         return "a name other than 'rules' and 'ollama:…', which belong to the provisional judges"
     return None
 
@@ -268,13 +265,13 @@ def _check_judge(
             location.refuse("judge", shown(name), requirement)
             return None
     names = [normalize_name(name) for name in candidates]
+    expected = names[-1]  # the owner's name; without an owner, the one of --judge
+    why = "as given by --judge; use one of the two names" if owner is None else "whose sheet this is"
     for name in names:
-        if owner is not None and name != names[-1]:  # the last name is the owner
-            location.refuse("judge", shown(name), f"{shown(owner)}, whose sheet this is")
+        if name != expected:
+            location.refuse("judge", shown(name), f"{shown(expected)}, {why}")
             return None
-    if names[0] != names[-1]:
-        location.refuse("judge", shown(names[0]), f"{shown(names[-1])}, as given by --judge; use one of the two names")
-    return names[0]
+    return expected
 
 
 def _check_tip(location: Location, raw: object, tip: SheetTip, rubric: Rubric) -> TipScore | None:

@@ -405,7 +405,7 @@ def test_a_control_seen_in_another_experiment_is_not_fresh(driver: SheetDriver) 
 
 
 def ran_rules(driver: SheetDriver) -> JudgeResult:
-    return run_judge(driver.store, driver.experiment, RulesJudge(), ExportRequest(seed=1), report=lambda _text: None)
+    return run_judge(driver.store, driver.experiment, RulesJudge(), ExportRequest(seed=1))
 
 
 def test_the_rules_judge_scores_provisionally_and_changes_no_score_of_people(driver: SheetDriver) -> None:

@@ -216,7 +216,7 @@ class JudgeResult:
 class JudgeEnvironment:
     """Callbacks and settings of a judge run."""
 
-    report: Callable[[str], None]
+    report: Callable[[str], None] = lambda _text: None
     progress: Progress = lambda _scored, _unscored, _total: None
     lock: Callable[[], AbstractContextManager[object]] = nullcontext  # held while scores are written
     wait_s: float = 0.0  # maximum wait for MLflow, if it is unavailable when all items are scored
@@ -230,14 +230,12 @@ def run_judge(
     judge: AutomaticJudge,
     request: ExportRequest,
     *,
-    report: Callable[[str], None] | None = None,
     accept: str | None = None,
     environment: JudgeEnvironment | None = None,
 ) -> JudgeResult:
     """Score pending cells with an automatic judge. Raises NotEnoughData if there are none."""
     request = replace(request, judge=judge.name, provisional=judge.provisional)
-    environment = environment or JudgeEnvironment(report or (lambda _text: None))
-    return _Run(store, experiment, judge, request, accept, environment).run()
+    return _Run(store, experiment, judge, request, accept, environment or JudgeEnvironment()).run()
 
 
 @dataclass(frozen=True)
@@ -259,7 +257,7 @@ class _Run:
         last = next((stored for stored in sheets if stored.scores and stored.provisional == provisional), None)
         if last is not None and last.status is SheetStatus.EXPORTED:
             self.environment.report(
-                f"continuing the sheet {last.sheet.id}: {last.finished} of {len(last.entries)} items are scored"
+                f"continuing the sheet {last.sheet.id}: {len(last.scores)} of {len(last.entries)} items are scored"
             )
             return self._judge(last, continued=True)
         cells = read_cells(self.store, experiment.experiment_id)
@@ -346,9 +344,9 @@ class _Run:
 
 @dataclass
 class _SheetScores:
-    """The scores so far.
+    """The sheet's scores: stored ones and new ones.
 
-    They are saved with the sheet every SAVE_INTERVAL_S seconds, so that a crash loses little work.
+    New ones are saved with the sheet every SAVE_INTERVAL_S seconds, so that a crash loses little work.
     """
 
     store: RunStore
@@ -356,7 +354,7 @@ class _SheetScores:
     report: Callable[[str], None]
     new: dict[str, ItemScore] = field(default_factory=dict)  # by item id
     _saved: int = 0  # number of new scores that are saved
-    _saved_at: float = field(default_factory=time.monotonic)  # time of the last attempt
+    _saved_at: float = field(default_factory=time.monotonic)  # time of the last attempt to save
     _reported: bool = False  # whether a failed attempt was reported
 
     @property

@@ -114,7 +114,7 @@ def export(
     if sheet is None:
         _print_exported(result, request.judge, out)
     else:
-        with_scores = f", {result.stored.finished} with the scores applied so far" if filled else ""
+        with_scores = f", {len(result.stored.scores)} with the scores applied so far" if filled else ""
         print_message(f"sheet {sheet} again: {len(result.stored.entries)} items {_location(out)}{with_scores}")
 
 

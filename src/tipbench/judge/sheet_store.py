@@ -39,7 +39,7 @@ SHEET_KIND = "sheet_kind"  # tag; absent on an ordinary sheet
 DUEL = "duel"  # its value on a duel sheet
 FINAL = "sheet_final"  # tag
 REVISIONS = "sheet_revisions"  # tag
-HIDDEN = "hidden_"  # prefix of the metrics, tags and texts of hidden items; each has as many as a cell
+HIDDEN = "hidden_"  # prefix of the metrics, tags and texts that imitate the update of a cell for a hidden item
 StoredT = TypeVar("StoredT")
 
 
@@ -127,19 +127,14 @@ class StoredSheet:
     status: SheetStatus = SheetStatus.EXPORTED
     scores: Mapping[str, ItemScore] = field(default_factory=dict)  # by item id
     replaced: tuple[ReplacedScore, ...] = ()  # scores replaced by later ones
-    acceptance: str | None = None  # reason for accepting the drift; only for the scores in `accepted_for`
-    accepted_for: str | None = None  # the result of `scores_fingerprint`
+    acceptance: str | None = None  # reason for accepting the drift; only for the scores of `accepted_for`
+    accepted_for: str | None = None  # the `scores_fingerprint` of the scores whose drift was accepted
     drift: Mapping[str, Any] | None = None  # None until the first verdict
     final: bool = False  # whether the judge has finished the sheet, even if items are unscored
     revisions: int = 0  # changes applied after the first verdict
     applied_at: str | None = None
     owner: str | None = None  # the judge named at export, or else the first judge who applied scores
     self_exact: float | None = None  # share of equal scores on repeated tips
-
-    @property
-    def finished(self) -> int:
-        """The number of scored items."""
-        return len(self.scores)
 
     @property
     def unscored(self) -> tuple[SheetEntry, ...]:
@@ -263,7 +258,7 @@ def check_no_duels(store: RunStore, experiment: Experiment, judge: str) -> None:
 
 
 def check_no_open_sheet(store: RunStore, experiment: Experiment, judge: str) -> None:
-    """Raise SheetsClosed if the judge, who has no duels yet, has an open sheet in the experiment."""
+    """Raise SheetsClosed if the judge has an open sheet in the experiment that no earlier duel has closed."""
     if has_duels(store, experiment, judge):
         return
     for stored in stored_sheets(store, experiment.experiment_id, experiment.name, judge):
@@ -301,23 +296,22 @@ def _read_sheets(
     def parse(run: StoredRun, texts: Mapping[str, str], rubric: Rubric) -> StoredSheet:
         content, key = json.loads(texts[SHEET]), json.loads(texts[KEY])
         scores, replaced = read_item_scores(texts.get(FILLED))
-        items, entries = [], []
+        entries = []
         for id_, scenario, format_ok, tips in content["items"]:
-            item = Item(id_, content["cards"][scenario], bool(format_ok), tuple(SheetTip(*tip) for tip in tips))
             source = key["items"][id_]
-            items.append(item)
             entries.append(
                 SheetEntry(
-                    item,
+                    Item(id_, content["cards"][scenario], bool(format_ok), tuple(SheetTip(*tip) for tip in tips)),
                     kind=ItemKind(source["behind"]),
                     run_id=source["run"],
                     controls=tuple(source["controls"]),
                     references=tuple(source["references"]),
                 )
             )
+        items = tuple(entry.item for entry in entries)
         instructions_text = content.get("instructions", "")
         return StoredSheet(
-            sheet=Sheet(run.tags["sheet"], experiment, key["judge"], rubric, tuple(items), instructions_text),
+            sheet=Sheet(run.tags["sheet"], experiment, key["judge"], rubric, items, instructions_text),
             entries=tuple(entries),
             exported=run.tags["exported_at"],
             provisional=run.tags.get("provisional") == "true",

@@ -286,10 +286,8 @@ class SheetApplier:
         Otherwise the duration of an apply would reveal which items are hidden, above all with long notes. The update
         adds metrics, tags and a text to the sheet's run, which are never read.
         """
-        new, old_score = self._judgement(self._scores[item]), self.stored.scores.get(item)
-        old_scores = NO_SCORES if old_score is None else NO_SCORES.with_judgement(self._judgement(old_score))
-        unchanged = old_scores.with_judgement(new) is old_scores
-        if self.stored.provisional or unchanged:  # a cell would be read, but not written
+        score = self._scores[item]
+        if self.stored.provisional or score == self.stored.scores.get(item):  # a cell would be read, but not written
             if not already_read:
                 self._read_next_cell(item)
             return
@@ -298,7 +296,7 @@ class SheetApplier:
         for replaced in self._replaced:
             if replaced.score.item == item:
                 scores = scores.with_judgement(self._judgement(replaced.score))
-        change = run_change(scores.with_judgement(new), {}, milliseconds(self._at))
+        change = run_change(scores.with_judgement(self._judgement(score)), {}, milliseconds(self._at))
         imitation = RunChange(
             metrics={HIDDEN + name: value for name, value in change.metrics.items()},
             tags={HIDDEN + name: value for name, value in change.tags.items()},
@@ -327,7 +325,7 @@ class SheetApplier:
 
     def _read_cell(self, run_id: str) -> JudgedCell | None:
         """Return the cell as it is in MLflow now, or None if its run was deleted."""
-        with self._noting_deletion(run_id):
+        with _skip_deleted(run_id, self._deleted):
             return JudgedCell(*self._store.get(run_id))
         return None
 
@@ -336,21 +334,11 @@ class SheetApplier:
         cell = self._read_cell(run_id)
         change = None if cell is None else self._change(cell)
         if change is not None:
-            with self._noting_deletion(run_id):
+            with _skip_deleted(run_id, self._deleted):
                 self._store.update(run_id, change)
                 self._wrote = True
                 return True
         return False
-
-    @contextmanager
-    def _noting_deletion(self, run_id: str) -> Iterator[None]:
-        """Suppress the error that the run was deleted, and add the run to the deleted ones."""
-        try:
-            yield
-        except MlflowError as exc:
-            if not _is_deleted(exc):
-                raise
-            self._deleted.add(run_id)
 
     def _change(self, cell: JudgedCell) -> RunChange | None:
         """Return the update that adds the sheet's scores to the cell's run, or None if it has them."""
@@ -395,20 +383,24 @@ def update_floor_scores(store: RunStore, run_ids: Iterable[str], rubric: Rubric,
     """Rewrite the floor scores of runs without a usable tip for this rubric. Returns how many runs changed."""
     changed = 0
     for run_id in run_ids:
-        try:
+        with _skip_deleted(run_id, set()):
             run, _ = store.get(run_id)
             if run.tags.get("scores_rubric") != rubric.tag:
                 store.update(run_id, floor_change(rubric, milliseconds(at)))
                 changed += 1
-        except MlflowError as exc:
-            if not _is_deleted(exc):
-                raise
     return changed
 
 
-def _is_deleted(exc: MlflowError) -> bool:
-    """Return whether the error means that the run was deleted: either marked as deleted, or purged."""
-    return exc.code == "RESOURCE_DOES_NOT_EXIST" or "Current state is deleted" in str(exc)
+@contextmanager
+def _skip_deleted(run_id: str, deleted: set[str]) -> Iterator[None]:
+    """Suppress the error that this run was deleted in MLflow, and add its id to `deleted`."""
+    try:
+        yield
+    except MlflowError as exc:
+        purged, marked_as_deleted = exc.code == "RESOURCE_DOES_NOT_EXIST", "Current state is deleted" in str(exc)
+        if not purged and not marked_as_deleted:
+            raise
+        deleted.add(run_id)
 
 
 def alpha_by_scale(rubric: Rubric, cells: Iterable[CellScores]) -> dict[str, float | None]:
@@ -439,11 +431,7 @@ class ItemChange:
     item: str
     before: Mapping[str, float] | None  # means of the scales and the composite; None if not counted
     after: Mapping[str, float] | None
-    given: Mapping[str, float] | None = None  # the sheet's current scores, counted or not
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the change as JSON-serializable values."""
-        return dict(vars(self))
+    given: Mapping[str, float] | None  # the sheet's current scores, counted or not
 
 
 @dataclass(frozen=True)
@@ -511,7 +499,7 @@ class ApplyResult:
             "self_agreement": agreement,
             "alpha": {} if self.verdict_only else _rounded(dict(self.alpha)),
             "drift_accepted": self.accepted,
-            **({"dry_run": True, "changes": [change.to_json() for change in self.changes]} if self.dry_run else {}),
+            **({"dry_run": True, "changes": [vars(change) for change in self.changes]} if self.dry_run else {}),
         }
 
     def _drift_json(self, drift: Drift) -> dict[str, Any]:

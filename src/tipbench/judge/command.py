@@ -100,9 +100,9 @@ class CommandJudge:
             written, filled = _read_output(out_path), _read_output(sheet_path)
         if filled == content:
             filled = b""  # the program has not changed it
-        found = [recover_items(output, sheet) for output in (written, stdout, filled) if output]
+        sources = [recover_items(output, sheet) for output in (written, stdout, filled) if output]
         for item in sheet.items:
-            yield choose_score(item, sheet.rubric, found, failure)
+            yield choose_score(item, sheet.rubric, sources, failure)
 
 
 def _split_command(command: str) -> list[str]:

@@ -130,7 +130,7 @@ class DuelItem(SheetItem):
     b: tuple[Tip, ...]
 
     @property
-    def texts(self) -> Mapping[str, Sequence[Tip]]:
+    def tips_by_key(self) -> Mapping[str, Sequence[Tip]]:
         return {"a": self.a, "b": self.b}
 
 
@@ -144,7 +144,8 @@ def duel_json(sheet: DuelSheet) -> dict[str, Any]:
             "item": item.id,
             "sha256": item.sha256,
             "scenario": item.scenario,
-            **{key: [{"tip": tip.tip, "rationale": tip.rationale} for tip in tips] for key, tips in item.texts.items()},
+            "a": list(map(asdict, item.a)),
+            "b": list(map(asdict, item.b)),
             "winner": None,
         }
         for item in sheet.items
@@ -172,19 +173,19 @@ def check_duel(raw_item: object, item: DuelItem) -> Winner | list[Problem] | Non
     """Validate one item; return its winner, None if unfinished, or the problems."""
     location = Location([], item.id)
     if not isinstance(raw_item, Mapping):
-        location.refuse("item", shown(raw_item), "an object with item, sha256, scenario, a, b and winner")
+        location.add_problem("item", shown(raw_item), "an object with item, sha256, scenario, a, b and winner")
         return location.problems
     check_unchanged(location, raw_item, item)
-    for side, tips in item.texts.items():
+    for side, tips in item.tips_by_key.items():
         raw_tips = raw_item.get(side)
         if not isinstance(raw_tips, list) or len(raw_tips) != len(tips):
             seen = str(len(raw_tips)) if isinstance(raw_tips, list) else describe_value(raw_item, side)
-            location.refuse(side, seen, f"the answer's {len(tips)} tips")
+            location.add_problem(side, seen, f"the answer's {len(tips)} tips")
             continue
         for number, (raw_tip, tip) in enumerate(zip(raw_tips, tips, strict=True), start=1):
             at_tip = location.at_tip(number, raw_tip)
             if not isinstance(raw_tip, Mapping):
-                at_tip.refuse(side, shown(raw_tip), "the tip as exported")
+                at_tip.add_problem(side, shown(raw_tip), "the tip as exported")
                 continue
             check_text(at_tip, raw_tip, "tip", tip.tip, f"{side}.tip")
             check_text(at_tip, raw_tip, "rationale", tip.rationale, f"{side}.rationale")
@@ -193,7 +194,7 @@ def check_duel(raw_item: object, item: DuelItem) -> Winner | list[Problem] | Non
         return location.problems or None
     word = value.strip().casefold() if isinstance(value, str) else ""
     if word not in set(Winner):
-        location.refuse("winner", describe_value(raw_item, "winner"), "'a', 'b' or 'tie', or null")
+        location.add_problem("winner", describe_value(raw_item, "winner"), "'a', 'b' or 'tie', or null")
     return location.problems or Winner(word)
 
 

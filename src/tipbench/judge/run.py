@@ -107,13 +107,13 @@ def recover_items(output: bytes, sheet: TipSheet) -> RecoveredItems:
     return RecoveredItems(versions, mismatch)
 
 
-def choose_score(item: Item, rubric: Rubric, found: Sequence[RecoveredItems], failure: str) -> ItemScore | Unscored:
-    """Return the item's score from the first source in `found` that has exactly one valid score.
+def choose_score(item: Item, rubric: Rubric, sources: Sequence[RecoveredItems], failure: str) -> ItemScore | Unscored:
+    """Return the item's score from the first of the sources that has exactly one valid score.
 
     Without such a source, return the most specific reason. `failure` is why the judge failed, or empty.
     """
     invalid, unfinished = "", False
-    for source in found:
+    for source in sources:
         scores: list[ItemScore] = []
         for version in source.versions.get(item.id, ()):
             checked = check_item(version, item, rubric)
@@ -131,7 +131,7 @@ def choose_score(item: Item, rubric: Rubric, found: Sequence[RecoveredItems], fa
     if invalid:
         reasons = [f"invalid answer: {invalid}"]
     else:
-        mismatch = next((source.mismatch for source in found if source.mismatch), "")
+        mismatch = next((source.mismatch for source in sources if source.mismatch), "")
         reasons = ["returned unfinished" if unfinished else "not returned", mismatch, failure]
     return Unscored(item.id, safe_line("; ".join(filter(None, reasons)), _MAX_REASON))
 
@@ -195,8 +195,6 @@ def safe_line(text: str, limit: int) -> str:
 
 SAVE_INTERVAL_S = 20.0  # seconds between saves of new scores
 
-Progress = Callable[[int, int, int], None]  # called with the numbers of scored, unscored and all items
-
 
 @dataclass(frozen=True)
 class JudgeResult:
@@ -217,7 +215,7 @@ class JudgeEnvironment:
     """Callbacks and settings of a judge run."""
 
     report: Callable[[str], None] = lambda _text: None
-    progress: Progress = lambda _scored, _unscored, _total: None
+    progress: Callable[[int, int, int], None] = lambda _scored, _unscored, _total: None  # called with numbers of items
     lock: Callable[[], AbstractContextManager[object]] = nullcontext  # held while scores are written
     wait_s: float = 0.0  # maximum wait for MLflow, if it is unavailable when all items are scored
     rescue: Callable[[str, str], Path] | None = None  # saves a sheet (id, text) to a file, to be applied later
@@ -263,9 +261,9 @@ class _Run:
         cells = read_cells(self.store, experiment.experiment_id)
         accepting = last is not None and last.status is SheetStatus.HELD and self.accept is not None
         earlier_result = None if last is None else self._finish_earlier(last, cells, accepting=accepting)
-        if earlier_result is not None and accepting:
-            return earlier_result
         if earlier_result is not None:
+            if accepting:
+                return earlier_result
             cells = read_cells(self.store, experiment.experiment_id)
         try:
             stored = export_sheet(self.store, experiment, self.request, cells).stored

@@ -15,7 +15,7 @@ from tipbench.errors import MlflowError
 from tipbench.judge.apply import SheetApplier
 from tipbench.judge.scores import NO_SCORES, SCORES, scores_text
 from tipbench.judge.sheet import sheet_json
-from tipbench.judge.sheet_store import FILLED, ItemKind, SheetStatus, StoredSheet, find_sheet, receive
+from tipbench.judge.sheet_store import FILLED, ItemKind, SheetStatus, StoredSheet, find_sheet
 from tipbench.record.run import RunChange
 
 CELLS = 24
@@ -235,10 +235,9 @@ def test_replaced_scores_stay_with_the_sheet(driver: SheetDriver) -> None:
 
 def test_progress_counts_hidden_items_like_all_others(driver: SheetDriver) -> None:
     judging = driver.export("anna").stored
-    got = receive(driver.store, fill(judging))
     seen: list[tuple[int, int]] = []
-    work = SheetApplier(driver.store, got.experiment, got.stored, got.filled)
-    work.run(progress=lambda done, of: seen.append((done, of)))
+    applier = SheetApplier.for_file(driver.store, fill(judging))
+    applier.run(progress=lambda done, of: seen.append((done, of)))
     total = len(judging.entries)
     assert total > CELLS
     assert seen == [(done, total) for done in range(1, total + 1)]

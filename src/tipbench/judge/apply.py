@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tipbench.errors import MlflowError
+from tipbench.judge.check import check_sheet
 from tipbench.judge.controls import CONTROL_TIPS
 from tipbench.judge.drift import (
     MIN_CONTROLS,
@@ -31,7 +32,7 @@ from tipbench.judge.scores import (
     run_change,
     tip_means,
 )
-from tipbench.judge.sheet import FilledSheet, ItemScore, TipScore
+from tipbench.judge.sheet import FORMAT, FilledSheet, ItemScore, TipScore
 from tipbench.judge.sheet_store import (
     DRIFT,
     FILLED,
@@ -43,6 +44,8 @@ from tipbench.judge.sheet_store import (
     SheetEntry,
     SheetStatus,
     StoredSheet,
+    check_no_duels,
+    find_original,
     find_sheet,
     item_scores_text,
     milliseconds,
@@ -75,7 +78,7 @@ class SheetApplier:
         self.stored = stored
         self._judge = filled.judge
         self._at = now_iso()  # time of this apply
-        self._scores = {**stored.scores, **filled.finished}
+        self._scores = {**stored.scores, **filled.finished}  # by item id
         changed = [score for item, score in stored.scores.items() if self._scores[item] != score]
         self._replaced = (*stored.replaced, *(ReplacedScore(score, self._at) for score in changed))
         self._blank = sum(item in stored.scores for item in filled.unfinished)
@@ -85,6 +88,22 @@ class SheetApplier:
         self._held = stored.status is SheetStatus.HELD
         self._deleted: set[str] = set()  # ids of runs deleted in MLflow
         self._wrote = False  # whether this apply has written anything to MLflow
+
+    @classmethod
+    def for_file(
+        cls, store: RunStore, raw: Mapping[str, Any], *, judge: str | None = None, accepting: bool = False
+    ) -> SheetApplier:
+        """Validate a filled file against its stored sheet. Raises SheetRefused with all problems.
+
+        Raises SheetsClosed if the judge has opened duels. With `accepting`, an admin accepts the drift of a held sheet,
+        and duels are not checked.
+        """
+        experiment, stored = find_original(store, raw, FORMAT, find_sheet)
+        expected = replace(stored.sheet, judge=stored.owner or stored.sheet.judge)
+        filled = check_sheet(raw, expected, judge=judge, allow_reserved=stored.provisional)
+        if not stored.provisional and not accepting:
+            check_no_duels(store, experiment, filled.judge)
+        return cls(store, experiment, stored, filled)
 
     def _scored_items(self, kind: ItemKind) -> dict[str, str]:
         """Return the ids of the scored items of this kind, by run id."""
@@ -188,7 +207,7 @@ class SheetApplier:
         )
 
     def _enough_for_numbers(self) -> bool:
-        """Return whether so many items are scored that the numbers of the drift do not reveal a single control."""
+        """Return whether enough items are scored that the numbers of the drift do not reveal a single control."""
         controls = sum(1 for _ in control_scores(self.stored.entries, self._scores))
         return controls >= MIN_CONTROLS or len(self._scores) == len(self.stored.entries)
 
@@ -203,20 +222,20 @@ class SheetApplier:
         if stored.provisional or len(pooled) >= MIN_CONTROLS:
             return measure_drift(rubric.scales, pooled)
         earlier = [
-            sheet
+            other
             for experiment in self._store.experiments()
             if experiment.name.startswith(EXPERIMENT_PREFIX)
-            for sheet in stored_sheets(self._store, experiment.experiment_id, experiment.name, self._judge)
+            for other in stored_sheets(self._store, experiment.experiment_id, experiment.name, self._judge)
             if (
-                sheet.sheet.rubric.tag == rubric.tag
-                and sheet.exported < stored.exported
-                and sheet.status is SheetStatus.APPLIED
-                and sheet.drift is not None
-                and not sheet.provisional
+                other.sheet.rubric.tag == rubric.tag
+                and other.exported < stored.exported
+                and other.status is SheetStatus.APPLIED
+                and other.drift is not None
+                and not other.provisional
             )
         ]
-        for sheet in sorted(earlier, key=lambda sheet: sheet.exported, reverse=True):
-            scores = list(control_scores(sheet.entries, sheet.scores))
+        for other in sorted(earlier, key=lambda other: other.exported, reverse=True):
+            scores = list(control_scores(other.entries, other.scores))
             if len(pooled) < CONTROL_TIPS and scores:
                 pooled, sheets = pooled + scores, sheets + 1
         return measure_drift(rubric.scales, pooled, sheets=sheets)

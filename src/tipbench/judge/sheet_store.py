@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -12,19 +12,9 @@ from typing import Any, TypeVar
 
 import tipbench
 from tipbench.errors import CorruptText, SheetRefused, SheetsClosed
-from tipbench.judge.check import Problem, check_sheet, refusal, shown
+from tipbench.judge.check import Problem, refusal, shown
 from tipbench.judge.scores import RUBRIC
-from tipbench.judge.sheet import (
-    FORMAT,
-    FilledSheet,
-    Item,
-    ItemScore,
-    ItemT,
-    Sheet,
-    SheetTip,
-    TipSheet,
-    instructions,
-)
+from tipbench.judge.sheet import Item, ItemScore, ItemT, Sheet, SheetTip, TipSheet, instructions
 from tipbench.plan.config import EXPERIMENT_PREFIX, check_experiment_name
 from tipbench.plan.rubric import Control, Rubric, parse_rubric
 from tipbench.record.run import NewRun, RunKind, StoredRun
@@ -364,31 +354,6 @@ def read_judgings(
 def compact_json(value: object) -> str:
     """Return JSON without spaces, as stored in MLflow."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-@dataclass(frozen=True)
-class ReceivedSheet:
-    """A validated sheet that can be applied."""
-
-    experiment: Experiment
-    stored: StoredSheet
-    filled: FilledSheet[ItemScore]
-
-
-def receive(
-    store: RunStore, raw: Mapping[str, Any], *, judge: str | None = None, accepting: bool = False
-) -> ReceivedSheet:
-    """Validate a filled file against its stored sheet. Raises SheetRefused with all problems.
-
-    Raises SheetsClosed if the judge has opened duels. With `accepting`, an admin accepts the drift of a held sheet, and
-    duels are not checked.
-    """
-    experiment, stored = find_original(store, raw, FORMAT, find_sheet)
-    expected = replace(stored.sheet, judge=stored.owner or stored.sheet.judge)
-    filled = check_sheet(raw, expected, judge=judge, allow_reserved=stored.provisional)
-    if not stored.provisional and not accepting:
-        check_no_duels(store, experiment, filled.judge)
-    return ReceivedSheet(experiment, stored, filled)
 
 
 def find_original(

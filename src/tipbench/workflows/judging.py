@@ -24,7 +24,7 @@ from tipbench.judge.duels import DuelApplyResult, DuelRequest, apply_duels
 from tipbench.judge.export import ExportRequest, ExportResult, export_sheet
 from tipbench.judge.sheet import sheet_text
 from tipbench.judge.sheet_file import sheet_csv
-from tipbench.judge.sheet_store import ItemKind, StoredSheet, find_sheet, receive, stored_sheets
+from tipbench.judge.sheet_store import ItemKind, StoredSheet, find_sheet, stored_sheets
 from tipbench.plan.design import read_design
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import TIED
@@ -157,8 +157,7 @@ def apply_file(
         if accept is not None:
             raise InvalidOption("accept_drift", "applies to sheets of tips; duels have no drift.")
         return apply_duels(store, raw, judge=judge, dry_run=dry_run)
-    received = receive(store, raw, judge=judge, accepting=accept is not None)
-    applier = SheetApplier(store, received.experiment, received.stored, received.filled)
+    applier = SheetApplier.for_file(store, raw, judge=judge, accepting=accept is not None)
     check(applier)
     return applier.run(accept=accept, final=final, dry_run=dry_run, progress=progress)
 

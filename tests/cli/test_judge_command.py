@@ -58,7 +58,7 @@ class Table:
         return path, self.judging(re.findall(r"sheet (\w+)", ended.stderr)[0])
 
     def judging(self, sheet: str) -> StoredSheet:
-        found = find_sheet(self.driver.store, self.driver.experiment.experiment_id, self.name, sheet)
+        found = find_sheet(self.driver.store, self.driver.experiment, sheet)
         assert found is not None
         return found
 

@@ -55,7 +55,7 @@ def blank(judging: StoredSheet) -> dict[str, Any]:
 
 
 def read(driver: SheetDriver, judging: StoredSheet) -> StoredSheet:
-    found = find_sheet(driver.store, driver.experiment.experiment_id, driver.experiment.name, judging.sheet.id)
+    found = find_sheet(driver.store, driver.experiment, judging.sheet.id)
     assert found is not None
     return found
 

@@ -319,7 +319,7 @@ def test_a_recorded_sheet_is_exported_again_with_the_same_bytes_after_its_apply(
     for judge in ("anna", None):
         judging = driver.export(judge, everything=judge is not None).stored
         for _ in range(2):
-            found = find_sheet(driver.store, driver.experiment.experiment_id, driver.experiment.name, judging.sheet.id)
+            found = find_sheet(driver.store, driver.experiment, judging.sheet.id)
             assert found is not None
             assert sheet_text(found.sheet) == sheet_text(judging.sheet)
             assert found.entries == judging.entries
@@ -788,7 +788,7 @@ def test_a_judge_that_was_interrupted_continues_its_sheet(driver: SheetDriver) -
 
 
 def find_sheets(driver: SheetDriver) -> list[Any]:
-    return list(stored_sheets(driver.store, driver.experiment.experiment_id, driver.experiment.name))
+    return list(stored_sheets(driver.store, driver.experiment))
 
 
 def test_items_without_a_score_are_reported_with_the_reason_and_retried_next_time(driver: SheetDriver) -> None:

@@ -82,11 +82,7 @@ class Attacker:
     def refreshed(self, sheet: StoredSheet) -> StoredSheet:
         """Returns the sheet as it is stored now."""
         where = self.driver.experiment
-        return next(
-            each
-            for each in stored_sheets(self.store, where.experiment_id, where.name)
-            if each.sheet.id == sheet.sheet.id
-        )
+        return next(each for each in stored_sheets(self.store, where) if each.sheet.id == sheet.sheet.id)
 
     def fill_half(self, share: float = 0.5) -> None:
         """Scores the first part of the first sheet, and leaves the rest open."""

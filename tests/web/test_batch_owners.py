@@ -198,7 +198,7 @@ def test_duels_are_judged_like_any_batch(tied: JudgeClient) -> None:
     outcome = tied.close(batch["sheet"]).json()["outcome"]
     assert (outcome["status"], outcome["applied"], outcome["judged_in_both_orders"]) == ("applied", 40, 20)
     experiment = driver_of(tied.served).experiment
-    found = find_duel(tied.served.store, experiment.experiment_id, EXPERIMENT, batch["sheet"])
+    found = find_duel(tied.served.store, experiment, batch["sheet"])
     assert found is not None
     assert {choice.winner for choice in found.choices.values()} == {"a"}
 
@@ -229,7 +229,7 @@ def test_a_duel_that_is_taken_back_keeps_its_winner_and_is_counted(tied: JudgeCl
 
 def test_the_preview_of_filled_duels_shows_new_and_old_winners(tied: JudgeClient) -> None:
     served, sheet = tied.served, tied.open(kind="duel", limit=4)["sheet"]
-    found = find_duel(served.store, driver_of(served).experiment.experiment_id, EXPERIMENT, sheet)
+    found = find_duel(served.store, driver_of(served).experiment, sheet)
     assert found is not None
     items = [item.id for item in found.sheet.items]
     raw = duel_json(found.sheet)

@@ -39,7 +39,7 @@ def fetched(served: Served, **fields: str) -> Any:
 def kept(served: Served, sheet: str) -> StoredSheet:
     experiment = served.store.experiment(EXPERIMENT)
     assert experiment is not None
-    found = find_sheet(served.store, experiment.experiment_id, EXPERIMENT, sheet)
+    found = find_sheet(served.store, experiment, sheet)
     assert found is not None
     return found
 

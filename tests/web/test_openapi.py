@@ -125,7 +125,7 @@ def test_real_responses_to_changes_are_as_documented(served: Served, document: d
     jsonschema.validate(sheet.json(), schema_for(document, f"{API}/judge/{{experiment}}/sheets", "post", 201))
     experiment = served.store.experiment(EXPERIMENT)
     assert experiment is not None
-    judging = find_sheet(served.store, experiment.experiment_id, EXPERIMENT, sheet.json()["sheet"])
+    judging = find_sheet(served.store, experiment, sheet.json()["sheet"])
     assert judging is not None
     for query, token in (("?dry_run=true", ""), ("", "")):
         done = served.post(f"{API}/judge/{EXPERIMENT}/apply{query}", token=token, json=fill(judging))

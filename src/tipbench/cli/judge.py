@@ -173,7 +173,7 @@ def duel(
     _check_target(out)
     with open_experiment(load_settings(), mlflow_url, experiment) as (store, stored_experiment):
         if sheet is not None:
-            stored = find_duel(store, stored_experiment.experiment_id, stored_experiment.name, sheet)
+            stored = find_duel(store, stored_experiment, sheet)
             if stored is None:
                 raise UsageError(
                     f"{stored_experiment.name} has no duel file {sheet!r}. Leave --sheet out to export a new one."

@@ -225,7 +225,7 @@ class SheetApplier:
             other
             for experiment in self._store.experiments()
             if experiment.name.startswith(EXPERIMENT_PREFIX)
-            for other in stored_sheets(self._store, experiment.experiment_id, experiment.name, self._judge)
+            for other in stored_sheets(self._store, experiment, self._judge)
             if (
                 other.sheet.rubric.tag == rubric.tag
                 and other.exported < stored.exported
@@ -365,7 +365,7 @@ class SheetApplier:
         if scores.counted and scores.counted[0].rubric not in self._rubrics:
             # The scores that count are of another sheet, which has stored its rubric.
             sheet_id = scores.counted[0].sheet
-            other = find_sheet(self._store, self._experiment.experiment_id, self._experiment.name, sheet_id)
+            other = find_sheet(self._store, self._experiment, sheet_id)
             if other:
                 self._rubrics[other.sheet.rubric.tag] = other.sheet.rubric
         change = run_change(scores, self._rubrics, milliseconds(self._at))

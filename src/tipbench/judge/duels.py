@@ -247,19 +247,17 @@ def record_duel(store: RunStore, experiment_id: str, stored: StoredDuelSheet) ->
     return store.record(experiment_id, run)
 
 
-def find_duel(store: RunStore, experiment_id: str, experiment: str, sheet_id: str) -> StoredDuelSheet | None:
+def find_duel(store: RunStore, experiment: Experiment, sheet_id: str) -> StoredDuelSheet | None:
     """Return the duel sheet with this id, or None if absent."""
-    return next(_read_sheets(store, experiment_id, experiment, {"sheet": sheet_id}), None)
+    return next(_read_sheets(store, experiment, {"sheet": sheet_id}), None)
 
 
-def stored_duel_sheets(store: RunStore, experiment_id: str, experiment: str) -> Iterator[StoredDuelSheet]:
+def stored_duel_sheets(store: RunStore, experiment: Experiment) -> Iterator[StoredDuelSheet]:
     """Yield the duel sheets of an experiment, newest first."""
-    return _read_sheets(store, experiment_id, experiment, {})
+    return _read_sheets(store, experiment, {})
 
 
-def _read_sheets(
-    store: RunStore, experiment_id: str, experiment: str, where: Mapping[str, str]
-) -> Iterator[StoredDuelSheet]:
+def _read_sheets(store: RunStore, experiment: Experiment, where: Mapping[str, str]) -> Iterator[StoredDuelSheet]:
     def choice(raw: Mapping[str, Any]) -> DuelChoice:
         return DuelChoice(raw["item"], Winner(raw["winner"]), raw["at"])
 
@@ -270,7 +268,7 @@ def _read_sheets(
         cards = content["cards"]
         items = tuple(DuelItem(id_, cards[card], tip_lists[a], tip_lists[b]) for id_, card, a, b in content["items"])
         return StoredDuelSheet(
-            sheet=Sheet(run.tags["sheet"], experiment, key["judge"], rubric, items),
+            sheet=Sheet(run.tags["sheet"], experiment.name, key["judge"], rubric, items),
             sides={item: (runs[0], runs[1]) for item, runs in key["items"].items()},
             pairs={run_id: (pair[0], pair[1]) for run_id, pair in key["runs"].items()},
             exported=run.tags["exported_at"],
@@ -282,7 +280,7 @@ def _read_sheets(
             owner=run.tags.get("judge"),
         )
 
-    return read_judgings(store, experiment_id, DUEL, where, parse)
+    return read_judgings(store, experiment, DUEL, where, parse)
 
 
 @dataclass(frozen=True)
@@ -325,7 +323,7 @@ def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) 
         Contender(run_id, request.runs[run_id], cell.scenario[0], cell.run.params.get("repeat", ""), cell.tips)
         for run_id, cell in with_tips.items()
     ]
-    done = _judged_in_both_orders(stored_duel_sheets(store, experiment.experiment_id, experiment.name), request.judge)
+    done = _judged_in_both_orders(stored_duel_sheets(store, experiment), request.judge)
     found = match_ups(contenders, done)
     if not found:
         raise NotEnoughData(_nothing_to_compare_message(experiment.name, request, done, len(cells) - len(known)))
@@ -465,7 +463,7 @@ class JudgedDuel:
 def read_duels(store: RunStore, experiment: Experiment) -> list[JudgedDuel]:
     """Return the comparisons of an experiment. If a judge repeats one on a later sheet, the later one counts."""
     kept: dict[tuple[str, tuple[str, str]], JudgedDuel] = {}
-    for stored in reversed(list(stored_duel_sheets(store, experiment.experiment_id, experiment.name))):
+    for stored in reversed(list(stored_duel_sheets(store, experiment))):
         judge, rubric = stored.owner or "", stored.sheet.rubric.tag
         for item in stored.sheet.items:
             if choice := stored.choices.get(item.id):

@@ -260,7 +260,7 @@ def _judge_history(
         judgement = cell.scores.judges.get(judge) if judge else None
         if judgement and judgement.rubric == rubric:
             scored.append(cell.candidate(frozenset()))
-    newest_first = stored_sheets(store, experiment.experiment_id, experiment.name)
+    newest_first = stored_sheets(store, experiment)
     sheets = [stored for stored in newest_first if not stored.provisional and stored.sheet.rubric.tag == rubric]
     return JudgeHistory(judge, shown, scored=scored, sheets=sheets[::-1])
 

@@ -249,7 +249,7 @@ class _Run:
 
     def run(self) -> JudgeResult:
         experiment = self.experiment
-        sheets = stored_sheets(self.store, experiment.experiment_id, experiment.name, self.request.judge)
+        sheets = stored_sheets(self.store, experiment, self.request.judge)
         # The judge's newest sheet with scores. If it is not applied, the run that filled it was interrupted.
         provisional = self.request.provisional
         last = next((stored for stored in sheets if stored.scores and stored.provisional == provisional), None)
@@ -294,8 +294,7 @@ class _Run:
 
     def _reload(self, stored: StoredSheet) -> StoredSheet:
         """Reload the sheet from MLflow: a file of it may have been applied since it was read."""
-        experiment = self.experiment
-        return find_sheet(self.store, experiment.experiment_id, experiment.name, stored.sheet.id) or stored
+        return find_sheet(self.store, self.experiment, stored.sheet.id) or stored
 
     def _judge(self, stored: StoredSheet, *, continued: bool) -> JudgeResult:
         """Score the sheet's remaining items and apply all its scores."""

@@ -226,16 +226,14 @@ def judging_run(
     )
 
 
-def find_sheet(store: RunStore, experiment_id: str, experiment: str, sheet_id: str) -> StoredSheet | None:
+def find_sheet(store: RunStore, experiment: Experiment, sheet_id: str) -> StoredSheet | None:
     """Return the sheet with this id, or None if absent."""
-    return next(_read_sheets(store, experiment_id, experiment, {"sheet": sheet_id}), None)
+    return next(_read_sheets(store, experiment, {"sheet": sheet_id}), None)
 
 
-def stored_sheets(
-    store: RunStore, experiment_id: str, experiment: str, judge: str | None = None
-) -> Iterator[StoredSheet]:
+def stored_sheets(store: RunStore, experiment: Experiment, judge: str | None = None) -> Iterator[StoredSheet]:
     """Yield the sheets of an experiment, or only those of one judge, newest first."""
-    return _read_sheets(store, experiment_id, experiment, {"judge": judge} if judge else {})
+    return _read_sheets(store, experiment, {"judge": judge} if judge else {})
 
 
 def check_no_duels(store: RunStore, experiment: Experiment, judge: str) -> None:
@@ -251,7 +249,7 @@ def check_no_open_sheet(store: RunStore, experiment: Experiment, judge: str) -> 
     """Raise SheetsClosed if the judge has an open sheet in the experiment that no earlier duel has closed."""
     if has_duels(store, experiment, judge):
         return
-    for stored in stored_sheets(store, experiment.experiment_id, experiment.name, judge):
+    for stored in stored_sheets(store, experiment, judge):
         if stored.is_open and not stored.provisional:
             raise SheetsClosed(
                 f"{judge} has the open sheet {stored.sheet.id} in {experiment.name} ({len(stored.unscored)} items "
@@ -280,9 +278,7 @@ def controls_shown_to(store: RunStore, judge: str) -> list[str]:
     return shown
 
 
-def _read_sheets(
-    store: RunStore, experiment_id: str, experiment: str, where: Mapping[str, str]
-) -> Iterator[StoredSheet]:
+def _read_sheets(store: RunStore, experiment: Experiment, where: Mapping[str, str]) -> Iterator[StoredSheet]:
     def parse(run: StoredRun, texts: Mapping[str, str], rubric: Rubric) -> StoredSheet:
         content, key = json.loads(texts[SHEET]), json.loads(texts[KEY])
         scores, replaced = read_item_scores(texts.get(FILLED))
@@ -301,7 +297,7 @@ def _read_sheets(
         items = tuple(entry.item for entry in entries)
         instructions_text = content.get("instructions", "")
         return StoredSheet(
-            sheet=Sheet(run.tags["sheet"], experiment, key["judge"], rubric, items, instructions_text),
+            sheet=Sheet(run.tags["sheet"], experiment.name, key["judge"], rubric, items, instructions_text),
             entries=tuple(entries),
             exported=run.tags["exported_at"],
             provisional=run.tags.get("provisional") == "true",
@@ -321,12 +317,12 @@ def _read_sheets(
             self_exact=run.metrics.get("self_exact"),
         )
 
-    return read_judgings(store, experiment_id, "sheet", where, parse)
+    return read_judgings(store, experiment, "sheet", where, parse)
 
 
 def read_judgings(
     store: RunStore,
-    experiment_id: str,
+    experiment: Experiment,
     kind: str,
     where: Mapping[str, str],
     parse: Callable[[StoredRun, Mapping[str, str], Rubric], StoredT],
@@ -336,8 +332,9 @@ def read_judgings(
     if kind == DUEL:
         conditions[SHEET_KIND] = DUEL
     conditions.update(where)
+    names = (SHEET, KEY, RUBRIC, FILLED, DRIFT)
     rubrics: dict[str, Rubric] = {}  # by text, because most sheets have the same rubric
-    for run, texts in store.read(experiment_id, where=conditions, texts=(SHEET, KEY, RUBRIC, FILLED, DRIFT)):
+    for run, texts in store.read(experiment.experiment_id, where=conditions, texts=names):
         if run.tags.get(SHEET_KIND, "sheet") != kind:  # ordinary sheets lack the tag, so the search cannot select them
             continue
         try:
@@ -360,7 +357,7 @@ def find_original(
     store: RunStore,
     raw: Mapping[str, Any],
     format_: str,
-    find: Callable[[RunStore, str, str, str], StoredT | None],
+    find: Callable[[RunStore, Experiment, str], StoredT | None],
 ) -> tuple[Experiment, StoredT]:
     """Return the experiment and the stored sheet that a filled file names. Raises SheetRefused if either is missing."""
 
@@ -379,7 +376,7 @@ def find_original(
     experiment = store.experiment(str(name))
     if experiment is None:
         raise wrong_field("experiment", "an experiment of this MLflow; see --mlflow-url")
-    stored = find(store, experiment.experiment_id, experiment.name, sheet_id)
+    stored = find(store, experiment, sheet_id)
     if stored is None:
         raise wrong_field(
             "sheet", f"a sheet exported from {experiment.name} and recorded in this MLflow; see --mlflow-url"

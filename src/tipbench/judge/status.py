@@ -105,7 +105,7 @@ class JudgingStatus:
 
 def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
     """Read the cells and sheets of an experiment and return the judging status."""
-    sheets = list(stored_sheets(store, experiment.experiment_id, experiment.name))[::-1]
+    sheets = list(stored_sheets(store, experiment))[::-1]
     cells = read_cells(store, experiment.experiment_id)
     judged = [cell for cell in cells if cell.run.state == RunState.JUDGED]
     pending = [cell for cell in cells if cell.run.state == RunState.PENDING]

@@ -176,7 +176,7 @@ class DriftChart:
 def sheet_of(store: RunStore, name: str, sheet: str) -> StoredSheet:
     """Return a sheet of an experiment. Raises NotFound."""
     experiment = get_experiment(store, name)
-    stored = find_sheet(store, experiment.experiment_id, experiment.name, sheet)
+    stored = find_sheet(store, experiment, sheet)
     if stored is None:
         raise NotFound(
             f"{name[:200]} has no sheet {sheet[:64]!r}. The judges page lists the sheets.", path="path.sheet"

@@ -108,7 +108,7 @@ def requested_sheet(
     selected cells if the query has `focus`.
     """
     if query.sheet is not None:
-        stored = find_sheet(store, experiment.experiment_id, experiment.name, query.sheet)
+        stored = find_sheet(store, experiment, query.sheet)
         if stored is None or (query.own and stored.owner != query.request.judge):
             return None
         return ExportResult(stored)
@@ -117,7 +117,7 @@ def requested_sheet(
         request, selected = focused(store, experiment, request)
         report_focus(selected)
     if query.own:
-        sheets = stored_sheets(store, experiment.experiment_id, experiment.name, request.judge)
+        sheets = stored_sheets(store, experiment, request.judge)
         own_sheets = [sheet for sheet in sheets if not sheet.provisional]
         for sheet in own_sheets:
             if sheet.is_open and 2 * len(sheet.unscored) > len(sheet.entries):

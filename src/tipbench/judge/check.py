@@ -15,7 +15,6 @@ from typing import Any
 from tipbench.errors import SheetRefused
 from tipbench.judge.automatic import is_reserved
 from tipbench.judge.sheet import (
-    FORMAT,
     FilledSheet,
     FilledT,
     Item,
@@ -110,13 +109,12 @@ def refusal(problems: Iterable[Problem]) -> SheetRefused:
 def check_sheet(
     raw: Mapping[str, Any], sheet: TipSheet, *, judge: str | None = None, allow_reserved: bool = False
 ) -> FilledSheet[ItemScore]:
-    """Validate the filled sheet `raw` against the exported `sheet`. Raises SheetRefused with every problem."""
+    """Validate a filled file of tips against the exported `sheet`. Raises SheetRefused with every problem."""
     check = partial(check_item, rubric=sheet.rubric)
-    return check_file(FORMAT, raw, sheet, check, judge=judge, allow_reserved=allow_reserved)
+    return check_file(raw, sheet, check, judge=judge, allow_reserved=allow_reserved)
 
 
 def check_file(
-    format_: str,
     raw: Mapping[str, Any],
     sheet: Sheet[ItemT],
     check: Callable[[object, ItemT], FilledT | list[Problem] | None],
@@ -126,16 +124,10 @@ def check_file(
 ) -> FilledSheet[FilledT]:
     """Validate a filled file of tips or duels. Raises SheetRefused with every problem.
 
+    `sheet` is the exported sheet that the file names.
     `check` validates one item and returns its scores or winner, the problems, or None if the item is unfinished.
     """
     top = Location([])
-    if not isinstance(raw, Mapping):
-        top.add_problem("sheet", shown(raw), "an object with format, sheet, rubric and items")
-        raise refusal(top.problems)
-    for key, value in (("format", format_), ("sheet", sheet.id), ("experiment", sheet.experiment)):
-        expect(top, raw, key, value)
-    if top.problems:  # probably the file of another sheet, so its items are not checked
-        raise refusal(top.problems)
     rubric = raw.get("rubric")
     if not isinstance(rubric, Mapping):
         top.add_problem("rubric", describe_value(raw, "rubric"), "an object with the rubric's id and sha256")

@@ -409,7 +409,7 @@ def apply_duels(
     """
     experiment, stored = find_original(store, raw, FORMAT, find_duel)
     expected = replace(stored.sheet, judge=stored.owner or stored.sheet.judge)
-    filled = check_file(FORMAT, raw, expected, check_duel, judge=judge)
+    filled = check_file(raw, expected, check_duel, judge=judge)
     check_no_open_sheet(store, experiment, filled.judge)  # the file may have been exported without a name
     at = now_iso()
     changes, choices, replaced = [], dict(stored.choices), list(stored.replaced)

@@ -117,7 +117,7 @@ def check_sheet(
 def check_file(
     raw: Mapping[str, Any],
     sheet: Sheet[ItemT],
-    check: Callable[[object, ItemT], FilledT | list[Problem] | None],
+    check: Callable[[Mapping[str, Any], ItemT], FilledT | list[Problem] | None],
     *,
     judge: str | None = None,
     allow_reserved: bool = False,
@@ -142,21 +142,22 @@ def check_file(
         top.add_problem("items", describe_value(raw, "items"), "a list of the sheet's items")
         raw_items = []
     items = {item.id: item for item in sheet.items}
-    checked: dict[str, FilledT | None] = {}
+    checked: dict[str, FilledT | None] = {}  # by item id; None if the item is unfinished or has problems
     for index, raw_item in enumerate(raw_items):
         if len(top.problems) > MAX_PROBLEMS:
             break
-        id_ = raw_item.get("item") if isinstance(raw_item, Mapping) else None
-        row = _row_of(raw_item)
+        if not isinstance(raw_item, Mapping):
+            top.add_problem(f"items[{index}].item", shown(raw_item), f"an item of sheet {sheet.id}")
+            continue
+        row, id_ = _row_of(raw_item), raw_item.get("item")
         path = f"items[{index}].item" if row is None else "item"
         item = items.get(id_) if isinstance(id_, str) else None
         if item is None:
-            seen = describe_value(raw_item, "item") if isinstance(raw_item, Mapping) else shown(raw_item)
+            seen = describe_value(raw_item, "item")
             replace(top, row=row).add_problem(path, seen, f"an item of sheet {sheet.id}")
         elif item.id in checked:
-            replace(top, item=item.id, row=row).add_problem(
-                path, "a duplicate", "each item once; remove one of the two"
-            )
+            expected = "each item once; remove one of the two"
+            replace(top, item=item.id, row=row).add_problem(path, "a duplicate", expected)
         else:
             outcome = check(raw_item, item)
             if isinstance(outcome, list):
@@ -170,12 +171,9 @@ def check_file(
     return FilledSheet(name, finished, unfinished=tuple(id_ for id_ in items if id_ not in finished))
 
 
-def check_item(raw_item: object, item: Item, rubric: Rubric) -> ItemScore | list[Problem] | None:
-    """Validate one item. Returns its scores, None if any score is missing, or its problems."""
+def check_item(raw_item: Mapping[str, Any], item: Item, rubric: Rubric) -> ItemScore | list[Problem] | None:
+    """Validate one item. Returns its scores, None if any score is blank, or its problems."""
     location = Location([], item.id, row=_row_of(raw_item))
-    if not isinstance(raw_item, Mapping):
-        location.add_problem("item", shown(raw_item), "an object with item, sha256, format_ok and tips")
-        return location.problems
     check_unchanged(location, raw_item, item)
     format_ok = _read_flag(location, raw_item, "format_ok")
     raw_tips = raw_item.get("tips")
@@ -287,7 +285,7 @@ def _check_tip(location: Location, raw: object, tip: SheetTip, rubric: Rubric) -
 
 
 def _read_scores(location: Location, raw: Mapping[str, Any], rubric: Rubric) -> dict[str, int] | None:
-    """Return the scores by scale, or None if any is missing."""
+    """Return the scores by scale, or None if any is blank."""
     raw_scores = raw.get("scores")
     if not isinstance(raw_scores, Mapping):
         location.add_problem("scores", describe_value(raw, "scores"), f"an object with {', '.join(rubric.scale_names)}")

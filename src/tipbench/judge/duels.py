@@ -16,7 +16,7 @@ from typing import Any
 from tipbench.errors import NotEnoughData
 from tipbench.generate.parsing import Tip
 from tipbench.judge.check import Location, Problem, check_file, check_text, check_unchanged, describe_value, shown
-from tipbench.judge.material import JudgedCell, combine_material, load_suites, read_cells
+from tipbench.judge.material import JudgedCell, load_material, read_cells
 from tipbench.judge.scores import RUBRIC
 from tipbench.judge.sheet import Sheet, SheetItem, file_json
 from tipbench.judge.sheet_store import (
@@ -169,12 +169,9 @@ INSTRUCTIONS = (
 )
 
 
-def check_duel(raw_item: object, item: DuelItem) -> Winner | list[Problem] | None:
-    """Validate one item; return its winner, None if unfinished, or the problems."""
+def check_duel(raw_item: Mapping[str, Any], item: DuelItem) -> Winner | list[Problem] | None:
+    """Validate one item; return its winner, None if it is blank, or the problems."""
     location = Location([], item.id)
-    if not isinstance(raw_item, Mapping):
-        location.add_problem("item", shown(raw_item), "an object with item, sha256, scenario, a, b and winner")
-        return location.problems
     check_unchanged(location, raw_item, item)
     for side, tips in item.tips_by_key.items():
         raw_tips = raw_item.get(side)
@@ -316,7 +313,7 @@ def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) 
     cells = [cell for cell in read_cells(store, experiment.experiment_id) if cell.run.run_id in request.runs]
     if not cells:
         raise NotEnoughData(f"None of the answers to compare is in {experiment.name} any more.")
-    cards = combine_material(load_suites(cells, request.suite)).cards  # by scenario id and content hash
+    cards = load_material(cells, request.suite).cards  # by scenario id and content hash
     known = [cell for cell in cells if cell.scenario in cards]
     with_tips = {cell.run.run_id: cell for cell in known if cell.tips}
     contenders = [

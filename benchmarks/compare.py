@@ -19,7 +19,7 @@ from tipbench.compare.matrix import Pair, Score, ScoreMatrix, score_matrix
 from tipbench.compare.ranking import rank
 from tipbench.judge.export import ExportRequest
 from tipbench.judge.rules import RulesJudge
-from tipbench.judge.run import run_judge
+from tipbench.judge.run import JudgeEnvironment, run_judge
 from tipbench.record.mlflow import MlflowStore
 
 EXPERIMENT = "tip-bench-bench-compare"
@@ -34,7 +34,7 @@ def measure(size: Size) -> Result:
         with MlflowStore(mlflow.url) as store:
             say(f"  recording {24 * len(models)} cells and letting the rules judge score them")
             experiment = record_cells(store, models=models, experiment=EXPERIMENT)
-            run_judge(store, experiment, RulesJudge(), ExportRequest(), report=say)
+            run_judge(store, experiment, RulesJudge(), ExportRequest(), environment=JudgeEnvironment(say))
         loops, commands = [], []
         for _ in count_rounds("compare", size.rounds):
             loops.append(read_loop(mlflow.url, experiment.experiment_id, 24 * len(models)))

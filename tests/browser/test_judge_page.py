@@ -79,7 +79,7 @@ def test_a_batch_of_forty_is_judged_by_keyboard_alone(own: JudgingSite, visit: V
     kept = own.judging(at.sheet)
     assert kept.status is SheetStatus.APPLIED
     given = {item["item"]: [tip["scores"] for tip in item["tips"]] for item in filled}
-    assert {answer.item: [dict(tip.scores) for tip in answer.tips] for answer in kept.answers.values()} == given
+    assert {score.item: [dict(tip.scores) for tip in score.tips] for score in kept.scores.values()} == given
     assert (sight.outside, sight.console, sight.missing) == ([], [], [])
 
 

@@ -122,7 +122,7 @@ def filled_file(mlflow_url: str, experiment: str, sheet: str, folder: Path) -> P
     with MlflowStore(mlflow_url) as store:
         found = store.experiment(experiment)
         assert found is not None
-        judging = find_sheet(store, found.experiment_id, experiment, sheet)
+        judging = find_sheet(store, found, sheet)
     assert judging is not None
     path = folder / "filled.json"
     path.write_text(json.dumps(fill(judging)), "utf-8")

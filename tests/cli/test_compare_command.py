@@ -427,7 +427,7 @@ def test_focus_exports_the_most_informative_cells_of_the_tied_rows(comparing: st
         assert "in focus: 2 pairs in 2 scenarios" in ended.stderr
         assert not any(model in ended.stderr for model in models), "the sheet and the message about it are blind"
         sheet = json.loads(out.read_text("utf-8"))["sheet"]
-        found = find_sheet(store, driver.experiment.experiment_id, experiment, sheet)
+        found = find_sheet(store, driver.experiment, sheet)
     assert found is not None
     runs = [cells[entry.run_id] for entry in found.entries if entry.kind is ItemKind.CELL and entry.run_id]
     assert sorted((run.params["model"], run.params["scenario"]) for run in runs) == [

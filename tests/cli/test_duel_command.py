@@ -57,7 +57,7 @@ def key_of(url: str, raw: dict[str, Any]) -> StoredDuelSheet:
     with MlflowStore(url) as store:
         experiment = store.experiment(TIED)
         assert experiment is not None
-        found = find_duel(store, experiment.experiment_id, TIED, raw["sheet"])
+        found = find_duel(store, experiment, raw["sheet"])
     assert found is not None
     return found
 

@@ -58,7 +58,7 @@ class Table:
         return path, self.judging(re.findall(r"sheet (\w+)", ended.stderr)[0])
 
     def judging(self, sheet: str) -> StoredSheet:
-        found = find_sheet(self.driver.store, self.driver.experiment.experiment_id, self.name, sheet)
+        found = find_sheet(self.driver.store, self.driver.experiment, sheet)
         assert found is not None
         return found
 
@@ -566,7 +566,7 @@ def test_the_scores_of_a_program_that_dies_are_kept_and_the_rest_has_a_reason(ta
     assert all("exit code 3: Out of credit" in each["reason"] for each in got["unscored"])
     judging = table.judging(got["sheet"])
     real = {
-        entry.run_id for entry in judging.entries if entry.kind is ItemKind.CELL and entry.item.id in judging.answers
+        entry.run_id for entry in judging.entries if entry.kind is ItemKind.CELL and entry.item.id in judging.scores
     }
     runs = table.driver.cells().values()
     assert {run.run_id for run in runs if run.state == "judged"} == real

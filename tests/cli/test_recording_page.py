@@ -84,7 +84,7 @@ def judge(mlflow_url: str, folder: Path, name: str, *options: str) -> None:
         experiment = store.experiment(EXPERIMENT)
         assert experiment is not None
         sheet = json.loads(out.read_text("utf-8"))["sheet"]
-        judging = find_sheet(store, experiment.experiment_id, EXPERIMENT, sheet)
+        judging = find_sheet(store, experiment, sheet)
     assert judging is not None
     filled = fill(judging, judge=name)
     for item in filled["items"]:  # equal answers, so that no row leads by chance; their tips differ

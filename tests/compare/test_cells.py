@@ -181,7 +181,7 @@ def test_one_judge_alone_counts_where_that_judge_has_scored() -> None:
 
 
 def test_a_judge_whose_scores_do_not_count_is_refused_with_the_valid_ones() -> None:
-    held = by_judges(given_by("anna", 12.0), given_by("ben", 3.0, held=True))
+    held = by_judges(given_by("anna", 12.0)).with_judgement(given_by("ben", 3.0, held=True))
     with pytest.raises(NotEnoughData, match=r"No score of ben counts here; scores of anna count\."):
         chosen([(run(A), held)], judge="ben")
     with pytest.raises(NotEnoughData, match="no scores count yet"):

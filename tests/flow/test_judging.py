@@ -36,7 +36,7 @@ class Place:
     suite: Path
 
     def judging(self, sheet: str) -> StoredSheet:
-        found = find_sheet(self.driver.store, self.driver.experiment.experiment_id, EXPERIMENT, sheet)
+        found = find_sheet(self.driver.store, self.driver.experiment, sheet)
         assert found is not None
         return found
 

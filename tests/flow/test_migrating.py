@@ -45,7 +45,7 @@ def _fill(file: Path, mlflow_url: str) -> None:
     with MlflowStore(mlflow_url) as store:
         experiment = store.experiment(raw["experiment"])
         assert experiment is not None
-        found = find_sheet(store, experiment.experiment_id, experiment.name, raw["sheet"])
+        found = find_sheet(store, experiment, raw["sheet"])
         assert found is not None
         file.write_text(json.dumps(fill(found)), "utf-8")
 

@@ -80,7 +80,7 @@ class Team:
         sheet = json.loads(file.read_text("utf-8"))["sheet"]
         with self.store() as store:
             found = find_experiment(store, experiment)
-            judging = find_sheet(store, found.experiment_id, experiment, sheet)
+            judging = find_sheet(store, found, sheet)
             cells = {run.run_id: run for run in store.search(found.experiment_id, where={"kind": "cell"})}
         assert judging is not None
         raw = fill(judging)
@@ -97,7 +97,7 @@ class Team:
         self.run("judge", "duel", "--experiment", experiment, "--judge", name, "--out", str(file))
         raw = json.loads(file.read_text("utf-8"))
         with self.store() as store:
-            key = find_duel(store, find_experiment(store, experiment).experiment_id, experiment, raw["sheet"])
+            key = find_duel(store, find_experiment(store, experiment), raw["sheet"])
         assert key is not None
         for item in raw["items"]:
             item["winner"] = "ab"[[key.pairs[run][1] for run in key.sides[item["item"]]].index(winner)]

@@ -15,7 +15,7 @@ from tipbench.errors import MlflowError
 from tipbench.judge.apply import SheetApplier
 from tipbench.judge.scores import NO_SCORES, SCORES, scores_text
 from tipbench.judge.sheet import sheet_json
-from tipbench.judge.sheet_store import ANSWERS, ItemKind, SheetStatus, StoredSheet, find_sheet, receive
+from tipbench.judge.sheet_store import FILLED, ItemKind, SheetStatus, StoredSheet, find_sheet
 from tipbench.record.run import RunChange
 
 CELLS = 24
@@ -55,7 +55,7 @@ def blank(judging: StoredSheet) -> dict[str, Any]:
 
 
 def read(driver: SheetDriver, judging: StoredSheet) -> StoredSheet:
-    found = find_sheet(driver.store, driver.experiment.experiment_id, driver.experiment.name, judging.sheet.id)
+    found = find_sheet(driver.store, driver.experiment, judging.sheet.id)
     assert found is not None
     return found
 
@@ -151,7 +151,7 @@ def test_a_deleted_answer_is_skipped_and_reported_and_the_rest_is_applied(forgot
     assert (applied.status, applied.deleted, applied.to_json()["deleted"]) == ("applied", 1, 1)
     assert "1 answer was deleted in MLflow; its scores are kept with the sheet" in applied.sentences()
     assert {run.state for run_id, run in driver.cells().items() if run_id != gone} == {"judged"}
-    assert len(read(driver, judging).answers) == len(judging.entries)
+    assert len(read(driver, judging).scores) == len(judging.entries)
 
 
 def test_a_repeated_answer_that_was_deleted_is_left_out_of_the_judges_consistency() -> None:
@@ -211,7 +211,7 @@ def test_an_acceptance_survives_a_new_note_and_other_scores(driver: SheetDriver)
     assert states(driver) == {"judged": CELLS}
 
 
-def test_replaced_answers_stay_with_the_sheet(driver: SheetDriver) -> None:
+def test_replaced_scores_stay_with_the_sheet(driver: SheetDriver) -> None:
     judging = driver.export().stored
     raw = fill(judging)
     driver.apply(raw)
@@ -222,12 +222,12 @@ def test_replaced_answers_stay_with_the_sheet(driver: SheetDriver) -> None:
     item["tips"][0]["note"] = "why"
     driver.apply(raw)
     _, texts = driver.store.get(judging.run_id)
-    kept = json.loads(texts[ANSWERS])
+    kept = json.loads(texts[FILLED])
     assert kept["items"].keys() == {each["item"] for each in raw["items"]}
     assert [each["item"] for each in kept["history"]] == [item["item"]] * 2
     assert [tip["scores"] for tip in kept["history"][0]["tips"]] == [tip["scores"] for tip in former["tips"]]
     assert all(each["at"] for each in kept["history"])
-    assert read(driver, judging).replaced[0].given.item == item["item"]
+    assert read(driver, judging).replaced[0].score.item == item["item"]
 
 
 # Progress
@@ -235,10 +235,9 @@ def test_replaced_answers_stay_with_the_sheet(driver: SheetDriver) -> None:
 
 def test_progress_counts_hidden_items_like_all_others(driver: SheetDriver) -> None:
     judging = driver.export("anna").stored
-    got = receive(driver.store, fill(judging))
     seen: list[tuple[int, int]] = []
-    work = SheetApplier(driver.store, got.experiment, got.stored, got.filled)
-    work.run(progress=lambda done, of: seen.append((done, of)))
+    applier = SheetApplier.for_file(driver.store, fill(judging))
+    applier.run(progress=lambda done, of: seen.append((done, of)))
     total = len(judging.entries)
     assert total > CELLS
     assert seen == [(done, total) for done in range(1, total + 1)]

@@ -332,7 +332,7 @@ def test_a_revision_returns_the_verdict_alone() -> None:
     assert driver.apply({**raw, "items": raw["items"][:-1]}, final=True).to_json()["drift"]["verdict"] == "fine"
     assert driver.apply(raw).to_json()["drift"] == {"verdict": "ok"}, "a later item is a revision"
     assert driver.apply(fill(judging, always(5))).to_json()["drift"] == {"verdict": "held"}
-    assert next(stored_sheets(store, driver.experiment.experiment_id, "x", "anna")).revisions == 2
+    assert next(stored_sheets(store, driver.experiment, "anna")).revisions == 2
     assert driver.apply(fill(judging, always(5)), accept="agreed").to_json()["drift"] == {"verdict": "ok"}
 
 
@@ -354,7 +354,7 @@ def test_a_sheet_finished_with_few_items_returns_the_verdict_alone(capsys: pytes
         assert "deleted" not in shown
         show_applied(done)
         assert "Finished with few items filled" in capsys.readouterr().out
-        stored = next(stored_sheets(copied, driver.experiment.experiment_id, "x", "anna"))
+        stored = next(stored_sheets(copied, driver.experiment, "anna"))
         assert stored.drift is not None
         assert stored.drift["error"] is not None, "admins see the numbers"
         assert there.apply(raw).to_json()["drift"] == {"verdict": "ok"}, "numbers come with the first verdict or never"

@@ -218,19 +218,6 @@ def test_one_control_has_a_bias_but_no_interval() -> None:
     assert drift.scales[0].interval is None
 
 
-def test_a_scale_without_any_control_leaves_an_otherwise_good_judge_unknown() -> None:
-    references = spread_sheets(40, BALANCED, how_many=1)[0][:, :2]
-    drift = measure_drift(SCALES, control_tips(references, references, SCALES[:2]))
-    assert drift.verdict is Verdict.UNKNOWN
-    assert drift.scales[2].n == 0
-
-
-def test_a_bias_is_held_even_where_another_scale_has_no_control() -> None:
-    references = spread_sheets(40, BALANCED, how_many=1)[0][:, :2]
-    drift = measure_drift(SCALES, control_tips(np.full_like(references, 5), references, SCALES[:2]))
-    assert drift.verdict is Verdict.BEYOND
-
-
 def test_a_score_outside_the_scale_is_a_bug_and_raises() -> None:
     with pytest.raises(ValueError, match=r"goes from 1 to 5; seen 3 to 6"):
         measure_drift(SCALES[:1], control_tips(np.array([[6]]), np.array([[3]]), SCALES[:1]))

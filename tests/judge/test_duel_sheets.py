@@ -141,7 +141,7 @@ def test_the_file_does_not_reveal_the_pairs(driver: SheetDriver) -> None:
 
 def test_the_same_bytes_are_written_again(driver: SheetDriver) -> None:
     sheet = export(driver).stored.sheet
-    again = find_duel(driver.store, driver.experiment.experiment_id, driver.experiment.name, sheet.id)
+    again = find_duel(driver.store, driver.experiment, sheet.id)
     assert again is not None
     assert duel_text(again.sheet) == duel_text(sheet)
 
@@ -155,10 +155,9 @@ def test_a_seed_gives_the_same_order(driver: SheetDriver) -> None:
 def test_duels_and_sheets_are_not_mixed_up(driver: SheetDriver) -> None:
     before = judging_status(driver.store, driver.experiment)
     sheet = export(driver).stored.sheet
-    place = driver.experiment.experiment_id, driver.experiment.name
-    assert find_sheet(driver.store, *place, sheet.id) is None
-    (ordinary,) = stored_sheets(driver.store, *place)
-    assert find_duel(driver.store, *place, ordinary.sheet.id) is None
+    assert find_sheet(driver.store, driver.experiment, sheet.id) is None
+    (ordinary,) = stored_sheets(driver.store, driver.experiment)
+    assert find_duel(driver.store, driver.experiment, ordinary.sheet.id) is None
     after = judging_status(driver.store, driver.experiment)
     assert [judge.duels for judge in after.judges] == [1]
     assert replace(after, judges=before.judges) == before
@@ -231,9 +230,9 @@ def test_a_revised_item_keeps_its_history(driver: SheetDriver) -> None:
     raw["items"][4]["winner"] = "TIE "
     (change,) = apply(driver, raw).changes
     assert change.after == "tie"
-    found = find_duel(driver.store, driver.experiment.experiment_id, driver.experiment.name, done.stored.sheet.id)
+    found = find_duel(driver.store, driver.experiment, done.stored.sheet.id)
     assert found is not None
-    (former,) = found.history
+    (former,) = found.replaced
     assert (former.item, former.winner) == (change.item, change.before)
 
 
@@ -427,8 +426,8 @@ def test_a_duel_closes_the_judges_sheets(driver: SheetDriver) -> None:
     export(driver)
     with pytest.raises(SheetsClosed, match="anna has opened duels"):
         driver.export("anna", everything=True)
-    own = next(stored_sheets(driver.store, driver.experiment.experiment_id, driver.experiment.name, "anna"))
-    raw = json.loads(sheet_text(own.sheet, own.answers))
+    own = next(stored_sheets(driver.store, driver.experiment, "anna"))
+    raw = json.loads(sheet_text(own.sheet, own.scores))
     raw["items"][0]["tips"][0]["scores"] = {"relevance": 1, "actionability": 1, "tone": 1}
     with pytest.raises(SheetsClosed, match="closes their sheets"):
         driver.apply(raw)

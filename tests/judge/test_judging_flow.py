@@ -319,7 +319,7 @@ def test_a_recorded_sheet_is_exported_again_with_the_same_bytes_after_its_apply(
     for judge in ("anna", None):
         judging = driver.export(judge, everything=judge is not None).stored
         for _ in range(2):
-            found = find_sheet(driver.store, driver.experiment.experiment_id, driver.experiment.name, judging.sheet.id)
+            found = find_sheet(driver.store, driver.experiment, judging.sheet.id)
             assert found is not None
             assert sheet_text(found.sheet) == sheet_text(judging.sheet)
             assert found.entries == judging.entries
@@ -405,7 +405,7 @@ def test_a_control_seen_in_another_experiment_is_not_fresh(driver: SheetDriver) 
 
 
 def ran_rules(driver: SheetDriver) -> JudgeResult:
-    return run_judge(driver.store, driver.experiment, RulesJudge(), ExportRequest(seed=1), report=lambda _text: None)
+    return run_judge(driver.store, driver.experiment, RulesJudge(), ExportRequest(seed=1))
 
 
 def test_the_rules_judge_scores_provisionally_and_changes_no_score_of_people(driver: SheetDriver) -> None:
@@ -788,7 +788,7 @@ def test_a_judge_that_was_interrupted_continues_its_sheet(driver: SheetDriver) -
 
 
 def find_sheets(driver: SheetDriver) -> list[Any]:
-    return list(stored_sheets(driver.store, driver.experiment.experiment_id, driver.experiment.name))
+    return list(stored_sheets(driver.store, driver.experiment))
 
 
 def test_items_without_a_score_are_reported_with_the_reason_and_retried_next_time(driver: SheetDriver) -> None:
@@ -849,7 +849,7 @@ def test_an_interrupted_apply_of_a_run_is_completed_by_the_next_run(survived: in
     driver = new_driver(store)
     script = Script()
     script.provisional = provisional
-    store.updates_left = survived + 1  # the answers are saved first
+    store.updates_left = survived + 1  # the scores are saved first
     with pytest.raises(MlflowUnavailable):
         run_script(driver, script, accept=None if provisional else "a test")
     store.updates_left = None

@@ -17,6 +17,7 @@ from tipbench.errors import UsageError
 from tipbench.judge.rules import (
     MAX_NOTE_LENGTH,
     SCALES,
+    Explanation,
     RulesJudge,
     explain_tip,
     rules_error,
@@ -60,8 +61,12 @@ MIDDAY = card_at()
 BEST = "While your soup cools, open the mill's price list and tick the rye flour. Take five minutes, then put it away."
 
 
+def explain(card: Mapping[str, Any], tip: str) -> Explanation:
+    return explain_tip(parse_card(card), tip)
+
+
 def scores(tip: str, card: Mapping[str, Any] = MIDDAY) -> tuple[int, ...]:
-    found = explain_tip(card, tip).scores
+    found = explain(card, tip).scores
     return tuple(found[scale] for scale in SCALES)
 
 
@@ -80,7 +85,7 @@ def scores(tip: str, card: Mapping[str, Any] = MIDDAY) -> tuple[int, ...]:
     ],
 )
 def test_relevance_counts_the_hooks_of_the_card(step: int, tip: str) -> None:
-    assert explain_tip(MIDDAY, tip).scores["relevance"] == step
+    assert explain(MIDDAY, tip).scores["relevance"] == step
 
 
 @pytest.mark.parametrize(
@@ -94,7 +99,7 @@ def test_relevance_counts_the_hooks_of_the_card(step: int, tip: str) -> None:
     ],
 )
 def test_actionability_counts_start_duration_and_stop(step: int, tip: str) -> None:
-    assert explain_tip(MIDDAY, tip).scores["actionability"] == step
+    assert explain(MIDDAY, tip).scores["actionability"] == step
 
 
 @pytest.mark.parametrize(
@@ -108,7 +113,7 @@ def test_actionability_counts_start_duration_and_stop(step: int, tip: str) -> No
     ],
 )
 def test_tone_falls_with_hype_and_rises_with_calm_detail(step: int, tip: str) -> None:
-    assert explain_tip(MIDDAY, tip).scores["tone"] == step
+    assert explain(MIDDAY, tip).scores["tone"] == step
 
 
 @pytest.mark.parametrize(
@@ -128,42 +133,42 @@ def test_broken_text_gets_the_lowest_step_on_every_scale(tip: str) -> None:
 
 def test_a_routine_of_an_hour_that_has_passed_caps_relevance() -> None:
     tip = "Before you light the ovens, order the rye flour from the mill."
-    assert explain_tip(card_at("05:30", "before dawn"), tip).scores["relevance"] == 5
-    assert explain_tip(MIDDAY, tip).scores["relevance"] == 2
+    assert explain(card_at("05:30", "before dawn"), tip).scores["relevance"] == 5
+    assert explain(MIDDAY, tip).scores["relevance"] == 2
 
 
 def test_the_morning_is_a_contradiction_in_the_afternoon() -> None:
     tip = "Start your day with the order of rye flour from the mill."
-    assert explain_tip(card_at("08:00", "early morning"), tip).scores["relevance"] > 2
-    assert explain_tip(card_at("16:00", "afternoon"), tip).scores["relevance"] == 2
+    assert explain(card_at("08:00", "early morning"), tip).scores["relevance"] > 2
+    assert explain(card_at("16:00", "afternoon"), tip).scores["relevance"] == 2
 
 
 def test_a_postponed_action_cannot_begin_within_ten_minutes() -> None:
     tip = "Tonight, open the price list and compare the rye flour for ten minutes, then stop."
-    assert explain_tip(MIDDAY, tip).scores["actionability"] == 3
-    assert explain_tip(card_at("20:30", "evening"), tip).scores["actionability"] == 5
+    assert explain(MIDDAY, tip).scores["actionability"] == 3
+    assert explain(card_at("20:30", "evening"), tip).scores["actionability"] == 5
 
 
 def test_leaving_the_rest_for_tomorrow_is_a_stop_and_not_a_delay() -> None:
     tip = "Open the price list, compare the rye flour for ten minutes, and leave the rest for tomorrow."
-    assert explain_tip(MIDDAY, tip).scores["actionability"] == 5
+    assert explain(MIDDAY, tip).scores["actionability"] == 5
 
 
 def test_respecting_a_preference_is_not_a_contradiction() -> None:
-    assert explain_tip(MIDDAY, "Order the rye flour with pencil and paper, without apps.").scores["relevance"] == 4
+    assert explain(MIDDAY, "Order the rye flour with pencil and paper, without apps.").scores["relevance"] == 4
 
 
 def test_listing_all_tasks_is_not_a_step() -> None:
     tip = "Order rye flour from the mill, repair the awning, answer Mr Osei and renew the hygiene certificate."
-    assert explain_tip(MIDDAY, tip).scores["actionability"] == 2
+    assert explain(MIDDAY, tip).scores["actionability"] == 2
 
 
 def test_words_of_the_card_never_lower_a_score() -> None:
     person = replace(BAKER, tasks=(Task("Draw the workflow of the power station", 3, None, 1),))
     card = Scenario(person, Slot("noon", "lunch time", clock(12, 30)), date(2026, 4, 27)).to_card()
     tip = "Open your sketch of the power station and add one box of the workflow."
-    assert explain_tip(card, tip).scores["tone"] == 5
-    assert explain_tip(MIDDAY, tip).scores["tone"] < 5
+    assert explain(card, tip).scores["tone"] == 5
+    assert explain(MIDDAY, tip).scores["tone"] < 5
 
 
 def test_routines_are_placed_by_their_clock_times() -> None:
@@ -208,7 +213,7 @@ cards = st.sampled_from([MIDDAY, card_at("16:00", "afternoon"), *CARDS.values()]
 @settings(max_examples=40)
 @given(cards, st.one_of(tips, st.text(alphabet=st.characters(), max_size=400)))
 def test_scores_are_whole_numbers_from_one_to_five(card: Mapping[str, Any], tip: str) -> None:
-    found = explain_tip(card, tip).scores
+    found = explain(card, tip).scores
     assert tuple(found) == SCALES
     assert all(type(score) is int and 1 <= score <= 5 for score in found.values())
 
@@ -216,7 +221,7 @@ def test_scores_are_whole_numbers_from_one_to_five(card: Mapping[str, Any], tip:
 @settings(max_examples=40)
 @given(cards, tips, st.integers(1, 50))
 def test_exclamation_marks_never_raise_the_tone(card: Mapping[str, Any], tip: str, count: int) -> None:
-    assert explain_tip(card, tip + "!" * count).scores["tone"] <= explain_tip(card, tip).scores["tone"]
+    assert explain(card, tip + "!" * count).scores["tone"] <= explain(card, tip).scores["tone"]
 
 
 @settings(max_examples=40)
@@ -224,29 +229,29 @@ def test_exclamation_marks_never_raise_the_tone(card: Mapping[str, Any], tip: st
 def test_emoji_never_raise_anything(card: Mapping[str, Any], tip: str, emoji: str, place: int) -> None:
     parts = tip.split(" ")
     with_emoji = " ".join((*parts[:place], emoji, *parts[place:]))
-    before, after = (explain_tip(card, text).scores for text in (tip, with_emoji))
+    before, after = (explain(card, text).scores for text in (tip, with_emoji))
     assert all(after[scale] <= before[scale] for scale in SCALES)
 
 
 def test_an_emoji_inside_a_time_does_not_hide_that_it_has_passed() -> None:
     card = next(scenario for scenario in SUITE.scenarios if scenario.slot.time.hour >= 12).to_card()
     tip = "Half past seven: open the inbox and answer one mail, then stop."
-    found = explain_tip(card, tip.replace("past", "🌟 past")).findings["relevance"]
-    assert found == explain_tip(card, tip).findings["relevance"]
-    assert found.because[0] == "against the card: 07:30"
+    found = explain(card, tip.replace("past", "🌟 past")).findings["relevance"]
+    assert found == explain(card, tip).findings["relevance"]
+    assert found.reasons[0] == "against the card: 07:30"
 
 
 @settings(max_examples=40)
 @given(cards, tips)
 def test_a_duration_and_a_stop_never_lower_actionability(card: Mapping[str, Any], tip: str) -> None:
-    longer = explain_tip(card, f"{tip} for ten minutes, then stop").scores
-    assert longer["actionability"] >= explain_tip(card, tip).scores["actionability"]
+    longer = explain(card, f"{tip} for ten minutes, then stop").scores
+    assert longer["actionability"] >= explain(card, tip).scores["actionability"]
 
 
 @settings(max_examples=40)
 @given(cards, tips)
 def test_notes_are_short_and_name_every_scale(card: Mapping[str, Any], tip: str) -> None:
-    note = explain_tip(card, tip).note
+    note = explain(card, tip).note
     assert len(note) <= MAX_NOTE_LENGTH
     assert all(scale in note for scale in SCALES)
 
@@ -270,7 +275,7 @@ HUGE = {
 @pytest.mark.parametrize("text", HUGE.values(), ids=HUGE.keys())
 def test_a_huge_tip_is_scored_in_time(text: str) -> None:
     begun = time.process_time()
-    assert explain_tip(MIDDAY, text).scores
+    assert explain(MIDDAY, text).scores
     assert time.process_time() - begun < 30
 
 
@@ -278,10 +283,10 @@ def test_a_huge_tip_is_scored_in_time(text: str) -> None:
 
 
 def test_the_reasons_name_the_findings() -> None:
-    findings = explain_tip(MIDDAY, BEST).findings
-    assert "names the task 'Order rye flour from the mill'" in findings["relevance"].because
-    assert "duration: five minutes" in findings["actionability"].because
-    loud = explain_tip(MIDDAY, "Order the rye flour from the mill today!! Amazing!").findings["tone"].because
+    findings = explain(MIDDAY, BEST).findings
+    assert "names the task 'Order rye flour from the mill'" in findings["relevance"].reasons
+    assert "duration: five minutes" in findings["actionability"].reasons
+    loud = explain(MIDDAY, "Order the rye flour from the mill today!! Amazing!").findings["tone"].reasons
     assert {"3 exclamation marks", "hype: amazing"} <= set(loud)
 
 
@@ -309,7 +314,7 @@ def test_every_item_is_filled_and_flags_stay_as_computed() -> None:
         assert isinstance(outcome, ItemScore)
         assert outcome.format_ok == item.format_ok
         assert [tip.overlong for tip in outcome.tips] == [tip.overlong for tip in item.tips]
-        assert [dict(tip.scores) for tip in outcome.tips] == [explain_tip(MIDDAY, tip.tip).scores for tip in item.tips]
+        assert [dict(tip.scores) for tip in outcome.tips] == [explain(MIDDAY, tip.tip).scores for tip in item.tips]
         assert all(tip.note and len(tip.note) <= MAX_NOTE_LENGTH for tip in outcome.tips)
 
 
@@ -334,7 +339,7 @@ def test_a_rubric_with_other_scales_is_refused_before_anything_is_scored(scales:
 
 
 def test_the_error_is_computed_from_the_agreed_scores() -> None:
-    own = explain_tip(CARDS["nurse@morning"], BEST).scores
+    own = explain(CARDS["nurse@morning"], BEST).scores
     agreed = [{scale: own[scale] - 1 for scale in SCALES}, {scale: own[scale] + 3 for scale in SCALES}]
     found = rules_error([CalibratedTip("nurse@morning", BEST, "", scores, "") for scores in agreed], CARDS)
     assert found == {scale: {"n": 2, "bias": -1.0, "error": 2.0, "within_one": 0.5} for scale in SCALES}

@@ -314,16 +314,15 @@ def test_rows_of_one_item_with_two_hashes_are_refused() -> None:
     assert "i000" in {problem.item for problem in problems_of(text)}
 
 
-def test_another_sheet_or_rubric_is_refused() -> None:
-    for name, field in (("sheet", "sheet"), ("experiment", "experiment"), ("rubric sha256", "rubric.sha256")):
-        rows = table(filled_csv())
-        next(row for row in rows if row[1] == name)[4] = "x"
-        assert problems_of(saved(rows))[0].field == field
+def test_another_rubric_is_refused() -> None:
+    rows = table(filled_csv())
+    next(row for row in rows if row[1] == "rubric sha256")[4] = "x"
+    assert problems_of(saved(rows))[0].field == "rubric.sha256"
 
 
 def test_a_table_without_its_first_rows_is_refused() -> None:
     rows = [row for row in table(filled_csv()) if row[0] != "about"]
-    assert [problem.field for problem in problems_of(saved(rows))] == ["format", "sheet", "experiment"]
+    assert [problem.field for problem in problems_of(saved(rows))] == ["rubric.id", "rubric.sha256"]
 
 
 def test_about_rows_that_contradict_each_other_are_refused() -> None:

@@ -183,7 +183,7 @@ def test_floored_answers_are_judged_and_counted_apart() -> None:
 
 
 def test_provisional_judges_are_listed_separately_after_people(driver: SheetDriver) -> None:
-    run_judge(driver.store, driver.experiment, RulesJudge(), ExportRequest(seed=1), report=lambda _text: None)
+    run_judge(driver.store, driver.experiment, RulesJudge(), ExportRequest(seed=1))
     driver.judged_by("zoe")
     state = status(driver)
     assert [(judge.judge, judge.provisional, judge.cells) for judge in state.judges] == [

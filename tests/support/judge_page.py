@@ -49,7 +49,7 @@ class JudgingSite:
 
     def judging(self, sheet: str) -> StoredSheet:
         experiment = self.driver.experiment
-        found = find_sheet(self.driver.store, experiment.experiment_id, experiment.name, sheet)
+        found = find_sheet(self.driver.store, experiment, sheet)
         assert found is not None
         return found
 

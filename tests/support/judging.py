@@ -17,7 +17,7 @@ from tipbench.judge.export import ExportRequest, ExportResult, export_sheet
 from tipbench.judge.scores import RUBRIC, SCORES, CellScores, read_scores
 from tipbench.judge.sheet import sheet_json
 from tipbench.judge.sheet_file import unescape_cell
-from tipbench.judge.sheet_store import ANSWERS, DRIFT, KEY, SHEET, ItemKind, StoredSheet, receive
+from tipbench.judge.sheet_store import DRIFT, FILLED, KEY, SHEET, ItemKind, StoredSheet
 from tipbench.plan.config import make_config
 from tipbench.plan.grid import ModelIdentity, PlannedCell, plan_grid
 from tipbench.plan.suite import Suite, load_suite
@@ -179,9 +179,8 @@ class SheetDriver:
         final: bool = False,
         dry_run: bool = False,
     ) -> ApplyResult:
-        got = receive(self.store, raw, judge=judge)
-        work = SheetApplier(self.store, got.experiment, got.stored, got.filled)
-        return work.run(accept=accept, final=final, dry_run=dry_run)
+        applier = SheetApplier.for_file(self.store, raw, judge=judge)
+        return applier.run(accept=accept, final=final, dry_run=dry_run)
 
     def judged_by(self, judge: str, rule: Rule = agreed, *, seed: int = 1, **options: Any) -> ApplyResult:
         """Export a sheet, fill it and apply it."""
@@ -196,6 +195,6 @@ class SheetDriver:
 
     def everything(self) -> dict[str, tuple[StoredRun, dict[str, str]]]:
         """All runs with the texts that judging writes, to compare before and after."""
-        texts = [SCORES, RUBRIC, SHEET, KEY, ANSWERS, DRIFT]
+        texts = [SCORES, RUBRIC, SHEET, KEY, FILLED, DRIFT]
         found = self.store.read(self.experiment.experiment_id, where={}, texts=texts)
         return {run.run_id: (run, kept) for run, kept in found}

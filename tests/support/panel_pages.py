@@ -376,7 +376,7 @@ def _upload(sight: Sight, path: str, file: Path) -> None:
 
 def _filled(shown: Shown) -> Any:
     driver = shown.content.driver
-    judging = find_sheet(driver.store, driver.experiment.experiment_id, shown.content.name, shown.content.open_sheet)
+    judging = find_sheet(driver.store, driver.experiment, shown.content.open_sheet)
     assert judging is not None
     raw = fill(judging)
     notes = cycle(text[:2000] for text in shown.words.tips)

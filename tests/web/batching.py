@@ -109,7 +109,7 @@ def driver_of(served: Served) -> SheetDriver:
 
 def kept(served: Served, sheet: str) -> StoredSheet:
     """The stored sheet with its key."""
-    found = find_sheet(served.store, driver_of(served).experiment.experiment_id, EXPERIMENT, sheet)
+    found = find_sheet(served.store, driver_of(served).experiment, sheet)
     assert found is not None
     return found
 

@@ -73,7 +73,7 @@ class World:
         for name in (EXPERIMENT, TIED):
             experiment = self.served.store.experiment(name)
             assert experiment is not None
-            for judging in stored_sheets(self.served.store, experiment.experiment_id, name):
+            for judging in stored_sheets(self.served.store, experiment):
                 found |= {control for entry in judging.entries for control in entry.controls}
             for run in self.served.store.search(experiment.experiment_id, where={}):
                 found.add(run.run_id)

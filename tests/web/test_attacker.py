@@ -84,11 +84,7 @@ class Attacker:
     def refreshed(self, sheet: StoredSheet) -> StoredSheet:
         """Returns the sheet as it is stored now."""
         where = self.driver.experiment
-        return next(
-            each
-            for each in stored_sheets(self.store, where.experiment_id, where.name)
-            if each.sheet.id == sheet.sheet.id
-        )
+        return next(each for each in stored_sheets(self.store, where) if each.sheet.id == sheet.sheet.id)
 
     def fill_half(self, share: float = 0.5) -> None:
         """Scores the first part of the first sheet, and leaves the rest open."""
@@ -228,9 +224,9 @@ def by_presence(attacker: Attacker) -> dict[str, float]:
 
 def _on_the_next_sheet(attacker: Attacker, *, scored: bool) -> dict[str, float]:
     """Of the items that the judge has scored, or left open, on the first sheet: those that come again."""
-    answers, suspicion = attacker.refreshed(attacker.sheet).answers, by_presence(attacker)
+    scored_items, suspicion = attacker.refreshed(attacker.sheet).scores, by_presence(attacker)
     own = (entry.item.id for entry in attacker.sheet.entries)
-    return {item: suspicion[item] - 1 for item in own if (item in answers) is scored}
+    return {item: suspicion[item] - 1 for item in own if (item in scored_items) is scored}
 
 
 def by_scored_items_that_come_again(attacker: Attacker) -> dict[str, float]:

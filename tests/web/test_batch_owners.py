@@ -11,7 +11,7 @@ import pytest
 
 from support.judged import judge_at
 from support.judging import MODELS, always, record_cells
-from tipbench.judge.duels import Winner, duel_json, find_duel
+from tipbench.judge.duels import duel_json, find_duel
 from tipbench.record.store import MemoryStore
 from tipbench.web.auth import Identity, Role
 from tipbench.web.batches import batch_service_of
@@ -138,9 +138,9 @@ def test_duels_are_judged_like_any_batch(tied: JudgeClient) -> None:
     outcome = tied.close(batch["sheet"]).json()["outcome"]
     assert (outcome["status"], outcome["applied"], outcome["judged_in_both_orders"]) == ("applied", 40, 20)
     experiment = driver_of(tied.served).experiment
-    found = find_duel(tied.served.store, experiment.experiment_id, EXPERIMENT, batch["sheet"])
+    found = find_duel(tied.served.store, experiment, batch["sheet"])
     assert found is not None
-    assert {answer.winner for answer in found.answers.values()} == {"a"}
+    assert {choice.winner for choice in found.choices.values()} == {"a"}
 
 
 def test_open_duels_are_continued_and_close_the_sheets(tied: JudgeClient) -> None:
@@ -169,12 +169,13 @@ def test_a_duel_that_is_taken_back_keeps_its_winner_and_is_counted(tied: JudgeCl
 
 def test_the_preview_of_filled_duels_shows_new_and_old_winners(tied: JudgeClient) -> None:
     served, sheet = tied.served, tied.open(kind="duel", limit=4)["sheet"]
-    found = find_duel(served.store, driver_of(served).experiment.experiment_id, EXPERIMENT, sheet)
+    found = find_duel(served.store, driver_of(served).experiment, sheet)
     assert found is not None
     items = [item.id for item in found.sheet.items]
-    apply = f"{API}/judge/{EXPERIMENT}/apply"
-    assert served.post(apply, token=tied.token, json=duel_json(found.sheet, {items[0]: Winner.A})).status_code == 200
-    raw = duel_json(found.sheet, {items[0]: Winner.B, items[1]: Winner.TIE})
+    raw = duel_json(found.sheet)
+    raw["items"][0]["winner"] = "a"
+    assert served.post(f"{API}/judge/{EXPERIMENT}/apply", token=tied.token, json=raw).status_code == 200
+    raw["items"][0]["winner"], raw["items"][1]["winner"] = "b", "tie"
     data = {"csrf": served.log_in(tied.token), "experiment": EXPERIMENT}
     page = served.post(
         "/judge/preview", token=None, headers=HTML, data=data, files={"sheet": ("duels.json", json.dumps(raw))}

@@ -29,7 +29,7 @@ def _numbers(served: Served, judging: StoredSheet) -> dict[str, Any]:
     driver, stored = driver_of(served), kept(served, judging.sheet.id)
     scores = {run_id: [given.tips for given in found.counted] for run_id, found in driver.scores().items()}
     cells = {run_id: (run.metrics, run.state) for run_id, run in driver.cells().items()}
-    return {"cells": cells, "scores": scores, "drift": stored.drift, "status": stored.status, "answers": stored.answers}
+    return {"cells": cells, "scores": scores, "drift": stored.drift, "status": stored.status, "sheet": stored.scores}
 
 
 def _by_page(served: Served, _judging: StoredSheet, raw: dict[str, Any]) -> Any:

@@ -55,7 +55,7 @@ def test_unfinished_and_skipped_items_stay_pending(judge_client: JudgeClient, ad
     body = judge_client.close(sheet).json()
     assert (body["outcome"]["applied"], body["outcome"]["unfinished"]) == (len(raw["items"]) - 2, 2)
     assert body["outcome"]["drift"]["verdict"] == "fine", "finishing checks the drift"
-    assert not kept(judge_client.served, sheet).answers.keys() & {item["item"] for item in raw["items"][-2:]}
+    assert not kept(judge_client.served, sheet).scores.keys() & {item["item"] for item in raw["items"][-2:]}
     skips = admin.whole(sheet)["skips"]
     assert [(skip["item"], skip["reason"]) for skip in skips] == [(raw["items"][-1]["item"], "I wrote this one")]
 

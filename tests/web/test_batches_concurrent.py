@@ -85,7 +85,7 @@ def check_whole(judge_client: JudgeClient, raw: Mapping[str, Any]) -> None:
     store = judge_client.served.app.state.batches._store
     scores = driver_of(judge_client.served).scores()
     for entry, item in zip(judging.entries, raw["items"], strict=True):
-        stored = judging.answers[item["item"]]
+        stored = judging.scores[item["item"]]
         assert [dict(tip.scores) for tip in stored.tips] == [tip["scores"] for tip in item["tips"]]
         assert len(store.history(raw["sheet"], item["item"])) == 1
         if entry.kind == "cell" and entry.run_id is not None:

@@ -249,7 +249,7 @@ def test_items_a_judge_left_out_are_not_on_the_next_sheet(served: Served) -> Non
     second = exported(served, served.judge, limit=24)
     assert second["sheet"] != first["sheet"]
     kept_first = kept(served, first["sheet"])
-    left = {entry.run_id for entry in kept_first.unanswered if entry.run_id}
+    left = {entry.run_id for entry in kept_first.unscored if entry.run_id}
     assert left
     assert left.isdisjoint(entry.run_id for entry in kept(served, second["sheet"]).entries)
 

@@ -98,19 +98,19 @@ def test_the_preview_writes_nothing_and_the_same_file_is_applied(judge: Served) 
     page = sent(judge, json.dumps(raw))
     assert page.status_code == 200
     assert "Nothing is saved yet" in page.text
-    assert not kept(judge, sheet).answers
+    assert not kept(judge, sheet).scores
     done = applied(judge, apply_url(page.text))
     assert "Received and complete" in done.text
-    assert len(kept(judge, sheet).answers) == len(raw["items"])
+    assert len(kept(judge, sheet).scores) == len(raw["items"])
 
 
 def test_applying_twice_changes_nothing(judge: Served) -> None:
     sheet = fetched(judge).json()["sheet"]
     url = apply_url(sent(judge, json.dumps(fill(kept(judge, sheet)))).text)
     first = applied(judge, url)
-    answers = kept(judge, sheet).answers
+    scores = kept(judge, sheet).scores
     assert applied(judge, url).text.count("Received") == first.text.count("Received")
-    assert kept(judge, sheet).answers == answers
+    assert kept(judge, sheet).scores == scores
 
 
 def test_a_spreadsheet_is_applied_too(judge: Served) -> None:
@@ -140,7 +140,7 @@ def test_mistakes_are_listed_and_nothing_is_stored(judge: Served) -> None:
     assert page.status_code == 422
     assert "2 errors" in page.text
     assert "<script>" not in page.text.replace('<script type="module"', "")
-    assert not kept(judge, sheet).answers
+    assert not kept(judge, sheet).scores
 
 
 def test_an_invalid_sheet_is_refused_with_a_message(judge: Served) -> None:
@@ -162,7 +162,7 @@ def test_an_upload_belongs_to_its_sender(judge: Served) -> None:
     _, other = judge.panel.guard.tokens.create(Role.JUDGE, "somebody-else", life_s=60)
     assert judge.error(judge.post(url, token=other)) == (404, "not_found")
     assert judge.error(judge.post(url)) == (404, "not_found")
-    assert not kept(judge, sheet).answers
+    assert not kept(judge, sheet).scores
 
 
 def test_an_admin_judges_here_as_blindly_under_the_own_name(served: Served) -> None:

@@ -165,7 +165,7 @@ def test_the_options_of_the_form_are_those_of_the_sheet(served: Served) -> None:
     response = send(served, "export", {"judge": "ben", "limit": "21", "all": "true", "format": "json"})
     sheet = re.search(r"made=(\w+)", response.headers["location"])
     assert sheet
-    judging = find_sheet(served.store, driver_of(served).experiment.experiment_id, EXPERIMENT, sheet[1])
+    judging = find_sheet(served.store, driver_of(served).experiment, sheet[1])
     assert judging is not None
     assert (judging.owner, sum(entry.kind == "cell" for entry in judging.entries)) == ("ben", 21)
 

@@ -201,7 +201,7 @@ def _find_or_export_sheet(
     from tipbench.judge.export import ExportRequest, export_sheet
     from tipbench.judge.sheet_store import ItemKind, SheetStatus, stored_sheets
 
-    for stored in stored_sheets(store, experiment.experiment_id, experiment.name):
+    for stored in stored_sheets(store, experiment):
         untouched = stored.status is SheetStatus.EXPORTED and stored.owner is None and not stored.provisional
         if untouched and {entry.run_id for entry in stored.entries if entry.kind is ItemKind.CELL} == pending_ids:
             return stored

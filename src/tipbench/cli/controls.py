@@ -40,14 +40,14 @@ def make(
       tipbench controls make --experiment tip-bench-pilot --judges 3 --out our-suite/controls.toml
     """
     from tipbench.judge.controls import agreed_controls, controls_toml
-    from tipbench.judge.material import combine_material, load_suites, read_cells
+    from tipbench.judge.material import load_material, read_cells
 
     check_output(out, "--out")
     with open_experiment(load_settings(), mlflow_url, experiment) as (store, stored_experiment):
         cells = read_cells(store, stored_experiment.experiment_id)
     if not cells:
         raise NotEnoughData(f"{stored_experiment.name} has no answered cells yet. Run `tipbench collect` first.")
-    material = combine_material(load_suites(cells, suite))
+    material = load_material(cells, suite)
     existing = [example.tip for example in (*material.controls, *material.rubric.anchors)]
     controls = agreed_controls(
         [cell for cell in cells if cell.scenario in material.cards],

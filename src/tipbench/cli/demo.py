@@ -43,7 +43,7 @@ def demo(
     from tipbench.compare.leaderboard import read_leaderboard, record_board
     from tipbench.judge.export import ExportRequest
     from tipbench.judge.rules import RulesJudge
-    from tipbench.judge.run import run_judge
+    from tipbench.judge.run import JudgeEnvironment, run_judge
 
     settings = load_settings()
     config = demo_config(local_mlflow(settings) if mlflow_url is None else mlflow_url)
@@ -53,7 +53,9 @@ def demo(
     summary = collect_with_progress(config, settings)
     with open_experiment(settings, config.mlflow_url, config.experiment) as (store, stored_experiment):
         with contextlib.suppress(NotEnoughData):  # everything was judged by an earlier demo
-            run_judge(store, stored_experiment, RulesJudge(), ExportRequest(), report=print_message)
+            run_judge(
+                store, stored_experiment, RulesJudge(), ExportRequest(), environment=JudgeEnvironment(print_message)
+            )
         board, _ = read_leaderboard(store, stored_experiment, CellFilter())
         record_board(store, stored_experiment.experiment_id, board)
     if json_:

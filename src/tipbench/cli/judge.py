@@ -114,7 +114,7 @@ def export(
     if sheet is None:
         _print_exported(result, request.judge, out)
     else:
-        with_scores = f", {result.stored.finished} with the scores applied so far" if filled else ""
+        with_scores = f", {len(result.stored.scores)} with the scores applied so far" if filled else ""
         print_message(f"sheet {sheet} again: {len(result.stored.entries)} items {_location(out)}{with_scores}")
 
 
@@ -173,7 +173,7 @@ def duel(
     _check_target(out)
     with open_experiment(load_settings(), mlflow_url, experiment) as (store, stored_experiment):
         if sheet is not None:
-            stored = find_duel(store, stored_experiment.experiment_id, stored_experiment.name, sheet)
+            stored = find_duel(store, stored_experiment, sheet)
             if stored is None:
                 raise UsageError(
                     f"{stored_experiment.name} has no duel file {sheet!r}. Leave --sheet out to export a new one."

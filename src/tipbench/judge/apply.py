@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tipbench.errors import MlflowError
+from tipbench.judge.check import check_sheet
 from tipbench.judge.controls import CONTROL_TIPS
 from tipbench.judge.drift import (
     MIN_CONTROLS,
@@ -31,20 +32,22 @@ from tipbench.judge.scores import (
     run_change,
     tip_means,
 )
-from tipbench.judge.sheet import FilledSheet, ItemScore, TipScore
+from tipbench.judge.sheet import FORMAT, FilledSheet, ItemScore, TipScore
 from tipbench.judge.sheet_store import (
-    ANSWERS,
     DRIFT,
+    FILLED,
     FINAL,
     HIDDEN,
     REVISIONS,
     ItemKind,
-    ReplacedAnswer,
+    ReplacedScore,
     SheetEntry,
     SheetStatus,
     StoredSheet,
-    answers_text,
+    check_no_duels,
+    find_original,
     find_sheet,
+    item_scores_text,
     milliseconds,
     now_iso,
     scores_fingerprint,
@@ -75,26 +78,42 @@ class SheetApplier:
         self.stored = stored
         self._judge = filled.judge
         self._at = now_iso()  # time of this apply
-        self._answers = {**stored.answers, **filled.finished}
-        changed = [answer for item, answer in stored.answers.items() if self._answers[item] != answer]
-        self._replaced = (*stored.replaced, *(ReplacedAnswer(answer, self._at) for answer in changed))
-        self._blank = sum(item in stored.answers for item in filled.unfinished)
-        self._cell_items = self._answered_items(ItemKind.CELL)  # item ids by run id
-        self._repeat_items = self._answered_items(ItemKind.REPEAT)
+        self._scores = {**stored.scores, **filled.finished}  # by item id
+        changed = [score for item, score in stored.scores.items() if self._scores[item] != score]
+        self._replaced = (*stored.replaced, *(ReplacedScore(score, self._at) for score in changed))
+        self._blank = sum(item in stored.scores for item in filled.unfinished)
+        self._cell_items = self._scored_items(ItemKind.CELL)  # item ids by run id
+        self._repeat_items = self._scored_items(ItemKind.REPEAT)
         self._rubrics = {stored.sheet.rubric.tag: stored.sheet.rubric}  # by tag; others are added when needed
         self._held = stored.status is SheetStatus.HELD
         self._deleted: set[str] = set()  # ids of runs deleted in MLflow
         self._wrote = False  # whether this apply has written anything to MLflow
 
-    def _answered_items(self, kind: ItemKind) -> dict[str, str]:
-        """Return the ids of the answered items of this kind, by run id."""
-        entries = [entry for entry in self.stored.entries if entry.kind is kind and entry.item.id in self._answers]
+    @classmethod
+    def for_file(
+        cls, store: RunStore, raw: Mapping[str, Any], *, judge: str | None = None, accepting: bool = False
+    ) -> SheetApplier:
+        """Validate a filled file against its stored sheet. Raises SheetRefused with all problems.
+
+        Raises SheetsClosed if the judge has opened duels. With `accepting`, an admin accepts the drift of a held sheet,
+        and duels are not checked.
+        """
+        experiment, stored = find_original(store, raw, FORMAT, find_sheet)
+        expected = replace(stored.sheet, judge=stored.owner or stored.sheet.judge)
+        filled = check_sheet(raw, expected, judge=judge, allow_reserved=stored.provisional)
+        if not stored.provisional and not accepting:
+            check_no_duels(store, experiment, filled.judge)
+        return cls(store, experiment, stored, filled)
+
+    def _scored_items(self, kind: ItemKind) -> dict[str, str]:
+        """Return the ids of the scored items of this kind, by run id."""
+        entries = [entry for entry in self.stored.entries if entry.kind is kind and entry.item.id in self._scores]
         return {entry.run_id: entry.item.id for entry in entries if entry.run_id}
 
     @property
     def changes_scores(self) -> bool:
-        """Whether the answers differ from those applied last."""
-        return self._answers != self.stored.answers
+        """Whether the scores differ from those applied last."""
+        return self._scores != self.stored.scores
 
     def cells_have_scores(self, cells: Iterable[JudgedCell]) -> bool:
         """Return whether the cells that are on the sheet already have its scores. Other cells are ignored."""
@@ -110,7 +129,7 @@ class SheetApplier:
     ) -> ApplyResult:
         """Write the sheet's scores to MLflow. With `dry_run`, only return the changes, without reading runs.
 
-        The drift is measured once every item is answered or the sheet is `final`. The first verdict is returned with
+        The drift is measured once every item is scored or the sheet is `final`. The first verdict is returned with
         its numbers, unless few items are scored. In that case, and for a revision, only its word is returned: numbers
         that change with a single item would reveal whether the item is a control.
         """
@@ -118,11 +137,11 @@ class SheetApplier:
             return self._result(SheetStatus.APPLIED, dry_run=True)
         stored, rubric = self.stored, self.stored.sheet.rubric
         final = final or stored.final
-        complete = final or stored.provisional or len(self._answers) == len(stored.entries)
+        complete = final or stored.provisional or len(self._scores) == len(stored.entries)
         # 1. Measure the drift, and decide whether the scores count or are held.
         drift = self._measure_drift() if complete else None
         beyond = self._held if drift is None else drift.verdict is Verdict.BEYOND
-        accepted = stored.acceptance_of(self._answers)
+        accepted = stored.acceptance_of(self._scores)
         if accept is not None and drift is not None and beyond:
             accepted = accept  # only a measured drift can be accepted
         self._held = beyond and not stored.provisional and accepted is None
@@ -144,9 +163,9 @@ class SheetApplier:
             self_agreement=agreement,
             alpha=alphas,
         )
-        # 3. Save the answers with the sheet, then write the scores to the cells.
-        if self._answers or final:
-            self._save_answers(result, final=final)
+        # 3. Save the scores with the sheet, then write them to the cells.
+        if self._scores or final:
+            self._save_scores(result, final=final)
             self._write_cells(cells, progress)
             if complete and not self._held and not stored.provisional:
                 self._wrote |= update_floor_scores(self._store, stored.refloor, rubric, self._at) > 0
@@ -170,7 +189,7 @@ class SheetApplier:
 
         changes = []
         for item in stored.sheet.items:
-            old, new = stored.answers.get(item.id), self._answers.get(item.id)
+            old, new = stored.scores.get(item.id), self._scores.get(item.id)
             before = means(old) if counted_before else None
             after = means(new) if counted_after else None
             if before != after or old != new:
@@ -180,17 +199,17 @@ class SheetApplier:
             rubric=rubric,
             judge=self._judge,
             status=status,
-            finished=len(self._answers),
-            unfinished=len(stored.entries) - len(self._answers),
+            finished=len(self._scores),
+            unfinished=len(stored.entries) - len(self._scores),
             changes=tuple(changes),
             dry_run=dry_run,
             blank=self._blank,
         )
 
     def _enough_for_numbers(self) -> bool:
-        """Return whether so many items are scored that the numbers of the drift do not reveal a single control."""
-        controls = sum(1 for _ in control_scores(self.stored.entries, self._answers))
-        return controls >= MIN_CONTROLS or len(self._answers) == len(self.stored.entries)
+        """Return whether enough items are scored that the numbers of the drift do not reveal a single control."""
+        controls = sum(1 for _ in control_scores(self.stored.entries, self._scores))
+        return controls >= MIN_CONTROLS or len(self._scores) == len(self.stored.entries)
 
     def _measure_drift(self) -> Drift:
         """Measure the drift on the sheet's controls.
@@ -199,24 +218,24 @@ class SheetApplier:
         sheets are left out.
         """
         stored, rubric = self.stored, self.stored.sheet.rubric
-        pooled, sheets = list(control_scores(stored.entries, self._answers)), 1
+        pooled, sheets = list(control_scores(stored.entries, self._scores)), 1
         if stored.provisional or len(pooled) >= MIN_CONTROLS:
             return measure_drift(rubric.scales, pooled)
         earlier = [
-            sheet
+            other
             for experiment in self._store.experiments()
             if experiment.name.startswith(EXPERIMENT_PREFIX)
-            for sheet in stored_sheets(self._store, experiment.experiment_id, experiment.name, self._judge)
+            for other in stored_sheets(self._store, experiment, self._judge)
             if (
-                sheet.sheet.rubric.tag == rubric.tag
-                and sheet.exported < stored.exported
-                and sheet.status is SheetStatus.APPLIED
-                and sheet.drift is not None
-                and not sheet.provisional
+                other.sheet.rubric.tag == rubric.tag
+                and other.exported < stored.exported
+                and other.status is SheetStatus.APPLIED
+                and other.drift is not None
+                and not other.provisional
             )
         ]
-        for sheet in sorted(earlier, key=lambda sheet: sheet.exported, reverse=True):
-            scores = list(control_scores(sheet.entries, sheet.answers))
+        for other in sorted(earlier, key=lambda other: other.exported, reverse=True):
+            scores = list(control_scores(other.entries, other.scores))
             if len(pooled) < CONTROL_TIPS and scores:
                 pooled, sheets = pooled + scores, sheets + 1
         return measure_drift(rubric.scales, pooled, sheets=sheets)
@@ -226,18 +245,18 @@ class SheetApplier:
         for run_id, item in self._repeat_items.items():
             earlier = cells[run_id].scores.judges.get(self._judge) if run_id in cells else None
             if earlier is not None and earlier.rubric == self.stored.sheet.rubric.tag:
-                for old, new in zip(earlier.tips, self._answers[item].tips, strict=False):
+                for old, new in zip(earlier.tips, self._scores[item].tips, strict=False):
                     yield old.scores, new.scores
 
-    def _save_answers(self, result: ApplyResult, *, final: bool) -> None:
-        """Save all answers in the sheet's run. Called before any cell is updated."""
+    def _save_scores(self, result: ApplyResult, *, final: bool) -> None:
+        """Save all scores in the sheet's run. Called before any cell is updated."""
         stored, drift, agreement = self.stored, result.drift, result.self_agreement
         same_state = result.status is stored.status and final == stored.final and result.accepted == stored.accepted
         if same_state and not self.changes_scores:
             return
         tags = {"sheet_status": str(result.status), "judge": self._judge, "applied_at": self._at}
-        texts = {ANSWERS: answers_text(self._answers, self._replaced)}
-        metrics: dict[str, float | None] = {"finished": float(len(self._answers))}
+        texts = {FILLED: item_scores_text(self._scores, self._replaced)}
+        metrics: dict[str, float | None] = {"finished": float(len(self._scores))}
         metrics |= {f"alpha_{name}": value for name, value in result.alpha.items()}
         if final:
             tags[FINAL] = "true"
@@ -253,7 +272,7 @@ class SheetApplier:
             metrics["self_exact"] = agreement.exact
             metrics |= {f"self_difference_{scale.scale}": scale.difference for scale in agreement.scales}
         if result.accepted is not None:
-            tags |= {"drift_accepted": result.accepted, "drift_accepted_for": scores_fingerprint(self._answers)}
+            tags |= {"drift_accepted": result.accepted, "drift_accepted_for": scores_fingerprint(self._scores)}
         known = {name: value for name, value in metrics.items() if value is not None}
         self._store.update(
             stored.run_id, RunChange(metrics=known, tags=tags, texts=texts, at_ms=milliseconds(self._at))
@@ -264,7 +283,7 @@ class SheetApplier:
         """Write the scores of outdated cells. If `cells` is None, each cell is read here."""
         run_of_item = {item: run_id for run_id, item in self._cell_items.items()}
         written = []
-        for done, item in enumerate(self._answers, start=1):
+        for done, item in enumerate(self._scores, start=1):
             run_id = run_of_item.get(item)
             if run_id is None:
                 self._imitate_write(item, already_read=cells is not None)
@@ -276,7 +295,7 @@ class SheetApplier:
                     # `_imitate_write` updates the sheet's run, and an update reads it.
                     self._store.get(self.stored.run_id)
             if progress:
-                progress(done, len(self._answers))
+                progress(done, len(self._scores))
         for _ in range(_VERIFICATIONS):
             written = [run_id for run_id in written if self._write(run_id)]
 
@@ -286,19 +305,17 @@ class SheetApplier:
         Otherwise the duration of an apply would reveal which items are hidden, above all with long notes. The update
         adds metrics, tags and a text to the sheet's run, which are never read.
         """
-        new, old_answer = self._judgement(self._answers[item]), self.stored.answers.get(item)
-        old_scores = NO_SCORES if old_answer is None else NO_SCORES.with_judgement(self._judgement(old_answer))
-        unchanged = old_scores.with_judgement(new) is old_scores
-        if self.stored.provisional or unchanged:  # a cell would be read, but not written
+        score = self._scores[item]
+        if self.stored.provisional or score == self.stored.scores.get(item):  # a cell would be read, but not written
             if not already_read:
                 self._read_next_cell(item)
             return
         next_cell = self._read_next_cell(item)
         scores = next_cell.scores.without_judge(self._judge) if next_cell else NO_SCORES
         for replaced in self._replaced:
-            if replaced.given.item == item:
-                scores = scores.with_judgement(self._judgement(replaced.given))
-        change = run_change(scores.with_judgement(new), {}, milliseconds(self._at))
+            if replaced.score.item == item:
+                scores = scores.with_judgement(self._judgement(replaced.score))
+        change = run_change(scores.with_judgement(self._judgement(score)), {}, milliseconds(self._at))
         imitation = RunChange(
             metrics={HIDDEN + name: value for name, value in change.metrics.items()},
             tags={HIDDEN + name: value for name, value in change.tags.items()},
@@ -310,10 +327,10 @@ class SheetApplier:
         self._read_next_cell(item)  # as the verification of a cell does
 
     def _read_cells(self) -> dict[str, JudgedCell]:
-        """Return the answered cells and repeats by run id. For each control, another cell is read, to take as long."""
+        """Return the scored cells and repeats by run id. For each control, another cell is read, to take as long."""
         cells = {run_id: self._read_cell(run_id) for run_id in (*self._cell_items, *self._repeat_items)}
         for entry in self.stored.entries:
-            if entry.kind is ItemKind.CONTROL and entry.item.id in self._answers:
+            if entry.kind is ItemKind.CONTROL and entry.item.id in self._scores:
                 self._read_next_cell(entry.item.id)
         return {run_id: cell for run_id, cell in cells.items() if cell is not None}
 
@@ -327,7 +344,7 @@ class SheetApplier:
 
     def _read_cell(self, run_id: str) -> JudgedCell | None:
         """Return the cell as it is in MLflow now, or None if its run was deleted."""
-        with self._noting_deletion(run_id):
+        with _skip_deleted(run_id, self._deleted):
             return JudgedCell(*self._store.get(run_id))
         return None
 
@@ -336,21 +353,11 @@ class SheetApplier:
         cell = self._read_cell(run_id)
         change = None if cell is None else self._change(cell)
         if change is not None:
-            with self._noting_deletion(run_id):
+            with _skip_deleted(run_id, self._deleted):
                 self._store.update(run_id, change)
                 self._wrote = True
                 return True
         return False
-
-    @contextmanager
-    def _noting_deletion(self, run_id: str) -> Iterator[None]:
-        """Suppress the error that the run was deleted, and add the run to the deleted ones."""
-        try:
-            yield
-        except MlflowError as exc:
-            if not _is_deleted(exc):
-                raise
-            self._deleted.add(run_id)
 
     def _change(self, cell: JudgedCell) -> RunChange | None:
         """Return the update that adds the sheet's scores to the cell's run, or None if it has them."""
@@ -358,7 +365,7 @@ class SheetApplier:
         if scores.counted and scores.counted[0].rubric not in self._rubrics:
             # The scores that count are of another sheet, which has stored its rubric.
             sheet_id = scores.counted[0].sheet
-            other = find_sheet(self._store, self._experiment.experiment_id, self._experiment.name, sheet_id)
+            other = find_sheet(self._store, self._experiment, sheet_id)
             if other:
                 self._rubrics[other.sheet.rubric.tag] = other.sheet.rubric
         change = run_change(scores, self._rubrics, milliseconds(self._at))
@@ -373,10 +380,10 @@ class SheetApplier:
 
     def _with_sheet_scores(self, cell: JudgedCell) -> CellScores:
         """Return the cell's scores, including those of this sheet."""
-        new = self._judgement(self._answers[self._cell_items[cell.run.run_id]])
+        new = self._judgement(self._scores[self._cell_items[cell.run.run_id]])
         return cell.scores.with_judgement(new, provisional=self.stored.provisional)
 
-    def _judgement(self, answer: ItemScore) -> Judgement:
+    def _judgement(self, score: ItemScore) -> Judgement:
         stored = self.stored
         return Judgement(
             judge=self._judge,
@@ -384,9 +391,9 @@ class SheetApplier:
             exported=stored.exported,
             at=self._at,
             rubric=stored.sheet.rubric.tag,
-            format_ok=answer.format_ok,
-            tips=answer.tips,
-            means=tip_means(stored.sheet.rubric, answer),
+            format_ok=score.format_ok,
+            tips=score.tips,
+            means=tip_means(stored.sheet.rubric, score),
             held=self._held,
         )
 
@@ -395,20 +402,24 @@ def update_floor_scores(store: RunStore, run_ids: Iterable[str], rubric: Rubric,
     """Rewrite the floor scores of runs without a usable tip for this rubric. Returns how many runs changed."""
     changed = 0
     for run_id in run_ids:
-        try:
+        with _skip_deleted(run_id, set()):
             run, _ = store.get(run_id)
             if run.tags.get("scores_rubric") != rubric.tag:
                 store.update(run_id, floor_change(rubric, milliseconds(at)))
                 changed += 1
-        except MlflowError as exc:
-            if not _is_deleted(exc):
-                raise
     return changed
 
 
-def _is_deleted(exc: MlflowError) -> bool:
-    """Return whether the error means that the run was deleted: either marked as deleted, or purged."""
-    return exc.code == "RESOURCE_DOES_NOT_EXIST" or "Current state is deleted" in str(exc)
+@contextmanager
+def _skip_deleted(run_id: str, deleted: set[str]) -> Iterator[None]:
+    """Suppress the error that this run was deleted in MLflow, and add its id to `deleted`."""
+    try:
+        yield
+    except MlflowError as exc:
+        purged, marked_as_deleted = exc.code == "RESOURCE_DOES_NOT_EXIST", "Current state is deleted" in str(exc)
+        if not purged and not marked_as_deleted:
+            raise
+        deleted.add(run_id)
 
 
 def alpha_by_scale(rubric: Rubric, cells: Iterable[CellScores]) -> dict[str, float | None]:
@@ -423,12 +434,12 @@ def alpha_by_scale(rubric: Rubric, cells: Iterable[CellScores]) -> dict[str, flo
     }
 
 
-def control_scores(entries: Sequence[SheetEntry], answers: Mapping[str, ItemScore]) -> Iterator[ControlScore]:
+def control_scores(entries: Sequence[SheetEntry], scores: Mapping[str, ItemScore]) -> Iterator[ControlScore]:
     """Yield the judge's scores of a sheet's control tips."""
     for index, entry in enumerate(entries):
-        if entry.kind is ItemKind.CONTROL and entry.item.id in answers:
+        if entry.kind is ItemKind.CONTROL and entry.item.id in scores:
             position = index / max(1, len(entries) - 1)
-            for tip, reference in zip(answers[entry.item.id].tips, entry.references, strict=True):
+            for tip, reference in zip(scores[entry.item.id].tips, entry.references, strict=True):
                 yield ControlScore(tip.scores, reference, entry.item.id, position)
 
 
@@ -439,11 +450,7 @@ class ItemChange:
     item: str
     before: Mapping[str, float] | None  # means of the scales and the composite; None if not counted
     after: Mapping[str, float] | None
-    given: Mapping[str, float] | None = None  # the sheet's current scores, counted or not
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the change as JSON-serializable values."""
-        return dict(vars(self))
+    given: Mapping[str, float] | None  # the sheet's current scores, counted or not
 
 
 @dataclass(frozen=True)
@@ -511,7 +518,7 @@ class ApplyResult:
             "self_agreement": agreement,
             "alpha": {} if self.verdict_only else _rounded(dict(self.alpha)),
             "drift_accepted": self.accepted,
-            **({"dry_run": True, "changes": [change.to_json() for change in self.changes]} if self.dry_run else {}),
+            **({"dry_run": True, "changes": [vars(change) for change in self.changes]} if self.dry_run else {}),
         }
 
     def _drift_json(self, drift: Drift) -> dict[str, Any]:

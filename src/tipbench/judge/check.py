@@ -15,9 +15,8 @@ from typing import Any
 from tipbench.errors import SheetRefused
 from tipbench.judge.automatic import is_reserved
 from tipbench.judge.sheet import (
-    FORMAT,
-    AnswerT,
     FilledSheet,
+    FilledT,
     Item,
     ItemScore,
     ItemT,
@@ -110,35 +109,28 @@ def refusal(problems: Iterable[Problem]) -> SheetRefused:
 def check_sheet(
     raw: Mapping[str, Any], sheet: TipSheet, *, judge: str | None = None, allow_reserved: bool = False
 ) -> FilledSheet[ItemScore]:
-    """Validate the filled sheet `raw` against the exported `sheet`. Raises SheetRefused with every problem."""
+    """Validate a filled file of tips against the exported `sheet`. Raises SheetRefused with every problem."""
     check = partial(check_item, rubric=sheet.rubric)
-    return check_file(FORMAT, raw, sheet, check, judge=judge, allow_reserved=allow_reserved)
+    return check_file(raw, sheet, check, judge=judge, allow_reserved=allow_reserved)
 
 
 def check_file(
-    format_: str,
     raw: Mapping[str, Any],
     sheet: Sheet[ItemT],
-    check: Callable[[object, ItemT], AnswerT | list[Problem] | None],
+    check: Callable[[Mapping[str, Any], ItemT], FilledT | list[Problem] | None],
     *,
     judge: str | None = None,
     allow_reserved: bool = False,
-) -> FilledSheet[AnswerT]:
+) -> FilledSheet[FilledT]:
     """Validate a filled file of tips or duels. Raises SheetRefused with every problem.
 
-    `check` validates one item and returns its answer, the problems, or None if the item is unfinished.
+    `sheet` is the exported sheet that the file names.
+    `check` validates one item and returns its scores or winner, the problems, or None if the item is unfinished.
     """
     top = Location([])
-    if not isinstance(raw, Mapping):
-        top.refuse("sheet", shown(raw), "an object with format, sheet, rubric and items")
-        raise refusal(top.problems)
-    for key, value in (("format", format_), ("sheet", sheet.id), ("experiment", sheet.experiment)):
-        expect(top, raw, key, value)
-    if top.problems:  # probably the file of another sheet, so its items are not checked
-        raise refusal(top.problems)
     rubric = raw.get("rubric")
     if not isinstance(rubric, Mapping):
-        top.refuse("rubric", describe_value(raw, "rubric"), "an object with the rubric's id and sha256")
+        top.add_problem("rubric", describe_value(raw, "rubric"), "an object with the rubric's id and sha256")
     else:
         expect(top, rubric, "id", sheet.rubric.id, "rubric.id")
         expect(top, rubric, "sha256", sheet.rubric.sha256, "rubric.sha256")
@@ -147,49 +139,49 @@ def check_file(
     name = _check_judge(top, raw, sheet.judge, judge, allow_reserved=allow_reserved)
     raw_items = raw.get("items")
     if not isinstance(raw_items, list):
-        top.refuse("items", describe_value(raw, "items"), "a list of the sheet's items")
+        top.add_problem("items", describe_value(raw, "items"), "a list of the sheet's items")
         raw_items = []
     items = {item.id: item for item in sheet.items}
-    answers: dict[str, AnswerT | None] = {}
+    checked: dict[str, FilledT | None] = {}  # by item id; None if the item is unfinished or has problems
     for index, raw_item in enumerate(raw_items):
         if len(top.problems) > MAX_PROBLEMS:
             break
-        id_ = raw_item.get("item") if isinstance(raw_item, Mapping) else None
-        row = _row_of(raw_item)
+        if not isinstance(raw_item, Mapping):
+            top.add_problem(f"items[{index}].item", shown(raw_item), f"an item of sheet {sheet.id}")
+            continue
+        row, id_ = _row_of(raw_item), raw_item.get("item")
         path = f"items[{index}].item" if row is None else "item"
         item = items.get(id_) if isinstance(id_, str) else None
         if item is None:
-            seen = describe_value(raw_item, "item") if isinstance(raw_item, Mapping) else shown(raw_item)
-            replace(top, row=row).refuse(path, seen, f"an item of sheet {sheet.id}")
-        elif item.id in answers:
-            replace(top, item=item.id, row=row).refuse(path, "a duplicate", "each item once; remove one of the two")
+            seen = describe_value(raw_item, "item")
+            replace(top, row=row).add_problem(path, seen, f"an item of sheet {sheet.id}")
+        elif item.id in checked:
+            expected = "each item once; remove one of the two"
+            replace(top, item=item.id, row=row).add_problem(path, "a duplicate", expected)
         else:
             outcome = check(raw_item, item)
             if isinstance(outcome, list):
                 top.problems.extend(outcome)
-                answers[item.id] = None
+                checked[item.id] = None
             else:
-                answers[item.id] = outcome
+                checked[item.id] = outcome
     if top.problems or name is None:
         raise refusal(top.problems)
-    finished = {id_: answer for id_ in items if (answer := answers.get(id_)) is not None}
+    finished = {id_: filled for id_ in items if (filled := checked.get(id_)) is not None}
     return FilledSheet(name, finished, unfinished=tuple(id_ for id_ in items if id_ not in finished))
 
 
-def check_item(raw_item: object, item: Item, rubric: Rubric) -> ItemScore | list[Problem] | None:
-    """Validate one item. Returns its scores, None if any score is missing, or its problems."""
+def check_item(raw_item: Mapping[str, Any], item: Item, rubric: Rubric) -> ItemScore | list[Problem] | None:
+    """Validate one item. Returns its scores, None if any score is blank, or its problems."""
     location = Location([], item.id, row=_row_of(raw_item))
-    if not isinstance(raw_item, Mapping):
-        location.refuse("item", shown(raw_item), "an object with item, sha256, format_ok and tips")
-        return location.problems
     check_unchanged(location, raw_item, item)
     format_ok = _read_flag(location, raw_item, "format_ok")
     raw_tips = raw_item.get("tips")
     if not isinstance(raw_tips, list):
-        location.refuse("tips", describe_value(raw_item, "tips"), f"a list of {len(item.tips)} tips")
+        location.add_problem("tips", describe_value(raw_item, "tips"), f"a list of {len(item.tips)} tips")
         return location.problems
     if len(raw_tips) != len(item.tips):
-        location.refuse("tips", str(len(raw_tips)), f"the item's {len(item.tips)} tips")
+        location.add_problem("tips", str(len(raw_tips)), f"the item's {len(item.tips)} tips")
         return location.problems
     tips = [
         _check_tip(location.at_tip(number, raw_tip), raw_tip, tip, rubric)
@@ -209,23 +201,20 @@ def check_unchanged(location: Location, raw_item: Mapping[str, Any], item: Sheet
         return
     raw_card, card = raw_item["scenario"], item.scenario
     if not isinstance(raw_card, Mapping):
-        location.refuse("scenario", shown(raw_card), "the card as exported")
+        location.add_problem("scenario", shown(raw_card), "the card as exported")
         return
     changed_names = (name for name in {**card, **raw_card} if raw_card.get(name, _MISSING) != card.get(name, _MISSING))
     for name in islice(changed_names, 5):
         seen = describe_value(raw_card, name) if name in card else shown(raw_card[name])
-        location.refuse(f"scenario.{shown_name(name)}", seen, "the card as exported")
+        location.add_problem(f"scenario.{shown_name(name)}", seen, "the card as exported")
 
 
 def name_problem(name: object, *, allow_reserved: bool = False) -> str | None:
     """Return the requirement that a judge's name violates, or None if the name is valid."""
-    if (
-        not isinstance(name, str)
-        or not 1 <= len(normalize_name(name)) <= MAX_NAME
-        or not normalize_name(name).isprintable()
-    ):
+    normalized = normalize_name(name) if isinstance(name, str) else ""
+    if not 1 <= len(normalized) <= MAX_NAME or not normalized.isprintable():
         return f"a name of 1 to {MAX_NAME} printable characters on one line"
-    if not allow_reserved and is_reserved(normalize_name(name)):
+    if not allow_reserved and is_reserved(normalized):
         return "a name other than 'rules' and 'ollama:…', which belong to the provisional judges"
     return None
 
@@ -247,8 +236,8 @@ class Location:
     def at_tip(self, tip: int, raw_tip: object) -> Location:
         return replace(self, tip=tip, row=_row_of(raw_tip) or self.row)
 
-    def refuse(self, field: str, seen: str, expected: str) -> None:
-        """Add a problem; `seen` is a description, or a value formatted by `shown`."""
+    def add_problem(self, field: str, seen: str, expected: str) -> None:
+        """Add a problem at this location; `seen` is a description, or a value formatted by `shown`."""
         self.problems.append(Problem(self.item, self.tip, field, seen, expected, self.row))
 
 
@@ -261,25 +250,25 @@ def _check_judge(
         in_file = None
     candidates = [name for name in (in_file, option, owner) if name is not None]
     if not candidates:
-        location.refuse("judge", shown(in_file), "the judge's name: write it into the file or pass --judge NAME")
+        location.add_problem("judge", shown(in_file), "the judge's name: write it into the file or pass --judge NAME")
         return None
     for name in candidates:
         if requirement := name_problem(name, allow_reserved=allow_reserved):
-            location.refuse("judge", shown(name), requirement)
+            location.add_problem("judge", shown(name), requirement)
             return None
     names = [normalize_name(name) for name in candidates]
+    expected = names[-1]  # the owner's name; without an owner, the one of --judge
+    why = "as given by --judge; use one of the two names" if owner is None else "whose sheet this is"
     for name in names:
-        if owner is not None and name != names[-1]:  # the last name is the owner
-            location.refuse("judge", shown(name), f"{shown(owner)}, whose sheet this is")
+        if name != expected:
+            location.add_problem("judge", shown(name), f"{shown(expected)}, {why}")
             return None
-    if names[0] != names[-1]:
-        location.refuse("judge", shown(names[0]), f"{shown(names[-1])}, as given by --judge; use one of the two names")
-    return names[0]
+    return expected
 
 
 def _check_tip(location: Location, raw: object, tip: SheetTip, rubric: Rubric) -> TipScore | None:
     if not isinstance(raw, Mapping):
-        location.refuse("tip", shown(raw), "the tip as exported, with its scores")
+        location.add_problem("tip", shown(raw), "the tip as exported, with its scores")
         return None
     check_text(location, raw, "tip", tip.tip)
     check_text(location, raw, "rationale", tip.rationale)
@@ -287,23 +276,23 @@ def _check_tip(location: Location, raw: object, tip: SheetTip, rubric: Rubric) -
     scores = _read_scores(location, raw, rubric)
     note = raw.get("note")
     if note is not None and not isinstance(note, str):
-        location.refuse("note", shown(note), "a text")
+        location.add_problem("note", shown(note), "a text")
     elif note is not None and len(note) > MAX_NOTE:
-        location.refuse("note", f"{len(note)} characters", f"at most {MAX_NOTE} characters")
+        location.add_problem("note", f"{len(note)} characters", f"at most {MAX_NOTE} characters")
     if scores is None:
         return None
     return TipScore(scores, overlong, _normalize_newlines(note) if isinstance(note, str) else "")
 
 
 def _read_scores(location: Location, raw: Mapping[str, Any], rubric: Rubric) -> dict[str, int] | None:
-    """Return the scores by scale, or None if any is missing."""
+    """Return the scores by scale, or None if any is blank."""
     raw_scores = raw.get("scores")
     if not isinstance(raw_scores, Mapping):
-        location.refuse("scores", describe_value(raw, "scores"), f"an object with {', '.join(rubric.scale_names)}")
+        location.add_problem("scores", describe_value(raw, "scores"), f"an object with {', '.join(rubric.scale_names)}")
         return None
     for name in islice((name for name in raw_scores if name not in rubric.scale_names), 20):
         expected = f"only the rubric's scales: {', '.join(rubric.scale_names)}"
-        location.refuse(f"scores.{shown_name(name)}", shown(raw_scores[name]), expected)
+        location.add_problem(f"scores.{shown_name(name)}", shown(raw_scores[name]), expected)
     scores: dict[str, int] = {}
     for scale in rubric.scales:
         value = raw_scores.get(scale.name, _MISSING)
@@ -314,7 +303,9 @@ def _read_scores(location: Location, raw: Mapping[str, Any], rubric: Rubric) -> 
             scores[scale.name] = int(value)
         else:
             seen = describe_value(raw_scores, scale.name)
-            location.refuse(f"scores.{scale.name}", seen, f"a whole number from {scale.min} to {scale.max}, or null")
+            location.add_problem(
+                f"scores.{scale.name}", seen, f"a whole number from {scale.min} to {scale.max}, or null"
+            )
     return scores if len(scores) == len(rubric.scales) else None
 
 
@@ -322,21 +313,21 @@ def _read_flag(location: Location, raw: Mapping[str, Any], key: str) -> bool:
     """Return a boolean value; an invalid one is a problem and returned as False."""
     value = raw.get(key)
     if not isinstance(value, bool):
-        location.refuse(key, describe_value(raw, key), "true or false")
+        location.add_problem(key, describe_value(raw, key), "true or false")
     return value is True
 
 
 def expect(location: Location, raw: Mapping[str, Any], key: str, value: str, field: str = "") -> None:
     """Check that `raw[key]` is the exported `value`."""
     if raw.get(key) != value:
-        location.refuse(field or key, describe_value(raw, key), f"{shown(value)}, as exported")
+        location.add_problem(field or key, describe_value(raw, key), f"{shown(value)}, as exported")
 
 
 def check_text(location: Location, raw: Mapping[str, Any], key: str, text: str, field: str = "") -> None:
     """Check that a text is unchanged, except for line endings and an apostrophe that a spreadsheet has removed."""
     value, original = raw.get(key), _normalize_newlines(text)
     if not isinstance(value, str):
-        location.refuse(field or key, describe_value(raw, key), f"the text as exported, {shown(text)}")
+        location.add_problem(field or key, describe_value(raw, key), f"the text as exported, {shown(text)}")
         return
     current = _normalize_newlines(value)
     if current == original or (CSV_ROW in raw and f"'{current}" == original):
@@ -346,7 +337,7 @@ def check_text(location: Location, raw: Mapping[str, Any], key: str, text: str, 
     start = max(0, first_difference - 12)  # show some characters before the difference
     position = f" from character {start + 1} on" if start else ""
     expected = f"the text as exported, {shown(original[start : start + 200])}{position}"
-    location.refuse(field or key, shown(current[start : start + 200]) + position, expected)
+    location.add_problem(field or key, shown(current[start : start + 200]) + position, expected)
 
 
 def describe_value(raw: Mapping[str, Any], key: str) -> str:

@@ -19,7 +19,7 @@ from typing import IO
 
 from tipbench.errors import TipbenchError, UsageError
 from tipbench.judge.check import MAX_NAME
-from tipbench.judge.run import Unscored, choose_answer, recover_items, safe_line
+from tipbench.judge.run import Unscored, choose_score, recover_items, safe_line
 from tipbench.judge.sheet import ItemScore, TipSheet, sheet_json, sheet_text
 from tipbench.text import plural
 
@@ -36,12 +36,12 @@ def default_name(command: str) -> str:
 
 
 class CommandJudge:
-    """Runs `command` for each batch of items, and retries once with the items that have no valid answer.
+    """Runs `command` for each batch of items, and retries once with the items that have no valid scores.
 
     The command runs without a shell, in the current directory and environment (agents need both) minus the settings of
     tipbench and MLflow. The sheet is sent on stdin, unless the command has `{sheet}`: this is replaced by the path of a
     file with the sheet, which the program may fill in place. `{out}` is replaced by the path of a file to write. For
-    each item, the first valid answer in `{out}`, stdout or `{sheet}` (in this order) is used.
+    each item, the first valid scores in `{out}`, stdout or `{sheet}` (in this order) are used.
     """
 
     provisional = False
@@ -56,26 +56,22 @@ class CommandJudge:
             found = Path(program).exists() and os.sep in program
             problem = "is not executable" if found else "was not found"
             raise UsageError(f"The judge's program {program[:200]!r} {problem}. Check its name, permissions and PATH.")
-        if timeout_s <= 0 or (batch is not None and batch < 1):
-            raise UsageError(
-                f"The judge's time limit and batch size must be above 0 (got {timeout_s:g} s and {batch})."
-            )
 
     def fill(self, sheet: TipSheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
         size = self._batch or max(1, len(sheet.items))
         for first in range(0, len(sheet.items), size):
             items = sheet.items[first : first + size]
-            missing: dict[str, str] = {}
+            reasons: dict[str, str] = {}  # of the unscored items, by id
             for result in self._run_once(replace(sheet, items=items), report):
                 if isinstance(result, Unscored):
-                    missing[result.item] = result.reason
+                    reasons[result.item] = result.reason
                 else:
                     yield result
-            if missing:
-                first_reason = next(iter(missing.values()))
-                scored = len(items) - len(missing)
+            if reasons:
+                first_reason = next(iter(reasons.values()))
+                scored = len(items) - len(reasons)
                 report(f"{self.name}: {scored} of {len(items)} scored; retrying the others once ({first_reason})")
-                retried = tuple(item for item in items if item.id in missing)
+                retried = tuple(item for item in items if item.id in reasons)
                 yield from self._run_once(replace(sheet, items=retried), report)
 
     def _run_once(self, sheet: TipSheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
@@ -104,9 +100,9 @@ class CommandJudge:
             written, filled = _read_output(out_path), _read_output(sheet_path)
         if filled == content:
             filled = b""  # the program has not changed it
-        found = [recover_items(output, sheet) for output in (written, stdout, filled) if output]
+        sources = [recover_items(output, sheet) for output in (written, stdout, filled) if output]
         for item in sheet.items:
-            yield choose_answer(item, sheet.rubric, found, failure)
+            yield choose_score(item, sheet.rubric, sources, failure)
 
 
 def _split_command(command: str) -> list[str]:

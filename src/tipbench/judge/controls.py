@@ -145,7 +145,7 @@ def _returning_controls(
     for sheet_number, stored in enumerate(history.sheets):
         for entry in stored.entries:
             source = entry.run_id or entry.controls
-            occurrences_of[source].add((sheet_number, entry.item.id in stored.answers))
+            occurrences_of[source].add((sheet_number, entry.item.id in stored.scores))
             entry_of[source] = entry
     runs_of: dict[tuple[str, Occurrences], set[str]] = defaultdict(set)  # by scenario and occurrences
     for source, entry in entry_of.items():
@@ -205,25 +205,24 @@ def _scenario_pools(
     rng: random.Random,
 ) -> list[_ScenarioPool]:
     """Return a pool for each scenario that has both donors and controls."""
-    donors, controls_of = defaultdict(list), defaultdict(list)
+    donors, ids_of = defaultdict(list), defaultdict(list)  # by scenario
     for cell in real:
         if cell.tips:
             donors[cell.scenario].append(cell)
-    for id_, control in sorted({control_id(control): control for control in controls}.items()):
-        controls_of[control.scenario].append((showings.get(id_, 0), rng.random(), id_, control))
+    control_of = {control_id(control): control for control in controls}
+    order = {id_: (showings.get(id_, 0), rng.random()) for id_ in sorted(control_of)}
+    for id_ in sorted(order, key=order.__getitem__):
+        ids_of[control_of[id_].scenario].append(id_)
     answers_of = Counter(cell.scenario for cell in (*real, *repeats))
-    pools = []
-    for scenario in sorted(donors.keys() & controls_of.keys()):
-        least_shown_first = sorted(controls_of[scenario], key=lambda entry: entry[:3])  # all but the control itself
-        pools.append(
-            _ScenarioPool(
-                donors=donors[scenario],
-                max_items=answers_of[scenario],
-                controls=[control for *_, control in least_shown_first],
-                showings=[times for times, *_ in least_shown_first],
-            )
+    return [
+        _ScenarioPool(
+            donors=donors[scenario],
+            max_items=answers_of[scenario],
+            controls=[control_of[id_] for id_ in ids_of[scenario]],
+            showings=[showings.get(id_, 0) for id_ in ids_of[scenario]],
         )
-    return pools
+        for scenario in sorted(donors.keys() & ids_of.keys())
+    ]
 
 
 def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Random) -> list[list[Candidate]]:
@@ -340,21 +339,29 @@ def _log_sum(logs: Sequence[float]) -> float:
 # Choice of controls
 
 
+class _PoolChoice(NamedTuple):
+    """The controls chosen from a pool, and others that were shown as often."""
+
+    chosen: list[Control]
+    n_fixed: int  # how many of the chosen ones, from the first on, no spare one may replace
+    spare: list[Control]
+
+
 def _choose_controls(pools: Sequence[_ScenarioPool], tips: Sequence[int], rubric: Rubric) -> list[list[Control]]:
     """Choose the least shown controls of each pool, and return them by pool. `tips` is how many of each.
 
     Controls that were shown equally often are swapped to balance the references over the steps of each scale.
     """
-    groups = []  # for each pool: the chosen controls, how many of them are fixed, and the spare controls
+    choices = []
     for pool, count in zip(pools, tips, strict=True):
         fixed, tied = _fixed_and_tied(pool, count)
         spare_end = min(fixed + tied, count + _MAX_SPARE * count)
-        groups.append((list(pool.controls[:count]), fixed, list(pool.controls[count:spare_end])))
-    balance = _Balance(rubric.scales, [control for chosen, *_ in groups for control in chosen])
+        choices.append(_PoolChoice(list(pool.controls[:count]), fixed, list(pool.controls[count:spare_end])))
+    balance = _Balance(rubric.scales, [control for choice in choices for control in choice.chosen])
     swaps = 1
     while swaps:
-        swaps = sum(balance.improve(*group) for group in groups)
-    return [chosen for chosen, *_ in groups]
+        swaps = sum(balance.improve(choice) for choice in choices)
+    return [choice.chosen for choice in choices]
 
 
 class _Balance:
@@ -370,13 +377,11 @@ class _Balance:
         for control in controls:
             self._add(control, _ONE_CONTROL)
 
-    def improve(self, chosen: list[Control], fixed: int, spare: list[Control]) -> int:
-        """Swap chosen and spare controls where that reduces the squared excess. Returns how many were swapped.
-
-        The first `fixed` chosen controls are not swapped.
-        """
+    def improve(self, choice: _PoolChoice) -> int:
+        """Swap chosen and spare controls where that reduces the squared excess. Returns how many were swapped."""
+        chosen, spare = choice.chosen, choice.spare
         swaps = 0
-        for i in range(fixed, len(chosen)):
+        for i in range(choice.n_fixed, len(chosen)):
             for j in range(len(spare)):
                 old, new = chosen[i].scores, spare[j].scores
                 changed = [name for name in self._names if new[name] != old[name]]

@@ -28,8 +28,6 @@ def alpha(scale: Scale, scores: Sequence[Sequence[int]]) -> float | None:
     values = {score for unit in units for score in unit}
     if len(units) < 2 or len(values) < 2:
         return None
-    if min(values) < scale.min or max(values) > scale.max:
-        raise ValueError(f"{scale.name} goes from {scale.min} to {scale.max}; seen {min(values)} to {max(values)}.")
     from krippendorff import alpha as krippendorff_alpha
 
     steps = scale.max - scale.min + 1
@@ -44,9 +42,9 @@ class ScaleAgreement:
 
     scale: str
     n: int
-    exact: float | None  # share of tips with the same score both times
-    difference: float | None  # mean absolute difference, in the scale's points
-    shift: float | None  # mean of later − earlier; positive if the judge became more lenient
+    exact: float  # share of tips with the same score both times
+    difference: float  # mean absolute difference, in the scale's points
+    shift: float  # mean of later − earlier; positive if the judge became more lenient
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class SelfAgreement:
     scales: tuple[ScaleAgreement, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return unrounded JSON-serializable values; None where unknown."""
+        """Return unrounded JSON-serializable values."""
         return asdict(self)
 
 
@@ -66,20 +64,16 @@ def self_agreement(
     scales: Sequence[Scale], pairs: Sequence[tuple[Mapping[str, int], Mapping[str, int]]]
 ) -> SelfAgreement | None:
     """Compare the (earlier, later) scores of each tip that was scored twice. Returns None without such tips."""
+    if not pairs:
+        return None
+    n, unchanged = len(pairs), 0
     by_scale = []
-    total = equal = 0
     for scale in scales:
-        name = scale.name
-        changes = [later[name] - earlier[name] for earlier, later in pairs if name in earlier and name in later]
-        n, unchanged = len(changes), changes.count(0)
-        total += n
-        equal += unchanged
-        if n:
-            difference = sum(abs(change) for change in changes) / n
-            by_scale.append(ScaleAgreement(name, n, unchanged / n, difference, sum(changes) / n))
-        else:
-            by_scale.append(ScaleAgreement(name, 0, None, None, None))
-    return SelfAgreement(len(pairs), equal / total, tuple(by_scale)) if total else None
+        changes = [later[scale.name] - earlier[scale.name] for earlier, later in pairs]
+        unchanged += changes.count(0)
+        difference = sum(map(abs, changes)) / n
+        by_scale.append(ScaleAgreement(scale.name, n, changes.count(0) / n, difference, sum(changes) / n))
+    return SelfAgreement(n, unchanged / (n * len(scales)), tuple(by_scale))
 
 
 MIN_CONTROLS = 20  # with fewer control tips the verdict is unknown
@@ -89,7 +83,7 @@ POOLED_SHARE = 0.003  # part for error and contrast each; the rest is a margin, 
 POOLED_QUANTILE = NormalDist().inv_cdf(1 - POOLED_SHARE)
 HONEST_NOISE = 1.0  # the largest noise accepted as honest, in points of a five-step scale
 NOISES = np.linspace(0.05, 1.5, 59)  # candidates when estimating a judge's noise, in the same points
-PRIOR_DEGREES = 20  # added to the degrees of freedom of the control answers in the test of a bias
+PRIOR_DEGREES = 20  # added to the degrees of freedom by items in the test of a bias
 MIN_SPREAD = 0.25  # minimum standard deviation of errors, so that no interval has zero width; in the same points
 
 Floats = NDArray[np.float64]
@@ -111,11 +105,11 @@ def verdict_words(verdict: str | None) -> str:
 
 @dataclass(frozen=True)
 class ControlScore:
-    """A judge's scores of one control tip, with its reference scores and its answer."""
+    """A judge's scores of one control tip, with its reference scores and its item."""
 
     scores: Mapping[str, int]
     reference: Mapping[str, int]
-    answer: str = ""  # id of the item that contains the tip
+    item: str = ""  # id of the item that contains the tip
     position: float = 0.0  # of that item on its sheet, from 0 (first) to 1 (last)
 
 
@@ -147,7 +141,7 @@ class Drift:
     contrast: float | None  # slope of score on reference: 1 if scores follow the references fully, 0 if not at all
     contrast_limit: float | None
     contrast_beyond: bool
-    icc: float | None = None  # intraclass correlation: how alike a judge's errors are within an answer
+    icc: float | None = None  # intraclass correlation: how alike a judge's errors are within an item
     sheets: int = 1  # number of sheets whose controls were pooled
 
     def to_json(self) -> dict[str, Any]:
@@ -203,17 +197,16 @@ def limit_sentences(drift: Mapping[str, Any], points: str = "points") -> Iterato
 def measure_drift(scales: Sequence[Scale], scored: Sequence[ControlScore], *, sheets: int = 1) -> Drift:
     """Compare the scores of control tips with their references. Below MIN_CONTROLS tips the verdict is unknown.
 
-    A judge's errors are alike within an answer, so tips of one answer count for less than independent ones. All
+    A judge's errors are alike within an item, so tips of one item count for less than independent ones. All
     standard errors are therefore inflated by the design effect of the intraclass correlation, which is estimated from
-    the judge's own errors on all scales.
+    the judge's own errors on all scales. Every tip has a score and a reference on every scale.
     """
     columns = [_Column.of(scale, scored) for scale in scales]
-    used = [column for column in columns if column.n]
-    icc = _intraclass_correlation(used)
+    icc = _intraclass_correlation(columns)
     by_scale = tuple(_scale_drift(column, BIAS_SHARE / len(scales), icc) for column in columns)
-    enough = bool(columns) and all(column.n >= MIN_CONTROLS for column in columns)
-    error, error_limit = _pooled_error(used, icc)
-    contrast, contrast_limit = _pooled_contrast(used, icc)
+    enough = len(scored) >= MIN_CONTROLS
+    error, error_limit = _pooled_error(columns, icc)
+    contrast, contrast_limit = _pooled_contrast(columns, icc) if scored else (None, None)
     error_beyond = enough and error is not None and error_limit is not None and error > error_limit
     contrast_beyond = enough and contrast is not None and contrast_limit is not None and contrast < contrast_limit
     if error_beyond or contrast_beyond or any(scale.beyond for scale in by_scale):
@@ -243,29 +236,27 @@ class _Column:
     scale: Scale
     score: Ints  # in steps above the scale's minimum
     reference: Ints  # likewise
-    answer: Ints  # index of the tip's answer
-    position: Floats  # of the tip's answer on its sheet, from 0 to 1
+    item: Ints  # index of the tip's item
+    position: Floats  # of the tip's item on its sheet, from 0 to 1
 
     @classmethod
     def of(cls, scale: Scale, scored: Sequence[ControlScore]) -> _Column:
-        """Return the column of one scale. Tips without a score or reference on this scale are left out."""
         name = scale.name
-        used = [tip for tip in scored if name in tip.scores and name in tip.reference]
-        values = np.array([(tip.scores[name], tip.reference[name]) for tip in used], dtype=np.int64).reshape(-1, 2)
+        values = np.array([(tip.scores[name], tip.reference[name]) for tip in scored], dtype=np.int64).reshape(-1, 2)
         if values.size and (values.min() < scale.min or values.max() > scale.max):
             raise ValueError(f"{name} goes from {scale.min} to {scale.max}; seen {values.min()} to {values.max()}.")
         score, reference = (values - scale.min).T
-        index_of = {answer: index for index, answer in enumerate(dict.fromkeys(tip.answer for tip in used))}
-        answer = np.array([index_of[tip.answer] for tip in used], dtype=np.int64)
-        return cls(scale, score, reference, answer, np.array([tip.position for tip in used]))
+        index_of = {item: index for index, item in enumerate(dict.fromkeys(tip.item for tip in scored))}
+        item = np.array([index_of[tip.item] for tip in scored], dtype=np.int64)
+        return cls(scale, score, reference, item, np.array([tip.position for tip in scored]))
 
     @property
     def n(self) -> int:
         return len(self.score)
 
     @property
-    def n_answers(self) -> int:
-        return int(self.answer.max()) + 1
+    def n_items(self) -> int:
+        return len(np.unique(self.item))
 
     @property
     def unit(self) -> float:
@@ -302,29 +293,29 @@ class _Column:
         return max(float(self.excess.std(ddof=1)) if self.n > 1 else 0.0, MIN_SPREAD * self.unit)
 
     def design_effect(self, correlation: float | None, weights: NDArray[np.floating[Any]] | None = None) -> float:
-        """Return the factor by which correlation within answers inflates the variance of a weighted sum of errors."""
+        """Return the factor by which correlation within items inflates the variance of a weighted sum of errors."""
         weights = np.ones(self.n) if weights is None else weights
         total = float(weights @ weights)
         if not total:
             return 1.0
-        clustering = float(np.square(np.bincount(self.answer, weights)).sum()) / total
+        clustering = float(np.square(np.bincount(self.item, weights)).sum()) / total
         return 1 + (correlation or 0.0) * (clustering - 1)
 
 
 def _intraclass_correlation(columns: Sequence[_Column]) -> float | None:
-    """Return the share of the error variance that is between answers; at least 0.
+    """Return the share of the error variance that is between items; at least 0.
 
-    It is estimated by a one-way analysis of variance, pooled over the scales. None unless there are two answers, one of
+    It is estimated by a one-way analysis of variance, pooled over the scales. None unless there are two items, one of
     them with two tips.
     """
     between = within = between_degrees = within_degrees = 0.0
-    sizes = []  # for each scale, the effective number of tips per answer
+    sizes = []  # for each scale, the effective number of tips per item
     for column in columns:
-        tips = np.bincount(column.answer)  # per answer
+        tips = np.bincount(column.item)  # per item
         if len(tips) < 2 or column.n == len(tips):
             continue
         error = (column.excess - column.excess.mean()) / column.spread
-        explained = float((np.bincount(column.answer, error) ** 2 / tips).sum())
+        explained = float((np.bincount(column.item, error) ** 2 / tips).sum())
         between += explained
         within += float(error @ error) - explained
         between_degrees += len(tips) - 1
@@ -388,8 +379,9 @@ def _scale_drift(column: _Column, rate: float, icc: float | None) -> ScaleDrift:
 
 
 def _degrees_of_freedom(column: _Column, icc: float | None) -> int:
-    """Return the degrees of freedom of a bias: by tips, or fewer if errors may be correlated within answers."""
-    return column.n - 1 if icc is None else min(column.n - 1, column.n_answers - 1 + PRIOR_DEGREES)
+    """Return the degrees of freedom of a bias: by tips, or fewer if errors may be correlated within items."""
+    by_tips = column.n - 1
+    return by_tips if icc is None else min(by_tips, column.n_items - 1 + PRIOR_DEGREES)
 
 
 @lru_cache(maxsize=1024)
@@ -443,7 +435,7 @@ def _pooled_contrast(columns: Sequence[_Column], icc: float | None) -> tuple[flo
 CUSUM_SLACK = 0.5  # standard errors subtracted per sheet
 CUSUM_LIMIT = 6.5  # over 20 sheets, the sums of all scales stay below it for 97 % of honest judges
 TREND_RATE = 0.01  # false-alarm rate of fatigue and compression each
-_MIN_ANSWERS = 8  # with fewer, fatigue and compression are unknown
+_MIN_ITEMS = 8  # with fewer, fatigue and compression are unknown
 
 
 @dataclass(frozen=True)
@@ -523,7 +515,7 @@ def _bias_sums(sheets: Sequence[Sequence[_Column]]) -> Iterator[BiasSum]:
 
     measured: dict[str, list[tuple[float, float]]] = {}  # by scale: bias and z score of each sheet
     for columns in sheets:
-        icc = _intraclass_correlation([column for column in columns if column.n])
+        icc = _intraclass_correlation(columns)
         for column in columns:
             drift = _scale_drift(column, TREND_RATE, icc)
             if drift.bias is not None and drift.se:
@@ -538,7 +530,7 @@ def _bias_sums(sheets: Sequence[Sequence[_Column]]) -> Iterator[BiasSum]:
 
 
 def _fatigue(sheets: Sequence[Sequence[_Column]]) -> Slope | None:
-    """Regress the mean absolute error of answers on their position, within sheets."""
+    """Regress the mean absolute error of items on their position, within sheets."""
     x, y = [], []  # position and error, minus their means over the sheet
     for columns in sheets:
         errors: dict[float, list[float]] = defaultdict(list)  # by position, minus the mean of an honest judge
@@ -550,7 +542,7 @@ def _fatigue(sheets: Sequence[Sequence[_Column]]) -> Slope | None:
         x += [position - fmean(errors) for position in errors]
         y += [mean - fmean(means) for mean in means]
     degrees, sum_of_squares = len(x) - len(sheets) - 1, float(np.dot(x, x))
-    if len(x) < _MIN_ANSWERS or degrees < 1 or not sum_of_squares:
+    if len(x) < _MIN_ITEMS or degrees < 1 or not sum_of_squares:
         return None
     slope = float(np.dot(x, y)) / sum_of_squares
     residuals = np.array(y) - slope * np.array(x)
@@ -559,20 +551,21 @@ def _fatigue(sheets: Sequence[Sequence[_Column]]) -> Slope | None:
 
 
 def _compression(columns: Sequence[_Column]) -> Slope | None:
-    """Regress errors on references over all scales. The variance allows for correlation within answers."""
-    used = [column for column in columns if column.n > 1]
-    n_answers = max((column.n_answers for column in used), default=0)
-    x = [(column.reference - column.reference.mean()) / column.unit for column in used]
-    y = [(column.excess - column.excess.mean()) / column.unit for column in used]
+    """Regress errors on references over all scales. The variance allows for correlation within items."""
+    n_items = columns[0].n_items  # the same on every scale
+    if n_items < _MIN_ITEMS:
+        return None
+    x = [(column.reference - column.reference.mean()) / column.unit for column in columns]
+    y = [(column.excess - column.excess.mean()) / column.unit for column in columns]
     sum_of_squares = sum(float(each @ each) for each in x)
-    if n_answers < _MIN_ANSWERS or not sum_of_squares:
+    if not sum_of_squares:
         return None
     slope = sum(float(a @ b) for a, b in zip(x, y, strict=True)) / sum_of_squares
-    cluster_sums = np.zeros(n_answers)  # per answer; for the cluster-robust variance
-    for column, a, b in zip(used, x, y, strict=True):
-        cluster_sums += np.bincount(column.answer, a * (b - slope * a), minlength=n_answers)
-    se = sqrt(float(cluster_sums @ cluster_sums) * n_answers / (n_answers - 1)) / sum_of_squares
-    return _with_interval(slope, se, n_answers - 1)
+    cluster_sums = np.zeros(n_items)  # per item; for the cluster-robust variance
+    for column, a, b in zip(columns, x, y, strict=True):
+        cluster_sums += np.bincount(column.item, a * (b - slope * a), minlength=n_items)
+    se = sqrt(float(cluster_sums @ cluster_sums) * n_items / (n_items - 1)) / sum_of_squares
+    return _with_interval(slope, se, n_items - 1)
 
 
 def _with_interval(value: float, se: float, degrees: int) -> Slope:

@@ -7,7 +7,7 @@ import random
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from itertools import combinations, zip_longest
 from pathlib import Path
@@ -16,12 +16,12 @@ from typing import Any
 from tipbench.errors import NotEnoughData
 from tipbench.generate.parsing import Tip
 from tipbench.judge.check import Location, Problem, check_file, check_text, check_unchanged, describe_value, shown
-from tipbench.judge.material import JudgedCell, combine_material, load_suites, read_cells
+from tipbench.judge.material import JudgedCell, load_material, read_cells
 from tipbench.judge.scores import RUBRIC
 from tipbench.judge.sheet import Sheet, SheetItem, file_json
 from tipbench.judge.sheet_store import (
-    ANSWERS,
     DUEL,
+    FILLED,
     KEY,
     SHEET,
     SHEET_KIND,
@@ -130,23 +130,23 @@ class DuelItem(SheetItem):
     b: tuple[Tip, ...]
 
     @property
-    def texts(self) -> Mapping[str, Sequence[Tip]]:
+    def tips_by_key(self) -> Mapping[str, Sequence[Tip]]:
         return {"a": self.a, "b": self.b}
 
 
 DuelSheet = Sheet[DuelItem]
 
 
-def duel_json(sheet: DuelSheet, winners: Mapping[str, Winner] | None = None) -> dict[str, Any]:
-    """Return the sheet as JSON-serializable values, with existing winners filled in."""
-    given = winners or {}
+def duel_json(sheet: DuelSheet) -> dict[str, Any]:
+    """Return the blank sheet as JSON-serializable values."""
     items = [
         {
             "item": item.id,
             "sha256": item.sha256,
             "scenario": item.scenario,
-            **{key: [{"tip": tip.tip, "rationale": tip.rationale} for tip in tips] for key, tips in item.texts.items()},
-            "winner": str(given[item.id]) if item.id in given else None,
+            "a": list(map(asdict, item.a)),
+            "b": list(map(asdict, item.b)),
+            "winner": None,
         }
         for item in sheet.items
     ]
@@ -169,23 +169,20 @@ INSTRUCTIONS = (
 )
 
 
-def check_duel(raw_item: object, item: DuelItem) -> Winner | list[Problem] | None:
-    """Validate one item; return its winner, None if unfinished, or the problems."""
+def check_duel(raw_item: Mapping[str, Any], item: DuelItem) -> Winner | list[Problem] | None:
+    """Validate one item; return its winner, None if it is blank, or the problems."""
     location = Location([], item.id)
-    if not isinstance(raw_item, Mapping):
-        location.refuse("item", shown(raw_item), "an object with item, sha256, scenario, a, b and winner")
-        return location.problems
     check_unchanged(location, raw_item, item)
-    for side, tips in item.texts.items():
-        given = raw_item.get(side)
-        if not isinstance(given, list) or len(given) != len(tips):
-            seen = str(len(given)) if isinstance(given, list) else describe_value(raw_item, side)
-            location.refuse(side, seen, f"the answer's {len(tips)} tips")
+    for side, tips in item.tips_by_key.items():
+        raw_tips = raw_item.get(side)
+        if not isinstance(raw_tips, list) or len(raw_tips) != len(tips):
+            seen = str(len(raw_tips)) if isinstance(raw_tips, list) else describe_value(raw_item, side)
+            location.add_problem(side, seen, f"the answer's {len(tips)} tips")
             continue
-        for number, (raw_tip, tip) in enumerate(zip(given, tips, strict=True), start=1):
+        for number, (raw_tip, tip) in enumerate(zip(raw_tips, tips, strict=True), start=1):
             at_tip = location.at_tip(number, raw_tip)
             if not isinstance(raw_tip, Mapping):
-                at_tip.refuse(side, shown(raw_tip), "the tip as exported")
+                at_tip.add_problem(side, shown(raw_tip), "the tip as exported")
                 continue
             check_text(at_tip, raw_tip, "tip", tip.tip, f"{side}.tip")
             check_text(at_tip, raw_tip, "rationale", tip.rationale, f"{side}.rationale")
@@ -194,13 +191,13 @@ def check_duel(raw_item: object, item: DuelItem) -> Winner | list[Problem] | Non
         return location.problems or None
     word = value.strip().casefold() if isinstance(value, str) else ""
     if word not in set(Winner):
-        location.refuse("winner", describe_value(raw_item, "winner"), "'a', 'b' or 'tie', or null")
+        location.add_problem("winner", describe_value(raw_item, "winner"), "'a', 'b' or 'tie', or null")
     return location.problems or Winner(word)
 
 
 @dataclass(frozen=True)
-class DuelAnswer:
-    """A judge's answer to one item, with its time."""
+class DuelChoice:
+    """A judge's choice for one item, with its time."""
 
     item: str
     winner: Winner
@@ -209,7 +206,7 @@ class DuelAnswer:
 
 @dataclass(frozen=True)
 class StoredDuelSheet:
-    """A duel sheet stored in MLflow: its content, the runs of each item, and the judge's answers."""
+    """A duel sheet stored in MLflow: its content, the runs of each item, and the judge's choices."""
 
     sheet: DuelSheet
     sides: Mapping[str, tuple[str, str]]  # by item: the runs shown as a and b
@@ -218,9 +215,9 @@ class StoredDuelSheet:
     seed: int = 0
     run_id: str = ""
     status: SheetStatus = SheetStatus.EXPORTED
-    answers: Mapping[str, DuelAnswer] = field(default_factory=dict)
-    history: tuple[DuelAnswer, ...] = ()  # revised answers
-    owner: str | None = None  # named at export, else the first judge who filled it
+    choices: Mapping[str, DuelChoice] = field(default_factory=dict)  # by item id
+    replaced: tuple[DuelChoice, ...] = ()  # choices replaced by later ones
+    owner: str | None = None  # the judge named at export, or else the first judge who applied choices
 
 
 def record_duel(store: RunStore, experiment_id: str, stored: StoredDuelSheet) -> str:
@@ -247,49 +244,40 @@ def record_duel(store: RunStore, experiment_id: str, stored: StoredDuelSheet) ->
     return store.record(experiment_id, run)
 
 
-def find_duel(store: RunStore, experiment_id: str, experiment: str, sheet_id: str) -> StoredDuelSheet | None:
+def find_duel(store: RunStore, experiment: Experiment, sheet_id: str) -> StoredDuelSheet | None:
     """Return the duel sheet with this id, or None if absent."""
-    return next(_read_sheets(store, experiment_id, experiment, {"sheet": sheet_id}), None)
+    return next(_read_sheets(store, experiment, {"sheet": sheet_id}), None)
 
 
-def stored_duel_sheets(store: RunStore, experiment_id: str, experiment: str) -> Iterator[StoredDuelSheet]:
+def stored_duel_sheets(store: RunStore, experiment: Experiment) -> Iterator[StoredDuelSheet]:
     """Yield the duel sheets of an experiment, newest first."""
-    return _read_sheets(store, experiment_id, experiment, {})
+    return _read_sheets(store, experiment, {})
 
 
-def duel_answers_text(answers: Mapping[str, DuelAnswer], history: Sequence[DuelAnswer]) -> str:
-    """Serialize the answers for storage with the sheet."""
-    current = {item: {"winner": str(given.winner), "at": given.at} for item, given in sorted(answers.items())}
-    replaced = [{"item": given.item, "winner": str(given.winner), "at": given.at} for given in history]
-    return compact_json({"answers": current, "history": replaced})
-
-
-def _read_sheets(
-    store: RunStore, experiment_id: str, experiment: str, where: Mapping[str, str]
-) -> Iterator[StoredDuelSheet]:
-    def answer(raw: Mapping[str, Any]) -> DuelAnswer:
-        return DuelAnswer(raw["item"], Winner(raw["winner"]), raw["at"])
+def _read_sheets(store: RunStore, experiment: Experiment, where: Mapping[str, str]) -> Iterator[StoredDuelSheet]:
+    def choice(raw: Mapping[str, Any]) -> DuelChoice:
+        return DuelChoice(raw["item"], Winner(raw["winner"]), raw["at"])
 
     def parse(run: StoredRun, texts: Mapping[str, str], rubric: Rubric) -> StoredDuelSheet:
         content, key = json.loads(texts[SHEET]), json.loads(texts[KEY])
-        given = json.loads(texts[ANSWERS]) if ANSWERS in texts else {"answers": {}, "history": []}
+        filled = json.loads(texts[FILLED]) if FILLED in texts else {"answers": {}, "history": []}
         tip_lists = [tuple(Tip(*tip) for tip in tips) for tips in content["answers"]]
         cards = content["cards"]
         items = tuple(DuelItem(id_, cards[card], tip_lists[a], tip_lists[b]) for id_, card, a, b in content["items"])
         return StoredDuelSheet(
-            sheet=Sheet(run.tags["sheet"], experiment, key["judge"], rubric, items),
+            sheet=Sheet(run.tags["sheet"], experiment.name, key["judge"], rubric, items),
             sides={item: (runs[0], runs[1]) for item, runs in key["items"].items()},
             pairs={run_id: (pair[0], pair[1]) for run_id, pair in key["runs"].items()},
             exported=run.tags["exported_at"],
             seed=int(run.params["seed"]),
             run_id=run.run_id,
             status=SheetStatus(run.tags["sheet_status"]),
-            answers={item: answer({"item": item, **raw}) for item, raw in given["answers"].items()},
-            history=tuple(answer(raw) for raw in given["history"]),
+            choices={item: choice({"item": item, **raw}) for item, raw in filled["answers"].items()},
+            replaced=tuple(choice(raw) for raw in filled["history"]),
             owner=run.tags.get("judge"),
         )
 
-    return read_judgings(store, experiment_id, DUEL, where, parse)
+    return read_judgings(store, experiment, DUEL, where, parse)
 
 
 @dataclass(frozen=True)
@@ -325,14 +313,14 @@ def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) 
     cells = [cell for cell in read_cells(store, experiment.experiment_id) if cell.run.run_id in request.runs]
     if not cells:
         raise NotEnoughData(f"None of the answers to compare is in {experiment.name} any more.")
-    cards = combine_material(load_suites(cells, request.suite)).cards  # by scenario id and content hash
+    cards = load_material(cells, request.suite).cards  # by scenario id and content hash
     known = [cell for cell in cells if cell.scenario in cards]
     with_tips = {cell.run.run_id: cell for cell in known if cell.tips}
     contenders = [
         Contender(run_id, request.runs[run_id], cell.scenario[0], cell.run.params.get("repeat", ""), cell.tips)
         for run_id, cell in with_tips.items()
     ]
-    done = _judged_in_both_orders(stored_duel_sheets(store, experiment.experiment_id, experiment.name), request.judge)
+    done = _judged_in_both_orders(stored_duel_sheets(store, experiment), request.judge)
     found = match_ups(contenders, done)
     if not found:
         raise NotEnoughData(_nothing_to_compare_message(experiment.name, request, done, len(cells) - len(known)))
@@ -412,30 +400,34 @@ class DuelApplyResult:
 def apply_duels(
     store: RunStore, raw: Mapping[str, Any], *, judge: str | None = None, dry_run: bool = False
 ) -> DuelApplyResult:
-    """Validate a filled duel file and save its answers in a single update; write nothing if no answer changed.
+    """Validate a filled duel file and save its choices in a single update; write nothing if none changed.
 
     Raises SheetRefused with every problem, SheetsClosed if the judge has an open sheet of tips.
     """
     experiment, stored = find_original(store, raw, FORMAT, find_duel)
     expected = replace(stored.sheet, judge=stored.owner or stored.sheet.judge)
-    filled = check_file(FORMAT, raw, expected, check_duel, judge=judge)
+    filled = check_file(raw, expected, check_duel, judge=judge)
     check_no_open_sheet(store, experiment, filled.judge)  # the file may have been exported without a name
     at = now_iso()
-    changes, answers, history = [], dict(stored.answers), list(stored.history)
+    changes, choices, replaced = [], dict(stored.choices), list(stored.replaced)
     for item, winner in filled.finished.items():
-        former = answers.get(item)
+        former = choices.get(item)
         if former is None or former.winner is not winner:
             changes.append(DuelChange(item, former.winner if former else None, winner))
             if former is not None:
-                history.append(former)
-            answers[item] = DuelAnswer(item, winner, at)
-    twice, same = _consistency(replace(stored, answers=answers))
+                replaced.append(former)
+            choices[item] = DuelChoice(item, winner, at)
+    twice, same = _consistency(replace(stored, choices=choices))
     if changes and not dry_run:
-        metrics = {"finished": float(len(answers))} | ({"same_in_both_orders": same / twice} if twice else {})
+        metrics = {"finished": float(len(choices))} | ({"same_in_both_orders": same / twice} if twice else {})
+        content = {
+            "answers": {item: {"winner": choice.winner, "at": choice.at} for item, choice in sorted(choices.items())},
+            "history": [asdict(choice) for choice in replaced],
+        }
         change = RunChange(
             metrics=metrics,
             tags={"sheet_status": str(SheetStatus.APPLIED), "judge": filled.judge, "applied_at": at},
-            texts={ANSWERS: duel_answers_text(answers, history)},
+            texts={FILLED: compact_json(content)},
             at_ms=milliseconds(at),
         )
         store.update(stored.run_id, change)
@@ -443,12 +435,12 @@ def apply_duels(
     return DuelApplyResult(
         sheet=stored.sheet.id,
         judge=filled.judge,
-        finished=len(answers),
-        unfinished=len(stored.sheet.items) - len(answers),
+        finished=len(choices),
+        unfinished=len(stored.sheet.items) - len(choices),
         changes=tuple(changes),
         twice=twice,
         same=same,
-        blank=len(stored.answers.keys() - filled.finished.keys()),
+        blank=len(stored.choices.keys() - filled.finished.keys()),
         dry_run=dry_run,
     )
 
@@ -468,13 +460,13 @@ class JudgedDuel:
 def read_duels(store: RunStore, experiment: Experiment) -> list[JudgedDuel]:
     """Return the comparisons of an experiment. If a judge repeats one on a later sheet, the later one counts."""
     kept: dict[tuple[str, tuple[str, str]], JudgedDuel] = {}
-    for stored in reversed(list(stored_duel_sheets(store, experiment.experiment_id, experiment.name))):
+    for stored in reversed(list(stored_duel_sheets(store, experiment))):
         judge, rubric = stored.owner or "", stored.sheet.rubric.tag
         for item in stored.sheet.items:
-            if answer := stored.answers.get(item.id):
+            if choice := stored.choices.get(item.id):
                 runs = stored.sides[item.id]
                 pairs = stored.pairs[runs[0]], stored.pairs[runs[1]]
-                duel = JudgedDuel(item.scenario["id"], runs, pairs, answer.winner, judge, rubric)
+                duel = JudgedDuel(item.scenario["id"], runs, pairs, choice.winner, judge, rubric)
                 kept[judge, runs] = duel
     return list(kept.values())
 
@@ -484,7 +476,7 @@ def _judged_in_both_orders(sheets: Iterator[StoredDuelSheet], judge: str | None)
     orders = {
         (stored.owner, stored.sides[item])
         for stored in sheets
-        for item in stored.answers
+        for item in stored.choices
         if judge is None or stored.owner == judge
     }
     counts = Counter((owner, frozenset(sides)) for owner, sides in orders)
@@ -494,9 +486,9 @@ def _judged_in_both_orders(sheets: Iterator[StoredDuelSheet], judge: str | None)
 def _consistency(stored: StoredDuelSheet) -> tuple[int, int]:
     """Return the number of match-ups judged in both orders, and how many of these have the same result."""
     winners_of: dict[frozenset[str], list[str | None]] = defaultdict(list)
-    for item, answer in stored.answers.items():
+    for item, choice in stored.choices.items():
         a, b = stored.sides[item]
-        winners_of[frozenset((a, b))].append({Winner.A: a, Winner.B: b}.get(answer.winner))
+        winners_of[frozenset((a, b))].append({Winner.A: a, Winner.B: b}.get(choice.winner))
     both = [winners for winners in winners_of.values() if len(winners) == 2]
     return len(both), sum(len(set(winners)) == 1 for winners in both)
 

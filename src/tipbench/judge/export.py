@@ -12,13 +12,7 @@ from tipbench.errors import NotEnoughData
 from tipbench.judge.apply import update_floor_scores
 from tipbench.judge.controls import JudgeHistory, compose
 from tipbench.judge.drift import MIN_CONTROLS
-from tipbench.judge.material import (
-    Candidate,
-    JudgedCell,
-    combine_material,
-    load_suites,
-    read_cells,
-)
+from tipbench.judge.material import Candidate, JudgedCell, load_material, read_cells
 from tipbench.judge.sheet import Sheet, instructions
 from tipbench.judge.sheet_store import (
     ItemKind,
@@ -85,7 +79,7 @@ def export_sheet(
     cells = read_cells(store, experiment.experiment_id) if cells is None else cells
     if not cells:
         raise NotEnoughData(f"{experiment.name} has no answered cells yet. Run `tipbench collect` first.")
-    material = combine_material(load_suites(cells, request.suite))
+    material = load_material(cells, request.suite)
     rubric = material.rubric
     known_cells = {cell.run.run_id: cell for cell in cells if cell.scenario in material.cards}
     n_unknown = len(cells) - len(known_cells)
@@ -260,7 +254,7 @@ def _judge_history(
         judgement = cell.scores.judges.get(judge) if judge else None
         if judgement and judgement.rubric == rubric:
             scored.append(cell.candidate(frozenset()))
-    newest_first = stored_sheets(store, experiment.experiment_id, experiment.name)
+    newest_first = stored_sheets(store, experiment)
     sheets = [stored for stored in newest_first if not stored.provisional and stored.sheet.rubric.tag == rubric]
     return JudgeHistory(judge, shown, scored=scored, sheets=sheets[::-1])
 

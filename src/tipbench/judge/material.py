@@ -90,8 +90,12 @@ class JudgedCell:
         return Candidate(self.run.run_id, self.scenario[0], self.tips, self.format_ok, scored_by)
 
 
-def combine_material(suites: Sequence[Suite]) -> Material:
-    """Combine the suites' material. Raises UsageError if their rubrics differ."""
+def load_material(cells: Sequence[JudgedCell], name: str | None) -> Material:
+    """Load the material of the suite `name`, which may be a folder. If it is None, use the suites of the cells.
+
+    Raises UsageError if the suites of the cells have different rubrics or are not built in.
+    """
+    suites = [load_suite(name)] if name is not None else _suites_of(cells)
     rubrics = {suite.rubric.tag: suite for suite in suites}
     if len(rubrics) > 1:
         names = ", ".join(f"{suite.name} ({suite.rubric.id})" for suite in rubrics.values())
@@ -105,10 +109,7 @@ def combine_material(suites: Sequence[Suite]) -> Material:
     return Material(cards, suites[0].rubric, tuple(controls.values()))
 
 
-def load_suites(cells: Sequence[JudgedCell], name: str | None) -> list[Suite]:
-    """Load the suite `name`, which may be a folder. If it is None, load the suites the cells were collected with."""
-    if name is not None:
-        return [load_suite(name)]
+def _suites_of(cells: Sequence[JudgedCell]) -> list[Suite]:
     names = sorted({cell.run.params.get("suite", "") for cell in cells})
     quoted_names = ", ".join(repr(name) for name in names)
     try:

@@ -40,7 +40,7 @@ class Finding:
     """A score with its reasons."""
 
     score: int
-    because: tuple[str, ...]
+    reasons: tuple[str, ...]
 
 
 EVENING = 18  # hour of the day; from this hour on, phrases such as "tonight" mean now
@@ -56,13 +56,13 @@ class Hooks:
     joined: bool  # whether the tip links its action to a routine in `now` ("after your coffee …")
     personal: tuple[str, ...]  # other routines, preferences, people
     role_words: tuple[str, ...]  # stems from the person's role and circumstances, too general to count as hooks
-    hour: bool  # whether the tip names the time of day in general words
-    against: tuple[str, ...]  # contradictions of the card: passed routines and hours, ruled-out words
+    names_hour: bool  # whether the tip names the time of day in general words
+    contradictions: tuple[str, ...]  # passed routines and hours, ruled-out words
     later: tuple[str, ...]  # phrases that postpone the tip
 
     @property
-    def count(self) -> int:
-        """The number of kinds of hooks: tasks, now, personal."""
+    def n_kinds(self) -> int:
+        """How many of the kinds tasks, now and personal the tip refers to."""
         return bool(self.tasks) + bool(self.now) + bool(self.personal)
 
 
@@ -71,15 +71,12 @@ def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
     tasks = [task for task in card.tasks if _names_task(parsed, task)]
     task_stems = frozenset(stem for task in tasks for stem in task.weights)
     # A name inside a task's title, as in "Ada's form", is not a separate hook.
-    people = [
-        word
-        for index, word in enumerate(parsed.words)
-        if word.stem in card.people
-        and not (
-            word.stem in task_stems
-            and any(following.stem in task_stems for following in parsed.words[index + 1 : index + 3])
-        )
-    ]
+    people = []
+    for index, word in enumerate(parsed.words):
+        next_words = parsed.words[index + 1 : index + 3]
+        in_title = word.stem in task_stems and any(following.stem in task_stems for following in next_words)
+        if word.stem in card.people and not in_title:
+            people.append(word)
     other_stems = (parsed.stems - task_stems) | {word.stem for word in people}
     routines = {when: [routine for routine in card.routines if routine.when is when] for when in RoutineTime}
     now = [routine for routine in routines[RoutineTime.NOW] if routine.weight_in(other_stems) >= 1]
@@ -105,8 +102,8 @@ def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
         joined=any(_is_linked_to(clause, now_stems) for clause in parsed.clauses),
         personal=(*_texts(personal), *_texts(preferences), *dict.fromkeys(word.text for word in people)),
         role_words=tuple(sorted(other_stems & card.role_words)),
-        hour=hints_at_routine or bool(other_stems & card.slot_words) or in_daypart,
-        against=(*_texts(passed), *_ruled_out(parsed, card), *_passed_hours(parsed, card)),
+        names_hour=hints_at_routine or bool(other_stems & card.slot_words) or in_daypart,
+        contradictions=(*_texts(passed), *_ruled_out(parsed, card), *_passed_hours(parsed, card)),
         later=tuple(phrase for phrase in postponing if f" {phrase} " in plain),
     )
 
@@ -165,24 +162,24 @@ def _passed_hours(parsed: ParsedTip, card: Card) -> tuple[str, ...]:
 
 def relevance(hooks: Hooks) -> Finding:
     """Score relevance by the hooks. A tip that contradicts the card scores 2, whatever its hooks."""
-    because = [
+    reasons = [
         *(f"names the task '{text}'" for text in hooks.tasks[:2]),
         *(f"this hour: '{text}'" for text in hooks.now[:2]),
         *(f"about the person: '{text}'" for text in hooks.personal[:2]),
     ]
-    if hooks.against:
-        return Finding(2, (f"against the card: {hooks.against[0]}", *because))
+    if hooks.contradictions:
+        return Finding(2, (f"against the card: {hooks.contradictions[0]}", *reasons))
     if hooks.tasks and hooks.now and (hooks.joined or hooks.personal):
-        return Finding(5, (*because, "joined"))
-    if hooks.count >= 2 or (hooks.count and hooks.hour):
-        if hooks.hour:
-            because.append("the hour in general words")
-        return Finding(4, tuple(because))
-    if hooks.count:
-        return Finding(3, tuple(because))
+        return Finding(5, (*reasons, "joined"))
+    if hooks.n_kinds >= 2 or (hooks.n_kinds and hooks.names_hour):
+        if hooks.names_hour:
+            reasons.append("the hour in general words")
+        return Finding(4, tuple(reasons))
+    if hooks.n_kinds:
+        return Finding(3, tuple(reasons))
     if hooks.role_words:
         return Finding(2, (f"only the person's job: {', '.join(hooks.role_words[:3])}",))
-    if hooks.hour:
+    if hooks.names_hour:
         return Finding(2, ("only the time of day",))
     return Finding(1, ("no hook",))
 
@@ -297,21 +294,21 @@ def actionability(instructions: Instructions, hooks: Hooks) -> Finding:
         if instructions.directions:
             return Finding(2, (f"direction only: {instructions.directions[0]}",))
         return Finding(1, ("nothing to do",))
-    because = [f"action: {', '.join((*instructions.steps, *instructions.actions)[:3])}"]
-    because += ["start"] if instructions.has_start else []
+    reasons = [f"action: {', '.join((*instructions.steps, *instructions.actions)[:3])}"]
+    reasons += ["start"] if instructions.has_start else []
     details = {"duration": instructions.duration, "size": instructions.size, "stop": instructions.stop}
-    because += [f"{name}: {text}" for name, text in details.items() if text]
+    reasons += [f"{name}: {text}" for name, text in details.items() if text]
     if instructions.unnamed_object and not hooks.tasks:
-        return Finding(3, (*because, f"does not say what: {instructions.unnamed_object}"))
+        return Finding(3, (*reasons, f"does not say what: {instructions.unnamed_object}"))
     if len(hooks.tasks) > 2:
         return Finding(2, ("lists several tasks and chooses none",))
-    if hooks.later or hooks.against:
-        return Finding(3, (*because, f"not now: {(*hooks.later, *hooks.against)[0]}"))
+    if hooks.later or hooks.contradictions:
+        return Finding(3, (*reasons, f"not now: {(*hooks.later, *hooks.contradictions)[0]}"))
     if instructions.has_start and instructions.duration and instructions.stop:
-        return Finding(5, tuple(because))
+        return Finding(5, tuple(reasons))
     several_actions = len(instructions.steps) + len(instructions.actions) > 1
     n_details = instructions.has_start + bool(instructions.size) + bool(instructions.stop) + several_actions
-    return Finding(4 if instructions.duration or n_details >= 2 else 3, tuple(because))
+    return Finding(4 if instructions.duration or n_details >= 2 else 3, tuple(reasons))
 
 
 _FIRST_EMOJI = "\u2300"  # symbols with lower code points, such as ™ and °, are not emoji
@@ -328,14 +325,14 @@ def tone(parsed: ParsedTip, card: Card, hooks: Hooks, instructions: Instructions
     if emoji:
         symbols[f"{emoji} emoji"] = min(emoji, 2)
     base, base_reason = _base_tone(parsed, card, hooks, instructions)
-    because = (*faults, *symbols, base_reason)
+    reasons = (*faults, *symbols, base_reason)
     fault_weight, symbol_weight = sum(faults.values()), sum(symbols.values())
     if fault_weight >= 3 or (fault_weight >= 2 and (symbol_weight >= 2 or not instructions.has_action)):
-        return Finding(1, because)
+        return Finding(1, reasons)
     if fault_weight + symbol_weight >= 2:
-        return Finding(2, because)
+        return Finding(2, reasons)
     if fault_weight + symbol_weight:
-        return Finding(min(base, 3), because)
+        return Finding(min(base, 3), reasons)
     return Finding(base, (base_reason,))
 
 
@@ -364,11 +361,11 @@ def _base_tone(parsed: ParsedTip, card: Card, hooks: Hooks, instructions: Instru
         return 3, "curt"
     if parsed.has(PHRASES["stiff"]) or n_words / parsed.sentences > 34:
         return 3, "stiff or wordy"
-    if not instructions.has_action and not hooks.count:
+    if not instructions.has_action and not hooks.n_kinds:
         return 3, "flat"
     if parsed.has(PHRASES["pressure"]):
         return 4, "calm, with some pressure or praise"
-    if hooks.count and instructions.has_start and (instructions.size or instructions.duration or instructions.stop):
+    if hooks.n_kinds and instructions.has_start and (instructions.size or instructions.duration or instructions.stop):
         return 5, "calm and specific"
     return 4, "calm, a little general"
 
@@ -402,13 +399,25 @@ class Explanation:
     @property
     def note(self) -> str:
         """The reasons in one line of at most MAX_NOTE_LENGTH characters; each scale gets an equal part."""
-        parts = (f"{scale} {finding.score}: {', '.join(finding.because)}" for scale, finding in self.findings.items())
+        parts = (f"{scale} {finding.score}: {', '.join(finding.reasons)}" for scale, finding in self.findings.items())
         return "; ".join(shorten(part, MAX_NOTE_LENGTH // len(SCALES) - 2) for part in parts)
 
 
-def explain_tip(card: Mapping[str, Any], tip: str) -> Explanation:
+def explain_tip(card: Card, tip: str) -> Explanation:
     """Return the scores of a tip, each with its reasons."""
-    return _explain(parse_card(card), tip)
+    parsed = parse_tip(tip)
+    reason = unusable_reason(parsed, card.instruction_verbs)
+    if reason:
+        return Explanation(dict.fromkeys(SCALES, Finding(MIN_SCORE, (f"broken text: {reason}",))))
+    hooks = find_hooks(parsed, card)
+    instructions = find_instructions(parsed, card)
+    return Explanation(
+        {
+            "relevance": relevance(hooks),
+            "actionability": actionability(instructions, hooks),
+            "tone": tone(parsed, card, hooks, instructions),
+        }
+    )
 
 
 class RulesJudge:
@@ -429,7 +438,7 @@ class RulesJudge:
             card = parse_card(item.scenario)
             tips = []
             for tip in item.tips:
-                explanation = _explain(card, tip.tip)
+                explanation = explain_tip(card, tip.tip)
                 tips.append(TipScore(explanation.scores, tip.overlong, explanation.note))
             return ItemScore(item.id, item.format_ok, tuple(tips))
 
@@ -452,11 +461,12 @@ def rules_error(
 ) -> dict[str, dict[str, float | None]]:
     """Return the error of the rules against the examples' reference scores, by scale.
 
-    `n` is the number of examples, `error` the mean absolute error, and `within_one` the share of scores at most one
-    step off. `cards` maps scenario ids to cards. Without examples for a scale, `n` is 0 and the other values are None.
+    `n` is the number of examples, `bias` the mean error, `error` the mean absolute error, and `within_one` the share of
+    scores at most one step off. Without examples for a scale, `n` is 0 and the other values are None. `cards` maps
+    scenario ids to cards.
     """
     parsed = {scenario: parse_card(cards[scenario]) for scenario in {example.scenario for example in examples}}
-    scored = [(_explain(parsed[example.scenario], example.tip).scores, example.scores) for example in examples]
+    scored = [(explain_tip(parsed[example.scenario], example.tip).scores, example.scores) for example in examples]
     errors: dict[str, dict[str, float | None]] = {}
     for scale in SCALES:
         differences = [scores[scale] - reference[scale] for scores, reference in scored if scale in reference]
@@ -468,19 +478,3 @@ def rules_error(
             "within_one": sum(abs(difference) <= 1 for difference in differences) / n if n else None,
         }
     return errors
-
-
-def _explain(card: Card, tip: str) -> Explanation:
-    parsed = parse_tip(tip)
-    reason = unusable_reason(parsed, card.instruction_verbs)
-    if reason:
-        return Explanation(dict.fromkeys(SCALES, Finding(MIN_SCORE, (f"broken text: {reason}",))))
-    hooks = find_hooks(parsed, card)
-    instructions = find_instructions(parsed, card)
-    return Explanation(
-        {
-            "relevance": relevance(hooks),
-            "actionability": actionability(instructions, hooks),
-            "tone": tone(parsed, card, hooks, instructions),
-        }
-    )

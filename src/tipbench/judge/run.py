@@ -1,4 +1,4 @@
-"""Automatic judges: the AutomaticJudge port, recovery of partial answers from a program's output, and `run_judge`."""
+"""Automatic judges: the AutomaticJudge port, recovery of scores from a program's output, and `run_judge`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tipbench.judge.export import ExportRequest, export_sheet
 from tipbench.judge.material import JudgedCell, read_cells
 from tipbench.judge.sheet import FilledSheet, Item, ItemScore, TipSheet, sheet_text
 from tipbench.judge.sheet_store import (
-    ANSWERS,
+    FILLED,
     SheetStatus,
     StoredSheet,
-    answers_text,
     find_sheet,
+    item_scores_text,
     milliseconds,
     now_iso,
     stored_sheets,
@@ -107,13 +107,13 @@ def recover_items(output: bytes, sheet: TipSheet) -> RecoveredItems:
     return RecoveredItems(versions, mismatch)
 
 
-def choose_answer(item: Item, rubric: Rubric, found: Sequence[RecoveredItems], failure: str) -> ItemScore | Unscored:
-    """Return the item's score from the first source in `found` that has exactly one valid answer.
+def choose_score(item: Item, rubric: Rubric, sources: Sequence[RecoveredItems], failure: str) -> ItemScore | Unscored:
+    """Return the item's score from the first of the sources that has exactly one valid score.
 
     Without such a source, return the most specific reason. `failure` is why the judge failed, or empty.
     """
     invalid, unfinished = "", False
-    for source in found:
+    for source in sources:
         scores: list[ItemScore] = []
         for version in source.versions.get(item.id, ()):
             checked = check_item(version, item, rubric)
@@ -131,7 +131,7 @@ def choose_answer(item: Item, rubric: Rubric, found: Sequence[RecoveredItems], f
     if invalid:
         reasons = [f"invalid answer: {invalid}"]
     else:
-        mismatch = next((source.mismatch for source in found if source.mismatch), "")
+        mismatch = next((source.mismatch for source in sources if source.mismatch), "")
         reasons = ["returned unfinished" if unfinished else "not returned", mismatch, failure]
     return Unscored(item.id, safe_line("; ".join(filter(None, reasons)), _MAX_REASON))
 
@@ -193,9 +193,7 @@ def safe_line(text: str, limit: int) -> str:
     return shorten(" ".join(printable(text[: 4 * limit]).split()), limit)
 
 
-SAVE_INTERVAL_S = 20.0  # seconds between saves of new answers
-
-Progress = Callable[[int, int, int], None]  # called with the numbers of scored, unscored and all items
+SAVE_INTERVAL_S = 20.0  # seconds between saves of new scores
 
 
 @dataclass(frozen=True)
@@ -216,8 +214,8 @@ class JudgeResult:
 class JudgeEnvironment:
     """Callbacks and settings of a judge run."""
 
-    report: Callable[[str], None]
-    progress: Progress = lambda _scored, _unscored, _total: None
+    report: Callable[[str], None] = lambda _text: None
+    progress: Callable[[int, int, int], None] = lambda _scored, _unscored, _total: None  # called with numbers of items
     lock: Callable[[], AbstractContextManager[object]] = nullcontext  # held while scores are written
     wait_s: float = 0.0  # maximum wait for MLflow, if it is unavailable when all items are scored
     rescue: Callable[[str, str], Path] | None = None  # saves a sheet (id, text) to a file, to be applied later
@@ -230,14 +228,12 @@ def run_judge(
     judge: AutomaticJudge,
     request: ExportRequest,
     *,
-    report: Callable[[str], None] | None = None,
     accept: str | None = None,
     environment: JudgeEnvironment | None = None,
 ) -> JudgeResult:
     """Score pending cells with an automatic judge. Raises NotEnoughData if there are none."""
     request = replace(request, judge=judge.name, provisional=judge.provisional)
-    environment = environment or JudgeEnvironment(report or (lambda _text: None))
-    return _Run(store, experiment, judge, request, accept, environment).run()
+    return _Run(store, experiment, judge, request, accept, environment or JudgeEnvironment()).run()
 
 
 @dataclass(frozen=True)
@@ -253,21 +249,21 @@ class _Run:
 
     def run(self) -> JudgeResult:
         experiment = self.experiment
-        sheets = stored_sheets(self.store, experiment.experiment_id, experiment.name, self.request.judge)
-        # The judge's newest sheet with answers. If it is not applied, the run that filled it was interrupted.
+        sheets = stored_sheets(self.store, experiment, self.request.judge)
+        # The judge's newest sheet with scores. If it is not applied, the run that filled it was interrupted.
         provisional = self.request.provisional
-        last = next((stored for stored in sheets if stored.answers and stored.provisional == provisional), None)
+        last = next((stored for stored in sheets if stored.scores and stored.provisional == provisional), None)
         if last is not None and last.status is SheetStatus.EXPORTED:
             self.environment.report(
-                f"continuing the sheet {last.sheet.id}: {last.finished} of {len(last.entries)} items are scored"
+                f"continuing the sheet {last.sheet.id}: {len(last.scores)} of {len(last.entries)} items are scored"
             )
             return self._judge(last, continued=True)
         cells = read_cells(self.store, experiment.experiment_id)
         accepting = last is not None and last.status is SheetStatus.HELD and self.accept is not None
         earlier_result = None if last is None else self._finish_earlier(last, cells, accepting=accepting)
-        if earlier_result is not None and accepting:
-            return earlier_result
         if earlier_result is not None:
+            if accepting:
+                return earlier_result
             cells = read_cells(self.store, experiment.experiment_id)
         try:
             stored = export_sheet(self.store, experiment, self.request, cells).stored
@@ -286,82 +282,81 @@ class _Run:
 
         Return None if they are applied already.
         """
-        no_answers: FilledSheet[ItemScore] = FilledSheet(self.judge.name, {})
+        no_new_scores: FilledSheet[ItemScore] = FilledSheet(self.judge.name, {})
         if not accepting:
-            if SheetApplier(self.store, self.experiment, last, no_answers).cells_have_scores(cells):
+            if SheetApplier(self.store, self.experiment, last, no_new_scores).cells_have_scores(cells):
                 return None
             self.environment.report(f"the sheet {last.sheet.id} was only partly applied: finishing it now")
         with self.environment.lock():
-            applier = SheetApplier(self.store, self.experiment, self._reload(last), no_answers)
+            applier = SheetApplier(self.store, self.experiment, self._reload(last), no_new_scores)
             applied = applier.run(accept=self.accept if accepting else None, final=True)
             return JudgeResult(applied, (), continued=True)
 
     def _reload(self, stored: StoredSheet) -> StoredSheet:
         """Reload the sheet from MLflow: a file of it may have been applied since it was read."""
-        experiment = self.experiment
-        return find_sheet(self.store, experiment.experiment_id, experiment.name, stored.sheet.id) or stored
+        return find_sheet(self.store, self.experiment, stored.sheet.id) or stored
 
     def _judge(self, stored: StoredSheet, *, continued: bool) -> JudgeResult:
-        """Score the sheet's unanswered items and apply all its answers."""
+        """Score the sheet's remaining items and apply all its scores."""
         sheet, environment = stored.sheet, self.environment
-        answers = _Answers(self.store, stored, environment.report)
-        unanswered = replace(sheet, items=tuple(item for item in sheet.items if item.id not in answers.all))
+        scores = _SheetScores(self.store, stored, environment.report)
+        remaining = replace(sheet, items=tuple(item for item in sheet.items if item.id not in scores.all))
         unscored: list[Unscored] = []
 
         def apply() -> ApplyResult:
-            filled = FilledSheet(self.judge.name, answers.new, tuple(each.item for each in unscored))
+            filled = FilledSheet(self.judge.name, scores.new, tuple(each.item for each in unscored))
             with environment.lock():
                 applier = SheetApplier(self.store, self.experiment, self._reload(stored), filled)
                 return applier.run(accept=self.accept, final=True)
 
         try:
-            for result in self.judge.fill(unanswered, environment.report) if unanswered.items else ():
+            for result in self.judge.fill(remaining, environment.report) if remaining.items else ():
                 if isinstance(result, Unscored):
                     unscored.append(result)
                 else:
-                    answers.add(result)
-                environment.progress(len(answers.all), len(unscored), len(sheet.items))
-            answers.save()  # before applying, so that no score is lost if the process is killed
+                    scores.add(result)
+                environment.progress(len(scores.all), len(unscored), len(sheet.items))
+            scores.save()  # before applying, so that no score is lost if the process is killed
             observer = waiting_reporter(environment.report)
             applied = retry_while_unavailable(apply, "MLflow", environment.wait_s, observer)
         except MlflowUnavailable as exc:
-            raise MlflowUnavailable(f"{exc} {self._save_to_file(stored, answers)}".strip()) from exc
+            raise MlflowUnavailable(f"{exc} {self._save_to_file(stored, scores)}".strip()) from exc
         except BaseException:
-            answers.save()
-            if message := self._save_to_file(stored, answers):
+            scores.save()
+            if message := self._save_to_file(stored, scores):
                 environment.report(message)
             raise
         return JudgeResult(applied, tuple(unscored), continued)
 
-    def _save_to_file(self, stored: StoredSheet, answers: _Answers) -> str:
+    def _save_to_file(self, stored: StoredSheet, scores: _SheetScores) -> str:
         """Save unsaved scores to a file; return a message with its path, or an empty string."""
-        if not answers.unsaved or self.environment.rescue is None:
+        if not scores.unsaved or self.environment.rescue is None:
             return ""
-        path = self.environment.rescue(stored.sheet.id, sheet_text(stored.sheet, answers.all))
+        path = self.environment.rescue(stored.sheet.id, sheet_text(stored.sheet, scores.all))
         return (
-            f"{len(answers.all)} items are scored; the filled sheet is in {path}. Once MLflow is available, apply it "
+            f"{len(scores.all)} items are scored; the filled sheet is in {path}. Once MLflow is available, apply it "
             f"with `tipbench judge apply {path}`."
         )
 
 
 @dataclass
-class _Answers:
-    """The answers so far.
+class _SheetScores:
+    """The sheet's scores: stored ones and new ones.
 
-    They are saved with the sheet every SAVE_INTERVAL_S seconds, so that a crash loses little work.
+    New ones are saved with the sheet every SAVE_INTERVAL_S seconds, so that a crash loses little work.
     """
 
     store: RunStore
     stored: StoredSheet
     report: Callable[[str], None]
     new: dict[str, ItemScore] = field(default_factory=dict)  # by item id
-    _saved: int = 0  # number of new answers that are saved
-    _saved_at: float = field(default_factory=time.monotonic)  # time of the last attempt
+    _saved: int = 0  # number of new scores that are saved
+    _saved_at: float = field(default_factory=time.monotonic)  # time of the last attempt to save
     _reported: bool = False  # whether a failed attempt was reported
 
     @property
     def all(self) -> dict[str, ItemScore]:
-        return {**self.stored.answers, **self.new}
+        return {**self.stored.scores, **self.new}
 
     @property
     def unsaved(self) -> bool:
@@ -373,10 +368,10 @@ class _Answers:
             self.save()
 
     def save(self) -> None:
-        """Save new answers; if MLflow is unavailable, they are saved by the next call."""
+        """Save new scores; if MLflow is unavailable, they are saved by the next call."""
         if self.unsaved:
             change = RunChange(
-                texts={ANSWERS: answers_text(self.all, self.stored.replaced)}, at_ms=milliseconds(now_iso())
+                texts={FILLED: item_scores_text(self.all, self.stored.replaced)}, at_ms=milliseconds(now_iso())
             )
             try:
                 self.store.update(self.stored.run_id, change)

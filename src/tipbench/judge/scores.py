@@ -49,7 +49,7 @@ class CellScores:
     A judge may have both a counted and a held judgement, from different sheets.
     """
 
-    judges: Mapping[str, Judgement]  # by judge
+    judges: Mapping[str, Judgement]  # by judge; not held
     provisional: Mapping[str, Judgement]  # by judge; do not count
     history: tuple[Judgement, ...] = ()  # replaced judgements, oldest first
     held: Mapping[str, Judgement] = field(default_factory=dict)  # by judge; do not count
@@ -118,12 +118,11 @@ class CellScores:
 
     @cached_property
     def counted(self) -> list[Judgement]:
-        """The judgements that are not held and use the current rubric: the one of the sheet exported last."""
-        not_held = [judgement for judgement in self.judges.values() if not judgement.held]
-        if not not_held:
+        """The judgements under the current rubric, which is the one of the sheet exported last."""
+        if not self.judges:
             return []
-        rubric = max(not_held, key=lambda judgement: judgement.exported).rubric
-        return [judgement for judgement in not_held if judgement.rubric == rubric]
+        current = max(self.judges.values(), key=lambda judgement: judgement.exported).rubric
+        return [judgement for judgement in self.judges.values() if judgement.rubric == current]
 
     @property
     def latest_provisional(self) -> Judgement | None:
@@ -233,7 +232,7 @@ def run_change(scores: CellScores, rubrics: Mapping[str, Rubric], at_ms: int) ->
         tags |= {"state": str(RunState.JUDGED), "judge_pending": "false", "scores_rubric": rubric}
         if rubric in rubrics:
             texts[RUBRIC] = rubrics[rubric].text
-    elif scores.held or scores.judges:
+    elif scores.held:
         tags |= {"state": str(RunState.PENDING), "judge_pending": "true"}
     tags["judges"] = json.dumps(sorted(judgement.judge for judgement in counted), ensure_ascii=False)
     tags["held"] = str(bool(scores.held)).lower()

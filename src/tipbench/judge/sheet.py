@@ -24,13 +24,13 @@ class SheetItem(ABC):
 
     @property
     @abstractmethod
-    def texts(self) -> Mapping[str, Sequence[Tip]]:
-        """The tips shown, by their key in the file."""
+    def tips_by_key(self) -> Mapping[str, Sequence[Tip]]:
+        """The tips shown, by their key in the file: `tips`, or `a` and `b` in a duel."""
 
     @property
     def sha256(self) -> str:
         """Hash of the content that a judge must not change: id, card and tips."""
-        texts = {key: [[tip.tip, tip.rationale] for tip in tips] for key, tips in self.texts.items()}
+        texts = {key: [[tip.tip, tip.rationale] for tip in tips] for key, tips in self.tips_by_key.items()}
         return fingerprint({"item": self.id, "scenario": self.scenario, **texts})
 
 
@@ -49,7 +49,7 @@ class Item(SheetItem):
     tips: tuple[SheetTip, ...]
 
     @property
-    def texts(self) -> Mapping[str, Sequence[Tip]]:
+    def tips_by_key(self) -> Mapping[str, Sequence[Tip]]:
         return {"tips": self.tips}
 
 
@@ -90,7 +90,7 @@ class ItemScore:
 
 
 ItemT = TypeVar("ItemT", bound=SheetItem)
-AnswerT = TypeVar("AnswerT")
+FilledT = TypeVar("FilledT")  # what a judge fills in for an item: an ItemScore, or the winner of a duel
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,11 @@ TipSheet = Sheet[Item]
 
 
 @dataclass(frozen=True)
-class FilledSheet(Generic[AnswerT]):
+class FilledSheet(Generic[FilledT]):
     """The judge's validated scores or duel choices, by item."""
 
     judge: str
-    finished: Mapping[str, AnswerT]  # by item id
+    finished: Mapping[str, FilledT]  # by item id
     unfinished: tuple[str, ...] = ()  # item ids
 
 

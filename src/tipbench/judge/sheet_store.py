@@ -1,10 +1,10 @@
-"""Sheets stored in MLflow as runs of kind `judging`: content, unblinding key, answers and status."""
+"""Sheets stored in MLflow as runs of kind `judging`: content, unblinding key, scores and status."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -12,19 +12,9 @@ from typing import Any, TypeVar
 
 import tipbench
 from tipbench.errors import CorruptText, SheetRefused, SheetsClosed
-from tipbench.judge.check import Problem, check_sheet, refusal, shown
+from tipbench.judge.check import Problem, refusal, shown
 from tipbench.judge.scores import RUBRIC
-from tipbench.judge.sheet import (
-    FORMAT,
-    FilledSheet,
-    Item,
-    ItemScore,
-    ItemT,
-    Sheet,
-    SheetTip,
-    TipSheet,
-    instructions,
-)
+from tipbench.judge.sheet import Item, ItemScore, ItemT, Sheet, SheetTip, TipSheet, instructions
 from tipbench.plan.config import EXPERIMENT_PREFIX, check_experiment_name
 from tipbench.plan.rubric import Control, Rubric, parse_rubric
 from tipbench.record.run import NewRun, RunKind, StoredRun
@@ -33,13 +23,13 @@ from tipbench.text import fingerprint
 
 SHEET = "artifact:sheet.json"
 KEY = "artifact:key.json"
-ANSWERS = "artifact:answers.json"
+FILLED = "artifact:answers.json"  # what the judge has filled in: scores, or the winners of duels
 DRIFT = "artifact:drift.json"
 SHEET_KIND = "sheet_kind"  # tag; absent on an ordinary sheet
 DUEL = "duel"  # its value on a duel sheet
 FINAL = "sheet_final"  # tag
 REVISIONS = "sheet_revisions"  # tag
-HIDDEN = "hidden_"  # prefix of the metrics, tags and texts of hidden items; each has as many as a cell
+HIDDEN = "hidden_"  # prefix of the metrics, tags and texts that imitate the update of a cell for a hidden item
 StoredT = TypeVar("StoredT")
 
 
@@ -68,38 +58,38 @@ def control_id(control: Control) -> str:
 
 
 @dataclass(frozen=True)
-class ReplacedAnswer:
-    """An answer replaced by a later one."""
+class ReplacedScore:
+    """An item's score that was replaced by a later one."""
 
-    given: ItemScore
+    score: ItemScore
     at: str  # ISO time of the replacement
 
 
-def answers_text(answers: Mapping[str, ItemScore], history: Sequence[ReplacedAnswer] = ()) -> str:
-    """Serialize the answers and their history for storage with the sheet."""
+def item_scores_text(scores: Mapping[str, ItemScore], history: Sequence[ReplacedScore] = ()) -> str:
+    """Serialize the scores and their history for storage with the sheet."""
     value = {
-        "items": {item: score.to_json() for item, score in sorted(answers.items())},
-        "history": [{"item": each.given.item, "at": each.at, **each.given.to_json()} for each in history],
+        "items": {item: score.to_json() for item, score in sorted(scores.items())},
+        "history": [{"item": each.score.item, "at": each.at, **each.score.to_json()} for each in history],
     }
     return compact_json(value)
 
 
-def read_answers(text: str | None) -> tuple[dict[str, ItemScore], tuple[ReplacedAnswer, ...]]:
-    """Parse the output of `answers_text`; return empty values for None."""
+def read_item_scores(text: str | None) -> tuple[dict[str, ItemScore], tuple[ReplacedScore, ...]]:
+    """Parse the output of `item_scores_text`; return empty values for None."""
     if text is None:
         return {}, ()
     raw = json.loads(text)
-    history = tuple(ReplacedAnswer(ItemScore.from_json(entry["item"], entry), entry["at"]) for entry in raw["history"])
-    answers = {item: ItemScore.from_json(item, raw_score) for item, raw_score in raw["items"].items()}
-    return answers, history
+    history = tuple(ReplacedScore(ItemScore.from_json(entry["item"], entry), entry["at"]) for entry in raw["history"])
+    scores = {item: ItemScore.from_json(item, raw_score) for item, raw_score in raw["items"].items()}
+    return scores, history
 
 
-def scores_fingerprint(answers: Mapping[str, ItemScore]) -> str:
+def scores_fingerprint(scores: Mapping[str, ItemScore]) -> str:
     """Return a fingerprint of the scores and flags. Notes are ignored, because they do not affect drift."""
     return fingerprint(
         {
             item: [score.format_ok, [[dict(tip.scores), tip.overlong] for tip in score.tips]]
-            for item, score in answers.items()
+            for item, score in scores.items()
         },
         32,
     )
@@ -115,7 +105,7 @@ class SheetStatus(StrEnum):
 
 @dataclass(frozen=True)
 class StoredSheet:
-    """A sheet stored in MLflow: its content, the kind and source of each item, and the answers."""
+    """A sheet stored in MLflow: its content, the kind and source of each item, and the scores."""
 
     sheet: TipSheet
     entries: tuple[SheetEntry, ...]  # in the sheet's order
@@ -125,40 +115,35 @@ class StoredSheet:
     seed: int = 0
     run_id: str = ""
     status: SheetStatus = SheetStatus.EXPORTED
-    answers: Mapping[str, ItemScore] = field(default_factory=dict)
-    replaced: tuple[ReplacedAnswer, ...] = ()  # answers replaced by later ones
-    acceptance: str | None = None  # reason for accepting the drift; only for the scores in `accepted_for`
-    accepted_for: str | None = None  # the result of `scores_fingerprint`
+    scores: Mapping[str, ItemScore] = field(default_factory=dict)  # by item id
+    replaced: tuple[ReplacedScore, ...] = ()  # scores replaced by later ones
+    acceptance: str | None = None  # reason for accepting the drift; only for the scores of `accepted_for`
+    accepted_for: str | None = None  # the `scores_fingerprint` of the scores whose drift was accepted
     drift: Mapping[str, Any] | None = None  # None until the first verdict
-    final: bool = False  # whether the judge has finished the sheet, even if items are unanswered
+    final: bool = False  # whether the judge has finished the sheet, even if items are unscored
     revisions: int = 0  # changes applied after the first verdict
     applied_at: str | None = None
-    owner: str | None = None  # the judge named at export, or else the first judge who applied answers
+    owner: str | None = None  # the judge named at export, or else the first judge who applied scores
     self_exact: float | None = None  # share of equal scores on repeated tips
 
     @property
-    def finished(self) -> int:
-        """The number of answered items."""
-        return len(self.answers)
-
-    @property
-    def unanswered(self) -> tuple[SheetEntry, ...]:
-        """The entries without an answer."""
-        return tuple(entry for entry in self.entries if entry.item.id not in self.answers)
+    def unscored(self) -> tuple[SheetEntry, ...]:
+        """The entries without scores."""
+        return tuple(entry for entry in self.entries if entry.item.id not in self.scores)
 
     @property
     def is_open(self) -> bool:
-        """Whether items are unanswered and the judge has not finished the sheet."""
-        return not self.final and bool(self.unanswered)
+        """Whether items are unscored and the judge has not finished the sheet."""
+        return not self.final and bool(self.unscored)
 
     @property
     def accepted(self) -> str | None:
         """The reason for accepting the drift of the current scores, or None."""
-        return self.acceptance_of(self.answers)
+        return self.acceptance_of(self.scores)
 
-    def acceptance_of(self, answers: Mapping[str, ItemScore]) -> str | None:
+    def acceptance_of(self, scores: Mapping[str, ItemScore]) -> str | None:
         """Return the reason for accepting the drift of exactly these scores and flags, or None."""
-        if self.acceptance and self.accepted_for == scores_fingerprint(answers):
+        if self.acceptance and self.accepted_for == scores_fingerprint(scores):
             return self.acceptance
         return None
 
@@ -241,16 +226,14 @@ def judging_run(
     )
 
 
-def find_sheet(store: RunStore, experiment_id: str, experiment: str, sheet_id: str) -> StoredSheet | None:
+def find_sheet(store: RunStore, experiment: Experiment, sheet_id: str) -> StoredSheet | None:
     """Return the sheet with this id, or None if absent."""
-    return next(_read_sheets(store, experiment_id, experiment, {"sheet": sheet_id}), None)
+    return next(_read_sheets(store, experiment, {"sheet": sheet_id}), None)
 
 
-def stored_sheets(
-    store: RunStore, experiment_id: str, experiment: str, judge: str | None = None
-) -> Iterator[StoredSheet]:
+def stored_sheets(store: RunStore, experiment: Experiment, judge: str | None = None) -> Iterator[StoredSheet]:
     """Yield the sheets of an experiment, or only those of one judge, newest first."""
-    return _read_sheets(store, experiment_id, experiment, {"judge": judge} if judge else {})
+    return _read_sheets(store, experiment, {"judge": judge} if judge else {})
 
 
 def check_no_duels(store: RunStore, experiment: Experiment, judge: str) -> None:
@@ -263,20 +246,20 @@ def check_no_duels(store: RunStore, experiment: Experiment, judge: str) -> None:
 
 
 def check_no_open_sheet(store: RunStore, experiment: Experiment, judge: str) -> None:
-    """Raise SheetsClosed if the judge, who has no duels yet, has an open sheet in the experiment."""
+    """Raise SheetsClosed if the judge has an open sheet in the experiment that no earlier duel has closed."""
     if has_duels(store, experiment, judge):
         return
-    for stored in stored_sheets(store, experiment.experiment_id, experiment.name, judge):
+    for stored in stored_sheets(store, experiment, judge):
         if stored.is_open and not stored.provisional:
             raise SheetsClosed(
-                f"{judge} has the open sheet {stored.sheet.id} in {experiment.name} ({len(stored.unanswered)} items "
+                f"{judge} has the open sheet {stored.sheet.id} in {experiment.name} ({len(stored.unscored)} items "
                 "left). Sheets come before duels: fill it in, or finish it with `tipbench judge apply FILE --final` "
                 "or *Finish batch*."
             )
 
 
 def has_duels(store: RunStore, experiment: Experiment, judge: str) -> bool:
-    """Return whether the judge has opened a duel in the experiment, answered or not."""
+    """Return whether the judge has opened a duel in the experiment, judged or not."""
     where = {"kind": str(RunKind.JUDGING), SHEET_KIND: DUEL, "judge": judge}
     return next(store.search(experiment.experiment_id, where=where, limit=1), None) is not None
 
@@ -295,29 +278,26 @@ def controls_shown_to(store: RunStore, judge: str) -> list[str]:
     return shown
 
 
-def _read_sheets(
-    store: RunStore, experiment_id: str, experiment: str, where: Mapping[str, str]
-) -> Iterator[StoredSheet]:
+def _read_sheets(store: RunStore, experiment: Experiment, where: Mapping[str, str]) -> Iterator[StoredSheet]:
     def parse(run: StoredRun, texts: Mapping[str, str], rubric: Rubric) -> StoredSheet:
         content, key = json.loads(texts[SHEET]), json.loads(texts[KEY])
-        answers, replaced = read_answers(texts.get(ANSWERS))
-        items, entries = [], []
+        scores, replaced = read_item_scores(texts.get(FILLED))
+        entries = []
         for id_, scenario, format_ok, tips in content["items"]:
-            item = Item(id_, content["cards"][scenario], bool(format_ok), tuple(SheetTip(*tip) for tip in tips))
             source = key["items"][id_]
-            items.append(item)
             entries.append(
                 SheetEntry(
-                    item,
+                    Item(id_, content["cards"][scenario], bool(format_ok), tuple(SheetTip(*tip) for tip in tips)),
                     kind=ItemKind(source["behind"]),
                     run_id=source["run"],
                     controls=tuple(source["controls"]),
                     references=tuple(source["references"]),
                 )
             )
+        items = tuple(entry.item for entry in entries)
         instructions_text = content.get("instructions", "")
         return StoredSheet(
-            sheet=Sheet(run.tags["sheet"], experiment, key["judge"], rubric, tuple(items), instructions_text),
+            sheet=Sheet(run.tags["sheet"], experiment.name, key["judge"], rubric, items, instructions_text),
             entries=tuple(entries),
             exported=run.tags["exported_at"],
             provisional=run.tags.get("provisional") == "true",
@@ -325,7 +305,7 @@ def _read_sheets(
             seed=int(run.params["seed"]),
             run_id=run.run_id,
             status=SheetStatus(run.tags["sheet_status"]),
-            answers=answers,
+            scores=scores,
             replaced=replaced,
             acceptance=run.tags.get("drift_accepted"),
             accepted_for=run.tags.get("drift_accepted_for"),
@@ -337,12 +317,12 @@ def _read_sheets(
             self_exact=run.metrics.get("self_exact"),
         )
 
-    return read_judgings(store, experiment_id, "sheet", where, parse)
+    return read_judgings(store, experiment, "sheet", where, parse)
 
 
 def read_judgings(
     store: RunStore,
-    experiment_id: str,
+    experiment: Experiment,
     kind: str,
     where: Mapping[str, str],
     parse: Callable[[StoredRun, Mapping[str, str], Rubric], StoredT],
@@ -352,8 +332,9 @@ def read_judgings(
     if kind == DUEL:
         conditions[SHEET_KIND] = DUEL
     conditions.update(where)
+    names = (SHEET, KEY, RUBRIC, FILLED, DRIFT)
     rubrics: dict[str, Rubric] = {}  # by text, because most sheets have the same rubric
-    for run, texts in store.read(experiment_id, where=conditions, texts=(SHEET, KEY, RUBRIC, ANSWERS, DRIFT)):
+    for run, texts in store.read(experiment.experiment_id, where=conditions, texts=names):
         if run.tags.get(SHEET_KIND, "sheet") != kind:  # ordinary sheets lack the tag, so the search cannot select them
             continue
         try:
@@ -372,36 +353,11 @@ def compact_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-@dataclass(frozen=True)
-class ReceivedSheet:
-    """A validated sheet that can be applied."""
-
-    experiment: Experiment
-    stored: StoredSheet
-    filled: FilledSheet[ItemScore]
-
-
-def receive(
-    store: RunStore, raw: Mapping[str, Any], *, judge: str | None = None, accepting: bool = False
-) -> ReceivedSheet:
-    """Validate a filled file against its stored sheet. Raises SheetRefused with all problems.
-
-    Raises SheetsClosed if the judge has opened duels. With `accepting`, an admin accepts the drift of a held sheet, and
-    duels are not checked.
-    """
-    experiment, stored = find_original(store, raw, FORMAT, find_sheet)
-    expected = replace(stored.sheet, judge=stored.owner or stored.sheet.judge)
-    filled = check_sheet(raw, expected, judge=judge, allow_reserved=stored.provisional)
-    if not stored.provisional and not accepting:
-        check_no_duels(store, experiment, filled.judge)
-    return ReceivedSheet(experiment, stored, filled)
-
-
 def find_original(
     store: RunStore,
     raw: Mapping[str, Any],
     format_: str,
-    find: Callable[[RunStore, str, str, str], StoredT | None],
+    find: Callable[[RunStore, Experiment, str], StoredT | None],
 ) -> tuple[Experiment, StoredT]:
     """Return the experiment and the stored sheet that a filled file names. Raises SheetRefused if either is missing."""
 
@@ -420,7 +376,7 @@ def find_original(
     experiment = store.experiment(str(name))
     if experiment is None:
         raise wrong_field("experiment", "an experiment of this MLflow; see --mlflow-url")
-    stored = find(store, experiment.experiment_id, experiment.name, sheet_id)
+    stored = find(store, experiment, sheet_id)
     if stored is None:
         raise wrong_field(
             "sheet", f"a sheet exported from {experiment.name} and recorded in this MLflow; see --mlflow-url"

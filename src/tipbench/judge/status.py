@@ -59,7 +59,7 @@ class SheetSummary:
             status=str(stored.status),
             provisional=stored.provisional,
             items=len(stored.entries),
-            finished=stored.finished,
+            finished=len(stored.scores),
             drift=stored.drift,
             accepted=stored.accepted,
         )
@@ -105,7 +105,7 @@ class JudgingStatus:
 
 def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
     """Read the cells and sheets of an experiment and return the judging status."""
-    sheets = list(stored_sheets(store, experiment.experiment_id, experiment.name))[::-1]
+    sheets = list(stored_sheets(store, experiment))[::-1]
     cells = read_cells(store, experiment.experiment_id)
     judged = [cell for cell in cells if cell.run.state == RunState.JUDGED]
     pending = [cell for cell in cells if cell.run.state == RunState.PENDING]
@@ -148,12 +148,12 @@ def _judge_status(
     applied = [stored for stored in own_sheets if stored.status is not SheetStatus.EXPORTED]
     newest = applied[-1] if applied else None
     drift = newest.drift if newest and newest.drift else {}
-    finished_items = sum(stored.finished for stored in applied)
+    scored_items = sum(len(stored.scores) for stored in applied)
     rubric = newest.sheet.rubric if newest else None
     measured = [
         stored for stored in applied if stored.drift is not None and rubric and stored.sheet.rubric.tag == rubric.tag
     ]
-    controls = [list(control_scores(stored.entries, stored.answers)) for stored in measured]
+    controls = [list(control_scores(stored.entries, stored.scores)) for stored in measured]
     seconds = [
         (datetime.fromisoformat(stored.applied_at) - datetime.fromisoformat(stored.exported)).total_seconds()
         for stored in applied
@@ -165,12 +165,12 @@ def _judge_status(
         cells=sum(name in (cell.scores.provisional if provisional else cell.scores.judges) for cell in cells),
         held=0 if provisional else sum(name in cell.scores.held for cell in cells),
         sheets=len(own_sheets),
-        open_items=sum(len(stored.entries) - stored.finished for stored in own_sheets if not stored.final),
+        open_items=sum(len(stored.unscored) for stored in own_sheets if not stored.final),
         drift=drift.get("verdict"),
         error=drift.get("error"),
         self_exact=newest.self_exact if newest else None,
-        minutes_per_item=sum(seconds) / 60 / finished_items if finished_items and seconds else None,
-        unchecked=sum(stored.finished for stored in applied if stored.drift is None),
+        minutes_per_item=sum(seconds) / 60 / scored_items if scored_items and seconds else None,
+        unchecked=sum(len(stored.scores) for stored in applied if stored.drift is None),
         duels=0 if provisional else duels[name],
         trends=measure_trends(rubric.scales, controls) if rubric and any(controls) else None,
     )

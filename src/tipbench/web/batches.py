@@ -71,7 +71,7 @@ def recorded_status(store: RunStore, batch: Batch) -> RecordedStatus:
     """Return the status of the batch's sheet in MLflow."""
     experiment = get_experiment(store, batch.experiment)
     find = find_duel if batch.kind is Kind.DUEL else find_sheet
-    stored = find(store, experiment.experiment_id, experiment.name, batch.sheet)
+    stored = find(store, experiment, batch.sheet)
     if stored is None or stored.status is SheetStatus.EXPORTED:
         return RecordedStatus()
     return RecordedStatus(Status(str(stored.status)), getattr(stored, "accepted", None))  # duels have no drift
@@ -294,7 +294,7 @@ class BatchService:
                 mlflow_experiment = get_experiment(store, experiment)
                 open_sheets = (
                     duel_sheet
-                    for duel_sheet in stored_duel_sheets(store, mlflow_experiment.experiment_id, mlflow_experiment.name)
+                    for duel_sheet in stored_duel_sheets(store, mlflow_experiment)
                     if duel_sheet.owner == judge.name and duel_sheet.status is SheetStatus.EXPORTED
                 )
                 stored = next(open_sheets, None)

@@ -176,7 +176,7 @@ class DriftChartQuery:
 def get_sheet(store: RunStore, name: str, sheet: str) -> StoredSheet:
     """Return a sheet of an experiment. Raises NotFound."""
     experiment = get_experiment(store, name)
-    stored = find_sheet(store, experiment.experiment_id, experiment.name, sheet)
+    stored = find_sheet(store, experiment, sheet)
     if stored is None:
         raise NotFound(
             f"{name[:200]} has no sheet {sheet[:64]!r}. The judges page lists the sheets.", path="path.sheet"
@@ -192,7 +192,7 @@ def accept_drift(store: RunStore, name: str, sheet: str, reason: str, who: Ident
         raise Invalid(
             f"Sheet {sheet[:64]} is {stored.status}, not held: there is no drift to accept.", path="body.sheet"
         )
-    filled = sheet_json(replace(stored.sheet, judge=stored.owner), stored.answers)
+    filled = sheet_json(replace(stored.sheet, judge=stored.owner), stored.scores)
     return apply_sheet(store, name, filled, options)
 
 

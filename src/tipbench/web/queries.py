@@ -24,7 +24,7 @@ from tipbench.compare.leaderboard import Leaderboard
 from tipbench.errors import CorruptText, MlflowError, TipbenchError, UsageError
 from tipbench.judge.material import CANDIDATES, RAW
 from tipbench.judge.scores import RUBRIC, SCORES, read_scores
-from tipbench.judge.sheet_store import ANSWERS, DRIFT, KEY, SHEET, SheetStatus
+from tipbench.judge.sheet_store import DRIFT, FILLED, KEY, SHEET, SheetStatus
 from tipbench.judge.status import JudgingStatus, judging_status
 from tipbench.plan.config import check_experiment_name
 from tipbench.record.mlflow_wire import CELL_TAG, RECORD_TAG, REVISION_TAG, SUPERSEDED_TAG, matches
@@ -42,7 +42,7 @@ SNAPSHOTS = 4  # experiments whose runs are cached; four experiments with 2400 c
 # the judging status need them. Other texts, such as prompts, are read on demand.
 _CACHED_TEXTS: Mapping[str, tuple[str, ...]] = {
     str(RunKind.CELL): (SCORES, CANDIDATES, RAW),
-    str(RunKind.JUDGING): (SHEET, KEY, RUBRIC, ANSWERS, DRIFT),
+    str(RunKind.JUDGING): (SHEET, KEY, RUBRIC, FILLED, DRIFT),
 }
 
 Snapshot = tuple[tuple[StoredRun, Mapping[str, str]], ...]  # runs with their texts by name

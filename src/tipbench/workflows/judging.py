@@ -24,7 +24,7 @@ from tipbench.judge.duels import DuelApplyResult, DuelRequest, apply_duels
 from tipbench.judge.export import ExportRequest, ExportResult, export_sheet
 from tipbench.judge.sheet import sheet_text
 from tipbench.judge.sheet_file import sheet_csv
-from tipbench.judge.sheet_store import ItemKind, StoredSheet, find_sheet, receive, stored_sheets
+from tipbench.judge.sheet_store import ItemKind, StoredSheet, find_sheet, stored_sheets
 from tipbench.plan.design import read_design
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import TIED
@@ -103,11 +103,11 @@ def requested_sheet(
 ) -> ExportResult | None:
     """Return the stored sheet or a new export. None if the stored sheet does not exist or belongs to another judge.
 
-    A judge with an open sheet gets it again while more than half of it is blank. `report_focus` is called with the
+    A judge with an open sheet gets it again while more than half of it is unscored. `report_focus` is called with the
     selected cells if the query has `focus`.
     """
     if query.sheet is not None:
-        stored = find_sheet(store, experiment.experiment_id, experiment.name, query.sheet)
+        stored = find_sheet(store, experiment, query.sheet)
         if stored is None or (query.own and stored.owner != query.export.judge):
             return None
         return ExportResult(stored)
@@ -116,15 +116,15 @@ def requested_sheet(
         request, selected = focused(store, experiment, request)
         report_focus(selected)
     if query.own:
-        sheets = stored_sheets(store, experiment.experiment_id, experiment.name, request.judge)
+        sheets = stored_sheets(store, experiment, request.judge)
         own_sheets = [sheet for sheet in sheets if not sheet.provisional]
         for sheet in own_sheets:
-            if sheet.is_open and 2 * len(sheet.unanswered) > len(sheet.entries):
+            if sheet.is_open and 2 * len(sheet.unscored) > len(sheet.entries):
                 return ExportResult(sheet)
-        # Leave out the unanswered cells of the judge's other sheets. If cells appeared on two sheets, the judge could
+        # Leave out the unscored cells of the judge's other sheets. If cells appeared on two sheets, the judge could
         # recognise the controls as the items that appear on only one.
-        unanswered = (entry for sheet in own_sheets for entry in sheet.unanswered)
-        cells = frozenset(entry.run_id for entry in unanswered if entry.kind is ItemKind.CELL and entry.run_id)
+        unscored = (entry for sheet in own_sheets for entry in sheet.unscored)
+        cells = frozenset(entry.run_id for entry in unscored if entry.kind is ItemKind.CELL and entry.run_id)
         request = replace(request, without=cells)
     return export_sheet(store, experiment, request)
 
@@ -134,7 +134,7 @@ def sheet_file(stored: StoredSheet, query: SheetRequest) -> str:
     to_text = sheet_csv if query.format == "csv" else sheet_text
     if not query.filled:
         return to_text(stored.sheet)
-    return to_text(replace(stored.sheet, judge=stored.owner), stored.answers)
+    return to_text(replace(stored.sheet, judge=stored.owner), stored.scores)
 
 
 def apply_file(
@@ -156,8 +156,7 @@ def apply_file(
         if accept is not None:
             raise InvalidOption("accept_drift", "applies to sheets of tips; duels have no drift.")
         return apply_duels(store, raw, judge=judge, dry_run=dry_run)
-    received = receive(store, raw, judge=judge, accepting=accept is not None)
-    applier = SheetApplier(store, received.experiment, received.stored, received.filled)
+    applier = SheetApplier.for_file(store, raw, judge=judge, accepting=accept is not None)
     check(applier)
     return applier.run(accept=accept, final=final, dry_run=dry_run, progress=progress)
 

@@ -85,12 +85,12 @@ def parse_pair_option(text: str, key: str) -> Pair:
     return as_row(pair)
 
 
-def judge_name(text: str | None, key: str = "judge") -> str | None:
+def judge_name(text: str | None) -> str | None:
     """Return the normalized name of a judge, or None without a name. Raises InvalidOption."""
     if text is None:
         return None
     if requirement := name_problem(text):
-        raise InvalidOption(key, f"takes {requirement} (got {text[:80]!r}).")
+        raise InvalidOption("judge", f"takes {requirement} (got {text[:80]!r}).")
     return normalize_name(text)
 
 

@@ -113,7 +113,7 @@ def requested_sheet(
         return ExportResult(stored)
     request = query.export
     if query.focus:
-        request, selected = focused(store, experiment, request)
+        request, selected = _focused(store, experiment, request)
         report_focus(selected)
     if query.own:
         sheets = stored_sheets(store, experiment, request.judge)
@@ -161,7 +161,7 @@ def apply_file(
     return applier.run(accept=accept, final=final, dry_run=dry_run, progress=progress)
 
 
-def focused(store: RunStore, experiment: Experiment, request: ExportRequest) -> tuple[ExportRequest, Focus]:
+def _focused(store: RunStore, experiment: Experiment, request: ExportRequest) -> tuple[ExportRequest, Focus]:
     """Return the request restricted to the cells that can separate the leader from the pairs tied with it.
 
     The second value describes these cells. Raises NotEnoughData if there are none.

@@ -81,14 +81,14 @@ class PoliciesReport(TypedDict):
     user: list[PolicySummary] | None
 
 
-def read_policies(home: Path, user_id: str | None = None, *, now: float | None = None) -> PoliciesReport:
+def read_policies(home: Path, user_id: str | None = None) -> PoliciesReport:
     """Return the report of the last DAYS, for one user too if an id is given; raises UsageError for an invalid id."""
     if user_id is not None:
         check_user_id(user_id)
     if not store_exists(home):
         return {"active": None, "policies": [], "shadows": [], "user": None}
     with closing(open_store(home)) as database:
-        today = (time.time() if now is None else now) // _DAY_S * _DAY_S
+        today = time.time() // _DAY_S * _DAY_S
         since = today - (DAYS - 1) * _DAY_S
         switches = Switches(database)
         return {

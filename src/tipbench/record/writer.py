@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from typing import Self
 
 from tipbench.errors import MlflowError, MlflowUnavailable
@@ -36,7 +37,7 @@ class Writers:
         self._stored_at_failure: dict[
             str, int
         ] = {}  # by record id: the value of `_stored` when the result first failed
-        self._server_errors: dict[str, int] = {}  # by record id: number of responses with a server error
+        self._server_errors: Counter[str] = Counter()  # by record id: number of responses with a server error
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._unavailable_since: float | None = None
@@ -152,10 +153,12 @@ class Writers:
         """
         if exc.status >= 500:
             with self._lock:
-                tries = self._server_errors[entry.record_id] = self._server_errors.get(entry.record_id, 0) + 1
+                self._server_errors[entry.record_id] += 1
                 stored_since = self._stored - self._stored_at_failure.get(entry.record_id, self._stored)
                 others_succeed = stored_since >= _MIN_STORED_SINCE
-            if tries < _MAX_SERVER_ERRORS or not (others_succeed or self._draining):
+                failed_often = self._server_errors[entry.record_id] >= _MAX_SERVER_ERRORS
+            give_up = failed_often and (others_succeed or self._draining)
+            if not give_up:
                 self._retry_later(entry, str(exc))  # may be temporary, such as a locked database or a full disk
                 return
         elif exc.status == 400:
@@ -174,7 +177,8 @@ class Writers:
 
     def _note_available(self) -> None:
         with self._lock:
-            was_unavailable, self._unavailable_since = self._unavailable_since is not None, None
+            was_unavailable = self._unavailable_since is not None
+            self._unavailable_since = None
         if was_unavailable:
             self._observer(Resumed("MLflow"))
 

@@ -201,7 +201,7 @@ def judging_summary(board: Leaderboard | None, status: JudgingStatus) -> dict[st
 
 
 def _judge_grid(status: JudgingStatus) -> Grid:
-    newest: dict[tuple[str, bool], dict[str, Any]] = {}  # (judge, provisional) → drift of each scale
+    newest: dict[tuple[str | None, bool], dict[str, Any]] = {}  # (judge, provisional) → drift of each scale
     for sheet in status.history:  # oldest first, so later sheets replace earlier ones
         if scales := (sheet.drift or {}).get("scales"):
             newest[sheet.judge, sheet.provisional] = {each["scale"]: each for each in scales}

@@ -2,7 +2,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from worlds import board
+from worlds import board, known
 
 from tipbench.compare.attribution import Attribution, Factor, attribute
 from tipbench.compare.matrix import Floats, Pair, ScoreMatrix
@@ -29,9 +29,7 @@ def attributed(matrix: ScoreMatrix) -> Attribution:
 
 
 def p_of(factor: Factor | None) -> float:
-    assert factor is not None
-    assert factor.p is not None
-    return factor.p
+    return known(known(factor).p)
 
 
 def test_shares_sum_to_one() -> None:
@@ -63,9 +61,8 @@ def test_sums_of_squares_and_p_are_those_of_statsmodels() -> None:
         "C(scenario)": ours.scenario,
     }
     for name, factor in theirs.items():
-        assert factor is not None
-        assert factor.squares == pytest.approx(table.loc[name, "sum_sq"], rel=1e-9)
-        assert factor.freedom == table.loc[name, "df"]
+        assert known(factor).squares == pytest.approx(table.loc[name, "sum_sq"], rel=1e-9)
+        assert known(factor).freedom == table.loc[name, "df"]
     full = anova_lm(
         ols("score ~ C(scenario) * C(model) + C(scenario) * C(prompt) + C(model) * C(prompt)", frame).fit(), typ=2
     )
@@ -143,9 +140,7 @@ def test_planted_effects_come_back_in_the_marginal_means_with_their_intervals() 
     for seed in range(100):
         found = attributed(planted(NONE + np.array([[0], [1], [2], [3]]), seed=seed, n=10, scenario=1.0))
         estimate = list(found.models.values())[3]
-        assert estimate.ci_low is not None
-        assert estimate.ci_high is not None
-        inside += estimate.ci_low <= 13 <= estimate.ci_high
+        inside += known(estimate.ci_low) <= 13 <= known(estimate.ci_high)
     assert 0.88 <= inside / 100 <= 0.99
 
 
@@ -153,8 +148,7 @@ def test_persona_effects_show_as_a_part_of_the_scenarios() -> None:
     matrix = planted(NONE, scenario=0.1)
     moved = matrix.values + np.array([3.0 * (at % 8) for at in range(32)])[:, None]
     found = attributed(board(moved, PAIRS, matrix.personas))
-    assert found.persona is not None
-    assert 0.9 * found.scenario.share < found.persona.share <= found.scenario.share
+    assert 0.9 * found.scenario.share < known(found.persona).share <= found.scenario.share
     assert p_of(found.persona) < 1e-6
 
 
@@ -219,6 +213,5 @@ def test_too_little_data_is_unknown_with_the_reason(values: Floats, reason: str)
 
 def test_scores_without_noise_have_no_p() -> None:
     found = attributed(planted(PROMPT_V2, noise=0.0))
-    assert found.prompt is not None
-    assert found.prompt.p is None
+    assert known(found.prompt).p is None
     assert found.residual.share == pytest.approx(0, abs=1e-12)

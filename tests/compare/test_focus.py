@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds import known
 
 from support.judged import scored
 from support.judging import SeededStore, SheetDriver, fill, items_of, record_cells
@@ -34,8 +35,7 @@ def tied_top() -> dict[Pair, Sequence[float | None]]:
 
 
 def test_only_the_leader_and_what_ties_with_it_is_worth_judging() -> None:
-    found = focused(scored(tied_top()))
-    assert found is not None
+    found = known(focused(scored(tied_top())))
     assert set(found.pairs) == {A, B}
     assert found.pairs[0] == B, "the leader first"
     assert set(found.scenarios) == {"p0@s8", "p1@s9", "p2@s10"}
@@ -52,8 +52,7 @@ def test_without_a_leader_or_without_an_open_cell_there_is_no_focus() -> None:
 
 
 def test_a_pair_with_too_few_scores_to_be_ranked_is_judged_too() -> None:
-    found = focused(scored({A: LOW, C: FAR, B: [*NEAR[:5], *OPEN]}))
-    assert found is not None
+    found = known(focused(scored({A: LOW, C: FAR, B: [*NEAR[:5], *OPEN]})))
     assert found.pairs == (A, B)
     assert found.run_ids == {f"{B}@{scenario}" for scenario in found.scenarios}
     assert len(found.scenarios) == 3
@@ -67,8 +66,7 @@ def test_failed_cells_cannot_be_judged() -> None:
         else each
         for each in cells.cells
     )
-    found = focused(replace(cells, cells=failed))
-    assert found is not None
+    found = known(focused(replace(cells, cells=failed)))
     assert "p0@s8" not in found.scenarios
 
 
@@ -76,8 +74,7 @@ def test_a_scenario_in_which_the_leader_cannot_be_paired_is_excluded() -> None:
     """The leader has no answer there, so judging the other one does not compare them."""
     cells = scored(tied_top())
     without = tuple(each for each in cells.cells if not (each.pair == B and each.scenario == "p1@s9"))
-    found = focused(replace(cells, cells=without))
-    assert found is not None
+    found = known(focused(replace(cells, cells=without)))
     assert set(found.scenarios) == {"p0@s8", "p2@s10"}
 
 
@@ -88,8 +85,7 @@ def test_a_scenario_that_pairs_more_tied_rows_comes_first() -> None:
     without = tuple(
         each for each in cells.cells if not (each.pair == C and each.scenario != "p2@s10" and not each.values)
     )
-    found = focused(replace(cells, cells=without))
-    assert found is not None
+    found = known(focused(replace(cells, cells=without)))
     assert set(found.pairs) == {A, B, C}
     assert found.scenarios[0] == "p2@s10"
 
@@ -97,8 +93,7 @@ def test_a_scenario_that_pairs_more_tied_rows_comes_first() -> None:
 def test_a_scenario_half_of_which_is_judged_needs_only_its_rest() -> None:
     columns = tied_top()
     columns[B] = [*NEAR, 11.0, None, None]
-    found = focused(scored(columns))
-    assert found is not None
+    found = known(focused(scored(columns)))
     assert f"{A}@p0@s8" in found.run_ids
     assert f"{B}@p0@s8" not in found.run_ids
 
@@ -127,8 +122,7 @@ def test_a_focused_sheet_has_the_cells_of_the_focus_first_and_none_of_others() -
     scenarios = sorted({run.params["scenario"] for run in driver.cells().values()})
     judge_some(driver, set(scenarios[2:]))
     cells = read_board(store, driver.experiment.experiment_id, CellFilter())
-    found = focused(cells)
-    assert found is not None
+    found = known(focused(cells))
     assert {pair.model for pair in found.pairs} == {"one:1b", "two:1b"}
     done = driver.export("anna", only=found.run_ids, first=found.scenarios, overlap=0.0)
     runs_by_id = driver.cells()

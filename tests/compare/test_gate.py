@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds import known
 
 from support.judged import RUBRIC, scored
 from tipbench.compare.cells import BoardCells
@@ -53,8 +54,7 @@ def test_the_interval_is_the_paired_t_interval() -> None:
     from scipy.stats import ttest_1samp
 
     differences = [wave - 0.3 for wave in WAVE]
-    found = gate(differences).difference
-    assert found is not None
+    found = known(gate(differences).difference)
     expected = ttest_1samp(differences, 0).confidence_interval(0.95)
     assert (found.ci_low, found.ci_high) == pytest.approx((expected.low, expected.high))
     assert found.mean == pytest.approx(-0.3)
@@ -67,8 +67,7 @@ def test_a_margin_of_zero_needs_a_real_gain() -> None:
 
 def test_undecided_has_the_number_of_scenarios_that_would_decide() -> None:
     result = gate([-0.8 + wave for wave in WAVE])
-    assert result.scenarios_needed is not None
-    assert result.scenarios_needed > 8
+    assert known(result.scenarios_needed) > 8
     assert f"About {result.scenarios_needed} scenarios" in result.reason
     assert gate(WAVE).scenarios_needed is None
 
@@ -128,8 +127,7 @@ def test_a_pair_is_not_compared_with_itself() -> None:
 @given(st.lists(st.floats(-5, 5), min_size=6, max_size=12), st.floats(0, 3))
 def test_the_outcome_follows_its_definition_for_any_differences(differences: list[float], margin: float) -> None:
     result = gate(differences, margin)
-    found = result.difference
-    assert found is not None
+    found = known(result.difference)
     if found.ci_low is not None and found.ci_high is not None:
         expected = Outcome.NOT_WORSE if found.ci_low > -margin else Outcome.UNDECIDED
         assert result.outcome is (Outcome.WORSE if found.ci_high < -margin else expected)
@@ -238,9 +236,8 @@ def test_failed_cells_can_count_at_the_floor() -> None:
     """Two points better where it answers, but without an answer in two of eight scenarios."""
     cells = replace(with_holes("failed"), rubric_content=load_suite("tips").rubric)
     result = evaluate_gate(cells, replace(BOTH, failed_as_floor=True))
-    assert result.difference is not None
     assert (result.outcome, result.n_scenarios) == (Outcome.UNDECIDED, 8)
-    assert result.difference.mean == pytest.approx((6 * 2 + (3 - BASE[6]) + (3 - BASE[7])) / 8)
+    assert known(result.difference).mean == pytest.approx((6 * 2 + (3 - BASE[6]) + (3 - BASE[7])) / 8)
     assert "2 failed cells counted at the floor" in result.reason
 
 

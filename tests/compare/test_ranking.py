@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import board, named, verdict, world
+from worlds import board, known, named, verdict, world
 
 from tipbench.compare.matrix import Pair, Score, ScoreMatrix, score_matrix
 from tipbench.compare.ranking import Look, Ranking, RankOptions, Row, rank
@@ -29,8 +29,7 @@ def test_similar_rows_are_tied_with_the_needed_scenarios() -> None:
     found = rank(board(world(np.random.default_rng(12), [0, 0.5, -9], 8)))
     assert len(found.tied) == 1
     assert not found.decided
-    assert found.scenarios_needed is not None
-    assert found.scenarios_needed > 8
+    assert known(found.scenarios_needed) > 8
     assert found.smallest_detectable is not None
 
 
@@ -59,8 +58,7 @@ def test_incomplete_rows_are_last_without_rank_and_change_no_other() -> None:
     last = found.rows[-1]
     assert last.pair == named(3)[2]
     assert (last.ranked, last.rank, last.rank_low, last.rank_high, last.p_best) == (False, None, None, None, None)
-    assert last.to_leader is not None
-    assert (last.to_leader.n, last.to_leader.p) == (4, None)
+    assert (known(last.to_leader).n, known(last.to_leader).p) == (4, None)
     assert found.rows[:2] == without.rows
     assert (found.leader, without.tied, found.tied) == (without.leader, (), (last.pair,)), "it may still be best"
     assert without.decided
@@ -104,20 +102,17 @@ def test_tests_use_the_scenarios_and_the_level_of_the_latest_look() -> None:
     assert (found.look, found.level, found.n_tested, found.n_scenarios) == (Look(2, 4, 16), 0.0182, 16, 20)
     at_the_look = rank(board(values[:16]), planned())
     assert [row.to_leader for row in found.rows] == [row.to_leader for row in at_the_look.rows]
-    assert found.next_look is not None
-    assert found.next_look.look == Look(3, 4, 24)
-    assert 0 <= (found.next_look.power or 0) <= 1
-    assert found.rows[0].estimate is not None
-    assert found.rows[0].estimate.n == 20, "means use everything judged"
+    next_look = known(found.next_look)
+    assert next_look.look == Look(3, 4, 24)
+    assert 0 <= known(next_look.power) <= 1
+    assert known(found.rows[0].estimate).n == 20, "means use everything judged"
 
 
 def test_before_the_first_look_nothing_is_decided_and_all_rows_are_tied() -> None:
     found = rank(board(world(np.random.default_rng(17), [0, 0, 50], 7)), planned())
     assert (found.look, found.level, found.decided, len(found.tied)) == (None, 0.0182, False, 2)
-    assert found.next_look is not None
-    assert found.next_look.look == Look(1, 4, 8)
-    difference = found.rows[1].to_leader
-    assert difference is not None
+    assert known(found.next_look).look == Look(1, 4, 8)
+    difference = known(found.rows[1].to_leader)
     assert (difference.p, difference.ci_low, difference.ci_high) == (None, None, None)
 
 
@@ -143,8 +138,7 @@ def test_references_are_tested_against_the_leader_and_never_ranked() -> None:
     found = rank(candidates, None, reference)
     assert [row.pair for row in found.references] == list(reference.pairs)
     assert found.beats_reference
-    assert found.to_reference is not None
-    assert found.to_reference.mean == pytest.approx(-(found.references[0].to_leader.mean))  # type: ignore[union-attr]
+    assert known(found.to_reference).mean == pytest.approx(-known(found.references[0].to_leader).mean)
     assert {row.pair for row in found.rows} == set(candidates.pairs)
     alone = rank(candidates)
     assert (alone.beats_reference, alone.to_reference) == (None, None)
@@ -154,8 +148,7 @@ def test_references_are_tested_against_the_leader_and_never_ranked() -> None:
 def test_reference_can_be_the_baseline() -> None:
     matrix = board(world(np.random.default_rng(21), [0, 5, 0], 8))
     found = rank(matrix.only(~THIRD), RankOptions(baseline=named(3)[2]), matrix.only(THIRD))
-    assert found.rows[0].to_baseline is not None
-    assert found.rows[0].to_baseline.separated
+    assert known(found.rows[0].to_baseline).separated
 
 
 def test_extra_scenarios_of_the_top_rows_count_for_their_order_and_separation() -> None:
@@ -169,18 +162,17 @@ def test_extra_scenarios_of_the_top_rows_count_for_their_order_and_separation() 
     assert found.leader == named(5)[1]
     rows = by_pair(found)
     assert all(row.ranked for row in found.rows)
-    assert rows[named(5)[0]].to_leader is not None
-    assert rows[named(5)[0]].to_leader.n == 32  # type: ignore[union-attr]
-    assert rows[named(5)[0]].to_leader.separated  # type: ignore[union-attr]
-    assert rows[named(5)[1]].p_best > 0.99  # type: ignore[operator]
+    difference = known(rows[named(5)[0]].to_leader)
+    assert difference.n == 32
+    assert difference.separated
+    assert known(rows[named(5)[1]].p_best) > 0.99
 
 
 def test_a_baseline_takes_the_place_of_the_leader() -> None:
     baseline = named(3)[0]
     found = by_pair(rank(board(world(np.random.default_rng(6), [0, 6, 0], 10)), RankOptions(baseline=baseline)))
     assert found[baseline].to_baseline is None
-    better = found[named(3)[1]].to_baseline
-    assert better is not None
+    better = known(found[named(3)[1]].to_baseline)
     assert better.mean > 0
     assert better.separated
 
@@ -207,9 +199,7 @@ def test_every_board_is_consistent(matrix: ScoreMatrix) -> None:
     assert [row.ranked for row in found.rows] == sorted((row.ranked for row in found.rows), reverse=True)
     assert found.leader == (complete[0].pair if complete else None)
     for row in complete:
-        assert row.rank_low is not None
-        assert row.rank_high is not None
-        assert 1 <= row.rank_low <= row.rank_high <= len(complete)
+        assert 1 <= known(row.rank_low) <= known(row.rank_high) <= len(complete)
     chances = [row.p_best for row in complete if row.p_best is not None]
     assert not chances or sum(chances) == pytest.approx(1)
     if found.decided:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import world
+from worlds import known, world
 
 from tipbench.compare.matrix import Floats
 from tipbench.compare.statistics import (
@@ -26,8 +26,7 @@ def test_the_interval_of_a_row_is_that_of_scipy(n: int) -> None:
     from scipy.stats import ttest_1samp
 
     values = np.random.default_rng(n).normal(12, 2, size=n)
-    found, theirs = mean_estimate(values), ttest_1samp(values, 0).confidence_interval()
-    assert found is not None
+    found, theirs = known(mean_estimate(values)), ttest_1samp(values, 0).confidence_interval()
     assert (found.ci_low, found.ci_high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
 
 
@@ -36,16 +35,14 @@ def test_the_interval_of_a_difference_is_that_of_the_paired_t_test(n: int) -> No
     from scipy.stats import ttest_rel
 
     first, second = world(np.random.default_rng(n), [0, 1], n).T
-    found, theirs = paired_difference(first, second), ttest_rel(second, first).confidence_interval()
-    assert found is not None
+    found, theirs = known(paired_difference(first, second)), ttest_rel(second, first).confidence_interval()
     assert found.mean == pytest.approx((second - first).mean(), abs=1e-12)
     assert (found.ci_low, found.ci_high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
 
 
 def test_below_six_scenarios_no_interval_is_shown() -> None:
     first, second = world(np.random.default_rng(5), [0, 1], 5).T
-    for found in (shown_estimate(first), paired_difference(first, second)):
-        assert found is not None
+    for found in (known(shown_estimate(first)), known(paired_difference(first, second))):
         assert found.sd is not None
         assert (found.ci_low, found.ci_high, found.n) == (None, None, 5)
 
@@ -55,21 +52,18 @@ def adjusted_means(values: Floats) -> Floats:
 
 
 def test_one_scenario_gives_a_mean_and_no_interval() -> None:
-    found = mean_estimate(np.array([7.5, NAN]))
-    assert found is not None
+    found = known(mean_estimate(np.array([7.5, NAN])))
     assert (found.mean, found.ci_low, found.ci_high, found.sd, found.n) == (7.5, None, None, None, 1)
 
 
 def test_equal_scores_give_no_interval_because_one_without_width_would_claim_certainty() -> None:
-    found = mean_estimate(np.full(8, 5.0))
-    assert found is not None
+    found = known(mean_estimate(np.full(8, 5.0)))
     assert (found.mean, found.ci_low, found.ci_high) == (5.0, None, None)
 
 
 def test_a_constant_difference_has_no_interval_even_after_rounding() -> None:
     first = np.array([12.1, 3.3, 7.7])
-    found = paired_difference(first, first + 0.1 + 0.2)
-    assert found is not None
+    found = known(paired_difference(first, first + 0.1 + 0.2))
     assert found.mean == pytest.approx(0.3)
     assert found.ci_low is None
 
@@ -93,11 +87,11 @@ def test_simultaneous_intervals_cover_all_true_differences() -> None:
     for _ in range(300):
         values = world(rng, [0.0, *truth], 12)
         found = simultaneous_differences(values[:, 1:], values[:, 0], 0.05, flips=999)
+        differences = [known(each) for each in found]
         inside += all(
-            each is not None and each.ci_low is not None and each.ci_high is not None
-            and each.ci_low - 1e-9 <= true <= each.ci_high + 1e-9
-            for each, true in zip(found, truth, strict=True)
-        )  # fmt: skip
+            known(each.ci_low) - 1e-9 <= true <= known(each.ci_high) + 1e-9
+            for each, true in zip(differences, truth, strict=True)
+        )
     assert inside / 300 >= 0.93
 
 
@@ -105,8 +99,7 @@ def test_simultaneous_intervals_cover_all_true_differences() -> None:
 @given(st.integers(0, 1000), st.sampled_from([6, 8, 16]), st.sampled_from([0.05, 0.0182]))
 def test_intervals_agree_with_the_step_down_test(seed: int, n: int, level: float) -> None:
     values = world(np.random.default_rng(seed), [3, 0, 1, 2.5, 3], n)
-    for each in simultaneous_differences(values[:, 1:], values[:, 0], level):
-        assert each is not None
+    for each in map(known, simultaneous_differences(values[:, 1:], values[:, 0], level)):
         if each.ci_low is not None and each.ci_high is not None:
             assert each.ci_low <= each.mean <= each.ci_high
             assert (each.ci_low < 0 < each.ci_high) <= (not each.separated)
@@ -185,31 +178,22 @@ def test_influences_predict_what_leaving_a_little_of_a_scenario_out_does() -> No
 
 @pytest.mark.parametrize("distance", [0.5, 8.0])
 def test_the_scenarios_needed_are_the_fewest_that_detect_the_distance(distance: float) -> None:
-    n = scenarios_needed(distance, 2.0, at_least=6)
-    assert n is not None
-    found = smallest_detectable(2.0, n)
-    assert found is not None
-    assert found <= distance
+    n = known(scenarios_needed(distance, 2.0, at_least=6))
+    assert known(smallest_detectable(2.0, n)) <= distance
     if n > 6:
-        fewer = smallest_detectable(2.0, n - 1)
-        assert fewer is not None
-        assert fewer > distance
+        assert known(smallest_detectable(2.0, n - 1)) > distance
 
 
 def test_as_many_scenarios_as_needed_do_separate_in_about_four_of_five_benchmarks() -> None:
     from scipy.stats import ttest_1samp
 
-    n = scenarios_needed(1.0, 2.0)
-    assert n is not None
+    n = known(scenarios_needed(1.0, 2.0))
     draws = np.random.default_rng(8).normal(1.0, 2.0, size=(4000, n))
     assert 0.77 <= (ttest_1samp(draws, 0, axis=1).pvalue <= 0.05).mean() <= 0.84
 
 
 def test_more_comparisons_need_more_scenarios() -> None:
-    few, many = scenarios_needed(1.0, 2.0), scenarios_needed(1.0, 2.0, comparisons=11)
-    assert few is not None
-    assert many is not None
-    assert few < many
+    assert known(scenarios_needed(1.0, 2.0)) < known(scenarios_needed(1.0, 2.0, comparisons=11))
 
 
 def test_a_number_of_scenarios_that_cannot_decide_is_unknown() -> None:

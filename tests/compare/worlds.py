@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -10,6 +11,14 @@ from tipbench.compare.matrix import Floats, Pair, ScoreMatrix
 from tipbench.compare.resampling import ALPHA, step_down
 
 PAIRED_SD = 2.0
+
+T = TypeVar("T")
+
+
+def known(value: T | None) -> T:
+    """The value, which must not be None."""
+    assert value is not None
+    return value
 
 
 def named(k: int) -> tuple[Pair, ...]:

@@ -32,7 +32,7 @@ from tipbench.compare.matrix import (
     Score,
     ScoreMatrix,
     Side,
-    merged,
+    row_by,
     score_matrix,
     shared_by_all,
 )
@@ -267,8 +267,8 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     if options.baseline is not None and options.baseline not in available:
         raise UsageError(unknown_pair_message(options.baseline, available, cells))
     unplanned = _why_unplanned(cells, options)
-    answering = {merged(cell.pair, by) for cell in cells.cells if not cell.failed}
-    silent = frozenset(merged(pair, by) for pair in cells.silent) - answering
+    answering = {row_by(cell.pair, by) for cell in cells.cells if not cell.failed}
+    silent = frozenset(row_by(pair, by) for pair in cells.silent) - answering
     rank_options = RankOptions(
         baseline=options.baseline, design=None if unplanned else design, finished=cells.finished, silent=silent
     )
@@ -276,7 +276,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     # A board by model or prompt may have no means at all. Its gap is then that of the pairs.
     gap_matrix = scenario_matrix if scenario_matrix.judged.any() else pair_matrix
     gap = gap_of(gap_matrix, everywhere=options.cluster is not None)
-    stale = {merged(pair, by) for pair in cells.only_stale if not is_reference(pair)} - set(matrix.pairs)
+    stale = {row_by(pair, by) for pair in cells.only_stale if not is_reference(pair)} - set(matrix.pairs)
     stale_rows = [Row(pair=pair, ranked=False, estimate=None, adjusted_mean=None, stale=True) for pair in sorted(stale)]
     ranking = replace(ranking, gap=gap, rows=(*ranking.rows, *stale_rows))
     if ranking.next_look is not None and design is not None:
@@ -389,8 +389,8 @@ def _standings(
         if by is None or cell.reference:
             groups[cell.pair].append(cell)
         elif getattr(cell.pair, OTHER[by]) in shared:
-            groups[merged(cell.pair, by)].append(cell)
-    stale = {merged(pair, by) for pair, count in cells.stale.items() if count}
+            groups[row_by(cell.pair, by)].append(cell)
+    stale = {row_by(pair, by) for pair, count in cells.stale.items() if count}
     for row in rows:
         row_cells = groups[row.pair]
         n_scenarios = n_units = row.estimate.n if row.estimate else 0

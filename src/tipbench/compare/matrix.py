@@ -39,7 +39,7 @@ class Pair:
         return {"model": self.model, "prompt_version": self.prompt}
 
 
-def merged(pair: Pair, by: Side | None) -> Pair:
+def row_by(pair: Pair, by: Side | None) -> Pair:
     """Return the row that a pair belongs to on a board by model or prompt. Without `by`, returns the pair itself."""
     if not by:
         return pair
@@ -126,11 +126,11 @@ class ScoreMatrix:
         A mean is NaN in a scenario in which one of its scores is missing. The side that is averaged over becomes `*`.
         """
         other = OTHER[side]
-        rows = tuple(sorted({merged(pair, side) for pair in self.pairs}))
+        rows = tuple(sorted({row_by(pair, side) for pair in self.pairs}))
         shared = shared_by_all(self.pairs, side)
         means = np.full((len(rows), len(self.scenarios)), np.nan)
         for index, row in enumerate(rows if shared else ()):
-            members = [merged(pair, side) == row and getattr(pair, other) in shared for pair in self.pairs]
+            members = [row_by(pair, side) == row and getattr(pair, other) in shared for pair in self.pairs]
             means[index] = self.values[:, members].mean(axis=1)
         return replace(self, pairs=rows, values=means.T)
 

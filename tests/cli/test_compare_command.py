@@ -28,6 +28,7 @@ JUDGED, LATER, FRESH, RULED, MIXED, EMPTY = (
     f"tip-bench-compare-{name}" for name in ("judged", "later", "fresh", "ruled", "mixed", "empty")
 )
 MODELS = ("good:1b", "bad:1b")
+SCALES = ("relevance", "actionability", "tone")
 BEST, SECOND, WORST, LAST = "good:1b/v1", "good:1b/v2-mentor", "bad:1b/v1", "bad:1b/v2-mentor"
 
 
@@ -230,18 +231,8 @@ def test_without_judged_cells_the_board_has_nulls_and_the_next_step() -> None:
     assert (verdict["leader"], verdict["decided"], verdict["tied_with_leader"]) == (None, False, [])
     assert (found["rubric"], found["attribution"], found["judges"]) == (None, None, [])
     for row in found["standings"]:
-        unknown = (
-            "rank",
-            "rank_low",
-            "rank_high",
-            "p_best",
-            "composite",
-            "ci_low",
-            "relevance",
-            "actionability",
-            "tone",
-        )
-        assert [row[name] for name in unknown] == [None] * len(unknown)
+        ranks, scores = ("rank", "rank_low", "rank_high", "p_best"), ("composite", "ci_low", *SCALES)
+        assert {row[name] for name in (*ranks, *scores)} == {None}
         assert (row["judged"], row["total"], row["flags"]) == (0, 2, ["incomplete"])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib import metadata
 from pathlib import Path
 
@@ -32,8 +31,7 @@ def test_the_demo_runs_on_its_own_local_mlflow(
     assert ended.code == 0, ended.stderr
     assert f"MLflow: {mlflow_url}\n" in ended.stderr
     assert f"--experiment {demo.EXPERIMENT} --mlflow-url {mlflow_url}\n" in ended.stderr
-    listed = invoke("runs", "list", "--experiment", demo.EXPERIMENT, "--mlflow-url", mlflow_url, "--json")
-    runs = json.loads(listed.stdout)
+    runs = invoke("runs", "list", "--experiment", demo.EXPERIMENT, "--mlflow-url", mlflow_url, "--json").json
     assert {run["params"]["model"] for run in runs} == {"baseline:template", "embedded:smollm2:135m"}
     assert (len(runs), {run["params"]["suite"] for run in runs}) == (4, {"tips"})
     assert is_default_server(load_settings(), "http://127.0.0.1:1")

@@ -27,19 +27,8 @@ def test_a_signal_in_mid_run_unloads_the_model_and_loses_nothing(
     with ScriptedOllama(call_s=0.1) as server:
         server.add_faults(Fault("slow", 600, calls=tuple(range(FAST + 1, 100))))
         options = (
-            *(
-                "collect",
-                "--models",
-                "alpha:135m",
-                "--prompts",
-                "v1",
-                "--n-scenarios",
-                str(CELLS),
-                "--n-tips",
-                "2",
-                "--num-predict",
-                "64",
-            ),
+            *("collect", "--models", "alpha:135m", "--prompts", "v1"),
+            *("--n-scenarios", str(CELLS), "--n-tips", "2", "--num-predict", "64"),
             *("--experiment", experiment, "--concurrency", concurrency),
             *("--ollama-url", server.url, "--mlflow-url", mlflow_url),
         )

@@ -624,10 +624,7 @@ def test_a_second_run_for_the_same_judge_is_refused_with_the_holder(
 
 
 RUN_MISUSE = [
-    (("--with", "magic"), "--with takes rules, command:PROGRAM or ollama:MODEL (got 'magic')"),
-    (("--with", "command:"), "--with takes rules"),
     (("--with", "command"), "command without a program uses TIPBENCH_JUDGE_COMMAND"),
-    (("--with", "ollama:"), "--with takes rules"),
     (("--with", "command:no-such-program-anywhere"), "was not found"),
     (("--with", "command:'unclosed"), "Check its quoting"),
     (
@@ -689,17 +686,7 @@ def test_status_shows_judges_agreement_history_and_draws_it(large: Table) -> Non
     assert "●" in ended.stdout
     assert "hidden controls" in plot.read_text()
     got = large.on("status", "--json", "--plot", str(plot)).json  # the file's name is on stderr
-    assert {
-        "experiment",
-        "cells",
-        "pending",
-        "held",
-        "judged",
-        "judges",
-        "alpha",
-        "history",
-        "rules_judge",
-    } <= got.keys()
+    assert {"experiment", "cells", "pending", "held", "judged", "judges", "rules_judge"} <= got.keys()
     assert got["alpha"].keys() == {"relevance", "actionability", "tone"}
     assert all(-1 <= value <= 1 for value in got["alpha"].values())
     assert [sheet["judge"] for sheet in got["history"]] == ["anna", "ben", "rules"]

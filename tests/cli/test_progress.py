@@ -42,26 +42,24 @@ def test_a_pause_is_visible_with_its_limit() -> None:
 
 @pytest.mark.process
 def test_a_terminal_gets_bars_and_lines_that_fit(home: Path, mlflow_url: str) -> None:
-    width = 80
     with ScriptedOllama(["alpha:135m"], call_s=0.1) as server:
         shown = _on_a_terminal(
-            width,
             *("collect", "--models", "alpha:135m,baseline:template", "--n-scenarios", "2", "--prompts", "v1"),
             *("--n-tips", "2", "--num-predict", "64", "--ollama-url", server.url, "--mlflow-url", mlflow_url),
-            *("--experiment", f"tip-bench-terminal-{width}"),
+            *("--experiment", "tip-bench-terminal"),
         )
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert re.search(r"alpha:135m +━+ 2/2 +\d+ tok/s", plain)
     assert re.search(r"recording in MLflow ━+ +(\d+)/\1 ", plain), "the last bar is left unfinished"
     table = plain[plain.index("generated now") :].splitlines()
-    assert max(len(line) for line in table if line.startswith(("model", "alpha", "base"))) <= width
-    assert ("--json has all columns" in plain) == (width == 80)
+    assert max(len(line) for line in table if line.startswith(("model", "alpha", "base"))) <= 80
+    assert "--json has all columns" in plain
 
 
-def _on_a_terminal(width: int, *arguments: str) -> str:
-    """What a terminal of that width is sent."""
+def _on_a_terminal(*arguments: str) -> str:
+    """What a terminal of 80 columns is sent."""
     terminal, command_side = pty.openpty()
-    env = {**os.environ, "COLUMNS": str(width), "LINES": "40", "TERM": "xterm-256color"}
+    env = {**os.environ, "COLUMNS": "80", "LINES": "40", "TERM": "xterm-256color"}
     command = [sys.executable, "-m", "tipbench", *arguments]
     process = subprocess.Popen(command, env=env, stdin=command_side, stdout=command_side, stderr=command_side)
     os.close(command_side)

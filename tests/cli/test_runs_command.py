@@ -79,15 +79,11 @@ def test_filters_choose_runs() -> None:
         (("--where", "params.prompt_version=v1", "--where", "judge_pending=true"), 3),
         (("--limit", "3"), 3),
         (("--model", "nosuch:1b"), 0),
-        (("--where", AWKWARD), None),
         (("--model", AWKWARD), 0),
         (("--where", f"note={AWKWARD}"), 0),
         (("--where", "odd`key=1"), 0),
     ]:
-        if count is None:
-            assert "--where takes key=value" in refused("runs", "list", *filters)
-        else:
-            assert len(listed(*filters)) == count
+        assert len(listed(*filters)) == count
 
 
 def test_a_value_with_both_kinds_of_quotes_is_found(reading: str) -> None:
@@ -211,10 +207,9 @@ def test_experiments_are_listed_with_their_cells(reading: str) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("format_", ["csv"])
-def test_a_reader_that_leaves_early_is_not_a_failure(format_: str, reading: str) -> None:
+def test_a_reader_that_leaves_early_is_not_a_failure(reading: str) -> None:
     """As in `tipbench runs list | head -1`, and with a closed stdout."""
-    command = [sys.executable, "-m", "tipbench", "runs", "list", "--format", format_, "--mlflow-url", reading]
+    command = [sys.executable, "-m", "tipbench", "runs", "list", "--format", "csv", "--mlflow-url", reading]
     reader, writer = os.pipe()
     process = subprocess.Popen(command, stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)

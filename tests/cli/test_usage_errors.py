@@ -92,12 +92,12 @@ def test_an_unknown_prompt_is_refused_with_the_known_ones() -> None:
 
 
 def test_a_filter_without_key_and_value_is_refused() -> None:
-    for where in ["model", "=x", ""]:
+    for where in ["model", "=x", "", """it's "quoted" \\ 100%"""]:
         assert "--where takes key=value" in refused("runs", "list", "--where", where)
 
 
 def test_an_unknown_judge_is_refused_before_mlflow_is_opened() -> None:
-    for judge in ("nonsense", "rules:strict", "ollama:", "command: "):
+    for judge in ("nonsense", "rules:strict", "ollama:", "command:", "command: "):
         assert f"--with takes rules, command:PROGRAM or ollama:MODEL (got '{judge}')" in refused(
             "judge", "run", "--with", judge, "--mlflow-url", "http://127.0.0.1:9"
         )

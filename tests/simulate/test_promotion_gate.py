@@ -40,9 +40,7 @@ def test_a_policy_does_not_win_against_itself() -> None:
 def test_the_gain_of_v3_comes_from_its_features_and_not_from_an_intercept() -> None:
     config = SimulationConfig(policies="egreedy/v1+bias,egreedy/v3", seeds=2, users=300, rounds=100)
     result = simulate(config, workers=1)
-    gains = {name: result.gain(name) for name in config.policy_names[1:]}
     over_control = result.gain("egreedy/v3", "egreedy/v1+bias")
-    assert all(found is not None for found in gains.values())
     assert over_control is not None
     assert over_control.ci_low is not None
     assert over_control.ci_low > 0.03

@@ -36,8 +36,8 @@ def score_shadow(service: PolicyService, policy: str, entry: Entry) -> dict[str,
     request = cast("ScoreRequest", entry.body["request"])
     tips = [candidate["tip_id"] for candidate in request["candidates"]]
     ridge, tallies = service.snapshot(policy, entry.user)
-    features = POLICIES[policy].features
-    x = features.matrix(request, request["candidates"], local_time(entry.body["at"]), tallies)
+    at = local_time(entry.body["at"])
+    x = POLICIES[policy].features.matrix(request, request["candidates"], at, tallies)
     random_number = service.keys.uniform(policy, entry.user, entry.event or "")
     decision = POLICIES[policy].decide(x, ridge, random_number)
     return {

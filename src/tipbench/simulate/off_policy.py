@@ -193,12 +193,12 @@ def logged_decisions(replayed: Iterable[ReplayedDecision], logged_by: str) -> Lo
     user = np.array([decision.user for decision in decisions])
     reward = np.array([decision.reward for decision in decisions], dtype=np.float64)
     # The features of the chosen candidates, and 1 for the intercept.
-    chosen = np.array([np.append(decision.features[decision.chosen], 1.0) for decision in decisions])
+    x = np.array([np.append(decision.features[decision.chosen], 1.0) for decision in decisions])
     fold = user % FOLDS
     q_chosen, q_target = np.zeros(len(decisions)), np.zeros(len(decisions))
     for held_out in range(FOLDS):
-        training = chosen[fold != held_out]
-        gram = training.T @ training + np.eye(chosen.shape[1])
+        training = x[fold != held_out]
+        gram = training.T @ training + np.eye(x.shape[1])
         theta = np.linalg.solve(gram, training.T @ reward[fold != held_out])
         for index in np.flatnonzero(fold == held_out):
             decision = decisions[index]

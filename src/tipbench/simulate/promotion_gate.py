@@ -78,13 +78,12 @@ class Verdict:
     @property
     def passed(self) -> bool | None:
         """True if every clause passed, False if one failed, otherwise None."""
+        results = [clause.passed for clause in self.clauses]
         if self.quick:
             return None
-        if any(clause.passed is False for clause in self.clauses):
+        if False in results:
             return False
-        if any(clause.passed is None for clause in self.clauses):
-            return None
-        return True
+        return None if None in results else True
 
     @property
     def exit_code(self) -> int:
@@ -190,20 +189,21 @@ def _format_estimate(estimate: Estimate | None) -> str:
 
 
 def _all_above(name: str, gains: Mapping[str, Estimate | None]) -> Clause:
-    """Return a clause that passes if the lower bound of every gain is above MIN_LOWER_BOUND.
-
-    A gain without spread has no interval, as of two equal policies; its mean is used instead.
-    """
-    lower_bounds = [
-        estimate.mean if estimate.sd == 0 else estimate.ci_low for estimate in gains.values() if estimate is not None
-    ]
+    """Return a clause that passes if the lower bound of every gain is known and above MIN_LOWER_BOUND."""
+    lower_bounds = [_lower_bound(estimate) for estimate in gains.values()]
     known = [bound for bound in lower_bounds if bound is not None]
     worst = min(known, default=None)
-    passed = len(known) == len(gains) and worst is not None and worst > MIN_LOWER_BOUND
+    passed = known == lower_bounds and worst is not None and worst > MIN_LOWER_BOUND
     why = "; ".join(f"{key} {_format_estimate(estimate)}" for key, estimate in gains.items())
-    return Clause(
-        name, passed, worst, MIN_LOWER_BOUND, f"{why}; every lower bound must be above {number(MIN_LOWER_BOUND)}"
-    )
+    why += f"; every lower bound must be above {number(MIN_LOWER_BOUND)}"
+    return Clause(name, passed, worst, MIN_LOWER_BOUND, why)
+
+
+def _lower_bound(estimate: Estimate | None) -> float | None:
+    """Return the lower bound of a gain. Without spread, as between equal policies, it is the mean."""
+    if estimate is None:
+        return None
+    return estimate.mean if estimate.sd == 0 else estimate.ci_low
 
 
 def log_clause(log: LoggedDecisions | None, problem: str = "") -> Clause:
@@ -219,18 +219,19 @@ def log_clause(log: LoggedDecisions | None, problem: str = "") -> Clause:
         f"{plural(estimate.n, 'user')}; effective sample {weights.effective:,.0f}, "
         f"mean weight {weights.mean.mean:.3f}, largest {weights.largest:.1f}"
     )
+    passed: bool | None
     if not weights.plausible:
-        return Clause(
-            name, False, estimate.ci_low, bound, f"{why}. The mean weight is not 1: the probabilities are wrong"
-        )
-    if weights.effective < MIN_EFFECTIVE_SAMPLE:
-        return Clause(
-            name, None, estimate.ci_low, bound, f"{why}; needs an effective sample of {MIN_EFFECTIVE_SAMPLE:,}"
-        )
-    if estimate.ci_low > bound:
-        return Clause(name, True, estimate.ci_low, bound, why)
-    passed = False if estimate.ci_high < bound else None
-    return Clause(name, passed, estimate.ci_low, bound, f"{why}; the lower bound must be above {number(bound)}")
+        passed = False
+        why += ". The mean weight is not 1: the probabilities are wrong"
+    elif weights.effective < MIN_EFFECTIVE_SAMPLE:
+        passed = None
+        why += f"; needs an effective sample of {MIN_EFFECTIVE_SAMPLE:,}"
+    elif estimate.ci_low > bound:
+        passed = True
+    else:
+        passed = False if estimate.ci_high < bound else None
+        why += f"; the lower bound must be above {number(bound)}"
+    return Clause(name, passed, estimate.ci_low, bound, why)
 
 
 @dataclass(frozen=True)
@@ -244,12 +245,11 @@ class ShadowRecord:
 
 
 def operations_clause(record: ShadowRecord, shadow: str) -> Clause:
-    """Return clause e for the policy named `shadow`."""
+    """Return clause e for the shadow of this name."""
     name = "e operations"
     if not record.expected:
-        return Clause(
-            name, None, None, MAX_MISSING_SHARE, f"{shadow} has no calls in the log. Enable it and serve for a while."
-        )
+        why = f"{shadow} has no calls in the log. Enable it and serve for a while."
+        return Clause(name, None, None, MAX_MISSING_SHARE, why)
     missing = 1 - record.signals / record.expected
     schema = "same feature schema" if record.same_schema else "another feature schema"
     calls = f"{record.signals:,} of {plural(record.expected, 'shadow call')} logged"

@@ -19,17 +19,18 @@ class Metrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._requests: Counter[tuple[str, str, int]] = Counter()
-        self._buckets: dict[str, list[int]] = {}
-        self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._registered: dict[str, tuple[str, str, Reading]] = {}
+        self._requests: Counter[tuple[str, str, int]] = Counter()  # by method, route and status
+        self._buckets: dict[str, list[int]] = {}  # by route
+        self._seconds: defaultdict[str, float] = defaultdict(float)  # by route
+        self._registered: dict[str, tuple[str, str, Reading]] = {}  # by name: kind, description and reading
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request; `route` is the route template, not the path."""
-        known = method if method in _KNOWN_METHODS else "other"
+        method = method if method in _KNOWN_METHODS else "other"
         with self._lock:
-            self._requests[known, route, status] += 1
-            self._buckets.setdefault(route, [0] * (len(BUCKETS_S) + 1))[bisect_left(BUCKETS_S, seconds)] += 1
+            self._requests[method, route, status] += 1
+            buckets = self._buckets.setdefault(route, [0] * (len(BUCKETS_S) + 1))
+            buckets[bisect_left(BUCKETS_S, seconds)] += 1
             self._seconds[route] += seconds
 
     def register(self, name: str, kind: str, description: str, reading: Reading) -> None:
@@ -39,12 +40,12 @@ class Metrics:
     def text(self) -> str:
         """Return all metrics."""
         name = "tipbench_http_requests_total"
-        lines = [*_head(name, "counter", "Number of requests.")]
+        lines = _header(name, "counter", "Number of requests.")
         with self._lock:
             for (method, route, status), count in sorted(self._requests.items()):
                 lines.append(f"{name}{_labels({'method': method, 'route': route, 'status': str(status)})} {count}")
             name = "tipbench_http_request_seconds"
-            lines += _head(name, "histogram", "Time to the start of the response.")
+            lines += _header(name, "histogram", "Time to the start of the response.")
             for route, buckets in sorted(self._buckets.items()):
                 total = 0
                 for bound, count in zip((*map(str, BUCKETS_S), "+Inf"), buckets, strict=True):
@@ -53,13 +54,13 @@ class Metrics:
                 lines.append(f"{name}_sum{_labels({'route': route})} {self._seconds[route]:.6f}")
                 lines.append(f"{name}_count{_labels({'route': route})} {total}")
         for name, (kind, description, reading) in self._registered.items():
-            lines += _head(name, kind, description)
+            lines += _header(name, kind, description)
             lines += [f"{name}{_labels(dict(labels))} {value:g}" for labels, value in sorted(reading().items())]
         return "\n".join(lines) + "\n"
 
 
-def _head(name: str, kind: str, description: str) -> tuple[str, str]:
-    return f"# HELP {name} {description}", f"# TYPE {name} {kind}"
+def _header(name: str, kind: str, description: str) -> list[str]:
+    return [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]
 
 
 def _labels(labels: Mapping[str, str]) -> str:

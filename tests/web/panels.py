@@ -84,9 +84,9 @@ class Served:
 
     def stop_clock(self) -> None:
         """Stop the clock of the rate limits, so that a slow machine changes nothing."""
-        attempts = self.panel.guard._limiter
-        now = attempts._clock()
-        attempts._clock = lambda: now
+        limiter = self.panel.guard._limiter
+        now = limiter._clock()
+        limiter._clock = lambda: now
 
 
 @contextmanager

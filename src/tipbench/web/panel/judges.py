@@ -236,7 +236,7 @@ def judges_response(
         values={**_DEFAULTS, **(values or {})},
         errors=errors or {},
         made_as="csv" if query.get("as") == "csv" else "json",
-        again=secrets.token_hex(16),  # idempotency key: one job per page view
+        job_key=secrets.token_hex(16),  # idempotency key: one job per page view
         program=_program_name(panel),
         judge_url=judge_page_url(experiment),
         judge_link=str(request.base_url).rstrip("/") + judge_page_url(experiment),

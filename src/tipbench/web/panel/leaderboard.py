@@ -251,7 +251,7 @@ def _board_page(
         "json_url": url.api(),
         "mlflow_url": mlflow_experiment.url,
         "links": url,
-        "source": _score_sources(url, result.board) if result.board else [],
+        "sources": _score_sources(url, result.board) if result.board else [],
         "weakest_url": weakest_url,
         "decision": decision.result(),
         "leader": leader,

@@ -129,7 +129,7 @@ def _page(
         status=status,
         experiment=experiment,
         upload=upload,
-        found=previewed,
+        previewed=previewed,
         outcome=outcome,
         sentences=drift_summary(outcome.get("drift")) if outcome else [],
         refused=refused,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Path, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.charts import THEMES, to_svg
@@ -28,7 +28,6 @@ router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 _MAX_LISTED = 30
 _NARROW_PX = 260  # width of the chart on a narrow screen
 RunId = Annotated[str, Path(pattern=r"^[0-9a-f]{8,64}$")]
-Theme = Annotated[ThemeName, Query()]
 
 
 @router.get("/simulations")
@@ -90,13 +89,13 @@ def simulation_page(request: Request, store: Store, run_id: RunId) -> HTMLRespon
 
 
 @router.get("/simulations/{run_id}/curves.svg")
-def recorded_curves(store: Store, run_id: RunId, theme: Theme = "light", narrow: bool = False) -> Response:
+def recorded_curves(store: Store, run_id: RunId, theme: ThemeName = "light", narrow: bool = False) -> Response:
     """Return the curves of a recorded simulation."""
     return _svg(_read_recorded(store, run_id), theme, narrow=narrow)
 
 
 @router.get("/jobs/{job_id}/curves.svg")
-def live_curves(panel: PanelState, job_id: JobPath, theme: Theme = "light", narrow: bool = False) -> Response:
+def live_curves(panel: PanelState, job_id: JobPath, theme: ThemeName = "light", narrow: bool = False) -> Response:
     """Return the curves of a running simulation, computed from the finished seeds."""
     simulating = panel.jobs.progress.current(panel.jobs.store.get(job_id)).progress.simulating
     if simulating is None:

@@ -1,4 +1,4 @@
-"""Renders Altair charts as SVG or PNG, in light or dark colours, without a browser or JavaScript.
+"""Renders Altair charts as SVG in light or dark colours, or as a PNG file, without a browser or JavaScript.
 
 Altair and vl-convert come with the extra `charts`. Each chart is defined in the step that has its data.
 """
@@ -91,13 +91,6 @@ def to_svg(chart: alt.TopLevelMixin, theme: Theme = LIGHT) -> str:
     return str(vl_convert.vegalite_to_svg(_themed_spec(chart, theme)))
 
 
-def to_png(chart: alt.TopLevelMixin, theme: Theme = LIGHT) -> bytes:
-    """Return the chart as a PNG image."""
-    import vl_convert
-
-    return bytes(vl_convert.vegalite_to_png(_themed_spec(chart, theme), scale=PNG_SCALE))
-
-
 def check_chart_file(path: Path) -> None:
     """Raise UsageError if --plot cannot write `path`: wrong suffix, or missing folder or extra `charts`."""
     if path.suffix.lower() not in (".png", ".svg"):
@@ -108,8 +101,13 @@ def check_chart_file(path: Path) -> None:
 
 
 def save_chart(chart: alt.TopLevelMixin, path: Path) -> None:
-    """Write the chart in the format of the file's suffix; raises UsageError if that fails."""
-    content = to_svg(chart).encode() if path.suffix.lower() == ".svg" else to_png(chart)
+    """Write the chart in light colours and in the format of the file's suffix; raises UsageError if that fails."""
+    import vl_convert
+
+    if path.suffix.lower() == ".svg":
+        content = to_svg(chart).encode()
+    else:
+        content = vl_convert.vegalite_to_png(_themed_spec(chart, LIGHT), scale=PNG_SCALE)
     try:
         path.write_bytes(content)
     except OSError as exc:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET  # our own SVG
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.boards import HOSTILE, TWELVE, board
-from tipbench.charts import DARK, LIGHT, to_png, to_svg
+from tipbench.charts import DARK, LIGHT, save_chart, to_svg
 from tipbench.compare.charts import (
     MEAN,
     NARROW,
@@ -68,8 +69,9 @@ def test_each_chart_is_drawn_in_both_themes_and_fits_a_narrow_page(
     assert width_of(to_svg(draw(plain, narrow=True))) <= NARROW + 14
 
 
-def test_a_chart_is_also_a_png(plain: Leaderboard) -> None:
-    assert to_png(forest(plain, DARK), DARK).startswith(b"\x89PNG")
+def test_a_chart_is_also_a_png(plain: Leaderboard, tmp_path: Path) -> None:
+    save_chart(forest(plain), tmp_path / "board.png")
+    assert (tmp_path / "board.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_forest_has_the_same_width_whatever_its_names(plain: Leaderboard) -> None:

@@ -82,7 +82,6 @@ class LlamaCppEngine(InProcessEngine):
             _SHARED_MODEL.unload()
 
     def close(self) -> None:
-        """Unload the weights, like `release`."""
         self.release("")
 
     def _embedded_model(self, model: str) -> EmbeddedModel:

@@ -259,9 +259,9 @@ class OllamaEngine:
 def read_completion(chat: Chat, request: GenerationRequest) -> Completion:
     """Build the completion of a finished call; a counter missing in the response is unknown, not zero."""
     last = chat.last  # the last object of the stream, with the server's counters
-    load_s, generation_s = _seconds(last, "load_duration"), _seconds(last, "eval_duration")
-    output_tokens, prompt_tokens = _count(last, "eval_count"), _count(last, "prompt_eval_count")
-    total_s = _seconds(last, "total_duration")
+    load_s, generation_s = _seconds(last.get("load_duration")), _seconds(last.get("eval_duration"))
+    output_tokens, prompt_tokens = _count(last.get("eval_count")), _count(last.get("prompt_eval_count"))
+    total_s = _seconds(last.get("total_duration"))
     if total_s is None:
         total_s = chat.wall_s
 
@@ -296,14 +296,14 @@ def _failure(kind: FailureKind, chat: Chat, reason: str) -> EngineFailure:
     return EngineFailure(kind, reason, chat.text)
 
 
-def _seconds(last: Mapping[str, Any], key: str) -> float | None:
-    value = _number(last.get(key))
-    return value / 1e9 if value is not None else None
+def _seconds(nanoseconds: object) -> float | None:
+    number = _number(nanoseconds)
+    return number / 1e9 if number is not None else None
 
 
-def _count(last: Mapping[str, Any], key: str) -> int | None:
-    value = _number(last.get(key))
-    return int(value) if value is not None else None
+def _count(value: object) -> int | None:
+    number = _number(value)
+    return int(number) if number is not None else None
 
 
 def _number(value: object) -> float | None:
@@ -338,8 +338,8 @@ def read_facts(
         return found if isinstance(found, dict) else {}
 
     details, info = part("details"), part("model_info")
-    parameters = _positive(info.get("general.parameter_count"))
-    projector_parameters = _positive(part("projector_info").get("general.parameter_count")) or 0
+    parameters = _count(info.get("general.parameter_count"))
+    projector_parameters = _count(part("projector_info").get("general.parameter_count")) or 0
     capabilities = shown.get("capabilities")
     if not isinstance(capabilities, list):
         capabilities = None  # an older server, which does not report them
@@ -355,7 +355,7 @@ def read_facts(
         digest=digest,
         params_b=(parameters + projector_parameters) / 1e9 if parameters else None,
         quantization=str(details.get("quantization_level") or "") or None,
-        file_bytes=_positive(entry.get("size")),
+        file_bytes=_count(entry.get("size")) or None,
         kv_bytes_per_token=_kv_bytes_per_token(info),
         thinking="thinking" in (capabilities or ()),
         remote=remote,
@@ -368,7 +368,7 @@ def _kv_bytes_per_token(info: Mapping[str, Any]) -> int | None:
     architecture = info.get("general.architecture")
 
     def number(name: str) -> int | None:
-        return _positive(info.get(f"{architecture}.{name}"))
+        return _count(info.get(f"{architecture}.{name}")) or None
 
     layers, heads = number("block_count"), number("attention.head_count")
     kv_heads = number("attention.head_count_kv") or heads
@@ -380,12 +380,6 @@ def _kv_bytes_per_token(info: Mapping[str, Any]) -> int | None:
         return None
     keys_and_values, bytes_per_float = 2, 2
     return keys_and_values * bytes_per_float * layers * kv_heads * width
-
-
-def _positive(value: object) -> int | None:
-    """Return a number from a response as an integer; None if it is missing, invalid or below 1."""
-    number = _number(value)
-    return int(number) if number is not None and number >= 1 else None
 
 
 def unload(url: str, model: str, digest: str) -> None:

@@ -110,7 +110,7 @@ def test_mapped_pairs_name_both() -> None:
 
 def test_a_mapping_takes_the_place_of_the_name_and_leaves_other_names_alone() -> None:
     found = compared(scored({A: LOW, B: LOW}), scored({A: HIGH, B: HIGH}), (A, B))
-    assert [(pair.pair, pair.other) for pair in found.pairs] == [(A, B), (B, None)]
+    assert [(pair.pair, pair.mapped_to) for pair in found.pairs] == [(A, B), (B, None)]
 
 
 @pytest.mark.parametrize("mapping", [[(C, A)], [(A, C)]])

@@ -35,7 +35,7 @@ class CardState(StrEnum):
 
 @dataclass(frozen=True)
 class SummaryCard:
-    """Says which model and prompt to use."""
+    """Which model and prompt to use, how certain that is, and what to do next."""
 
     state: CardState
     title: str

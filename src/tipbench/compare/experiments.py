@@ -28,7 +28,7 @@ class PairComparison:
     """One pair in both experiments."""
 
     pair: Pair
-    other: Pair | None  # the pair in the second experiment, if --map gives it another name
+    mapped_to: Pair | None  # the pair in the second experiment, if --map gives it another name
     n_scenarios: int  # scenarios judged in both experiments
     first: float | None  # mean composite over these scenarios, in the first experiment
     second: float | None  # and in the second
@@ -38,7 +38,7 @@ class PairComparison:
         """Return the JSON form specified in PRODUCT.md, plus `mapped_to` if the names differ."""
         return {
             **self.pair.to_json(),
-            **({"mapped_to": self.other.to_json()} if self.other else {}),
+            **({"mapped_to": self.mapped_to.to_json()} if self.mapped_to else {}),
             "n_scenarios": self.n_scenarios,
             "first": self.first,
             "second": self.second,
@@ -47,9 +47,9 @@ class PairComparison:
 
     def row(self) -> list[object]:
         """Return one row of the table, in the order of COLUMNS."""
-        pair, other, diff = self.pair, self.other, self.difference
-        model = f"{pair.model} → {other.model}" if other and other.model != pair.model else pair.model
-        prompt = f"{pair.prompt} → {other.prompt}" if other and other.prompt != pair.prompt else pair.prompt
+        first, second, diff = self.pair, self.mapped_to or self.pair, self.difference
+        model = first.model if first.model == second.model else f"{first.model} → {second.model}"
+        prompt = first.prompt if first.prompt == second.prompt else f"{first.prompt} → {second.prompt}"
         numbers = [diff.mean, diff.ci_low, diff.ci_high, diff.p] if diff else [None] * 4
         return [model, prompt, self.n_scenarios, self.first, self.second, *numbers]
 
@@ -138,8 +138,8 @@ def compare_experiments(
         first_mean, second_mean = (
             float(scores[row][shared].mean()) if shared.any() else None for scores in (first_scores, second_scores)
         )
-        other = second_pair if second_pair != first_pair else None
-        pairs.append(PairComparison(first_pair, other, int(shared.sum()), first_mean, second_mean, difference))
+        mapped_to = second_pair if second_pair != first_pair else None
+        pairs.append(PairComparison(first_pair, mapped_to, int(shared.sum()), first_mean, second_mean, difference))
     return ExperimentComparison(names, tuple(pairs), first.provisional, tuple(_notes(names, first, second, matched)))
 
 

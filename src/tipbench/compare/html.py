@@ -20,14 +20,7 @@ from tipbench.compare.attribution import Attribution
 from tipbench.compare.card import summary_card
 from tipbench.compare.charts import CHARTS, MEAN, ChartKind, heat_rows, kinds_of
 from tipbench.compare.leaderboard import Leaderboard
-from tipbench.compare.report import (
-    FACTORS,
-    attribution_lines,
-    detectable_text,
-    duel_result,
-    label_of,
-    state_of,
-)
+from tipbench.compare.report import FACTORS, attribution_lines, detectable_text, duel_result, label_of, state_of
 from tipbench.compare.standings import MAX_NAME_CHARS, standings
 from tipbench.compare.statistics import Unknown
 from tipbench.compare.verdict import filter_text

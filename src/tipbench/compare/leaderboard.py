@@ -26,16 +26,7 @@ from tipbench.compare.cells import (
     read_rubric,
 )
 from tipbench.compare.duels import Duel, DuelTable, duel_table
-from tipbench.compare.matrix import (
-    OTHER,
-    Pair,
-    Score,
-    ScoreMatrix,
-    Side,
-    row_by,
-    score_matrix,
-    shared_by_all,
-)
+from tipbench.compare.matrix import OTHER, Pair, Score, ScoreMatrix, Side, row_by, score_matrix, shared_by_all
 from tipbench.compare.ranking import NextLook, Ranking, RankOptions, Row, gap_of, rank
 from tipbench.compare.statistics import Unknown, clopper_pearson, estimate_json, is_fragile
 from tipbench.compare.verdict import VerdictFacts, board_notes, unknown_pair_message, verdict_text
@@ -53,7 +44,7 @@ from tipbench.text import fingerprint
 
 BOARD = "artifact:leaderboard.json"
 COMPOSITE = "composite"
-MEANS = ("format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")
+MEANS = ("format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")  # of each row, besides those of the scales
 CONDITIONS = ("n_tips", "temperature", "diversity", "seed", "num_ctx", "num_predict", "sampling")
 _WINNERS: dict[Winner, Literal["first", "second", "tie"]] = {Winner.A: "first", Winner.B: "second", Winner.TIE: "tie"}
 

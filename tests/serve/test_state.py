@@ -20,7 +20,7 @@ from support.serving import learn, reward_request, score_request, serving
 from tipbench.errors import EventConflict, EventNotFound, LockHeld, StateError, TipbenchError, UsageError
 from tipbench.serve.event_log import FOLDER, open_store, read_entries
 from tipbench.serve.policy import POLICIES
-from tipbench.serve.state import NAMES, SCHEMA, TALLIES
+from tipbench.serve.state import DOCUMENT_NAMES, SCHEMA, TALLIES
 from tipbench.serve.state_store import (
     STATE_FOLDER,
     STATES,
@@ -129,7 +129,7 @@ def test_both_stores_have_the_same_bytes_and_one_may_follow_the_other(tmp_path: 
     assert documents(tmp_path, "sqlite") == documents(tmp_path, "files")
 
 
-@pytest.mark.parametrize("lost", [(), *((name,) for name in NAMES), NAMES])
+@pytest.mark.parametrize("lost", [(), *((name,) for name in DOCUMENT_NAMES), DOCUMENT_NAMES])
 def test_documents_that_are_missing_or_older_than_the_log_catch_up(
     tmp_path: Path, state: str, lost: tuple[str, ...]
 ) -> None:

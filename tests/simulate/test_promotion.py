@@ -12,7 +12,7 @@ import pytest
 
 from support.simulated_requests import drive
 from tipbench.errors import NotEnoughData, UsageError
-from tipbench.serve.event_log import SECRET_FILE, Entry
+from tipbench.serve.event_log import SECRET_FILE, Entry, load_keys
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.request import RewardRequest, ScoreRequest
 from tipbench.serve.service import PolicyService
@@ -61,8 +61,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_server_decides_as_the_vectorised_rollout_does(served: Path) -> None:
-    from tipbench.serve.event_log import load_keys
-
     keys = load_keys(served)
 
     def draws(policy: object, number: int) -> np.ndarray:

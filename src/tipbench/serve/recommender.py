@@ -23,8 +23,6 @@ from tipbench.serve.request import RecommendRequest, ScoreRequest, local_time
 from tipbench.serve.service import PolicyService, Result, moment_of
 from tipbench.serve.switches import REREAD_S, SHADOWS, ShadowCounts, Switches
 
-SERVE_SIGNAL = "serve"
-SHADOW_SIGNAL = "shadow:"
 _SAVE_COUNTS_S = REREAD_S
 _logger = logging.getLogger(__name__)
 
@@ -74,7 +72,7 @@ class Recommender:
             if self._catalogue is None:
                 raise UsageError("The request has no candidates, and the server no catalogue. Send candidates.")
             candidates = self._catalogue.candidates(hour_of(moment_of(request, self.service.clock())))
-        return self.service.serve(self.switches.active(), request, candidates, signal=SERVE_SIGNAL)
+        return self.service.serve(self.switches.active(), request, candidates, signal="serve")
 
     def has_shadows(self) -> bool:
         """Whether a shadow is enabled."""
@@ -192,7 +190,7 @@ class _Shadow:
         try:
             choice = self._scorer(self._service, self._policy, entry)
             latency_ms = round((time.perf_counter() - started) * 1000, 3)
-            body = {"signal": SHADOW_SIGNAL + self._name, **choice, "latency_ms": latency_ms, "at": entry.body["at"]}
+            body = {"signal": f"shadow:{self._name}", **choice, "latency_ms": latency_ms, "at": entry.body["at"]}
             self._service.publish(entry, self._policy, body)
         except QueueFull:  # the log cannot keep up, and responses have priority
             self._count(dropped=1)

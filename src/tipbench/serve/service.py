@@ -39,7 +39,7 @@ from tipbench.serve.features import hour_of
 from tipbench.serve.policy import POLICIES, Policy, Ridge, known_policy, reward_of
 from tipbench.serve.prior import Prior
 from tipbench.serve.request import Candidate, DecisionRequest, RewardRequest, ScoreRequest, local_time
-from tipbench.serve.state import NAMES, UserState
+from tipbench.serve.state import DOCUMENT_NAMES, UserState
 from tipbench.serve.state_store import STATE_FOLDER, FileStore, load_user, open_state
 from tipbench.serve.tallies import Tallies
 from tipbench.sqlite import Database
@@ -313,7 +313,7 @@ class PolicyService:
             with self._flushing:
                 FileStore(folder).erase(key)
                 with self._lock:  # rewards since the reset may have been learned: write their state again
-                    self._user(key).dirty.update(NAMES)
+                    self._user(key).dirty.update(DOCUMENT_NAMES)
                     self._dirty.add(key)
         self.flush()
         if erase:

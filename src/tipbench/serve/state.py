@@ -24,7 +24,7 @@ from tipbench.serve.tallies import Tallies, Tally
 
 SCHEMA = 1
 TALLIES = "tallies"
-NAMES = (*POLICIES, TALLIES)  # of documents, in the order of writing; `load_user` relies on tallies being last
+DOCUMENT_NAMES = (*POLICIES, TALLIES)  # in the order of writing; `load_user` relies on tallies being last
 STATE_CHANGES = ("reward", "reset", "import")  # kinds of log entries that change state
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -123,7 +123,7 @@ class UserState:
         self.reset = 0  # entry number of the last reset
         self.erased = 0  # entry number of the last reset with `erase`
         self.dirty: set[str] = set()  # names of documents that differ from the store
-        self.seqs = dict.fromkeys(NAMES, 0)  # by document: number of the last entry applied to it
+        self.seqs = dict.fromkeys(DOCUMENT_NAMES, 0)  # by document: number of the last entry applied to it
         self._priors = priors
 
     def ridge(self, policy: str) -> Ridge:
@@ -138,7 +138,7 @@ class UserState:
             self.reset = seq
             if body["erase"]:
                 self.erased = seq
-            for name in NAMES:
+            for name in DOCUMENT_NAMES:
                 if seq > self.seqs[name]:
                     self.clear(name, seq)
         elif entry.kind == "import":
@@ -159,7 +159,7 @@ class UserState:
 
     def documents(self, *, all_names: bool = False) -> dict[tuple[str, str], bytes | None]:
         """Return the documents that differ from the store, or all documents. A document without content is None."""
-        return {(self.key, name): self._document(name) for name in NAMES if all_names or name in self.dirty}
+        return {(self.key, name): self._document(name) for name in DOCUMENT_NAMES if all_names or name in self.dirty}
 
     def has_state(self, name: str) -> bool:
         """Return whether the document of this name has content."""

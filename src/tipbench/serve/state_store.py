@@ -21,10 +21,11 @@ from tipbench.files import home_errors, make_folder, sync_folder, write_atomic
 from tipbench.serve.event_log import FOLDER, EventLog, open_store, read_entries, read_resets, read_users, store_lock
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.prior import Prior
-from tipbench.serve.state import NAMES, STATE_CHANGES, TALLIES, CorruptDocument, UserState, decode
+from tipbench.serve.state import DOCUMENT_NAMES, STATE_CHANGES, TALLIES, CorruptDocument, UserState, decode
 from tipbench.sqlite import Database
 
-SUFFIXES = {name: name.removesuffix("/v1").replace("/", "_") for name in NAMES}  # egreedy, egreedy_v2, …, tallies
+# Of file names: egreedy, egreedy_v2, …, tallies
+SUFFIXES = {name: name.removesuffix("/v1").replace("/", "_") for name in DOCUMENT_NAMES}
 STATES = ("sqlite", "files")
 STATE_FOLDER = "state"
 _FILE_NAME = re.compile(rf"([0-9a-f]{{32}})_({'|'.join(SUFFIXES.values())})\.json")
@@ -92,7 +93,7 @@ class FileStore:
 
     def load(self, user: str) -> dict[str, bytes]:
         documents = {}
-        for name in NAMES:
+        for name in DOCUMENT_NAMES:
             path = self._path(user, name)
             with home_errors(path, "cannot be read"), suppress(FileNotFoundError):
                 documents[name] = path.read_bytes()

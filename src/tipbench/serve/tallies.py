@@ -32,7 +32,6 @@ class Tally(NamedTuple):
     hour_y: float = 0.0
 
 
-FIELDS = Tally._fields
 _EMPTY = Tally()
 
 

@@ -33,11 +33,11 @@ from tipbench.serve.tallies import (
     DEFAULT_COMPLETION,
     DEFAULT_DISMISSAL,
     DEFAULT_DWELL,
-    FIELDS,
     LOG_FULL_VOLUME,
     MAX_DWELL_S,
     OVERALL_WEIGHT,
     Tallies,
+    Tally,
 )
 from tipbench.simulate.world import ACTIONS, COMPLETED, Floats, Ints, Outcome, Round, World
 
@@ -220,8 +220,9 @@ class _UserTallies:
     )
 
     def __init__(self, world: World) -> None:
-        self._sums = np.zeros((len(FIELDS), len(world.personas.categories), len(world)))
-        self._flat = self._sums.reshape(len(FIELDS), -1)
+        fields = len(Tally._fields)
+        self._sums = np.zeros((fields, len(world.personas.categories), len(world)))
+        self._flat = self._sums.reshape(fields, -1)
         self._users = np.arange(len(world))
 
     def features(self, clock: Floats) -> dict[str, Floats]:

@@ -130,6 +130,9 @@ class Simulation:
     def to_json(self) -> dict[str, Any]:
         """Return plain values for `--json`, MLflow, the API and the charts."""
         config, personas = self.config, load_personas()
+        ablation_losses = {
+            feature: self.gain(config.ablation, f"{config.ablation} without {feature}") for feature in config.ablated
+        }
         return {
             "format": "tipbench-simulation/1",
             "config": config.model_dump(mode="json"),
@@ -139,12 +142,9 @@ class Simulation:
             "seconds": self.seconds,
             "policies": [self._arm_json(self.arms[name]) for name in config.policy_names],
             "ablation": [
-                {"feature": feature, "loss": estimate_json(self._ablation_loss(feature))} for feature in config.ablated
+                {"feature": feature, "loss": estimate_json(loss)} for feature, loss in ablation_losses.items()
             ],
         }
-
-    def _ablation_loss(self, feature: str) -> Estimate | None:
-        return self.gain(self.config.ablation, f"{self.config.ablation} without {feature}")
 
     def _arm_json(self, result: ArmResult) -> dict[str, Any]:
         arm, name = result.arm, result.arm.name

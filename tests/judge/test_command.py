@@ -183,7 +183,7 @@ def test_one_wrong_item_is_unscored_with_its_reason_and_the_others_are_kept(how:
         ("other sheet", "another sheet"),
     ],
 )
-def test_an_answer_to_another_sheet_is_ignored(how: str, complaint: str) -> None:
+def test_output_for_another_sheet_is_ignored(how: str, complaint: str) -> None:
     outcomes = judged(run("mischief", how))
     assert scored(outcomes) == set()
     assert all(complaint in reason(outcome) for outcome in outcomes.values())
@@ -203,11 +203,11 @@ def test_markup_and_instructions_in_notes_stay_text() -> None:
     assert score.tips[0].note.startswith("<script>")
 
 
-def test_excessive_output_is_stopped_and_earlier_answers_are_kept() -> None:
+def test_excessive_output_is_stopped_and_earlier_scores_are_kept() -> None:
     assert scored(judged(run("floods"))) == ALL
 
 
-def test_excessive_output_without_an_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_excessive_output_without_scores_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "MAX_OUTPUT", 1_000_000)
     outcomes = judged(run("ignores_stdin"))
     assert scored(outcomes) == set()
@@ -222,7 +222,7 @@ def test_a_program_may_write_to_a_separate_file() -> None:
     assert scored(judged(run("files", "{sheet}", "{out}"))) == ALL
 
 
-def test_an_unchanged_file_counts_as_no_answer() -> None:
+def test_an_unchanged_file_has_no_scores() -> None:
     outcomes = judged(f"{shlex.quote(sys.executable)} -c pass {{sheet}}")
     assert {reason(outcome) for outcome in outcomes.values()} == {"not returned"}
 

@@ -68,7 +68,7 @@ def test_a_bias_of_half_a_point_is_detected_with_the_shipped_controls(scale: int
     assert held(leaning(scale, by), shipped_sheets(most_tips=40), worlds=600) >= 0.80
 
 
-def test_a_judge_who_answers_at_random_is_held_with_the_shipped_controls() -> None:
+def test_a_judge_who_scores_at_random_is_held_with_the_shipped_controls() -> None:
     assert held(at_random, shipped_sheets(), worlds=200) >= 0.99
 
 

@@ -30,8 +30,8 @@ from tipbench.judge.model import (
     ModelJudge,
     Question,
     open_model_judge,
+    parse_scores,
     questions,
-    read_answer,
     system_prompt,
     tokens,
 )
@@ -158,7 +158,7 @@ def test_many_tips_are_sent_in_several_requests(server: ScriptedOllama, home: Pa
     ],
 )
 def test_an_unusable_answer_gives_a_reason_and_no_score(answer: str, complaint: str) -> None:
-    reason = read_answer(answer, RUBRIC, 2)
+    reason = parse_scores(answer, RUBRIC, 2)
     assert isinstance(reason, str)
     assert complaint in reason
 

@@ -283,7 +283,7 @@ def test_a_wrong_cell_is_refused_with_its_row(column: str, value: str, field: st
     assert word in first.message
 
 
-def test_two_answers_on_one_flag_are_refused() -> None:
+def test_two_values_of_one_flag_are_refused() -> None:
     text, row = with_cell("format_ok", "FALSE", tip_row=1)
     message = problems_of(text)[0].message
     assert f"TRUE in row {row - 1} and FALSE in row {row}" in message

@@ -33,7 +33,7 @@ def history_rows(history: Sequence[SheetSummary]) -> list[dict[str, Any]]:
     return rows
 
 
-def history_chart(history: Sequence[SheetSummary], theme: Theme = LIGHT) -> Any:
+def history_chart(history: Sequence[SheetSummary]) -> Any:
     """Plot bias with intervals per sheet and scale; a bias beyond its limit has another shape and colour."""
     alt = import_altair()
     rows = history_rows(history)
@@ -42,8 +42,8 @@ def history_chart(history: Sequence[SheetSummary], theme: Theme = LIGHT) -> Any:
     base = alt.Chart(alt.Data(values=rows))
     extent = max([1.0, *(abs(row[end]) for row in rows for end in ("low", "high"))])
     bias_scale = alt.Scale(domain=[-extent, extent])
-    zero = base.mark_rule(color=theme.muted, strokeDash=[3, 3]).encode(x=alt.datum(0))
-    line = base.mark_rule(strokeWidth=2, color=theme.muted).encode(
+    zero = base.mark_rule(color=LIGHT.muted, strokeDash=[3, 3]).encode(x=alt.datum(0))
+    line = base.mark_rule(strokeWidth=2, color=LIGHT.muted).encode(
         y=y, x=alt.X("low:Q", scale=bias_scale, title="too low ← bias → too high"), x2="high:Q"
     )
     verdicts = ["within the limit", "beyond the limit"]
@@ -51,7 +51,7 @@ def history_chart(history: Sequence[SheetSummary], theme: Theme = LIGHT) -> Any:
         y=y,
         x=alt.X("bias:Q", scale=bias_scale),
         color=alt.Color(
-            "verdict:N", title=None, scale=alt.Scale(domain=verdicts, range=[theme.accent, theme.warning]),
+            "verdict:N", title=None, scale=alt.Scale(domain=verdicts, range=[LIGHT.accent, LIGHT.warning]),
             legend=alt.Legend(orient="top"),
         ),
         shape=alt.Shape("verdict:N", title=None, scale=alt.Scale(domain=verdicts, range=["circle", "diamond"])),

@@ -242,7 +242,7 @@ class Location:
 
 
 def _check_judge(
-    location: Location, raw: Mapping[str, Any], owner: str | None, option: str | None, *, allow_reserved: bool = False
+    location: Location, raw: Mapping[str, Any], owner: str | None, option: str | None, *, allow_reserved: bool
 ) -> str | None:
     """Return the judge's name. The file, --judge and the sheet's owner must not contradict each other."""
     in_file = raw.get("judge")

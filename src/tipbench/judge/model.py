@@ -1,4 +1,4 @@
-"""Model judge: builds prompts for a local model, parses its answers and fills sheets with the scores."""
+"""Model judge: builds prompts for a local model, parses its scores and fills sheets with them."""
 
 from __future__ import annotations
 
@@ -105,22 +105,22 @@ def questions(item: Item, rubric: Rubric, system: str, num_ctx: int) -> list[Que
     return result
 
 
-def read_answer(text: str, rubric: Rubric, n_tips: int) -> list[dict[str, int]] | str:
-    """Parse an answer into the scores of each tip. Return the reason if it is invalid."""
+def parse_scores(text: str, rubric: Rubric, n_tips: int) -> list[dict[str, int]] | str:
+    """Parse the model's text into the scores of each tip. Return the reason if it is invalid."""
     try:
-        answer = json.loads(text)
+        entries = json.loads(text)
     except (ValueError, RecursionError):
         return f"the answer is not JSON: {safe_line(text, 80) or 'nothing'}"
-    if not isinstance(answer, list) or len(answer) != n_tips:
-        seen = f"{len(answer)} entries" if isinstance(answer, list) else type(answer).__name__
+    if not isinstance(entries, list) or len(entries) != n_tips:
+        seen = f"{len(entries)} entries" if isinstance(entries, list) else type(entries).__name__
         return f"the answer is not an array of {n_tips} objects but {seen}"
-    for number, entry in enumerate(answer, 1):
+    for number, entry in enumerate(entries, 1):
         for scale in rubric.scales:
             value = entry.get(scale.name) if isinstance(entry, dict) else None
             if type(value) is not int or not scale.min <= value <= scale.max:
                 expected = f"a whole number from {scale.min} to {scale.max}"
                 return f"tip {number}: {scale.name} is {safe_line(repr(value), 40)}, not {expected}"
-    return [{name: entry[name] for name in rubric.scale_names} for entry in answer]
+    return [{name: entry[name] for name in rubric.scale_names} for entry in entries]
 
 
 def tokens(text: str) -> int:
@@ -216,7 +216,7 @@ class ModelJudge:
         """Return the observations of the server's memory so far."""
         return self._engine.evidence()
 
-    def close(self, report: Callable[[str], None] = lambda _text: None) -> None:
+    def close(self, report: Callable[[str], None]) -> None:
         """Unload the model if an interrupted fill left it in memory."""
         if not self._in_use:
             return
@@ -271,10 +271,10 @@ class ModelJudge:
                 disable_thinking=self._facts.thinking,
                 answer_schema=question.answer_schema,
             )
-            answer = self._skip_reason or self._request_scores(request, rubric, pause)
-            if isinstance(answer, str):
-                return answer
-            scores += answer
+            new_scores = self._skip_reason or self._request_scores(request, rubric, pause)
+            if isinstance(new_scores, str):  # the reason why there are none
+                return new_scores
+            scores += new_scores
         tip_scores = [TipScore(by_scale, tip.overlong) for tip, by_scale in zip(item.tips, scores, strict=True)]
         return ItemScore(item.id, item.format_ok, tuple(tip_scores))
 
@@ -299,10 +299,10 @@ class ModelJudge:
             elif result.done_reason != "stop":
                 reason = f"the answer was truncated ({result.done_reason})"
             else:
-                answer = read_answer(result.text, rubric, request.n_tips)
-                if not isinstance(answer, str):
-                    return answer
-                reason = answer
+                scores = parse_scores(result.text, rubric, request.n_tips)
+                if not isinstance(scores, str):
+                    return scores
+                reason = scores
         return reason
 
     def _complete(self, request: GenerationRequest, pause: Pause) -> Completion | EngineFailure:

@@ -65,7 +65,7 @@ class ReplacedScore:
     at: str  # ISO time of the replacement
 
 
-def item_scores_text(scores: Mapping[str, ItemScore], history: Sequence[ReplacedScore] = ()) -> str:
+def item_scores_text(scores: Mapping[str, ItemScore], history: Sequence[ReplacedScore]) -> str:
     """Serialize the scores and their history for storage with the sheet."""
     value = {
         "items": {item: score.to_json() for item, score in sorted(scores.items())},

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -109,6 +111,20 @@ def test_a_second_collect_generates_nothing(bench: Collecting, server: ScriptedO
     assert (again.generated, again.recorded_before) == (0, CELLS)
     assert chats(server) == before
     assert len(bench.runs()) == CELLS
+
+
+def test_an_interrupt_before_a_batch_is_saved_loses_no_finished_answer(
+    bench: Collecting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        # The module's first sleep waits for more results of a batch. Other modules sleep as usual.
+        patch.setattr("tipbench.record.generation.time", SimpleNamespace(**{**vars(time), "sleep": interrupt}))
+        with pytest.raises(KeyboardInterrupt):
+            bench.run(models="alpha:135m", prompts="v1")
+    assert bench.run(models="alpha:135m", prompts="v1").generated < 4
 
 
 def test_a_larger_grid_generates_only_what_is_new(bench: Collecting, server: ScriptedOllama) -> None:
@@ -653,6 +669,9 @@ def test_unload_call_frees_the_memory_after_every_cell(bench: Collecting, server
     bench.run(unload="call", prompts="v1", concurrency=4)
     assert dict(server.log.loads) == {"alpha:135m": 4, "beta:135m": 4}
     assert server.log.max_resident == 1
+    bench.run(prompts="v1", experiment="tip-bench-one-at-a-time")
+    one_at_a_time = bench.runs(experiment="tip-bench-one-at-a-time")
+    assert {run.tags["memory_bytes"] for run in bench.runs()} == {run.tags["memory_bytes"] for run in one_at_a_time}
 
 
 def test_an_answer_without_done_is_recorded_as_aborted(bench: Collecting, server: ScriptedOllama) -> None:

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from web.panels import OPERATOR, Served, serving
 
 PAGE = {"Accept": "text/html"}
@@ -37,8 +39,9 @@ def test_a_new_tokens_secret_shows_once(served: Served) -> None:
     assert page.headers["cache-control"] == "no-store"
 
 
-def test_reloading_the_response_creates_no_second_token(served: Served) -> None:
-    mark = mark_of(settings_page(served))
+@pytest.mark.parametrize("length", [1, 4])  # a mark that is longer than what is remembered, too
+def test_reloading_the_response_creates_no_second_token(served: Served, length: int) -> None:
+    mark = length * mark_of(settings_page(served))
     assert sent(served, once=mark).status_code == 201
     again = sent(served, once=mark)
     assert again.status_code == 409

@@ -43,7 +43,7 @@ def cell_run(context: RunContext, facts: ModelFacts, generated: Generated, super
     if generated.foreign_resident:
         tags["foreign_resident"] = "true"
     config, rendered = context.config, planned.rendered
-    memory = memory_needed(facts, num_ctx=config.num_ctx, concurrency=config.concurrency)
+    memory = memory_needed(facts, num_ctx=config.num_ctx, concurrency=config.workers)
     if memory is not None:
         tags["memory_bytes"] = str(memory)
     return NewRun(

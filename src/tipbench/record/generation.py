@@ -93,19 +93,21 @@ class Block:
         An exception of a worker is raised here. On any exception, the workers are stopped and finished answers are
         saved before it is raised.
         """
+        batch: list[Generated] = []
         try:
             for thread in self._threads:
                 thread.start()
             remaining = len(self._cells)
             while remaining:
-                batch = [self._next_result()]
+                batch.append(self._next_result())
                 time.sleep(_BATCH_DELAY_S)
                 while not self._results.empty():
                     batch.append(self._next_result())
                 remaining -= len(batch)
-                save(batch)
+                complete_batch, batch = batch, []
+                save(complete_batch)
         except BaseException as exc:
-            finished = self._stop()
+            finished = batch + self._stop()
             if finished and not isinstance(exc, JournalError):  # after a JournalError, `save` would fail again
                 save(finished)
             raise

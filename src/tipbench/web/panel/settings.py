@@ -74,6 +74,7 @@ router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
 _DEFAULT_FIELDS = {"role": "judge", "name": "", "expires": DEFAULT_LIFE}
 _MAX_FORMS = 1000  # remembered
+_MAX_MARK_CHARS = 64  # the page's own marks have 22
 _MAX_DELIVERIES = 10  # listed
 
 
@@ -86,11 +87,12 @@ class SubmittedForms:
 
     def first_time(self, mark: str) -> bool:
         """Return whether a form with this mark is submitted for the first time; always true for an empty mark."""
+        mark = mark[:_MAX_MARK_CHARS]
         with self._lock:
             if mark in self._marks:
                 return False
             if mark:
-                self._marks[mark[:64]] = None
+                self._marks[mark] = None
             while len(self._marks) > _MAX_FORMS:
                 self._marks.popitem(last=False)
             return True

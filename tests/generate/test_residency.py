@@ -50,7 +50,7 @@ def test_our_model_is_gone_even_if_another_stays() -> None:
 def test_a_missing_response_does_not_count_as_empty() -> None:
     with pytest.raises(OllamaUnavailable, match="did not report what is in memory"):
         wait_until_gone(Memory([None]), OURS.digest, stuck_s=0.1)
-    with pytest.raises(ResidencyError, match="does not report"):
+    with pytest.raises(ResidencyError, match="has not reported"):
         wait_until_empty(Memory([None]), wait_s=0.1)
 
 

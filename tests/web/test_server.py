@@ -158,7 +158,7 @@ def test_similar_log_lines_are_limited_and_the_rest_is_counted(monkeypatch: pyte
     assert [text for text in shown if text] == [f"request {number} failed" for number in range(3)]
     assert logged("another line") == "another line"
     now[0] = 61.0
-    assert logged("request %s failed", 11) == "request 11 failed (7 similar lines before were not logged)"
+    assert logged("request %s failed", 11) == "request 11 failed (7 earlier lines were not logged)"
 
 
 @pytest.mark.process

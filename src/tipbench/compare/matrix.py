@@ -39,8 +39,8 @@ class Pair:
         return {"model": self.model, "prompt_version": self.prompt}
 
 
-def row_by(pair: Pair, by: Side | None) -> Pair:
-    """Return the row that a pair belongs to on a board by model or prompt. Without `by`, returns the pair itself."""
+def averaged(pair: Pair, by: Side | None) -> Pair:
+    """Return the pair with `*` for the side that a board by model or prompt averages over; without `by`, the pair."""
     if not by:
         return pair
     return Pair(pair.model, ALL) if by == "model" else Pair(ALL, pair.prompt)
@@ -118,7 +118,7 @@ class ScoreMatrix:
         values = np.empty((len(personas), len(self.pairs)))
         for index, persona in enumerate(personas):
             values[index] = self.values[core & (np.array(self.personas) == persona)].mean(axis=0)
-        return ScoreMatrix(personas, personas, self.pairs, values)
+        return ScoreMatrix(scenarios=personas, personas=personas, pairs=self.pairs, values=values)
 
     def by(self, side: Side) -> ScoreMatrix:
         """Average per model over the prompts that all models share, or per prompt over the shared models.
@@ -126,13 +126,13 @@ class ScoreMatrix:
         A mean is NaN in a scenario in which one of its scores is missing. The side that is averaged over becomes `*`.
         """
         other = OTHER[side]
-        rows = tuple(sorted({row_by(pair, side) for pair in self.pairs}))
+        averaged_pairs = tuple(sorted({averaged(pair, side) for pair in self.pairs}))
         shared = shared_by_all(self.pairs, side)
-        means = np.full((len(rows), len(self.scenarios)), np.nan)
-        for index, row in enumerate(rows if shared else ()):
-            members = [row_by(pair, side) == row and getattr(pair, other) in shared for pair in self.pairs]
-            means[index] = self.values[:, members].mean(axis=1)
-        return replace(self, pairs=rows, values=means.T)
+        means = np.full((len(self.scenarios), len(averaged_pairs)), np.nan)
+        for column, averaged_pair in enumerate(averaged_pairs if shared else ()):
+            members = [averaged(pair, side) == averaged_pair and getattr(pair, other) in shared for pair in self.pairs]
+            means[:, column] = self.values[:, members].mean(axis=1)
+        return replace(self, pairs=averaged_pairs, values=means)
 
 
 def shared_by_all(pairs: Iterable[Pair], side: Side) -> set[str]:

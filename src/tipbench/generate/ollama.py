@@ -39,7 +39,7 @@ _BUSY_TRIES = 6
 _RETRY_WAIT_S = 0.5  # doubled for each further retry of a busy server
 _RESET_TRIES = 3
 _INTERRUPT_WAIT_S = 15.0  # for a model to be unloaded after Ctrl-C
-_TOO_LONG_WORDS = ("context", "too long", "truncate", "exceed")  # one is in the server's error for a too long prompt
+_TOO_LONG_WORDS = ("context", "too long", "truncate", "exceed")  # in the server's error for a prompt that is too long
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class OllamaEngine:
         self,
         url: str,
         *,
-        unload: Literal["model", "call"] = "model",
+        unload: Literal["model", "call"] = "model",  # after each
         evict: bool = False,
         wait_s: float = 300.0,  # for memory to become free
         lock: ResourceLock | None = None,
@@ -100,7 +100,7 @@ class OllamaEngine:
     # Memory
 
     def start(self) -> None:
-        leftover = None
+        leftover = None  # what an earlier holder of the lock had loaded when it died
         if self._lock is not None and self._lock.left_behind is not None:
             leftover = self._lock.left_behind.digest
         require_empty(self._api, leftover=leftover, evict=self._evict, wait_s=self._wait_s)
@@ -131,7 +131,7 @@ class OllamaEngine:
         stuck_s = _INTERRUPT_WAIT_S if self._cancelled.is_set() else STUCK_DEADLINE_S
         still_resident = wait_until_gone(self._api, self._current.digest, stuck_s=stuck_s)
         self._released_at = released_at
-        if still_resident == ():
+        if still_resident == ():  # otherwise `prepare` records the handover, once the memory is empty
             self._record_handover()
         self._monitor.expect(None)
         if self._lock is not None:
@@ -212,7 +212,7 @@ class OllamaEngine:
             retries[reason] += 1
             return retries[reason] <= max_retries
 
-        if chat.ending is Ending.CLEAN_END:  # without `done`; after one retry its text is the answer
+        if chat.ending is Ending.CLEAN_END:  # it ended without `done`: retry once, then its text is the answer
             if may_retry("clean end", 1):
                 return _Retry(0.0)
             if not chat.text:

@@ -1,8 +1,8 @@
 """Keeps the weights of at most one model in Ollama's memory, and monitors the memory to prove it.
 
 `keep_alive=0` alone is not enough. Ollama frees the memory of a model some time after its response has ended. If it
-receives a request for another model before, both models are in memory. So no request for the next model is sent until
-the server's list of loaded models is empty. A monitor samples the list during the whole run.
+receives a request for another model before that, both models are in memory. So no request for the next model is sent
+until the server's list of loaded models is empty. A monitor samples the list during the whole run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 from tipbench.errors import OllamaUnavailable, ResidencyError
 from tipbench.text import plural
 
-STUCK_DEADLINE_S = 60.0  # unloading that takes longer hangs; `ollama ps` then shows "Stopping"
+STUCK_DEADLINE_S = 60.0  # if unloading takes longer, it hangs; `ollama ps` then shows "Stopping"
 _POLL_S = 0.01  # during the first second
 _SLOW_POLL_S = 0.25  # after that
 _MAX_SILENCE_S = 10.0  # after this time without a response, the server counts as unavailable
@@ -27,7 +27,7 @@ class Resident:
     """A model in a server's memory."""
 
     name: str
-    digest: str
+    digest: str  # identifies the weights
 
 
 class WeightsHost(Protocol):
@@ -123,7 +123,7 @@ class Monitor:
     def foreign_between(self, start: float, end: float) -> bool:
         """Return whether a foreign model was in memory between two times of the monotonic clock.
 
-        Also returns True if the last sample found one, or if it was found shortly before `start`.
+        Samples are taken at intervals, so it also counts if the last sample or one shortly before `start` found it.
         """
         with self._lock:
             earliest = start - 2 * self._interval_s
@@ -203,19 +203,23 @@ def wait_until_empty(host: WeightsHost, *, wait_s: float) -> None:
     while (listed := host.resident()) != ():
         waited = time.monotonic() - start
         if waited > wait_s:
-            state = f"{_names(listed)} is still in memory" if listed else "The server does not report what is in memory"
+            if listed is None:
+                raise ResidencyError(
+                    f"The server has not reported for {waited:.0f} s what is in its memory, so no further model was "
+                    "loaded. Check the server, then run the command again."
+                )
             raise ResidencyError(
-                f"{state} after {waited:.0f} s, so no further model was loaded: another client keeps it. "
-                "Stop that client, or pass --evict."
+                f"{_names(listed)} is still in memory after {waited:.0f} s, so no further model was loaded: another "
+                "client keeps it. Stop that client, or pass --evict."
             )
         time.sleep(_POLL_S if waited < 1 else _SLOW_POLL_S)
 
 
 def require_empty(host: WeightsHost, *, leftover: str | None, evict: bool, wait_s: float) -> None:
-    """Unload all models before a run.
+    """Ensure that the memory is empty before a run.
 
-    `leftover` is the digest of a model that an earlier run left in memory. If the memory has any other model, raises
-    ResidencyError unless `evict` is true.
+    Unloads `leftover`, the digest of a model that an earlier run left in memory, and with `evict` all other models.
+    Raises ResidencyError if other models are in memory and `evict` is false.
     """
     deadline = time.monotonic() + max(wait_s, 1.0)
     while (listed := host.resident()) is None:

@@ -1,4 +1,4 @@
-"""The plan of a collect: the cells that are not recorded yet, refused models, memory and time."""
+"""What `tipbench collect` would do: the cells that are not recorded yet, refused models, memory and time."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Plan:
     suite: Suite
     config: CollectConfig
     facts: Mapping[str, ModelFacts]
-    refused: Mapping[str, str]
+    refused: Mapping[str, str]  # reason by model
     cells: tuple[PlannedCell, ...]
     recorded: Recorded
     models: tuple[ModelPlan, ...]
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def design(self) -> Design:
-        """The design that a first collect of this plan records."""
+        """The scenarios and looks that the experiment keeps, if this is its first collect."""
         return make_design(self.scenarios, self.config.looks)
 
     @property
@@ -100,7 +100,7 @@ class Plan:
 
     @property
     def stale(self) -> int:
-        """Number of recorded answers to cells of this grid with earlier weights, prompts or scenario texts."""
+        """Number of recorded runs of a cell of this grid whose weights, prompt or scenario have changed since."""
         keys = {planned.key for planned in self.cells}
         names = {
             (cell.model, cell.prompt, cell.scenario, str(cell.repeat))
@@ -159,7 +159,7 @@ def make_plan(
         if latencies:
             cell_s = statistics.fmean(latencies)
         elif not engine_of(model).holds_weights:
-            cell_s = 0.0
+            cell_s = 0.0  # a template
         elif fact.file_bytes:
             tokens = min(config.num_predict, config.n_tips * _ROUGH_TOKENS_PER_TIP)
             cell_s = tokens * max(fact.file_bytes / _ROUGH_BYTES_PER_S, 0.005)

@@ -21,7 +21,8 @@ from tipbench.errors import TipbenchError, UsageError
 from tipbench.web.security import client_key
 
 _BACKLOG = 128  # connections that the kernel queues
-_ACCEPTED_AT_ONCE = 16  # by asyncio, before other code runs; few, so that those over a limit are closed in between
+# Connections that asyncio accepts before other code runs. Few, so that those over a limit are closed before the next.
+_ACCEPTED_AT_ONCE = 16
 _OPEN_FILES = 8192  # soft limit of open files, set at startup as far as the hard limit allows
 _MAX_CONNECTIONS = 2048
 _LOG_LINES = 100  # similar lines logged per _LOG_PERIOD_S
@@ -118,10 +119,10 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._opened_at = self._phase_began_at = self.loop.time()
         self._phase: tuple[object, ...] = ()
         host = self.client[0] if self.client else None
-        self._address = client_key(host)
+        self._client_key = client_key(host)
         self._timer = self.loop.call_later(self.limits.check_s, self._check)
         others = [other for other in self.connections if other is not self and isinstance(other, LimitedProtocol)]
-        same_address = [other for other in others if other._address == self._address]
+        same_address = [other for other in others if other._client_key == self._client_key]
         if len(same_address) >= self.limits.per_address and not self.limits.is_proxy(host or ""):
             self._make_room(same_address)
         elif len(others) >= self.limits.total:
@@ -193,7 +194,7 @@ class RepeatedLines(logging.Filter):
             suppressed = sum(max(0, count - _LOG_LINES) for count in self._counts.values())
             self._counts.clear()
             if suppressed:
-                record.msg = f"{record.msg} ({suppressed} similar lines before were not logged)"
+                record.msg = f"{record.msg} ({suppressed} earlier lines were not logged)"
         key = record.name, str(record.msg)[:80]
         self._counts[key] = self._counts.get(key, 0) + 1
         return self._counts[key] <= _LOG_LINES
@@ -232,7 +233,10 @@ def drain_rejected_body(app: ASGIApp) -> ASGIApp:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server with a kernel queue of _BACKLOG connections; asyncio would make it _ACCEPTED_AT_ONCE long."""
+    """A uvicorn server with a kernel queue of _BACKLOG connections.
+
+    uvicorn passes one number to asyncio for the length of the queue and for the connections accepted at once.
+    """
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

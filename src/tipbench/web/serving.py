@@ -51,10 +51,10 @@ _JSON = b"application/json"
 _NO_STORE = (b"cache-control", b"no-store")
 _RETRY_AFTER = ((b"retry-after", b"1"),)
 _GC_THRESHOLD = 50_000  # allocations between two collections of the youngest generation
-_recommend_request = fast_validation(RECOMMEND, check_decision_request)
-_score_request = fast_validation(SCORE, check_decision_request)
-_reward_request = REWARD.validator.validate_json
-_reset_request = RESET.validator.validate_json
+_validate_recommend = fast_validation(RECOMMEND, check_decision_request)
+_validate_score = fast_validation(SCORE, check_decision_request)
+_validate_reward = REWARD.validator.validate_json
+_validate_reset = RESET.validator.validate_json
 _encode = msgspec.json.Encoder().encode  # faster than `to_json`; for the responses to scores and rewards
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -107,7 +107,7 @@ class PolicyServer:
         self._clock = clock
         self._authorised: dict[bytes, float] = {}  # by Authorization header: time of its next check
         self._checking: set[bytes] = set()  # Authorization headers that are being checked
-        self._committing: Future[None] | None = None  # the newest commit that requests wait for
+        self._committing: Future[None] | None = None  # the newest commit of the event log that requests wait for
         self._waiting: list[asyncio.Future[None]] = []  # one future per request that waits for `_committing`
         self._metrics = Metrics()
         self._metrics.register(
@@ -117,20 +117,20 @@ class PolicyServer:
             read_counts = partial(self._shadow_counts, name)
             self._metrics.register(f"tipbench_shadow_{name}_total", "counter", f"{title} of a shadow.", read_counts)
         self._routes: dict[str, dict[str, Route]] = {
-            "/recommend": {"POST": Route(self._recommend, _recommend_request, "body.candidates")},
-            "/reward": {"POST": Route(partial(service.reward, None), _reward_request)},
+            "/recommend": {"POST": Route(self._recommend, _validate_recommend, "body.candidates")},
+            "/reward": {"POST": Route(partial(service.reward, None), _validate_reward)},
             "/reset": {
                 "POST": Route(
                     lambda request: service.reset(request["user_id"], erase=request.get("erase", False)),
-                    _reset_request,
+                    _validate_reset,
                     in_thread=True,
                 )
             },
             "/policies": {"GET": Route(lambda _: recommender.policies(), in_thread=True)},
         }
         for policy in POLICIES:
-            self._routes[f"/score/{policy}"] = {"POST": Route(partial(service.score, policy), _score_request)}
-            self._routes[f"/reward/{policy}"] = {"POST": Route(partial(service.reward, policy), _reward_request)}
+            self._routes[f"/score/{policy}"] = {"POST": Route(partial(service.score, policy), _validate_score)}
+            self._routes[f"/reward/{policy}"] = {"POST": Route(partial(service.reward, policy), _validate_reward)}
             self._routes[f"/stats/{policy}"] = {
                 "GET": Route(partial(self._stats, policy), None, "query.user_id", in_thread=True)
             }
@@ -201,7 +201,7 @@ class PolicyServer:
             raise Invalid(str(exc), path=error_path) from exc
         if not isinstance(result, Result):
             return Response(200, to_json(result))
-        for_shadows = result if validate is _recommend_request and self._recommender.has_shadows() else None
+        for_shadows = result if validate is _validate_recommend and self._recommender.has_shadows() else None
         response = Response(200, _encode(result.body), (), _JSON, for_shadows)
         committed = result.committed
         # Keep only the response while waiting for the commit. With the dictionaries of all waiting requests in memory,
@@ -243,7 +243,7 @@ class PolicyServer:
             raise
         finally:
             self._checking.discard(header)
-        if len(self._authorised) >= _MAX_CACHED_TOKENS:  # spaces in the header make many keys of one token
+        if len(self._authorised) >= _MAX_CACHED_TOKENS:  # one token with different spaces makes many keys
             self._authorised.clear()
         self._authorised[header] = next_check_at
 
@@ -324,7 +324,7 @@ def _error_response(exc: Exception) -> Response:
     if not isinstance(exc, TipbenchError):
         return _error(500, "internal", "Something went wrong in tipbench itself; the log has more.")
     status, code = status_and_code(exc)
-    if status == 500:
+    if status == 500:  # an error without a status of its own: it comes from the store
         log.error("the store cannot be used: %s", exc)
         message = "The store cannot be used, and nothing was learned. The server's log has the reason; retry later."
         return _error(503, "store_unavailable", message, headers=_RETRY_AFTER)

@@ -48,6 +48,6 @@ def install(app: FastAPI) -> None:
     """Add the pages to the application, including the error and login pages."""
     app.state.login_page = pages.render_login
     app.state.error_page = pages.render_error
-    app.state.sent_forms = settings.SubmittedForms()
+    app.state.submitted_forms = settings.SubmittedForms()
     for router in ROUTERS:
         app.include_router(router)

@@ -74,7 +74,7 @@ router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
 _DEFAULT_FIELDS = {"role": "judge", "name": "", "expires": DEFAULT_LIFE}
 _MAX_FORMS = 1000  # remembered
-_MAX_MARK_CHARS = 64  # the page's own marks have 22
+_MAX_ID_CHARS = 64  # of a form; the page's own ids have 22
 _MAX_DELIVERIES = 10  # listed
 
 
@@ -83,18 +83,18 @@ class SubmittedForms:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._marks: OrderedDict[str, None] = OrderedDict()
+        self._ids: OrderedDict[str, None] = OrderedDict()
 
-    def first_time(self, mark: str) -> bool:
-        """Return whether a form with this mark is submitted for the first time; always true for an empty mark."""
-        mark = mark[:_MAX_MARK_CHARS]
+    def first_time(self, form_id: str) -> bool:
+        """Return whether a form with this id is submitted for the first time; always true for an empty id."""
+        form_id = form_id[:_MAX_ID_CHARS]
         with self._lock:
-            if mark in self._marks:
+            if form_id in self._ids:
                 return False
-            if mark:
-                self._marks[mark] = None
-            while len(self._marks) > _MAX_FORMS:
-                self._marks.popitem(last=False)
+            if form_id:
+                self._ids[form_id] = None
+            while len(self._ids) > _MAX_FORMS:
+                self._ids.popitem(last=False)
             return True
 
 
@@ -114,7 +114,7 @@ def create_token(request: Request, panel: PanelState, admin: Admin, form: SentFo
         token_request = tokens.check_request(fields)
     except Invalid as exc:
         return _page(request, panel, admin, values=fields, errors=form_errors(exc), status=422)
-    submitted_forms: SubmittedForms = request.app.state.sent_forms
+    submitted_forms: SubmittedForms = request.app.state.submitted_forms
     if not submitted_forms.first_time(form.fields.get("once", "")):
         return _page(request, panel, admin, repeated=token_request.name, status=409)
     return _page(request, panel, admin, made=tokens.create(token_request, panel), status=201)
@@ -147,7 +147,7 @@ def _page(
         past=[row for row in rows if row.state != "active"],
         revoked=next((row for row in rows if row.id == revoked and row.state == "revoked"), None),
         own=admin.token_id,
-        operator=panel.options.admin_token is not None,
+        has_operator_token=panel.options.admin_token is not None,
         once=secrets.token_urlsafe(16),
         hook=hook.state(webhook),
         deliveries=[each.response() for each in webhook.deliveries()[:_MAX_DELIVERIES]] if webhook else [],

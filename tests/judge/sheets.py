@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tipbench.judge.sheet import Item, Sheet, SheetTip, TipSheet, sheet_json
+from tipbench.judge.sheet import Sheet, SheetTip, TipItem, TipSheet, sheet_json
 from tipbench.plan.rubric import Rubric, parse_rubric
 from tipbench.plan.suite import Suite, load_suite
 
@@ -74,9 +74,9 @@ def small_sheet(
         judge=judge,
         rubric=rubric or suite.rubric,
         items=tuple(
-            Item(
+            TipItem(
                 id=f"i{number:03d}",
-                scenario=suite.scenarios[number % len(suite.scenarios)].to_card(),
+                card=suite.scenarios[number % len(suite.scenarios)].to_card(),
                 format_ok=number % 2 == 0,
                 tips=tuple(
                     SheetTip(

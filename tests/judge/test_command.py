@@ -22,7 +22,7 @@ from tipbench.errors import UsageError
 from tipbench.judge import command
 from tipbench.judge.command import CommandJudge, default_name
 from tipbench.judge.run import Unscored, choose_score, recover_items
-from tipbench.judge.sheet import Item, ItemScore, Sheet, SheetTip, TipSheet, sheet_text
+from tipbench.judge.sheet import ItemScore, Sheet, SheetTip, TipItem, TipSheet, sheet_text
 
 pytestmark = pytest.mark.process
 
@@ -31,7 +31,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 def sheet_of(n_items: int = 4, n_tips: int = 2, tip: str = "Write one line, then stop. 🌿") -> TipSheet:
     items = tuple(
-        Item(
+        TipItem(
             f"item-{n}",
             SUITE.scenarios[n % len(SUITE.scenarios)].to_card(),
             format_ok=True,

@@ -94,7 +94,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 def possible_totals(world: World, entries: Sequence[SheetEntry]) -> set[int]:
     """Every number of control tips that the rules allow for this sheet, found by trying."""
-    others = Counter(entry.item.scenario["id"] for entry in entries if entry.kind is not ItemKind.CONTROL)
+    others = Counter(entry.item.card["id"] for entry in entries if entry.kind is not ItemKind.CONTROL)
     totals = {0}
     for scenario in SCENARIOS:
         sizes = {len(cell.tips) for cell in world.cells if cell.scenario == scenario}
@@ -130,8 +130,8 @@ def test_every_cell_is_on_the_sheet_once_and_every_control_at_most_once(world: W
 @given(worlds(), st.integers(0, 99))
 def test_no_scenario_has_more_control_items_than_others(world: World, seed: int) -> None:
     entries = world.sheet(seed)
-    controls = Counter(entry.item.scenario["id"] for entry in hidden(entries))
-    items = Counter(entry.item.scenario["id"] for entry in entries)
+    controls = Counter(entry.item.card["id"] for entry in hidden(entries))
+    items = Counter(entry.item.card["id"] for entry in entries)
     assert all(2 * controls[scenario] <= items[scenario] for scenario in items)
 
 
@@ -140,7 +140,7 @@ def test_no_scenario_has_more_control_items_than_others(world: World, seed: int)
 def test_a_control_item_looks_like_some_answer_of_its_scenario(world: World, seed: int) -> None:
     looks = {(cell.scenario, len(cell.tips), cell.format_ok) for cell in world.cells}
     for entry in hidden(world.sheet(seed)):
-        assert (entry.item.scenario["id"], len(entry.item.tips), entry.item.format_ok) in looks
+        assert (entry.item.card["id"], len(entry.item.tips), entry.item.format_ok) in looks
 
 
 @settings(max_examples=12)
@@ -151,7 +151,7 @@ def test_the_key_names_the_controls_and_their_references_in_the_items_order(worl
         behind = [known[name] for name in entry.controls]
         assert [control.tip for control in behind] == [tip.tip for tip in entry.item.tips]
         assert [control.scores for control in behind] == list(entry.references)
-        assert {control.scenario for control in behind} == {entry.item.scenario["id"]}
+        assert {control.scenario for control in behind} == {entry.item.card["id"]}
         assert entry.run_id is None
 
 

@@ -236,7 +236,7 @@ def test_a_second_judge_gets_whole_scenarios_of_the_others_and_alpha_appears(dri
     driver.judged_by("anna", seed=1)
     done = driver.export("ben")
     assert done.cells == 6, "a fifth of 24, rounded up to whole scenarios"
-    scenarios = Counter(entry.item.scenario["id"] for entry in done.stored.entries if entry.kind is ItemKind.CELL)
+    scenarios = Counter(entry.item.card["id"] for entry in done.stored.entries if entry.kind is ItemKind.CELL)
     assert set(scenarios.values()) == {3}
     applied = driver.apply(fill(done.stored, at_random, seed=2), accept="to see")
     assert all(value is not None and -1 <= value < 0.5 for value in applied.alpha.values())
@@ -280,7 +280,7 @@ def test_sheets_fill_scenarios_in_the_order_of_the_design(driver: SheetDriver, s
     experiment = driver.store.experiment(driver.experiment.name)
     assert experiment is not None
     judging = SheetDriver(driver.store, experiment).export("anna", limit=6, seed=seed).stored
-    scenarios = {entry.item.scenario["id"] for entry in judging.entries if entry.kind is ItemKind.CELL}
+    scenarios = {entry.item.card["id"] for entry in judging.entries if entry.kind is ItemKind.CELL}
     assert scenarios == set(order[: len(scenarios)])
     assert len(scenarios) < 8
 
@@ -296,7 +296,7 @@ def test_a_limit_fills_whole_scenarios_and_the_next_sheet_has_the_rest(driver: S
 def test_a_small_limit_is_exceeded_by_whole_scenarios_until_the_judge_can_be_checked(driver: SheetDriver) -> None:
     small = driver.export("anna", limit=4)
     assert (small.enough_controls, small.added) == (True, small.cells - 4)
-    scenarios = Counter(entry.item.scenario["id"] for entry in small.stored.entries if entry.kind is ItemKind.CELL)
+    scenarios = Counter(entry.item.card["id"] for entry in small.stored.entries if entry.kind is ItemKind.CELL)
     assert set(scenarios.values()) == {CELLS // 8}, "whole scenarios"
     assert small.cells < CELLS, "no more than needed"
 

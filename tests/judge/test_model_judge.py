@@ -36,17 +36,17 @@ from tipbench.judge.model import (
     tokens,
 )
 from tipbench.judge.run import Unscored
-from tipbench.judge.sheet import Item, ItemScore, Sheet, SheetTip, TipSheet
+from tipbench.judge.sheet import ItemScore, Sheet, SheetTip, TipItem, TipSheet
 from tipbench.plan.rubric import Scale
 
 MODEL = "alpha:135m"
 RUBRIC = SUITE.rubric
 
 
-def item_of(n: int, tips: Sequence[str]) -> Item:
+def item_of(n: int, tips: Sequence[str]) -> TipItem:
     card = SUITE.scenarios[n % len(SUITE.scenarios)].to_card()
     shown = tuple(SheetTip(tip, "It is due.", overlong=k % 2 == 1) for k, tip in enumerate(tips))
-    return Item(f"item-{n}", card, format_ok=n % 2 == 0, tips=shown)
+    return TipItem(f"item-{n}", card, format_ok=n % 2 == 0, tips=shown)
 
 
 def sheet_of(n_items: int = 3, n_tips: int = 2) -> TipSheet:
@@ -377,7 +377,7 @@ def test_a_rubric_that_leaves_no_room_is_a_usage_error() -> None:
 def test_real_weights_answer_within_the_scales_and_leave_the_memory(ollama: RealOllama, home: Path) -> None:
     scale = Scale("warmth", 0, 2, "Is it kind?", ("No.", "A little.", "Yes."))
     short = replace(RUBRIC, id="kind-v1", text="", scales=(scale,), anchors=())
-    item = replace(item_of(0, ["Sweep the floor.", "Rest."]), scenario={"id": "shop"})  # short questions take less time
+    item = replace(item_of(0, ["Sweep the floor.", "Rest."]), card={"id": "shop"})  # short questions take less time
     sheet = replace(sheet_of(), rubric=short, items=(item,))
     with (
         PsWatcher(ollama.url, interval_s=0.02) as watcher,

@@ -24,7 +24,7 @@ from tipbench.judge.rules import (
 )
 from tipbench.judge.rules_text import RoutineTime, parse_card, parse_tip, stem
 from tipbench.judge.run import AutomaticJudge
-from tipbench.judge.sheet import Item, ItemScore, Sheet, SheetTip, TipSheet
+from tipbench.judge.sheet import ItemScore, Sheet, SheetTip, TipItem, TipSheet
 from tipbench.plan.rubric import CalibratedTip, Scale
 from tipbench.plan.scenarios import Persona, Scenario, Slot, Task
 from tipbench.plan.suite import load_suite
@@ -299,7 +299,7 @@ def test_clock_times_are_not_split() -> None:
 
 def sheet(*tips_of_items: tuple[str, ...]) -> TipSheet:
     items = tuple(
-        Item(f"i{number}", MIDDAY, number % 2 == 0, tuple(SheetTip(tip, "because", len(tip) > 60) for tip in group))
+        TipItem(f"i{number}", MIDDAY, number % 2 == 0, tuple(SheetTip(tip, "because", len(tip) > 60) for tip in group))
         for number, group in enumerate(tips_of_items)
     )
     return Sheet("s1", "tip-bench-test", None, SUITE.rubric, items)

@@ -16,7 +16,7 @@ from sheets import filled, other_rubric, small_sheet
 
 from tipbench.errors import SheetRefused
 from tipbench.judge.check import Problem, check_sheet
-from tipbench.judge.sheet import FilledSheet, Item, ItemScore, SheetTip, TipSheet
+from tipbench.judge.sheet import FilledSheet, ItemScore, SheetTip, TipItem, TipSheet
 from tipbench.judge.sheet_file import BOM, escape_cell, parse_sheet, sheet_csv, unescape_cell
 
 SHEET = small_sheet()
@@ -98,7 +98,7 @@ def test_there_is_one_row_for_each_tip_with_a_column_for_each_scale() -> None:
 
 
 def test_a_card_of_another_structure_is_shown_unchanged() -> None:
-    item = Item("i1", {"id": "x", "about": "a shop"}, format_ok=True, tips=(SheetTip("Sweep.", "", overlong=False),))
+    item = TipItem("i1", {"id": "x", "about": "a shop"}, format_ok=True, tips=(SheetTip("Sweep.", "", overlong=False),))
     assert "a shop" in sheet_csv(replace(SHEET, items=(item,)))
 
 
@@ -147,7 +147,7 @@ def test_any_text_round_trips_through_its_cell(text: str) -> None:
 @settings(max_examples=25)
 @given(ANY_TEXT, ANY_TEXT)
 def test_any_text_round_trips_through_the_file(tip: str, rationale: str) -> None:
-    item = Item("i1", {"id": "x"}, format_ok=True, tips=(SheetTip(tip, rationale, overlong=False),))
+    item = TipItem("i1", {"id": "x"}, format_ok=True, tips=(SheetTip(tip, rationale, overlong=False),))
     raw = parse_sheet(sheet_csv(replace(SHEET, items=(item,))).encode())
     assert (raw["items"][0]["tips"][0]["tip"], raw["items"][0]["tips"][0]["rationale"]) == (tip, rationale)
 
@@ -157,7 +157,7 @@ def test_any_text_round_trips_through_the_file(tip: str, rationale: str) -> None
 def test_any_text_is_accepted_after_a_spreadsheet_has_saved_it(
     tip: str, rationale: str, separator: str, line_end: str
 ) -> None:
-    item = Item("i1", {"id": "x"}, format_ok=True, tips=(SheetTip(tip, rationale, overlong=False),))
+    item = TipItem("i1", {"id": "x"}, format_ok=True, tips=(SheetTip(tip, rationale, overlong=False),))
     sheet = replace(SHEET, items=(item,))
     rows = [[cell.replace("\r\n", "\n").replace("\r", "\n") for cell in row] for row in table(sheet_csv(sheet))]
     text = saved([[cell.replace("\n", line_end) for cell in row] for row in rows], separator, line_end)
@@ -230,7 +230,7 @@ def test_unicode_text_of_a_spreadsheet_is_read() -> None:
 
 
 def test_a_removed_guard_apostrophe_is_not_a_change() -> None:
-    item = Item("i1", {"id": "x"}, format_ok=True, tips=(SheetTip("'Now' is best", "'", overlong=False),))
+    item = TipItem("i1", {"id": "x"}, format_ok=True, tips=(SheetTip("'Now' is best", "'", overlong=False),))
     sheet = replace(SHEET, items=(item,))
     assert checked(remove_guards(sheet_csv(sheet)), sheet).unfinished == ("i1",)
 

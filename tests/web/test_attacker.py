@@ -24,7 +24,7 @@ from tipbench.errors import SheetsClosed
 from tipbench.judge.check import MAX_NOTE
 from tipbench.judge.duels import DuelRequest, export_duels
 from tipbench.judge.export import ExportRequest
-from tipbench.judge.sheet import Item
+from tipbench.judge.sheet import TipItem
 from tipbench.judge.sheet_store import ItemKind, StoredSheet, stored_sheets
 from tipbench.record.run import RunChange, StoredRun
 from tipbench.web.auth import Identity, Role
@@ -207,7 +207,7 @@ def by_duels(attacker: Attacker) -> dict[str, float]:
     return {}
 
 
-def texts(item: Item) -> tuple[str, ...]:
+def texts(item: TipItem) -> tuple[str, ...]:
     return tuple(tip.tip for tip in item.tips)
 
 

@@ -148,7 +148,7 @@ def test_a_new_batch_shows_the_sheet_without_answers(judge_client: JudgeClient) 
     body, judging = judge_client.whole(sheet), kept(judge_client.served, sheet)
     assert [item["item"] for item in body["items"]] == [item.id for item in judging.sheet.items]
     item, shown = judging.sheet.items[0], body["items"][0]
-    assert shown["scenario"] == item.scenario
+    assert shown["scenario"] == item.card
     assert [tip["tip"] for tip in shown["tips"]] == [tip.tip for tip in item.tips]
     assert shown["answer"] == {
         "version": 0,

@@ -9,7 +9,7 @@ import typer
 from tipbench.cli.console import print_json, print_message, print_table
 from tipbench.cli.models import installed_hint
 from tipbench.cli.options import JsonOption, open_tracking_store, with_collect_options
-from tipbench.cli.progress import emit, progress_view
+from tipbench.cli.progress import progress_view, write_event
 from tipbench.errors import ModelRefused
 from tipbench.files import writable_home
 from tipbench.plan.config import CollectConfig
@@ -57,7 +57,7 @@ def collect_with_progress(config: CollectConfig, settings: Settings) -> Summary:
 
             def observer(event: Event) -> None:
                 show_progress(event)
-                emit(event)
+                write_event(event)
 
             environment = CollectEnvironment(
                 home=writable_home(settings.home),
@@ -88,7 +88,7 @@ def show_summary(summary: Summary) -> None:
                 prompt,
                 pair.answered + pair.failed,
                 pair.failed,
-                pair.floored,
+                pair.floored,  # without a usable tip
                 percent(pair.mean("format_ok")),
                 percent(pair.mean("overlong")),
                 latency and f"{latency} s",
@@ -96,7 +96,7 @@ def show_summary(summary: Summary) -> None:
                 pair.mean("diversity"),
             ]
         )
-    print_table(columns, rows, text=("model", "prompt"), keep=6)
+    print_table(columns, rows, text=("model", "prompt"), keep_columns=6)
     print(flush=True)
     if summary.evidence is not None and summary.evidence.samples:
         print_message(f"memory: {summary.evidence.sentence()}")

@@ -209,7 +209,7 @@ def show_board(board: Leaderboard) -> None:
     print()
     columns, rows = report.table_rows(board)
     n_always_shown = columns.index("standing") + 1
-    print_table(columns, rows, text=report.TEXT_COLUMNS, keep=n_always_shown, complete="--format csv")
+    print_table(columns, rows, text=report.TEXT_COLUMNS, keep_columns=n_always_shown, complete="--format csv")
     print(flush=True)
     for line in report.footer_lines(board):
         print(printable_lines(line))

@@ -88,13 +88,13 @@ def print_table(
     rows: Iterable[Sequence[object]],
     *,
     text: Collection[str] = (),
-    keep: int | None = None,
+    keep_columns: int | None = None,
     complete: str = "--json",
 ) -> None:
     """Print a table to stdout. Columns named in `text` are left-aligned, others right-aligned.
 
-    If the terminal is too narrow, columns are dropped from the right, except the first `keep` ones. A message then
-    lists the dropped columns and `complete`, the option that prints all of them. Without `keep` no column is dropped.
+    If the terminal is too narrow, columns are dropped from the right, except the first `keep_columns`. A message then
+    lists the dropped columns and `complete`, the option that prints all of them. Without `keep_columns`, all are kept.
     """
     from rich.measure import Measurement
 
@@ -103,7 +103,10 @@ def print_table(
     unlimited_width = console.options.update(max_width=_PIPE_WIDTH)
     n_shown = len(columns)
     table = _make_table(columns, rows, text)
-    while n_shown > (keep or len(columns)) and Measurement.get(console, unlimited_width, table).maximum > console.width:
+    while (
+        n_shown > (keep_columns or len(columns))
+        and Measurement.get(console, unlimited_width, table).maximum > console.width
+    ):
         n_shown -= 1
         table = _make_table(columns[:n_shown], rows, text)
     if console.is_terminal:

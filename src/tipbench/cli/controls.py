@@ -50,7 +50,7 @@ def make(
     material = load_material(cells, suite)
     existing = [example.tip for example in (*material.controls, *material.rubric.anchors)]
     controls = agreed_controls(
-        [cell for cell in cells if cell.scenario in material.cards],
+        [cell for cell in cells if cell.scenario_key in material.cards],
         material.rubric,
         judges=judges,
         per_scenario=per_scenario,

@@ -33,9 +33,10 @@ def export(
 ) -> None:
     """Export decisions, rewards and signals of the policy server.
 
-    jsonl has one line per decision, reward and shadow signal. dsjson has one line per rewarded decision, for `vw
-    --dsjson --cb_explore_adf`. obp is one JSON object with the arrays of the Open Bandit Pipeline's bandit feedback.
-    Users appear as keyed hashes, never by id. The server may be running.
+    jsonl has one line per decision, reward and signal; a signal has the tip that a shadow policy would have chosen.
+    dsjson has one line per rewarded decision, for `vw --dsjson --cb_explore_adf`. obp is one JSON object with the
+    arrays of the Open Bandit Pipeline's bandit feedback. Users appear as keyed hashes, never by id. The server may be
+    running.
 
     Examples:
 
@@ -97,9 +98,10 @@ def evaluate(
         print(f"{name:14} {estimate_text(estimate)}")
     print(f"gain (DR)      {estimate_text(evaluation['gain'])}")
     weights = evaluation["weights"]
+    mean_weight = weights["mean"]  # an estimate with its interval
     warning = "" if weights["plausible"] else " (implausible: not near 1)"
     print(
-        f"weights: mean {weights['mean']['mean']:.3f}{warning}, "
+        f"weights: mean {mean_weight['mean']:.3f}{warning}, "
         f"largest {weights['largest']:.1f}, effective sample {weights['effective_sample']:,.0f}"
     )
     for scale in evaluation["validity"]:

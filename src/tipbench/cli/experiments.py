@@ -32,7 +32,7 @@ def experiments(
             for found in recorded_experiments(store)
         ]
     output_format = "json" if json_ else format_
-    print_rows(COLUMNS, rows, output_format, text=("experiment", "url"), keep=5)
+    print_rows(COLUMNS, rows, output_format, text=("experiment", "url"), keep_columns=5)
     if not rows and output_format == "table":
         print_message("no experiments yet; create one with `tipbench demo` or `tipbench collect`")
 
@@ -43,11 +43,11 @@ def print_rows(
     output_format: ListFormat,
     *,
     text: Collection[str] = (),
-    keep: int | None = None,
+    keep_columns: int | None = None,
 ) -> None:
     """Print flat rows. Without rows, a table prints nothing and CSV prints its header.
 
-    Columns in `text` are left-aligned; the first `keep` are never dropped on a narrow terminal.
+    Columns in `text` are left-aligned; the first `keep_columns` are never dropped on a narrow terminal.
     """
     if output_format == "json":
         print_json(rows)
@@ -56,4 +56,4 @@ def print_rows(
     if output_format == "csv":
         print(csv_text(columns, values), end="")
     elif rows:
-        print_table(columns, values, text=text, keep=keep, complete="--format csv")
+        print_table(columns, values, text=text, keep_columns=keep_columns, complete="--format csv")

@@ -28,7 +28,7 @@ from tipbench.cli.options import (
     default_text,
     open_experiment,
 )
-from tipbench.cli.progress import emit, progress_counter, report_message
+from tipbench.cli.progress import progress_counter, report_message, write_event
 from tipbench.files import ResourceLock, writable_home, write_atomic
 from tipbench.http import canonical_url
 from tipbench.record.events import Judged, Judging
@@ -143,7 +143,7 @@ def run(
 
         def progress(scored: int, unscored: int, total: int) -> None:
             count(scored + unscored, total)
-            emit(Judging(automatic_judge.name, scored, unscored, total))
+            write_event(Judging(automatic_judge.name, scored, unscored, total))
 
         home = writable_home(settings.home)
         mlflow_option = f" --mlflow-url {shlex.quote(mlflow_url)}" if mlflow_url else ""
@@ -166,7 +166,7 @@ def run(
                 store, stored_experiment, automatic_judge, request, accept=accept_reason, environment=environment
             )
     applied, provisional = result.applied, automatic_judge.provisional
-    emit(Judged(applied.sheet, applied.judge, applied.finished, len(result.unscored), applied.held, provisional))
+    write_event(Judged(applied.sheet, applied.judge, applied.finished, len(result.unscored), applied.held, provisional))
     if json_:
         print_json(result.to_json())
     else:

@@ -87,7 +87,7 @@ def _show_status(judging: JudgingStatus, rules_errors: dict[str, dict[str, dict[
             ]
             for judge in judging.judges
         ]
-        print_table(_JUDGE_COLUMNS, rows, text=("judge", "scores", "drift"), keep=len(_ALWAYS_SHOWN_COLUMNS))
+        print_table(_JUDGE_COLUMNS, rows, text=("judge", "scores", "drift"), keep_columns=len(_ALWAYS_SHOWN_COLUMNS))
     else:
         print_message("no scores yet: `tipbench judge export --judge NAME --out FILE`, or `judge run --with rules`")
     for judge in judging.judges:

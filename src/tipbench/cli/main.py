@@ -41,7 +41,7 @@ from tipbench.cli import (
     token,
 )
 from tipbench.cli.console import print_message, wrap_streams
-from tipbench.cli.progress import INTERRUPTED, command_events, emit
+from tipbench.cli.progress import INTERRUPTED, command_events, write_event
 from tipbench.errors import TipbenchError, UsageError
 from tipbench.record.events import Failure
 
@@ -105,7 +105,7 @@ class Commands(TyperGroup):
             sys.stdout.flush()
         except TipbenchError as exc:
             print_message(f"error: {exc}")
-            emit(Failure(str(exc)))
+            write_event(Failure(str(exc)))
             raise typer.Exit(exc.exit_code) from exc
         except KeyboardInterrupt:
             print_message("interrupted; the same command continues where this one stopped")

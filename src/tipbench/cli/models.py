@@ -101,16 +101,19 @@ def list_models(
         text=["model", "quantization"],
     )
     reasons = [printable(each.refusal) for each in found.models if each.refusal is not None]
-    print("\n".join(["", *reasons] if reasons else [f"\nall within the limit of {config.max_model_b:g}B"]))
+    print()
+    print("\n".join(reasons) if reasons else f"all within the limit of {config.max_model_b:g}B")
 
 
 def installed_hint(command: str, config: CollectConfig, settings: Settings) -> str | None:
     """Suggest a command with installed models if none of the requested ones is installed; None if not applicable."""
     from tipbench.generate.engine import available_models, engine_types
 
-    servers = [each for each in engine_types(config.model_names) if each.server]
-    found = available_models(config, settings.home, servers)
-    if not servers or found.errors or set(found.accepted) & set(config.model_names):
+    server_engines = [each for each in engine_types(config.model_names) if each.server]
+    if not server_engines:
+        return None
+    found = available_models(config, settings.home, server_engines)
+    if found.errors or set(found.accepted) & set(config.model_names):
         return None
     if not found.accepted:
         return (

@@ -194,7 +194,7 @@ def command_events() -> Iterator[None]:
         _writer = EventWriter(Path(path))
     except OSError as exc:
         raise UsageError(f"{EVENTS_VARIABLE} takes a file; {path} cannot be written: {exc.strerror}.") from exc
-    emit(Started(tipbench.__version__))
+    write_event(Started(tipbench.__version__))
     code = 1
     try:
         yield
@@ -213,7 +213,7 @@ def command_events() -> Iterator[None]:
         writer.close()
 
 
-def emit(event: Event) -> None:
+def write_event(event: Event) -> None:
     """Write an event, if event output is enabled."""
     if _writer is not None:
         _writer.write(event)
@@ -222,4 +222,4 @@ def emit(event: Event) -> None:
 def report_message(text: str) -> None:
     """Print a message to stderr, and write it as an event."""
     print_message(text)
-    emit(Message(text))
+    write_event(Message(text))

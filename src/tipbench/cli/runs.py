@@ -95,7 +95,7 @@ def list_runs(
             rows,
             output_format,
             text=_TEXT_COLUMNS,
-            keep=len(_TEXT_COLUMNS),
+            keep_columns=len(_TEXT_COLUMNS),
         )
     if not runs:
         name = stored_experiment.name

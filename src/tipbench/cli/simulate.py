@@ -9,7 +9,7 @@ import typer
 
 from tipbench.cli.console import print_json, print_message, print_table
 from tipbench.cli.options import JsonOption, MlflowOption, PlotOption, PriorOption, open_tracking_store
-from tipbench.cli.progress import emit, progress_counter
+from tipbench.cli.progress import progress_counter, write_event
 from tipbench.record.events import Simulating
 from tipbench.settings import load_settings
 from tipbench.text import duration, interval, number, plural
@@ -96,7 +96,7 @@ def simulate(
 
 
 def _emit_progress(result: dict[str, Any]) -> None:
-    emit(
+    write_event(
         Simulating(
             done=result["seeds_done"],
             total=result["config"]["seeds"],

@@ -45,7 +45,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class ScenarioAnswers:
-    """One scenario and its answers."""
+    """One content version of a scenario, and its answers."""
 
     scenario: str
     card: Mapping[str, Any] | None  # None if the suite is not available
@@ -55,7 +55,7 @@ class ScenarioAnswers:
 def read_answers(
     store: RunStore, experiment: Experiment, board: Leaderboard, cells: BoardCells
 ) -> tuple[ScenarioAnswers, ...]:
-    """Return the answers of a board's cells, by scenario."""
+    """Return the answers of a board's cells, grouped by scenario and content version."""
     where = {"kind": str(RunKind.CELL), **cells.cell_filter.where}
     run_ids = {cell.run.run_id for cell in cells.cells}
     stored = {

@@ -33,7 +33,7 @@ class ModelFacts:
     quantization: str | None = None
     file_bytes: int | None = None
     kv_bytes_per_token: int | None = None
-    thinking: bool = False  # the model thinks unless this is disabled
+    thinking: bool = False  # can think, and does so unless `disable_thinking` is set
     remote: bool = False  # a cloud model: the server has no local weights
     completes: bool = True  # False for embedding-only models
 
@@ -272,8 +272,9 @@ class EngineType:
     has_prompt: bool = True  # False: answers do not depend on the prompt
     holds_weights: bool = True  # False: needs almost no memory and time
     server: str | None = None  # the setting with its server's URL; None: runs inside tipbench
-    needs_lock: bool = False  # one collect or model judge at a time
-    unload: Callable[[str, str, str], None] | None = None  # unloads (URL, model, digest) after a killed process
+    needs_lock: bool = False  # one collect, or one judging by a model, at a time
+    # Called with (URL, model, digest); unloads what a killed process left loaded.
+    unload: Callable[[str, str, str], None] | None = None
 
     def runs_here(self, config: CollectConfig) -> bool:
         """Return whether its models run on this machine."""
@@ -330,7 +331,7 @@ ENGINES: dict[str, EngineType] = {
 
 
 def engine_of(model: str) -> EngineType:
-    """Return the engine type that the prefix of the model's name names, by default Ollama."""
+    """Return the engine type given by the prefix of the model's name; Ollama if there is none."""
     return ENGINES.get(model.partition(":")[0], _DEFAULT)
 
 
@@ -351,10 +352,11 @@ def engine_resources(config: CollectConfig) -> set[str]:
     An embedded model shares memory with the servers on this machine, so it uses their resources too.
     """
     types = engine_types(config.model_names)
-    occupied = {each for each in types if each.needs_lock or each.holds_weights}
-    if any(each.server is None for each in occupied):
-        occupied |= {each for each in ENGINES.values() if each.server is not None and each.runs_here(config)}
-    return {each.resource(config) for each in occupied}
+    # An engine with a lock uses its resource even if it holds no weights.
+    using_types = {each for each in types if each.needs_lock or each.holds_weights}
+    if any(each.server is None for each in using_types):
+        using_types |= {each for each in ENGINES.values() if each.server is not None and each.runs_here(config)}
+    return {each.resource(config) for each in using_types}
 
 
 def build_engines(models: Iterable[str], dependencies: EngineDependencies) -> dict[str, Engine]:

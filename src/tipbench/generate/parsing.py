@@ -20,6 +20,7 @@ _RATIONALE_KEYS = frozenset(
     {"rationale", "rational", "reason", "reasoning", "why", "explanation", "justification", "benefit"}
 )
 _TITLE_KEYS = frozenset({"title", "headline", "heading", "name"})
+# "" is a normalised key without letters, such as "1".
 _DESCRIPTION_KEYS = frozenset({"", "text", "description", "content", "body", "detail", "details", "message", "value"})
 _MAX_KEY_CHARS = 40  # longer keys are not normalised
 
@@ -53,6 +54,7 @@ def parse_answer(raw: str, n_tips: int) -> Answer:
     text = _without_thinking(raw)
     roots = read_loose(text)
     tips = [tip for root in roots for tip in _tips_in(root)]
+    # JSON with a tip key was meant to have the tips, even if none is complete: a list around it has none.
     if not tips and not any(map(_has_tip_key, roots)):
         tips = _list_tips(text)
     cleaned = (Tip(_clean(tip.tip), _clean(tip.rationale)) for tip in tips)
@@ -130,6 +132,7 @@ def _without_thinking(raw: str) -> str:
             kept.append(raw[pos : tag.start()])
             inside = block_seen = True
         elif closing and (inside or not block_seen):
+            # Drops all text before a lone closing tag, which counts only before the first block.
             pos, inside, block_seen = tag.end(), False, True
     return "".join(kept) + ("" if inside else raw[pos:])
 
@@ -142,7 +145,7 @@ def _normalise_key(key: str) -> str:
 
 
 def _has_tip_key(node: Node) -> bool:
-    """Return whether a key of the node, or of a nested node, names tips."""
+    """Return whether a key of the node, even one whose value is truncated, or of a nested node names tips."""
     return any(_normalise_key(key) in _TIP_KEYS for key in node.keys) or any(
         _has_tip_key(entry) for _, entry in node.entries if isinstance(entry, Node)
     )
@@ -158,7 +161,8 @@ def _tips_in(node: Node, label: str = "") -> list[Tip]:
     rationale = next((text for key, text in named if key in _RATIONALE_KEYS), "")
     if any(key in _TIP_KEYS for key, _ in named):
         return _named_tips(named)
-    if named and len(named) < len(texts) and all(key in _RATIONALE_KEYS for key, _ in named):
+    has_unnamed = len(named) < len(texts)
+    if named and has_unnamed and all(key in _RATIONALE_KEYS for key, _ in named):
         # ["Do this", "rationale": "that"]: the text without a key is the tip
         return _named_tips([("tip" if key is None else _normalise_key(key), text) for key, text in texts])
     nested: list[Tip] = []
@@ -195,8 +199,7 @@ def _named_tips(named: list[tuple[str, str]]) -> list[Tip]:
 def _described_tip(named: list[tuple[str, str]], rationale: str, *, announced: bool) -> list[Tip]:
     """Build a tip from a title, a description, or both.
 
-    A title without a description needs a rationale. Without either it is a tip only if `announced`, that is, if the key
-    of the object names tips.
+    A title alone is a tip only with a rationale, or if `announced`: the key of the object names tips.
     """
     title = next((_split_label(text)[0] for key, text in named if key in _TITLE_KEYS), "")
     description = next((_split_label(text)[0] for key, text in named if key in _DESCRIPTION_KEYS), "")
@@ -226,6 +229,7 @@ MAX_LINES = 20_000  # lines of an answer that are parsed as a list; the rest is 
 
 _EMPHASIS = re.compile(r"\*\*|__|(?<!\w)\*(?=\S)|(?<=\S)\*(?!\w)")
 _HEADING = re.compile(r"(?:#{1,6}|>)\s++")
+# A number may also be a keycap emoji.
 _MARKER = re.compile(r"(?:\(?(?P<number>\d{1,3})(?:[.):]|\ufe0f?\u20e3)|(?P<bullet>[-*•‣◦▪–—·+]))\s++")
 _TIP_LABEL = re.compile(
     r"(?:productivity )?(?:tip|suggestion|advice|recommendation)(?:\s?#?\d{1,3}\s?[:.)–—-]|\s?[:–—])\s*+", re.IGNORECASE
@@ -279,7 +283,8 @@ class _Item:
         text, rationale = "".join(joined), self.rationale
         inline = _INLINE_RATIONALE.search(text)
         if inline and inline.start() > 0:
-            text, rationale = text[: inline.start()].rstrip(" (-–—"), text[inline.end() :].rstrip(")") or rationale
+            rationale = text[inline.end() :].rstrip(")") or rationale
+            text = text[: inline.start()].rstrip(" (-–—")
         text = _unquoted(text.strip())
         if not _is_meaningful(text) or text.endswith(":"):
             return None
@@ -292,6 +297,7 @@ def _list_tips(text: str) -> list[Tip]:
     labels = sum(line.kind is _Kind.LABEL for line in lines)
     first_kinds = {_Kind.BULLET}  # kinds of lines that begin a tip
     if labels or any(line.kind is _Kind.NUMBER for line in lines):
+        # With several labels, numbers are details of a tip. A single label may be in one item of a numbered list.
         first_kinds = {_Kind.LABEL} if labels > 1 else {_Kind.LABEL, _Kind.NUMBER}
     items: list[_Item] = []
     current: _Item | None = None
@@ -314,13 +320,13 @@ def _list_tips(text: str) -> list[Tip]:
         elif not line.text:
             pass
         elif not current.parts or current.parts[-1].endswith(":"):
-            current.parts.append(line.text)
+            current.parts.append(line.text)  # the text below a marker or headline
         elif line.kind is _Kind.PLAIN and after_blank and not line.indented:
-            current = None  # closing remarks
+            current = None  # closing remarks after the list
         elif line.kind is _Kind.PLAIN and current.unfinished:
-            current.parts.append(line.text)
+            current.parts.append(line.text)  # the rest of a sentence
         elif not current.rationale:
-            current.rationale = line.text
+            current.rationale = line.text  # a line after a complete tip explains it
         after_blank = False
     return [tip for item in items if (tip := item.tip()) is not None]
 

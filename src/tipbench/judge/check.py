@@ -17,12 +17,12 @@ from tipbench.judge.automatic import is_reserved
 from tipbench.judge.sheet import (
     FilledSheet,
     FilledT,
-    Item,
     ItemScore,
     ItemT,
     Sheet,
     SheetItem,
     SheetTip,
+    TipItem,
     TipScore,
     TipSheet,
 )
@@ -171,7 +171,7 @@ def check_file(
     return FilledSheet(name, finished, unfinished=tuple(id_ for id_ in items if id_ not in finished))
 
 
-def check_item(raw_item: Mapping[str, Any], item: Item, rubric: Rubric) -> ItemScore | list[Problem] | None:
+def check_item(raw_item: Mapping[str, Any], item: TipItem, rubric: Rubric) -> ItemScore | list[Problem] | None:
     """Validate one item. Returns its scores, None if any score is blank, or its problems."""
     location = Location([], item.id, row=_row_of(raw_item))
     check_unchanged(location, raw_item, item)
@@ -199,7 +199,7 @@ def check_unchanged(location: Location, raw_item: Mapping[str, Any], item: Sheet
     expect(location, raw_item, "sha256", item.sha256)
     if "scenario" not in raw_item:
         return
-    raw_card, card = raw_item["scenario"], item.scenario
+    raw_card, card = raw_item["scenario"], item.card
     if not isinstance(raw_card, Mapping):
         location.add_problem("scenario", shown(raw_card), "the card as exported")
         return

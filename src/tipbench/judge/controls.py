@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from tipbench.generate.parsing import Tip, is_overlong
 from tipbench.judge.drift import MIN_CONTROLS
 from tipbench.judge.material import Candidate, JudgedCell
-from tipbench.judge.sheet import Item, SheetTip
+from tipbench.judge.sheet import SheetTip, TipItem
 from tipbench.judge.sheet_store import ItemKind, SheetEntry, StoredSheet, control_id
 from tipbench.plan.rubric import Control, Rubric, Scale
 from tipbench.text import fingerprint
@@ -87,9 +87,9 @@ def compose(
     tips_by_pool = [sum(len(donor.tips) for donor in donors) for donors in donors_by_pool]
     controls_by_pool = _choose_controls(pools, tips_by_pool, rubric)
 
-    def make_item(scenario: str, tips: Sequence[Tip], format_ok: bool) -> Item:
+    def make_item(scenario: str, tips: Sequence[Tip], format_ok: bool) -> TipItem:
         flagged = tuple(SheetTip(tip.tip, tip.rationale, is_overlong(tip.tip, rubric.word_limit)) for tip in tips)
-        return Item("", cards[scenario], format_ok, flagged)
+        return TipItem("", cards[scenario], format_ok, flagged)
 
     entries = [
         SheetEntry(make_item(cell.scenario, cell.tips, cell.format_ok), kind, cell.run_id)
@@ -97,7 +97,7 @@ def compose(
         for cell in group
     ]
     entries += [
-        replace(entry, item=make_item(entry.item.scenario["id"], entry.item.tips, entry.item.format_ok))
+        replace(entry, item=make_item(entry.item.card["id"], entry.item.tips, entry.item.format_ok))
         for entry in returning
     ]
     for donors, chosen in zip(donors_by_pool, controls_by_pool, strict=True):
@@ -150,14 +150,14 @@ def _returning_controls(
     runs_of: dict[tuple[str, Occurrences], set[str]] = defaultdict(set)  # by scenario and occurrences
     for source, entry in entry_of.items():
         if isinstance(source, str):
-            runs_of[entry.item.scenario["id"], frozenset(occurrences_of[source])].add(source)
+            runs_of[entry.item.card["id"], frozenset(occurrences_of[source])].add(source)
     judge = history.judge
     judges_sheets = {number for number, stored in enumerate(history.sheets) if judge and stored.owner == judge}
     drawn: list[SheetEntry] = []
     drawn_ids: set[str] = set()
     for ids in sorted(source for source in entry_of if isinstance(source, tuple)):
         entry, random_number = entry_of[ids], rng.random()
-        comparable = runs_of[entry.item.scenario["id"], frozenset(occurrences_of[ids])]
+        comparable = runs_of[entry.item.card["id"], frozenset(occurrences_of[ids])]
         if not comparable or random_number >= len(comparable & on_new_sheet) / len(comparable):
             continue
         outdated = [current_references.get(id_) for id_ in ids] != list(entry.references)
@@ -437,7 +437,7 @@ def agreed_controls(
         counted = [judgement for judgement in cell.scores.counted if judgement.rubric == rubric.tag]
         if len(counted) < judges:
             continue
-        scenario = cell.scenario[0]
+        scenario = cell.scenario_key[0]
         scores_by_tip = zip(*(judgement.tips for judgement in counted), strict=True)
         for tip, scores in zip(cell.tips, scores_by_tip, strict=False):
             by_scale = {name: [score.scores[name] for score in scores] for name in rubric.scale_names}

@@ -143,7 +143,7 @@ def duel_json(sheet: DuelSheet) -> dict[str, Any]:
         {
             "item": item.id,
             "sha256": item.sha256,
-            "scenario": item.scenario,
+            "scenario": item.card,
             "a": list(map(asdict, item.a)),
             "b": list(map(asdict, item.b)),
             "winner": None,
@@ -227,9 +227,9 @@ def record_duel(store: RunStore, experiment_id: str, stored: StoredDuelSheet) ->
     tip_lists = list(dict.fromkeys(tips for item in sheet.items for tips in (item.a, item.b)))
     index_of = {tips: index for index, tips in enumerate(tip_lists)}
     content = {
-        "cards": {item.scenario["id"]: item.scenario for item in sheet.items},
+        "cards": {item.card["id"]: item.card for item in sheet.items},
         "answers": [[[tip.tip, tip.rationale] for tip in tips] for tips in tip_lists],
-        "items": [[item.id, item.scenario["id"], index_of[item.a], index_of[item.b]] for item in sheet.items],
+        "items": [[item.id, item.card["id"], index_of[item.a], index_of[item.b]] for item in sheet.items],
     }
     run = judging_run(
         sheet,
@@ -314,10 +314,10 @@ def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) 
     if not cells:
         raise NotEnoughData(f"None of the answers to compare is in {experiment.name} any more.")
     cards = load_material(cells, request.suite).cards  # by scenario id and content hash
-    known = [cell for cell in cells if cell.scenario in cards]
+    known = [cell for cell in cells if cell.scenario_key in cards]
     with_tips = {cell.run.run_id: cell for cell in known if cell.tips}
     contenders = [
-        Contender(run_id, request.runs[run_id], cell.scenario[0], cell.run.params.get("repeat", ""), cell.tips)
+        Contender(run_id, request.runs[run_id], cell.scenario_key[0], cell.run.params.get("repeat", ""), cell.tips)
         for run_id, cell in with_tips.items()
     ]
     done = _judged_in_both_orders(stored_duel_sheets(store, experiment), request.judge)
@@ -332,7 +332,10 @@ def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) 
     sheet_id = uuid.uuid4().hex[:12]
     items = tuple(
         DuelItem(
-            fingerprint([sheet_id, rng.getrandbits(64), index], 12), cards[with_tips[a.run_id].scenario], a.tips, b.tips
+            fingerprint([sheet_id, rng.getrandbits(64), index], 12),
+            cards[with_tips[a.run_id].scenario_key],
+            a.tips,
+            b.tips,
         )
         for index, (a, b) in enumerate(showings)
     )
@@ -466,7 +469,7 @@ def read_duels(store: RunStore, experiment: Experiment) -> list[JudgedDuel]:
             if choice := stored.choices.get(item.id):
                 runs = stored.sides[item.id]
                 pairs = stored.pairs[runs[0]], stored.pairs[runs[1]]
-                duel = JudgedDuel(item.scenario["id"], runs, pairs, choice.winner, judge, rubric)
+                duel = JudgedDuel(item.card["id"], runs, pairs, choice.winner, judge, rubric)
                 kept[judge, runs] = duel
     return list(kept.values())
 

@@ -34,13 +34,14 @@ class ExportRequest:
 
     judge: str | None = None
     limit: int | None = None
-    overlap: float = 0.2  # target share of the cells scored by others that this judge scores too
+    overlap: float = 0.2  # of the cells that others have scored, the share that this judge should score too
     everything: bool = False  # also include all cells that only others have scored
     rejudge: bool = False
     seed: int | None = None
     suite: str | None = None
-    provisional: bool = False
-    first: tuple[str, ...] = ()  # scenarios to select first, in this order, but after those of the design
+    provisional: bool = False  # for an automatic judge whose scores never count as a person's
+    # Scenarios to select first, in this order, but after those of the design, the experiment's planned order.
+    first: tuple[str, ...] = ()
     only: frozenset[str] | None = None  # runs that may be included; None for all
     without: frozenset[str] = frozenset()  # runs to exclude
 
@@ -52,7 +53,8 @@ class ExportResult:
     stored: StoredSheet
     unknown_scenarios: int = 0  # cells whose scenario is not (or no longer) in the suite
     older_rubric: int = 0  # cells judged under another rubric, skipped without --rejudge
-    other_conditions: int = 0  # cells whose conditions differ from the newest cell's; compare excludes them
+    # Cells whose conditions (n_tips, temperature, sampling …) differ from the newest cell's; compare excludes them.
+    other_conditions: int = 0
     added: int = 0  # cells beyond the limit, added so that the sheet has enough control tips
 
     @property
@@ -71,8 +73,8 @@ def export_sheet(
 ) -> ExportResult:
     """Create a sheet and store it in MLflow. Without `cells`, they are read with `read_cells`.
 
-    Raises NotEnoughData if there is nothing for this judge to score. With `rejudge`, outdated floor scores are updated
-    to the current rubric before it is raised.
+    Raises NotEnoughData if there is nothing for this judge to score. With `rejudge`, outdated floor scores (those
+    of answers without a usable tip) are then updated to the current rubric at once, else when the sheet is applied.
     """
     if request.judge and not request.provisional:
         check_no_duels(store, experiment, request.judge)
@@ -81,7 +83,7 @@ def export_sheet(
         raise NotEnoughData(f"{experiment.name} has no answered cells yet. Run `tipbench collect` first.")
     material = load_material(cells, request.suite)
     rubric = material.rubric
-    known_cells = {cell.run.run_id: cell for cell in cells if cell.scenario in material.cards}
+    known_cells = {cell.run.run_id: cell for cell in cells if cell.scenario_key in material.cards}
     n_unknown = len(cells) - len(known_cells)
     outdated_runs = {
         run_id for run_id, cell in known_cells.items() if cell.run.tags.get("scores_rubric", rubric.tag) != rubric.tag
@@ -114,15 +116,15 @@ def export_sheet(
     history = _judge_history(store, experiment, request, rubric.tag, known_cells.values())
 
     def compose_entries(selected: Sequence[Candidate]) -> tuple[SheetEntry, ...]:
-        cards = {cell.scenario: material.cards[known_cells[cell.run_id].scenario] for cell in selected}
+        cards = {cell.scenario: material.cards[known_cells[cell.run_id].scenario_key] for cell in selected}
         return compose(selected, cards, material.controls, rubric, history, sheet_id=sheet_id, rng=rng)
 
     entries, added = compose_entries(chosen), 0
     if request.limit is not None and not request.provisional and _count_control_tips(entries) < MIN_CONTROLS:
         # Add scenarios, those already on the sheet first, until there is room for enough control tips.
-        same_rng = random.Random(seed)  # noqa: S311
+        restarted_rng = random.Random(seed)  # noqa: S311 - same seed, same order of scenarios
         without_limit = replace(request, limit=None)
-        all_cells = choose_cells(candidates, without_limit, with_controls, same_rng, first_scenarios)
+        all_cells = choose_cells(candidates, without_limit, with_controls, restarted_rng, first_scenarios)
         chosen_runs, chosen_scenarios = {cell.run_id for cell in chosen}, {cell.scenario for cell in chosen}
         remaining = _by_scenario(cell for cell in all_cells if cell.run_id not in chosen_runs)
         extended = list(chosen)
@@ -184,6 +186,7 @@ def choose_cells(
     if request.limit is None:
         return _take_scenarios(unscored_groups, None, rng) + _take_scenarios(shared_groups, None, rng)
     n_shared = sum(map(len, shared_groups))
+    # Shared cells are at most `overlap` times the unscored ones, unless there are too few unscored ones.
     min_unscored = _rounded_up(request.limit / (1 + request.overlap))
     n_unscored = min(len(unscored), max(min_unscored, request.limit - n_shared))
     shared_limit = request.limit - n_unscored
@@ -264,7 +267,10 @@ def _count_control_tips(entries: Iterable[SheetEntry]) -> int:
 
 
 def _scored_by(cell: JudgedCell, rubric: str, request: ExportRequest) -> frozenset[str]:
-    """Return the judges who have scored the cell. Held scores are included only for the judge of the request."""
+    """Return the judges who have scored the cell.
+
+    Held scores, which do not count because of drift, are included only for the judge of the request.
+    """
     if request.provisional:
         judgements = list(cell.scores.provisional.values())
     else:

@@ -77,7 +77,7 @@ class JudgedCell:
         return int(self.run.params["n_tips"])
 
     @property
-    def scenario(self) -> tuple[str, str]:
+    def scenario_key(self) -> tuple[str, str]:
         """The scenario's id and content hash."""
         return self.run.params.get("scenario", ""), self.run.tags.get("scenario_hash", "")
 
@@ -87,7 +87,7 @@ class JudgedCell:
 
     def candidate(self, scored_by: frozenset[str]) -> Candidate:
         """Return the cell as a candidate for a sheet."""
-        return Candidate(self.run.run_id, self.scenario[0], self.tips, self.format_ok, scored_by)
+        return Candidate(self.run.run_id, self.scenario_key[0], self.tips, self.format_ok, scored_by)
 
 
 def load_material(cells: Sequence[JudgedCell], name: str | None) -> Material:

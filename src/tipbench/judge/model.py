@@ -32,7 +32,7 @@ from tipbench.generate.engine import (
 from tipbench.generate.residency import Evidence
 from tipbench.judge.automatic import JudgeChoice, JudgeKind
 from tipbench.judge.run import Unscored, safe_line, waiting_reporter
-from tipbench.judge.sheet import Item, ItemScore, TipScore, TipSheet
+from tipbench.judge.sheet import ItemScore, TipItem, TipScore, TipSheet
 from tipbench.plan.config import CollectConfig, make_config
 from tipbench.plan.rubric import FENCE, Rubric
 from tipbench.plan.scenarios import Persona, Scenario, Slot
@@ -85,11 +85,11 @@ def system_prompt(rubric: Rubric, num_ctx: int) -> str:
     return prompt
 
 
-def questions(item: Item, rubric: Rubric, system: str, num_ctx: int) -> list[Question] | str:
+def questions(item: TipItem, rubric: Rubric, system: str, num_ctx: int) -> list[Question] | str:
     """Split the item's tips into as few questions as fit the context. Return the reason if one tip does not fit."""
     if not item.tips:
         return "it has no tips"
-    card = json.dumps(item.scenario, ensure_ascii=False)
+    card = json.dumps(item.card, ensure_ascii=False)
     result: list[Question] = []
     first = 0  # index of the next question's first tip
     available = num_ctx - tokens(system)
@@ -251,7 +251,7 @@ class ModelJudge:
             f"{self._facts.model} is still in the memory of the Ollama server after {_MAX_RELEASE_ATTEMPTS} attempts."
         )
 
-    def _score(self, item: Item, rubric: Rubric, system: str, pause: Pause, *, last: bool) -> ItemScore | str:
+    def _score(self, item: TipItem, rubric: Rubric, system: str, pause: Pause, *, last: bool) -> ItemScore | str:
         """Return the item's scores, or the reason why there are none."""
         config = self._config
         item_questions = questions(item, rubric, system, config.num_ctx)

@@ -30,7 +30,7 @@ from tipbench.judge.rules_text import (
     unusable_reason,
 )
 from tipbench.judge.run import Unscored
-from tipbench.judge.sheet import Item, ItemScore, TipScore, TipSheet
+from tipbench.judge.sheet import ItemScore, TipItem, TipScore, TipSheet
 from tipbench.plan.rubric import CalibratedTip, Rubric
 from tipbench.text import plural, shorten
 
@@ -434,8 +434,8 @@ class RulesJudge:
         check_rubric(sheet.rubric)
         report(f"rules: {len(sheet.items)} items by text rules, for English only; the scores are provisional.")
 
-        def score(item: Item) -> ItemScore:
-            card = parse_card(item.scenario)
+        def score(item: TipItem) -> ItemScore:
+            card = parse_card(item.card)
             tips = []
             for tip in item.tips:
                 explanation = explain_tip(card, tip.tip)

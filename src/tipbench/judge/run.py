@@ -17,7 +17,7 @@ from tipbench.judge.apply import ApplyResult, SheetApplier
 from tipbench.judge.check import check_item
 from tipbench.judge.export import ExportRequest, export_sheet
 from tipbench.judge.material import JudgedCell, read_cells
-from tipbench.judge.sheet import FilledSheet, Item, ItemScore, TipSheet, sheet_text
+from tipbench.judge.sheet import FilledSheet, ItemScore, TipItem, TipSheet, sheet_text
 from tipbench.judge.sheet_store import (
     FILLED,
     SheetStatus,
@@ -107,7 +107,9 @@ def recover_items(output: bytes, sheet: TipSheet) -> RecoveredItems:
     return RecoveredItems(versions, mismatch)
 
 
-def choose_score(item: Item, rubric: Rubric, sources: Sequence[RecoveredItems], failure: str) -> ItemScore | Unscored:
+def choose_score(
+    item: TipItem, rubric: Rubric, sources: Sequence[RecoveredItems], failure: str
+) -> ItemScore | Unscored:
     """Return the item's score from the first of the sources that has exactly one valid score.
 
     Without such a source, return the most specific reason. `failure` is why the judge failed, or empty.

@@ -20,7 +20,7 @@ class SheetItem(ABC):
     """One item of a sheet: tips to score, or two answers to compare."""
 
     id: str  # random, so that it reveals nothing about the item
-    scenario: Mapping[str, Any]  # the scenario's card
+    card: Mapping[str, Any]  # the scenario as shown to a judge
 
     @property
     @abstractmethod
@@ -31,7 +31,7 @@ class SheetItem(ABC):
     def sha256(self) -> str:
         """Hash of the content that a judge must not change: id, card and tips."""
         texts = {key: [[tip.tip, tip.rationale] for tip in tips] for key, tips in self.tips_by_key.items()}
-        return fingerprint({"item": self.id, "scenario": self.scenario, **texts})
+        return fingerprint({"item": self.id, "scenario": self.card, **texts})
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class SheetTip(Tip):
 
 
 @dataclass(frozen=True)
-class Item(SheetItem):
+class TipItem(SheetItem):
     """One answer whose tips are scored."""
 
     format_ok: bool  # computed; the judge may correct it
@@ -102,10 +102,10 @@ class Sheet(Generic[ItemT]):
     judge: str | None  # None if the judge enters a name in the file
     rubric: Rubric
     items: tuple[ItemT, ...]
-    instructions: str = ""  # as exported; if empty, those of this version apply
+    instructions: str = ""  # as exported; if empty, `instructions()` is used
 
 
-TipSheet = Sheet[Item]
+TipSheet = Sheet[TipItem]
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def sheet_json(sheet: TipSheet, scores: Mapping[str, ItemScore] | None = None) -
             {
                 "item": item.id,
                 "sha256": item.sha256,
-                "scenario": item.scenario,
+                "scenario": item.card,
                 "format_ok": item_score.format_ok if item_score else item.format_ok,
                 "tips": tips,
             }

@@ -15,7 +15,7 @@ from typing import Any
 
 from tipbench.errors import SheetRefused, UsageError
 from tipbench.judge.check import CSV_ROW, MAX_PROBLEMS, Problem, refusal, shown, shown_name
-from tipbench.judge.sheet import FORMAT, Item, ItemScore, TipSheet, instructions
+from tipbench.judge.sheet import FORMAT, ItemScore, TipItem, TipSheet, instructions
 from tipbench.record.texts import escape, unescape
 
 BOM = "\ufeff"  # byte order mark; some spreadsheets need it to detect UTF-8
@@ -227,7 +227,7 @@ def _tip_rows(sheet: TipSheet, scores: Mapping[str, ItemScore]) -> Iterator[dict
                 "row": "tip",
                 "item": item.id,
                 "sha256": item.sha256,
-                "scenario_id": str(item.scenario.get("id", "")),
+                "scenario_id": str(item.card.get("id", "")),
                 "scenario": _card_text(item),
                 "number": index + 1,
                 "tip": tip.tip,
@@ -239,9 +239,9 @@ def _tip_rows(sheet: TipSheet, scores: Mapping[str, ItemScore]) -> Iterator[dict
             }
 
 
-def _card_text(item: Item) -> str:
+def _card_text(item: TipItem) -> str:
     """Return the scenario as lines of text."""
-    card = item.scenario
+    card = item.card
     try:
         slot, persona = card["slot"], card["persona"]
         lines = [

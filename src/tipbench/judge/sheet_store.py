@@ -14,7 +14,7 @@ import tipbench
 from tipbench.errors import CorruptText, SheetRefused, SheetsClosed
 from tipbench.judge.check import Problem, refusal, shown
 from tipbench.judge.scores import RUBRIC
-from tipbench.judge.sheet import Item, ItemScore, ItemT, Sheet, SheetTip, TipSheet, instructions
+from tipbench.judge.sheet import ItemScore, ItemT, Sheet, SheetTip, TipItem, TipSheet, instructions
 from tipbench.plan.config import EXPERIMENT_PREFIX, check_experiment_name
 from tipbench.plan.rubric import Control, Rubric, parse_rubric
 from tipbench.record.run import NewRun, RunKind, StoredRun
@@ -45,7 +45,7 @@ class ItemKind(StrEnum):
 class SheetEntry:
     """One item of a stored sheet, with its kind and source."""
 
-    item: Item
+    item: TipItem
     kind: ItemKind
     run_id: str | None = None  # for cells and repeats
     controls: tuple[str, ...] = ()  # ids of the control tips, in the item's order
@@ -163,10 +163,8 @@ def record_sheet(store: RunStore, experiment_id: str, stored: StoredSheet) -> st
     sheet, entries = stored.sheet, stored.entries
     content = {
         "instructions": sheet.instructions or instructions(sheet.rubric),
-        "cards": {item.scenario["id"]: item.scenario for item in sheet.items},
-        "items": [
-            [item.id, item.scenario["id"], item.format_ok, list(map(astuple, item.tips))] for item in sheet.items
-        ],
+        "cards": {item.card["id"]: item.card for item in sheet.items},
+        "items": [[item.id, item.card["id"], item.format_ok, list(map(astuple, item.tips))] for item in sheet.items],
     }
     sources = {
         entry.item.id: {
@@ -287,7 +285,7 @@ def _read_sheets(store: RunStore, experiment: Experiment, where: Mapping[str, st
             source = key["items"][id_]
             entries.append(
                 SheetEntry(
-                    Item(id_, content["cards"][scenario], bool(format_ok), tuple(SheetTip(*tip) for tip in tips)),
+                    TipItem(id_, content["cards"][scenario], bool(format_ok), tuple(SheetTip(*tip) for tip in tips)),
                     kind=ItemKind(source["behind"]),
                     run_id=source["run"],
                     controls=tuple(source["controls"]),

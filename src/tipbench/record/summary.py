@@ -25,7 +25,7 @@ class PairTally:
 
     answered: int = 0
     failed: int = 0
-    floored: int = 0
+    floored: int = 0  # answers without a usable tip
     values: dict[str, list[float]] = field(default_factory=dict)  # by measure, one value per answered cell
 
     def mean(self, name: str) -> float | None:

@@ -2,7 +2,7 @@
 
 | format | lines |
 |---|---|
-| jsonl | one per decision, shadow signal and reward, as logged; a recommendation has `"signal": "serve"` |
+| jsonl | one per decision, signal (a shadow's choice) and reward, as logged; a recommendation has `"signal": "serve"` |
 | dsjson | one per decision with a reward, for `vw --dsjson --cb_explore_adf` |
 | obp | a single one, a JSON object with the arrays of obp's bandit feedback; the arms are the tips |
 """

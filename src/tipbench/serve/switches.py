@@ -119,9 +119,11 @@ class Switches:
             "SELECT * FROM promotions WHERE ? IS NULL OR kind = ? ORDER BY id DESC LIMIT ?", (kind, kind, limit)
         )
         passed = {None: None, 0: False, 1: True}
-        return [
-            Promotion(**dict(row) | {"passed": passed[row["passed"]], "body": json.loads(row["body"])}) for row in rows
-        ]
+        promotions = []
+        for row in rows:
+            fields = {**dict(row), "passed": passed[row["passed"]], "body": json.loads(row["body"])}
+            promotions.append(Promotion(**fields))
+        return promotions
 
     def shadow_counts(self, name: str) -> ShadowCounts:
         """Return the saved counts of a shadow."""
@@ -133,7 +135,7 @@ class Switches:
         self._set(f"counts:{name}", json.dumps(vars(self.shadow_counts(name) + more)))
 
     def _switch(self, kind: str, policy: str, user: str, body: Mapping[str, Any]) -> Promotion:
-        known_policy(policy)
+        known_policy(policy)  # raises UsageError if unknown
         self._read_at = None  # another process may have switched meanwhile
         return self._record(kind, user, policy, self.active(), body)
 

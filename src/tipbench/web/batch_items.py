@@ -12,7 +12,7 @@ from pydantic import Field, StrictBool, StrictInt
 
 from tipbench.judge.check import MAX_NOTE, check_item
 from tipbench.judge.duels import SIDES
-from tipbench.judge.sheet import Item, SheetTip
+from tipbench.judge.sheet import SheetTip, TipItem
 from tipbench.plan.rubric import FLAGS, Rubric, parse_rubric
 from tipbench.text import iso
 from tipbench.web.api.models import NextCursor, RequestBody, Shape
@@ -201,7 +201,7 @@ class SheetItems:
             tip["overlong"] = tip["overlong"] if scored.overlong is None else scored.overlong
             tip["note"] = scored.note.replace("\r\n", "\n").replace("\r", "\n")
         tips = tuple(SheetTip(tip["tip"], tip["rationale"], tip["overlong"]) for tip in item["tips"])
-        exported = Item(item["item"], item["scenario"], item["format_ok"], tips)
+        exported = TipItem(item["item"], item["scenario"], item["format_ok"], tips)
         result = check_item(self.filled(item, content), exported, rubric_of(self.raw))
         if isinstance(result, list):  # problems
             first = result[0]

@@ -74,7 +74,7 @@ def matrix_rows(cells: BoardCells, pairs: Sequence[Pair], order: Order) -> list[
     states: dict[tuple[str, Pair], str] = {}
     for cell in cells.cells:
         key = cell.scenario, cell.pair
-        states[key] = "failed" if cell.failed else "pending"
+        states[key] = "failed" if cell.failed else "pending"  # used only if no repeat is judged
         if cell.values:
             values[key].append(cell.values[COMPOSITE])
     means = {key: fmean(found) for key, found in values.items()}
@@ -110,7 +110,7 @@ def scenarios_page(
     if (tidy := tidy_url(request, experiment_path(experiment, "scenarios"))) is not None:
         return RedirectResponse(tidy, 303)
     mlflow_experiment = get_experiment(store, experiment)
-    query = replace(query, by=None, cluster=None, baseline=None)  # always single pairs in single scenarios
+    query = replace(query, by=None, cluster=None, baseline=None)  # the matrix ignores grouping, clustering and baseline
     result = load_board(panel.queries, store, mlflow_experiment, query)
     url = BoardUrl(experiment, query)
     if result.board is None:
@@ -149,7 +149,7 @@ def scenarios_page(
     position = names.index(scenario)
     scenario_cells = replace(cells, cells=tuple(cell for cell in cells.cells if cell.scenario == scenario))
     view = panel.queries.view(store, mlflow_experiment)
-    groups = read_answers(view, mlflow_experiment, board, scenario_cells)
+    groups = read_answers(view, mlflow_experiment, board, scenario_cells)  # one per content version of the scenario
     answers = [(pairs.index(answer.pair), answer) for group in groups for answer in group.answers]
     return page(
         request,
@@ -167,7 +167,7 @@ def scenarios_page(
 
 
 def columns_of(board: Leaderboard, cells: BoardCells) -> list[Pair]:
-    """Return the pairs in board order, references after them."""
+    """Return the pairs in board order, then the references, which are compared but not ranked."""
     present = {cell.pair for cell in cells.cells}
     ranked = [standing.pair for standing in board.standings if standing.pair in present]
     return [*ranked, *sorted(present - set(ranked))]

@@ -123,7 +123,7 @@ def test_a_silent_server_is_queried_less_often(clock: Clock) -> None:
         with closing(AirflowApi(access, timeout_s=0.3, clock=clock)) as rest:
             queried = []
             for _ in range(3):
-                with pytest.raises(AirflowUnavailable, match=r"did not answer within 0\.3 s") as caught:
+                with pytest.raises(AirflowUnavailable, match=r"did not respond within 0\.3 s") as caught:
                     rest.get("dags")
                 queried.append(isinstance(caught.value.__cause__, httpx.TimeoutException))
                 clock.now += 3 * BACKOFF_S

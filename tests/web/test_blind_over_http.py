@@ -85,7 +85,8 @@ def test_no_step_of_a_batch_unblinds_by_api(world: World) -> None:
     sheet, item = first_item(judge_client)
     theirs, their_item = first_item(JudgeClient.named(world.served, "somebody"))
     for path in (f"/{theirs}", f"/{theirs}/items/{their_item['item']}/history", f"/{'0' * 12}", "?judge=*"):
-        judge_client.ask("GET", path)
+        response = judge_client.ask("GET", path)
+        assert response.status_code == 403 or "somebody" not in response.text
     judge_client.put(sheet, item["item"], 0, "draft", tips=whole_tips(item, note="mine"))
     judge_client.put(sheet, item["item"], 0, "skipped", reason="too late")
     judge_client.put(sheet, item["item"], 1, "submitted")

@@ -49,6 +49,14 @@ def test_reloading_the_response_creates_no_second_token(served: Served, length: 
     assert [token.name for token in served.panel.guard.tokens.all()].count("anna") == 1
 
 
+def test_a_form_without_the_csrf_token_creates_no_token(served: Served) -> None:
+    served.log_in(served.admin)
+    before = served.panel.guard.tokens.all()
+    for data in ({"role": "admin", "name": "mallory"}, {"role": "admin", "name": "mallory", "csrf": "wrong"}):
+        assert served.error(served.post("/settings/tokens", token=None, data=data)) == (403, "csrf")
+    assert served.panel.guard.tokens.all() == before
+
+
 def test_an_invalid_field_keeps_its_value_and_shows_the_error(served: Served) -> None:
     page = sent(served, name="Renée & co", expires="tomorrow", role="admin")
     assert page.status_code == 422

@@ -20,6 +20,7 @@ from tipbench.web.judge_service import (
     UPLOAD_LIFE_S,
     UploadQuota,
     UploadStore,
+    uploads_of,
 )
 from web.batching import driver_of
 from web.furnished_panel import HTML, words_of
@@ -357,3 +358,8 @@ def test_an_applied_upload_frees_its_content() -> None:
     found = kept.find(upload.id, "me", "tip-bench-a")
     assert found is not None
     assert (found.content, found.outcome) == (b"", {"status": "applied"})
+
+
+def test_an_upload_with_a_judges_token_is_not_kept(served: Served, exported: ExportResult) -> None:
+    assert upload(served, fill(exported.stored), token=served.judge).status_code == 403
+    assert len(uploads_of(served.app)) == 0

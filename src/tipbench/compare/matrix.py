@@ -36,6 +36,7 @@ class Pair:
         return f"{self.model}/{self.prompt}"
 
     def to_json(self) -> dict[str, str]:
+        """Return the pair as in every JSON of the product."""
         return {"model": self.model, "prompt_version": self.prompt}
 
 
@@ -128,7 +129,7 @@ class ScoreMatrix:
         other = OTHER[side]
         averaged_pairs = tuple(sorted({averaged(pair, side) for pair in self.pairs}))
         shared = shared_by_all(self.pairs, side)
-        means = np.full((len(self.scenarios), len(averaged_pairs)), np.nan)
+        means = np.full((len(self.scenarios), len(averaged_pairs)), np.nan, order="F")  # sums are over a column
         for column, averaged_pair in enumerate(averaged_pairs if shared else ()):
             members = [averaged(pair, side) == averaged_pair and getattr(pair, other) in shared for pair in self.pairs]
             means[:, column] = self.values[:, members].mean(axis=1)

@@ -194,7 +194,7 @@ class AirflowApi:
             with self._client.stream(method, url, json=body, params=params, headers=headers) as response:
                 content = read_body(response, limit=MAX_BYTES, deadline=deadline)
         except httpx.TimeoutException as exc:
-            message = f"Airflow at {self.url} did not answer within {self._timeout_s:g} s. Trying again."
+            message = f"Airflow at {self.url} did not respond within {self._timeout_s:g} s. Trying again."
             raise self._unavailable(message, _TIMEOUT_FACTOR * self._backoff_s) from exc
         except (httpx.RequestError, httpx.DecodingError) as exc:
             if is_too_many_files(exc):
@@ -204,7 +204,7 @@ class AirflowApi:
                 f"Airflow at {self.url} cannot be reached: {reason}. Is its API server running? Trying again."
             ) from exc
         if content is None:
-            raise AirflowError(f"Airflow at {self.url} answered with more than {MAX_BYTES >> 20} MB.", status=TOO_LONG)
+            raise AirflowError(f"Airflow at {self.url} returned more than {MAX_BYTES >> 20} MB.", status=TOO_LONG)
         return response.status_code, bytes(content)
 
     def _error_message(self, content: bytes) -> str:

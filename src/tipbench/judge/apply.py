@@ -306,6 +306,7 @@ class SheetApplier:
         adds metrics, tags and a text to the sheet's run, which are never read.
         """
         score = self._scores[item]
+        judgement = self._judgement(score)  # computed for an unchanged cell, too
         if self.stored.provisional or score == self.stored.scores.get(item):  # a cell would be read, but not written
             if not already_read:
                 self._read_next_cell(item)
@@ -315,7 +316,7 @@ class SheetApplier:
         for replaced in self._replaced:
             if replaced.score.item == item:
                 scores = scores.with_judgement(self._judgement(replaced.score))
-        change = run_change(scores.with_judgement(self._judgement(score)), {}, milliseconds(self._at))
+        change = run_change(scores.with_judgement(judgement), {}, milliseconds(self._at))
         imitation = RunChange(
             metrics={HIDDEN + name: value for name, value in change.metrics.items()},
             tags={HIDDEN + name: value for name, value in change.tags.items()},

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from importlib import import_module
 
 from fastapi import APIRouter, FastAPI
 from starlette.concurrency import run_in_threadpool
@@ -79,8 +77,6 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         for route in app.router.routes:  # FastAPI builds a router's routes when it is matched for the first time
             route.matches({"type": "http", "method": "GET", "path": ""})
-        # The first leaderboard needs it, and importing it takes 0.3 s.
-        threading.Thread(target=import_module, args=("scipy.special",), daemon=True).start()
         panel.jobs.supervisor.start()
         if webhook is not None:
             webhook.start()

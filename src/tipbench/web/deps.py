@@ -76,18 +76,18 @@ class MlflowConnection:
     def connected(self, url: str | None = None) -> Iterator[TrackingStore]:
         """Yield the connection to the server at `url`; None is the configured server.
 
-        If MLflow is unavailable, it is located again on the next `open`.
+        If the configured server is unavailable, it is located again on the next `open`.
         """
-        try:
-            if url is None or self._fixed is not None or url == self._settings.get("mlflow_url"):
+        if url is None or self._fixed is not None or url == self._settings.get("mlflow_url"):
+            try:
                 yield self.open()
-                return
-            tracking = find_tracking(url, self._settings.home, start=False, report=log.info)
-            with self._settings.mlflow.connect(tracking) as opened:
-                yield opened
-        except MlflowUnavailable:
-            self.locate_again()
-            raise
+            except MlflowUnavailable:
+                self.locate_again()
+                raise
+            return
+        tracking = find_tracking(url, self._settings.home, start=False, report=log.info)
+        with self._settings.mlflow.connect(tracking) as opened:
+            yield opened
 
     @contextmanager
     def judging_lock(self) -> Iterator[None]:

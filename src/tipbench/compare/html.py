@@ -72,6 +72,16 @@ def board_context(
     table = standings(board, sort)
     scored = any(standing.row.estimate for standing in board.standings)
     parts: Any = templates.get_template("board/parts.html").module
+
+    def rendered(macro: Any, *arguments: Any) -> Markup:
+        """Render a table now, not in the template: the panel caches these variables."""
+        return Markup(macro(*arguments))  # noqa: S704 - a template's own output, escaped there
+
+    attribution = _attribution(board.attribution)
+    attribution["marginals"] = [(title, rendered(parts.grid, grid, title)) for title, grid in attribution["marginals"]]
+    heat = None
+    if scored and not board.by:
+        heat = rendered(parts.grid, _heat_grid(board), "Mean composite by model and prompt")
     facts = [
         ("suite", board.suite or None),
         ("judged by", ", ".join(board.judges) or "not judged yet"),
@@ -84,16 +94,15 @@ def board_context(
     return {
         "card": summary_card(board),
         "scored": scored,
-        # Rendered now, because the panel caches these variables and the table is large.
-        "standings": Markup(parts.standings(table, links)),  # noqa: S704 - a template's own output, escaped there
+        "standings": rendered(parts.standings, table, links),
         "sort": table.sort,
         "sort_fault": table.fault,
         "flags": list(dict.fromkeys(flag for row in table.rows for flag in row.flags)),
         "facts": facts,
         "conditions": _conditions(board),
         "detectable": detectable_text(board),
-        "heat": _heat_grid(board) if scored and not board.by else None,
-        "attribution": _attribution(board.attribution),
+        "heat": heat,
+        "attribution": attribution,
         "duels": _duels(board),
     }
 

@@ -221,11 +221,18 @@ def empirical_bayes(values: Floats, *, resamples: int = RESAMPLES) -> EmpiricalB
     drawn = rng.integers(0, n, size=(resamples, n), dtype=np.int32)
     drawn += (np.arange(resamples, dtype=np.int32) * n)[:, None]
     draw_counts = np.bincount(drawn.ravel(), minlength=resamples * n).reshape(resamples, n).astype(np.float64)
-    errors = draw_counts @ residuals / n * np.sqrt(n / (n - 1))
-    errors *= np.sqrt((n - 1) / rng.chisquare(n - 1, size=(resamples, 1)))  # because the standard error is an estimate
-    means = drawn_factors[:, None] * deviations + np.sqrt(drawn_factors)[:, None] * errors
-    best = means >= means.max(axis=1, keepdims=True) - TOLERANCE
-    shares = np.asarray((best / best.sum(axis=1, keepdims=True)).sum(axis=0) / resamples).reshape(k)
+    # The chi-squared numbers allow for the standard error, which is an estimate.
+    error_scales = np.sqrt(n / (n - 1)) * np.sqrt((n - 1) / rng.chisquare(n - 1, size=(resamples, 1))) / n
+    shares = np.zeros(k)
+    rows_at_once = max(1, BLOCK // k)
+    for start in range(0, resamples, rows_at_once):
+        part = slice(start, start + rows_at_once)
+        part_factors = drawn_factors[part, None]
+        errors = draw_counts[part] @ residuals * error_scales[part]
+        means = part_factors * deviations + np.sqrt(part_factors) * errors
+        best = means >= means.max(axis=1, keepdims=True) - TOLERANCE
+        shares += (best / best.sum(axis=1, keepdims=True)).sum(axis=0)
+    shares /= resamples
     return EmpiricalBayes(shares, float(weight @ factors))
 
 

@@ -34,9 +34,8 @@ class Writers:
         self._journal = journal
         self._observer = observer
         self._draining = draining  # the journal of a dead process: MLflow may already have any of its results
-        self._stored_at_failure: dict[
-            str, int
-        ] = {}  # by record id: the value of `_stored` when the result first failed
+        # By record id: the value of `_stored` when storing the result first failed.
+        self._stored_at_failure: dict[str, int] = {}
         self._server_errors: Counter[str] = Counter()  # by record id: number of responses with a server error
         self._stop = threading.Event()
         self._lock = threading.Lock()

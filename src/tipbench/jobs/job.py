@@ -32,6 +32,7 @@ class JobState(StrEnum):
 
 ENDED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 ACTIVE = frozenset({JobState.RUNNING, JobState.WAITING, JobState.LOST})  # polled by the supervisor
+RETRIABLE = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.LOST})
 
 MOVES: Mapping[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED}),

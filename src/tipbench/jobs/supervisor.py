@@ -13,7 +13,17 @@ from typing import Any, Self
 
 from tipbench.errors import JobConflict, JobStartError, ServerUnavailable, TipbenchError
 from tipbench.files import home_errors, open_private, try_lock, write_atomic
-from tipbench.jobs.job import ACTIVE, ENDED, Job, JobRequest, JobState, JobStatus, Runner, transitions_between
+from tipbench.jobs.job import (
+    ACTIVE,
+    ENDED,
+    RETRIABLE,
+    Job,
+    JobRequest,
+    JobState,
+    JobStatus,
+    Runner,
+    transitions_between,
+)
 from tipbench.jobs.store import JobStore, Submitted, check_key
 
 TICK_S = 0.5  # between two passes over the jobs
@@ -43,7 +53,7 @@ def retry(
     if existing is not None and existing.retry_of == job_id:  # a repeated request, whatever the old job's state
         return Submitted(existing, new=False)
     old = store.get(job_id)
-    if old.state not in (JobState.FAILED, JobState.CANCELLED, JobState.LOST):
+    if old.state not in RETRIABLE:
         state = "has succeeded" if old.state in ENDED else f"is still {old.state}"
         raise JobConflict(f"A job that failed, was cancelled or is lost can be retried; {job_id} {state}.")
     request = {field.name: getattr(old, field.name) for field in fields(JobRequest)} | dict(changes or {})

@@ -110,7 +110,7 @@ class Switches:
             elif promotion.kind in _SWITCH_KINDS:
                 earlier_policies.append(promotion.baseline)
         if not earlier_policies:
-            raise UsageError(f"There is nothing to undo: {self.active()} is active, and no switch is recorded.")
+            raise UsageError(f"There is nothing to undo: {self.active()} is active, and no switch is left to undo.")
         return self._switch("undo", earlier_policies[-1], user, {})
 
     def promotions(self, *, limit: int = 100, kind: str | None = None) -> list[Promotion]:

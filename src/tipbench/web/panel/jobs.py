@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.errors import JobConflict
-from tipbench.jobs.job import ACTIVE, ENDED, Job, JobKind, JobState
+from tipbench.jobs.job import ACTIVE, ENDED, RETRIABLE, Job, JobKind, JobState
 from tipbench.jobs.progress import ModelProgress, Phase, Progress
 from tipbench.jobs.store import JobFilter
 from tipbench.markup import duration
@@ -29,7 +29,6 @@ from tipbench.web.forms import DEFAULT_LIMIT, Limit, Next
 from tipbench.web.job_service import retry_job
 from tipbench.web.panel.pages import SentForm, charts_installed, page
 
-RETRIABLE = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.LOST})
 RUNNERS = {"local": "this machine", "airflow": "Airflow"}
 _ANNOUNCED_PERCENT = 25  # progress between two announcements for screen readers
 _PHASES = {  # by phase: displayed text, badge

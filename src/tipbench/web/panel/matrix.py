@@ -74,7 +74,8 @@ def matrix_rows(cells: BoardCells, pairs: Sequence[Pair], order: Order) -> list[
     states: dict[tuple[str, Pair], str] = {}
     for cell in cells.cells:
         key = cell.scenario, cell.pair
-        states[key] = "failed" if cell.failed else "pending"  # used only if no repeat is judged
+        if states.get(key) != "pending":  # the state of a cell without a judged repeat: pending if one repeat is
+            states[key] = "failed" if cell.failed else "pending"
         if cell.values:
             values[key].append(cell.values[COMPOSITE])
     means = {key: fmean(found) for key, found in values.items()}

@@ -75,6 +75,9 @@ def test_sums_of_squares_and_p_are_those_of_statsmodels() -> None:
     for name, error in against.items():
         expected = f.sf(mean_squares[name] / mean_squares[error], full.loc[name, "df"], full.loc[error, "df"])
         assert p_of(theirs[name]) == pytest.approx(expected, abs=1e-9)
+        by_chance = full.loc[name, "df"] * mean_squares[error]
+        omega_squared = (full.loc[name, "sum_sq"] - by_chance) / (table["sum_sq"].sum() + mean_squares[error])
+        assert known(theirs[name]).share == pytest.approx(max(omega_squared, 0.0), abs=1e-9)
     assert ours.residual.squares == pytest.approx(table.loc["Residual", "sum_sq"], rel=1e-9)
 
 

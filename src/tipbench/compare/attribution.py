@@ -2,7 +2,8 @@
 
 Only complete rows count, over the scenarios they all share; they must have every model with every prompt.
 The sums of squares are then additive and independent of order. The share of a factor is ω² (Hays 1963): its sum of
-squares, minus the sum expected by chance, divided by the total. A negative share is set to 0. The residual is the rest.
+squares minus the sum expected by chance, divided by the total plus the mean square of its error term (below). A negative
+share is set to 0. The residual is the rest.
 
 `p` is from an F test with scenarios as a random factor: models are tested against model × scenario, prompts against
 prompt × scenario, their interaction against model × prompt × scenario, and scenarios against the residual.
@@ -181,7 +182,8 @@ def _factor(effect: SumOfSquares, error: SumOfSquares, total: float) -> Factor:
     p = None
     if error.squares > 1e-12 * total:
         p = float(fdtrc(effect.freedom, error.freedom, effect.mean / error.mean))
-    return Factor(max(effect.squares - by_chance, 0.0) / total, effect.squares, effect.freedom, p)
+    omega_squared = max(effect.squares - by_chance, 0.0) / (total + error.mean)
+    return Factor(omega_squared, effect.squares, effect.freedom, p)
 
 
 def _persona_factor(

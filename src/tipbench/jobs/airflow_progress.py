@@ -138,16 +138,18 @@ class JobOutput:
                 self.warn_once(f"The log of {task.title} cannot be read: {exc} The run continues.")
                 if isinstance(exc, AirflowUnavailable) or exc.status != TOO_LONG:
                     return  # the next poll tries again
-                at_end = True  # it would be too long again
+                at_end, has_more = True, False  # it would be too long again
             else:
                 self._read_lines(task, page.lines)
                 position.lines += len(page.lines)
                 position.token = page.token
                 at_end = page.token is None and task.state in TASK_ENDED
+                has_more = page.token is not None and bool(page.lines)
             if position.attempt == last_attempt:
                 position.over = at_end
                 return
-            self._next_attempt(task, position)
+            if not has_more:
+                self._next_attempt(task, position)
 
     def _next_attempt(self, task: TaskInstance, position: LogPosition) -> None:
         """Move to the start of the next attempt's log, and reset the totals that are counted per attempt."""

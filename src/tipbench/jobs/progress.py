@@ -39,7 +39,7 @@ class ModelProgress:
     failed: int = 0
     output_tokens: int = 0
     tokens_per_s: float | None = None  # of the last response
-    recorded: int = 0  # cells of `done` that were recorded before this run
+    recorded: int = 0  # cells of `done` that were recorded before this job
 
     def after(self, event: events.BlockStarted | events.CellFinished | events.BlockFinished) -> ModelProgress:
         """Return the progress after an event."""
@@ -64,7 +64,7 @@ class Progress:
 
     models: tuple[ModelProgress, ...] = ()  # in the order they were started
     refused: tuple[events.Refused, ...] = ()
-    waiting_for: tuple[str, ...] = ()
+    waiting_for: tuple[str, ...] = ()  # servers
     recording_left: int | None = None  # results still to be sent to MLflow
     judging: events.Judging | None = None
     simulating: events.Simulating | None = None
@@ -84,14 +84,15 @@ class Progress:
                 by_name[event.model] = before.after(event)
                 return replace(self, models=tuple(by_name.values()))
             case events.Waiting():
-                others = (what for what in self.waiting_for if what != event.what)
-                return replace(self, waiting_for=(*others, event.what))
+                other_servers = (server for server in self.waiting_for if server != event.what)
+                return replace(self, waiting_for=(*other_servers, event.what))
             case events.Resumed():
-                return replace(self, waiting_for=tuple(what for what in self.waiting_for if what != event.what))
+                return replace(self, waiting_for=tuple(server for server in self.waiting_for if server != event.what))
             case events.Message():
                 return replace(self, messages=(*self.messages, event)[-_MAX_MESSAGES:])
             case events.Refused():
-                return replace(self, refused=(*(each for each in self.refused if each.model != event.model), event))
+                other_models = (refused for refused in self.refused if refused.model != event.model)
+                return replace(self, refused=(*other_models, event))
             case events.Recording():
                 return replace(self, recording_left=event.left)
             case events.Judging():
@@ -189,7 +190,9 @@ class ProgressCache:
 
 def refused_reason(collected: events.Collected | None) -> str:
     """Return a sentence on the models that were refused; empty if there are none."""
-    return f"Refused models were left out: {' '.join(collected.refused)}" if collected and collected.refused else ""
+    if collected is None or not collected.refused:
+        return ""
+    return f"Refused models were left out: {' '.join(collected.refused)}"
 
 
 def events_after(runner: Runner, job: Job, cursor: int) -> Iterator[RecordedEvent]:

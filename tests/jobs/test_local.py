@@ -141,7 +141,8 @@ def test_a_process_that_ignores_sigterm_is_killed_after_the_grace_period(home: P
         now[0] += 2
         LocalRunner(home, grace_s=20, clock=lambda: now[0]).cancel(cancelled)  # the panel may be another one by then
         assert eventually(lambda: runner.observe(cancelled).state is not JobState.RUNNING)
-        assert runner.observe(cancelled).state is JobState.CANCELLED
+        killed = runner.observe(cancelled)
+        assert (killed.state, "without an exit code" in killed.reason) == (JobState.CANCELLED, True)
         assert runner.observe(job).state is JobState.LOST, "without a request to cancel it counts as lost"
 
 

@@ -116,7 +116,9 @@ class LocalRunner:
                 JobState.LOST, reason=f"It was started on {process.host}, which cannot be observed from this machine."
             )
         if job.cancel_requested is not None:
-            return JobStatus(JobState.CANCELLED, reason="Ended before it reported progress.")
+            return JobStatus(
+                JobState.CANCELLED, reason="Cancelled; its process ended without an exit code. Finished cells are kept."
+            )
         return JobStatus(
             JobState.LOST,
             reason=f"Its process ({process.pid}) ended without an exit code: killed, out of memory, or the "

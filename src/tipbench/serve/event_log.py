@@ -187,7 +187,7 @@ class EventLog:
         self.database = open_store(home)  # for reads, which a commit on the other connection does not block
         self.writing = open_store(home)
         self._writer = GroupCommit(
-            self.writing, "log", 8, capacity=min(capacity, MAX_QUEUED), lock=lock, on_failure=on_failure
+            self.writing, "log", columns=8, capacity=min(capacity, MAX_QUEUED), lock=lock, on_failure=on_failure
         )
         self._seq: int = self.database.rows("SELECT coalesce(max(seq), 0) FROM log")[0][0]
 
@@ -229,7 +229,7 @@ class EventLog:
         """Return the future of the commit of all entries appended so far, or None if they are committed."""
         return self._writer.pending()
 
-    def event(self, user: str, event: str) -> list[Entry]:
+    def event_entries(self, user: str, event: str) -> list[Entry]:
         """Return the committed score and reward entries of an event, in order."""
         rows = self.database.rows(
             f"SELECT {_COLUMNS} FROM log WHERE user = ? AND event = ? "  # noqa: S608

@@ -42,7 +42,7 @@ class FeatureSet:
 
     version: str
     names: tuple[str, ...]
-    compute: Compute  # returns the rows of all candidates in one list
+    compute: Compute  # returns a flat list: the row of the first candidate, then that of the second, …
 
     @property
     def dim(self) -> int:
@@ -71,11 +71,12 @@ def task_features(candidate: Candidate) -> tuple[float, float, float]:
     task = candidate.get("task")
     if not task:
         return 0.0, 0.0, 0.0
-    age, priority = task.get("age_days"), task.get("priority")
+    age = task.get("age_days") or 0.0
+    priority = task.get("priority") or 1  # 1 is the lowest of 4
     return (
         1.0 if task.get("is_overdue") else 0.0,
-        0.0 if not age else (age / MAX_AGE_DAYS if age < MAX_AGE_DAYS else 1.0),
-        0.0 if not priority else (priority - 1) / 3,
+        age / MAX_AGE_DAYS if age < MAX_AGE_DAYS else 1.0,
+        (priority - 1) / 3,
     )
 
 
@@ -117,7 +118,7 @@ def _v3(request: DecisionRequest, candidates: list[Candidate], at: datetime, tal
     hour = hour_of(at)
     profile = request.get("profile_features")
     if profile and (by_category := profile.get("by_category")) is not None:
-        tallies = Tallies.from_profile(by_category)
+        tallies = Tallies.from_values(by_category)
     open_tasks = (request.get("context") or {}).get("open_tasks")
     load = 0.0 if open_tasks is None else min(open_tasks, MAX_OPEN_TASKS) / MAX_OPEN_TASKS
     features_by_category: dict[str | None, tuple[float, ...]] = {}
@@ -129,6 +130,8 @@ def _v3(request: DecisionRequest, candidates: list[Candidate], at: datetime, tal
         if category_features is None:
             category_features = features_by_category[category] = tallies.features(category, hour)
         quality = 0.0 if composite is None else (composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF_RANGE
+        if not -1.0 <= quality <= 1.0:
+            quality = math.copysign(1.0, quality)
         overdue, age, priority = task_features(candidate)
         load_fit = 0.0  # with many open tasks, positive for short tips and negative for long ones
         if effort is not None:
@@ -138,7 +141,7 @@ def _v3(request: DecisionRequest, candidates: list[Candidate], at: datetime, tal
             overdue,
             age,
             priority,
-            quality if -1.0 <= quality <= 1.0 else math.copysign(1.0, quality),
+            quality,
             0.0 if slot_hour is None else math.cos(math.tau * (hour - slot_hour) / 24),
             load_fit,
         )

@@ -24,14 +24,14 @@ from tipbench.serve.request import RewardRequest
 from tipbench.text import fingerprint
 
 REWARD_VERSION = "reward-1"  # version of the rewards below
-BY_ACTION = {"dismissed": -1.0, "snoozed": 0.1, "ignored": 0.0}
-BY_DWELL = (  # (limit in ms, reward of a completed tip whose dwell is below the limit)
+REWARD_BY_ACTION = {"dismissed": -1.0, "snoozed": 0.1, "ignored": 0.0}
+REWARD_BY_DWELL = (  # (limit in ms, reward of a completed tip whose dwell is below the limit)
     (15_000.0, -0.3),  # too fast to have been read
     (120_000.0, 1.0),
     (math.nextafter(600_000.0, math.inf), 0.6),  # the next float after 10 minutes, so that exactly 10 minutes is below
     (math.inf, 0.3),
 )
-WITHOUT_DWELL = 0.6  # the reward of a completed tip whose dwell is unknown
+REWARD_WITHOUT_DWELL = 0.6  # the reward of a completed tip whose dwell is unknown
 
 LAMBDA, LAMBDA_WITH_PRIOR = 1.0, 100.0  # λ of the ridge regression: the prior weighs as much as about λ rewards
 REBUILD_EVERY = 1024  # updates; then V is computed from A again, to limit the rounding error
@@ -45,11 +45,11 @@ def reward_of(request: RewardRequest) -> float:
         return float(reward)
     action = request.get("action") or "ignored"  # a valid request without a reward has an action
     if action != "completed":
-        return BY_ACTION[action]
+        return REWARD_BY_ACTION[action]
     dwell_ms = request.get("dwell_ms")
     if dwell_ms is None:
-        return WITHOUT_DWELL
-    return next(reward for limit_ms, reward in BY_DWELL if dwell_ms < limit_ms)
+        return REWARD_WITHOUT_DWELL
+    return next(reward for limit_ms, reward in REWARD_BY_DWELL if dwell_ms < limit_ms)
 
 
 class Ridge:

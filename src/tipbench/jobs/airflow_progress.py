@@ -153,7 +153,7 @@ class JobOutput:
                 position.token = page.token
                 if is_last_attempt:
                     is_complete = page.token is None and task.state in TASK_ENDED
-                else:
+                else:  # some log stores return a token with the last page; the page after that is empty
                     is_complete = page.token is None or not page.lines
             if is_last_attempt:
                 position.is_complete = is_complete

@@ -109,7 +109,8 @@ class JobFolder:
         try:
             with self.log.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                start = max(0, size - min(max(1, max_bytes), MAX_LOG))
+                tail_bytes = min(max(1, max_bytes), MAX_LOG)
+                start = max(0, size - tail_bytes)
                 file.seek(start)
                 content = file.read(size - start)
         except OSError:

@@ -80,8 +80,8 @@ class Progress:
         match event:
             case events.BlockStarted() | events.CellFinished() | events.BlockFinished():
                 by_name = {model.model: model for model in self.models}
-                before = by_name.get(event.model) or ModelProgress(event.model, Phase.LOADING, 0, 0)
-                by_name[event.model] = before.after(event)
+                progress = by_name.get(event.model) or ModelProgress(event.model, Phase.LOADING, done=0, total=0)
+                by_name[event.model] = progress.after(event)
                 return replace(self, models=tuple(by_name.values()))
             case events.Waiting():
                 other_servers = (server for server in self.waiting_for if server != event.what)
@@ -151,9 +151,9 @@ class ProgressSnapshot:
 class ProgressCache:
     """Progress by job; the least recently used is dropped first. Thread-safe."""
 
-    def __init__(self, runner_of: Callable[[Job], Runner], size: int = _MAX_CACHED) -> None:
+    def __init__(self, runner_of: Callable[[Job], Runner], max_jobs: int = _MAX_CACHED) -> None:
         self._runner_of = runner_of
-        self._size = size
+        self._max_jobs = max_jobs
         self._lock = threading.Lock()
         self._snapshots: OrderedDict[str, ProgressSnapshot] = OrderedDict()
 
@@ -171,7 +171,7 @@ class ProgressCache:
             if self._snapshots.get(job.id, ProgressSnapshot()).cursor <= snapshot.cursor:
                 self._snapshots[job.id] = snapshot
             self._snapshots.move_to_end(job.id)
-            while len(self._snapshots) > self._size:
+            while len(self._snapshots) > self._max_jobs:
                 self._snapshots.popitem(last=False)
         return snapshot
 

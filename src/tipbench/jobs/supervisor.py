@@ -151,9 +151,9 @@ class Supervisor:
         """Process every job once. Returns False, without processing any, if another process holds the lock."""
         if not self._acquire_lock():
             return False
-        observable = self._store.in_states(ACTIVE - {JobState.LOST})
+        running_or_waiting = self._store.in_states(ACTIVE - {JobState.LOST})
         lost = self._store.in_states({JobState.LOST}, limit=_MAX_LOST)
-        for job in observable + lost:
+        for job in running_or_waiting + lost:
             self._safely(self._update_job, job)
         queued = self._store.in_states({JobState.QUEUED})
         for job in queued:

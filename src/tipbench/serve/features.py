@@ -25,9 +25,16 @@ MAX_OPEN_TASKS = 20.0
 MAX_EFFORT_MIN = 30.0
 COMPOSITE_MIDDLE, COMPOSITE_HALF_RANGE = 9.5, 7.5  # composites are from 2 to 17
 
-_V1 = ("hour_sin", "hour_cos", "is_overdue", "task_age_norm", "priority_norm", "dow_sin", "dow_cos")
-_V2 = (*_V1, "completion_rate", "dismiss_rate", "mean_dwell_norm", "preferred_hour_alignment", "tip_volume_norm")
-_V3 = (
+_V1_NAMES = ("hour_sin", "hour_cos", "is_overdue", "task_age_norm", "priority_norm", "dow_sin", "dow_cos")
+_V2_NAMES = (
+    *_V1_NAMES,
+    "completion_rate",
+    "dismiss_rate",
+    "mean_dwell_norm",
+    "preferred_hour_alignment",
+    "tip_volume_norm",
+)
+_V3_NAMES = (
     *("bias", "is_overdue", "task_age_norm", "priority_norm", "quality", "slot_match", "load_fit"),
     # From the user's tallies of the candidate's category:
     *("category_completion", "category_dismissal", "category_dwell", "category_hour_alignment", "category_volume"),
@@ -94,7 +101,7 @@ def user_features(profile: ProfileFeatures | None, hour: float) -> tuple[float, 
     )
 
 
-def _v1(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
+def _compute_v1(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
     hour_sin, hour_cos, dow_sin, dow_cos = time_features(at)
     values: list[float] = []
     for candidate in candidates:
@@ -103,7 +110,7 @@ def _v1(request: DecisionRequest, candidates: list[Candidate], at: datetime, tal
     return values
 
 
-def _v2(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
+def _compute_v2(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
     hour_sin, hour_cos, dow_sin, dow_cos = time_features(at)
     same_for_all = (dow_sin, dow_cos, *user_features(request.get("profile_features"), hour_of(at)))
     values: list[float] = []
@@ -114,7 +121,7 @@ def _v2(request: DecisionRequest, candidates: list[Candidate], at: datetime, tal
     return values
 
 
-def _v3(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:
+def _compute_v3(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:
     hour = hour_of(at)
     profile = request.get("profile_features")
     if profile and (by_category := profile.get("by_category")) is not None:
@@ -150,7 +157,7 @@ def _v3(request: DecisionRequest, candidates: list[Candidate], at: datetime, tal
 
 
 FEATURES = {
-    "v1": FeatureSet("features-v1/1", _V1, _v1),
-    "v2": FeatureSet("features-v2/1", _V2, _v2),
-    "v3": FeatureSet("features-v3/1", _V3, _v3),
+    "v1": FeatureSet("features-v1/1", _V1_NAMES, _compute_v1),
+    "v2": FeatureSet("features-v2/1", _V2_NAMES, _compute_v2),
+    "v3": FeatureSet("features-v3/1", _V3_NAMES, _compute_v3),
 }

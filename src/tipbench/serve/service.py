@@ -112,8 +112,10 @@ class PolicyService:
             self.keys = load_keys(home)
             self.log = EventLog(home, lock=self._lock, on_failure=self._clear_memory, capacity=queue)
             opened.callback(self.log.close)
-            self._statistics = open_store(home)  # a separate connection: long queries must not block scores and commits
-            opened.callback(self._statistics.close)
+            self._stats_database = open_store(
+                home
+            )  # a separate connection: long queries must not block scores and commits
+            opened.callback(self._stats_database.close)
             self._store = open_state(home, state, self.log.database, self.log.writing)
             if isinstance(self._store, FileStore):
                 self._store.remove_leftovers()
@@ -126,7 +128,7 @@ class PolicyService:
         """Write everything to disk and release the store."""
         self._closing.set()
         self._flusher.join()
-        with self._opened:
+        with self._opened:  # released even if the flush fails
             self.flush()
 
     # Scores
@@ -239,7 +241,7 @@ class PolicyService:
                     f"Event {event_id} was scored with {event.features}, which this version of tipbench no longer "
                     "uses: nothing was learned."
                 )
-            if event.seq < user.reset:
+            if event.seq < user.reset_seq:
                 raise EventConflict(f"Event {event_id} is from before the user's reset: nothing was learned.")
             if event.reward is not None and event.reward != value:
                 raise EventConflict(
@@ -285,11 +287,11 @@ class PolicyService:
         self.log.wait()
         prior_hash = self.prior_hashes.get(known_policy(policy).name)
         if user_id is None:
-            return policy_totals(self._statistics, policy, prior_hash)
+            return policy_totals(self._stats_database, policy, prior_hash)
         with self._lock:
             user = self._user(self.keys.user(user_id))
-            ridge, reset = user.ridge(policy).snapshot(), user.reset
-        return user_stats(self._statistics, user.key, policy, ridge, prior_hash, since=reset)
+            ridge, reset_seq = user.ridge(policy).snapshot(), user.reset_seq
+        return user_stats(self._stats_database, user.key, policy, ridge, prior_hash, since=reset_seq)
 
     def reset(self, user_id: str, *, erase: bool = False) -> dict[str, Any]:
         """Clear a user's state for all policies, and return once it is on disk; `erase` also deletes the events."""
@@ -321,7 +323,7 @@ class PolicyService:
     # Shadows
 
     def snapshot(self, policy: str, key: str) -> tuple[Ridge, Tallies]:
-        """Return copies of a user's regression for a policy and tallies, which are safe to read without the lock."""
+        """Return copies of a user's regression for a policy and of the tallies, to be read without the lock."""
         with self._lock:
             user = self._user(key)
             return user.ridge(policy).snapshot(), user.tallies.copy()
@@ -329,7 +331,7 @@ class PolicyService:
     def publish(self, score: Entry, policy: str, body: dict[str, Any]) -> bool:
         """Log the signal of a shadow; returns False if the user's events were erased after the score."""
         with self._lock:
-            if score.seq < self._user(score.user).erased:
+            if score.seq < self._user(score.user).erased_seq:
                 return False
             agrees = float(body["agrees"])
             self.log.append("signal", score.user, self.clock(), body, event=score.event, policy=policy, reward=agrees)
@@ -402,7 +404,7 @@ class PolicyService:
         event = self._events.get((user.key, event_id))
         if event is None:
             for entry in self.log.event_entries(user.key, event_id):
-                if entry.seq < user.erased:
+                if entry.seq < user.erased_seq:
                     continue
                 if entry.kind == "score":
                     candidates = entry.body["request"]["candidates"]

@@ -128,15 +128,15 @@ def _ridge_without_rewards(policy: str, prior: Prior | None) -> Ridge:
 class UserState:
     """The state of one user: a ridge regression for each policy with rewards, and the tallies."""
 
-    __slots__ = ("_priors", "dirty", "erased", "key", "learned_with", "reset", "ridges", "seqs", "tallies")
+    __slots__ = ("_priors", "dirty", "erased_seq", "key", "learned_with", "reset_seq", "ridges", "seqs", "tallies")
 
     def __init__(self, key: str, priors: Mapping[str, Prior]) -> None:
-        self.key = key
+        self.key = key  # hash of the user id
         self.ridges: dict[str, Ridge] = {}
         self.tallies = Tallies()
         self.learned_with: dict[str, str | None] = {}  # by policy: hash of the prior at the last reward
-        self.reset = 0  # entry number of the last reset
-        self.erased = 0  # entry number of the last reset with `erase`
+        self.reset_seq = 0  # entry number of the last reset
+        self.erased_seq = 0  # entry number of the last reset with `erase`
         self.dirty: set[str] = set()  # names of documents that differ from the store
         self.seqs = dict.fromkeys(DOCUMENT_NAMES, 0)  # by document: number of the last entry applied to it
         self._priors = priors
@@ -150,9 +150,9 @@ class UserState:
         """Apply an entry to the documents that do not contain it yet."""
         seq, body = entry.seq, entry.body
         if entry.kind == "reset":
-            self.reset = seq
+            self.reset_seq = seq
             if body["erase"]:
-                self.erased = seq
+                self.erased_seq = seq
             for name in DOCUMENT_NAMES:
                 if seq > self.seqs[name]:
                     self.clear(name, seq)

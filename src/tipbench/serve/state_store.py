@@ -156,7 +156,7 @@ def load_user(
     `set_aside`, moved away. Raises StateError for an unknown schema.
     """
     user = UserState(key, priors)
-    user.reset, user.erased = read_resets(database, key)
+    user.reset_seq, user.erased_seq = read_resets(database, key)
     documents = store.load(key) if store else {}
     corrupt = False
     for name, document in documents.items():
@@ -173,9 +173,9 @@ def load_user(
     # no reward among them.
     after = 0 if corrupt else user.seqs[TALLIES]
     for name in documents:
-        if user.seqs[name] < user.reset:
-            user.clear(name, user.reset)
-    for entry in read_entries(database, after=max(after, user.reset), user=key, kinds=STATE_CHANGES):
+        if user.seqs[name] < user.reset_seq:
+            user.clear(name, user.reset_seq)
+    for entry in read_entries(database, after=max(after, user.reset_seq), user=key, kinds=STATE_CHANGES):
         user.apply(entry)
     return user
 

@@ -25,7 +25,7 @@ from tipbench.record.events import MAX_LINE_BYTES, Event, event_line, parse_line
 from tipbench.text import printable
 
 EVENTS_VARIABLE = "TIPBENCH_EVENTS"  # environment variable with the path of a command's event file
-MAX_LOG = 1_000_000  # bytes of a log that are returned
+MAX_LOG_BYTES = 1_000_000  # of a log that are returned
 _TAIL_BYTES = 65_536  # read from the end of the event file; enough for the last events of a command
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
 
@@ -109,7 +109,7 @@ class JobFolder:
         try:
             with self.log.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                tail_bytes = min(max(1, max_bytes), MAX_LOG)
+                tail_bytes = min(max(1, max_bytes), MAX_LOG_BYTES)
                 start = max(0, size - tail_bytes)
                 file.seek(start)
                 content = file.read(size - start)

@@ -34,7 +34,8 @@ RETRY_COLLECT = {
     "max_retry_delay": timedelta(minutes=10),
     "weight_rule": "absolute",
 }
-# An unload runs before the collect tasks of other runs in the same pool.
+# An unload runs before the collect tasks of other runs in the same pool: with the weight rule `absolute`, the priority
+# of a task does not depend on the number of tasks after it.
 RETRY_UNLOAD = {**RETRY, "priority_weight": 2, "weight_rule": "absolute"}
 
 
@@ -42,7 +43,10 @@ def listed_hosts() -> dict[str, str]:
     """Return the Ollama hosts by name, from comma-separated NAME=URL; empty if runs use the server of their conf."""
     source, text = _hosts_text()
     hosts: dict[str, str] = {}
-    for entry in filter(None, (part.strip() for part in text.split(","))):
+    for part in text.split(","):
+        entry = part.strip()
+        if not entry:
+            continue
         name, _, url = entry.partition("=")
         shown = re.sub("//.*@", "//…@", entry)[:80]
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name) or not re.fullmatch(r"https?://[^@\s]+", url):
@@ -59,8 +63,10 @@ def _hosts_text() -> tuple[str, str]:
         return f"The Airflow variable {HOSTS_VARIABLE}", text
     if text := os.environ.get("TIPBENCH_OLLAMA_HOSTS"):
         return "TIPBENCH_OLLAMA_HOSTS", text
-    local, data = Path(".tipbench"), Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share", "tipbench")
-    home = os.environ.get("TIPBENCH_HOME") or (local if local.is_dir() else data)  # as in tipbench.settings
+    # The home folder is found as in tipbench.settings.
+    local_home = Path(".tipbench")
+    data_home = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share", "tipbench")
+    home = os.environ.get("TIPBENCH_HOME") or (local_home if local_home.is_dir() else data_home)
     for folder in (Path.cwd(), Path(home).expanduser()):
         file = folder / "tipbench.toml"
         try:
@@ -70,7 +76,8 @@ def _hosts_text() -> tuple[str, str]:
         except (OSError, ValueError) as exc:
             raise ValueError(f"{file} cannot be read: {exc}. Correct it, or remove it.") from exc
         if value:
-            return f"{HOSTS_SETTING} in {file}", ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            return f"{HOSTS_SETTING} in {file}", text
     return "", ""
 
 
@@ -95,8 +102,9 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
     except TipbenchError as exc:
         if function.__name__ != "collect_model":  # its command has already emitted the failure
             print_event(Failure(str(exc)))
-        permanent = isinstance(exc, UsageError | NotEnoughData | MlflowError | MixedRubrics)
-        raise (AirflowFailException if permanent else AirflowException)(str(exc)) from exc
+        is_permanent = isinstance(exc, UsageError | NotEnoughData | MlflowError | MixedRubrics)
+        error_class = AirflowFailException if is_permanent else AirflowException
+        raise error_class(str(exc)) from exc
 
 
 def result_of(task_id: str, map_index: int = -1) -> Any:
@@ -221,7 +229,7 @@ def wait_operator() -> HITLOperator:
 )
 def bench_collect() -> None:
     """Define the tasks: a collect and an unload per host, in the host's pool and queue."""
-    hosts: dict[str, str | None] = dict(listed_hosts()) or {"": None}
+    hosts: dict[str, str | None] = dict(listed_hosts()) or {"": None}  # one host without a name: that of the run's conf
     task_urls = {task_id_of("collect", host): url for host, url in hosts.items()}
     planned = plan(task_urls)
     collect_tasks = []

@@ -23,7 +23,7 @@ from tipbench.jobs.job import (
     JobKind,
     JobRequest,
     JobState,
-    transitions_between,
+    path_between,
 )
 from tipbench.jobs.store import JobFilter, JobStore
 from tipbench.jobs.supervisor import retry
@@ -301,7 +301,7 @@ def test_every_state_has_its_transitions_and_final_states_have_none() -> None:
 
 def test_the_path_between_two_states_has_only_legal_transitions() -> None:
     for old, new in itertools.product(JobState, repeat=2):
-        path = transitions_between(old, new)
+        path = path_between(old, new)
         for before, after in zip((old, *path), path, strict=False):
             assert after in MOVES[before]
         if old is new or old in ENDED or new is JobState.QUEUED:

@@ -128,7 +128,7 @@ def test_a_log_over_the_size_limit_loses_progress_but_not_the_job(site: Site, mo
 class TooLongAtFirst(AirflowDag):
     """A DAG whose tasks print more than any answer at their first attempt."""
 
-    def log(self, _run_id: str, _task: TaskInstance, attempt: int, _token: str | None, skip: int) -> LogPage:
+    def log(self, _run_id: str, _task: TaskInstance, attempt: int, *, token: str | None, skip: int) -> LogPage:  # noqa: ARG002
         if attempt == 1:
             raise AirflowError("That is too much.", status=airflow_rest.TOO_LONG)
         return LogPage((LogLine(f"attempt {attempt}"),)[skip:], None)
@@ -143,6 +143,29 @@ def test_an_attempt_that_printed_too_much_does_not_hide_the_next(site: Site) -> 
         output.read_logs(dag, DagRun(state="running", tasks=(task,)))
     output.save()
     assert folder.tail(10_000).text.count("] attempt 2") == 1
+
+
+class PagedAtFirst(AirflowDag):
+    """A DAG whose first attempt has a log of two pages, as Airflow returns one that is stored in Elasticsearch."""
+
+    def log(self, _run_id: str, _task: TaskInstance, attempt: int, *, token: str | None, skip: int) -> LogPage:
+        if attempt > 1:
+            return LogPage((LogLine("attempt 2"),)[skip:], None)
+        return LogPage((LogLine("page 1"),), "2") if token is None else LogPage((LogLine("page 2"),), None)
+
+
+def test_all_pages_of_an_earlier_attempt_are_read(site: Site) -> None:
+    folder, dag = JobFolder(site.home / "jobs", "one"), PagedAtFirst(site.rest)
+    folder.make()
+    output = JobOutput(folder, StoredProgress(run_id="x"), time.time)
+    task = TaskInstance(task_id="collect", state="running", try_number=2)
+    output.read_logs(dag, DagRun(state="running", tasks=(task,)))
+    output.save()
+    assert [line.split("] ")[1] for line in folder.tail(10_000).text.splitlines()][1:] == [
+        "page 1",
+        "page 2",
+        "attempt 2",
+    ]
 
 
 @pytest.mark.parametrize("status", [403, 500])

@@ -78,7 +78,7 @@ def test_concurrent_readers_get_the_same_progress(runner: CountingRunner) -> Non
 
 
 def test_memory_is_bounded(runner: CountingRunner) -> None:
-    cache = ProgressCache(lambda _job: runner, size=3)
+    cache = ProgressCache(lambda _job: runner, max_jobs=3)
     for number in range(10):
         cache.current(replace(JOB, id=str(number)))
     assert list(cache._snapshots) == ["7", "8", "9"]

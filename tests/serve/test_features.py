@@ -141,7 +141,7 @@ def test_a_candidate_without_anything_has_the_user_s_rates_and_zeros() -> None:
 def test_tallies_that_a_request_sends_win_over_those_of_the_server() -> None:
     sent = {"focus": dict(tallies().by_category["focus"]._asdict()), "rest": {"seen": 4}}
     request = score_request(profile_features={"by_category": sent})
-    expected = Tallies.from_profile(sent)  # type: ignore[arg-type]
+    expected = Tallies.from_values(sent)  # type: ignore[arg-type]
     np.testing.assert_array_equal(matrix("v3", request, tallies()), matrix("v3", score_request(), expected))
     assert matrix("v3", request, tallies()).tolist() != matrix("v3", score_request(), tallies()).tolist()
 

@@ -237,10 +237,10 @@ def test_state_is_never_ahead_of_the_log(tmp_path: Path) -> None:
             service.log._writer.execute("INSERT INTO nowhere VALUES (1)", ())  # fails the commit of the reward
             flush = pool.submit(service.flush)  # or the thread that flushes every second is faster
             deadline = time.monotonic() + 60
-            while service._dirty and time.monotonic() < deadline:
+            while service._changed_users and time.monotonic() < deadline:
                 time.sleep(0.001)
         assert isinstance(flush.exception(), TipbenchError | None)
-        with service._flushing:
+        with service._flush_lock:
             pass  # the other flush has ended as well
         assert documents(tmp_path, "files") == before
         assert service.stats("egreedy/v1", "u1")["n"] == 3

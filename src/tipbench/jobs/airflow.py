@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -79,7 +79,7 @@ class AirflowRunner:
         self._mlflow = mlflow
         self._poll_s, self._check_s, self._settle_s = poll_s, check_s, settle_s
         self._clock = clock
-        self._paused_error, self._paused_until = "", 0.0
+        self._paused_error, self._paused_error_until = "", 0.0  # cached by _check_unpaused
 
     def close(self) -> None:
         """Close the connections to Airflow; DAG runs continue."""
@@ -121,12 +121,12 @@ class AirflowRunner:
 
     def _check_unpaused(self) -> None:
         """Raise AirflowUnavailable if the DAG is paused. The error is cached, because the queue retries often."""
-        if self._clock() < self._paused_until:
+        if self._clock() < self._paused_error_until:
             raise AirflowUnavailable(self._paused_error)
         try:
             self._dag.check_unpaused()
         except AirflowUnavailable as exc:
-            self._paused_error, self._paused_until = str(exc), self._clock() + self._poll_s
+            self._paused_error, self._paused_error_until = str(exc), self._clock() + self._poll_s
             raise
 
     def _resume(self, job: Job, folder: JobFolder, stored: StoredProgress) -> bool:
@@ -134,7 +134,8 @@ class AirflowRunner:
 
         Returns False, without changes, if this job is not a retry or that DAG run cannot be continued.
         """
-        if job.retry_of is None or stored.run_id == run_id_of(job):
+        may_have_own_run = stored.run_id == run_id_of(job)  # an earlier call was interrupted by its trigger request
+        if job.retry_of is None or may_have_own_run:
             return False
         previous = read_progress(JobFolder(self._jobs, job.retry_of))
         if previous.state is not JobState.FAILED or not previous.run_id:
@@ -143,7 +144,7 @@ class AirflowRunner:
         if run is None:
             return False
         failed_tasks = [task for task in run.tasks if task.state in TASK_FAILED]
-        if stored.run_id != previous.run_id:  # if equal, an earlier call saved it and was interrupted
+        if stored.run_id != previous.run_id:  # if equal, an earlier call was interrupted after the write below
             if not run.ended or not failed_tasks:
                 return False
             stored.run_id = previous.run_id
@@ -175,14 +176,14 @@ class AirflowRunner:
         elif run is not None and not run.ended:
             try:
                 self._dag.cancel(stored.run_id)
-            except AirflowError as exc:  # if the run has ended or was deleted, the next poll returns that
+            except AirflowError as exc:  # the run may have ended or been deleted; the next poll shows that
                 if exc.status == _FORBIDDEN:
                     self._warn(folder, f"{exc} Cancel the run in Airflow, or give tipbench's user the role op.")
-            folder.note_cancel_sent(now)
+            folder.save_cancel_sent(now)
 
     def _warn(self, folder: JobFolder, text: str) -> None:
         """Save a warning, unless another process is polling Airflow for this job."""
-        with file_lock(folder.path / "turn", wait=False) as locked:
+        with self._poll_lock(folder) as locked:
             if locked:
                 output = JobOutput(folder, read_progress(folder), self._clock)
                 output.warn_once(text)
@@ -227,6 +228,7 @@ class AirflowRunner:
         """Poll Airflow if the supervisor has not done so recently. Errors are left to the supervisor to report."""
         folder = self._folder(job)
         stored = read_progress(folder)
+        # The supervisor polls when a status is _max_age old; twice that age means that it does not poll this job.
         overdue = self._clock() - stored.polled >= 2 * self._max_age(job, stored)
         if stored.triggered and stored.state not in ENDED and overdue and not self._api.failing:
             with suppress(TipbenchError):
@@ -238,7 +240,7 @@ class AirflowRunner:
         return self._poll_s * (_PARKED_FACTOR if parked else 1)
 
     def _poll(self, job: Job, folder: JobFolder) -> JobStatus:
-        with file_lock(folder.path / "turn", wait=False) as locked:  # one process at a time polls Airflow
+        with self._poll_lock(folder) as locked:
             stored = read_progress(folder)
             if not locked or stored.state in ENDED:
                 return stored.status
@@ -261,19 +263,18 @@ class AirflowRunner:
     def _status_of(self, job: Job, folder: JobFolder, output: JobOutput, run: DagRun) -> JobStatus:
         stored = output.stored
         output.read_logs(self._dag, run)
+        links = {**stored.links, "airflow": self._dag.run_url(stored.run_id)}
         urls = (totals.collected.url for totals in stored.totals.values() if totals.collected is not None)
-        mlflow_url = next((url for url in urls if url and is_http_url(url)), stored.links.get("mlflow"))
-        links = {"airflow": self._dag.run_url(stored.run_id)}
-        if mlflow_url:
+        if mlflow_url := next((url for url in urls if url and is_http_url(url)), None):
             links["mlflow"] = mlflow_url
         if run.ended and self._settled(stored, run):
-            # `job` may be older than the request, and Airflow's response to it may have been lost.
+            # The first is missing if `job` was read before the request, the second if Airflow's response was lost.
             cancelled = job.cancel_requested is not None or folder.cancel_sent_at is not None
             return _end_status(run, stored, links, cancelled=cancelled)
         wait_task = run.task(WAIT)
         if wait_task is not None and wait_task.state in TASK_PARKED:
             reason = self._await_judge(job, output, wait_task)
-            state = JobState.RUNNING if reason == _ALL_JUDGED else JobState.WAITING
+            state = JobState.RUNNING if reason == _ALL_JUDGED else JobState.WAITING  # the reason may be a stored one
             return JobStatus(state, reason=reason, links=links)
         for task in run.tasks:
             totals = stored.totals.get(task.key)
@@ -286,11 +287,12 @@ class AirflowRunner:
 
         Also returns True `settle_s` seconds after the run has ended, because a log may never arrive.
         """
-        collects = [task for task in run.tasks if task.collects and task.state in ("success", "failed")]
+        collects = [task for task in run.tasks if task.is_collect and task.state in ("success", "failed")]
         own_totals = [stored.totals.get(task.key) for task in collects if stored.has_attempts(task)]
         if all(totals is not None and totals.exit_code is not None for totals in own_totals):
             return True
-        stored.ended_since = stored.ended_since or self._clock()
+        if stored.ended_since is None:
+            stored.ended_since = self._clock()
         return self._clock() - stored.ended_since >= self._settle_s
 
     def _await_judge(self, job: Job, output: JobOutput, wait_task: TaskInstance) -> str:
@@ -341,6 +343,10 @@ class AirflowRunner:
     def _folder(self, job: Job) -> JobFolder:
         return JobFolder(self._jobs, job.id)
 
+    def _poll_lock(self, folder: JobFolder) -> AbstractContextManager[bool]:
+        """Try to lock the job for polling: one process at a time polls Airflow for it and writes its output."""
+        return file_lock(folder.path / "turn", wait=False)
+
 
 def run_id_of(job: Job) -> str:
     """Return the id of a job's DAG run. It is derived from the job, so that triggering twice starts one run."""
@@ -358,7 +364,7 @@ def _end_status(run: DagRun, stored: StoredProgress, links: dict[str, str], *, c
     if cancelled and (compare_task is None or compare_task.state != "success"):
         return JobStatus(JobState.CANCELLED, _CANCELLED_CODE, "Cancelled; finished cells are kept.", links)
     failed = [task for task in run.tasks if task.state == "failed"]
-    if run.state == "success" and not any(task.collects for task in failed):
+    if run.state == "success" and not any(task.is_collect for task in failed):
         reason = refused_reason(merged_collected(list(stored.totals.values())))
         return JobStatus(JobState.SUCCEEDED, 0, reason, links)
     exit_code = next((totals.exit_code for totals in stored.totals.values() if totals.exit_code), 1)
@@ -367,14 +373,18 @@ def _end_status(run: DagRun, stored: StoredProgress, links: dict[str, str], *, c
 
 def _failure_reason(failed: Sequence[TaskInstance], stored: StoredProgress) -> str:
     """Return the failures of the collect tasks, or of the first other task if no collect task has one."""
-    failures = {task.key: stored.totals[task.key].failure for task in failed if task.key in stored.totals}
-    explained = [task for task in failed if failures.get(task.key)]
-    causes = [task for task in explained if task.collects] or explained[:1]
-    if not causes:
+    failures = []
+    for task in failed:
+        totals = stored.totals.get(task.key)
+        if totals is not None and totals.failure:
+            failures.append((task, totals.failure))
+    shown = [(task, failure) for task, failure in failures if task.is_collect] or failures[:1]
+    if not shown:
         names = ", ".join(task.title for task in failed[:_MAX_NAMED]) or "A task"
         return f"{names} failed in Airflow; see the log."
-    if len(causes) == 1:
-        return failures[causes[0].key]
-    listed = "; ".join(f"{task.rendered_map_index or task.title}: {failures[task.key]}" for task in causes[:_MAX_NAMED])
-    unlisted = len(causes) - _MAX_NAMED
+    if len(shown) == 1:
+        [(_, failure)] = shown
+        return failure
+    listed = "; ".join(f"{task.rendered_map_index or task.title}: {failure}" for task, failure in shown[:_MAX_NAMED])
+    unlisted = len(shown) - _MAX_NAMED
     return f"{listed}; and {unlisted} more" if unlisted > 0 else listed

@@ -20,11 +20,11 @@ MAX_BYTES = 32 * 1024 * 1024  # of a response
 TIMEOUT_S = 10.0
 BACKOFF_S = 5.0  # after a failure, requests fail immediately, so that a slow server does not block all jobs
 LOGIN_BACKOFF_S = 30.0  # after a failed login; longer, to avoid locking the account
-_TIMEOUT_FACTOR = 6  # multiplies the back-off after a timeout, because each timeout delays all other jobs
-_MAX_TIMEOUTS = 3  # time limit of a whole response, as a multiple of the timeout
-_UNAVAILABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
+_TIMEOUT_BACKOFF_FACTOR = 6  # multiplies the back-off after a timeout, because each timeout delays all other jobs
+_RESPONSE_TIMEOUTS = 3  # time limit of a whole response, as a multiple of the timeout
+_UNAVAILABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MAX_MESSAGE = 600  # characters of an error message
-TOO_LONG = 413  # status of a response longer than MAX_BYTES
+TOO_LONG = 413  # status of the AirflowError for a response longer than MAX_BYTES; Airflow does not send it
 
 Json = dict[str, Any]
 
@@ -121,13 +121,14 @@ class AirflowApi:
         error = self._error
         if error and self._clock() < self._backoff_until:
             raise AirflowUnavailable(error)
-        url, token = f"{self.url}/api/v2/{path}", self._get_token()
-        status, content = self._send(method, url, body, params, token)
+        url = f"{self.url}/api/v2/{path}"
+        token = self._get_token()
+        status, content = self._send(method, url, body, params=params, token=token)
         if _token_refused(status, content) and self.access.username and self.access.password:
             with self._lock:  # a token expires after a day, or when Airflow's key changes
                 if self._token == token:  # otherwise another thread has already renewed it
                     self._token = None
-            status, content = self._send(method, url, body, params, self._get_token())
+            status, content = self._send(method, url, body, params=params, token=self._get_token())
         return self._parse_response(status, content)
 
     def _get_token(self) -> str:
@@ -135,10 +136,10 @@ class AirflowApi:
         with self._lock:
             if self._token is None:
                 login = {"username": self.access.username, "password": self.access.password}
-                status, content = self._send("POST", f"{self.url}/auth/token", login, None, None)
+                status, content = self._send("POST", f"{self.url}/auth/token", login)
                 token = _parse_object(content).get("access_token")
                 reason = self._error_message(content)
-                if status in _UNAVAILABLE:
+                if status in _UNAVAILABLE_STATUSES:
                     raise self._unavailable(f"Airflow at {self.url} is not available: HTTP {status}, {reason}.")
                 if status not in (200, 201) or not isinstance(token, str) or not token:
                     raise self._unavailable(
@@ -152,13 +153,14 @@ class AirflowApi:
     def _parse_response(self, status: int, content: bytes) -> Json:
         if 200 <= status < 300:
             parsed = _parse_object(content)
-            if parsed or content.strip() in (b"{}", b""):
+            is_empty = content.strip() in (b"", b"{}")
+            if parsed or is_empty:
                 self._error = ""
                 return parsed
             raise self._unavailable(
                 f"Not an Airflow server at {self.url}: {self._error_message(content)}. Check airflow_url."
             )
-        if status in _UNAVAILABLE:
+        if status in _UNAVAILABLE_STATUSES:
             message = f"Airflow at {self.url} is not available: HTTP {status}, {self._error_message(content)}."
             backoff_s = 0.0 if status == 500 else None  # a 500 may concern this path only
             raise self._unavailable(message, backoff_s)
@@ -182,20 +184,21 @@ class AirflowApi:
         method: str,
         url: str,
         body: Mapping[str, Any] | None,
-        params: Mapping[str, str | int] | None,
-        token: str | None,
+        *,
+        params: Mapping[str, str | int] | None = None,
+        token: str | None = None,
     ) -> tuple[int, bytes]:
         """Return the status and the body of the response."""
         headers = {"accept": "application/json"}
         if token:
             headers["authorization"] = f"Bearer {token}"
-        deadline = time.monotonic() + self._timeout_s * _MAX_TIMEOUTS
+        deadline = time.monotonic() + self._timeout_s * _RESPONSE_TIMEOUTS
         try:
             with self._client.stream(method, url, json=body, params=params, headers=headers) as response:
                 content = read_body(response, limit=MAX_BYTES, deadline=deadline)
         except httpx.TimeoutException as exc:
             message = f"Airflow at {self.url} did not respond within {self._timeout_s:g} s. Trying again."
-            raise self._unavailable(message, _TIMEOUT_FACTOR * self._backoff_s) from exc
+            raise self._unavailable(message, _TIMEOUT_BACKOFF_FACTOR * self._backoff_s) from exc
         except (httpx.RequestError, httpx.DecodingError) as exc:
             if is_too_many_files(exc):
                 raise self._unavailable(f"Airflow at {self.url} could not be reached: {TOO_MANY_FILES}.") from exc
@@ -204,7 +207,8 @@ class AirflowApi:
                 f"Airflow at {self.url} cannot be reached: {reason}. Is its API server running? Trying again."
             ) from exc
         if content is None:
-            raise AirflowError(f"Airflow at {self.url} returned more than {MAX_BYTES >> 20} MB.", status=TOO_LONG)
+            size_mb = MAX_BYTES // 2**20
+            raise AirflowError(f"Airflow at {self.url} returned more than {size_mb} MB.", status=TOO_LONG)
         return response.status_code, bytes(content)
 
     def _error_message(self, content: bytes) -> str:
@@ -294,11 +298,12 @@ class TaskInstance(_Response):
     @property
     def title(self) -> str:
         """Display name, with the model if there is one."""
-        label = self.rendered_map_index or (str(self.map_index) if self.map_index >= 0 else "")
-        return f"{self.task_id} {label}".strip()
+        if self.rendered_map_index:
+            return f"{self.task_id} {self.rendered_map_index}"
+        return self.task_id if self.map_index < 0 else f"{self.task_id} {self.map_index}"
 
     @property
-    def collects(self) -> bool:
+    def is_collect(self) -> bool:
         """Whether this is a collect task. With several Ollama hosts, each has a collect task with its own id."""
         return self.task_id.startswith(COLLECT)
 
@@ -414,6 +419,7 @@ class AirflowDag:
             tasks += page
             if len(page) < _PAGE_SIZE:
                 break
+        # Tasks that have not started are last.
         tasks.sort(key=lambda task: (task.start_date is None, task.start_date or "", task.key))
         return run.model_copy(update={"tasks": tuple(tasks)})
 
@@ -432,20 +438,20 @@ class AirflowDag:
                     missing.append(name)
         return missing
 
-    def log(self, run_id: str, task: TaskInstance, attempt: int, token: str | None, skip: int) -> LogPage:
-        """Return the lines of a task's log that follow the first `skip` lines, which were read before.
+    def log(self, run_id: str, task: TaskInstance, attempt: int, *, token: str | None, skip: int) -> LogPage:
+        """Return the next page of a task's log; `token` is that of the last page, None for the first one.
 
-        With the `token` of the last page, Airflow does not send those again.
+        If Airflow rejects the token, the log is read from its start, without the first `skip` lines.
         """
         path = f"{self._run_path(run_id)}/{path_of('taskInstances', task.task_id, 'logs', attempt)}"
         if token is not None:
             try:
-                return _log_page(_validate(_Log, self._api.get(path, map_index=task.map_index, token=token)), 0)
+                return _log_page(_validate(_Log, self._api.get(path, map_index=task.map_index, token=token)))
             except AirflowError as exc:
                 if exc.status != 400:  # the token is invalid after Airflow's key changes
                     raise
         try:
-            return _log_page(_validate(_Log, self._api.get(path, map_index=task.map_index)), skip)
+            return _log_page(_validate(_Log, self._api.get(path, map_index=task.map_index)), skip=skip)
         except AirflowError as exc:
             if exc.status == 404:
                 return LogPage((), None)
@@ -457,7 +463,7 @@ class AirflowDag:
 
     def clear(self, run_id: str, tasks: Sequence[TaskInstance]) -> None:
         """Clear these tasks and their downstream tasks so that they run again."""
-        ids = [[task.task_id, task.map_index] if task.map_index >= 0 else task.task_id for task in tasks]
+        ids = [task.task_id if task.map_index < 0 else [task.task_id, task.map_index] for task in tasks]
         body = {
             "dry_run": False,
             "dag_run_id": run_id,
@@ -495,12 +501,12 @@ def _validate(model: type[_ResponseT], response: Json) -> _ResponseT:
         ) from exc
 
 
-def _log_page(log: _Log, skip: int) -> LogPage:
+def _log_page(log: _Log, *, skip: int = 0) -> LogPage:
     """Parse a log response. Leaves out its leading group, which names the log's source, and the first `skip` lines."""
     lines = [_parse_entry(entry) for entry in log.content]
     if lines and lines[0].text.startswith("::group::Log message source details"):
-        end = next((index for index, line in enumerate(lines) if line.text.startswith("::endgroup::")), -1)
-        lines = lines[end + 1 :]
+        group_ends = (index for index, line in enumerate(lines, 1) if line.text.startswith("::endgroup::"))
+        lines = lines[next(group_ends, 0) :]
     return LogPage(tuple(lines[skip:]), log.continuation_token)
 
 
@@ -508,8 +514,8 @@ def _parse_entry(entry: object) -> LogLine:
     """Parse a log entry: an object with its text under `event`, or a raw line."""
     if not isinstance(entry, dict):
         return LogLine(str(entry)[:_MAX_LINE])
-    text, details = str(entry.get("event", ""))[:_MAX_LINE], entry.get("error_detail")
-    exception = details[-1] if isinstance(details, list) and details else None
+    text, chain = str(entry.get("event", ""))[:_MAX_LINE], entry.get("error_detail")
+    exception = chain[-1] if isinstance(chain, list) and chain else None  # the root cause; the raised one is first
     if not isinstance(exception, dict):
         return LogLine(text)
     return LogLine(text, f"{exception.get('exc_type', 'Exception')}: {exception.get('exc_value', '')}"[:_MAX_ERROR])

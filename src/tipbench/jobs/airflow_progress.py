@@ -23,17 +23,20 @@ from tipbench.record.events import event_json, event_line, parse_line
 
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024  # of all tasks of a job together; a collect of 10 000 cells prints 3 MB
 _PROGRESS_FILE = "airflow.json"
-_MAX_WAITS = 10  # servers that are stored as waited for, per task
-_MERGED_EVENTS = (events.Started, events.Collected, events.Evidence, events.Failure, events.Exit)  # one of each per job
+_MAX_WAITING = 10  # servers per task that are stored as waited for
+# Not copied from the tasks: the job emits these itself, once. Evidence is about the models in memory.
+_MERGED_EVENTS = (events.Started, events.Collected, events.Evidence, events.Failure, events.Exit)
 
 
 class LogPosition(BaseModel):
     """How far a task's log has been read."""
 
+    model_config = ConfigDict(populate_by_name=True)
+
     attempt: int = 1
     lines: int = 0  # read of this attempt's log
     token: str | None = None  # requests the next page
-    over: bool = False  # the log was read to its end
+    is_complete: bool = Field(False, alias="over")  # the whole log has been read
 
 
 class TaskTotals(BaseModel):
@@ -52,14 +55,13 @@ class TaskTotals(BaseModel):
 class StoredProgress(BaseModel):
     """The Airflow runner's state of a job. Any process that shares the home folder can continue from it.
 
-    An alias is the key in the file.
+    An alias is the key in the file. Dictionaries are keyed by `TaskInstance.key`, except `links`.
     """
 
     model_config = ConfigDict(populate_by_name=True)
 
     run_id: str = ""  # set before the trigger request is sent
     triggered: bool = False  # the DAG run exists in Airflow
-    # Dictionaries are by task.
     earlier_attempts: dict[str, int] = Field(default_factory=dict, alias="base")  # of earlier jobs in the same DAG run
     log_positions: dict[str, LogPosition] = Field(default_factory=dict, alias="places")
     totals: dict[str, TaskTotals] = Field(default_factory=dict, alias="tallies")
@@ -106,7 +108,11 @@ def write_progress(folder: JobFolder, stored: StoredProgress) -> None:
 
 
 class JobOutput:
-    """The events and the log of a job, buffered until `save`, which overwrites what a crashed process has written."""
+    """The events and the log of a job, buffered until `save`.
+
+    `save` writes after the output that the stored state includes. Anything later in the files is removed: a process
+    wrote it and crashed before it saved its state.
+    """
 
     def __init__(self, folder: JobFolder, stored: StoredProgress, clock: Callable[[], float]) -> None:
         self.stored = stored
@@ -120,7 +126,8 @@ class JobOutput:
         for task in run.tasks:
             if self.stored.states.get(task.key) != task.state:
                 self.stored.states[task.key] = task.state
-                self.log("airflow", f"{task.title}: {task.state}" if task.state else "")
+                if task.state:
+                    self.log("airflow", f"{task.title}: {task.state}")
             if self.stored.has_attempts(task):
                 self._read_task(dag, task)
 
@@ -128,31 +135,36 @@ class JobOutput:
         """Read the new lines of a task's log. An unreadable log is a warning and does not change the job's outcome."""
         first_attempt = self.stored.earlier_attempts.get(task.key, 0) + 1
         position = self.stored.log_positions.setdefault(task.key, LogPosition(attempt=first_attempt))
-        last_attempt = task.try_number
-        if position.attempt > last_attempt or (position.attempt == last_attempt and position.over):
+        if position.attempt > task.try_number or (position.attempt == task.try_number and position.is_complete):
             return
         while True:
+            is_last_attempt = position.attempt == task.try_number
             try:
-                page = dag.log(self.stored.run_id, task, position.attempt, position.token, position.lines)
+                page = dag.log(self.stored.run_id, task, position.attempt, token=position.token, skip=position.lines)
             except (AirflowUnavailable, AirflowError) as exc:
                 self.warn_once(f"The log of {task.title} cannot be read: {exc} The run continues.")
-                if isinstance(exc, AirflowUnavailable) or exc.status != TOO_LONG:
+                is_too_long = isinstance(exc, AirflowError) and exc.status == TOO_LONG
+                if not is_too_long:
                     return  # the next poll tries again
-                at_end = True  # it would be too long again
+                is_complete = True  # it would be too long again
             else:
                 self._read_lines(task, page.lines)
                 position.lines += len(page.lines)
                 position.token = page.token
-                at_end = page.token is None and task.state in TASK_ENDED
-            if position.attempt == last_attempt:
-                position.over = at_end
-                return
-            self._next_attempt(task, position)
+                if is_last_attempt:
+                    is_complete = page.token is None and task.state in TASK_ENDED
+                else:  # some log stores return a token with the last page; the page after that is empty
+                    is_complete = page.token is None or not page.lines
+            if is_last_attempt:
+                position.is_complete = is_complete
+                return  # the next poll reads the next page
+            if is_complete:
+                self._next_attempt(task, position)
 
     def _next_attempt(self, task: TaskInstance, position: LogPosition) -> None:
         """Move to the start of the next attempt's log, and reset the totals that are counted per attempt."""
         position.attempt += 1
-        position.lines, position.token, position.over = 0, None, False
+        position.lines, position.token, position.is_complete = 0, None, False
         totals = self.stored.totals.get(task.key)
         if totals is not None:
             self._close_waits(totals)
@@ -175,28 +187,29 @@ class JobOutput:
                 continue
             at, event = parsed
             self._update_totals(totals, event, task)
-            if not isinstance(event, _MERGED_EVENTS) and not self._is_full():
+            if not isinstance(event, _MERGED_EVENTS) and not self._warn_if_full():
+                # Serialized again, because a task is not trusted: event_json removes logins and truncates strings.
                 self._events.append(json.dumps({"at": at, **event_json(event)}).encode("ascii") + b"\n")
 
     def _update_totals(self, totals: TaskTotals, event: events.Event, task: TaskInstance) -> None:
         if isinstance(event, events.Collected):
             totals.collected = event
         elif isinstance(event, events.Evidence):
-            totals.memory = merged_memory([*filter(None, [totals.memory]), event])
+            totals.memory = event if totals.memory is None else merged_memory([totals.memory, event])
         elif isinstance(event, events.Failure):
-            totals.failure = event_json(event)["text"]
+            totals.failure = event_json(event)["text"]  # without logins, and truncated
             self._log_task(task, totals.failure)
         elif isinstance(event, events.Exit):
             totals.exit_code = event.code
             self._close_waits(totals)
         elif isinstance(event, events.Waiting):
-            totals.waiting = list(dict.fromkeys([*totals.waiting, event.what]))[:_MAX_WAITS]
+            totals.waiting = list(dict.fromkeys([*totals.waiting, event.what]))[:_MAX_WAITING]
         elif isinstance(event, events.Resumed):
             totals.waiting = [server for server in totals.waiting if server != event.what]
         elif isinstance(event, events.Recording):
             totals.recording = event.left > 0
-        elif isinstance(event, events.CellFinished):
-            totals.answered += event.failure is None
+        elif isinstance(event, events.CellFinished) and event.failure is None:
+            totals.answered += 1
 
     def _close_waits(self, totals: TaskTotals) -> None:
         """Emit the events that end the waits and the recording of an attempt that has ended."""
@@ -222,14 +235,15 @@ class JobOutput:
         self._log += [f"[{source}] {line}" for line in text.splitlines()]
 
     def _log_task(self, task: TaskInstance, text: str) -> None:
-        if not self._is_full():
+        if not self._warn_if_full():
             self.log(task.title, text)
 
-    def _is_full(self) -> bool:
-        """Return whether the stored output exceeds MAX_OUTPUT_BYTES; if so, emits a warning."""
+    def _warn_if_full(self) -> bool:
+        """Return whether the stored output exceeds MAX_OUTPUT_BYTES; if so, warn once."""
         if self.stored.events_size + self.stored.log_size <= MAX_OUTPUT_BYTES:
             return False
-        self.warn_once(f"Its tasks have printed more than {MAX_OUTPUT_BYTES >> 20} MB; see Airflow for the rest.")
+        size_mb = MAX_OUTPUT_BYTES // 2**20
+        self.warn_once(f"Its tasks have printed more than {size_mb} MB; see Airflow for the rest.")
         return True
 
     def close(self, status: JobStatus) -> None:
@@ -246,8 +260,8 @@ class JobOutput:
     def save(self) -> None:
         """Write the buffered output, and then the state, which contains the new file sizes."""
         text = "".join(f"{line}\n" for line in self._log).encode("utf-8", "backslashreplace")
-        self.stored.events_size = _append(self._folder.events, self.stored.events_size, b"".join(self._events))
-        self.stored.log_size = _append(self._folder.log, self.stored.log_size, text)
+        self.stored.events_size = _write_at(self._folder.events, self.stored.events_size, b"".join(self._events))
+        self.stored.log_size = _write_at(self._folder.log, self.stored.log_size, text)
         self._events, self._log = [], []
         write_progress(self._folder, self.stored)
 
@@ -268,27 +282,31 @@ def merged_memory(evidence: list[events.Evidence]) -> events.Evidence | None:
 
 def merged_collected(tasks: list[TaskTotals]) -> events.Collected | None:
     """Merge the totals of collect tasks. Cells that earlier attempts of this job recorded count as generated."""
-    totals = [(task.collected, task.answered_before) for task in tasks if task.collected is not None]
-    if not totals:
+    collected = [task.collected for task in tasks if task.collected is not None]
+    if not collected:
         return None
-    seconds = [each.seconds for each, _ in totals if each.seconds is not None]
+    # The last attempt of a task counts the cells of its earlier attempts as recorded before.
+    generated_earlier = sum(
+        min(task.answered_before, task.collected.recorded_before) for task in tasks if task.collected is not None
+    )
+    seconds = [each.seconds for each in collected if each.seconds is not None]
     return events.Collected(
-        experiment=totals[0][0].experiment,
-        cells=sum(each.cells for each, _ in totals),
-        recorded_before=sum(max(0, each.recorded_before - earlier) for each, earlier in totals),
-        generated=sum(each.generated + min(earlier, each.recorded_before) for each, earlier in totals),
-        failed=sum(each.failed for each, _ in totals),
-        refused=tuple(dict.fromkeys(reason for each, _ in totals for reason in each.refused)),
+        experiment=collected[0].experiment,
+        cells=sum(each.cells for each in collected),
+        recorded_before=sum(each.recorded_before for each in collected) - generated_earlier,
+        generated=sum(each.generated for each in collected) + generated_earlier,
+        failed=sum(each.failed for each in collected),
+        refused=tuple(dict.fromkeys(reason for each in collected for reason in each.refused)),
         seconds=sum(seconds) if seconds else None,
-        url=next((each.url for each, _ in totals if each.url), None),
+        url=next((each.url for each in collected if each.url), None),
     )
 
 
-def _append(path: Path, size: int, content: bytes) -> int:
+def _write_at(path: Path, size: int, content: bytes) -> int:
     """Write at byte `size`, after removing any output of a crashed process from there on. Returns the new size."""
     if not content:
         return size
-    with home_errors(path, "cannot be written"), os.fdopen(open_private(path, os.O_WRONLY), "wb") as file:
+    with home_errors(path, "cannot be written"), os.fdopen(open_private(path), "r+b") as file:
         file.truncate(size)
         file.seek(size)
         file.write(content)

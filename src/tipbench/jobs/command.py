@@ -16,7 +16,7 @@ from tipbench.simulate.simulation import SimulationConfig
 from tipbench.workflows.judging import check_judge_options
 
 COMMANDS = {JobKind.COLLECT: ("collect",), JobKind.JUDGE: ("judge", "run"), JobKind.SIMULATE: ("simulate",)}
-PROGRAM_VARIABLE = "TIPBENCH_JUDGE_COMMAND"  # read by `--with command`; a command line may contain secrets
+PROGRAM_VARIABLE = "TIPBENCH_JUDGE_COMMAND"  # `judge run --with command` reads its program here: it may contain secrets
 _VARIABLES = {key: f"TIPBENCH_{key.upper()}" for key in ADDRESSES}  # for addresses that have a login
 
 
@@ -40,20 +40,22 @@ def judge_request(
     judge, experiment = JudgeChoice.parse(options.get("with")), str(options["experiment"])
     judge.with_program(program)  # raises InvalidOption if the program is missing
     check_judge_options(judge, options)
-    resources = {f"judge {options.get('judge') or judge} in {experiment}"}  # one job per judge and experiment at a time
+    judge_name = options.get("judge") or judge
+    resources = {f"judge {judge_name} in {experiment}"}  # one job per judge and experiment at a time
     if judge.kind is JudgeKind.MODEL:
         server = options.get("ollama_url") or ollama_url
         resources |= engine_resources(make_config({"models": judge.target, "ollama_url": server}))
     arguments, private = _split_secrets(options)
-    if program and judge == JudgeChoice(JudgeKind.COMMAND):
+    if program and judge.kind is JudgeKind.COMMAND and not judge.target:
         private[PROGRAM_VARIABLE] = program
     return JobRequest(JobKind.JUDGE, experiment, arguments, private, tuple(sorted(resources)), started_by)
 
 
 def simulate_request(config: SimulationConfig, *, mlflow_url: str | None = None, started_by: str = "") -> JobRequest:
     """Return the request for `tipbench simulate`. Only one simulation runs at a time."""
-    options = {**config.model_dump(mode="json", exclude_defaults=True), "world": config.world.value}
-    arguments, private = _split_secrets({**options, "mlflow_url": mlflow_url})
+    options = config.model_dump(mode="json", exclude_defaults=True)
+    options |= {"world": config.world.value, "mlflow_url": mlflow_url}
+    arguments, private = _split_secrets(options)
     return JobRequest(JobKind.SIMULATE, SIMULATIONS, arguments, private, ("simulations on this machine",), started_by)
 
 
@@ -61,16 +63,17 @@ def command_arguments(job: JobRequest) -> tuple[str, ...]:
     """Return the arguments after `tipbench`. In the form `--option=value`, no value is parsed as an option."""
     words = list(COMMANDS[job.kind])
     for key, value in job.arguments.items():
-        flag = "--" + key.replace("_", "-")
-        if value is None or _VARIABLES.get(key) in job.private:
+        option = key.replace("_", "-")
+        has_variable = _VARIABLES.get(key) in job.private
+        if value is None or has_variable:
             continue
         if value is True:
-            words.append(flag)
+            words.append(f"--{option}")
         elif value is False:
-            if job.kind is JobKind.COLLECT:
-                words.append(f"--no-{flag[2:]}")
+            if job.kind is JobKind.COLLECT:  # the other commands have no `--no-` options, and False is their default
+                words.append(f"--no-{option}")
         else:
-            words.append(f"{flag}={value}")
+            words.append(f"--{option}={value}")
     return tuple(words)
 
 

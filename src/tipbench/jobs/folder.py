@@ -25,7 +25,7 @@ from tipbench.record.events import MAX_LINE_BYTES, Event, event_line, parse_line
 from tipbench.text import printable
 
 EVENTS_VARIABLE = "TIPBENCH_EVENTS"  # environment variable with the path of a command's event file
-MAX_LOG = 1_000_000  # bytes of a log that are returned
+MAX_LOG_BYTES = 1_000_000  # of a log that are returned
 _TAIL_BYTES = 65_536  # read from the end of the event file; enough for the last events of a command
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
 
@@ -48,9 +48,9 @@ class JobFolder:
         self.path = jobs / job_id
         self.events = self.path / "events.jsonl"
         self.log = self.path / "log.txt"
-        self._process = self.path / "process.json"
-        self._cancel_sent = self.path / "cancel"
-        self._start_forbidden = self.path / "never"
+        self._process_file = self.path / "process.json"
+        self._cancel_file = self.path / "cancel"
+        self._forbidden_file = self.path / "never"
 
     def make(self) -> None:
         """Create the folder, accessible to its owner only."""
@@ -72,50 +72,53 @@ class JobFolder:
     def process(self) -> Process | None:
         """The process that was started, or None."""
         try:
-            raw = json.loads(self._process.read_bytes())
+            raw = json.loads(self._process_file.read_bytes())
             return Process(int(raw["pid"]), str(raw["start"]), str(raw["host"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def note_process(self, process: Process) -> None:
+    def save_process(self, process: Process) -> None:
         """Save the process atomically."""
-        write_atomic(self._process, json.dumps(asdict(process)).encode())
+        write_atomic(self._process_file, json.dumps(asdict(process)).encode())
 
     @property
     def cancel_sent_at(self) -> float | None:
         """When a cancel request was sent, in Unix time, or None."""
         try:
-            return float(self._cancel_sent.read_text("ascii"))
+            return float(self._cancel_file.read_text("ascii"))
         except (OSError, ValueError):
             return None
 
-    def note_cancel_sent(self, now: float) -> None:
+    def save_cancel_sent(self, now: float) -> None:
         """Save when a cancel request was sent."""
-        with home_errors(self._cancel_sent, "cannot be written"):
-            write_atomic(self._cancel_sent, str(now).encode())
+        with home_errors(self._cancel_file, "cannot be written"):
+            write_atomic(self._cancel_file, str(now).encode())
 
     @property
     def start_forbidden(self) -> bool:
         """Whether the job must not be started."""
-        return self._start_forbidden.exists()
+        return self._forbidden_file.exists()
 
     def forbid_start(self) -> None:
         """Mark the job so that it is never started."""
-        with home_errors(self._start_forbidden, "cannot be written"):
-            write_atomic(self._start_forbidden, b"")
+        with home_errors(self._forbidden_file, "cannot be written"):
+            write_atomic(self._forbidden_file, b"")
 
     def tail(self, max_bytes: int) -> LogTail:
         """Return the last lines of the log, without control characters and credentials."""
         try:
             with self.log.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                start = max(0, size - min(max(1, max_bytes), MAX_LOG))
+                tail_bytes = min(max(1, max_bytes), MAX_LOG_BYTES)
+                start = max(0, size - tail_bytes)
                 file.seek(start)
                 content = file.read(size - start)
         except OSError:
             return LogTail("", 0, cut=False)
-        if start:  # drop a partial first line, or its first word: strip_logins misses a login in a partial URL
-            content = content.partition(b"\n")[2] or b"".join(re.split(rb"\s", content, maxsplit=1)[1:])
+        if start:  # the first line may be partial, and strip_logins misses a login in a partial URL
+            _, _, whole_lines = content.partition(b"\n")
+            _, *whole_words = re.split(rb"\s", content, maxsplit=1)
+            content = whole_lines or b"".join(whole_words)
         text = printable(content.decode(errors="replace"), keep="\n\t")
         return LogTail(strip_logins(text), size, cut=start > 0)
 
@@ -183,7 +186,7 @@ def _complete_lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
     """Yield the end offset and the content of each complete line. A partial line at `start` is skipped."""
     with path.open("rb") as file:
         if start:
-            file.seek(start - 1)
+            file.seek(start - 1)  # reading the rest of a line from here ends at `start` if a line begins there
             if _read_line(file) is None:
                 return
         while (line := _read_line(file)) is not None:
@@ -192,7 +195,10 @@ def _complete_lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
 
 def _read_line(file: BinaryIO) -> bytes | None:
     """Return the next line: empty if it exceeds MAX_LINE_BYTES bytes, None if it is incomplete."""
-    line = chunk = file.readline(MAX_LINE_BYTES)
-    while chunk and not chunk.endswith(b"\n"):
-        line, chunk = b"", file.readline(MAX_LINE_BYTES)
-    return line if chunk else None
+    line = file.readline(MAX_LINE_BYTES)
+    if line.endswith(b"\n"):
+        return line
+    rest = line
+    while rest and not rest.endswith(b"\n"):
+        rest = file.readline(MAX_LINE_BYTES)
+    return b"" if rest else None

@@ -45,8 +45,8 @@ MOVES: Mapping[JobState, frozenset[JobState]] = {
 }
 
 
-def transitions_between(old: JobState, new: JobState) -> tuple[JobState, ...]:
-    """Return the legal transitions from `old` to `new`: direct, or via RUNNING. Empty if there are none."""
+def path_between(old: JobState, new: JobState) -> tuple[JobState, ...]:
+    """Return the states to move a job through, up to `new`: direct, or via RUNNING. Empty if there is no legal path."""
     if new in MOVES[old]:
         return (new,)
     if new is not old and JobState.RUNNING in MOVES[old] and new in MOVES[JobState.RUNNING]:

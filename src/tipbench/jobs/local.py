@@ -58,7 +58,8 @@ class LocalRunner:
             process = folder.process
             if process is None:
                 folder.forbid_start()  # a launch that timed out must not start later
-        if process is None or (error and not is_alive(process)):
+        has_started = process is not None and (not error or is_alive(process))
+        if not has_started:
             raise JobStartError(f"The command could not be started: {error or _last_line(folder)}")
 
     def _launch(self, job: Job, folder: JobFolder) -> str:
@@ -85,7 +86,7 @@ class LocalRunner:
                     check=False,
                 ).returncode
         except (OSError, ValueError, subprocess.SubprocessError) as exc:
-            return f"{exc!s:.300}"
+            return str(exc)[:300]
         return "" if status == 0 else _last_line(folder)
 
     def observe(self, job: Job) -> JobStatus:
@@ -96,7 +97,8 @@ class LocalRunner:
             return JobStatus(JobState.CANCELLED, reason="Cancelled before it was started.")
         if process is None:
             return JobStatus(JobState.LOST, reason=f"No process recorded in {folder.path}.")
-        alive = is_alive(process)  # before reading the result, as the exit event precedes the end of the process
+        # Checked before the result is read: a process that ends after this line has written its exit event by then.
+        alive = is_alive(process)
         result = read_result(folder.events)
         if result is not None:
             exit_code, collected = result.exit_code, result.collected
@@ -114,7 +116,9 @@ class LocalRunner:
                 JobState.LOST, reason=f"It was started on {process.host}, which cannot be observed from this machine."
             )
         if job.cancel_requested is not None:
-            return JobStatus(JobState.CANCELLED, reason="Ended before it reported progress.")
+            return JobStatus(
+                JobState.CANCELLED, reason="Cancelled; its process ended without an exit code. Finished cells are kept."
+            )
         return JobStatus(
             JobState.LOST,
             reason=f"Its process ({process.pid}) ended without an exit code: killed, out of memory, or the "
@@ -135,7 +139,7 @@ class LocalRunner:
         if cancel_sent is None:
             _signal_group(process.pid, signal.SIGTERM)
             # Saved after the signal: if this process crashes in between, SIGTERM is sent twice, which is harmless.
-            folder.note_cancel_sent(now)
+            folder.save_cancel_sent(now)
         elif now - cancel_sent > self._grace_s:
             pids = descendants(process.pid)
             _signal_group(process.pid, signal.SIGKILL)
@@ -179,16 +183,25 @@ def process_start(pid: int) -> str | None:
         state, _, start = ps.stdout.strip().partition(" ")
         return None if not start or state.startswith("Z") else start.strip()
     try:
-        fields = (_PROC / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        fields = _read_stat(_PROC / str(pid) / "stat")
     except OSError:
         return None
-    if fields[0] in "ZX":  # zombie or dead
+    state, start_ticks = fields[0], fields[19]
+    if state in ("Z", "X"):  # zombie or dead
         return None
     boot_id = ""  # a start time is in ticks since boot, so it is unique only together with the boot id
     with suppress(OSError):
         boot_id = (_PROC / "sys" / "kernel" / "random" / "boot_id").read_text("utf-8", "replace").strip()
-    start_ticks = fields[19]
     return f"{boot_id} {start_ticks}"
+
+
+def _read_stat(path: Path) -> list[str]:
+    """Return the fields of a /proc/PID/stat file that follow the program's name: state, parent pid, …
+
+    The name is in parentheses and may contain spaces and parentheses; see proc_pid_stat(5).
+    """
+    _, _, fields = path.read_text("utf-8", "replace").rpartition(")")
+    return fields.split()
 
 
 def is_alive(process: Process) -> bool:
@@ -201,13 +214,12 @@ def descendants(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in _PROC.glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
-            fields = entry.read_text("utf-8", "replace").rpartition(")")[2].split()
-            parent_pid = int(fields[1])
-            children.setdefault(parent_pid, []).append(int(entry.parent.name))
-    pids = [pid]
+            _, parent_pid, *_ = _read_stat(entry)
+            children.setdefault(int(parent_pid), []).append(int(entry.parent.name))
+    pids = list(children.get(pid, []))
     for parent in pids:  # grows during iteration
         pids += children.get(parent, [])
-    return pids[1:]
+    return pids
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:
@@ -239,7 +251,7 @@ def _launch_command(path: Path, arguments: Sequence[str]) -> int:
                 start = process_start(os.getpid())
                 if start is None:
                     raise OSError("this system does not report when a process started; /proc or ps is needed")  # noqa: TRY301
-                folder.note_process(Process(os.getpid(), start, os.uname().nodename))
+                folder.save_process(Process(os.getpid(), start, os.uname().nodename))
                 # exec releases the lock.
                 os.execv(sys.executable, [sys.executable, "-P", "-m", "tipbench", *arguments])  # noqa: S606
     except BaseException as exc:  # noqa: BLE001 - the parent reports it

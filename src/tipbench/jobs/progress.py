@@ -39,7 +39,7 @@ class ModelProgress:
     failed: int = 0
     output_tokens: int = 0
     tokens_per_s: float | None = None  # of the last response
-    recorded: int = 0  # cells of `done` that were recorded before this run
+    recorded: int = 0  # cells of `done` that were recorded before this job
 
     def after(self, event: events.BlockStarted | events.CellFinished | events.BlockFinished) -> ModelProgress:
         """Return the progress after an event."""
@@ -64,7 +64,7 @@ class Progress:
 
     models: tuple[ModelProgress, ...] = ()  # in the order they were started
     refused: tuple[events.Refused, ...] = ()
-    waiting_for: tuple[str, ...] = ()
+    waiting_for: tuple[str, ...] = ()  # servers
     recording_left: int | None = None  # results still to be sent to MLflow
     judging: events.Judging | None = None
     simulating: events.Simulating | None = None
@@ -80,18 +80,19 @@ class Progress:
         match event:
             case events.BlockStarted() | events.CellFinished() | events.BlockFinished():
                 by_name = {model.model: model for model in self.models}
-                before = by_name.get(event.model) or ModelProgress(event.model, Phase.LOADING, 0, 0)
-                by_name[event.model] = before.after(event)
+                progress = by_name.get(event.model) or ModelProgress(event.model, Phase.LOADING, done=0, total=0)
+                by_name[event.model] = progress.after(event)
                 return replace(self, models=tuple(by_name.values()))
             case events.Waiting():
-                others = (what for what in self.waiting_for if what != event.what)
-                return replace(self, waiting_for=(*others, event.what))
+                other_servers = (server for server in self.waiting_for if server != event.what)
+                return replace(self, waiting_for=(*other_servers, event.what))
             case events.Resumed():
-                return replace(self, waiting_for=tuple(what for what in self.waiting_for if what != event.what))
+                return replace(self, waiting_for=tuple(server for server in self.waiting_for if server != event.what))
             case events.Message():
                 return replace(self, messages=(*self.messages, event)[-_MAX_MESSAGES:])
             case events.Refused():
-                return replace(self, refused=(*(each for each in self.refused if each.model != event.model), event))
+                other_models = (refused for refused in self.refused if refused.model != event.model)
+                return replace(self, refused=(*other_models, event))
             case events.Recording():
                 return replace(self, recording_left=event.left)
             case events.Judging():
@@ -150,9 +151,9 @@ class ProgressSnapshot:
 class ProgressCache:
     """Progress by job; the least recently used is dropped first. Thread-safe."""
 
-    def __init__(self, runner_of: Callable[[Job], Runner], size: int = _MAX_CACHED) -> None:
+    def __init__(self, runner_of: Callable[[Job], Runner], max_jobs: int = _MAX_CACHED) -> None:
         self._runner_of = runner_of
-        self._size = size
+        self._max_jobs = max_jobs
         self._lock = threading.Lock()
         self._snapshots: OrderedDict[str, ProgressSnapshot] = OrderedDict()
 
@@ -170,7 +171,7 @@ class ProgressCache:
             if self._snapshots.get(job.id, ProgressSnapshot()).cursor <= snapshot.cursor:
                 self._snapshots[job.id] = snapshot
             self._snapshots.move_to_end(job.id)
-            while len(self._snapshots) > self._size:
+            while len(self._snapshots) > self._max_jobs:
                 self._snapshots.popitem(last=False)
         return snapshot
 
@@ -189,7 +190,9 @@ class ProgressCache:
 
 def refused_reason(collected: events.Collected | None) -> str:
     """Return a sentence on the models that were refused; empty if there are none."""
-    return f"Refused models were left out: {' '.join(collected.refused)}" if collected and collected.refused else ""
+    if collected is None or not collected.refused:
+        return ""
+    return f"Refused models were left out: {' '.join(collected.refused)}"
 
 
 def events_after(runner: Runner, job: Job, cursor: int) -> Iterator[RecordedEvent]:

@@ -103,20 +103,21 @@ class JobStore:
         A repeated key returns the existing job, or raises JobConflict if the request differs. A job has at most one
         retry that has not ended: retrying again returns that one.
         """
-        parts = [request.kind.value, request.experiment, dict(request.arguments), dict(request.private)]
+        arguments, private = dict(request.arguments), dict(request.private)
         # Requests with the same key must be equal in these values; the caller and the runner may differ.
-        request_hash = hashlib.sha256(_dump([*parts, request.retry_of]).encode()).hexdigest()
+        hashed = [request.kind.value, request.experiment, arguments, private, request.retry_of]
+        request_hash = hashlib.sha256(_dump(hashed).encode()).hexdigest()
         check_key(key)
         with self._db.transaction() as db:
-            known = self._find_existing(request, key, request_hash)
-            if known is not None:
-                return Submitted(known, new=False)
+            existing = self._find_existing(request, key, request_hash)
+            if existing is not None:
+                return Submitted(existing, new=False)
             now = self.clock()
             values = {
                 "id": f"{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}",
                 "kind": request.kind.value, "state": JobState.QUEUED.value,
                 "experiment": request.experiment,
-                "arguments": _dump(dict(request.arguments)), "private": _dump(dict(request.private)),
+                "arguments": _dump(arguments), "private": _dump(private),
                 "resources": _dump(request.resources), "started_by": request.started_by, "runner": request.runner,
                 "retry_of": request.retry_of, "key": key, "body": request_hash, "created": now,
             }  # fmt: skip
@@ -126,19 +127,20 @@ class JobStore:
 
     def _find_existing(self, request: JobRequest, key: str | None, request_hash: str) -> Job | None:
         """Return the job with this key, or a retry of the same job that has not ended; None if there is neither."""
-        if key is not None and (same := self._db.rows("SELECT * FROM jobs WHERE key = ?", (key,))):
-            if same[0]["body"] != request_hash:
+        if key is not None and (rows := self._db.rows("SELECT * FROM jobs WHERE key = ?", (key,))):
+            [row] = rows
+            if row["body"] != request_hash:
                 raise JobConflict(
-                    f"The idempotency key {key[:80]!r} belongs to job {same[0]['id']}, which was requested with other "
+                    f"The idempotency key {key[:80]!r} belongs to job {row['id']}, which was requested with other "
                     "options. Send another key with another request."
                 )
-            return _job(same[0])
+            return _job(row)
         if request.retry_of is None:
             return None
-        ended = _sql_list(ENDED | {JobState.LOST})
-        query = f"SELECT * FROM jobs WHERE retry_of = ? AND state NOT IN {ended}"  # noqa: S608
-        found = self._db.rows(query, (request.retry_of,))
-        return _job(found[0]) if found else None
+        ended_or_lost = _sql_list(ENDED | {JobState.LOST})
+        query = f"SELECT * FROM jobs WHERE retry_of = ? AND state NOT IN {ended_or_lost}"  # noqa: S608
+        rows = self._db.rows(query, (request.retry_of,))
+        return _job(rows[0]) if rows else None
 
     # Reading
 
@@ -153,17 +155,21 @@ class JobStore:
         """Return a page of jobs, newest first; `after` is the `next` of the previous page."""
         if not 1 <= limit <= MAX_PAGE:
             raise UsageError(f"limit is from 1 to {MAX_PAGE} (got {limit}).")
+        # SQLite's integers have at most 19 digits.
         if after is not None and not (after.isascii() and after.isdigit() and len(after) <= 18):
             raise UsageError(f"after takes the value of `next` of an earlier page (got {after[:40]!r}).")
-        filters = {key: value for key, value in vars(which or JobFilter()).items() if value is not None}
-        conditions: dict[str, object] = {f"{key} = ?": str(value) for key, value in filters.items()}
+        conditions: dict[str, object] = {}  # values by SQL condition
+        for column, value in vars(which or JobFilter()).items():
+            if value is not None:
+                conditions[f"{column} = ?"] = str(value)
         if after is not None:
             conditions["seq < ?"] = int(after)
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         query = f"SELECT * FROM jobs {where} ORDER BY seq DESC LIMIT ?"  # noqa: S608
         rows = self._db.rows(query, [*conditions.values(), limit + 1])  # one more shows whether there is a next page
-        shown = rows[:limit]
-        return Page(tuple(map(_job, shown)), str(shown[-1]["seq"]) if len(rows) > limit else None)
+        items = tuple(map(_job, rows[:limit]))
+        has_next = len(rows) > limit
+        return Page(items, next=str(rows[limit - 1]["seq"]) if has_next else None)
 
     def in_states(self, states: Collection[JobState], *, limit: int = 1000) -> list[Job]:
         """Return the newest `limit` jobs in any of these states, oldest first."""
@@ -185,8 +191,9 @@ class JobStore:
 
     def last_activity(self) -> float | None:
         """Return when a job was last queued, started or ended; None without jobs."""
-        rows = self._db.rows("SELECT max(max(created, coalesce(started, 0), coalesce(ended, 0))) FROM jobs")
-        return None if rows[0][0] is None else float(rows[0][0])
+        of_one_job = "max(created, coalesce(started, 0), coalesce(ended, 0))"
+        [(latest,)] = self._db.rows(f"SELECT max({of_one_job}) FROM jobs")  # noqa: S608
+        return None if latest is None else float(latest)
 
     def counts(self) -> dict[JobState, int]:
         """Return the number of jobs in each state."""
@@ -198,7 +205,7 @@ class JobStore:
     def claim(self, job_id: str) -> Job | None:
         """Mark a queued job as starting and return it; None if it was cancelled or has started.
 
-        From then on a cancel request is handled by the job's runner.
+        From then on a cancel request is handled by the job's runner. If a start fails, the job can be claimed again.
         """
         with self._db.transaction() as db:
             done = db.execute(

@@ -15,14 +15,13 @@ from tipbench.errors import JobConflict, JobStartError, ServerUnavailable, Tipbe
 from tipbench.files import home_errors, open_private, try_lock, write_atomic
 from tipbench.jobs.job import (
     ACTIVE,
-    ENDED,
     RETRIABLE,
     Job,
     JobRequest,
     JobState,
     JobStatus,
     Runner,
-    transitions_between,
+    path_between,
 )
 from tipbench.jobs.store import JobStore, Submitted, check_key
 
@@ -31,8 +30,8 @@ MAX_RUNNING = 4  # jobs at the same time
 _MAX_LOST = 100  # lost jobs checked per tick
 _SWEEP_S = 3600.0  # between two sweeps, which delete expired jobs
 _MAX_SWEPT = 50  # jobs deleted per tick, to keep ticks short
-_MAX_JUMP_S = 2 * 86_400.0  # between two sweeps; after a larger jump, the clock may be wrong
-_CONFIRM_JUMP_S = 86_400.0  # how long the panel runs before it accepts a larger jump
+_MAX_SWEEP_GAP_S = 2 * 86_400.0  # if more time seems to have passed since the last sweep, the clock may be wrong
+_CONFIRM_CLOCK_S = 86_400.0  # how long the panel runs before it accepts such a clock
 _log = logging.getLogger(__name__)
 
 
@@ -54,18 +53,20 @@ def retry(
         return Submitted(existing, new=False)
     old = store.get(job_id)
     if old.state not in RETRIABLE:
-        state = "has succeeded" if old.state in ENDED else f"is still {old.state}"
+        state = "has succeeded" if old.state is JobState.SUCCEEDED else f"is still {old.state}"
         raise JobConflict(f"A job that failed, was cancelled or is lost can be retried; {job_id} {state}.")
-    request = {field.name: getattr(old, field.name) for field in fields(JobRequest)} | dict(changes or {})
-    return store.add(JobRequest(**request | {"retry_of": old.id, "started_by": started_by}), key)
+    values = {field.name: getattr(old, field.name) for field in fields(JobRequest)}
+    values |= {**(changes or {}), "retry_of": old.id, "started_by": started_by}
+    return store.add(JobRequest(**values), key)
 
 
 def queue_positions(queued: Sequence[Job]) -> dict[str, int]:
     """Return each job's queue position: 1 plus the number of earlier jobs that share a resource."""
-    return {
-        job.id: 1 + sum(not set(earlier.resources).isdisjoint(job.resources) for earlier in queued[:index])
-        for index, job in enumerate(queued)
-    }
+    positions = {}
+    for index, job in enumerate(queued):
+        sharing = [earlier for earlier in queued[:index] if not set(earlier.resources).isdisjoint(job.resources)]
+        positions[job.id] = 1 + len(sharing)
+    return positions
 
 
 def startable(queued: Sequence[Job], running: Sequence[Job], max_running: int = MAX_RUNNING) -> list[Job]:
@@ -150,8 +151,9 @@ class Supervisor:
         """Process every job once. Returns False, without processing any, if another process holds the lock."""
         if not self._acquire_lock():
             return False
+        running_or_waiting = self._store.in_states(ACTIVE - {JobState.LOST})
         lost = self._store.in_states({JobState.LOST}, limit=_MAX_LOST)
-        for job in self._store.in_states(ACTIVE - {JobState.LOST}) + lost:
+        for job in running_or_waiting + lost:
             self._safely(self._update_job, job)
         queued = self._store.in_states({JobState.QUEUED})
         for job in queued:
@@ -177,34 +179,37 @@ class Supervisor:
 
     def _sweep(self) -> None:
         """Delete expired jobs. The runner's data of a job is deleted first, so that none is orphaned."""
-        removed = 0
+        n_removed = 0
         if self._keep_s is not None and self._clock_is_plausible():
             for job in self._store.expired(self._keep_s, limit=_MAX_SWEPT):
                 try:
                     if job.runner in self._runners:
                         self._runners[job.runner].forget(job)
-                    removed += self._store.remove(job.id)
+                    if self._store.remove(job.id):
+                        n_removed += 1
                 except TipbenchError as exc:
                     _log.warning("job %s is kept for now: %s", job.id, exc)
-        self._next_sweep = time.monotonic() + (0 if removed == _MAX_SWEPT else _SWEEP_S)
+        has_more = n_removed == _MAX_SWEPT
+        self._next_sweep = time.monotonic() + (0 if has_more else _SWEEP_S)
 
     def _clock_is_plausible(self) -> bool:
         """Return False if the clock has jumped ahead since the last sweep: with a wrong clock, all jobs look expired.
 
-        The panel may also have been stopped, or the clock corrected. So the new time is accepted after a day.
+        The panel may also have been stopped, or the clock corrected. So the new time is accepted after a day. Saves
+        the time of this sweep if it is plausible.
         """
         path, now = self._lock_path.with_name("last_sweep"), self._store.clock()
         try:
             last_sweep = float(path.read_text())
         except (OSError, ValueError):
             last_sweep = self._store.last_activity() or now
-        if now - last_sweep <= _MAX_JUMP_S:
+        if now - last_sweep <= _MAX_SWEEP_GAP_S:
             self._jumped_at = None
         elif self._jumped_at is None:
             self._jumped_at = time.monotonic()
             days = (now - last_sweep) / 86_400
             _log.warning("the clock is %.0f days after the last sweep; expired jobs are kept for another day", days)
-        plausible = self._jumped_at is None or time.monotonic() - self._jumped_at >= _CONFIRM_JUMP_S
+        plausible = self._jumped_at is None or time.monotonic() - self._jumped_at >= _CONFIRM_CLOCK_S
         with home_errors(path, "cannot be written"):
             write_atomic(path, str(now if plausible else last_sweep).encode())
         return plausible
@@ -262,8 +267,11 @@ class Supervisor:
                 self._store.set_reason(job.id, status.reason)
             return
         state = job.state
-        for step in transitions_between(job.state, status.state):
-            exit_code, reason = (status.exit_code, status.reason) if step is status.state else (None, "")
-            if self._store.move(job.id, state, step, exit_code=exit_code, reason=reason) is None:
+        for step in path_between(job.state, status.state):
+            if step is status.state:
+                moved = self._store.move(job.id, state, step, exit_code=status.exit_code, reason=status.reason)
+            else:
+                moved = self._store.move(job.id, state, step)
+            if moved is None:
                 return  # changed concurrently; the next tick retries
             state = step

@@ -47,9 +47,10 @@ class CatalogueFile(Schema):
 
     def to_toml(self) -> str:
         """Return the text of the file. Values that are None are left out."""
-        header = [_HEADER, *_assignments(self.model_dump(exclude={"tips"}))]
-        tips = [["", "[[tips]]", *_assignments(tip.model_dump())] for tip in self.tips]
-        return "\n".join([*header, *(line for lines in tips for line in lines)]) + "\n"
+        lines = [_HEADER, *_assignments(self.model_dump(exclude={"tips"}))]
+        for tip in self.tips:
+            lines += ["", "[[tips]]", *_assignments(tip.model_dump())]
+        return "\n".join(lines) + "\n"
 
 
 class Catalogue:
@@ -68,10 +69,12 @@ class Catalogue:
         self._by_hour = dict(by_hour)
 
     def candidates(self, hour: float) -> list[Candidate]:
-        """Return the MAX_CANDIDATES tips nearest to this hour, within an hour by composite, then by tip id."""
+        """Return the MAX_CANDIDATES tips nearest to this hour. Tips of the same hour are ordered by composite."""
 
         def distance(slot: float | None) -> float:
-            hours = 0.0 if slot is None else abs(slot - hour) % 24
+            if slot is None:  # the tip suits any hour
+                return 0.0
+            hours = abs(slot - hour) % 24
             return min(hours, 24 - hours)
 
         slots = sorted(self._by_hour, key=lambda slot: (distance(slot), slot or 0.0))

@@ -30,7 +30,7 @@ def export_events(database: Database, export_format: str, *, policy: str | None 
     if export_format not in FORMATS:
         raise UsageError(f"Events are exported as {', '.join(FORMATS)}, not {export_format!r}.")
     if policy is not None:
-        known_policy(policy)
+        known_policy(policy)  # raises UsageError if unknown
     if export_format == "jsonl":
         for entry in read_entries(database, kinds=("score", "signal", "reward", "late")):
             if policy in (None, entry.policy):
@@ -69,12 +69,13 @@ def _dsjson_line(score: Entry, reward: Entry) -> dict[str, Any]:
     """Return a line of VowpalWabbit's dsjson format: the chosen action comes first, and the cost is −reward."""
     body = score.body
     candidates = body["request"]["candidates"]
-    chosen = next(i for i, candidate in enumerate(candidates) if candidate["tip_id"] == body["chosen"])
+    chosen = [candidate["tip_id"] for candidate in candidates].index(body["chosen"])
     order = [chosen, *(i for i in range(len(candidates)) if i != chosen)]
     context = {**(body["request"].get("context") or {}), "hour": reward.body["hour"]}
+    # The values of a task become values of its tip, because VowpalWabbit's namespaces are flat.
     tips = [{**candidate, **(candidate.get("task") or {}), "task": None} for candidate in candidates]
     return {
-        "_label_cost": -(reward.reward or 0.0),
+        "_label_cost": -(reward.reward or 0.0),  # a reward entry always has a reward
         "_label_probability": body["probabilities"][chosen],
         "_label_Action": chosen + 1,
         "_labelIndex": chosen,

@@ -6,11 +6,11 @@ has no user ids: `user` is the keyed hash of the user id, see `Keys`.
 
 | kind | policy | reward | body |
 |---|---|---|---|
-| score | chose the tip | | request without user and event id, at, chosen, probabilities, scores, x, n, prior, … |
-| reward, late, duplicate | chose the tip | the reward | action, dwell_ms, score (seq); a reward also x, features, … |
+| score | that chose the tip | | request without user and event id, at, chosen, probabilities, scores, x, n, prior, … |
+| reward, late, duplicate | that chose the tip | the reward | action, dwell_ms, score (seq); a reward also x, … |
 | reset | | | erase |
-| import | learned the state | | name, document |
-| signal | the shadow's | 1 if it agrees | signal, chosen, probabilities, scores, agrees, latency_ms, at |
+| import | that learned the state | | name, document |
+| signal | of the shadow | 1 if it agrees | signal, chosen, probabilities, scores, agrees, latency_ms, at |
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class Keys:
         """Return a random number in [0, 1). It is the same for a repeated request or a replay of the event."""
         hasher = self._draw.copy()
         hasher.update(f"{policy}\0{user}\0{event}".encode())
-        return (int.from_bytes(hasher.digest()) >> 11) * 2.0**-53  # a float has 53 bits
+        bits = int.from_bytes(hasher.digest())  # 64 bits, of which a float can hold 53
+        return (bits >> 11) * 2.0**-53
 
 
 def load_keys(home: Path) -> Keys:
@@ -129,7 +130,7 @@ def store_lock(home: Path, purpose: str) -> ResourceLock:
 
 
 def read_entries(
-    database: Database, *, after: int = 0, user: str | None = None, kinds: tuple[str, ...] = (), page: int = 1000
+    database: Database, *, after: int = 0, user: str | None = None, kinds: tuple[str, ...] = (), page_size: int = 1000
 ) -> Iterator[Entry]:
     """Yield the entries with numbers greater than `after`, in order, including entries committed meanwhile."""
     conditions = ["seq > ?"]
@@ -140,12 +141,12 @@ def read_entries(
     if kinds:
         conditions.append(f"kind IN ({', '.join('?' * len(kinds))})")
         values.extend(kinds)
-    query = f"SELECT {_COLUMNS} FROM log WHERE {' AND '.join(conditions)} ORDER BY seq LIMIT {page}"  # noqa: S608
+    query = f"SELECT {_COLUMNS} FROM log WHERE {' AND '.join(conditions)} ORDER BY seq LIMIT {page_size}"  # noqa: S608
     while True:
         rows = database.rows(query, (after, *values))
         for row in rows:
             yield _entry(row)
-        if len(rows) < page:
+        if len(rows) < page_size:
             return
         after = rows[-1]["seq"]
 
@@ -187,7 +188,7 @@ class EventLog:
         self.database = open_store(home)  # for reads, which a commit on the other connection does not block
         self.writing = open_store(home)
         self._writer = GroupCommit(
-            self.writing, "log", 8, capacity=min(capacity, MAX_QUEUED), lock=lock, on_failure=on_failure
+            self.writing, "log", columns=8, capacity=min(capacity, MAX_QUEUED), lock=lock, on_failure=on_failure
         )
         self._seq: int = self.database.rows("SELECT coalesce(max(seq), 0) FROM log")[0][0]
 
@@ -229,7 +230,7 @@ class EventLog:
         """Return the future of the commit of all entries appended so far, or None if they are committed."""
         return self._writer.pending()
 
-    def event(self, user: str, event: str) -> list[Entry]:
+    def event_entries(self, user: str, event: str) -> list[Entry]:
         """Return the committed score and reward entries of an event, in order."""
         rows = self.database.rows(
             f"SELECT {_COLUMNS} FROM log WHERE user = ? AND event = ? "  # noqa: S608

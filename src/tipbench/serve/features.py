@@ -25,9 +25,16 @@ MAX_OPEN_TASKS = 20.0
 MAX_EFFORT_MIN = 30.0
 COMPOSITE_MIDDLE, COMPOSITE_HALF_RANGE = 9.5, 7.5  # composites are from 2 to 17
 
-_V1 = ("hour_sin", "hour_cos", "is_overdue", "task_age_norm", "priority_norm", "dow_sin", "dow_cos")
-_V2 = (*_V1, "completion_rate", "dismiss_rate", "mean_dwell_norm", "preferred_hour_alignment", "tip_volume_norm")
-_V3 = (
+_V1_NAMES = ("hour_sin", "hour_cos", "is_overdue", "task_age_norm", "priority_norm", "dow_sin", "dow_cos")
+_V2_NAMES = (
+    *_V1_NAMES,
+    "completion_rate",
+    "dismiss_rate",
+    "mean_dwell_norm",
+    "preferred_hour_alignment",
+    "tip_volume_norm",
+)
+_V3_NAMES = (
     *("bias", "is_overdue", "task_age_norm", "priority_norm", "quality", "slot_match", "load_fit"),
     # From the user's tallies of the candidate's category:
     *("category_completion", "category_dismissal", "category_dwell", "category_hour_alignment", "category_volume"),
@@ -42,7 +49,7 @@ class FeatureSet:
 
     version: str
     names: tuple[str, ...]
-    compute: Compute  # returns the rows of all candidates in one list
+    compute: Compute  # returns a flat list: the row of the first candidate, then that of the second, …
 
     @property
     def dim(self) -> int:
@@ -71,11 +78,12 @@ def task_features(candidate: Candidate) -> tuple[float, float, float]:
     task = candidate.get("task")
     if not task:
         return 0.0, 0.0, 0.0
-    age, priority = task.get("age_days"), task.get("priority")
+    age = task.get("age_days") or 0.0
+    priority = task.get("priority") or 1  # 1 is the lowest of 4
     return (
         1.0 if task.get("is_overdue") else 0.0,
-        0.0 if not age else (age / MAX_AGE_DAYS if age < MAX_AGE_DAYS else 1.0),
-        0.0 if not priority else (priority - 1) / 3,
+        age / MAX_AGE_DAYS if age < MAX_AGE_DAYS else 1.0,
+        (priority - 1) / 3,
     )
 
 
@@ -93,7 +101,7 @@ def user_features(profile: ProfileFeatures | None, hour: float) -> tuple[float, 
     )
 
 
-def _v1(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
+def _compute_v1(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
     hour_sin, hour_cos, dow_sin, dow_cos = time_features(at)
     values: list[float] = []
     for candidate in candidates:
@@ -102,7 +110,7 @@ def _v1(request: DecisionRequest, candidates: list[Candidate], at: datetime, tal
     return values
 
 
-def _v2(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
+def _compute_v2(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
     hour_sin, hour_cos, dow_sin, dow_cos = time_features(at)
     same_for_all = (dow_sin, dow_cos, *user_features(request.get("profile_features"), hour_of(at)))
     values: list[float] = []
@@ -113,11 +121,11 @@ def _v2(request: DecisionRequest, candidates: list[Candidate], at: datetime, tal
     return values
 
 
-def _v3(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:
+def _compute_v3(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:
     hour = hour_of(at)
     profile = request.get("profile_features")
     if profile and (by_category := profile.get("by_category")) is not None:
-        tallies = Tallies.from_profile(by_category)
+        tallies = Tallies.from_values(by_category)
     open_tasks = (request.get("context") or {}).get("open_tasks")
     load = 0.0 if open_tasks is None else min(open_tasks, MAX_OPEN_TASKS) / MAX_OPEN_TASKS
     features_by_category: dict[str | None, tuple[float, ...]] = {}
@@ -129,6 +137,8 @@ def _v3(request: DecisionRequest, candidates: list[Candidate], at: datetime, tal
         if category_features is None:
             category_features = features_by_category[category] = tallies.features(category, hour)
         quality = 0.0 if composite is None else (composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF_RANGE
+        if not -1.0 <= quality <= 1.0:
+            quality = math.copysign(1.0, quality)
         overdue, age, priority = task_features(candidate)
         load_fit = 0.0  # with many open tasks, positive for short tips and negative for long ones
         if effort is not None:
@@ -138,7 +148,7 @@ def _v3(request: DecisionRequest, candidates: list[Candidate], at: datetime, tal
             overdue,
             age,
             priority,
-            quality if -1.0 <= quality <= 1.0 else math.copysign(1.0, quality),
+            quality,
             0.0 if slot_hour is None else math.cos(math.tau * (hour - slot_hour) / 24),
             load_fit,
         )
@@ -147,7 +157,7 @@ def _v3(request: DecisionRequest, candidates: list[Candidate], at: datetime, tal
 
 
 FEATURES = {
-    "v1": FeatureSet("features-v1/1", _V1, _v1),
-    "v2": FeatureSet("features-v2/1", _V2, _v2),
-    "v3": FeatureSet("features-v3/1", _V3, _v3),
+    "v1": FeatureSet("features-v1/1", _V1_NAMES, _compute_v1),
+    "v2": FeatureSet("features-v2/1", _V2_NAMES, _compute_v2),
+    "v3": FeatureSet("features-v3/1", _V3_NAMES, _compute_v3),
 }

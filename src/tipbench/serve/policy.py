@@ -24,16 +24,16 @@ from tipbench.serve.request import RewardRequest
 from tipbench.text import fingerprint
 
 REWARD_VERSION = "reward-1"  # version of the rewards below
-BY_ACTION = {"dismissed": -1.0, "snoozed": 0.1, "ignored": 0.0}
-BY_DWELL = (  # (limit in ms, reward of a completed tip whose dwell is below the limit)
+REWARD_BY_ACTION = {"dismissed": -1.0, "snoozed": 0.1, "ignored": 0.0}
+REWARD_BY_DWELL = (  # (limit in ms, reward of a completed tip whose dwell is below the limit)
     (15_000.0, -0.3),  # too fast to have been read
     (120_000.0, 1.0),
-    (math.nextafter(600_000.0, math.inf), 0.6),  # includes exactly 10 minutes
+    (math.nextafter(600_000.0, math.inf), 0.6),  # the next float after 10 minutes, so that exactly 10 minutes is below
     (math.inf, 0.3),
 )
-WITHOUT_DWELL = 0.6  # the reward of a completed tip whose dwell is unknown
+REWARD_WITHOUT_DWELL = 0.6  # the reward of a completed tip whose dwell is unknown
 
-LAMBDA, LAMBDA_WITH_PRIOR = 1.0, 100.0  # λ of the ridge regression
+LAMBDA, LAMBDA_WITH_PRIOR = 1.0, 100.0  # λ of the ridge regression: the prior weighs as much as about λ rewards
 REBUILD_EVERY = 1024  # updates; then V is computed from A again, to limit the rounding error
 DECIMALS = 9  # of a rounded score
 
@@ -43,13 +43,13 @@ def reward_of(request: RewardRequest) -> float:
     reward = request.get("reward")
     if reward is not None:
         return float(reward)
-    action = request.get("action")
+    action = request.get("action") or "ignored"  # a valid request without a reward has an action
     if action != "completed":
-        return BY_ACTION[action or "ignored"]
+        return REWARD_BY_ACTION[action]
     dwell_ms = request.get("dwell_ms")
     if dwell_ms is None:
-        return WITHOUT_DWELL
-    return next(reward for limit_ms, reward in BY_DWELL if dwell_ms < limit_ms)
+        return REWARD_WITHOUT_DWELL
+    return next(reward for limit_ms, reward in REWARD_BY_DWELL if dwell_ms < limit_ms)
 
 
 class Ridge:
@@ -93,9 +93,10 @@ class Ridge:
     def v(self) -> Floats:
         """(λI + A)⁻¹; a new array after each update, so a caller may keep it."""
         if self._v is None:
-            lower = np.linalg.cholesky(self.a + self.lam * np.eye(len(self.b)))
-            inverse = np.linalg.solve(lower, np.eye(len(self.b)))
-            self._v = inverse.T @ inverse
+            identity = np.eye(len(self.b))
+            lower = np.linalg.cholesky(self.a + self.lam * identity)  # LLᵀ = λI + A, so V = (L⁻¹)ᵀL⁻¹
+            lower_inverse = np.linalg.solve(lower, identity)
+            self._v = lower_inverse.T @ lower_inverse
         return self._v
 
     @property
@@ -106,7 +107,10 @@ class Ridge:
         return self._theta
 
     def snapshot(self) -> Ridge:
-        """Return a copy for reading; it shares its arrays with the original and must not be updated."""
+        """Return a copy whose `v`, `theta`, `n` and `reward_sum` stay as they are when the original is updated.
+
+        It shares `a` and `b` with the original, so it must not be updated.
+        """
         copy = object.__new__(Ridge)
         copy.a, copy.b, copy.n, copy.reward_sum, copy.lam = self.a, self.b, self.n, self.reward_sum, self.lam
         copy._prior_term, copy._v, copy._theta = self._prior_term, self.v, self.theta
@@ -152,13 +156,14 @@ class Policy:
 
     def scores(self, x: Floats, ridge: Ridge) -> list[float]:
         """Return the score of each candidate (a row of `x`), rounded to 1e-9."""
-        # Not `x.dot`, which releases the GIL: the committing thread might wake up, find that this thread holds the
-        # service's lock, and sleep again.
-        estimate = x @ ridge.theta
+        # Not `x.dot(…)`, which releases the GIL. The thread that commits the log would then take the GIL, block on the
+        # service's lock, which the calling thread holds, and give the GIL back: two switches of threads for nothing.
+        scores = x @ ridge.theta
         if self.alpha:
-            estimate = estimate + self.alpha * np.sqrt(((x @ ridge.v) * x).sum(axis=1))
-        scores: list[float] = estimate.round(DECIMALS).tolist()
-        return scores
+            variances = ((x @ ridge.v) * x).sum(axis=1)  # xᵀVx of each candidate
+            scores = scores + self.alpha * np.sqrt(variances)
+        rounded: list[float] = scores.round(DECIMALS).tolist()
+        return rounded
 
     def probabilities(self, scores: list[float]) -> list[float]:
         """Return the probability of each candidate; they sum to one."""

@@ -46,6 +46,9 @@ class Prior:
         write_output(path, f"{text}\n", "--out")
 
 
+_PRIOR_ADAPTER = TypeAdapter(Prior)
+
+
 def load_prior(path: Path) -> Prior:
     """Read a prior file; raises UsageError if it is invalid. `Policy.check_prior` checks whether it suits a policy."""
     try:
@@ -55,12 +58,9 @@ def load_prior(path: Path) -> Prior:
             raise UsageError(
                 f"{path} is not a prior of format {_FORMAT} (its format is {file_format!r}). Fit it again."
             )
-        prior = _PRIOR.validate_python(content)
+        prior = _PRIOR_ADAPTER.validate_python(content)
     except (OSError, ValueError) as exc:
         raise UsageError(f"The prior {path} cannot be read: {exc}. Create it with `tipbench prior fit`.") from exc
     if len(prior.theta) != len(prior.names):
         raise UsageError(f"The prior {path} has {len(prior.theta)} numbers for {len(prior.names)} features.")
     return prior
-
-
-_PRIOR = TypeAdapter(Prior)

@@ -11,7 +11,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, cast
 
 from tipbench.errors import QueueFull, UsageError
@@ -23,7 +22,7 @@ from tipbench.serve.request import RecommendRequest, ScoreRequest, local_time
 from tipbench.serve.service import PolicyService, Result, moment_of
 from tipbench.serve.switches import REREAD_S, SHADOWS, ShadowCounts, Switches
 
-_SAVE_COUNTS_S = REREAD_S
+_SAVE_COUNTS_S = REREAD_S  # saved counts are as recent as the switches that are shown with them
 _logger = logging.getLogger(__name__)
 
 ShadowScorer = Callable[[PolicyService, str, Entry], dict[str, Any]]
@@ -76,7 +75,7 @@ class Recommender:
 
     def has_shadows(self) -> bool:
         """Whether a shadow is enabled."""
-        return True in self.switches.shadows().values()
+        return any(self.switches.shadows().values())
 
     def queue_for_shadows(self, result: Result) -> None:
         """Queue a recommendation for the enabled shadows, after its response was sent.
@@ -85,7 +84,7 @@ class Recommender:
         """
         if result.entry is not None:  # None for a repeated request
             for name, enabled in self.switches.shadows().items():
-                if enabled and SHADOWS[name] != result.entry.policy:
+                if enabled and SHADOWS[name] != result.entry.policy:  # the policy that was active needs no shadow
                     self._shadows[name].put(result.entry)
 
     def policies(self) -> dict[str, Any]:
@@ -178,8 +177,12 @@ class _Shadow:
     def _run(self) -> None:
         saved = time.monotonic()
         while not self._closing.is_set():
-            with suppress(queue.Empty):
-                self._score(self.queue.get(timeout=0.2))
+            try:
+                entry = self.queue.get(timeout=0.2)
+            except queue.Empty:
+                pass
+            else:
+                self._score(entry)
                 self.queue.task_done()
             if time.monotonic() - saved > _SAVE_COUNTS_S:
                 self._save()

@@ -187,7 +187,7 @@ class RewardRequest(TypedDict, total=False):
 def check_decision_request(request: ScoreRequest | RecommendRequest) -> None:
     """Apply the checks of `Time` and `Candidates` to a request whose types and limits are valid.
 
-    Raises ValueError if one of them rejects or changes a value.
+    Raises ValueError if one of them rejects or changes a value: pydantic must then validate the request.
     """
     at, candidates = request.get("at"), request.get("candidates")
     if at is not None and _check_time(at) != at:

@@ -103,17 +103,19 @@ class PolicyService:
         self.flush_error: str | None = None  # why the last flush failed; it is retried, and the log has all changes
         self._random = random.Random()  # noqa: S311 - event ids must be unique, not secret
         self._lock = threading.RLock()
-        self._flushing = threading.Lock()
+        self._flush_lock = threading.Lock()  # acquired before `_lock`
         self._users: dict[str, UserState] = {}
-        self._dirty: set[str] = set()
+        self._changed_users: set[str] = set()  # users with documents to write
         self._events: OrderedDict[tuple[str, str], _Event] = OrderedDict()
         with ExitStack() as opened:
             opened.callback(store_lock(home, "tipbench serve").release)
             self.keys = load_keys(home)
             self.log = EventLog(home, lock=self._lock, on_failure=self._clear_memory, capacity=queue)
             opened.callback(self.log.close)
-            self._statistics = open_store(home)  # a separate connection: long queries must not block scores and commits
-            opened.callback(self._statistics.close)
+            self._stats_database = open_store(
+                home
+            )  # a separate connection: long queries must not block scores and commits
+            opened.callback(self._stats_database.close)
             self._store = open_state(home, state, self.log.database, self.log.writing)
             if isinstance(self._store, FileStore):
                 self._store.remove_leftovers()
@@ -126,7 +128,7 @@ class PolicyService:
         """Write everything to disk and release the store."""
         self._closing.set()
         self._flusher.join()
-        with self._opened:
+        with self._opened:  # released even if the flush fails
             self.flush()
 
     # Scores
@@ -171,13 +173,13 @@ class PolicyService:
         decision = policy.decide(x, ridge, self.keys.uniform(policy.name, user.key, event_id))
         chosen = candidates[decision.chosen]
         chosen_x: list[float] = x[decision.chosen].tolist()
-        recorded: dict[str, Any] = {**request}
-        from_catalogue = recorded.get("candidates") is None
-        recorded["candidates"] = candidates
-        del recorded["user_id"]
-        recorded.pop("event_id", None)
+        logged_request: dict[str, Any] = {**request}
+        from_catalogue = logged_request.get("candidates") is None
+        logged_request["candidates"] = candidates
+        del logged_request["user_id"]
+        logged_request.pop("event_id", None)
         body = {
-            "request": recorded,
+            "request": logged_request,
             "from_catalogue": from_catalogue,
             "at": request.get("at") or at.isoformat(),
             "chosen": chosen["tip_id"],
@@ -204,18 +206,18 @@ class PolicyService:
             entry = read_entry(self.log.database, seq)
         if entry is None:
             raise EventConflict(f"Event {event_id} was erased at the same time. Send a new event_id.")
-        body, serving_policy = entry.body, entry.policy or ""
-        recorded = {name: value for name, value in body["request"].items() if value is not None}
-        ids = ("user_id", "event_id")
-        sent = {name: value for name, value in request.items() if value is not None and name not in ids}
-        if body["from_catalogue"] and "candidates" not in sent:
-            del recorded["candidates"]
-        same_signal = signal is not None and signal == body["signal"]
-        if serving_policy != policy and not same_signal:
-            raise EventConflict(f"Event {event_id} was served by {serving_policy}, not {policy}. Send a new event_id.")
-        if recorded != sent:
+        body, first_policy = entry.body, entry.policy or ""
+        first_request = {name: value for name, value in body["request"].items() if value is not None}
+        ids = ("user_id", "event_id")  # not logged with a request
+        this_request = {name: value for name, value in request.items() if value is not None and name not in ids}
+        if body["from_catalogue"] and "candidates" not in this_request:
+            del first_request["candidates"]
+        has_same_signal = signal is not None and signal == body["signal"]
+        if first_policy != policy and not has_same_signal:
+            raise EventConflict(f"Event {event_id} was served by {first_policy}, not {policy}. Send a new event_id.")
+        if first_request != this_request:
             raise EventConflict(f"Event {event_id} was scored with another request. Send a new event_id.")
-        return Result(_score_body(event_id, serving_policy, body))
+        return Result(_score_body(event_id, first_policy, body))
 
     # Rewards
 
@@ -239,21 +241,19 @@ class PolicyService:
                     f"Event {event_id} was scored with {event.features}, which this version of tipbench no longer "
                     "uses: nothing was learned."
                 )
-            if event.seq < user.reset:
+            if event.seq < user.reset_seq:
                 raise EventConflict(f"Event {event_id} is from before the user's reset: nothing was learned.")
-            if event.reward not in (None, value):
+            if event.reward is not None and event.reward != value:
                 raise EventConflict(
                     f"Event {event_id} has the reward {event.reward:g}, not {value:g}. The first reward counts."
                 )
             received = self.clock()
             repeated = event.reward is not None
-            late = event.late if repeated else received - event.received > LATE_AFTER_S
             if repeated:
-                kind = "duplicate"
-            elif late:
-                kind = "late"
+                kind, late = "duplicate", event.late
             else:
-                kind = "reward"
+                late = received - event.received > LATE_AFTER_S
+                kind = "late" if late else "reward"
             applied = kind == "reward"
             body: dict[str, Any] = {
                 "action": request.get("action"),
@@ -276,7 +276,7 @@ class PolicyService:
                 self._remember((key, event_id), event)
             if applied:
                 user.apply(entry)
-                self._dirty.add(key)
+                self._changed_users.add(key)
             n = user.ridge(event.policy).n
         return Result({"applied": applied, "reward": value, "late": late, "n": n}, committed)
 
@@ -287,11 +287,11 @@ class PolicyService:
         self.log.wait()
         prior_hash = self.prior_hashes.get(known_policy(policy).name)
         if user_id is None:
-            return policy_totals(self._statistics, policy, prior_hash)
+            return policy_totals(self._stats_database, policy, prior_hash)
         with self._lock:
             user = self._user(self.keys.user(user_id))
-            ridge, reset = user.ridge(policy).snapshot(), user.reset
-        return user_stats(self._statistics, user.key, policy, ridge, prior_hash, since=reset)
+            ridge, reset_seq = user.ridge(policy).snapshot(), user.reset_seq
+        return user_stats(self._stats_database, user.key, policy, ridge, prior_hash, since=reset_seq)
 
     def reset(self, user_id: str, *, erase: bool = False) -> dict[str, Any]:
         """Clear a user's state for all policies, and return once it is on disk; `erase` also deletes the events."""
@@ -301,7 +301,7 @@ class PolicyService:
             cleared = {name: user.has_state(name) for name in POLICIES}
             entry, committed = self.log.append("reset", key, self.clock(), {"erase": erase})
             user.apply(entry)
-            self._dirty.add(key)
+            self._changed_users.add(key)
             if erase:
                 committed = self.log.erase(key, entry.seq)
                 for user_key, event_id in list(self._events):
@@ -310,11 +310,11 @@ class PolicyService:
         committed.result()
         folder = self.home / FOLDER / STATE_FOLDER
         if erase and folder.exists():  # even if state is in SQLite: earlier it may have been in files
-            with self._flushing:
+            with self._flush_lock:
                 FileStore(folder).erase(key)
                 with self._lock:  # rewards since the reset may have been learned: write their state again
                     self._user(key).dirty.update(DOCUMENT_NAMES)
-                    self._dirty.add(key)
+                    self._changed_users.add(key)
         self.flush()
         if erase:
             self.log.truncate_wal()
@@ -323,7 +323,7 @@ class PolicyService:
     # Shadows
 
     def snapshot(self, policy: str, key: str) -> tuple[Ridge, Tallies]:
-        """Return copies of a user's regression for a policy and tallies, which are safe to read without the lock."""
+        """Return copies of a user's regression for a policy and of the tallies, to be read without the lock."""
         with self._lock:
             user = self._user(key)
             return user.ridge(policy).snapshot(), user.tallies.copy()
@@ -331,7 +331,7 @@ class PolicyService:
     def publish(self, score: Entry, policy: str, body: dict[str, Any]) -> bool:
         """Log the signal of a shadow; returns False if the user's events were erased after the score."""
         with self._lock:
-            if score.seq < self._user(score.user).erased:
+            if score.seq < self._user(score.user).erased_seq:
                 return False
             agrees = float(body["agrees"])
             self.log.append("signal", score.user, self.clock(), body, event=score.event, policy=policy, reward=agrees)
@@ -341,24 +341,24 @@ class PolicyService:
 
     def flush(self) -> None:
         """Write the state of all changed users. Works in batches, so that requests wait only briefly for the lock."""
-        with self._flushing:
+        with self._flush_lock:
             with self._lock:
-                changed = list(self._dirty)
+                changed = list(self._changed_users)
             for start in range(0, len(changed), _FLUSH_USERS):
                 self._write_state(changed[start : start + _FLUSH_USERS])
             with self._lock:
                 surplus = max(len(self._users) - _MAX_USERS, 0)
                 for key in list(self._users)[:surplus]:
-                    if key not in self._dirty:
+                    if key not in self._changed_users:
                         del self._users[key]
 
     def _write_state(self, keys: Iterable[str]) -> None:
         documents: dict[tuple[str, str], bytes | None] = {}
         with self._lock:
-            for key in self._dirty.intersection(keys):
+            for key in self._changed_users.intersection(keys):
                 documents |= self._users[key].documents()
                 self._users[key].dirty.clear()
-                self._dirty.remove(key)
+                self._changed_users.remove(key)
             # The commit of the entries in these documents; taken under the lock, so that its failure is not missed.
             committed = self.log.pending()
         try:
@@ -370,7 +370,7 @@ class PolicyService:
                 for key, name in documents:
                     if key in self._users:
                         self._users[key].dirty.add(name)
-                        self._dirty.add(key)
+                        self._changed_users.add(key)
             raise
 
     def _flush_regularly(self) -> None:
@@ -385,9 +385,10 @@ class PolicyService:
                 self.flush_error = None
 
     def _clear_memory(self) -> None:
+        """Discard all state in memory. The log calls this after a failed commit, with the lock held."""
         self._users.clear()
         self._events.clear()
-        self._dirty.clear()
+        self._changed_users.clear()
 
     def _user(self, key: str) -> UserState:
         """Return the state of a user, loaded if it is not in memory. The caller holds the lock."""
@@ -395,15 +396,15 @@ class PolicyService:
         if user is None:
             user = self._users[key] = load_user(key, self.priors, self.log.database, self._store)
             if user.dirty:
-                self._dirty.add(key)
+                self._changed_users.add(key)
         return user
 
     def _event(self, user: UserState, event_id: str) -> _Event | None:
         """Return an event from memory or from the log; None if it does not exist. The caller holds the lock."""
         event = self._events.get((user.key, event_id))
         if event is None:
-            for entry in self.log.event(user.key, event_id):
-                if entry.seq < user.erased:
+            for entry in self.log.event_entries(user.key, event_id):
+                if entry.seq < user.erased_seq:
                     continue
                 if entry.kind == "score":
                     candidates = entry.body["request"]["candidates"]
@@ -430,8 +431,15 @@ def moment_of(request: DecisionRequest, now: float) -> datetime:
 
 
 def _event_of(entry: Entry, chosen: Candidate, at: datetime) -> _Event:
-    body, category = entry.body, chosen.get("category")
-    return _Event(entry.seq, entry.policy or "", body["features"], entry.received, body["x"], category, hour_of(at))
+    return _Event(
+        seq=entry.seq,
+        policy=entry.policy or "",
+        features=entry.body["features"],
+        received=entry.received,
+        x=entry.body["x"],
+        category=chosen.get("category"),
+        hour=hour_of(at),
+    )
 
 
 def _score_body(event_id: str, policy: str, body: Mapping[str, Any]) -> dict[str, Any]:

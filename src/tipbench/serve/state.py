@@ -1,4 +1,4 @@
-"""State of a user: one JSON document for each policy, and one for the tallies.
+"""State of a user: one JSON document for each policy, and one for the tallies, which count what the user did.
 
 State is a cache of the event log. A document's `seq` is the number of the last log entry applied to it. When state is
 loaded, newer entries are applied by the same code as new entries.
@@ -74,28 +74,43 @@ def decode(document: bytes, user: str, name: str) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError) as exc:
         raise CorruptDocument(f"not a JSON object with a schema: {exc}") from exc
     features = None if name == TALLIES else POLICIES[name].features
-    version = content.get("features") if features else None
-    known_version = features.version if features else None
-    if schema != SCHEMA or (isinstance(version, str) and version != known_version):
+    is_known = schema == SCHEMA
+    found, supported = f"schema {schema}", f"schema {SCHEMA}"
+    if features is not None:
+        version = content.get("features")
+        if isinstance(version, str) and version != features.version:
+            is_known = False
+        if version:
+            found += f" and {version}"
+        supported += f" and {features.version}"
+    if not is_known:
         raise StateError(
-            f"The state {name} of user {user} has schema {schema}{f' and {version}' if version else ''}; this version "
-            f"reads schema {SCHEMA}{f' and {known_version}' if known_version else ''}. It was left as it is: use the "
-            "version of tipbench that wrote it."
+            f"The state {name} of user {user} has {found}; this version reads {supported}. It was left as it is: use "
+            "the version of tipbench that wrote it."
         )
+    adapter: TypeAdapter[Any] = _TALLIES_ADAPTER if features is None else _POLICY_ADAPTER
     try:
-        (_POLICY_ADAPTER if features else _TALLIES_ADAPTER).validate_python(content)
+        adapter.validate_python(content)
     except ValidationError as exc:
-        raise CorruptDocument(f"invalid {'.'.join(map(str, exc.errors()[0]['loc']))}") from exc
+        location = ".".join(map(str, exc.errors()[0]["loc"]))
+        raise CorruptDocument(f"invalid {location}") from exc
     if (content["user"], content["name"]) != (user, name):
         raise CorruptDocument("it belongs to another user or policy")
-    if features:
-        dim = features.dim
-        if (len(content["a"]), len(content["b"])) != (dim * (dim + 1) // 2, dim):
-            raise CorruptDocument("the number of statistics is wrong")
-        largest = max(map(abs, (*content["a"], *content["b"], content["reward_sum"])))
-        if largest > content["n"] or np.linalg.eigvalsh(_symmetric(content["a"], dim))[0] < -0.5:
-            raise CorruptDocument("no rewards for features from -1 to 1 give these statistics")
+    if features is not None:
+        _check_statistics(content, features.dim)
     return content  # type: ignore[no-any-return]
+
+
+def _check_statistics(content: Mapping[str, Any], dim: int) -> None:
+    """Raise CorruptDocument if no rewards for `dim` features give the sums in the document of a policy."""
+    if (len(content["a"]), len(content["b"])) != (dim * (dim + 1) // 2, dim):
+        raise CorruptDocument("the number of statistics is wrong")
+    # Features and rewards are from −1 to 1, so each reward changes a sum by at most 1.
+    largest = max(map(abs, (*content["a"], *content["b"], content["reward_sum"])))
+    # Σxxᵀ has no negative eigenvalue, apart from rounding errors. Down to −0.5, λI + Σxxᵀ with λ ≥ 1 is invertible.
+    smallest_eigenvalue = np.linalg.eigvalsh(_symmetric(content["a"], dim))[0]
+    if largest > content["n"] or smallest_eigenvalue < -0.5:
+        raise CorruptDocument("no rewards for features from -1 to 1 give these statistics")
 
 
 def _symmetric(triangle: list[float], dim: int) -> Floats:
@@ -113,15 +128,15 @@ def _ridge_without_rewards(policy: str, prior: Prior | None) -> Ridge:
 class UserState:
     """The state of one user: a ridge regression for each policy with rewards, and the tallies."""
 
-    __slots__ = ("_priors", "dirty", "erased", "key", "learned_with", "reset", "ridges", "seqs", "tallies")
+    __slots__ = ("_priors", "dirty", "erased_seq", "key", "learned_with", "reset_seq", "ridges", "seqs", "tallies")
 
     def __init__(self, key: str, priors: Mapping[str, Prior]) -> None:
-        self.key = key
+        self.key = key  # hash of the user id
         self.ridges: dict[str, Ridge] = {}
         self.tallies = Tallies()
         self.learned_with: dict[str, str | None] = {}  # by policy: hash of the prior at the last reward
-        self.reset = 0  # entry number of the last reset
-        self.erased = 0  # entry number of the last reset with `erase`
+        self.reset_seq = 0  # entry number of the last reset
+        self.erased_seq = 0  # entry number of the last reset with `erase`
         self.dirty: set[str] = set()  # names of documents that differ from the store
         self.seqs = dict.fromkeys(DOCUMENT_NAMES, 0)  # by document: number of the last entry applied to it
         self._priors = priors
@@ -135,9 +150,9 @@ class UserState:
         """Apply an entry to the documents that do not contain it yet."""
         seq, body = entry.seq, entry.body
         if entry.kind == "reset":
-            self.reset = seq
+            self.reset_seq = seq
             if body["erase"]:
-                self.erased = seq
+                self.erased_seq = seq
             for name in DOCUMENT_NAMES:
                 if seq > self.seqs[name]:
                     self.clear(name, seq)
@@ -146,13 +161,14 @@ class UserState:
                 self.restore(body["name"], body["document"])
                 self._mark_changed(body["name"], seq)
         elif entry.kind == "reward" and entry.policy is not None and entry.reward is not None:
-            if seq > self.seqs[entry.policy] and body["features"] == POLICIES[entry.policy].features.version:
-                ridge = self.ridges.get(entry.policy)
-                if ridge is None:
-                    ridge = self.ridges[entry.policy] = POLICIES[entry.policy].ridge(self._priors.get(entry.policy))
-                ridge.update(np.array(body["x"]), entry.reward)
-                self.learned_with[entry.policy] = body["prior"]
-                self._mark_changed(entry.policy, seq)
+            name, policy = entry.policy, POLICIES[entry.policy]
+            has_same_features = body["features"] == policy.features.version
+            if seq > self.seqs[name] and has_same_features:
+                if name not in self.ridges:
+                    self.ridges[name] = policy.ridge(self._priors.get(name))
+                self.ridges[name].update(np.array(body["x"]), entry.reward)
+                self.learned_with[name] = body["prior"]
+                self._mark_changed(name, seq)
             if seq > self.seqs[TALLIES]:
                 self.tallies.add(body["category"], body["action"], body["dwell_ms"], body["hour"])
                 self._mark_changed(TALLIES, seq)
@@ -188,7 +204,7 @@ class UserState:
     def restore(self, name: str, content: dict[str, Any]) -> None:
         """Replace the state of one document by content that `decode` returned."""
         if name == TALLIES:
-            self.tallies = Tallies.from_profile(content["by_category"])
+            self.tallies = Tallies.from_values(content["by_category"])
             return
         ridge = POLICIES[name].ridge(self._priors.get(name))
         b = np.array(content["b"])

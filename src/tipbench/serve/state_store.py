@@ -24,7 +24,7 @@ from tipbench.serve.prior import Prior
 from tipbench.serve.state import DOCUMENT_NAMES, STATE_CHANGES, TALLIES, CorruptDocument, UserState, decode
 from tipbench.sqlite import Database
 
-# Of file names: egreedy, egreedy_v2, …, tallies
+# The part of a file name after the user, by document: egreedy, egreedy_v2, …, tallies
 SUFFIXES = {name: name.removesuffix("/v1").replace("/", "_") for name in DOCUMENT_NAMES}
 STATES = ("sqlite", "files")
 STATE_FOLDER = "state"
@@ -156,7 +156,7 @@ def load_user(
     `set_aside`, moved away. Raises StateError for an unknown schema.
     """
     user = UserState(key, priors)
-    user.reset, user.erased = read_resets(database, key)
+    user.reset_seq, user.erased_seq = read_resets(database, key)
     documents = store.load(key) if store else {}
     corrupt = False
     for name, document in documents.items():
@@ -168,13 +168,14 @@ def load_user(
             corrupt = True
             location = f"moved to {store.set_aside(key, name)}" if store and set_aside else "not moved"
             _logger.warning("The state %s was corrupt (%s): %s, rebuilt from the log", name, exc, location)
-    # Every reward changes the tallies, and the tallies are written last. So the other documents contain all entries up
-    # to the last one in the tallies, and a policy without a document has no reward among them.
+    # The entries up to the last one in the tallies need not be applied again. Every reward changes the tallies, and the
+    # tallies are written last, so the policies' documents contain these entries too; a policy without a document had
+    # no reward among them.
     after = 0 if corrupt else user.seqs[TALLIES]
     for name in documents:
-        if user.seqs[name] < user.reset:
-            user.clear(name, user.reset)
-    for entry in read_entries(database, after=max(after, user.reset), user=key, kinds=STATE_CHANGES):
+        if user.seqs[name] < user.reset_seq:
+            user.clear(name, user.reset_seq)
+    for entry in read_entries(database, after=max(after, user.reset_seq), user=key, kinds=STATE_CHANGES):
         user.apply(entry)
     return user
 
@@ -184,7 +185,7 @@ def export_state(home: Path, folder: Path, *, state: str = "sqlite") -> int:
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"State is exported to a new or empty folder; {folder} has files. Choose another one.")
     target = FileStore(folder)
-    files = 0
+    n_files = 0
     with closing(open_store(home)) as database:
         store = open_state(home, state, database, database)
         for user in read_users(database):
@@ -192,8 +193,8 @@ def export_state(home: Path, folder: Path, *, state: str = "sqlite") -> int:
             all_documents = user_state.documents(all_names=True)
             documents = {key: document for key, document in all_documents.items() if document is not None}
             target.save(documents)
-            files += len(documents)
-    return files
+            n_files += len(documents)
+    return n_files
 
 
 def import_state(home: Path, folder: Path, *, state: str = "sqlite") -> int:
@@ -213,17 +214,17 @@ def import_state(home: Path, folder: Path, *, state: str = "sqlite") -> int:
                     raise StateError(
                         f"The state {name} of user {user} in {folder} is not valid: {exc}. Nothing was imported."
                     ) from exc
-        files = 0
+        n_files = 0
         for user in source.users():
             with log.lock:  # one transaction per user
                 for name, document in source.load(user).items():
                     body = {"name": name, "document": decode(document, user, name)}
                     policy = name if name in POLICIES else None
                     _, committed = log.append("import", user, time.time(), body, policy=policy)
-                    files += 1
+                    n_files += 1
             committed.result()
             store.save(load_user(user, {}, log.database, store).documents())
-    return files
+    return n_files
 
 
 def rebuild_state(home: Path, *, state: str = "sqlite") -> int:
@@ -236,17 +237,18 @@ def rebuild_state(home: Path, *, state: str = "sqlite") -> int:
             for name, document in store.load(user).items():
                 with suppress(CorruptDocument):  # the rebuild replaces it
                     decode(document, user, name)  # raises StateError for an unknown schema
-        count = 0
+        n_users = 0
         documents: dict[tuple[str, str], bytes | None] = {}
         for number, user in enumerate(sorted({*store.users(), *read_users(log.database)}), 1):
             rebuilt = load_user(user, {}, log.database, None).documents(all_names=True)
             documents |= rebuilt
-            count += any(document is not None for document in rebuilt.values())
+            if any(document is not None for document in rebuilt.values()):
+                n_users += 1
             if number % _USERS_PER_TRANSACTION == 0:
                 store.save(documents)
                 documents = {}
         store.save(documents)
-    return count
+    return n_users
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from tipbench.errors import UsageError
 from tipbench.serve.policy import DEFAULT_POLICY, POLICIES, known_policy
 from tipbench.sqlite import Database
 
+# Policies by the name of their shadow
 SHADOWS = {f"{name.replace('/', '-')}-shadow": name for name in POLICIES if name != DEFAULT_POLICY}
 REREAD_S = 5.0  # how often a running server reads the switches again
 _ACTIVE = "active"  # name of the row with the active policy
@@ -77,7 +78,12 @@ class Switches:
     def add_check(self, verdict: Mapping[str, Any], *, user: str) -> Promotion:
         """Record the verdict of a check: JSON values, with at least `candidate`, `baseline` and `passed`."""
         return self._record(
-            "check", user, verdict["candidate"], verdict["baseline"], dict(verdict), passed=verdict["passed"]
+            "check",
+            user=user,
+            candidate=verdict["candidate"],
+            baseline=verdict["baseline"],
+            body=dict(verdict),
+            passed=verdict["passed"],
         )
 
     def passed_check(
@@ -93,13 +99,13 @@ class Switches:
 
     def apply(self, policy: str, *, user: str, check: Promotion) -> Promotion:
         """Make a policy active after a check."""
-        return self._switch("apply", policy, user, {"check": check.id})
+        return self._switch("apply", policy, user=user, body={"check": check.id})
 
     def switch_unchecked(self, policy: str, *, user: str, reason: str) -> Promotion:
         """Make a policy active without a check; the reason is recorded."""
         if not reason.strip():
             raise UsageError("A switch without a check needs a reason, as in --unchecked 'trial on staging'.")
-        return self._switch("unchecked", policy, user, {"reason": reason})
+        return self._switch("unchecked", policy, user=user, body={"reason": reason})
 
     def undo(self, *, user: str) -> Promotion:
         """Return to the policy before the last switch that was not undone; raises UsageError if there is none."""
@@ -111,18 +117,17 @@ class Switches:
                 earlier_policies.append(promotion.baseline)
         if not earlier_policies:
             raise UsageError(f"There is nothing to undo: {self.active()} is active, and no switch is left to undo.")
-        return self._switch("undo", earlier_policies[-1], user, {})
+        return self._switch("undo", earlier_policies[-1], user=user, body={})
 
     def promotions(self, *, limit: int = 100, kind: str | None = None) -> list[Promotion]:
         """Return the newest `limit` rows of the record, newest first; −1 returns all rows."""
         rows = self._database.rows(
             "SELECT * FROM promotions WHERE ? IS NULL OR kind = ? ORDER BY id DESC LIMIT ?", (kind, kind, limit)
         )
-        passed = {None: None, 0: False, 1: True}
         promotions = []
         for row in rows:
-            fields = {**dict(row), "passed": passed[row["passed"]], "body": json.loads(row["body"])}
-            promotions.append(Promotion(**fields))
+            passed = None if row["passed"] is None else bool(row["passed"])  # SQLite has no booleans
+            promotions.append(Promotion(**{**dict(row), "passed": passed, "body": json.loads(row["body"])}))
         return promotions
 
     def shadow_counts(self, name: str) -> ShadowCounts:
@@ -134,19 +139,19 @@ class Switches:
         """Add to the saved counts of a shadow."""
         self._set(f"counts:{name}", json.dumps(vars(self.shadow_counts(name) + more)))
 
-    def _switch(self, kind: str, policy: str, user: str, body: Mapping[str, Any]) -> Promotion:
+    def _switch(self, kind: str, policy: str, *, user: str, body: Mapping[str, Any]) -> Promotion:
         known_policy(policy)  # raises UsageError if unknown
         self._read_at = None  # another process may have switched meanwhile
-        return self._record(kind, user, policy, self.active(), body)
+        return self._record(kind, user=user, candidate=policy, baseline=self.active(), body=body)
 
     def _record(
         self,
         kind: str,
+        *,
         user: str,
         candidate: str,
         baseline: str,
         body: Mapping[str, Any],
-        *,
         passed: bool | None = None,
     ) -> Promotion:
         at = self._clock()

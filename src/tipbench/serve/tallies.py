@@ -14,9 +14,9 @@ from tipbench.serve.request import CategoryTally
 MAX_DWELL_S = 600.0
 NO_CATEGORY = ""
 DEFAULT_COMPLETION, DEFAULT_DISMISSAL, DEFAULT_DWELL = 0.25, 0.25, 0.2  # the rates of a user without any tally
-# Rates of few tips are shrunk: a weight of 2 adds two tips with the default rates, or with the user's rates.
-OVERALL_WEIGHT = 2.0  # of the default rates in a user's rates
-CATEGORY_WEIGHT = 4.0  # of a user's rates in the rates of a category
+# The rate of a few tips is shrunk to a prior rate: it is computed as if this number of further tips had had that rate.
+OVERALL_WEIGHT = 2.0  # for a user's rates, which are shrunk to the default rates
+CATEGORY_WEIGHT = 4.0  # for the rates of a category, which are shrunk to the user's rates
 LOG_FULL_VOLUME = math.log(101)  # a volume is log(1 + tips) / LOG_FULL_VOLUME: 1 for 100 tips
 
 
@@ -45,7 +45,7 @@ class Tallies:
         self._overall: tuple[float, float, float] | None = None
 
     @classmethod
-    def from_profile(cls, by_category: Mapping[str, CategoryTally]) -> Tallies:
+    def from_values(cls, by_category: Mapping[str, CategoryTally]) -> Tallies:
         """Return tallies from plain values, as in `profile_features.by_category` of a request."""
         return cls({category: Tally(**tally) for category, tally in by_category.items()})
 
@@ -57,16 +57,17 @@ class Tallies:
         """Count one learned reward; `hour` is the time of day of its decision."""
         name = category or NO_CATEGORY
         tally = self.by_category.get(name, _EMPTY)
-        completed = action == "completed"
         angle = math.tau * hour / 24
+        completed, dismissed = int(action == "completed"), int(action == "dismissed")
+        dwell_s = 0.0 if dwell_ms is None else min(dwell_ms / 1000, MAX_DWELL_S)
         self.by_category[name] = Tally(
-            tally.seen + 1,
-            tally.completed + completed,
-            tally.dismissed + (action == "dismissed"),
-            tally.dwell_s_sum + (0.0 if dwell_ms is None else min(dwell_ms / 1000, MAX_DWELL_S)),
-            tally.dwell_n + (dwell_ms is not None),
-            tally.hour_x + (math.cos(angle) if completed else 0.0),
-            tally.hour_y + (math.sin(angle) if completed else 0.0),
+            seen=tally.seen + 1,
+            completed=tally.completed + completed,
+            dismissed=tally.dismissed + dismissed,
+            dwell_s_sum=tally.dwell_s_sum + dwell_s,
+            dwell_n=tally.dwell_n + (0 if dwell_ms is None else 1),
+            hour_x=tally.hour_x + completed * math.cos(angle),
+            hour_y=tally.hour_y + completed * math.sin(angle),
         )
         self._overall = None
 
@@ -80,11 +81,12 @@ class Tallies:
             return completion, dismissal, dwell, 0.0, 0.0
         seen, completed, dismissed, dwell_s_sum, dwell_n, hour_x, hour_y = self.by_category.get(category, _EMPTY)
         angle = math.tau * hour / 24
+        alignment = (math.cos(angle) * hour_x + math.sin(angle) * hour_y) / (completed + 1)
         return (
-            min((completed + CATEGORY_WEIGHT * completion) / (seen + CATEGORY_WEIGHT), 1.0),
-            min((dismissed + CATEGORY_WEIGHT * dismissal) / (seen + CATEGORY_WEIGHT), 1.0),
-            min((dwell_s_sum / MAX_DWELL_S + CATEGORY_WEIGHT * dwell) / (dwell_n + CATEGORY_WEIGHT), 1.0),
-            max(-1.0, min((math.cos(angle) * hour_x + math.sin(angle) * hour_y) / (completed + 1), 1.0)),
+            _shrink(completed, seen, completion, CATEGORY_WEIGHT),
+            _shrink(dismissed, seen, dismissal, CATEGORY_WEIGHT),
+            _shrink(dwell_s_sum / MAX_DWELL_S, dwell_n, dwell, CATEGORY_WEIGHT),
+            max(-1.0, min(alignment, 1.0)),
             min(math.log1p(seen) / LOG_FULL_VOLUME, 1.0),
         )
 
@@ -99,8 +101,13 @@ class Tallies:
             dwell = sum(tally.dwell_s_sum for tally in tallies) / MAX_DWELL_S
             dwell_n = sum(tally.dwell_n for tally in tallies)
             self._overall = (
-                min((completed + OVERALL_WEIGHT * DEFAULT_COMPLETION) / (seen + OVERALL_WEIGHT), 1.0),
-                min((dismissed + OVERALL_WEIGHT * DEFAULT_DISMISSAL) / (seen + OVERALL_WEIGHT), 1.0),
-                min((dwell + OVERALL_WEIGHT * DEFAULT_DWELL) / (dwell_n + OVERALL_WEIGHT), 1.0),
+                _shrink(completed, seen, DEFAULT_COMPLETION, OVERALL_WEIGHT),
+                _shrink(dismissed, seen, DEFAULT_DISMISSAL, OVERALL_WEIGHT),
+                _shrink(dwell, dwell_n, DEFAULT_DWELL, OVERALL_WEIGHT),
             )
         return self._overall
+
+
+def _shrink(total: float, n: int, prior_rate: float, weight: float) -> float:
+    """Return the rate total / n, shrunk to a prior rate; at most 1, as a request may have inconsistent tallies."""
+    return min((total + weight * prior_rate) / (n + weight), 1.0)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tipbench.serve.features import COMPOSITE_HALF_RANGE, COMPOSITE_MIDDLE
-from tipbench.serve.policy import BY_ACTION, BY_DWELL
+from tipbench.serve.policy import REWARD_BY_ACTION, REWARD_BY_DWELL
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -29,8 +29,8 @@ Ints = NDArray[np.int64]
 PROFILE_KEYS = ("completion_rate_30d", "dismiss_rate_30d", "mean_dwell_ms_30d", "preferred_hour", "tip_volume_30d")
 ACTIONS = ("completed", "snoozed", "dismissed", "ignored")
 COMPLETED = ACTIONS.index("completed")
-_ACTION_REWARDS = np.array([BY_ACTION.get(name, 0.0) for name in ACTIONS])
-_DWELL_LIMITS_MS, _DWELL_REWARDS = np.array(BY_DWELL).T
+_ACTION_REWARDS = np.array([REWARD_BY_ACTION.get(name, 0.0) for name in ACTIONS])
+_DWELL_LIMITS_MS, _DWELL_REWARDS = np.array(REWARD_BY_DWELL).T
 _USER_STREAM, _DRIFT_STREAM, _OFFER_STREAM, _OUTCOME_STREAM, _DRAW_STREAM = range(5)
 _DWELL_SCALE = 0.6  # of the log-logistic distribution of dwell times
 _DWELL_TASTE = 0.4  # standard deviation of the log median dwell between a user's categories
@@ -311,7 +311,7 @@ class World:
         dismissed *= scale
         snoozed = snoozed * scale
         not_dismissed = completed + snoozed
-        mean = completed * value + BY_ACTION["snoozed"] * snoozed + BY_ACTION["dismissed"] * dismissed
+        mean = completed * value + REWARD_BY_ACTION["snoozed"] * snoozed + REWARD_BY_ACTION["dismissed"] * dismissed
         return mean, (completed, not_dismissed, not_dismissed + dismissed)
 
     def _linear_mean(self, clock: Floats, overdue: Ints, age: Ints, priority: Ints) -> Floats:
@@ -344,8 +344,8 @@ def rewards(action: Ints, dwell_ms: Floats) -> Floats:
 
 def _completion_value(log_dwell: Floats) -> Floats:
     """Return the mean reward of a completion; `log_dwell` is the log median of its log-logistic dwell in seconds."""
-    total = np.full(log_dwell.shape, BY_DWELL[-1][1])
-    for (limit_ms, reward), (_, next_reward) in pairwise(BY_DWELL):
+    total = np.full(log_dwell.shape, REWARD_BY_DWELL[-1][1])
+    for (limit_ms, reward), (_, next_reward) in pairwise(REWARD_BY_DWELL):
         total += (reward - next_reward) * _sigmoid((np.log(limit_ms / 1000) - log_dwell) / _DWELL_SCALE)
     return total
 

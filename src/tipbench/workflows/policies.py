@@ -115,7 +115,7 @@ def _user_summaries(database: Database, key: str) -> list[PolicySummary]:
     found = []
     for policy in POLICIES:
         ridge = user.ridge(policy)
-        stats = user_stats(database, user.key, policy, ridge, None, since=user.reset)
+        stats = user_stats(database, user.key, policy, ridge, None, since=user.reset_seq)
         found.append(_policy_summary(policy, stats, [], _weights(policy, ridge) if ridge.n else []))
     return found
 

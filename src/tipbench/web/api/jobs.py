@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from tipbench.errors import JobNotFound, ServerUnavailable, TipbenchError
-from tipbench.jobs.folder import MAX_LOG
+from tipbench.jobs.folder import MAX_LOG_BYTES
 from tipbench.jobs.job import ENDED, JobKind, JobState, RecordedEvent
 from tipbench.jobs.progress import ProgressSnapshot
 from tipbench.jobs.store import JobFilter, Submitted
@@ -248,7 +248,7 @@ def log(
     job_id: JobPath,
     panel: PanelState,
     max_bytes: Annotated[
-        int, Query(alias="bytes", ge=1, le=MAX_LOG, description="Maximum number of bytes.")
+        int, Query(alias="bytes", ge=1, le=MAX_LOG_BYTES, description="Maximum number of bytes.")
     ] = LOG_BYTES,
 ) -> Response:
     """Return the end of the job's log, starting at the beginning of a line. Credentials in URLs are removed."""

@@ -10,14 +10,14 @@ from starlette.responses import Response
 import tipbench
 from tipbench.errors import NotEnoughData, TipbenchError
 from tipbench.plan.config import DEFAULT_EXPERIMENT
-from tipbench.web.api.models import COMMON, Health, Readiness, error_responses, text_response
+from tipbench.web.api.models import COMMON_ERRORS, Health, Readiness, error_responses, text_response
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState
 from tipbench.web.errors import WebError
 from tipbench.web.metrics import CONTENT_TYPE
 
 router = APIRouter(tags=["health"])  # no authentication: the responses contain nothing sensitive
-metrics_router = APIRouter(tags=["health"], dependencies=[ADMINS_ONLY], responses=COMMON)
+metrics_router = APIRouter(tags=["health"], dependencies=[ADMINS_ONLY], responses=COMMON_ERRORS)
 
 
 class NotReady(WebError):

@@ -6,14 +6,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 
-from tipbench.web.api.models import COMMON, DeliveryList, DeliveryShape, HookShape, TestRequest, error_responses
+from tipbench.web.api.models import COMMON_ERRORS, DeliveryList, DeliveryShape, HookShape, TestRequest, error_responses
 from tipbench.web.auth import ADMINS_ONLY, require_admin
 from tipbench.web.errors import Conflict
 from tipbench.web.forms import DEFAULT_LIMIT, Limit, Next, SortKey, body_of, body_schema, page_of
 from tipbench.web.queries import check_name
 from tipbench.web.webhook import Delivery, Webhook
 
-router = APIRouter(prefix="/api/bench/hook", tags=["judge"], dependencies=[ADMINS_ONLY], responses=COMMON)
+router = APIRouter(prefix="/api/bench/hook", tags=["judge"], dependencies=[ADMINS_ONLY], responses=COMMON_ERRORS)
 _BODY = body_schema(TestRequest, {"experiment": "tip-bench-auto"}, about="Optional.", required=False)
 
 

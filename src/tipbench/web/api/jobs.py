@@ -23,8 +23,8 @@ from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig
 from tipbench.record.events import event_json
 from tipbench.record.plan_check import plan_json
 from tipbench.web.api.models import (
-    COMMON,
-    DATA,
+    COMMON_ERRORS,
+    EXPERIMENT_ERRORS,
     JobAnswer,
     JobDetail,
     JobList,
@@ -45,12 +45,18 @@ from tipbench.web.job_service import JobService, Key, RunTarget, retry_job, star
 from tipbench.web.security import StreamLimits
 from tipbench.workflows.plan_run import plan_outlook, plan_run
 
-run_router = APIRouter(prefix="/api/bench", tags=["run"], dependencies=[ADMINS_ONLY], responses=COMMON)
+run_router = APIRouter(prefix="/api/bench", tags=["run"], dependencies=[ADMINS_ONLY], responses=COMMON_ERRORS)
 judge_router = APIRouter(
-    prefix="/api/bench/judge", tags=["judge"], dependencies=[ADMINS_ONLY], responses={**COMMON, **DATA}
+    prefix="/api/bench/judge",
+    tags=["judge"],
+    dependencies=[ADMINS_ONLY],
+    responses={**COMMON_ERRORS, **EXPERIMENT_ERRORS},
 )
 router = APIRouter(
-    prefix="/api/bench/jobs", tags=["jobs"], dependencies=[ADMINS_ONLY], responses={**COMMON, **error_responses(404)}
+    prefix="/api/bench/jobs",
+    tags=["jobs"],
+    dependencies=[ADMINS_ONLY],
+    responses={**COMMON_ERRORS, **error_responses(404)},
 )
 
 _logger = logging.getLogger("tipbench.web")

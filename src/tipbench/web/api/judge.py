@@ -15,7 +15,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from tipbench.judge.sheet_file import parse_sheet
-from tipbench.web.api.models import COMMON, DATA, AppliedShape, JudgingShape, SheetOptions, SheetShape
+from tipbench.web.api.models import (
+    COMMON_ERRORS,
+    EXPERIMENT_ERRORS,
+    AppliedShape,
+    JudgingShape,
+    SheetOptions,
+    SheetShape,
+)
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, JUDGES_TOO, require_admin, require_judge
 from tipbench.web.batch_items import (
@@ -48,7 +55,7 @@ from tipbench.web.judge_service import (
 from tipbench.web.queries import get_experiment
 from tipbench.workflows.judging import SheetRequest
 
-_RESPONSES = {**COMMON, **DATA}
+_RESPONSES = {**COMMON_ERRORS, **EXPERIMENT_ERRORS}
 sheet_router = APIRouter(
     prefix="/api/bench/judge", tags=["judge"], dependencies=[LIMIT_SHEET_REQUESTS, JUDGES_TOO], responses=_RESPONSES
 )

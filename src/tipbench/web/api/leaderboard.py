@@ -10,7 +10,14 @@ from starlette.responses import Response
 from tipbench.compare.html import CSP as REPORT_CSP
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import to_csv, to_markdown
-from tipbench.web.api.models import COMMON, DATA, BoardShape, PairShape, RevisionShape, text_response
+from tipbench.web.api.models import (
+    COMMON_ERRORS,
+    EXPERIMENT_ERRORS,
+    BoardShape,
+    PairShape,
+    RevisionShape,
+    text_response,
+)
 from tipbench.web.api.runs import ExperimentPath, download
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.board_query import BoardQueryParam, pair_view
@@ -18,7 +25,10 @@ from tipbench.web.deps import PanelState, Store
 from tipbench.web.queries import get_experiment, revision
 
 router = APIRouter(
-    prefix="/api/bench/leaderboard", tags=["leaderboard"], dependencies=[ADMINS_ONLY], responses={**COMMON, **DATA}
+    prefix="/api/bench/leaderboard",
+    tags=["leaderboard"],
+    dependencies=[ADMINS_ONLY],
+    responses={**COMMON_ERRORS, **EXPERIMENT_ERRORS},
 )
 
 RowModel = Annotated[str, Query(min_length=1, max_length=500, description="The row's model; * on a board by prompt.")]

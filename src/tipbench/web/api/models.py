@@ -457,8 +457,8 @@ def text_response(media_type: str, description: str) -> dict[int | str, dict[str
     return {200: {"description": description, "content": {media_type: {"schema": {"type": "string"}}}}}
 
 
-COMMON = error_responses(400, 401, 403, 413, 422, 429, 500)  # of every route that requires authentication
-DATA = error_responses(404, 409, 502, 503)  # of every route that reads an experiment
+COMMON_ERRORS = error_responses(400, 401, 403, 413, 422, 429, 500)  # of every route that requires authentication
+EXPERIMENT_ERRORS = error_responses(404, 409, 502, 503)  # of every route that reads an experiment
 
 
 class SimulationShape(Shape):

@@ -14,8 +14,8 @@ from tipbench.serve.policy import DEFAULT_POLICY
 from tipbench.simulate.simulation import SimulationConfig
 from tipbench.web.api.jobs import STARTED, started
 from tipbench.web.api.models import (
-    COMMON,
-    DATA,
+    COMMON_ERRORS,
+    EXPERIMENT_ERRORS,
     JobStarted,
     PromotionList,
     PromotionShape,
@@ -31,7 +31,7 @@ from tipbench.workflows.policies import PoliciesReport, read_policies
 from tipbench.workflows.promotion import promotion_json, switches_of
 from tipbench.workflows.simulation import read_simulations
 
-router = APIRouter(prefix="/api/bench", tags=["policies"], dependencies=[ADMINS_ONLY], responses=COMMON)
+router = APIRouter(prefix="/api/bench", tags=["policies"], dependencies=[ADMINS_ONLY], responses=COMMON_ERRORS)
 _BODY = body_schema(SimulationConfig, {"world": "drift", "seeds": 2}, about="Options of `tipbench simulate`.")
 MaxItems = Annotated[int, Query(ge=1, le=200, description="Maximum number of items; the newest are returned.")]
 UserId = Annotated[
@@ -51,7 +51,7 @@ def policies(panel: PanelState, user_id: UserId = None) -> PoliciesReport:
         return read_policies(panel.settings.home, user_id)
 
 
-@router.get("/simulations", summary="List simulations", responses=DATA)
+@router.get("/simulations", summary="List simulations", responses=EXPERIMENT_ERRORS)
 def simulations(store: Store, limit: MaxItems = 50) -> SimulationList:
     """Return recorded simulations with their results, newest first."""
     items = [{"run_id": run.run_id, **result} for run, result in read_simulations(store, limit)]

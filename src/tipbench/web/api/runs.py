@@ -10,7 +10,15 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 
 from tipbench.errors import MlflowUnavailable, NotEnoughData
-from tipbench.web.api.models import COMMON, DATA, ExperimentList, RunDetail, RunList, error_responses, text_response
+from tipbench.web.api.models import (
+    COMMON_ERRORS,
+    EXPERIMENT_ERRORS,
+    ExperimentList,
+    RunDetail,
+    RunList,
+    error_responses,
+    text_response,
+)
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Panel, PanelState, Store
 from tipbench.web.errors import attachment
@@ -26,8 +34,15 @@ class RunIdConvertor(StringConvertor):
 
 register_url_convertor("run_id", RunIdConvertor())
 
-experiments_router = APIRouter(prefix="/api/bench", tags=["experiments"], dependencies=[ADMINS_ONLY], responses=COMMON)
-router = APIRouter(prefix="/api/bench/runs", tags=["runs"], dependencies=[ADMINS_ONLY], responses={**COMMON, **DATA})
+experiments_router = APIRouter(
+    prefix="/api/bench", tags=["experiments"], dependencies=[ADMINS_ONLY], responses=COMMON_ERRORS
+)
+router = APIRouter(
+    prefix="/api/bench/runs",
+    tags=["runs"],
+    dependencies=[ADMINS_ONLY],
+    responses={**COMMON_ERRORS, **EXPERIMENT_ERRORS},
+)
 
 ExperimentPath = Annotated[str, Path(max_length=200, description="The experiment's name.", examples=["tip-bench-auto"])]
 NameHas = Annotated[

@@ -9,13 +9,13 @@ from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel, Field
 
 from tipbench.settings import DEFAULT_LIFE
-from tipbench.web.api.models import COMMON, RequestBody, Shape, error_responses
+from tipbench.web.api.models import COMMON_ERRORS, RequestBody, Shape, error_responses
 from tipbench.web.auth import ADMINS_ONLY, Role, checked_name, create_token, parse_lifetime
 from tipbench.web.deps import Admin, PanelState
 from tipbench.web.errors import NotFound, checked, usage_errors_at
 from tipbench.web.forms import body_schema, read_json
 
-router = APIRouter(prefix="/api/bench/tokens", tags=["tokens"], dependencies=[ADMINS_ONLY], responses=COMMON)
+router = APIRouter(prefix="/api/bench/tokens", tags=["tokens"], dependencies=[ADMINS_ONLY], responses=COMMON_ERRORS)
 
 
 class TokenRequest(RequestBody):

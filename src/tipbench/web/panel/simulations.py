@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.charts import THEMES, to_svg
-from tipbench.errors import MlflowError, TipbenchError, UsageError
+from tipbench.errors import MlflowError, NotEnoughData, TipbenchError, UsageError
 from tipbench.jobs.job import ACTIVE, JobKind, JobState
 from tipbench.jobs.store import JobFilter
 from tipbench.simulate.charts import curves_chart
@@ -52,12 +52,14 @@ def _page(request: Request, panel: Panel, values: dict[str, Any], *, form_error:
     mlflow_error, recorded = None, []
     try:
         recorded = list(read_simulations(panel.tracker.open().store, _MAX_LISTED))
+    except NotEnoughData:
+        recorded = []  # MLflow has never been used
     except TipbenchError as exc:
         panel.tracker.locate_again()
         status, _ = status_and_code(exc)
-        if status not in (404, 502, 503):
+        if status not in (502, 503):
             raise
-        mlflow_error = str(exc) if status != 404 else None
+        mlflow_error = str(exc)
     jobs = panel.jobs.page(JobFilter(kind=JobKind.SIMULATE), limit=20, after=None).items
     return page(
         request,

@@ -12,7 +12,7 @@ from tipbench.jobs.store import Submitted
 from tipbench.serve.event_log import store_exists
 from tipbench.serve.policy import DEFAULT_POLICY
 from tipbench.simulate.simulation import SimulationConfig
-from tipbench.web.api.jobs import STARTED, started
+from tipbench.web.api.jobs import STARTED_RESPONSE, respond_with_job
 from tipbench.web.api.models import (
     COMMON_ERRORS,
     EXPERIMENT_ERRORS,
@@ -64,7 +64,7 @@ def simulations(store: Store, limit: MaxItems = 50) -> SimulationList:
     status_code=202,
     response_model_exclude_unset=True,
     openapi_extra=_BODY,
-    responses={**STARTED, **error_responses(409)},
+    responses={**STARTED_RESPONSE, **error_responses(409)},
 )
 def simulate(
     config: Annotated[SimulationConfig, body_of(SimulationConfig, require_admin)],
@@ -74,12 +74,14 @@ def simulate(
     key: Key = None,
 ) -> JobStarted:
     """Queue `tipbench simulate`. It always runs on this machine, even while a `collect` is running."""
-    return started(panel, start_simulation(panel, config, started_by=who.name, key=key), response)
+    submitted = start_simulation(panel, config, started_by=who.name, key=key)
+    return respond_with_job(panel, submitted, response)
 
 
 def start_simulation(panel: Panel, config: SimulationConfig, *, started_by: str, key: str | None) -> Submitted:
     """Queue the job; it records the simulation in the panel's MLflow."""
-    request = simulate_request(config, mlflow_url=panel.settings.get("mlflow_url") or None, started_by=started_by)
+    mlflow_url = panel.settings.get("mlflow_url") or None
+    request = simulate_request(config, mlflow_url=mlflow_url, started_by=started_by)
     return panel.jobs.submit(request, key=key)
 
 

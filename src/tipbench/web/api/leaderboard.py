@@ -83,15 +83,15 @@ def one_pair(
     store: Store,
 ) -> PairShape:
     """Compare one row with the baseline or the leader, per scenario, with both answers, largest loss first."""
-    found = pair_view(panel.queries, store, get_experiment(store, experiment), query, Pair(model, prompt))
-    return found.response()
+    mlflow_experiment = get_experiment(store, experiment)
+    return pair_view(panel.queries, store, mlflow_experiment, query, Pair(model, prompt)).response()
 
 
 @router.get("/{experiment:path}/revision", summary="Get the revision")
 def current_revision(experiment: ExperimentPath, store: Store) -> RevisionShape:
     """Return a string that changes with every write to the experiment; cheap enough for polling."""
-    found = get_experiment(store, experiment)
-    return RevisionShape(experiment=found.name, revision=revision(found))
+    mlflow_experiment = get_experiment(store, experiment)
+    return RevisionShape(experiment=mlflow_experiment.name, revision=revision(mlflow_experiment))
 
 
 @router.get("/{experiment:path}", summary="Get the leaderboard")

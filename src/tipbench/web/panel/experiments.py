@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse
 
 from tipbench.errors import TipbenchError
 from tipbench.text import plural
-from tipbench.web.api.runs import NameHas, experiments_page
+from tipbench.web.api.runs import NameContains, find_experiments
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState
 from tipbench.web.errors import status_and_code
@@ -25,11 +25,11 @@ MIN_FOR_SEARCH = 12  # number of experiments from which the page has a search fi
 
 
 @router.get("/")
-def front_page(request: Request, panel: PanelState, q: NameHas = "") -> HTMLResponse:
+def front_page(request: Request, panel: PanelState, q: NameContains = "") -> HTMLResponse:
     """List the experiments; show an error on the page if MLflow is unavailable."""
     mlflow_error, experiments = None, ExperimentsPage()
     try:
-        experiments = experiments_page(panel, q)
+        experiments = find_experiments(panel, q)
     except TipbenchError as exc:
         if status_and_code(exc)[0] not in (502, 503):
             raise

@@ -111,7 +111,7 @@ def create_token(request: Request, panel: PanelState, admin: Admin, form: SentFo
     """Create a token; the response is the only page that shows its secret."""
     fields = {key: form.fields.get(key, default).strip() for key, default in _DEFAULT_FIELDS.items()}
     try:
-        token_request = tokens.check_request(fields)
+        token_request = tokens.validate_token_request(fields)
     except Invalid as exc:
         return _page(request, panel, admin, values=fields, errors=form_errors(exc), status=422)
     submitted_forms: SubmittedForms = request.app.state.submitted_forms
@@ -128,7 +128,7 @@ def revoke(token_id: tokens.TokenId, panel: PanelState) -> Response:
 
 
 @router.post("/settings/hook/test")
-def test_hook(webhook: hook.HookState) -> Response:
+def test_hook(webhook: hook.WebhookParam) -> Response:
     """Send a test to the webhook and redirect to the settings page, which shows the result."""
     return RedirectResponse(f"/settings?tested={hook.run_test(webhook).id}#webhook", status_code=303)
 
@@ -138,7 +138,7 @@ def _page(
 ) -> HTMLResponse:
     rows = tokens.tokens(panel).items[::-1]  # newest first
     context = {"made": None, "values": _DEFAULT_FIELDS, "errors": {}, "repeated": None, "tested": None, **more}
-    webhook = hook.hook_of(request)
+    webhook = hook.webhook_of(request)
     return page(
         request,
         "settings.html",

@@ -312,7 +312,7 @@ class PageForm:
             self.experiment,
             self.panel,
             self.store,
-            status=getattr(exc, "status", 409),
+            status=exc.status if isinstance(exc, WebError) else 409,
             values={name: self.fields[name][: _MAX_CHARS.get(name, 200)] for name in entered},
             errors={error_key: message or str(exc)},
         )

@@ -356,7 +356,7 @@ def _sheet_page(
         upload=upload,
         applied=result,
         is_preview=is_preview,
-        verdict=_VERDICTS.get(verdict, verdict),
+        verdict=_VERDICTS.get(verdict, verdict) if verdict else None,
         scales=_measured_scales(drift),
         sentences=list(drift_sentences(drift)),
         changes=changes,

@@ -53,7 +53,8 @@ def test_each_experiment_shows_its_next_step() -> None:
         (counts(cells=3, judged=3), "Show the leaderboard", "/experiments/tip-bench-a%2Fb"),
     ]
     for found, step, url in cases:
-        assert row_of(found)["step"] == (step, url)
+        row = row_of(found)
+        assert (row["step"], row["step_url"]) == (step, url)
 
 
 def test_an_empty_panel_shows_the_first_step(empty: Served) -> None:

@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from support.judging import EXPERIMENT, always, honest
+from tipbench.errors import MlflowError
 from tipbench.judge.charts import MAX_POINTS, drift_chart, drift_points, drift_sentence
 from tipbench.judge.sheet_store import find_sheet
 from tipbench.judge.status import SheetSummary
@@ -239,8 +240,20 @@ def test_only_a_held_sheet_is_accepted(served: Served) -> None:
 # automatic judges
 
 
+def test_an_error_of_mlflow_while_starting_a_judge_is_shown_as_a_conflict(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise MlflowError("MLflow returned an error.", status=0)
+
+    monkeypatch.setattr("tipbench.web.panel.judges.start_judge", fail)
+    page = send(served, "run", {"with": "rules"})
+    assert page.status_code == 409
+    assert "MLflow returned an error." in page.text
+
+
 def test_the_rules_judge_is_started_as_one_job_by_several_clicks(served: Served) -> None:
-    again = re.search(r'name="again" value="(\w+)"', judges(served))
+    again = re.search(r'name="again" value="([\w-]+)"', judges(served))
     assert again
     places = {
         send(served, "run", {"with": "rules", "again": again[1]}).headers["location"]

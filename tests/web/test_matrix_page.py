@@ -9,13 +9,13 @@ import pytest
 from support.judged import scored
 from tipbench.compare.cells import BoardCell, BoardCells
 from tipbench.compare.matrix import Pair
-from tipbench.web.panel.matrix import SHADES, MatrixCell, Order, matrix_rows
+from tipbench.web.panel.matrix import SHADES, MatrixEntry, Order, matrix_rows
 
 A, B = Pair("alpha:1b", "v1"), Pair("beta:1b", "v1")
 
 
-def cells_of(board: BoardCells) -> list[tuple[MatrixCell, ...]]:
-    return [row.cells for row in matrix_rows(board, [A, B], "name")]
+def entries_of(board: BoardCells) -> list[tuple[MatrixEntry, ...]]:
+    return [row.entries for row in matrix_rows(board, [A, B], "name")]
 
 
 def failed(cell: BoardCell) -> BoardCell:
@@ -25,7 +25,7 @@ def failed(cell: BoardCell) -> BoardCell:
 def test_repeats_are_averaged_and_shades_go_from_the_lowest_to_the_highest_mean() -> None:
     first, second = scored({A: [4.0], B: [2.0]}), scored({A: [5.0], B: [2.0]})
     board = replace(first, cells=first.cells + second.cells)
-    assert cells_of(board) == [(MatrixCell(4.5, "judged", SHADES - 1), MatrixCell(2.0, "judged", 0))]
+    assert entries_of(board) == [(MatrixEntry(4.5, "judged", SHADES - 1), MatrixEntry(2.0, "judged", 0))]
 
 
 @pytest.mark.parametrize("failed_first", [True, False])
@@ -33,11 +33,11 @@ def test_a_cell_is_failed_only_if_all_its_repeats_failed(failed_first: bool) -> 
     both, pending = scored({A: [None], B: [None]}).cells, scored({A: [None]}).cells
     runs = (*map(failed, both), *pending)
     board = scored({}, cells=runs if failed_first else runs[::-1])
-    assert cells_of(board) == [(MatrixCell(None, "pending"), MatrixCell(None, "failed"))]
+    assert entries_of(board) == [(MatrixEntry(None, "pending"), MatrixEntry(None, "failed"))]
 
 
 def test_a_pair_without_a_run_of_a_scenario_is_missing_there() -> None:
-    assert cells_of(scored({A: [4.0, 3.0], B: [2.0]}))[1][1] == MatrixCell(None, "missing")
+    assert entries_of(scored({A: [4.0, 3.0], B: [2.0]}))[1][1] == MatrixEntry(None, "missing")
 
 
 @pytest.mark.parametrize(("order", "expected"), [("name", [0, 1, 2]), ("hardest", [1, 0, 2]), ("spread", [0, 1, 2])])

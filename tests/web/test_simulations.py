@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from tipbench.simulate.promotion_gate import Size
 from tipbench.simulate.simulation import EXPERIMENT, SimulationConfig, simulate
 from tipbench.workflows.promotion import apply_promotion, check_promotion, undo_promotion
 from tipbench.workflows.simulation import record_simulation
-from web.panels import API, Served
+from web.panels import API, Served, serving
 
 URL = f"{API}/simulations"
 
@@ -36,6 +37,17 @@ def test_a_recorded_simulation_is_listed_with_its_page_and_curves(served: Served
         chart = served.get(f"/simulations/{run_id}/curves.svg", params={"theme": theme, "narrow": "true"})
         assert chart.headers["content-type"].startswith("image/svg+xml")
     assert served.error(served.get(f"/simulations/{'0' * 32}")) == (404, "not_found")
+
+
+def test_a_simulation_can_be_started_before_anything_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tipbench.record.mlflow.MlflowHttp.is_mlflow", lambda _http: False)
+    with serving(tmp_path / "home", find_mlflow=True) as served:
+        page = served.get("/simulations")
+    assert page.status_code == 200
+    assert "No simulations yet" in page.text
+    assert "Start a simulation" in page.text
 
 
 def test_simulations_are_not_listed_among_benchmarks(served: Served) -> None:

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.text import iso
-from tipbench.web.api.models import COMMON, LoggedIn, error_responses
+from tipbench.web.api.models import COMMON_ERRORS, LoggedIn, error_responses
 from tipbench.web.auth import (
     CSRF_HEADER,
     JUDGES_TOO,
@@ -27,7 +27,7 @@ from tipbench.web.errors import Forbidden, Json, TooManyAttempts, Unauthorised
 from tipbench.web.forms import FORM, JSON, content_type, read_form, read_json
 
 router = APIRouter(tags=["login"])
-logout_router = APIRouter(tags=["login"], dependencies=[JUDGES_TOO], responses=COMMON)
+logout_router = APIRouter(tags=["login"], dependencies=[JUDGES_TOO], responses=COMMON_ERRORS)
 _MAX_NEXT_LENGTH = 1000
 _Next = Annotated[str, Query(max_length=_MAX_NEXT_LENGTH, description="Path to redirect to after login.")]
 _LOGIN_BODY: dict[str, Any] = {

@@ -10,20 +10,24 @@ from starlette.responses import Response
 import tipbench
 from tipbench.errors import NotEnoughData, TipbenchError
 from tipbench.plan.config import DEFAULT_EXPERIMENT
-from tipbench.web.api.models import COMMON, Health, Readiness, error_responses, text_response
+from tipbench.web.api.models import COMMON_ERRORS, Health, Readiness, error_responses, text_response
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState
 from tipbench.web.errors import WebError
 from tipbench.web.metrics import CONTENT_TYPE
 
 router = APIRouter(tags=["health"])  # no authentication: the responses contain nothing sensitive
-metrics_router = APIRouter(tags=["health"], dependencies=[ADMINS_ONLY], responses=COMMON)
+metrics_router = APIRouter(tags=["health"], dependencies=[ADMINS_ONLY], responses=COMMON_ERRORS)
 
 
 class NotReady(WebError):
     """503: the process is running, but MLflow or the database is unavailable."""
 
     status, code = 503, "not_ready"
+
+
+_NOT_READY_RESPONSE = error_responses(503)
+_NOT_READY_RESPONSE[503]["description"] = "MLflow or the database is unavailable."
 
 
 @router.get("/healthz", summary="Liveness probe", responses=error_responses(400, 500))
@@ -35,10 +39,7 @@ async def healthz() -> Health:  # async, so that it responds even if all threads
 @router.get(
     "/readyz",
     summary="Readiness probe",
-    responses={
-        **error_responses(400, 500),
-        503: {**error_responses(503)[503], "description": "MLflow or the database is unavailable."},
-    },
+    responses={**error_responses(400, 500), **_NOT_READY_RESPONSE},
 )
 def readyz(panel: PanelState) -> Readiness:
     """Return 200 if the token database is readable and MLflow responds.
@@ -46,23 +47,23 @@ def readyz(panel: PanelState) -> Readiness:
     MLflow is not required until it has been used for the first time.
     """
 
-    def check() -> Literal["answers", "none yet"] | TipbenchError:
-        """Return the status of MLflow. Returns errors instead of raising them, so that failures are cached too."""
+    def mlflow_status() -> Literal["answers", "none yet"] | TipbenchError:
+        """Return the status of MLflow, or the error: the cache stores returned errors, but not raised ones."""
         try:
-            panel.guard.tokens.get("")
+            panel.guard.tokens.get("")  # raises if the database is not readable
             panel.tracker.open().store.experiment(DEFAULT_EXPERIMENT)
         except NotEnoughData:
             return "none yet"
         except TipbenchError as exc:
-            panel.tracker.locate_again()
+            panel.tracker.locate_again()  # a local MLflow may have restarted on another port
             return exc
         return "answers"
 
-    # The endpoint is public, so the result is cached for a few seconds.
-    state = panel.queries.small.get("readiness", None, check)
-    if isinstance(state, TipbenchError):
-        raise NotReady("Not ready: MLflow or the panel's database is unavailable; the log has the details.") from state
-    return Readiness(status="ready", mlflow=state)
+    # The endpoint is public, so the result is cached: for a few seconds, like every value without a version.
+    result = panel.queries.small.get("readiness", version=None, make=mlflow_status)
+    if isinstance(result, TipbenchError):
+        raise NotReady("Not ready: MLflow or the panel's database is unavailable; the log has the details.") from result
+    return Readiness(status="ready", mlflow=result)
 
 
 @metrics_router.get(

@@ -6,39 +6,38 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 
-from tipbench.web.api.models import COMMON, DeliveryList, DeliveryShape, HookShape, TestRequest, error_responses
+from tipbench.web.api.models import COMMON_ERRORS, DeliveryList, DeliveryShape, HookShape, TestRequest, error_responses
 from tipbench.web.auth import ADMINS_ONLY, require_admin
 from tipbench.web.errors import Conflict
 from tipbench.web.forms import DEFAULT_LIMIT, Limit, Next, SortKey, body_of, body_schema, page_of
 from tipbench.web.queries import check_name
 from tipbench.web.webhook import Delivery, Webhook
 
-router = APIRouter(prefix="/api/bench/hook", tags=["judge"], dependencies=[ADMINS_ONLY], responses=COMMON)
+router = APIRouter(prefix="/api/bench/hook", tags=["judge"], dependencies=[ADMINS_ONLY], responses=COMMON_ERRORS)
 _BODY = body_schema(TestRequest, {"experiment": "tip-bench-auto"}, about="Optional.", required=False)
 
 
-def hook_of(request: Request) -> Webhook | None:
+def webhook_of(request: Request) -> Webhook | None:
     """Return the application's webhook, or None if none is configured."""
     hook: Webhook | None = request.app.state.hook
     return hook
 
 
-HookState = Annotated[Webhook | None, Depends(hook_of)]
+WebhookParam = Annotated[Webhook | None, Depends(webhook_of)]
+_NOT_CONFIGURED = HookShape(
+    configured=False, url=None, hosts=[], watch_s=None, watching=False, looked=None, problem=None, queued=0
+)
 
 
 @router.get("", summary="Get webhook status")
-def state(hook: HookState) -> HookShape:
+def state(hook: WebhookParam) -> HookShape:
     """Return the webhook's host, the time of its last check for pending cells and the number of queued deliveries."""
-    if hook is not None:
-        return hook.state()
-    return HookShape(
-        configured=False, url=None, hosts=[], watch_s=None, watching=False, looked=None, problem=None, queued=0
-    )
+    return _NOT_CONFIGURED if hook is None else hook.state()
 
 
 @router.get("/deliveries", summary="List the webhook's deliveries")
 def deliveries(
-    hook: HookState,
+    hook: WebhookParam,
     limit: Limit = DEFAULT_LIMIT,
     next: Next = None,  # noqa: A002 - its name in the URL
 ) -> DeliveryList:
@@ -52,7 +51,7 @@ def deliveries(
 
 
 @router.post("/test", summary="Test the webhook", openapi_extra=_BODY, responses=error_responses(409))
-def test(hook: HookState, body: Annotated[TestRequest, body_of(TestRequest, require_admin)]) -> DeliveryShape:
+def test(hook: WebhookParam, body: Annotated[TestRequest, body_of(TestRequest, require_admin)]) -> DeliveryShape:
     """Send a signed message with the event `test` once, without retries, and return the result within 10 seconds.
 
     Returns 409 if no webhook is configured or another test is in progress.

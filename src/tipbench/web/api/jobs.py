@@ -23,8 +23,8 @@ from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig
 from tipbench.record.events import event_json
 from tipbench.record.plan_check import plan_json
 from tipbench.web.api.models import (
-    COMMON,
-    DATA,
+    COMMON_ERRORS,
+    EXPERIMENT_ERRORS,
     JobAnswer,
     JobDetail,
     JobList,
@@ -45,18 +45,24 @@ from tipbench.web.job_service import JobService, Key, RunTarget, retry_job, star
 from tipbench.web.security import StreamLimits
 from tipbench.workflows.plan_run import plan_outlook, plan_run
 
-run_router = APIRouter(prefix="/api/bench", tags=["run"], dependencies=[ADMINS_ONLY], responses=COMMON)
+run_router = APIRouter(prefix="/api/bench", tags=["run"], dependencies=[ADMINS_ONLY], responses=COMMON_ERRORS)
 judge_router = APIRouter(
-    prefix="/api/bench/judge", tags=["judge"], dependencies=[ADMINS_ONLY], responses={**COMMON, **DATA}
+    prefix="/api/bench/judge",
+    tags=["judge"],
+    dependencies=[ADMINS_ONLY],
+    responses={**COMMON_ERRORS, **EXPERIMENT_ERRORS},
 )
 router = APIRouter(
-    prefix="/api/bench/jobs", tags=["jobs"], dependencies=[ADMINS_ONLY], responses={**COMMON, **error_responses(404)}
+    prefix="/api/bench/jobs",
+    tags=["jobs"],
+    dependencies=[ADMINS_ONLY],
+    responses={**COMMON_ERRORS, **error_responses(404)},
 )
 
 _logger = logging.getLogger("tipbench.web")
-LOG_BYTES = 65_536  # returned of a log by default
-MEDIA_TYPE = "text/event-stream"
-STARTED: dict[int | str, dict[str, Any]] = {
+DEFAULT_LOG_BYTES = 65_536
+EVENT_STREAM = "text/event-stream"
+STARTED_RESPONSE: dict[int | str, dict[str, Any]] = {
     202: {
         "description": "The new job, or the job of an earlier request with the same Idempotency-Key.",
         "headers": {"Location": {"description": "The job.", "schema": {"type": "string"}}},
@@ -94,7 +100,7 @@ JobPath = Annotated[
     ),
 ]
 Cursor = Annotated[int | None, Query(ge=0, lt=2**63, description="Resume after the event with this id.")]
-LastId = Annotated[
+LastEventId = Annotated[
     str | None,
     Header(alias="Last-Event-ID", max_length=40, description="Same as `after`; sent by browsers when they reconnect."),
 ]
@@ -117,7 +123,9 @@ def plan(config: RunConfig, panel: PanelState) -> PlanShape:
 
 def plan_of(panel: Panel, config: CollectConfig) -> dict[str, Any]:
     """Return the plan for the API and the page that starts a run."""
-    run_plan, warnings = plan_run(config, panel.settings.home, lambda: panel.tracker.connected(config.mlflow_url))
+    run_plan, warnings = plan_run(
+        config, panel.settings.home, open_mlflow=lambda: panel.tracker.connected(config.mlflow_url)
+    )
     return {**plan_json(run_plan), "outlook": plan_outlook(run_plan).to_json(), "warnings": warnings}
 
 
@@ -142,7 +150,7 @@ def openapi(request: Request) -> Any:
     status_code=202,
     response_model_exclude_unset=True,
     openapi_extra=_CONFIG_BODY,
-    responses={**STARTED, **error_responses(409)},
+    responses={**STARTED_RESPONSE, **error_responses(409)},
 )
 def run(
     config: RunConfig,
@@ -158,8 +166,9 @@ def run(
 
     Returns 409 if the Idempotency-Key was already used with other options.
     """
-    target = RunTarget(runner, wait_for_judge or body.wait_for_judge, frozenset(body.values))
-    return started(panel, start_run(panel, config, started_by=who.name, key=key, target=target), response)
+    target = RunTarget(runner, wait_for_judge or body.wait_for_judge, explicit=frozenset(body.values))
+    submitted = start_run(panel, config, started_by=who.name, key=key, target=target)
+    return respond_with_job(panel, submitted, response)
 
 
 @judge_router.post(
@@ -168,7 +177,7 @@ def run(
     status_code=202,
     response_model_exclude_unset=True,
     openapi_extra=_JUDGE_BODY,
-    responses=STARTED,
+    responses=STARTED_RESPONSE,
 )
 def judge(
     experiment: ExperimentPath,
@@ -179,7 +188,8 @@ def judge(
     key: Key = None,
 ) -> JobStarted:
     """Queue `tipbench judge run`. A judge program must be configured by the operator; requests cannot name one."""
-    return started(panel, start_judge(panel, experiment, body, started_by=who.name, key=key), response)
+    submitted = start_judge(panel, experiment, body, started_by=who.name, key=key)
+    return respond_with_job(panel, submitted, response)
 
 
 @router.get("", summary="List the jobs", response_model_exclude_unset=True)
@@ -227,7 +237,7 @@ def cancel(job_id: JobPath, panel: PanelState) -> JobAnswer:
     summary="Retry a job",
     status_code=202,
     response_model_exclude_unset=True,
-    responses={**STARTED, **error_responses(409)},
+    responses={**STARTED_RESPONSE, **error_responses(409)},
 )
 def retry(job_id: JobPath, who: Admin, panel: PanelState, response: Response, key: Key = None) -> JobStarted:
     """Start a new job with the options of this one. Recorded results are not generated again.
@@ -235,7 +245,8 @@ def retry(job_id: JobPath, who: Admin, panel: PanelState, response: Response, ke
     Returns 409 unless the job has failed, was cancelled or is lost. If an earlier retry has not ended yet, it is
     returned instead of a new job.
     """
-    return started(panel, retry_job(panel, job_id, started_by=who.name, key=key), response)
+    submitted = retry_job(panel, job_id, started_by=who.name, key=key)
+    return respond_with_job(panel, submitted, response)
 
 
 @router.get(
@@ -249,7 +260,7 @@ def log(
     panel: PanelState,
     max_bytes: Annotated[
         int, Query(alias="bytes", ge=1, le=MAX_LOG_BYTES, description="Maximum number of bytes.")
-    ] = LOG_BYTES,
+    ] = DEFAULT_LOG_BYTES,
 ) -> Response:
     """Return the end of the job's log, starting at the beginning of a line. Credentials in URLs are removed."""
     tail = panel.jobs.log(job_id, max_bytes)
@@ -262,12 +273,12 @@ def log(
     summary="Stream a job's events",
     response_class=Response,
     responses={
-        200: {"description": "Server-sent events.", "content": {MEDIA_TYPE: {"example": _EVENT_EXAMPLE}}},
+        200: {"description": "Server-sent events.", "content": {EVENT_STREAM: {"example": _EVENT_EXAMPLE}}},
         **error_responses(503),
     },
 )
 def events(
-    job_id: JobPath, request: Request, who: Admin, panel: PanelState, after: Cursor = None, last: LastId = None
+    job_id: JobPath, request: Request, who: Admin, panel: PanelState, after: Cursor = None, last: LastEventId = None
 ) -> Response:
     """Stream the job's events as server-sent events.
 
@@ -278,13 +289,18 @@ def events(
     To resume an interrupted stream, send the last `id` as `after` or `Last-Event-ID`. The snapshot then contains the
     progress up to that event, and all later events are sent. Otherwise it contains all progress so far.
     """
-    cursor = int(last) if last is not None and last.isascii() and last.isdigit() else after
-    guard, cookie = panel.guard, session_cookie(request)
-    stream = JobStream(panel.jobs, job_id, cursor)
-    return EventStream(panel.streams, stream, request, lambda: may_watch(guard, who, cookie))
+    if last is not None and last.isascii() and last.isdigit():
+        after = int(last)  # a browser that reconnects sends both; its header is newer than the URL
+    cookie = session_cookie(request)
+    return EventStream(
+        panel.streams,
+        JobStream(panel.jobs, job_id, after),
+        request,
+        is_authorised=lambda: is_still_authorised(panel.guard, who, cookie),
+    )
 
 
-def started(panel: Panel, submitted: Submitted, response: Response) -> JobStarted:
+def respond_with_job(panel: Panel, submitted: Submitted, response: Response) -> JobStarted:
     """Return the submitted job, and set the Location header of the response."""
     job, place = panel.jobs.get_with_position(submitted.job.id)
     response.headers["Location"] = f"/api/bench/jobs/{job.id}"
@@ -293,7 +309,8 @@ def started(panel: Panel, submitted: Submitted, response: Response) -> JobStarte
 
 RETRY_MS = 3000  # reconnection delay of browsers
 _MAX_EVENTS = 200  # read at a time
-_LINE_ENDS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}  # JSON escapes other line ends
+# Line ends that the JSON encoder does not escape, by code point; some clients split lines at them.
+_ESCAPED_LINE_ENDS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
 
 
 class JobStream:
@@ -305,21 +322,21 @@ class JobStream:
         self._job = service.store.get(job_id)
         self._after = after
         self._snapshot = ProgressSnapshot()
-        self._shown: dict[str, Any] = {}
+        self._sent_job: dict[str, Any] = {}  # JSON of the job in the last frame that had one
 
     def begin(self) -> bytes:
         """Return the snapshot frame."""
-        self._shown = self._read_job()
-        cache = self._jobs.progress
-        self._snapshot = cache.current(self._job) if self._after is None else cache.at(self._job, self._after)
-        body = {**self._shown, "progress": self._snapshot.progress.to_json(), "cursor": self._snapshot.cursor}
+        self._sent_job = self._refresh_job()
+        progress = self._jobs.progress
+        self._snapshot = progress.current(self._job) if self._after is None else progress.at(self._job, self._after)
+        body = {**self._sent_job, "progress": self._snapshot.progress.to_json(), "cursor": self._snapshot.cursor}
         return f"retry: {RETRY_MS}\n".encode() + frame("snapshot", body, self._snapshot.cursor)
 
     def more(self) -> tuple[bytes, bool]:
         """Return the frames of new events, and whether the job has ended and all events were returned."""
-        current = self._read_job()  # before the events: an ended job creates no more of them
+        current_job = self._refresh_job()  # before the events: an ended job creates no more of them
         new_events: list[RecordedEvent] = []
-        with suppress(ServerUnavailable):
+        with suppress(ServerUnavailable):  # Airflow's events follow once it is available again
             runner = self._jobs.supervisor.runner_of(self._job)
             new_events = list(runner.events(self._job, self._snapshot.cursor, _MAX_EVENTS))
         frames = []
@@ -329,15 +346,16 @@ class JobStream:
             frames.append(frame(body["event"], {"at": recorded.at, **body}, recorded.cursor))
         if new_events:
             frames.append(frame("progress", self._snapshot.progress.to_json(), self._snapshot.cursor))
-        if current != self._shown:
-            self._shown = current
-            frames.append(frame("job", current, self._snapshot.cursor))
+        if current_job != self._sent_job:
+            self._sent_job = current_job
+            frames.append(frame("job", current_job, self._snapshot.cursor))
         ended = self._job.state in ENDED and not new_events
         if ended:
-            frames.append(frame("end", current, self._snapshot.cursor))
+            frames.append(frame("end", current_job, self._snapshot.cursor))
         return b"".join(frames), ended
 
-    def _read_job(self) -> dict[str, Any]:
+    def _refresh_job(self) -> dict[str, Any]:
+        """Read the job again and return its JSON."""
         self._job, place = self._jobs.get_with_position(self._job.id)
         return JobAnswer(job=JobShape.of(self._job), place=place).model_dump(exclude_unset=True)
 
@@ -350,7 +368,7 @@ class EventStream(StreamingResponse):
     ) -> None:
         self._limits = limits
         headers = {"X-Accel-Buffering": "no"}  # a buffering proxy would delay events
-        super().__init__(_frames(limits, stream, request, is_authorised), media_type=MEDIA_TYPE, headers=headers)
+        super().__init__(_frames(limits, stream, request, is_authorised), media_type=EVENT_STREAM, headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send frames until the job ends, or the client disconnects or is no longer authorised."""
@@ -391,14 +409,16 @@ async def _frames(
 
 
 def frame(event: str, data: Any, cursor: int) -> bytes:
-    """Encode one event. The data has no Unicode line ends, because some clients split lines at them."""
-    line = to_json(data).decode().translate(_LINE_ENDS)
+    """Encode one event."""
+    line = to_json(data).decode().translate(_ESCAPED_LINE_ENDS)
     return f"id: {cursor}\nevent: {event}\ndata: {line}\n\n".encode()
 
 
-def may_watch(guard: Authenticator, identity: Identity, cookie: str) -> bool:
-    """Whether the client is still authorised: its token or session has not expired, been revoked or ended."""
+def is_still_authorised(guard: Authenticator, identity: Identity, cookie: str) -> bool:
+    """Whether the client's session has not ended, or its token is neither expired nor revoked."""
     if identity.session is not None:
         return guard.by_cookie(cookie) is not None
     token = guard.tokens.get(identity.token_id)
-    return token is None or guard.tokens.is_active(token)  # the operator's token is not stored
+    if token is None:  # the operator's token, which is not stored and never expires
+        return True
+    return guard.tokens.is_active(token)

@@ -1,7 +1,7 @@
 """Judging endpoints: export and apply blind sheets, and judge batches in the browser.
 
-A judge's token judges under its own name and receives nothing that unblinds. It can have only one open sheet: another
-export returns the same sheet. Controls appear on several sheets, so a judge could find them by comparing two sheets.
+A judge's token judges under its own name and receives nothing that unblinds. It can have only one open sheet, because
+controls appear on several sheets: a judge who compares two sheets could find them. Another export returns this sheet.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from tipbench.judge.sheet_file import parse_sheet
-from tipbench.web.api.models import COMMON, DATA, AppliedShape, JudgingShape, SheetOptions, SheetShape
+from tipbench.web.api.models import (
+    COMMON_ERRORS,
+    EXPERIMENT_ERRORS,
+    AppliedShape,
+    JudgingShape,
+    SheetOptions,
+    SheetShape,
+)
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, JUDGES_TOO, require_admin, require_judge
 from tipbench.web.batch_items import (
@@ -48,13 +55,13 @@ from tipbench.web.judge_service import (
 from tipbench.web.queries import get_experiment
 from tipbench.workflows.judging import SheetRequest
 
-_RESPONSES = {**COMMON, **DATA}
+_RESPONSES = {**COMMON_ERRORS, **EXPERIMENT_ERRORS}
 sheet_router = APIRouter(
     prefix="/api/bench/judge", tags=["judge"], dependencies=[LIMIT_SHEET_REQUESTS, JUDGES_TOO], responses=_RESPONSES
 )
 status_router = APIRouter(prefix="/api/bench/judges", tags=["judge"], dependencies=[ADMINS_ONLY], responses=_RESPONSES)
 
-_CSV_SCHEMA = {"schema": {"type": "string"}}
+_TEXT: dict[str, Any] = {"schema": {"type": "string"}}
 _EXPORT_BODY = body_schema(
     SheetOptions, {"judge": "reviewer-1", "limit": 40}, about="Export options; optional.", required=False
 )
@@ -62,7 +69,7 @@ _FILLED_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "description": "The filled sheet, or the filled duels.",
-        "content": {JSON: {"schema": {"type": "object"}}, CSV: _CSV_SCHEMA},
+        "content": {JSON: {"schema": {"type": "object"}}, CSV: _TEXT},
     }
 }
 
@@ -72,11 +79,11 @@ async def read_sheet_request(request: Request, judge: Judge, panel: PanelState) 
     return parse_sheet_request(await read_json(request), judge, panel.allowed)
 
 
-async def read_filled(request: Request, _judge: Judge) -> AsyncIterator[dict[str, Any]]:
-    """Parse the filled sheet (JSON or CSV).
+async def read_filled_sheet(request: Request, _judge: Judge) -> AsyncIterator[dict[str, Any]]:
+    """Parse the filled sheet (JSON or CSV). The dependency on `Judge` authenticates the client before the body is read.
 
     Only a few sheets may be in memory at once, so this waits for a slot. The sheet is freed and the slot released
-    before the response is delayed.
+    before FIX_RESPONSE_TIME delays the response.
     """
     if content_type(request) not in (JSON, CSV):
         raise Invalid(f"A sheet is sent as {JSON} or {CSV} (got {content_type(request)[:80]!r}).", path="body")
@@ -95,11 +102,11 @@ async def read_filled(request: Request, _judge: Judge) -> AsyncIterator[dict[str
     status_code=201,
     response_model=SheetShape,
     openapi_extra=_EXPORT_BODY,
-    responses={201: {"description": "The sheet, as `judge export` writes it.", "content": {CSV: _CSV_SCHEMA}}},
+    responses={201: {"description": "The sheet, as `judge export` writes it.", "content": {CSV: _TEXT}}},
 )
 def export(
     experiment: ExperimentPath,
-    query: Annotated[SheetRequest, Depends(read_sheet_request)],
+    sheet_request: Annotated[SheetRequest, Depends(read_sheet_request)],
     panel: PanelState,
     store: Store,
 ) -> Response:
@@ -107,10 +114,11 @@ def export(
 
     The mapping from items to runs stays in MLflow.
     """
-    # Two concurrent requests of one judge must not create two sheets.
-    with panel.tracker.judging_lock() if query.own else nullcontext():
-        judging = get_or_export_sheet(store, experiment, query)
-    return sheet_response(judging, query, 201)
+    # Two concurrent requests of one judge must not create two sheets. Admins may have several.
+    lock = panel.tracker.judging_lock() if sheet_request.own else nullcontext()
+    with lock:
+        stored = get_or_export_sheet(store, experiment, sheet_request)
+    return sheet_response(stored, sheet_request, status=201)
 
 
 @sheet_router.post(
@@ -121,7 +129,7 @@ def export(
 )
 def apply(
     experiment: ExperimentPath,
-    filled: Annotated[dict[str, Any], Depends(read_filled, scope="function")],
+    filled: Annotated[dict[str, Any], Depends(read_filled_sheet, scope="function")],
     who: Judge,
     panel: PanelState,
     store: Store,
@@ -137,7 +145,8 @@ def apply(
     """Validate the sheet, measure the judge's drift and apply the scores.
 
     A single error rejects the whole sheet (422). `drift` is null until the last item is scored or the sheet is final.
-    For a later revision, and for a sheet finished with few items, `drift` has the verdict only.
+    For a later revision, and for a sheet finished with few items, `drift` has the verdict without numbers, which would
+    reveal the controls.
 
     Returns 409 if the judge has opened duels in this experiment. For a judge's token, the response takes at least 2
     seconds.
@@ -174,13 +183,12 @@ _ACCEPT_BODY = body_schema(AcceptRequest, {"reason": "agreed in the team"})
 _RETURN_BODY = body_schema(ReturnRequest, {"note": "Please look at tone again."})
 
 
-def batch_service(request: Request) -> BatchService:
-    """Return the application's batch service."""
+def _batch_service(request: Request) -> BatchService:
     return batch_service_of(request.app)
 
 
-Batches = Annotated[BatchService, Depends(batch_service)]
-_CREATED: dict[int | str, dict[str, Any]] = {
+Batches = Annotated[BatchService, Depends(_batch_service)]
+_OPENED: dict[int | str, dict[str, Any]] = {
     200: {"description": "The open batch, continued.", "model": BatchOpened},
     201: {"description": "A new batch."},
 }
@@ -191,12 +199,12 @@ _CREATED: dict[int | str, dict[str, Any]] = {
     summary="Open a batch",
     status_code=201,
     openapi_extra=_OPEN_BODY,
-    responses=_CREATED,
+    responses=_OPENED,
     dependencies=[LIMIT_SHEET_REQUESTS],
 )
 def open_batch(
     experiment: ExperimentPath,
-    request: Annotated[BatchRequest, body_of(BatchRequest, require_judge)],
+    body: Annotated[BatchRequest, body_of(BatchRequest, require_judge)],
     who: Judge,
     batches: Batches,
     response: Response,
@@ -206,7 +214,7 @@ def open_batch(
 
     Requests with the same Idempotency-Key return the same batch, even after it has been closed.
     """
-    opened = batches.open(who, experiment, kind=request.kind, limit=request.limit, key=key)
+    opened = batches.open(who, experiment, kind=body.kind, limit=body.limit, key=key)
     response.status_code = 201 if opened.new else 200
     return opened
 
@@ -224,7 +232,7 @@ def batches(
 
     Admins can list other judges' batches with `judge`, with counts and status only.
     """
-    return batches.page(who, experiment, judge, limit=limit, after=next)
+    return batches.page(who, experiment, judge=judge, limit=limit, after=next)
 
 
 @batch_router.get("/{sheet}/items/{item}/history", summary="Get an item's history")
@@ -238,7 +246,7 @@ def history(
     next: Next = None,  # noqa: A002 - its name in the URL
 ) -> HistoryShape:
     """Return the saved versions of an item, newest first. Only the batch's judge can read them."""
-    return batches.history(who, sheet, item, experiment, limit=limit, after=next)
+    return batches.history(who, sheet, item, experiment=experiment, limit=limit, after=next)
 
 
 @batch_router.get("/{sheet}", summary="Get a batch", response_model_exclude_unset=True)
@@ -247,7 +255,7 @@ def one(experiment: ExperimentPath, sheet: SheetPath, who: Judge, batches: Batch
 
     For another judge's batch, admins get only the status and the skipped items.
     """
-    return batches.detail(who, sheet, experiment)
+    return batches.detail(who, sheet, experiment=experiment)
 
 
 @batch_router.put("/{sheet}/items/{item}", summary="Save an item", openapi_extra=_ITEM_BODY)
@@ -255,7 +263,7 @@ def save(
     experiment: ExperimentPath,
     sheet: SheetPath,
     item: ItemPath,
-    request: Annotated[ItemRequest, body_of(ItemRequest, require_judge)],
+    body: Annotated[ItemRequest, body_of(ItemRequest, require_judge)],
     who: Judge,
     batches: Batches,
 ) -> ItemSaved:
@@ -263,7 +271,7 @@ def save(
 
     If the item has changed since `version`, nothing is saved; the response (409) has the current item in `detail`.
     """
-    return batches.save(who, sheet, item, request, experiment)
+    return batches.save(who, sheet, item, body, experiment=experiment)
 
 
 @batch_router.post("/{sheet}/items/{item}/undo", summary="Undo the last change", openapi_extra=_UNDO_BODY)
@@ -271,12 +279,12 @@ def undo(
     experiment: ExperimentPath,
     sheet: SheetPath,
     item: ItemPath,
-    request: Annotated[UndoRequest, body_of(UndoRequest, require_judge)],
+    body: Annotated[UndoRequest, body_of(UndoRequest, require_judge)],
     who: Judge,
     batches: Batches,
 ) -> ItemSaved:
     """Restore the item's previous state as a new version; each further call goes back one more step."""
-    return batches.undo(who, sheet, item, request.version, experiment)
+    return batches.undo(who, sheet, item, body.version, experiment=experiment)
 
 
 @batch_router.post("/{sheet}/close", summary="Close a batch", dependencies=[LIMIT_SHEET_REQUESTS, FIX_RESPONSE_TIME])
@@ -285,7 +293,7 @@ def close(experiment: ExperimentPath, sheet: SheetPath, who: Judge, batches: Bat
 
     Items that are not submitted stay pending. Closing a closed batch returns the same result.
     """
-    return batches.close(who, sheet, experiment)
+    return batches.close(who, sheet, experiment=experiment)
 
 
 @batch_router.post("/{sheet}/reopen", summary="Reopen a batch")
@@ -294,7 +302,7 @@ def reopen(experiment: ExperimentPath, sheet: SheetPath, who: Judge, batches: Ba
 
     Scores that already count keep counting until the batch is closed again.
     """
-    return batches.reopen(who, sheet, experiment)
+    return batches.reopen(who, sheet, experiment=experiment)
 
 
 @decision_router.post(
@@ -306,21 +314,21 @@ def reopen(experiment: ExperimentPath, sheet: SheetPath, who: Judge, batches: Ba
 def accept(
     experiment: ExperimentPath,
     sheet: SheetPath,
-    request: Annotated[AcceptRequest, body_of(AcceptRequest, require_admin)],
+    body: Annotated[AcceptRequest, body_of(AcceptRequest, require_admin)],
     who: Admin,
     batches: Batches,
 ) -> BatchClosedShape:
     """Accept the scores of a held batch and store the reason. Returns 409 if the batch is not held."""
-    return batches.accept(who, sheet, request.reason, experiment)
+    return batches.accept(who, sheet, body.reason, experiment=experiment)
 
 
 @decision_router.post("/{sheet}/return", summary="Return a held batch", openapi_extra=_RETURN_BODY)
 def send_back(
     experiment: ExperimentPath,
     sheet: SheetPath,
-    request: Annotated[ReturnRequest, body_of(ReturnRequest, require_admin)],
+    body: Annotated[ReturnRequest, body_of(ReturnRequest, require_admin)],
     who: Admin,
     batches: Batches,
 ) -> BatchAnswer:
     """Return a held batch to its judge for revision, with a note. Returns 409 if the batch is not held."""
-    return batches.send_back(who, sheet, request.note, experiment)
+    return batches.send_back(who, sheet, body.note, experiment=experiment)

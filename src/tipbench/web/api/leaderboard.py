@@ -10,7 +10,14 @@ from starlette.responses import Response
 from tipbench.compare.html import CSP as REPORT_CSP
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import to_csv, to_markdown
-from tipbench.web.api.models import COMMON, DATA, BoardShape, PairShape, RevisionShape, text_response
+from tipbench.web.api.models import (
+    COMMON_ERRORS,
+    EXPERIMENT_ERRORS,
+    BoardShape,
+    PairShape,
+    RevisionShape,
+    text_response,
+)
 from tipbench.web.api.runs import ExperimentPath, download
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.board_query import BoardQueryParam, pair_view
@@ -18,7 +25,10 @@ from tipbench.web.deps import PanelState, Store
 from tipbench.web.queries import get_experiment, revision
 
 router = APIRouter(
-    prefix="/api/bench/leaderboard", tags=["leaderboard"], dependencies=[ADMINS_ONLY], responses={**COMMON, **DATA}
+    prefix="/api/bench/leaderboard",
+    tags=["leaderboard"],
+    dependencies=[ADMINS_ONLY],
+    responses={**COMMON_ERRORS, **EXPERIMENT_ERRORS},
 )
 
 RowModel = Annotated[str, Query(min_length=1, max_length=500, description="The row's model; * on a board by prompt.")]
@@ -73,15 +83,15 @@ def one_pair(
     store: Store,
 ) -> PairShape:
     """Compare one row with the baseline or the leader, per scenario, with both answers, largest loss first."""
-    found = pair_view(panel.queries, store, get_experiment(store, experiment), query, Pair(model, prompt))
-    return found.response()
+    mlflow_experiment = get_experiment(store, experiment)
+    return pair_view(panel.queries, store, mlflow_experiment, query, Pair(model, prompt)).response()
 
 
 @router.get("/{experiment:path}/revision", summary="Get the revision")
 def current_revision(experiment: ExperimentPath, store: Store) -> RevisionShape:
     """Return a string that changes with every write to the experiment; cheap enough for polling."""
-    found = get_experiment(store, experiment)
-    return RevisionShape(experiment=found.name, revision=revision(found))
+    mlflow_experiment = get_experiment(store, experiment)
+    return RevisionShape(experiment=mlflow_experiment.name, revision=revision(mlflow_experiment))
 
 
 @router.get("/{experiment:path}", summary="Get the leaderboard")

@@ -264,9 +264,9 @@ class JudgingShape(Shape):
     held: int
     judged: int
     floored: int
-    alpha: dict[str, float | None]
+    alpha: dict[str, float | None] = Field(description="Krippendorff's alpha: the agreement of the judges, by scale.")
     judges: list[dict[str, Any]]
-    history: list[dict[str, Any]]
+    history: list[dict[str, Any]] = Field(description="Applied and held sheets, oldest first.")
 
 
 class JobLinks(Shape):
@@ -323,10 +323,11 @@ class JobShape(Shape):
 
 def job_links(job: Job) -> dict[str, str]:
     """Return the links of a job on this server."""
-    url, experiment = f"/api/bench/jobs/{job.id}", quote(job.experiment, safe="")
+    url = f"/api/bench/jobs/{job.id}"
     links = {"self": url, "events": f"{url}/events", "log": f"{url}/log", "page": f"/jobs/{job.id}"}
     if job.kind is JobKind.SIMULATE:  # a simulation has no leaderboard
         return links | {"experiment": "/simulations"}
+    experiment = quote(job.experiment, safe="")
     return links | {
         "experiment": f"/experiments/{experiment}",
         "leaderboard": f"/api/bench/leaderboard/{experiment}",
@@ -412,7 +413,8 @@ class Readiness(Shape):
     mlflow: Literal["answers", "none yet"]
 
 
-# By status: an example of `code`, an example of `path`, and the description.
+# By status: an example of `code`, an example of `path`, and the description. An empty `path` stands for the null of
+# the response, because FastAPI removes nulls from the document.
 _ERROR_DOCS = {
     400: ("host_refused", "header.host", "The request is invalid, or its Host is not allowed."),
     401: ("unauthorised", "header.authorization", "The token is missing, invalid, expired or revoked."),
@@ -445,7 +447,6 @@ def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     documented: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
         code, path, description = _ERROR_DOCS[status]
-        # `path` is an empty string here where it is null in responses: FastAPI removes nulls from the document.
         example = {"error": {"code": code, "message": description, "path": path}}
         content = {"application/json": {"example": example}}
         documented[status] = {"model": ErrorAnswer, "description": description, "content": content}
@@ -457,8 +458,8 @@ def text_response(media_type: str, description: str) -> dict[int | str, dict[str
     return {200: {"description": description, "content": {media_type: {"schema": {"type": "string"}}}}}
 
 
-COMMON = error_responses(400, 401, 403, 413, 422, 429, 500)  # of every route that requires authentication
-DATA = error_responses(404, 409, 502, 503)  # of every route that reads an experiment
+COMMON_ERRORS = error_responses(400, 401, 403, 413, 422, 429, 500)  # of every route that requires authentication
+EXPERIMENT_ERRORS = error_responses(404, 409, 502, 503)  # of every route that reads an experiment
 
 
 class SimulationShape(Shape):
@@ -519,7 +520,7 @@ class SideShape(Shape):
 class MeetingShape(Shape):
     scenario: str = Field(examples=["nurse@evening"])
     difference: float | None = Field(
-        description="Composite of the pair − composite of the reference; null unless both are judged."
+        description="Composite of the pair − composite of the row in `reference`; null unless both are judged."
     )
     own: SideShape
     reference: SideShape | None
@@ -530,13 +531,13 @@ class ReferenceShape(PairName):
 
 
 class PairShape(PairName):
-    """A pair compared with a reference in each scenario, largest loss first."""
+    """A pair compared with another row, `reference`, in each scenario, largest loss first."""
 
     experiment: str
     reference: ReferenceShape | None = Field(
         description="The baseline if there is one, otherwise the leader; for the leader itself, the next row."
     )
-    difference: DifferenceShape | None = Field(description="Pair − reference, over the scenarios that both have.")
+    difference: DifferenceShape | None = Field(description="Pair − other row, over the scenarios that both have.")
     wins: int
     losses: int
     even: int

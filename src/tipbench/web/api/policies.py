@@ -12,10 +12,10 @@ from tipbench.jobs.store import Submitted
 from tipbench.serve.event_log import store_exists
 from tipbench.serve.policy import DEFAULT_POLICY
 from tipbench.simulate.simulation import SimulationConfig
-from tipbench.web.api.jobs import STARTED, started
+from tipbench.web.api.jobs import STARTED_RESPONSE, respond_with_job
 from tipbench.web.api.models import (
-    COMMON,
-    DATA,
+    COMMON_ERRORS,
+    EXPERIMENT_ERRORS,
     JobStarted,
     PromotionList,
     PromotionShape,
@@ -31,7 +31,7 @@ from tipbench.workflows.policies import PoliciesReport, read_policies
 from tipbench.workflows.promotion import promotion_json, switches_of
 from tipbench.workflows.simulation import read_simulations
 
-router = APIRouter(prefix="/api/bench", tags=["policies"], dependencies=[ADMINS_ONLY], responses=COMMON)
+router = APIRouter(prefix="/api/bench", tags=["policies"], dependencies=[ADMINS_ONLY], responses=COMMON_ERRORS)
 _BODY = body_schema(SimulationConfig, {"world": "drift", "seeds": 2}, about="Options of `tipbench simulate`.")
 MaxItems = Annotated[int, Query(ge=1, le=200, description="Maximum number of items; the newest are returned.")]
 UserId = Annotated[
@@ -51,7 +51,7 @@ def policies(panel: PanelState, user_id: UserId = None) -> PoliciesReport:
         return read_policies(panel.settings.home, user_id)
 
 
-@router.get("/simulations", summary="List simulations", responses=DATA)
+@router.get("/simulations", summary="List simulations", responses=EXPERIMENT_ERRORS)
 def simulations(store: Store, limit: MaxItems = 50) -> SimulationList:
     """Return recorded simulations with their results, newest first."""
     items = [{"run_id": run.run_id, **result} for run, result in read_simulations(store, limit)]
@@ -64,7 +64,7 @@ def simulations(store: Store, limit: MaxItems = 50) -> SimulationList:
     status_code=202,
     response_model_exclude_unset=True,
     openapi_extra=_BODY,
-    responses={**STARTED, **error_responses(409)},
+    responses={**STARTED_RESPONSE, **error_responses(409)},
 )
 def simulate(
     config: Annotated[SimulationConfig, body_of(SimulationConfig, require_admin)],
@@ -74,12 +74,14 @@ def simulate(
     key: Key = None,
 ) -> JobStarted:
     """Queue `tipbench simulate`. It always runs on this machine, even while a `collect` is running."""
-    return started(panel, start_simulation(panel, config, started_by=who.name, key=key), response)
+    submitted = start_simulation(panel, config, started_by=who.name, key=key)
+    return respond_with_job(panel, submitted, response)
 
 
 def start_simulation(panel: Panel, config: SimulationConfig, *, started_by: str, key: str | None) -> Submitted:
     """Queue the job; it records the simulation in the panel's MLflow."""
-    request = simulate_request(config, mlflow_url=panel.settings.get("mlflow_url") or None, started_by=started_by)
+    mlflow_url = panel.settings.get("mlflow_url") or None
+    request = simulate_request(config, mlflow_url=mlflow_url, started_by=started_by)
     return panel.jobs.submit(request, key=key)
 
 

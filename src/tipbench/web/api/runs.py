@@ -9,8 +9,16 @@ from fastapi import APIRouter, Path, Query
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 
-from tipbench.errors import MlflowUnavailable, NotEnoughData
-from tipbench.web.api.models import COMMON, DATA, ExperimentList, RunDetail, RunList, error_responses, text_response
+from tipbench.errors import NotEnoughData
+from tipbench.web.api.models import (
+    COMMON_ERRORS,
+    EXPERIMENT_ERRORS,
+    ExperimentList,
+    RunDetail,
+    RunList,
+    error_responses,
+    text_response,
+)
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Panel, PanelState, Store
 from tipbench.web.errors import attachment
@@ -26,11 +34,18 @@ class RunIdConvertor(StringConvertor):
 
 register_url_convertor("run_id", RunIdConvertor())
 
-experiments_router = APIRouter(prefix="/api/bench", tags=["experiments"], dependencies=[ADMINS_ONLY], responses=COMMON)
-router = APIRouter(prefix="/api/bench/runs", tags=["runs"], dependencies=[ADMINS_ONLY], responses={**COMMON, **DATA})
+experiments_router = APIRouter(
+    prefix="/api/bench", tags=["experiments"], dependencies=[ADMINS_ONLY], responses=COMMON_ERRORS
+)
+router = APIRouter(
+    prefix="/api/bench/runs",
+    tags=["runs"],
+    dependencies=[ADMINS_ONLY],
+    responses={**COMMON_ERRORS, **EXPERIMENT_ERRORS},
+)
 
 ExperimentPath = Annotated[str, Path(max_length=200, description="The experiment's name.", examples=["tip-bench-auto"])]
-NameHas = Annotated[
+NameContains = Annotated[
     str, Query(max_length=200, description="Only experiments whose name contains this text, ignoring case.")
 ]
 RunPath = Annotated[
@@ -41,7 +56,7 @@ RunPath = Annotated[
 @experiments_router.get("/experiments", summary="List the experiments", responses=error_responses(502, 503))
 def experiments(
     panel: PanelState,
-    q: NameHas = "",
+    q: NameContains = "",
     limit: Limit = MAX_LIMIT,
     next: Next = None,  # noqa: A002 - its name in the URL
 ) -> ExperimentList:
@@ -49,21 +64,19 @@ def experiments(
 
     The list is empty until something has been recorded.
     """
-    page = experiments_page(panel, q, limit=limit, after=next)
+    page = find_experiments(panel, q, limit=limit, after=next)
     return ExperimentList.model_validate({"items": page.items, "next": page.next})
 
 
-def experiments_page(
-    panel: Panel, q: str = "", *, limit: int = sys.maxsize, after: str | None = None
+def find_experiments(
+    panel: Panel, name_contains: str = "", *, limit: int = sys.maxsize, after: str | None = None
 ) -> ExperimentsPage:
     """Return a page of experiments for the API and the front page; empty if MLflow has never been used."""
     try:
-        return panel.queries.experiments(panel.tracker.open().store, q, limit=limit, after=after)
+        with panel.tracker.connected() as tracking:
+            return panel.queries.experiments(tracking.store, name_contains, limit=limit, after=after)
     except NotEnoughData:
         return ExperimentsPage()
-    except MlflowUnavailable:
-        panel.tracker.locate_again()
-        raise
 
 
 @router.get("/{experiment:path}/{run_id:run_id}", summary="Get a run")
@@ -89,6 +102,7 @@ def runs(experiment: ExperimentPath, filters: RunsQuery, panel: PanelState, stor
     return RunList.model_validate(panel.queries.runs(store, experiment, filters))
 
 
-def download(text: str, media_type: str, name: str, ending: str) -> Response:
-    """Return a text as a file to download."""
-    return Response(text.encode("utf-8", "backslashreplace"), media_type=media_type, headers=attachment(name, ending))
+def download(text: str, media_type: str, name: str, extension: str) -> Response:
+    """Return a text as a file to download, named `name`.`extension`."""
+    content = text.encode("utf-8", "backslashreplace")
+    return Response(content, media_type=media_type, headers=attachment(name, extension))

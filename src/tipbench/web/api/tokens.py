@@ -9,13 +9,13 @@ from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel, Field
 
 from tipbench.settings import DEFAULT_LIFE
-from tipbench.web.api.models import COMMON, RequestBody, Shape, error_responses
+from tipbench.web.api.models import COMMON_ERRORS, RequestBody, Shape, error_responses
 from tipbench.web.auth import ADMINS_ONLY, Role, checked_name, create_token, parse_lifetime
 from tipbench.web.deps import Admin, PanelState
 from tipbench.web.errors import NotFound, checked, usage_errors_at
 from tipbench.web.forms import body_schema, read_json
 
-router = APIRouter(prefix="/api/bench/tokens", tags=["tokens"], dependencies=[ADMINS_ONLY], responses=COMMON)
+router = APIRouter(prefix="/api/bench/tokens", tags=["tokens"], dependencies=[ADMINS_ONLY], responses=COMMON_ERRORS)
 
 
 class TokenRequest(RequestBody):
@@ -63,7 +63,7 @@ TokenId = Annotated[str, Path(pattern="^[0-9a-f]{12}$", description="The token's
 
 async def read_request(request: Request, _admin: Admin) -> TokenRequest:
     """Parse and validate the body of a request to create a token."""
-    return check_request(await read_json(request))
+    return validate_token_request(await read_json(request))
 
 
 @router.get("", summary="List the tokens")
@@ -85,16 +85,17 @@ def create(token_request: Annotated[TokenRequest, Depends(read_request)], panel:
 def revoke(token_id: TokenId, panel: PanelState) -> TokenShape:
     """Revoke a token and end all sessions created with it. Revoking a revoked token has no effect."""
     store = panel.guard.tokens
-    store.revoke(token_id)
+    store.revoke(token_id)  # has no effect on an unknown id
     token = store.get(token_id)
     if token is None:
         raise NotFound(f"There is no token {token_id}. GET /api/bench/tokens lists all.", path="path.token_id")
     return TokenShape.model_validate(token.to_json(store.clock()))
 
 
-def check_request(raw: Mapping[str, Any]) -> TokenRequest:
+def validate_token_request(raw: Mapping[str, Any]) -> TokenRequest:
     """Validate the options of a new token. Raises Invalid with the path of the invalid field."""
     token_request = checked(TokenRequest, raw, "body")
+    # `create_token` normalises the name and parses the lifetime again; here only their errors matter.
     with usage_errors_at("body.name"):
         checked_name(token_request.name, Role(token_request.role))
     with usage_errors_at("body.expires"):

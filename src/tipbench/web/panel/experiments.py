@@ -11,12 +11,11 @@ from starlette.responses import HTMLResponse
 
 from tipbench.errors import TipbenchError
 from tipbench.text import plural
-from tipbench.web.api.runs import NameHas, experiments_page
+from tipbench.web.api.runs import NameContains, find_experiments
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState
-from tipbench.web.errors import status_and_code
 from tipbench.web.panel.judge import judge_page_url
-from tipbench.web.panel.pages import page
+from tipbench.web.panel.pages import is_mlflow_error, page
 from tipbench.web.queries import ExperimentsPage, experiment_path, quote_path
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
@@ -25,13 +24,13 @@ MIN_FOR_SEARCH = 12  # number of experiments from which the page has a search fi
 
 
 @router.get("/")
-def front_page(request: Request, panel: PanelState, q: NameHas = "") -> HTMLResponse:
+def front_page(request: Request, panel: PanelState, q: NameContains = "") -> HTMLResponse:
     """List the experiments; show an error on the page if MLflow is unavailable."""
     mlflow_error, experiments = None, ExperimentsPage()
     try:
-        experiments = experiments_page(panel, q)
+        experiments = find_experiments(panel, q)
     except TipbenchError as exc:
-        if status_and_code(exc)[0] not in (502, 503):
+        if not is_mlflow_error(exc):
             raise
         mlflow_error = str(exc)
     query = f"?{urlencode({'q': q}, errors='backslashreplace')}" if q else ""
@@ -50,30 +49,37 @@ def front_page(request: Request, panel: PanelState, q: NameHas = "") -> HTMLResp
 def row_of(experiment: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of the page: the API's JSON of an experiment, with added links, texts and the next step."""
     name = str(experiment["experiment"])
-    failed = f", {experiment['failed']:,} failed" if experiment["failed"] else ""
-    judged = f"{experiment['judged']:,} judged, {experiment['pending']:,} pending{failed}"
-    leader, basis = experiment["leader"], ""
-    if leader:
-        basis = "decided" if leader["decided"] else "not decided"
-        if leader["provisional"]:
-            basis = "by rules"
-        if leader["beats_reference"] is False:
-            basis += ", does not beat the reference"
+    run_url = f"/run?experiment={quote_path(name)}"
     if not experiment["cells"]:
-        step = "Start a run", f"/run?experiment={quote_path(name)}"
+        step, step_url = "Start a run", run_url
     elif experiment["held"]:
-        step = f"Review {plural(experiment['held'], 'held sheet')}", experiment_path(name, "judges")
+        step, step_url = f"Review {plural(experiment['held'], 'held sheet')}", experiment_path(name, "judges")
     elif experiment["pending"]:
-        step = f"Judge {plural(experiment['pending'], 'answer')}", judge_page_url(name)
+        step, step_url = f"Judge {plural(experiment['pending'], 'answer')}", judge_page_url(name)
     elif experiment["failed"]:
-        step = f"Run {plural(experiment['failed'], 'failed cell')} again", f"/run?experiment={quote_path(name)}"
+        step, step_url = f"Run {plural(experiment['failed'], 'failed cell')} again", run_url
     else:
-        step = "Show the leaderboard", experiment_path(name)
+        step, step_url = "Show the leaderboard", experiment_path(name)
+    failed = f", {experiment['failed']:,} failed" if experiment["failed"] else ""
+    counts = f"{experiment['judged']:,} judged, {experiment['pending']:,} pending{failed}"
     return {
         **experiment,
         "path": experiment_path(name),
         "answered": experiment["judged"] + experiment["pending"],
-        "bar_label": f"{judged} of {plural(experiment['cells'], 'cell')}",
-        "basis": basis,
+        "bar_label": f"{counts} of {plural(experiment['cells'], 'cell')}",
+        "basis": _leader_basis(experiment["leader"]),
         "step": step,
+        "step_url": step_url,
     }
+
+
+def _leader_basis(leader: Mapping[str, Any] | None) -> str:
+    """Return what the leader is based on, such as "not decided"; empty without a leader."""
+    if not leader:
+        return ""
+    basis = "decided" if leader["decided"] else "not decided"
+    if leader["provisional"]:
+        basis = "by rules"
+    if leader["beats_reference"] is False:
+        basis += ", does not beat the reference"
+    return basis

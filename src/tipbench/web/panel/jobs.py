@@ -112,22 +112,30 @@ class JobText:
 
     @property
     def duration_s(self) -> float | None:
-        """Seconds from start to end, or None until the job has ended."""
-        job = self.job
-        return job.ended - job.started if job.ended is not None and job.started is not None else None
+        """Seconds from start to end, or None if the job has not ended or never started."""
+        if self.job.ended is None or self.job.started is None:
+            return None
+        return self.job.ended - self.job.started
 
     @property
     def models(self) -> tuple[ModelRow, ...]:
         """The requested models in the order in which they run. Models that have not started come last."""
-        rows = [ModelRow(each.model, *_PHASES[each.phase], each) for each in self.progress.models]
+        rows = []
+        for each in self.progress.models:
+            state, badge = _PHASES[each.phase]
+            rows.append(ModelRow(each.model, state, badge, progress=each))
+        if self.job.kind is not JobKind.COLLECT:
+            return tuple(rows)
         started = {row.model for row in rows}
-        refused = {each.model: strip_logins(each.reason) for each in self.progress.refused}
-        unstarted_state = "nothing generated" if self.progress.exit_code is not None or self.ended else "not started"
-        requested = split_names(str(self.job.arguments.get("models", ""))) if self.job.kind is JobKind.COLLECT else ()
-        for name in requested:
-            if name in refused and name not in started:
-                rows.append(ModelRow(name, "refused", "refused", refusal=refused[name]))
-            elif name not in started:
+        refusals = {each.model: strip_logins(each.reason) for each in self.progress.refused}
+        is_over = self.ended or self.progress.exit_code is not None
+        unstarted_state = "nothing generated" if is_over else "not started"
+        for name in split_names(str(self.job.arguments.get("models", ""))):
+            if name in started:
+                continue
+            if name in refusals:
+                rows.append(ModelRow(name, "refused", "refused", refusal=refusals[name]))
+            else:
                 rows.append(ModelRow(name, unstarted_state, "later"))
         return tuple(rows)
 
@@ -149,12 +157,15 @@ class JobText:
     @property
     def left_s(self) -> float | None:
         """Estimated seconds until a running job ends, from its pace so far; None if unknown."""
+        running_s = self.running_s
+        if running_s is None or self.paused or self.cancelling:
+            return None
         finished, total = self._finished_and_total()
         recorded_before = sum(each.recorded for each in self.progress.models)  # by an earlier collect
         done_by_job = finished - recorded_before
-        if self.running_s is None or self.paused or self.cancelling or done_by_job < _MIN_DONE or finished >= total:
+        if done_by_job < _MIN_DONE or finished >= total:
             return None
-        return self.running_s / done_by_job * (total - finished)
+        return running_s / done_by_job * (total - finished)
 
     @property
     def headline(self) -> str:
@@ -166,9 +177,9 @@ class JobText:
             return self._succeeded_headline()
         if state is JobState.WAITING:
             return f"Waiting for a judge; it uses no resources.{f' {reason}' if reason else ''}"
-        if state is JobState.QUEUED and (self.place is None or self.place <= 1):
-            return reason or "Next in the queue: it starts as soon as its server or model is free."
         if state is JobState.QUEUED:
+            if self.place is None or self.place <= 1:
+                return reason or "Next in the queue: it starts as soon as its server or model is free."
             return reason or f"Position {self.place} in the queue, behind jobs that need the same server or model."
         if state is JobState.CANCELLED and self.job.started is None:
             return reason or "Cancelled before it started."
@@ -206,7 +217,9 @@ class JobText:
         """Text for screen readers. It changes with the state and with every quarter of the progress."""
         state, share = self.state.capitalize(), self.share
         if self.ended:
-            return self.headline if self.headline.startswith(state) else f"{state}. {self.headline}".strip()
+            if self.headline.startswith(state):
+                return self.headline
+            return f"{state}. {self.headline}".strip()
         if share is None:
             return f"{state}."
         percent = int(share * 100) // _ANNOUNCED_PERCENT * _ANNOUNCED_PERCENT
@@ -223,9 +236,9 @@ class JobText:
         if simulating is not None:
             return simulating.done, simulating.total
         started = self.progress.models
-        not_started = sum(row.progress is None and row.refusal is None for row in self.models)
+        n_not_started = len([row for row in self.models if row.progress is None and row.refusal is None])
         largest = max((each.total for each in started), default=0)
-        return sum(each.done for each in started), sum(each.total for each in started) + not_started * largest
+        return sum(each.done for each in started), sum(each.total for each in started) + n_not_started * largest
 
     def _running_headline(self) -> str:
         progress = self.progress
@@ -270,7 +283,7 @@ class JobText:
 
 
 router = APIRouter(include_in_schema=False, dependencies=[ADMINS_ONLY])
-LOG_BYTES = 16_384
+_SHOWN_LOG_BYTES = 16_384  # at the end of the log
 _Enum = TypeVar("_Enum", bound=StrEnum)
 _FilterText = Annotated[str, Query(max_length=20)]
 
@@ -287,12 +300,14 @@ def jobs_page(
 ) -> HTMLResponse:
     """List the jobs, newest first. The URL contains the filters and the page."""
     filters = JobFilter(
-        _parse_filter(JobState, state, "state"), _parse_filter(JobKind, kind, "kind"), experiment.strip() or None
+        state=_parse_filter(JobState, state, "state"),
+        kind=_parse_filter(JobKind, kind, "kind"),
+        experiment=experiment.strip() or None,
     )
     listed = panel.jobs.page(filters, limit=limit, after=next)
     positions = panel.jobs.queue_positions()
     rows = []
-    for job in listed.items:  # events are read only for active jobs: an ended job stores its result
+    for job in listed.items:  # without reading the events of ended jobs, whose row shows no progress
         progress = panel.jobs.progress.current(job).progress if job.state in ACTIVE else Progress()
         rows.append(JobText(job, progress, positions.get(job.id)))
     query = {key: value for key, value in request.query_params.items() if value}
@@ -336,8 +351,10 @@ def retry(request: Request, panel: PanelState, admin: Admin, job_id: JobPath, fo
     """Retry the job. The form's idempotency key prevents a second retry when the form is sent again."""
     try:
         submitted = retry_job(panel, job_id, started_by=admin.name, key=form.fields.get("key") or None)
-    except (JobConflict, WebError) as exc:
-        return _page(request, panel, job_id, error=str(exc), status=exc.status if isinstance(exc, WebError) else 409)
+    except JobConflict as exc:
+        return _page(request, panel, job_id, error=str(exc), status=409)
+    except WebError as exc:
+        return _page(request, panel, job_id, error=str(exc), status=exc.status)
     return RedirectResponse(f"/jobs/{submitted.job.id}", status_code=303)
 
 
@@ -348,8 +365,8 @@ def _page(request: Request, panel: Panel, job_id: str, *, error: str | None = No
         "job.html",
         status=status,
         error=error,
-        log=panel.jobs.log(job_id, LOG_BYTES),
-        log_bytes=LOG_BYTES,
+        log=panel.jobs.log(job_id, _SHOWN_LOG_BYTES),
+        log_bytes=_SHOWN_LOG_BYTES,
         options=[(key, _option_text(value)) for key, value in context["job"].arguments.items() if value is not None],
         json_url=context["links"]["self"],
         mlflow_url=context["job"].links.get("mlflow"),

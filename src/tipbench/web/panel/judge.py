@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Annotated, Any
@@ -51,15 +51,15 @@ from tipbench.web.judge_service import (
 from tipbench.web.panel.pages import SentForm, form_errors, page
 from tipbench.web.queries import get_experiment
 
-_BIAS_DECIMALS = 1  # of the bias that a judge sees
+_DECIMALS_FOR_JUDGES = 1  # of a bias; only admins see exact numbers, see docs/judging.md
 
 
-def bias_words(bias: float | None, digits: int = 2) -> str:
+def bias_words(bias: float | None, decimals: int = 2) -> str:
     """Return a judge's bias as text, for example "0.40 too high"."""
     if bias is None:
         return "unknown"
-    size = f"{abs(bias):.{digits}f}"
-    if float(size) == 0:  # rounded
+    size = f"{abs(bias):.{decimals}f}"
+    if float(size) == 0:  # after rounding
         return "even"
     return f"{size} too {'high' if bias > 0 else 'low'}"
 
@@ -89,17 +89,19 @@ _SUMMARIES = {
 
 def batch_result(batch: BatchShape) -> BatchResult:
     """Return the result of a closed batch."""
-    result = batch.outcome or {}
-    drift = result.get("drift") or {}
+    outcome = batch.outcome or {}
+    drift = outcome.get("drift") or {}
     verdict = _VERDICTS.get(drift.get("verdict", ""), "unknown")
-    sentences = list(drift_sentences(drift))
-    if batch.kind == "duel" and (in_both_orders := result.get("judged_in_both_orders")):
-        shown = f"{plural(in_both_orders, 'duel')} were shown in both orders"
-        same = number(result["same_in_both_orders"])
-        sentences = [f"{shown}; in {same} of them you chose the same answer both times."]
-    repeats, consistency = result.get("self_agreement") or {}, None
+    sentences = tuple(drift_sentences(drift))
+    n_both_orders = outcome.get("judged_in_both_orders")
+    if batch.kind == "duel" and n_both_orders:
+        n_same = number(outcome["same_in_both_orders"])
+        shown = f"{plural(n_both_orders, 'duel')} were shown in both orders"
+        sentences = (f"{shown}; in {n_same} of them you chose the same answer both times.",)
+    repeats = outcome.get("self_agreement") or {}
+    repeat_consistency = None
     if repeats.get("n"):
-        consistency = (
+        repeat_consistency = (
             f"{plural(repeats['n'], 'tip')} you had scored before were repeated: {percent(repeats['exact'])} of these "
             "scores are the same as the first time."
         )
@@ -107,23 +109,26 @@ def batch_result(batch: BatchShape) -> BatchResult:
         verdict=verdict,
         summary=_SUMMARIES[verdict],
         scales=[
-            {**each, "words": bias_words(each["bias"], _BIAS_DECIMALS)}
-            for each in drift.get("scales", ())
-            if each["bias"] is not None
+            {**scale, "words": bias_words(scale["bias"], _DECIMALS_FOR_JUDGES)} for scale in _measured_scales(drift)
         ],
-        sentences=tuple(sentences),
-        repeat_consistency=consistency,
-        unscored=result.get("unfinished", batch.items - batch.done),
-        cleared=result.get("blank", 0),
-        by_file=bool(result.get("by_file")),
+        sentences=sentences,
+        repeat_consistency=repeat_consistency,
+        unscored=outcome.get("unfinished", batch.items - batch.done),
+        cleared=outcome.get("blank", 0),
+        by_file=bool(outcome.get("by_file")),
     )
 
 
 def drift_sentences(drift: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each exceeded limit over all scales, and one if the result is only a verdict."""
+    """Yield a sentence for each exceeded limit over all scales, and one if the drift is a verdict without numbers."""
     if drift.keys() == {"verdict"}:
         yield "A sheet finished again, or with few items filled, is shown without numbers."
     yield from limit_sentences(drift)
+
+
+def _measured_scales(drift: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the scales of a drift that have a bias; a scale without scored controls has none."""
+    return [scale for scale in drift.get("scales", ()) if scale["bias"] is not None]
 
 
 router = APIRouter(dependencies=[JUDGES_TOO], include_in_schema=False)
@@ -137,10 +142,10 @@ def batch_page(request: Request, sheet: SheetPath, judge: Judge) -> HTMLResponse
     Admins see only the progress of another judge's batch.
     """
     batches = batch_service_of(request.app)
-    result = batches.detail(judge, sheet)
-    batch = result.batch
-    if result.skips is not None:
-        return page(request, "judge_other.html", batch=batch, skips=result.skips, json_url=batch.links.self)
+    detail = batches.detail(judge, sheet)
+    batch = detail.batch
+    if detail.skips is not None:  # another judge's batch
+        return page(request, "judge_other.html", batch=batch, skips=detail.skips, json_url=batch.links.self)
     context: dict[str, Any] = {
         "batch": batch,
         "judge_url": judge_page_url(batch.experiment),
@@ -174,11 +179,13 @@ Name = Annotated[str, Query(max_length=200)]
 def judge_page(request: Request, judge: Judge, panel: PanelState, experiment: Name = "") -> HTMLResponse:
     """Show a form for the experiment's name. With a name, also show its batches, sheet download and sheet upload."""
     name = experiment.strip()
+    if not name:
+        return _judge_page(request, judge, name)
     try:
-        error = _experiment_error(panel.tracker.open().store, name) if name else None
+        with panel.tracker.connected() as tracking:
+            error = _experiment_error(tracking.store, name)
     except MlflowUnavailable:
-        panel.tracker.locate_again()
-        if not _batches(request, judge, name):
+        if not _own_batches(request, judge, name):
             raise
         return _judge_page(request, judge, name, mlflow_unavailable=True)  # open batches do not require MLflow
     return _judge_page(request, judge, name, error=error)
@@ -187,12 +194,13 @@ def judge_page(request: Request, judge: Judge, panel: PanelState, experiment: Na
 @limited_router.post("/judge/batches")
 def open_batch(request: Request, judge: Judge, panel: PanelState, form: SentForm) -> Response:
     """Redirect to the judge's open batch, or open a new one and redirect to it."""
-    name, kind = form.fields.get("experiment", "").strip(), form.fields.get("kind", str(Kind.SHEET))
+    name = form.fields.get("experiment", "").strip()
+    kind = form.fields.get("kind", str(Kind.SHEET))
     if kind not in set(Kind):
         raise Invalid(f"kind is sheet or duel (got {kind[:40]!r}).", path="body.kind")
     try:
         opened = batch_service_of(request.app).open(judge, name, kind=Kind(kind))
-    except (Invalid, NotFound):
+    except (Invalid, NotFound):  # of the experiment; the form has no other value that could be wrong
         return _judge_page(request, judge, name, error=_experiment_error(panel.tracker.open().store, name))
     except NotEnoughData as exc:
         return _judge_page(request, judge, name, errors_by_field={"batch": str(exc)}, status=409)
@@ -211,22 +219,23 @@ def fetch_sheet(request: Request, judge: Judge, panel: PanelState, store: Store,
         if text := fields.get(key, "").strip():
             options[key] = text
     try:
-        query = parse_sheet_request(options, _as_judge(judge), panel.allowed)
+        sheet_request = parse_sheet_request(options, _as_judge(judge), panel.allowed)
         with panel.tracker.judging_lock():
-            stored = get_or_export_sheet(store, name, query)
+            stored = get_or_export_sheet(store, name, sheet_request)
     except Invalid as exc:
         return _judge_page(request, judge, name, errors_by_field=form_errors(exc), status=422)
     except NotEnoughData as exc:
         return _judge_page(request, judge, name, errors_by_field={"sheet": str(exc)}, status=409)
-    return sheet_response(stored, query)
+    return sheet_response(stored, sheet_request)
 
 
 @limited_router.post("/judge/preview")
 async def preview(request: Request, judge: Judge, panel: PanelState, store: Store) -> Response:
     """Preview an uploaded sheet. The file is kept until it is applied; no score is recorded yet."""
     parts = await read_parts(request)
-    name, file = parts.fields.get("experiment", "").strip(), parts.files.get("sheet", UploadedFile("", b""))
-    async with panel.concurrency.filled_sheet():  # taken after the upload, which may be slow
+    name = parts.fields.get("experiment", "").strip()
+    file = parts.files.get("sheet", UploadedFile("", b""))
+    async with panel.concurrency.filled_sheet():  # waits for a slot only after the upload, which may be slow
         return await run_in_threadpool(_preview_upload, request, panel, store, judge, name, file)
 
 
@@ -259,7 +268,7 @@ def outcome(request: Request, upload_id: UploadId, judge: Judge, experiment: Nam
     upload = _find_upload(request, upload_id, judge, experiment)
     if upload.outcome is None:
         return RedirectResponse(judge_page_url(experiment), status_code=303)
-    return _sheet_page(request, judge, upload, upload.outcome, dry=False)
+    return _sheet_page(request, judge, upload, upload.outcome, is_preview=False)
 
 
 def _judge_page(
@@ -273,7 +282,9 @@ def _judge_page(
     status: int = 200,
 ) -> HTMLResponse:
     exists = bool(experiment) and error is None
-    batches = _batches(request, judge, experiment) if exists else []
+    batches = _own_batches(request, judge, experiment) if exists else []
+    open_batches = [each for each in batches if each.status == "open" and each.kind == "sheet"]
+    knows_scores = exists and not mlflow_unavailable
     return page(
         request,
         "judge.html",
@@ -284,10 +295,10 @@ def _judge_page(
         error=error,
         errors=errors_by_field or {},
         mlflow_unavailable=mlflow_unavailable,
-        batch=DEFAULT_ANSWERS,
-        scores=_scores_per_batch(request, experiment) if exists and not mlflow_unavailable else None,
+        answers_per_batch=DEFAULT_ANSWERS,
+        scores_per_batch=_scores_per_batch(request, experiment) if knows_scores else None,
         batches=batches[:_MAX_BATCHES],
-        open=next((each for each in batches if (each.status, each.kind) == ("open", "sheet")), None),
+        open_batch=open_batches[0] if open_batches else None,
         held=[each for each in batches if each.status == "held"],
     )
 
@@ -297,16 +308,20 @@ def _scores_per_batch(request: Request, experiment: str) -> str | None:
     try:
         store = panel_of(request).tracker.open().store
         experiment_id = get_experiment(store, experiment).experiment_id
-        params = next(iter(store.search(experiment_id, where={"kind": str(RunKind.CELL)}, limit=1))).params
-        tips, scales = int(params["n_tips"]), len(load_suite(params["suite"]).rubric.scales)
-    except (StopIteration, KeyError, ValueError, NotFound, TipbenchError):
+        cell = next(iter(store.search(experiment_id, where={"kind": str(RunKind.CELL)}, limit=1)), None)
+        if cell is None:
+            return None
+        n_tips = int(cell.params["n_tips"])
+        n_scales = len(load_suite(cell.params["suite"]).rubric.scales)
+    except (KeyError, ValueError, NotFound, TipbenchError):  # the number is only a help
         return None
-    items = DEFAULT_ANSWERS + ceil(control_tips(DEFAULT_ANSWERS, tips) / tips)
-    return f"about {round(items * tips * scales, -1)} scores: {items} items of {tips} tips, {scales} scales"
+    n_items = DEFAULT_ANSWERS + ceil(control_tips(DEFAULT_ANSWERS, n_tips) / n_tips)
+    n_scores = round(n_items * n_tips * n_scales, -1)  # to tens
+    return f"about {n_scores} scores: {n_items} items of {n_tips} tips, {n_scales} scales"
 
 
-def _batches(request: Request, judge: Identity, experiment: str) -> list[BatchShape]:
-    """Return the judge's own batches, most recently used first."""
+def _own_batches(request: Request, judge: Identity, experiment: str) -> list[BatchShape]:
+    """Return the client's own batches, most recently used first."""
     return batch_service_of(request.app).page(_as_judge(judge), experiment, limit=MAX_LIMIT).items
 
 
@@ -325,32 +340,44 @@ def _preview_upload(
     except SheetRefused as exc:
         return _refused_page(request, judge, name, file.name, exc)
     upload = uploads_of(request.app).keep(judge.token_id, name, file.name, file.content, quota=quota_of(judge))
-    return _sheet_page(request, judge, upload, result, dry=True)
+    return _sheet_page(request, judge, upload, result, is_preview=True)
 
 
 def _sheet_page(
-    request: Request, judge: Identity, upload: Upload, result: Mapping[str, Any], *, dry: bool
+    request: Request, judge: Identity, upload: Upload, result: Mapping[str, Any], *, is_preview: bool
 ) -> HTMLResponse:
-    changes, drift = list(result.get("changes", ())), result.get("drift") or {}
+    changes = list(result.get("changes", ()))
+    drift = result.get("drift") or {}
+    verdict = drift.get("verdict")  # None until the drift is checked
     return page(
         request,
         "judge_sheet.html",
         judge=judge.name,
         upload=upload,
         applied=result,
-        dry=dry,
-        verdict=_VERDICTS.get(drift.get("verdict", ""), drift.get("verdict")),
-        scales=[scale for scale in drift.get("scales", ()) if scale.get("bias") is not None],
+        is_preview=is_preview,
+        verdict=_VERDICTS.get(verdict, verdict) if verdict else None,
+        scales=_measured_scales(drift),
         sentences=list(drift_sentences(drift)),
         changes=changes,
-        columns=list(dict.fromkeys(name for change in changes for name in change.get("given") or ())),
+        changed_scales=changed_scales(changes),
         duels="judged_in_both_orders" in result,
         judge_url=judge_page_url(upload.experiment),
         apply_url=_experiment_url(f"/judge/uploads/{upload.id}/apply", upload.experiment),
     )
 
 
-def _refused_page(request: Request, judge: Identity, name: str, file_name: str, exc: SheetRefused) -> HTMLResponse:
+def changed_scales(changes: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the scales that a filled sheet has scores for; none for duels."""
+    scales: dict[str, None] = {}  # in order
+    for change in changes:
+        scales |= dict.fromkeys(change.get("given") or ())
+    return list(scales)
+
+
+def _refused_page(
+    request: Request, judge: Identity, experiment: str, file_name: str, exc: SheetRefused
+) -> HTMLResponse:
     errors = refused_sheet(exc)["errors"]
     return page(
         request,
@@ -360,7 +387,7 @@ def _refused_page(request: Request, judge: Identity, name: str, file_name: str, 
         file_name=file_name or "The file",
         errors=errors[:_MAX_ERRORS],
         more=max(0, len(errors) - _MAX_ERRORS),
-        judge_url=judge_page_url(name),
+        judge_url=judge_page_url(experiment),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from tipbench.judge.charts import HEIGHT, WIDTH, drift_points, drift_sentence
 from tipbench.judge.command import default_name
 from tipbench.judge.drift import CUSUM_LIMIT, limit_sentences
 from tipbench.judge.export import ExportRequest
-from tipbench.judge.status import JudgingStatus, SheetSummary
+from tipbench.judge.status import JudgeStatus, JudgingStatus, SheetSummary
 from tipbench.markup import number
 from tipbench.record.store import RunStore
 from tipbench.web.api.models import JudgeRunRequest
@@ -39,6 +38,7 @@ from tipbench.web.judge_service import (
     parse_sheet_request,
     sheet_response,
 )
+from tipbench.web.panel.jobs import new_idempotency_key
 from tipbench.web.panel.judge import bias_words, judge_page_url
 from tipbench.web.panel.pages import SentForm, charts_installed, page
 from tipbench.web.queries import experiment_path, get_experiment, quote_path, revision
@@ -46,7 +46,7 @@ from tipbench.workflows.judging import SheetRequest
 
 _GOOD_ALPHA, _FAIR_ALPHA = 0.8, 0.667  # thresholds recommended by Krippendorff
 MAX_CLOSED = 10  # closed batches listed per judge; held and open ones are always listed
-_USES_BY_URGENCY = (  # uses of a judge's scores; those that need an admin's decision come first
+_USES_BY_URGENCY = (  # of a judge's scores; those that need an admin's decision come first
     "held",
     "partly held",
     "count, unchecked",
@@ -66,26 +66,31 @@ class JudgeBatches:
 
     judge: str
     count: Mapping[str, int]  # batches by status
-    skipped: int
-    minutes: float | None  # per submitted item, median
+    skipped: int  # items
+    minutes_per_item: float | None  # median over the submitted items
     batches: tuple[tuple[BatchShape, Skips], ...]
     left_out: int  # closed batches not listed
 
 
 def judge_views(judging: JudgingStatus) -> list[dict[str, Any]]:
     """Return each judge's status, latest drift verdict and bias by scale. Judges who need a decision come first."""
+
+    def urgency(status: JudgeStatus) -> int:
+        return _USES_BY_URGENCY.index(judging.use_of(status))
+
     views = []
-    for status in sorted(judging.judges, key=lambda each: (_USES_BY_URGENCY.index(judging.use_of(each)), each.judge)):
+    for status in sorted(judging.judges, key=lambda each: (urgency(each), each.judge)):
         sheets = [
             each for each in judging.history if each.judge == status.judge and each.provisional == status.provisional
         ]
-        drift = sheets[-1].drift if sheets and sheets[-1].drift else {}
+        latest_drift = sheets[-1].drift if sheets else None
+        drift = latest_drift or {}
         scales = []
         for scale in drift.get("scales", ()):
             points = drift_points(sheets, status.judge, scale["scale"], provisional=status.provisional)
             scales.append(
                 {
-                    "now": scale,
+                    "latest": scale,
                     "bias": bias_words(scale["bias"]),
                     "has_points": bool(points),
                     "chart_text": drift_sentence(points),
@@ -108,12 +113,14 @@ def held_views(judging: JudgingStatus, batches: Iterable[BatchShape]) -> list[di
 
     A batch judged in the browser can be returned to its judge; a sheet judged in a file cannot.
     """
-    batch_status = {batch.sheet: batch.status for batch in batches}
-    return [
-        {"sheet": each, "why": drift_summary(each.drift), "in_browser": each.sheet in batch_status}
-        for each in judging.history
-        if each.status == "held" and not each.provisional and batch_status.get(each.sheet, "held") == "held"
-    ]
+    status_by_batch = {batch.sheet: batch.status for batch in batches}
+    views = []
+    for sheet in judging.history:
+        batch_status = status_by_batch.get(sheet.sheet)  # None for a sheet judged in a file
+        is_held = sheet.status == "held" and batch_status in ("held", None)
+        if is_held and not sheet.provisional:
+            views.append({"sheet": sheet, "why": drift_summary(sheet.drift), "in_browser": batch_status is not None})
+    return views
 
 
 def drift_summary(drift: Mapping[str, Any] | None) -> list[str]:
@@ -126,7 +133,8 @@ def drift_summary(drift: Mapping[str, Any] | None) -> list[str]:
         if scale["beyond"]
     ]
     sentences += limit_sentences(drift)
-    if sentences or "error" not in drift:
+    has_numbers = "error" in drift
+    if sentences or not has_numbers:
         return sentences
     if drift["verdict"] == "unknown":
         return ["Unknown: too few control tips are scored."]
@@ -141,23 +149,29 @@ def all_sheets(judging: JudgingStatus) -> list[SheetSummary]:
 
 
 def batch_views(
-    found: Iterable[BatchShape],
+    by_last_use: Iterable[BatchShape],
     skips: Callable[[str], Skips],
-    minutes: Mapping[str, float],
+    minutes_per_item: Mapping[str, float],
 ) -> list[JudgeBatches]:
-    """Group batches by judge; judges with held batches come first. `found` is ordered by last use, newest first."""
+    """Group batches by judge; judges with held batches come first. `by_last_use` begins with the newest."""
     by_judge: dict[str, list[BatchShape]] = {}
-    for batch in sorted(found, key=_status_order):
+    for batch in sorted(by_last_use, key=_status_order):
         by_judge.setdefault(batch.judge, []).append(batch)
     views = []
     for judge in sorted(by_judge, key=lambda name: (_status_order(by_judge[name][0]), name)):
         batches = by_judge[judge]
         count = Counter[str](batch.status for batch in batches)
-        listed = batches[: count["held"] + count["open"] + MAX_CLOSED]
-        with_skips = tuple((batch, skips(batch.sheet) if batch.skipped else ()) for batch in listed)
-        skipped = sum(batch.skipped for batch in batches)
-        left_out = len(batches) - len(listed)
-        views.append(JudgeBatches(judge, count, skipped, minutes.get(judge), with_skips, left_out))
+        listed = batches[: count["held"] + count["open"] + MAX_CLOSED]  # closed batches come last
+        views.append(
+            JudgeBatches(
+                judge,
+                count,
+                skipped=sum(batch.skipped for batch in batches),
+                minutes_per_item=minutes_per_item.get(judge),
+                batches=tuple((batch, skips(batch.sheet) if batch.skipped else ()) for batch in listed),
+                left_out=len(batches) - len(listed),
+            )
+        )
     return views
 
 
@@ -181,10 +195,10 @@ router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 SVG = "image/svg+xml"
 _PATH = "/experiments/{experiment:path}/judges"
 _CACHE_CONTROL = "private, max-age=3600"  # the URL contains the revision
-_TEXT_FIELDS = ("judge", "limit", "format")
-_CHECKBOXES = ("all", "rejudge", "focus")
+_EXPORT_TEXTS = ("judge", "limit", "format")
+_EXPORT_CHECKBOXES = ("all", "rejudge", "focus")
+_EXPORT_DEFAULTS: Mapping[str, str] = {"judge": "", "limit": "", "overlap": "20", "format": "json"}
 _MAX_CHARS = {"reason": MAX_ACCEPT_REASON, "note": MAX_RETURN_NOTE}
-_DEFAULTS: Mapping[str, str] = {"judge": "", "limit": "", "overlap": "20", "format": "json"}
 _DECISION_ERRORS = (Invalid, Conflict, LockHeld)
 
 
@@ -207,9 +221,10 @@ def judges_response(
     """Render the page; after an invalid form, `values` and `errors` are shown in it."""
     mlflow_experiment = get_experiment(store, experiment)
     judging = panel.queries.judging(store, mlflow_experiment)
-    sheets, batch_service = all_sheets(judging), batch_service_of(request.app)
+    sheets = all_sheets(judging)
+    batch_service = batch_service_of(request.app)
     batches = batch_service.page(request.state.identity, experiment, EVERYBODY, limit=MAX_LIMIT).items
-    minutes = batch_service.minutes_per_item(experiment)
+    minutes_per_item = batch_service.minutes_per_item(experiment)
     in_browser = {batch.sheet for batch in batches}
     known_sheets = in_browser | {sheet.sheet for sheet in sheets}
     query = request.query_params
@@ -224,19 +239,19 @@ def judges_response(
         judging=judging,
         judges=judge_views(judging),
         sheets=sheets,
-        batches=batch_views(batches, batch_service.skips, minutes),
+        batches=batch_views(batches, batch_service.skips, minutes_per_item),
         held=held_views(judging, batches),
         in_browser=in_browser,
-        minutes=minutes,
+        minutes_per_item=minutes_per_item,
         alphas=[(name, value, alpha_words(value)) for name, value in judging.alpha.items()],
         revision=revision(mlflow_experiment) or "",
         charts=charts_installed(),
         cusum_limit=CUSUM_LIMIT,
         chart_size=(WIDTH, HEIGHT),
-        values={**_DEFAULTS, **(values or {})},
+        values={**_EXPORT_DEFAULTS, **(values or {})},
         errors=errors or {},
         made_as="csv" if query.get("as") == "csv" else "json",
-        job_key=secrets.token_hex(16),  # idempotency key: one job per page view
+        job_key=new_idempotency_key(),
         program=_program_name(panel),
         judge_url=judge_page_url(experiment),
         judge_link=str(request.base_url).rstrip("/") + judge_page_url(experiment),
@@ -270,8 +285,8 @@ def sheet_download(
 ) -> Response:
     """Download an existing sheet, blank or with the scores applied so far."""
     stored = get_sheet(store, experiment, sheet)
-    query = SheetRequest(ExportRequest(), sheet=sheet, filled=filled, format=form)
-    return sheet_response(stored, query)
+    sheet_request = SheetRequest(ExportRequest(), sheet=sheet, filled=filled, format=form)
+    return sheet_response(stored, sheet_request)
 
 
 @dataclass(frozen=True)
@@ -300,21 +315,25 @@ class PageForm:
 
     def failed(self, form: str, exc: Exception) -> HTMLResponse:
         """Render the page with the error next to its field, or above the form if no field is wrong."""
-        field = str(getattr(exc, "path", None) or "").rpartition(".")[2]
-        message = str(exc).partition(": ")[2] if str(exc).startswith(("body.", "query.")) else str(exc)
-        if field == "overlap":
+        _, _, field = str(getattr(exc, "path", None) or "").rpartition(".")
+        message = str(exc)
+        if message.startswith(("body.", "query.")):  # the path of the field, a colon, and the message for the user
+            _, _, without_path = message.partition(": ")
+            message = without_path or message
+        if field == "overlap":  # entered in percent, but validated as a share of 1
             message = f"A share from 0 to 100 % (got {self.fields.get('overlap', '')[:40]!r})."
-        field_names = (*_DEFAULTS, *_CHECKBOXES, *_MAX_CHARS, "sheet", "model")
-        entered = [name for name in field_names if name in self.fields]
-        error_key = field if form == "export" and field in _DEFAULTS else form
+        field_names = (*_EXPORT_DEFAULTS, *_EXPORT_CHECKBOXES, *_MAX_CHARS, "sheet", "model")
+        error_key = field if form == "export" and field in _EXPORT_DEFAULTS else form
         return judges_response(
             self.request,
             self.experiment,
             self.panel,
             self.store,
-            status=getattr(exc, "status", 409),
-            values={name: self.fields[name][: _MAX_CHARS.get(name, 200)] for name in entered},
-            errors={error_key: message or str(exc)},
+            status=exc.status if isinstance(exc, WebError) else 409,
+            values={
+                name: self.fields[name][: _MAX_CHARS.get(name, 200)] for name in field_names if name in self.fields
+            },
+            errors={error_key: message},
         )
 
 
@@ -331,25 +350,26 @@ Sent = Annotated[PageForm, Depends(page_form)]
 @router.post(_PATH + "/export", dependencies=[LIMIT_SHEET_REQUESTS])
 def export(sent: Sent) -> Response:
     """Create a sheet and redirect to the page, which offers it for download."""
-    options: dict[str, Any] = {name: text for name in _TEXT_FIELDS if (text := sent.fields.get(name, "").strip())}
+    options: dict[str, Any] = {name: text for name in _EXPORT_TEXTS if (text := sent.fields.get(name, "").strip())}
     if overlap := sent.fields.get("overlap", "").strip():
         try:
             options["overlap"] = float(overlap) / 100
         except ValueError:
-            options["overlap"] = overlap
-    options |= {name: True for name in _CHECKBOXES if name in sent.fields}
+            options["overlap"] = overlap  # the validation below reports it
+    options |= {name: True for name in _EXPORT_CHECKBOXES if name in sent.fields}
     try:
-        query = parse_sheet_request(options, sent.who, sent.panel.allowed)
-        stored = get_or_export_sheet(sent.store, sent.experiment, query)
+        sheet_request = parse_sheet_request(options, sent.who, sent.panel.allowed)
+        stored = get_or_export_sheet(sent.store, sent.experiment, sheet_request)
     except (Invalid, NotEnoughData) as exc:
         return sent.failed("export", exc)
-    return sent.done("made", stored.sheet.id, f"&as={query.format}")
+    return sent.done("made", stored.sheet.id, f"&as={sheet_request.format}")
 
 
 @router.post(_PATH + "/accept", dependencies=[LIMIT_SHEET_REQUESTS])
 def accept(sent: Sent) -> Response:
     """Accept held scores; the reason is stored with the sheet."""
-    sheet, batch_service = sent.fields.get("sheet", ""), batch_service_of(sent.request.app)
+    sheet = sent.fields.get("sheet", "")
+    batch_service = batch_service_of(sent.request.app)
     try:
         reason = sent.text("reason")
         if _is_batch(batch_service, sent.who, sheet, sent.experiment):
@@ -376,7 +396,8 @@ def send_back(sent: Sent) -> Response:
 @router.post(_PATH + "/run")
 def run_judge(sent: Sent) -> Response:
     """Start an automatic judge as a job."""
-    judge, key = sent.fields.get("with", str(JudgeKind.RULES)), sent.fields.get("again") or None
+    judge = sent.fields.get("with", str(JudgeKind.RULES))
+    key = sent.fields.get("again") or None  # idempotency key: sending the form again starts no second job
     if judge == JudgeKind.MODEL:
         judge = str(JudgeChoice(JudgeKind.MODEL, sent.fields.get("model", "").strip()))
     try:
@@ -391,10 +412,10 @@ def _is_batch(batch_service: BatchService, who: Identity, sheet: str, experiment
     """Return whether a sheet is a batch that some judge opened in the browser."""
     try:
         batch_service.own(who, sheet, experiment)
-    except Forbidden:  # another judge's batch
-        return True
     except NotFound:
         return False
+    except Forbidden:  # another judge's batch
+        return True
     return True
 
 

@@ -72,16 +72,23 @@ def options_of(url: BoardUrl, board: Leaderboard | None, available: Facets, judg
         judge_names.append(query.judge)
     filters = [*_filters(query, available)]
     if len(judge_names) > 1 or query.judge is not None:
-        filters.append(Choice("judge", "judge", "Judge", select_options("all judges", judge_names), query.judge or ""))
+        judge_options = select_options("all judges", judge_names)
+        filters.append(Choice(id="judge", name="judge", label="Judge", options=judge_options, value=query.judge or ""))
     selectable_keys = {_PERSONA, _SUITE, _CONDITIONS} & {each.id for each in filters}
-    others = tuple(("where", f"{key}={value}") for key, value in query.where if key not in selectable_keys)
+    hidden_where = tuple(("where", f"{key}={value}") for key, value in query.where if key not in selectable_keys)
     rows = [row_text(standing.pair, board.by) for standing in (*board.standings, *board.references)] if board else []
-    baseline = Choice("baseline", "baseline", "Baseline", select_options("none", rows), baseline_text(query))
+    baseline = Choice(
+        id="baseline",
+        name="baseline",
+        label="Baseline",
+        options=select_options("none", rows),
+        value=baseline_text(query),
+    )
     return {
         "baseline": baseline if len(rows) > 1 else None,
         "baseline_hidden": url.hidden("baseline"),
         "filters": filters,
-        "filters_hidden": (*others, *url.hidden("where", "judge", "cluster", "provisional", "exclude")),
+        "filters_hidden": (*hidden_where, *url.hidden("where", "judge", "cluster", "provisional", "exclude")),
         "cluster": query.cluster is not None,
         "provisional": query.provisional,
         "has_provisional": any(each.provisional and each.cells for each in judging.judges),
@@ -91,14 +98,14 @@ def options_of(url: BoardUrl, board: Leaderboard | None, available: Facets, judg
             ("Prompts", url.with_changes(by="prompt"), query.by == "prompt"),
         ],
         "included": [  # label of a group, then its checkboxes: value, label, whether it is checked
-            (label, [(value, _short(words), value not in query.exclude) for value, words in choices])
-            for label, choices in _excludable(available)
+            (group, [(value, _short(label), value not in query.exclude) for value, label in choices])
+            for group, choices in _excludable(available)
         ],
     }
 
 
 def _excludable(available: Facets) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return the models and prompts that can be left out, in labelled groups of (value, label).
+    """Return the models and prompts that the query can exclude, in labelled groups of (value, label).
 
     A group of only one model or prompt is omitted. The value of a prompt is `*/PROMPT`.
     """
@@ -121,13 +128,15 @@ def _filters(query: BoardQuery, available: Facets) -> Iterable[Choice]:
 
 
 def _where_choice(
-    key: str, label: str, values: Iterable[tuple[str, str]], selected_value: str | None, empty_label: str = "all"
+    key: str, label: str, values: Iterable[tuple[str, str]], selected: str | None, empty_label: str = "all"
 ) -> Choice:
-    options = [("", empty_label), *((f"{key}={value}", words) for value, words in values)]
-    selected = "" if selected_value is None else f"{key}={selected_value}"
-    if selected not in dict(options):  # the selected value is listed even if no run has it
-        options.append((selected, _short(selected_value or "")))
-    return Choice(key, "where", label, tuple(options), selected)
+    options = [("", empty_label), *((f"{key}={value}", value_label) for value, value_label in values)]
+    selected_option = ""
+    if selected is not None:
+        selected_option = f"{key}={selected}"
+        if selected_option not in dict(options):  # it is listed even if no run has it
+            options.append((selected_option, _short(selected)))
+    return Choice(id=key, name="where", label=label, options=tuple(options), value=selected_option)
 
 
 def select_options(empty_label: str, values: Iterable[str]) -> tuple[tuple[str, str], ...]:
@@ -136,7 +145,7 @@ def select_options(empty_label: str, values: Iterable[str]) -> tuple[tuple[str, 
 
 
 def _short(text: str) -> str:
-    """Shorten the name of a model, a prompt or a row; of a reference, which has no prompt, only the model is shown."""
+    """Shorten the name of a model, a prompt or a row. A reference is shown without a prompt."""
     return short_name(text.removesuffix(f"/{NO_PROMPT_VERSION}"), MAX_NAME_CHARS)
 
 
@@ -189,8 +198,9 @@ def leaderboard_page(
     if "choosing" in request.query_params:  # the form sends the checked values; the URL has the excluded ones
         checked = set(request.query_params.getlist("keep"))
         groups = _excludable(facets(panel.queries, store, mlflow_experiment))
-        unchecked = sorted(value for _, choices in groups for value, _ in choices if value not in checked)
-        return RedirectResponse(BoardUrl(experiment, replace(query, exclude=tuple(unchecked))).page(sort=sort), 303)
+        values = [value for _group, choices in groups for value, _label in choices]
+        unchecked = tuple(sorted(value for value in values if value not in checked))
+        return RedirectResponse(BoardUrl(experiment, replace(query, exclude=unchecked)).page(sort=sort), 303)
     return _board_page(request, panel, store, mlflow_experiment, query, sort)
 
 
@@ -199,13 +209,16 @@ def record_decision(
     request: Request, experiment: ExperimentPath, form: SentForm, panel: PanelState, store: Store
 ) -> Response:
     """Record a decision on the unfiltered board, like `tipbench decide`, and redirect to the board."""
-    mlflow_experiment, fields = get_experiment(store, experiment), form.fields
+    mlflow_experiment = get_experiment(store, experiment)
+    fields = form.fields
     try:
         chosen = parse_pair(fields.get("choose", "")) or Pair("", "")  # the empty pair is on no board: `decide` raises
         decide(store, mlflow_experiment, chosen, fields.get("because", ""), at=now_iso())
     except (UsageError, NotEnoughData, MixedRubrics) as exc:
-        error = str(exc).replace("--because", "The reason")
-        return _board_page(request, panel, store, mlflow_experiment, BoardQuery(), None, error=error, fields=fields)
+        error = str(exc).replace("--because", "The reason")  # the option of `tipbench decide`
+        return _board_page(
+            request, panel, store, mlflow_experiment, BoardQuery(), sort=None, error=error, fields=fields
+        )
     return RedirectResponse(experiment_path(experiment), 303)
 
 
@@ -217,18 +230,18 @@ def _board_page(
     query: BoardQuery,
     sort: str | None,
     *,
-    error: str | None = None,
+    error: str | None = None,  # of the decision form, with its fields
     fields: Mapping[str, str] | None = None,
 ) -> HTMLResponse:
-    experiment, fields = mlflow_experiment.name, fields or {}
+    experiment = mlflow_experiment.name
+    fields = fields or {}
+    view = panel.queries.view(store, mlflow_experiment)
     with ThreadPoolExecutor(max_workers=1) as background:  # reads and parses the sheets while MLflow prepares the cells
-        decision = background.submit(
-            latest_decision, panel.queries.view(store, mlflow_experiment), mlflow_experiment.experiment_id
-        )
-        judging_status = background.submit(panel.queries.judging, store, mlflow_experiment)
+        decision = background.submit(latest_decision, view, mlflow_experiment.experiment_id)
+        judging_future = background.submit(panel.queries.judging, store, mlflow_experiment)
         result = load_board(panel.queries, store, mlflow_experiment, query)
     url = BoardUrl(experiment, result.query, {"sort": sort} if sort else {})
-    judging = judging_status.result()
+    judging = judging_future.result()
     available = facets(panel.queries, store, mlflow_experiment)
     leader = result.board.ranking.leader if result.board else None
     weakest_url = None
@@ -250,12 +263,11 @@ def _board_page(
         "revision_url": BoardUrl(experiment).api("revision"),
         "json_url": url.api(),
         "mlflow_url": mlflow_experiment.url,
-        "links": url,
+        "links": url,  # None in the report, which has the same templates
         "sources": _score_sources(url, result.board) if result.board else [],
         "weakest_url": weakest_url,
         "decision": decision.result(),
         "leader": leader,
-        "choices": [],
         "chosen": fields.get("choose", ""),
         "because": fields.get("because", ""),
         "decision_error": error,
@@ -265,15 +277,18 @@ def _board_page(
 
 
 def _score_sources(url: BoardUrl, board: Leaderboard) -> list[tuple[str, str | None, bool]]:
-    """Return the two sources of scores: label, URL or None if it cannot be chosen, whether it is the current source."""
+    """Return the two sources of scores, people and rules; empty if there are no rules scores to choose.
+
+    Each has a label, its URL or None if it cannot be chosen, and whether it is the current source.
+    """
     coverage = board.coverage
     if coverage is None or not coverage.automatic:
         return []
-    is_enough = coverage.people >= min(MIN_SCENARIOS, coverage.scenarios)
+    has_enough_people = coverage.people >= min(MIN_SCENARIOS, coverage.scenarios)
     people = f"People: {coverage.people} of {plural(coverage.scenarios, 'scenario')}"
     rules = f"Rules: {coverage.automatic} of {coverage.scenarios}"
     return [
-        (people, url.with_changes(provisional=False) if is_enough else None, not board.provisional),
+        (people, url.with_changes(provisional=False) if has_enough_people else None, not board.provisional),
         (rules, url.with_changes(provisional=True, judge=None), board.provisional),
     ]
 
@@ -281,9 +296,10 @@ def _score_sources(url: BoardUrl, board: Leaderboard) -> list[tuple[str, str | N
 def _decidable_pairs(board: Leaderboard) -> list[tuple[str, str]]:
     """Return the value and label of each pair that a decision can choose, the leader first.
 
-    Empty if the board is filtered: decisions are on the whole board.
+    Empty if nothing is judged, or if the board is filtered: decisions are on the whole board.
     """
-    if board.by or board.where or board.exclude or board.judge or not board.judges:
+    is_filtered = board.by or board.where or board.exclude or board.judge
+    if is_filtered or not board.judges:
         return []
     return [(str(standing.pair), _short(str(standing.pair))) for standing in board.standings if standing.row.estimate]
 
@@ -295,6 +311,7 @@ def load_board(queries: Queries, store: RunStore, experiment: Experiment, query:
     except UsageError as exc:
         if query.baseline is None:
             return BoardResult(query, None, str(exc))
+        # The baseline may be the only problem. Without it, the second call returns the board or the other problem.
         result = load_board(queries, store, experiment, replace(query, baseline=None))
         if result.board is None:
             return result
@@ -305,9 +322,11 @@ def load_board(queries: Queries, store: RunStore, experiment: Experiment, query:
 
 def _cached_parts(queries: Queries, experiment: Experiment, result: BoardResult, url: BoardUrl) -> dict[str, Any]:
     """Return the parts of the page that do not depend on the user, cached per revision."""
-    board, version, sort = result.board, revision(experiment), url.extra.get("sort")
+    board = result.board
     if board is None:
-        return {}
+        return {"choices": []}
+    version = revision(experiment)
+    sort = url.extra.get("sort")
     has_charts = charts_installed()
 
     def make() -> dict[str, Any]:
@@ -329,7 +348,7 @@ def _cached_parts(queries: Queries, experiment: Experiment, result: BoardResult,
     return queries.tables.get(key, version, make)
 
 
-def figures(board: Leaderboard, url: BoardUrl, revision: str | None) -> dict[ChartKind, Figure]:
+def figures(board: Leaderboard, url: BoardUrl, version: str | None) -> dict[ChartKind, Figure]:
     """Return the board's charts by kind."""
     figures_by_kind = {}
     for kind in kinds_of(board):
@@ -337,7 +356,7 @@ def figures(board: Leaderboard, url: BoardUrl, revision: str | None) -> dict[Cha
         for width, narrow in (("wide", False), ("narrow", True)):
             size = chart_size(kind, board, narrow=narrow)
             for theme in ("light", "dark"):
-                chart_url = url.chart(kind, theme=theme, narrow=narrow, revision=revision)
+                chart_url = url.chart(kind, theme=theme, narrow=narrow, revision=version)
                 pictures[f"{width}_{theme}"] = Picture(chart_url, *size)
         chart = CHARTS[kind]
         figures_by_kind[kind] = Figure(kind, chart.title, chart.describe(board), chart.caption, pictures)
@@ -345,20 +364,23 @@ def figures(board: Leaderboard, url: BoardUrl, revision: str | None) -> dict[Cha
 
 
 def chart_size(kind: ChartKind, board: Leaderboard, *, narrow: bool) -> tuple[int, int]:
-    """Return the width and height of a chart in pixels."""
-    rows = len(board.standings)
-    states = len({state_of(board, standing.pair) for standing in board.standings})
+    """Return the width and height of a chart in pixels, so that the page reserves its space before it is loaded.
+
+    The numbers were fitted to the sizes of drawn charts; a test compares both.
+    """
+    n_rows = len(board.standings)
+    n_states = len({state_of(board, standing.pair) for standing in board.standings})
     if kind == "forest":
-        return (NARROW, 46 * rows + 58 + 16 * states) if narrow else (WIDE, 26 * rows + 74)
+        return (NARROW, 46 * n_rows + 58 + 16 * n_states) if narrow else (WIDE, 26 * n_rows + 74)
     if kind == "pareto":
-        return (NARROW - 12, 358 + 16 * states) if narrow else (PARETO_WIDTH + 48, PARETO_HEIGHT + 74)
+        return (NARROW - 12, 358 + 16 * n_states) if narrow else (PARETO_WIDTH + 48, PARETO_HEIGHT + 74)
     models, prompts, _ = heat_rows(board)
-    columns = len(prompts) + 1
-    column_px = max(46, (NARROW - 130) // columns) if narrow else max(64, min(110, 620 // columns))
+    n_columns = len(prompts) + 1  # the last one has the means
+    column_px = max(46, (NARROW - 130) // n_columns) if narrow else max(64, min(110, 620 // n_columns))
     model_chars = min(18 if narrow else 34, max(len(one_line(model)) for model in models))
     prompt_chars = min(12 if narrow else 16, max(len(one_line(prompt)) for prompt in prompts))
     is_slanted = prompt_chars * 7 > column_px  # the prompts' names do not fit above their columns
     header_px = 20 + _SLANT * _LETTER_PX * prompt_chars if is_slanted else 25
-    width = 14 + _LETTER_PX * model_chars + column_px * columns
+    width = 14 + _LETTER_PX * model_chars + column_px * n_columns
     height = 34 * (len(models) + 1) + header_px
     return round(width), round(height)

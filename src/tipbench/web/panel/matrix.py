@@ -40,7 +40,7 @@ router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
 
 @dataclass(frozen=True)
-class MatrixCell:
+class MatrixEntry:
     """A pair's mean composite in a scenario."""
 
     value: float | None  # None unless judged
@@ -50,47 +50,48 @@ class MatrixCell:
 
 @dataclass(frozen=True)
 class MatrixRow:
-    """A scenario with one cell per pair."""
+    """A scenario with one entry per pair."""
 
     scenario: str
-    cells: tuple[MatrixCell, ...]
+    entries: tuple[MatrixEntry, ...]
 
     @property
-    def known(self) -> list[float]:
-        return [cell.value for cell in self.cells if cell.value is not None]
+    def values(self) -> list[float]:
+        """The composites of the judged entries."""
+        return [entry.value for entry in self.entries if entry.value is not None]
 
     @property
     def mean(self) -> float | None:
-        return fmean(self.known) if self.known else None
+        return fmean(self.values) if self.values else None
 
     @property
     def spread(self) -> float | None:
-        return max(self.known) - min(self.known) if self.known else None
+        return max(self.values) - min(self.values) if self.values else None
 
 
 def matrix_rows(cells: BoardCells, pairs: Sequence[Pair], order: Order) -> list[MatrixRow]:
     """Return the matrix of a board's cells; repeats are averaged."""
-    values: dict[tuple[str, Pair], list[float]] = defaultdict(list)
-    states: dict[tuple[str, Pair], str] = {}
+    composites: dict[tuple[str, Pair], list[float]] = defaultdict(list)
+    unjudged_states: dict[tuple[str, Pair], str] = {}
     for cell in cells.cells:
         key = cell.scenario, cell.pair
-        if states.get(key) != "pending":  # the state of a cell without a judged repeat: pending if one repeat is
-            states[key] = "failed" if cell.failed else "pending"
+        if unjudged_states.get(key) != "pending":  # one pending repeat is enough
+            unjudged_states[key] = "failed" if cell.failed else "pending"
         if cell.values:
-            values[key].append(cell.values[COMPOSITE])
-    means = {key: fmean(found) for key, found in values.items()}
+            composites[key].append(cell.values[COMPOSITE])
+    means = {key: fmean(values) for key, values in composites.items()}
     low, high = min(means.values(), default=0.0), max(means.values(), default=0.0)
 
-    def cell_of(scenario: str, pair: Pair) -> MatrixCell:
+    def entry_of(scenario: str, pair: Pair) -> MatrixEntry:
         value = means.get((scenario, pair))
         if value is None:
-            return MatrixCell(None, states.get((scenario, pair), "missing"))
+            return MatrixEntry(None, unjudged_states.get((scenario, pair), "missing"))
         share = (value - low) / (high - low) if high > low else 0.5
-        return MatrixCell(value, "judged", min(SHADES - 1, int(share * SHADES)))
+        return MatrixEntry(value, "judged", min(SHADES - 1, int(share * SHADES)))
 
     names = sorted({cell.scenario for cell in cells.cells})
-    rows = [MatrixRow(name, tuple(cell_of(name, pair) for pair in pairs)) for name in names]
-    if order == "hardest":
+    rows = [MatrixRow(name, tuple(entry_of(name, pair) for pair in pairs)) for name in names]
+    if order == "hardest":  # scenarios without a judged entry come last
         rows.sort(key=lambda row: (row.mean is None, row.mean or 0.0))
     elif order == "spread":
         rows.sort(key=lambda row: (row.spread is None, -(row.spread or 0.0)))
@@ -135,8 +136,11 @@ def scenarios_page(
         ],
         "rows": rows,
         "on_phone": PHONE_PAIRS,
-        "known": [value for row in rows for value in row.known],
-        "orders": [(words, here(request, order=None if key == "name" else key), key == order) for key, words in ORDERS],
+        "shades": SHADES,
+        "values": [value for row in rows for value in row.values],
+        "orders": [  # label, URL, whether it is the current order
+            (label, here(request, order=None if key == "name" else key), key == order) for key, label in ORDERS
+        ],
         "order": order,
         "problem": None,
         "json_url": url.api(),
@@ -152,16 +156,17 @@ def scenarios_page(
     view = panel.queries.view(store, mlflow_experiment)
     groups = read_answers(view, mlflow_experiment, board, scenario_cells)  # one per content version of the scenario
     answers = [(pairs.index(answer.pair), answer) for group in groups for answer in group.answers]
+    answers.sort(key=lambda column_and_answer: column_and_answer[0])
     return page(
         request,
         "scenario.html",
         **context,
         scenario=scenario,
         card=next((group.card for group in groups if group.card is not None), None),
-        answers=sorted(answers, key=lambda each: each[0]),
-        repeats=len({answer.repeat for _, answer in answers}) > 1,
+        answers=answers,
+        has_repeats=len({answer.repeat for _, answer in answers}) > 1,
         row=rows[position],
-        place=position + 1,
+        number=position + 1,
         before=names[position - 1] if position else None,
         after=names[position + 1] if position + 1 < len(names) else None,
     )

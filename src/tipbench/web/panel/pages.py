@@ -27,7 +27,7 @@ from tipbench.errors import TipbenchError
 from tipbench.jobs.job import JobState
 from tipbench.web.auth import CSRF_FIELD, CSRF_HEADER, Identity, session_cookie
 from tipbench.web.deps import panel_of
-from tipbench.web.errors import Invalid, NotFound
+from tipbench.web.errors import Invalid, NotFound, status_and_code
 from tipbench.web.forms import Parts, read_parts
 from tipbench.web.login import csrf_of, local_path
 from tipbench.web.queries import experiment_path, quote_path
@@ -58,10 +58,11 @@ class Assets:
 def assets() -> Assets:
     """Return the static files of the package folders that the pages use."""
     packages = ("tipbench.markup", "tipbench.compare", "tipbench.web.panel")
-    folders = (markup.static_folder(package) for package in packages)
-    content = dict(sorted(item for folder in folders for item in _read_files(folder, "").items()))
+    content: dict[str, bytes] = {}
+    for package in packages:
+        content |= _read_files(markup.static_folder(package), "")
     digest = hashlib.sha256()
-    for name, data in content.items():
+    for name, data in sorted(content.items()):
         digest.update(f"{name}\0{len(data)}\0".encode() + data)
     return Assets(digest.hexdigest()[:16], content)
 
@@ -87,7 +88,7 @@ def _read_files(folder: Traversable, prefix: str) -> dict[str, bytes]:
     return content
 
 
-_MAX_CHIP_JOBS = 100  # counted
+_MAX_COUNTED_JOBS = 100  # in the chip
 _MACROS = {"form": "macros/form.html", "judge_ui": "macros/judge.html"}
 
 
@@ -124,23 +125,31 @@ def render(request: Request, name: str, /, **context: Any) -> str:
     if who is not None and not who.is_judge:
         with suppress(TipbenchError):  # the chip must not fail the page, which may be the error page
             chip = jobs_chip(request)
+    first_part, _, _ = request.scope["path"].strip("/").partition("/")
+    mlflow_url = context.get("mlflow_url")
+    is_web_url = isinstance(mlflow_url, str) and mlflow_url.startswith(("http://", "https://"))
     values = {
         "json_url": None,
         **context,
+        "mlflow_url": mlflow_url if is_web_url else None,  # a link to another scheme could run a script
         "request": request,
         "who": who,
-        "section": request.scope["path"].strip("/").partition("/")[0] or "experiments",
+        "section": first_part or "experiments",
         "csrf_token": csrf_of(request),
         "csrf_header": CSRF_HEADER,
         "chip": chip,
     }
-    mlflow_url = context.get("mlflow_url")
-    is_link = isinstance(mlflow_url, str) and mlflow_url.startswith(("http://", "https://"))
-    return environment().get_template(name).render(values, mlflow_url=mlflow_url if is_link else None)
+    return environment().get_template(name).render(values)
+
+
+def is_mlflow_error(exc: TipbenchError) -> bool:
+    """Return whether MLflow is unavailable (503) or returned an error (502). Pages then show what works without it."""
+    status, _ = status_and_code(exc)
+    return status in (502, 503)
 
 
 def form_errors(exc: Invalid) -> dict[str, str]:
-    """Return the message of an invalid form by the name of its field."""
+    """Return the message about an invalid form, by the name of the field that is wrong."""
     field = (exc.path or "").removeprefix("body.")
     return {field: str(exc).removeprefix(f"body.{field}: ")}
 
@@ -150,7 +159,7 @@ def jobs_chip(request: Request) -> Chip | None:
 
     It takes one cheap query, because every page shows the chip.
     """
-    jobs = panel_of(request).jobs.store.in_states({JobState.RUNNING, JobState.QUEUED}, limit=_MAX_CHIP_JOBS)
+    jobs = panel_of(request).jobs.store.in_states({JobState.RUNNING, JobState.QUEUED}, limit=_MAX_COUNTED_JOBS)
     running = [job for job in jobs if job.state is JobState.RUNNING]
     counted, state = (running, "running") if running else (jobs, "queued")
     if not counted:

@@ -84,13 +84,19 @@ def pair_page(
         role=_ROLES[view.other.role] if view.other else None,
         swapped_url=url.pair(view.other.standing.pair) if view.other else None,
         summary=_summary(view),
-        against=Choice("reference", "baseline", "Against", _other_rows(view, pair), baseline_text(result.query)),
+        against=Choice(
+            id="reference",
+            name="baseline",
+            label="Against",
+            options=_other_rows(view, pair),
+            value=baseline_text(result.query),
+        ),
         hidden=[*url.hidden("baseline"), ("model", model), ("prompt", prompt), ("order", order)],
-        orders=[(words, here(request, order=key, page=None), key == order) for key, words in ORDERS],
+        orders=[(label, here(request, order=key, page=None), key == order) for key, label in ORDERS],
         compared=[
             {"comparison": each, **_outcome(each), "open": position < EXPANDED} for position, each in enumerate(on_page)
         ],
-        has_several_pairs=view.board.by is not None,  # per row
+        rows_are_groups=view.board.by is not None,  # so that each answer shows its pair
         links=url,
         scenarios=len(comparisons),
         next_url=here(request, page=page_number + 1) if has_more else None,
@@ -124,25 +130,28 @@ def _other_rows(view: PairView, pair: Pair) -> tuple[tuple[str, str], ...]:
 
 
 def _summary(view: PairView) -> list[tuple[str, str | None]]:
-    """Return the label and value of each line of the summary; a value may be None."""
-    difference, standing = view.other.difference if view.other else None, view.standing
-    state = state_of(view.board, standing.pair)
+    """Return the label and value of each line of the summary; a line without a value is not shown."""
+    standing = view.standing
+    rank, state = rank_words(standing), STATE_TEXTS[state_of(view.board, standing.pair)]
     estimate = standing.row.estimate
+    difference = view.other.difference if view.other else None
     p, words = p_text(difference), baseline_words(difference)
+    wins, losses, ties = view.count(1), view.count(-1), view.count(0)
     return [
-        ("standing", ", ".join(dict.fromkeys((rank_words(standing), STATE_TEXTS[state])))),
+        ("standing", rank if rank == state else f"{rank}, {state}"),
         ("composite", _estimate_text(estimate) if estimate else "not judged"),
         ("difference", _estimate_text(difference, "+.2f") if difference else None),
         ("p, adjusted for all rows", f"{p}: {words}" if p and words else p),
-        ("wins, losses, ties", f"{view.count(1)}, {view.count(-1)}, {view.count(0)}" if view.other else None),
+        ("wins, losses, ties", f"{wins}, {losses}, {ties}" if view.other else None),
         ("judged", f"{standing.judged} of {standing.total} cells"),
     ]
 
 
 def _estimate_text(estimate: Estimate, spec: str = ".2f") -> str:
     """Return the mean with its interval, if it has one."""
+    mean = str(number(estimate.mean, spec))
     ends = interval(estimate.ci_low, estimate.ci_high, spec)
-    return f"{number(estimate.mean, spec)}{f' ({ends})' if ends else ''}"
+    return f"{mean} ({ends})" if ends else mean
 
 
 def _outcome(comparison: ScenarioComparison) -> dict[str, str]:
@@ -153,4 +162,6 @@ def _outcome(comparison: ScenarioComparison) -> dict[str, str]:
         return {"outcome": "not both judged", "tone": "quiet"}
     if abs(comparison.difference) < 0.005:  # displayed as 0.00
         return {"outcome": "tie", "tone": "quiet"}
-    return {"outcome": "wins", "tone": "good"} if comparison.difference > 0 else {"outcome": "loses", "tone": "bad"}
+    if comparison.difference > 0:
+        return {"outcome": "wins", "tone": "good"}
+    return {"outcome": "loses", "tone": "bad"}

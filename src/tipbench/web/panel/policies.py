@@ -26,7 +26,7 @@ def policies_page(request: Request, panel: PanelState, user_id: policies.UserId 
         report = policies.policies(panel, user_id or None)
     except Invalid as exc:
         report, error = policies.policies(panel), str(exc)
-    active = next((policy for policy in report["policies"] if policy["name"] == report["active"]), None)
+    active_policy = next((policy for policy in report["policies"] if policy["name"] == report["active"]), None)
     json_url = "/api/bench/policies"
     if user_id:
         json_url += f"?{urlencode({'user_id': user_id})}"
@@ -35,7 +35,7 @@ def policies_page(request: Request, panel: PanelState, user_id: policies.UserId 
         "policies.html",
         status=422 if error else 200,
         report=report,
-        shown=active,
+        active_policy=active_policy,
         user_id=user_id or "",
         error=error,
         days=DAYS,

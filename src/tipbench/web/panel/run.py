@@ -26,12 +26,13 @@ from tipbench.web.panel.pages import page
 from tipbench.web.panel.runs import read_filters, run_note, run_title
 from tipbench.web.queries import Related, RunFilters, RunQueries, experiment_path, quote_path
 
-Facts = list[tuple[str, str]]
+Facts = list[tuple[str, str]]  # label, value
 UsedJudgement = tuple[str, Judgement]  # its use (counts, held, provisional, …), and the judgement
 
 PROMPT = "artifact:prompt.txt"
-_WITH_SECTION = (PROMPT, RAW, CANDIDATES, SCORES)  # texts with their own section on a cell's page
+_TEXTS_WITH_SECTION = (PROMPT, RAW, CANDIDATES, SCORES)  # on a cell's page
 
+# Labels with their params; of _RECORD with their tags, and of _MEMORY with their metrics.
 _INPUT = (
     ("model", "model"), ("prompt", "prompt_version"), ("scenario", "scenario"), ("persona", "persona"),
     ("time slot", "time_slot"), ("repeat", "repeat"), ("suite", "suite"),
@@ -109,14 +110,14 @@ def answer_view(run: Mapping[str, Any]) -> AnswerView:
     except CorruptText as exc:
         errors.append(str(exc))
     try:
-        listed = json.loads(run["texts"].get(CANDIDATES) or "[]")
-        tips = [(str(tip["tip"]), str(tip["rationale"])) for tip in listed]
+        candidates = json.loads(run["texts"].get(CANDIDATES) or "[]")
+        tips = [(str(tip["tip"]), str(tip["rationale"])) for tip in candidates]
     except (ValueError, KeyError, TypeError, AttributeError):
         errors.append(f"The text {CANDIDATES} is not in tipbench's format; it is shown below unchanged.")
     judgements = tuple(_current_judgements(scores))
     requested = run["params"].get("n_tips", "")
-    is_number = requested.isdecimal() and len(requested) < 6  # another program may have changed the run
-    n_judged = int(requested) if is_number else len(tips)
+    is_valid = requested.isdecimal() and len(requested) < 6  # another program may have changed the run
+    n_judged = int(requested) if is_valid else len(tips)
     views = []
     for index, (tip, rationale) in enumerate(tips):
         tip_scores = tuple(
@@ -126,9 +127,10 @@ def answer_view(run: Mapping[str, Any]) -> AnswerView:
         )
         views.append(TipView(tip, rationale, index < n_judged, tip_scores))
     history = tuple(("replaced", judgement) for judgement in scores.history)
-    scales = dict.fromkeys(
-        name for _, judgement in (*judgements, *history) for tip in judgement.tips for name in tip.scores
-    )
+    scales: dict[str, None] = {}  # in order
+    for _, judgement in (*judgements, *history):
+        for tip_score in judgement.tips:
+            scales |= dict.fromkeys(tip_score.scores)
     return AnswerView(tuple(views), judgements, history, tuple(scales), tuple(errors))
 
 
@@ -182,14 +184,17 @@ def notices(run: Mapping[str, Any], *, stale: bool = False) -> Iterator[Notice]:
 
 def other_texts(run: Mapping[str, Any], *, with_key: bool) -> list[tuple[str, str]]:
     """Return the texts that have no section of their own on the page; a sheet's key only with `with_key`."""
-    with_section = _WITH_SECTION if run["tags"].get("kind") == RunKind.CELL else ()
-    names = [
-        name for name in run["texts"] if name not in with_section and (with_key or (name != KEY and HIDDEN not in name))
-    ]
-    return [(name, _readable(run["texts"][name])) for name in sorted(names, key=lambda name: (name == RUBRIC, name))]
+    names = set(run["texts"])
+    if run["tags"].get("kind") == RunKind.CELL:
+        names -= set(_TEXTS_WITH_SECTION)
+    if not with_key:
+        names = {name for name in names if name != KEY and HIDDEN not in name}
+    rubric_last = sorted(names, key=lambda name: (name == RUBRIC, name))
+    return [(name, _indented(run["texts"][name])) for name in rubric_last]
 
 
-def _readable(text: str) -> str:
+def _indented(text: str) -> str:
+    """Return a JSON object or array with indentation, and any other text unchanged."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -199,26 +204,29 @@ def _readable(text: str) -> str:
 
 def shown_params(run: Mapping[str, Any], *, with_key: bool) -> Facts:
     """Return the params sorted by name; a sheet's seed reveals its key, so it requires `with_key` too."""
-    hidden = ("seed",) if run["tags"].get("kind") == RunKind.JUDGING and not with_key else ()
-    return sorted((name, value) for name, value in run["params"].items() if name not in hidden)
+    hides_seed = run["tags"].get("kind") == RunKind.JUDGING and not with_key
+    return sorted((name, value) for name, value in run["params"].items() if not (hides_seed and name == "seed"))
 
 
 def groups(run: Mapping[str, Any]) -> list[tuple[str, Facts]]:
     """Return a cell's input, settings, environment and record; unknown values are left out."""
-    params, tags = run["params"], run["tags"]
-    text = params.get("sampling") or "{}"
+    params = run["params"]
+    all_groups = [
+        ("Input", _known(_INPUT, params)),
+        ("Settings", [*_known(_SETTINGS, params), *_sampling_facts(params.get("sampling") or "{}")]),
+        ("Environment", _known(_ENVIRONMENT, params)),
+        ("Record", [("run", run["run_id"]), *_known(_RECORD, run["tags"])]),
+    ]
+    return [(title, facts) for title, facts in all_groups if facts]
+
+
+def _sampling_facts(text: str) -> Facts:
+    """Return the sampling options, which are stored as one JSON object."""
     try:
         sampling = json.loads(text)
     except ValueError:
-        sampling = {"sampling": text}
-    sampled = [(str(name), str(each)) for name, each in sampling.items()] if isinstance(sampling, dict) else []
-    found = [
-        ("Input", _known(_INPUT, params)),
-        ("Settings", [*_known(_SETTINGS, params), *sampled]),
-        ("Environment", _known(_ENVIRONMENT, params)),
-        ("Record", [("run", run["run_id"]), *_known(_RECORD, tags)]),
-    ]
-    return [(title, facts) for title, facts in found if facts]
+        return [("sampling", text)]
+    return [(str(name), str(value)) for name, value in sampling.items()] if isinstance(sampling, dict) else []
 
 
 def measures(metrics: Mapping[str, float | None]) -> Facts:
@@ -242,17 +250,17 @@ def measure(name: str, value: float | None) -> str:
     return number(value, 3 if name in ("diversity", "distinct_2") else 2)
 
 
-def evidence_of(collection: StoredRun | None) -> dict[str, Any] | None:
+def memory_evidence(collect_run: StoredRun | None) -> dict[str, Any] | None:
     """Return the facts about models in memory during a collect, or None if its run does not exist (yet)."""
-    if collection is None:
+    if collect_run is None:
         return None
-    metrics, tags = collection.metrics, collection.tags
+    metrics, tags = collect_run.metrics, collect_run.tags
     facts = [(label, measure(key, metrics[key])) for label, key in _MEMORY if key in metrics]
     if metrics.get("residency_unknown_samples"):
         facts.append(("failed samples", measure("residency_unknown_samples", metrics["residency_unknown_samples"])))
     return {
-        "run_id": collection.run_id,
-        "known": "most_resident" in metrics,  # no server is observed with the embedded engine
+        "run_id": collect_run.run_id,
+        "known": "most_resident" in metrics,  # the embedded engine has no server to observe
         "facts": facts,
         "foreign": tags.get("foreign_models", ""),
         "at_most_one": metrics.get("most_resident", 0.0) <= 1,
@@ -277,19 +285,21 @@ def run_page(
 ) -> HTMLResponse:
     """Show a run; the list's filters stay in the URL for the links to the previous and next run."""
     run = panel.queries.run(store, experiment, run_id)
-    queries, filters = RunQueries(panel.queries, store, experiment), read_filters(request)
+    queries = RunQueries(panel.queries, store, experiment)
+    filters = read_filters(request)
     kind = run["tags"].get("kind", "")
     is_cell = kind == RunKind.CELL
-    if str(filters.kind) != kind and kind in set(RunKind):
+    if str(filters.kind) != kind and kind in set(RunKind):  # the neighbours of a run are of its kind
         filters = filters.model_copy(update={"kind": RunKind(kind)})
     related = queries.related(run) if is_cell else Related()
-    collection = related.collection
+    collect_run = related.collection
     if kind == RunKind.COLLECTION:  # its page shows its own evidence
-        collection = StoredRun(**{each.name: run[each.name] for each in fields(StoredRun)})
+        collect_run = StoredRun(**{each.name: run[each.name] for each in fields(StoredRun)})
     params = run["params"]
     # The card of the scenario, if its suite is available and the scenario has not changed since.
     cards = scenario_cards([params.get("suite", "")]) if is_cell else {}
     query = filters.query(next=None)
+    filter_query = f"?{query}" if query else ""
     return page(
         request,
         "run.html",
@@ -311,13 +321,13 @@ def run_page(
         texts=other_texts(run, with_key=key == "shown"),
         has_key=KEY in run["texts"],
         key_shown=key == "shown",
-        evidence=evidence_of(collection),
+        evidence=memory_evidence(collect_run),
         tries=related.tries[:_MAX_OTHER_RUNS],
         builds=related.builds[:_MAX_OTHER_RUNS],
-        by_time=filters.sort == RunFilters().sort,
+        by_time=filters.sort == RunFilters().sort,  # the default
         neighbours=queries.neighbours(filters, run_id),
-        query=f"?{query}" if query else "",
+        query=filter_query,
         json_url=f"/api/bench/runs/{quote_path(experiment)}/{run_id}",
         mlflow_url=run["url"],
-        list_url=experiment_path(experiment, "runs") + (f"?{query}" if query else ""),
+        list_url=experiment_path(experiment, "runs") + filter_query,
     )

@@ -31,8 +31,8 @@ def run_note(run: Mapping[str, Any]) -> str:
     """Return one line about a run that is not a cell: its note, its reason, or how it ended."""
     tags = run["tags"]
     if tags.get("kind") == RunKind.JUDGING:
-        words = {"exported": "exported, no scores yet", "held": "scores are held"}
-        return words.get(tags.get("sheet_status", ""), str(tags.get("sheet_status", "")))
+        status = str(tags.get("sheet_status", ""))
+        return {"exported": "exported, no scores yet", "held": "scores are held"}.get(status, status)
     return str(tags.get(_NOTE_TAG) or tags.get("reason") or tags.get("evidence") or tags.get("ended") or "")
 
 
@@ -49,15 +49,16 @@ _CHIP_FILTERS = ("q", "model", "prompt", "scenario", "persona", "state", "judge_
 def runs_page(request: Request, experiment: ExperimentPath, panel: PanelState, store: Store) -> Response:
     """Show one page of the list of runs. A URL with empty form fields is redirected to one without them."""
     filters = read_filters(request)
-    if any(not value.strip() for _, value in request.query_params.multi_items()):
+    has_empty_field = any(not value.strip() for _, value in request.query_params.multi_items())
+    if has_empty_field:
         return RedirectResponse(_url(experiment_path(experiment, "runs"), filters.query()), 303)
     queries = RunQueries(panel.queries, store, experiment)
     runs = panel.queries.runs(store, experiment, filters)
     shows_cells = filters.kind is RunKind.CELL
     stale = queries.stale() if shows_cells else frozenset()
     previews = queries.previews([run["run_id"] for run in runs["items"]]) if shows_cells else {}
-    path, query = experiment_path(experiment, "runs"), filters.query(next=None)
-    on_first_page = filters.query(next=None, limit=RunFilters().limit)
+    path = experiment_path(experiment, "runs")
+    query_without_page = filters.query(next=None, limit=RunFilters().limit)
     api_url = f"/api/bench/runs/{quote_path(experiment)}"
     return page(
         request,
@@ -68,7 +69,7 @@ def runs_page(request: Request, experiment: ExperimentPath, panel: PanelState, s
         lines=[
             {
                 "run": run,
-                "href": _url(experiment_path(experiment, "runs", run["run_id"]), on_first_page),
+                "href": _url(experiment_path(experiment, "runs", run["run_id"]), query_without_page),
                 "title": run_title(run),
                 "note": run_note(run),
                 "stale": run["run_id"] in stale,
@@ -79,13 +80,13 @@ def runs_page(request: Request, experiment: ExperimentPath, panel: PanelState, s
         ],
         total=runs["total"],
         next_url=_url(path, filters.query(next=runs["next"])) if runs["next"] else None,
-        first_url=_url(path, query) if filters.next else None,
+        first_url=_url(path, filters.query(next=None)) if filters.next else None,
         clear_url=path,
         chips=_chips(path, filters),
         options=_options(queries.choices(str(filters.kind)), filters),
         sort=filters.sort,
         sort_url=lambda key: _url(path, filters.query(next=None, sort=key)),
-        csv_url=_url(f"{api_url}/runs.csv", on_first_page),
+        csv_url=_url(f"{api_url}/runs.csv", query_without_page),
         json_url=_url(api_url, filters.query()),
         mlflow_url=queries.experiment.url,
     )
@@ -117,11 +118,12 @@ def _chips(path: str, filters: RunFilters) -> list[tuple[str, str]]:
     chips = []
     for name in _CHIP_FILTERS:
         value = getattr(filters, name)
-        if value is not None:
-            if isinstance(value, bool):
-                value = "yes" if value else "no"
-            text = f"{_CHIP_NAMES.get(name, name)} = {value}"
-            chips.append((text, _url(path, filters.query(next=None, **{name: None}))))
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            value = "yes" if value else "no"
+        text = f"{_CHIP_NAMES.get(name, name)} = {value}"
+        chips.append((text, _url(path, filters.query(next=None, **{name: None}))))
     for position, text in enumerate(filters.where):
         others = [*filters.where[:position], *filters.where[position + 1 :]]
         chips.append((text, _url(path, filters.query(next=None, where=others))))

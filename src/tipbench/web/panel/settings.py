@@ -60,14 +60,17 @@ def _displayed_value(settings: Settings, setting: Setting) -> str:
     if setting.key not in settings.values:
         return setting.default or "–"
     if setting.key == "judge_command":  # its arguments may contain secrets
-        program, *arguments = (settings.get(setting.key) or "").split() or [""]
-        return f"{PurePath(program).name}{' …' if arguments else ''}"
+        words = (settings.get(setting.key) or "").split()
+        name = PurePath(words[0]).name if words else ""
+        return f"{name} …" if len(words) > 1 else name
     if setting.key == "hook_url":
         return shown_address(settings.get(setting.key) or "")
     if setting.key.endswith(_URL_SUFFIXES):
         return ", ".join(strip_login(each) for each in settings.listed(setting.key))
     value = settings.values[setting.key]
-    return ", ".join(settings.listed(setting.key)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return ", ".join(settings.listed(setting.key))
+    return str(value)
 
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
@@ -111,7 +114,7 @@ def create_token(request: Request, panel: PanelState, admin: Admin, form: SentFo
     """Create a token; the response is the only page that shows its secret."""
     fields = {key: form.fields.get(key, default).strip() for key, default in _DEFAULT_FIELDS.items()}
     try:
-        token_request = tokens.check_request(fields)
+        token_request = tokens.validate_token_request(fields)
     except Invalid as exc:
         return _page(request, panel, admin, values=fields, errors=form_errors(exc), status=422)
     submitted_forms: SubmittedForms = request.app.state.submitted_forms
@@ -128,29 +131,31 @@ def revoke(token_id: tokens.TokenId, panel: PanelState) -> Response:
 
 
 @router.post("/settings/hook/test")
-def test_hook(webhook: hook.HookState) -> Response:
+def test_hook(webhook: hook.WebhookParam) -> Response:
     """Send a test to the webhook and redirect to the settings page, which shows the result."""
-    return RedirectResponse(f"/settings?tested={hook.run_test(webhook).id}#webhook", status_code=303)
+    delivery = hook.run_test(webhook)
+    return RedirectResponse(f"/settings?tested={delivery.id}#webhook", status_code=303)
 
 
 def _page(
     request: Request, panel: Panel, admin: Identity, *, status: int = 200, revoked: str | None = None, **more: Any
 ) -> HTMLResponse:
-    rows = tokens.tokens(panel).items[::-1]  # newest first
+    newest_first = tokens.tokens(panel).items[::-1]
     context = {"made": None, "values": _DEFAULT_FIELDS, "errors": {}, "repeated": None, "tested": None, **more}
-    webhook = hook.hook_of(request)
+    webhook = hook.webhook_of(request)
+    deliveries = webhook.deliveries()[:_MAX_DELIVERIES] if webhook else []
     return page(
         request,
         "settings.html",
         status=status,
-        active=[row for row in rows if row.state == "active"],
-        past=[row for row in rows if row.state != "active"],
-        revoked=next((row for row in rows if row.id == revoked and row.state == "revoked"), None),
+        active=[token for token in newest_first if token.state == "active"],
+        past=[token for token in newest_first if token.state != "active"],
+        revoked=next((token for token in newest_first if token.id == revoked and token.state == "revoked"), None),
         own=admin.token_id,
         has_operator_token=panel.options.admin_token is not None,
         once=secrets.token_urlsafe(16),
         hook=hook.state(webhook),
-        deliveries=[each.response() for each in webhook.deliveries()[:_MAX_DELIVERIES]] if webhook else [],
+        deliveries=[delivery.response() for delivery in deliveries],
         network=network_facts(panel),
         configured=configured(panel.settings),
         json_url="/api/bench/tokens",

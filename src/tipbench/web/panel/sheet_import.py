@@ -21,6 +21,7 @@ from tipbench.web.deps import LIMIT_FILLED_SHEETS, LIMIT_SHEET_REQUESTS, Admin, 
 from tipbench.web.errors import Invalid, refused_sheet
 from tipbench.web.forms import UploadedFile
 from tipbench.web.judge_service import ApplyOptions, Upload, apply_sheet, quota_of, uploads_of
+from tipbench.web.panel.judge import changed_scales
 from tipbench.web.panel.judges import drift_summary, judges_response
 from tipbench.web.panel.pages import SentForm, page
 from tipbench.web.queries import experiment_path, get_experiment, quote_path
@@ -44,10 +45,10 @@ def upload_sheet(
         error = f"The file {file.name[:80]} is empty." if file.name else "Choose the filled sheet first."
         return judges_response(request, experiment, panel, store, status=422, errors={"file": error})
     try:
-        ApplyOptions.of(who, judge=judge, accept=None, dry_run=True)
+        ApplyOptions.of(who, judge=judge, accept=None, dry_run=True)  # checks the name before the file is kept
     except Invalid as exc:
-        errors = {"filled_by": str(exc).removeprefix("query.judge takes ")}
-        return judges_response(request, experiment, panel, store, status=422, errors=errors)
+        error = str(exc).removeprefix("query.judge takes ")
+        return judges_response(request, experiment, panel, store, status=422, errors={"filled_by": error})
     upload = uploads_of(request.app).keep(who.token_id, experiment, file.name, file.content, judge, quota=quota_of(who))
     return RedirectResponse(experiment_path(experiment, "judges", "import", upload.id), 303)
 
@@ -91,9 +92,12 @@ def confirm(
         try:
             options = ApplyOptions.of(who, judge=upload.judge, accept=reason, dry_run=False, final=final)
             with panel.tracker.judging_lock():
-                uploads.settle(upload, apply_sheet(store, experiment, parse_sheet(upload.content), options))
-        except (Invalid, LockHeld, SheetRefused) as exc:
-            return _preview_page(request, upload, who, store, status=getattr(exc, "status", 409), error=str(exc))
+                result = apply_sheet(store, experiment, parse_sheet(upload.content), options)
+                uploads.settle(upload, result)
+        except Invalid as exc:
+            return _preview_page(request, upload, who, store, status=exc.status, error=str(exc))
+        except (LockHeld, SheetRefused) as exc:
+            return _preview_page(request, upload, who, store, status=409, error=str(exc))
     return RedirectResponse(experiment_path(experiment, "judges", "import", upload.id), 303)
 
 
@@ -122,7 +126,6 @@ def _page(
     error: str | None = None,
 ) -> HTMLResponse:
     changes = previewed["changes"] if previewed else []
-    scales = list(next((each["given"] for each in changes if each.get("given")), {}))
     return page(
         request,
         "sheet_import.html",
@@ -135,7 +138,7 @@ def _page(
         refused=refused,
         error=error,
         changes=changes,
-        scales=scales,
+        changed_scales=changed_scales(changes),
         duels="judged_in_both_orders" in (previewed or {}),
         judges_path=experiment_path(experiment, "judges"),
         json_url=f"/api/bench/judges/{quote_path(experiment)}",

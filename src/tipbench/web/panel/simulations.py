@@ -8,9 +8,10 @@ from fastapi import APIRouter, Path, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.charts import THEMES, to_svg
-from tipbench.errors import MlflowError, TipbenchError, UsageError
-from tipbench.jobs.job import ACTIVE, JobKind, JobState
+from tipbench.errors import MlflowError, NotEnoughData, TipbenchError, UsageError
+from tipbench.jobs.job import ENDED, JobKind
 from tipbench.jobs.store import JobFilter
+from tipbench.record.store import RunStore
 from tipbench.simulate.charts import curves_chart
 from tipbench.simulate.simulation import ALL_POLICIES, SimulationConfig, make_simulation_config
 from tipbench.simulate.world import WorldName
@@ -19,13 +20,14 @@ from tipbench.web.api.policies import start_simulation
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.board_query import ThemeName
 from tipbench.web.deps import Admin, Panel, PanelState, Store
-from tipbench.web.errors import NotFound, status_and_code
+from tipbench.web.errors import NotFound
 from tipbench.web.panel.jobs import new_idempotency_key
-from tipbench.web.panel.pages import SentForm, charts_installed, page
+from tipbench.web.panel.pages import SentForm, charts_installed, is_mlflow_error, page
 from tipbench.workflows.simulation import read_simulation, read_simulations
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
-_MAX_LISTED = 30
+_MAX_RECORDED = 30  # simulations listed
+_MAX_JOBS = 20  # the newest ones, of which the unfinished are listed
 _NARROW_PX = 260  # width of the chart on a narrow screen
 RunId = Annotated[str, Path(pattern=r"^[0-9a-f]{8,64}$")]
 
@@ -43,7 +45,8 @@ def start(request: Request, panel: PanelState, who: Admin, form: SentForm) -> Re
     try:
         config = make_simulation_config(values)
     except UsageError as exc:
-        return _page(request, panel, values, form_error=str(exc).removeprefix("--"))
+        error = str(exc).removeprefix("--")  # messages begin with the option of the command line
+        return _page(request, panel, values, form_error=error)
     submitted = start_simulation(panel, config, started_by=who.name, key=form.fields.get("key") or None)
     return RedirectResponse(f"/jobs/{submitted.job.id}", status_code=303)
 
@@ -51,24 +54,25 @@ def start(request: Request, panel: PanelState, who: Admin, form: SentForm) -> Re
 def _page(request: Request, panel: Panel, values: dict[str, Any], *, form_error: str | None = None) -> HTMLResponse:
     mlflow_error, recorded = None, []
     try:
-        recorded = list(read_simulations(panel.tracker.open().store, _MAX_LISTED))
+        with panel.tracker.connected() as tracking:
+            recorded = list(read_simulations(tracking.store, _MAX_RECORDED))
+    except NotEnoughData:
+        recorded = []  # MLflow has never been used
     except TipbenchError as exc:
-        panel.tracker.locate_again()
-        status, _ = status_and_code(exc)
-        if status not in (404, 502, 503):
+        if not is_mlflow_error(exc):
             raise
-        mlflow_error = str(exc) if status != 404 else None
-    jobs = panel.jobs.page(JobFilter(kind=JobKind.SIMULATE), limit=20, after=None).items
+        mlflow_error = str(exc)
+    jobs = panel.jobs.page(JobFilter(kind=JobKind.SIMULATE), limit=_MAX_JOBS, after=None).items
     return page(
         request,
         "simulations.html",
         status=422 if form_error else 200,
         rows=[{"run_id": run.run_id, "at": run.start_ms / 1000, "result": result} for run, result in recorded],
-        active=[job for job in jobs if job.state in ACTIVE | {JobState.QUEUED}],
+        unfinished=[job for job in jobs if job.state not in ENDED],
         mlflow_error=mlflow_error,
         values=values,
         form_error=form_error,
-        worlds=[(name.value, name.value) for name in WorldName],
+        worlds=[(name.value, name.value) for name in WorldName],  # value and label of each option
         policies=[(name, name) for name in ALL_POLICIES],
         key=new_idempotency_key(),
         json_url="/api/bench/simulations",
@@ -97,11 +101,13 @@ def recorded_curves(store: Store, run_id: RunId, theme: ThemeName = "light", nar
 @router.get("/jobs/{job_id}/curves.svg")
 def live_curves(panel: PanelState, job_id: JobPath, theme: ThemeName = "light", narrow: bool = False) -> Response:
     """Return the curves of a running simulation, computed from the finished seeds."""
-    simulating = panel.jobs.progress.current(panel.jobs.store.get(job_id)).progress.simulating
+    job = panel.jobs.store.get(job_id)
+    snapshot = panel.jobs.progress.current(job)
+    simulating = snapshot.progress.simulating
     if simulating is None:
         raise NotFound("This job has no curves yet; they appear with its first seed.", path="path.job_id")
-    curves = zip(simulating.policies, simulating.rewards, strict=False)
-    result = {
+    curves = zip(simulating.policies, simulating.rewards, strict=True)
+    result = {  # the part of a recorded result that the chart uses
         "config": {
             "world": simulating.world,
             "users": simulating.users,
@@ -116,7 +122,7 @@ def live_curves(panel: PanelState, job_id: JobPath, theme: ThemeName = "light", 
     return _svg(result, theme, narrow=narrow)
 
 
-def _read_recorded(store: Any, run_id: str) -> dict[str, Any]:
+def _read_recorded(store: RunStore, run_id: str) -> dict[str, Any]:
     """Return the result of a recorded simulation. Raises NotFound."""
     try:
         result = read_simulation(store, run_id)
@@ -131,7 +137,9 @@ def _read_recorded(store: Any, run_id: str) -> dict[str, Any]:
 
 def _svg(result: dict[str, Any], theme: str, *, narrow: bool) -> Response:
     chart_theme = THEMES[theme]
-    chart = curves_chart(result, chart_theme)
-    if narrow:  # without the title: it does not fit, and it repeats the page's heading
-        chart = curves_chart(result, chart_theme, width=_NARROW_PX).properties(title="")
+    if narrow:
+        chart = curves_chart(result, chart_theme, width=_NARROW_PX)
+        chart = chart.properties(title="")  # it would not fit, and it repeats the page's heading
+    else:
+        chart = curves_chart(result, chart_theme)
     return Response(to_svg(chart, chart_theme), media_type="image/svg+xml")

@@ -93,9 +93,10 @@ def check_values(allowed: RunPermissions, schema: Schema, values: Values) -> Col
             errors[key] = f"At most {MAX_VALUE_CHARS} characters (got {len(text)})."
         elif not text and key in LISTS:
             errors[key] = "Choose at least one."
-        elif not text and not any(each.get("type") == "null" for each in properties.get("anyOf", ())):
+        elif not text and not _is_optional(properties):
             errors[key] = f"A value is required; the default is {_form_value(properties.get('default'))}."
     try:
+        # Also with errors, so that the form reports all errors at once.
         config = allowed.config({key: text or None for key, text in values.items() if key not in errors})
     except (Invalid, Forbidden) as exc:
         return {**_errors_by_key(exc, values), **errors}
@@ -134,6 +135,11 @@ def _is_boolean(schema: Schema, key: str) -> bool:
     return bool(schema["properties"][key].get("type") == "boolean")
 
 
+def _is_optional(properties: Mapping[str, Any]) -> bool:
+    """Return whether the schema of a key allows null."""
+    return any(each.get("type") == "null" for each in properties.get("anyOf", ()))
+
+
 def _form_value(value: Any) -> str:
     """Return a configuration value as it is sent in a form."""
     if value is None:
@@ -142,7 +148,9 @@ def _form_value(value: Any) -> str:
         return _YES if value else _NO
     if isinstance(value, list):
         return ",".join(map(_form_value, value))
-    return f"{value:.15g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.15g}"  # 1, not 1.0, for a whole number
+    return str(value)
 
 
 OLLAMA_TIMEOUT_S = 1.5  # for listing the models
@@ -168,14 +176,15 @@ class OfferedModels:
         accepted = [each.model for each in self.models if each.refusal is None]
         served = [name for name in accepted if engine_of(name).server]
         embedded = [name for name in accepted if not engine_of(name).server and engine_of(name).kind == "model"]
-        return (*(served or embedded), *(name for name in accepted if engine_of(name).kind == "baseline"))
+        references = [name for name in accepted if engine_of(name).kind == "baseline"]
+        return (*(served or embedded), *references)
 
 
 async def offered_models(panel: Panel, values: Values, wait_s: float) -> OfferedModels:
     """Return the models of all engines. Waits at most `wait_s` for Ollama. Its server must be allowed."""
-    limits = {key: values[key] for key in ("ollama_url", "max_model_b", "allow_unknown_size") if values.get(key)}
+    options = {key: values[key] for key in ("ollama_url", "max_model_b", "allow_unknown_size") if values.get(key)}
     try:
-        config, is_valid = panel.allowed.config(limits), True
+        config, is_valid = panel.allowed.config(options), True
     except (Forbidden, Invalid):  # the form reports the error
         config, is_valid = panel.allowed.config({}), False
     local = await run_in_threadpool(available_models, config, panel.settings.home, _engines(with_server=False))
@@ -186,7 +195,7 @@ async def offered_models(panel: Panel, values: Values, wait_s: float) -> Offered
     if served is None:
         return OfferedModels(local.models, pending=True)
     listed = [each for each in served.models if _fits_in_list(each.model)][:_MAX_NAMES]
-    return OfferedModels((*listed, *local.models), served.errors[0] if served.errors else None)
+    return OfferedModels((*listed, *local.models), error=served.errors[0] if served.errors else None)
 
 
 def _engines(*, with_server: bool) -> list[EngineType]:
@@ -201,7 +210,8 @@ def _fits_in_list(name: str) -> bool:
 def _ollama_models(panel: Panel, config: CollectConfig) -> Availability:
     url = config.ollama_url.rstrip("/")
     try:
-        # A server that accepts connections and never responds must not block for longer than the timeout.
+        # The version is read first, with a deadline: a server that accepts connections and never responds must not
+        # block the list.
         with (
             http_client(url, timeout=OLLAMA_TIMEOUT_S) as client,
             client.stream("GET", f"{url}/api/version") as response,
@@ -233,7 +243,8 @@ async def _cached_within(
 
     The computation then continues in the background and fills the cache.
     """
-    future = asyncio.ensure_future(run_in_threadpool(panel.queries.small.get, key, None, make))
+    cache = panel.queries.small
+    future = asyncio.ensure_future(run_in_threadpool(cache.get, key, version=None, make=make))
     done, _ = await asyncio.wait({future}, timeout=wait_s)
     return future.result() if done else None
 
@@ -326,13 +337,18 @@ def make_form(schema: Schema, values: Values, errors: Mapping[str, str], offers:
         key: _field(key, properties, values[key], errors.get(key), offers.get(key, ()))
         for key, properties in schema["properties"].items()
     }
-    grouped = {key for _, _, keys in _GROUPS for key in keys}
-    other_keys = [key for key in fields if key not in grouped]
-    groups = [*_GROUPS, ("More", "", other_keys)] if other_keys else _GROUPS
-    return [Group(title, about, tuple(fields[key] for key in keys if key in fields)) for title, about, keys in groups]
+    groups = [
+        Group(title, about, tuple(fields[key] for key in keys if key in fields)) for title, about, keys in _GROUPS
+    ]
+    grouped_keys = {key for _, _, keys in _GROUPS for key in keys}
+    other_fields = tuple(form_field for key, form_field in fields.items() if key not in grouped_keys)
+    if other_fields:
+        groups.append(Group("More", "", other_fields))
+    return groups
 
 
 def _field(key: str, properties: Mapping[str, Any], value: str, error: str | None, offered: Sequence[Option]) -> Field:
+    """Return the field of a configuration key, whose JSON schema is `properties`."""
     default = _form_value(properties.get("default"))
     form_field = Field(
         key=key,
@@ -353,7 +369,8 @@ def _field(key: str, properties: Mapping[str, Any], value: str, error: str | Non
     if key in LISTS:
         names = split_names(value)
         checkboxes = tuple(replace(each, chosen=each.value in names) for each in offered)
-        other_names = [name for name in names if all(name != each.value for each in offered)]
+        offered_names = {each.value for each in offered}
+        other_names = [name for name in names if name not in offered_names]
         help_text = _capitalized(form_field.help.removeprefix("Comma-separated "))
         return replace(form_field, kind="choices", help=help_text, value=", ".join(other_names), options=checkboxes)
     if "enum" in properties:
@@ -402,15 +419,20 @@ def start_problem(panel: Panel, config: CollectConfig, target: RunTarget) -> Out
     """
     if (target.runner or panel.jobs.default_runner) == AirflowRunner.name:
         return None
-    engines = build_engines(config.model_names, EngineDependencies(config, panel.settings.home, lambda _text: None))
+
+    def ignore(_message: str) -> None: ...
+
+    engines = build_engines(config.model_names, EngineDependencies(config, panel.settings.home, ignore))
     try:
         facts, refused = model_facts(engines, config)
     except ServerUnavailable as exc:
-        return None if config.wait else Outcome({"ollama_url": str(exc)}, not_started=True, status=503)
+        if config.wait:  # the collect waits for the server
+            return None
+        return Outcome({"ollama_url": str(exc)}, not_started=True, status=503)
     except TipbenchError as exc:
         return Outcome(failure=str(exc), not_started=True, status=409)
     finally:
-        close_engines(engines, lambda _text: None)
+        close_engines(engines, ignore)
     if refusal_error(facts, refused, config) is None:
         return None
     return replace(plan_outcome(panel, config), not_started=True, status=422)
@@ -420,7 +442,8 @@ router = APIRouter(include_in_schema=False, dependencies=[ADMINS_ONLY])
 _START, _SKIP = "start", "skip"  # buttons that start a run; "skip" leaves out refused models
 _MAX_FIELDS = 200
 _MAX_KEY_CHARS = 100
-_MAX_SUITES = 50
+_MAX_SUITES = 50  # offered
+_MAX_SUITE_PATHS = 1000  # examined in an allowed folder, which may be large
 
 
 @dataclass(frozen=True)
@@ -439,9 +462,10 @@ async def start_page(
     request: Request, panel: PanelState, job_id: Annotated[str | None, Query(max_length=80, alias="from")] = None
 ) -> Response:
     """Show the form with the defaults, the values in the URL, or the options of an earlier job (?from=ID)."""
-    schema, target = form_schema(panel), RunTarget()
-    chosen_keys = set(request.query_params)  # configuration keys
+    schema = form_schema(panel)
     values = default_values(schema)
+    chosen_keys = set(request.query_params)  # of the configuration, in the URL or in the earlier job
+    target = RunTarget()
     if job_id is not None:
         with suppress(JobNotFound):
             job = await run_in_threadpool(panel.jobs.store.get, job_id)
@@ -552,7 +576,8 @@ def _model_note(model: AvailableModel) -> str:
     if engine.kind == "baseline":
         return "no model: tips from templates, the reference to beat"
     size = parameter_count(model.facts.params_b) if model.facts else None
-    return ", ".join(filter(None, (size, "Ollama" if engine.server else "inside tipbench")))
+    place = "Ollama" if engine.server else "inside tipbench"
+    return f"{size}, {place}" if size else place
 
 
 def form_schema(panel: Panel) -> dict[str, Any]:
@@ -582,8 +607,8 @@ def _suite_names(panel: Panel) -> list[str]:
     names = [*builtin_suites(), panel.settings.get("suite") or ""]
     for folder in panel.options.suites:
         with suppress(OSError):
-            candidates = [folder, *sorted(folder.iterdir())[:1000]]
-            names += [str(path) for path in candidates if (path / "suite.toml").is_file()]
+            paths = [folder, *sorted(folder.iterdir())[:_MAX_SUITE_PATHS]]
+            names += [str(path) for path in paths if (path / "suite.toml").is_file()]
     return list(dict.fromkeys(filter(None, names)))[:_MAX_SUITES]
 
 
@@ -600,10 +625,13 @@ async def _read_form(request: Request, schema: Schema) -> StartForm:
     # Browsers do not send unchecked checkboxes, so a missing boolean is false.
     missing_values = {key: _NO if _is_boolean(schema, key) else "" for key in schema["properties"]}
     values = merge_values(schema, missing_values, pairs)
-    button, key = fields.get("do"), fields.get("key", "")
+    button = fields.get("do")
     if button == _SKIP:
         values["skip_refused"] = _YES
-    is_valid_key = 0 < len(key) <= _MAX_KEY_CHARS and key.isascii() and key.isprintable() and key.strip() == key
+    key = fields.get("key", "")
+    is_short = 0 < len(key) <= _MAX_KEY_CHARS
+    if not (is_short and key.isascii() and key.isprintable() and key.strip() == key):
+        key = new_idempotency_key()
     wait_for_judge = fields.get(WAIT_FOR_JUDGE, "").lower() in ("true", "on", "1")
     target = RunTarget(fields.get("runner", "")[:40] or None, wait_for_judge)
-    return StartForm(values, key if is_valid_key else new_idempotency_key(), button in (_START, _SKIP), target)
+    return StartForm(values, key, start=button in (_START, _SKIP), target=target)

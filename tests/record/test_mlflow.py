@@ -201,7 +201,7 @@ def test_a_run_interrupted_after_its_params_is_completed(store: MlflowStore) -> 
     api = f"{store.url}/api/2.0/mlflow/runs"
     half = httpx.post(f"{api}/create", json=create, trust_env=False).json()["run"]["info"]["run_id"]
     httpx.post(f"{api}/log-batch", json=second.body(half), trust_env=False).raise_for_status()
-    assert store.record(experiment, run, maybe_there=True) == half
+    assert store.record(experiment, run, may_exist=True) == half
     stored, texts = store.get(half)
     assert (stored.status, stored.params) == ("FINISHED", run.params)
     assert texts == run.texts

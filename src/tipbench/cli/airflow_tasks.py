@@ -392,7 +392,7 @@ def _record_refusals_and_plan(config: CollectConfig, suite: Suite, survey: Model
         )
         for model, reason in survey.refused.items():
             run = refused_run(model, reason, int(time.time() * 1000))
-            store.record(experiment.experiment_id, run, maybe_there=True)
+            store.record(experiment.experiment_id, run, may_exist=True)
         if survey.refused:
             store.touch(experiment.experiment_id)
         recorded = read_recorded(store, experiment.experiment_id, conditions_of(config, suite))

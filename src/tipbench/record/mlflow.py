@@ -108,11 +108,11 @@ class MlflowStore:
         body = {"max_results": EXPERIMENTS_PAGE}
         return [self._parse_experiment(raw) for raw in self._pages("experiments/search", body, "experiments")]
 
-    def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
+    def record(self, experiment_id: str, run: NewRun, *, may_exist: bool = False) -> str:
         """Write a complete run and return its id. Readers ignore the run until the last request has set its status."""
         tags = wire.checked_tags(run)
         existing = wire.ExistingRuns()
-        if maybe_there:
+        if may_exist:
             stored_runs = self.search(experiment_id, where=wire.same_run_filter(run), half_written=True)
             existing = wire.classify_existing(run, stored_runs)
         run_id = existing.done or self._write(experiment_id, run, tags, existing.half)

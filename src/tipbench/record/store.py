@@ -46,10 +46,10 @@ class RunStore(Protocol):
 
     def experiments(self) -> list[Experiment]: ...
 
-    def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
+    def record(self, experiment_id: str, run: NewRun, *, may_exist: bool = False) -> str:
         """Write a complete run and return its id.
 
-        `maybe_there` means that the run may already be stored, so the store is searched first. A finished run with the
+        `may_exist` means that the run may already be stored, so the store is searched first. A finished run with the
         same cell_key is left unchanged; a half-written run with the same record_id is completed.
         """
         ...
@@ -119,11 +119,11 @@ class MemoryStore:
         with self._available():
             return list(self._experiments.values())
 
-    def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
+    def record(self, experiment_id: str, run: NewRun, *, may_exist: bool = False) -> str:
         tags = wire.checked_tags(run)
         with self._available():
             existing = wire.ExistingRuns()
-            if maybe_there:
+            if may_exist:
                 stored_runs = self.search(experiment_id, where=wire.same_run_filter(run), half_written=True)
                 existing = wire.classify_existing(run, stored_runs)
             run_id = existing.done

@@ -116,9 +116,9 @@ class Writers:
     def _store_entry(self, entry: Entry) -> None:
         run = self._journal.read(entry)
         sent_before = entry.record_id in self._stored_at_failure
-        maybe_there = self._draining or sent_before or run.kind is RunKind.REFUSED
+        may_exist = self._draining or sent_before or run.kind is RunKind.REFUSED
         try:
-            self._store.record(self._experiment_id, run, maybe_there=maybe_there)
+            self._store.record(self._experiment_id, run, may_exist=may_exist)
         except MlflowUnavailable as exc:
             self._retry_later(entry, str(exc))
         except MlflowError as exc:

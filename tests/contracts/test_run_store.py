@@ -356,7 +356,7 @@ def test_concurrent_callers_of_ensure_get_the_same_experiment(bench: Bench) -> N
 def test_touch_sets_a_new_revision_each_time(bench: Bench) -> None:
     seen = set()
     for _ in range(3):
-        bench.store.touch(bench.experiment)
+        bench.store.mark_changed(bench.experiment)
         (found,) = [each for each in bench.store.experiments() if each.experiment_id == bench.experiment]
         seen.add(found.tags["tipbench.revision"])
     assert len(seen) == 3
@@ -366,7 +366,7 @@ def test_experiment_is_tagged_with_a_new_revision(bench: Bench) -> None:
     def tags() -> Mapping[str, str]:
         return next(each.tags for each in bench.store.experiments() if each.experiment_id == bench.experiment)
 
-    bench.store.touch(bench.experiment)
+    bench.store.mark_changed(bench.experiment)
     before = tags()
     bench.store.tag_experiment(bench.experiment, {"tipbench.design": "{}", "other": "x" * 4000})
     assert (tags()["tipbench.design"], tags()["other"]) == ("{}", "x" * 4000)

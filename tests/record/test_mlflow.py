@@ -366,11 +366,11 @@ def test_a_server_that_comes_back_is_used_again() -> None:
     port = free_port()
     with MlflowStore(f"http://127.0.0.1:{port}") as store:
         with serving(Scripted(port)):
-            store.touch("1")
+            store.mark_changed("1")
         with pytest.raises(MlflowUnavailable):
-            store.touch("1")
+            store.mark_changed("1")
         with serving(Scripted(port)):
-            store.touch("1")
+            store.mark_changed("1")
 
 
 def test_a_server_that_hangs_is_unavailable() -> None:

@@ -60,7 +60,7 @@ def board_states() -> MemoryStore:
         many = tuple(f"model-{at:02}:1b" for at in range(models))
         _judge(_driver(store, name, models=many, suite=suite), _any_level)
     for experiment in store.experiments():
-        store.touch(experiment.experiment_id)
+        store.mark_changed(experiment.experiment_id)
     return store
 
 

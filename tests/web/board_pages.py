@@ -68,7 +68,7 @@ def _judged(
 def add_judged(store: RenamingStore, experiment: str, judge: str = "anna", suite: str = "tips", **options: Any) -> None:
     """Add another fully judged experiment."""
     found = record_cells(store, experiment=experiment, suite=load_suite(suite), **options)
-    store.touch(found.experiment_id)
+    store.mark_changed(found.experiment_id)
     judge_at(SheetDriver(store, found), levels, judge)
 
 

@@ -394,7 +394,7 @@ def _record_refusals_and_plan(config: CollectConfig, suite: Suite, survey: Model
             run = refused_run(model, reason, int(time.time() * 1000))
             store.record(experiment.experiment_id, run, may_exist=True)
         if survey.refused:
-            store.touch(experiment.experiment_id)
+            store.mark_changed(experiment.experiment_id)
         recorded = read_recorded(store, experiment.experiment_id, conditions_of(config, suite))
     return make_plan(suite, config, survey.facts, survey.refused, recorded, lambda model: free_memory(model, config))
 

@@ -594,5 +594,5 @@ def record_board(store: RunStore, experiment_id: str, board: Leaderboard) -> str
         texts={BOARD: json.dumps(content, ensure_ascii=False, separators=(",", ":"))},
     )
     run_id = store.record(experiment_id, run, may_exist=True)
-    store.touch(experiment_id)
+    store.mark_changed(experiment_id)
     return run_id

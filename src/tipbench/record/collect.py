@@ -368,7 +368,7 @@ def supersede_twins(store: RunStore, experiment: Experiment, recorded: Recorded,
         return
     for run_id in sorted(recorded.twins):
         store.update(run_id, RunChange(tags={SUPERSEDED_TAG: "true"}, at_ms=int(time.time() * 1000)))
-    store.touch(experiment.experiment_id)
+    store.mark_changed(experiment.experiment_id)
     cells_were = plural(len(recorded.twins), "cell was", "cells were")
     observer(
         Message(f"{cells_were} also generated from another home folder; one answer per cell counts.", warning=True)

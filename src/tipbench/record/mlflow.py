@@ -182,7 +182,7 @@ class MlflowStore:
         response = self._http.get("runs/get", {"run_id": run_id})
         return self._parse(response, lambda raw: wire.parse_current_run(raw["run"]))
 
-    def touch(self, experiment_id: str) -> None:
+    def mark_changed(self, experiment_id: str) -> None:
         self.tag_experiment(experiment_id, {})
 
     def tag_experiment(self, experiment_id: str, tags: Mapping[str, str]) -> None:

@@ -76,7 +76,7 @@ class RunStore(Protocol):
         """
         ...
 
-    def touch(self, experiment_id: str) -> None:
+    def mark_changed(self, experiment_id: str) -> None:
         """Give the experiment a new `tipbench.revision`, which invalidates readers' caches."""
         ...
 
@@ -207,7 +207,7 @@ class MemoryStore:
                 stored.run, metrics={**stored.run.metrics, **metrics}, tags={**stored.run.tags, **change.tags}
             )
 
-    def touch(self, experiment_id: str) -> None:
+    def mark_changed(self, experiment_id: str) -> None:
         self.tag_experiment(experiment_id, {})
 
     def tag_experiment(self, experiment_id: str, tags: Mapping[str, str]) -> None:

@@ -190,6 +190,6 @@ class Writers:
                 self._revision_outdated, self._revision_set_at = False, time.monotonic()
         if due:
             try:
-                self._store.touch(self._experiment_id)
+                self._store.mark_changed(self._experiment_id)
             except (MlflowUnavailable, MlflowError):
                 self._revision_outdated = True

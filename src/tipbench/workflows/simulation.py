@@ -44,7 +44,7 @@ def record_simulation(store: RunStore, result: Mapping[str, Any]) -> str:
     )
     experiment = store.ensure_experiment(EXPERIMENT)
     run_id = store.record(experiment.experiment_id, run)
-    store.touch(experiment.experiment_id)
+    store.mark_changed(experiment.experiment_id)
     return run_id
 
 

@@ -87,7 +87,7 @@ class SheetRequest:
     filled: bool = False  # with the scores applied so far
     focus: bool = False  # only cells that can separate the leader from the pairs tied with it
     format: Literal["json", "csv"] = "json"
-    own: bool = False  # a judge requests it, who may see only their own sheets
+    by_judge: bool = False  # a judge requests it, who may see only their own sheets
 
     def __post_init__(self) -> None:
         if self.filled and self.sheet is None:
@@ -108,14 +108,14 @@ def requested_sheet(
     """
     if query.sheet is not None:
         stored = find_sheet(store, experiment, query.sheet)
-        if stored is None or (query.own and stored.owner != query.export.judge):
+        if stored is None or (query.by_judge and stored.owner != query.export.judge):
             return None
         return ExportResult(stored)
     request = query.export
     if query.focus:
         request, selected = _focused(store, experiment, request)
         report_focus(selected)
-    if query.own:
+    if query.by_judge:
         sheets = stored_sheets(store, experiment, request.judge)
         own_sheets = [sheet for sheet in sheets if not sheet.provisional]
         for sheet in own_sheets:

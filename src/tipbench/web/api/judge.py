@@ -108,7 +108,7 @@ def export(
     The mapping from items to runs stays in MLflow.
     """
     # Two concurrent requests of one judge must not create two sheets.
-    with panel.tracker.judging_lock() if query.own else nullcontext():
+    with panel.tracker.judging_lock() if query.by_judge else nullcontext():
         judging = get_or_export_sheet(store, experiment, query)
     return sheet_response(judging, query, 201)
 

@@ -353,7 +353,7 @@ def test_concurrent_callers_of_ensure_get_the_same_experiment(bench: Bench) -> N
     assert len(set(in_threads(6, lambda _: bench.store.ensure_experiment(name).experiment_id))) == 1
 
 
-def test_touch_sets_a_new_revision_each_time(bench: Bench) -> None:
+def test_mark_changed_sets_a_new_revision_each_time(bench: Bench) -> None:
     seen = set()
     for _ in range(3):
         bench.store.mark_changed(bench.experiment)

@@ -385,7 +385,7 @@ def _record_refusals_and_plan(config: CollectConfig, suite: Suite, survey: Model
     from tipbench.record.summary import refused_run
 
     with open_tracking_store(settings, config.mlflow_url) as tracking:
-        print_message(f"MLflow: {tracking.how}")
+        print_message(f"MLflow: {tracking.description}")
         store = tracking.store
         experiment = retry_while_unavailable(
             lambda: store.ensure_experiment(config.experiment), "MLflow", config.server_wait_s, LineProgress()

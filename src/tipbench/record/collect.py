@@ -239,7 +239,7 @@ class TrackingStore:
 
     store: RunStore
     identity: str  # part of the names of journals and locks
-    how: str  # how the server was found or started, for users
+    description: str  # how the server was found or started, for users
     url: str = ""  # without user name and password
     close: Callable[[], None] = lambda: None
 
@@ -279,7 +279,7 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
         facts, refused = _read_facts(engines, config, environment)
         tracking = environment.open_store()
         stack.callback(tracking.close)
-        environment.message(f"MLflow: {tracking.how}")
+        environment.message(f"MLflow: {tracking.description}")
         # A lock on each model server ensures that it has only one model in memory. A lock on each model for this
         # experiment prevents collects on two servers from generating the same cells. All collects acquire the locks in
         # the same order, which prevents deadlocks.

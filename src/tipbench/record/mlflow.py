@@ -301,7 +301,7 @@ class Tracking:
 
     url: str  # may contain a login; never print it
     identity: str  # identifies its journals; does not change with the port of the local server
-    how: str  # description for messages, as in "local MLflow at http://127.0.0.1:5123 (started by tipbench)"
+    description: str  # for messages, as in "local MLflow at http://127.0.0.1:5123 (started by tipbench)"
 
 
 def find_tracking(
@@ -332,8 +332,8 @@ def find_tracking(
             break
         with closing(MlflowHttp(usual_url, timeout_s=remaining_s)) as http:
             if http.is_mlflow():
-                how = f"MLflow at {usual_url} (found on the usual port)"
-                return Tracking(usual_url, canonical_url(usual_url), how)
+                description = f"MLflow at {usual_url} (found on the usual port)"
+                return Tracking(usual_url, canonical_url(usual_url), description)
     status = local.status()
     if status.running and status.healthy and status.url:
         return Tracking(status.url, local_identity, f"local MLflow at {status.url}")

@@ -60,7 +60,7 @@ class Bench:
         return {tag["key"] for tag in tags if tag["key"].startswith("artifact:")}
 
     def all(self) -> list[StoredRun]:
-        return list(self.store.search(self.experiment, where={}, half_written=True))
+        return list(self.store.search(self.experiment, where={}, include_half_written=True))
 
     def done(self, **where: str) -> list[str]:
         return [run.run_id for run in self.store.search(self.experiment, where=where)]

@@ -614,7 +614,7 @@ def test_results_that_met_server_errors_of_mlflow_are_drained_and_no_half_writte
             bench.run(models="alpha:135m", prompts="v1", server_wait_s=0.5)
         mlflow.failing = ""
         assert bench.run(models="alpha:135m", prompts="v1").generated == 0
-        everything = list(store.search("1", where={}, half_written=True))
+        everything = list(store.search("1", where={}, include_half_written=True))
     assert sorted(run.status for run in everything) == ["FINISHED"] * 6  # four cells and two collections
     assert not list((home / "journal").rglob("*.*"))
 

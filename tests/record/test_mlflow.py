@@ -18,7 +18,7 @@ from support.mlflow_server import free_port
 from tipbench.errors import MlflowError, MlflowUnavailable, UsageError
 from tipbench.record import mlflow, mlflow_http, mlflow_wire, texts
 from tipbench.record.mlflow import MlflowStore
-from tipbench.record.mlflow_wire import CurrentRun, change_batches, checked_tags, filter_of, run_batches
+from tipbench.record.mlflow_wire import CurrentRun, change_batches, checked_tags, mlflow_filter, run_batches
 from tipbench.record.run import NewRun, RunChange, RunKind, StoredRun
 from tipbench.settings import Settings
 
@@ -556,7 +556,8 @@ def test_every_request_stays_within_the_limits() -> None:
 def test_what_a_filter_cannot_express_is_filtered_after_reading() -> None:
     where = {"a": "it's", "b": "plain", "c": "' and \"", "d`": "x", "params.e": 'say "x"', "f": "back\\"}
     assert (
-        filter_of(where, half_written=True) == "tags.`a` = \"it's\" AND tags.`b` = 'plain' AND params.`e` = 'say \"x\"'"
+        mlflow_filter(where, include_half_written=True)
+        == "tags.`a` = \"it's\" AND tags.`b` = 'plain' AND params.`e` = 'say \"x\"'"
     )
 
 

@@ -113,7 +113,7 @@ class MlflowStore:
         tags = wire.checked_tags(run)
         existing = wire.ExistingRuns()
         if may_exist:
-            stored_runs = self.search(experiment_id, where=wire.same_run_filter(run), half_written=True)
+            stored_runs = self.search(experiment_id, where=wire.where_same_run(run), include_half_written=True)
             existing = wire.classify_existing(run, stored_runs)
         run_id = existing.done or self._write(experiment_id, run, tags, existing.half)
         for old_id in run.supersedes:
@@ -124,10 +124,18 @@ class MlflowStore:
         return run_id
 
     def search(
-        self, experiment_id: str, *, where: Mapping[str, str], limit: int | None = None, half_written: bool = False
+        self,
+        experiment_id: str,
+        *,
+        where: Mapping[str, str],
+        limit: int | None = None,
+        include_half_written: bool = False,
     ) -> Iterator[StoredRun]:
-        """Search runs by tags or params, newest first, without texts; `half_written` includes half-written runs."""
-        return (run for run, _ in self._matching_runs(experiment_id, where, limit, half_written=half_written))
+        """Search runs by tags or params, newest first, without texts."""
+        return (
+            run
+            for run, _ in self._matching_runs(experiment_id, where, limit, include_half_written=include_half_written)
+        )
 
     def read(
         self, experiment_id: str, *, where: Mapping[str, str], texts: Collection[str], limit: int | None = None
@@ -139,12 +147,12 @@ class MlflowStore:
         return ((run, from_tags(text_tags, texts)) for run, text_tags in matching)
 
     def _matching_runs(
-        self, experiment_id: str, where: Mapping[str, str], limit: int | None, *, half_written: bool = False
+        self, experiment_id: str, where: Mapping[str, str], limit: int | None, *, include_half_written: bool = False
     ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
         """Return the matching runs, newest first, each with the tags that hold its texts."""
         body = {
             "experiment_ids": [experiment_id],
-            "filter": wire.filter_of(where, half_written=half_written),
+            "filter": wire.mlflow_filter(where, include_half_written=include_half_written),
             "order_by": ["attributes.start_time DESC"],
             "max_results": min(limit or PAGE, PAGE),
         }
@@ -153,7 +161,7 @@ class MlflowStore:
         matching = (
             (run, text_tags)
             for run, text_tags in parsed
-            if (half_written or run.status in wire.DONE) and wire.matches(run, where)
+            if (include_half_written or run.status in wire.WRITTEN_STATUSES) and wire.matches(run, where)
         )
         return islice(matching, limit)
 

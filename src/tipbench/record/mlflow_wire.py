@@ -27,7 +27,7 @@ SUPERSEDED_TAG = "superseded"
 REVISION_TAG = "tipbench.revision"
 STATE_TAG = "state"
 IDENTITY_TAGS = frozenset({"kind", RECORD_TAG, CELL_TAG, "mlflow.runName"})
-DONE = frozenset({"FINISHED", "FAILED"})
+WRITTEN_STATUSES = frozenset({"FINISHED", "FAILED"})  # of completely written runs; RUNNING is half written
 
 Json = dict[str, Any]
 
@@ -207,12 +207,12 @@ def _check_value(kind: str, key: str, value: str, limit: int) -> None:
         )
 
 
-def filter_of(where: Mapping[str, str], *, half_written: bool = False) -> str:
+def mlflow_filter(where: Mapping[str, str], *, include_half_written: bool = False) -> str:
     """Return MLflow's filter for these tags and params.
 
     Values that it cannot express are left out, so callers check the results with `matches`.
     """
-    clauses = [] if half_written else ["attributes.status != 'RUNNING'"]
+    clauses = [] if include_half_written else ["attributes.status != 'RUNNING'"]
     for key, value in where.items():
         entity, name = ("params", key.removeprefix("params.")) if key.startswith("params.") else ("tags", key)
         stored = escape(value)
@@ -232,7 +232,7 @@ def matches(run: StoredRun, where: Mapping[str, str]) -> bool:
     )
 
 
-def same_run_filter(run: NewRun) -> dict[str, str]:
+def where_same_run(run: NewRun) -> dict[str, str]:
     """Return a filter for stored runs of the same cell; if the run is not a cell, for runs with the same record id."""
     return {RECORD_TAG: run.record_id} if run.cell_key is None else {CELL_TAG: run.cell_key}
 
@@ -254,7 +254,7 @@ def classify_existing(run: NewRun, existing: Iterable[StoredRun]) -> ExistingRun
     recorded, finished, half_written, abandoned = [], [], [], []
     for stored in existing:
         same_record = stored.tags.get(RECORD_TAG) == run.record_id
-        if stored.status in DONE and same_record:
+        if stored.status in WRITTEN_STATUSES and same_record:
             recorded.append(stored.run_id)
         elif stored.status == "FINISHED" and stored.tags.get(SUPERSEDED_TAG) != "true":
             finished.append(stored.run_id)

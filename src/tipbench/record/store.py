@@ -124,7 +124,7 @@ class MemoryStore:
         with self._available():
             existing = wire.ExistingRuns()
             if may_exist:
-                stored_runs = self.search(experiment_id, where=wire.same_run_filter(run), half_written=True)
+                stored_runs = self.search(experiment_id, where=wire.where_same_run(run), include_half_written=True)
                 existing = wire.classify_existing(run, stored_runs)
             run_id = existing.done
             if run_id is None:
@@ -158,10 +158,18 @@ class MemoryStore:
             return run_id
 
     def search(
-        self, experiment_id: str, *, where: Mapping[str, str], limit: int | None = None, half_written: bool = False
+        self,
+        experiment_id: str,
+        *,
+        where: Mapping[str, str],
+        limit: int | None = None,
+        include_half_written: bool = False,
     ) -> Iterator[StoredRun]:
-        """Search runs by tags or params, newest first, without texts; `half_written` includes half-written runs."""
-        return (run for run, _ in self._matching_runs(experiment_id, where, limit, half_written=half_written))
+        """Search runs by tags or params, newest first, without texts."""
+        return (
+            run
+            for run, _ in self._matching_runs(experiment_id, where, limit, include_half_written=include_half_written)
+        )
 
     def read(
         self, experiment_id: str, *, where: Mapping[str, str], texts: Collection[str], limit: int | None = None
@@ -172,7 +180,7 @@ class MemoryStore:
         return ((run, from_tags(text_tags, texts)) for run, text_tags in matching)
 
     def _matching_runs(
-        self, experiment_id: str, where: Mapping[str, str], limit: int | None, *, half_written: bool = False
+        self, experiment_id: str, where: Mapping[str, str], limit: int | None, *, include_half_written: bool = False
     ) -> list[tuple[StoredRun, dict[str, str]]]:
         with self._available():
             runs = [
@@ -184,7 +192,7 @@ class MemoryStore:
         matching = [
             (run, text_tags)
             for run, text_tags in runs
-            if (half_written or run.status in wire.DONE) and wire.matches(run, where)
+            if (include_half_written or run.status in wire.WRITTEN_STATUSES) and wire.matches(run, where)
         ]
         return matching[:limit]
 

@@ -365,9 +365,8 @@ def find_tracking(
     if status.healthy and status.url is not None:
         return Tracking(status.url, local_identity, f"local MLflow at {status.url}")
     if not start:
-        usual_address = usual[0] if usual else "its usual port"
         raise LocalServerError(
-            f"No MLflow responds on {usual_address}, and the local one is not running. "
+            f"No MLflow responds on {usual[0] if usual else 'its usual port'}, and the local one is not running. "
             "Start it with `tipbench mlflow up`, or give --mlflow-url."
         )
     local_url = local.up(report=report)

@@ -68,7 +68,7 @@ def judging_lock(
         lock.release()
 
 
-def drift_reason(text: str, key: str = "accept_drift") -> str:
+def parse_drift_reason(text: str, key: str = "accept_drift") -> str:
     """Return the stripped reason for accepting drift. Raises InvalidOption for `key` unless it is one line of text."""
     reason = text.strip()
     if not (0 < len(reason) <= _MAX_REASON_LENGTH and reason.isprintable()):

@@ -58,7 +58,11 @@ class MlflowAccess:
         """Return the store of a server."""
         store = MlflowStore(tracking.url, pages_url=self.pages_of(tracking.url), **self.login(tracking.url))
         return TrackingStore(
-            store, tracking.identity, tracking.description.removeprefix("MLflow at "), store.url, store.close
+            store,
+            identity=tracking.identity,
+            description=tracking.description.removeprefix("MLflow at "),
+            url=store.url,
+            close=store.close,
         )
 
     def login(self, url: str) -> MlflowLogin:

@@ -232,9 +232,8 @@ class Collector:
                 supersede_twins(self._store, self._experiment, recorded, self._observer)
 
     def _summary(self) -> Summary:
-        evidence = [
-            engine.evidence() for engine in self._engines.values()
-        ]  # None for an engine that only this collect uses
+        # An engine that only this collect uses has no evidence.
+        evidence = [engine.evidence() for engine in self._engines.values()]
         return Summary(
             experiment=self._experiment.name,
             experiment_url=self._experiment.url,

@@ -93,9 +93,8 @@ class LocalMlflow:
         deadline = time.monotonic() + wait_s
         with self._locked(deadline, report):
             if self._running():
-                return self._wait_until_healthy(
-                    deadline, wait_s, report, log_start=0
-                )  # where its log begins is unknown
+                log_start = 0  # where the log of a server that is already running begins is unknown
+                return self._wait_until_healthy(deadline, wait_s, report, log_start=log_start)
             taken: set[int] = set()
             while True:
                 port = _free_port(_read_info(self._info_path).get("port"), taken)

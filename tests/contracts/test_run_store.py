@@ -60,7 +60,7 @@ class Bench:
         return {tag["key"] for tag in tags if tag["key"].startswith("artifact:")}
 
     def all(self) -> list[StoredRun]:
-        return list(self.store.search(self.experiment, where={}, half_written=True))
+        return list(self.store.search(self.experiment, where={}, include_half_written=True))
 
     def done(self, **where: str) -> list[str]:
         return [run.run_id for run in self.store.search(self.experiment, where=where)]
@@ -189,20 +189,20 @@ def test_a_half_written_run_does_not_count_unless_requested(bench: Bench) -> Non
 def test_recording_again_leaves_the_finished_run(bench: Bench) -> None:
     run = a_run()
     first = bench.store.record(bench.experiment, run)
-    assert bench.store.record(bench.experiment, run, maybe_there=True) == first
+    assert bench.store.record(bench.experiment, run, may_exist=True) == first
     assert bench.done() == [first]
 
 
 def test_a_finished_run_of_the_same_key_is_unchanged(bench: Bench) -> None:
     first = bench.store.record(bench.experiment, a_run())
-    assert bench.store.record(bench.experiment, a_run(metrics={"latency_s": 9.0}), maybe_there=True) == first
+    assert bench.store.record(bench.experiment, a_run(metrics={"latency_s": 9.0}), may_exist=True) == first
     assert bench.store.get(first)[0].metrics["latency_s"] == 1.25
 
 
 def test_a_half_written_run_of_the_same_record_is_completed(bench: Bench) -> None:
     run = a_run()
     half = bench.half_write(run)
-    assert bench.store.record(bench.experiment, run, maybe_there=True) == half
+    assert bench.store.record(bench.experiment, run, may_exist=True) == half
     stored, texts = bench.store.get(half)
     assert (stored.status, stored.params, texts) == ("FINISHED", run.params, run.texts)
     assert len(bench.all()) == 1
@@ -211,13 +211,13 @@ def test_a_half_written_run_of_the_same_record_is_completed(bench: Bench) -> Non
 def test_two_halves_of_one_record_become_one_run(bench: Bench) -> None:
     run = a_run()
     halves = {bench.half_write(run), bench.half_write(run)}
-    assert bench.store.record(bench.experiment, run, maybe_there=True) in halves
+    assert bench.store.record(bench.experiment, run, may_exist=True) in halves
     assert len(bench.all()) == 1
 
 
 def test_an_older_half_of_another_record_is_cleared_away(bench: Bench) -> None:
     bench.half_write(a_run(start_ms=1_600_000_000_000))
-    run_id = bench.store.record(bench.experiment, a_run(), maybe_there=True)
+    run_id = bench.store.record(bench.experiment, a_run(), may_exist=True)
     assert [run.run_id for run in bench.all()] == [run_id]
 
 
@@ -225,35 +225,35 @@ def test_halves_are_cleared_away_next_to_a_finished_run(bench: Bench) -> None:
     first = bench.store.record(bench.experiment, a_run())
     run = a_run(start_ms=1_700_000_000_005)
     bench.half_write(run)
-    assert bench.store.record(bench.experiment, run, maybe_there=True) == first
+    assert bench.store.record(bench.experiment, run, may_exist=True) == first
     assert [each.run_id for each in bench.all()] == [first]
 
 
 def test_a_younger_half_of_another_record_is_left_to_its_writer(bench: Bench) -> None:
     half = bench.half_write(a_run(start_ms=1_800_000_000_000))
-    run_id = bench.store.record(bench.experiment, a_run(), maybe_there=True)
+    run_id = bench.store.record(bench.experiment, a_run(), may_exist=True)
     assert {run.run_id for run in bench.all()} == {half, run_id}
 
 
 def test_a_half_of_another_key_is_unchanged(bench: Bench) -> None:
     half = bench.half_write(a_run(cell_key="key-2", start_ms=1_600_000_000_000))
-    bench.store.record(bench.experiment, a_run(), maybe_there=True)
+    bench.store.record(bench.experiment, a_run(), may_exist=True)
     assert half in {run.run_id for run in bench.all()}
 
 
 def test_a_run_without_a_cell_key_is_found_by_its_record(bench: Bench) -> None:
     run = a_run(kind=RunKind.COLLECTION, cell_key=None)
     first = bench.store.record(bench.experiment, run)
-    assert bench.store.record(bench.experiment, run, maybe_there=True) == first
-    assert bench.store.record(bench.experiment, a_run(cell_key=None), maybe_there=True) != first
+    assert bench.store.record(bench.experiment, run, may_exist=True) == first
+    assert bench.store.record(bench.experiment, a_run(cell_key=None), may_exist=True) != first
     assert "cell_key" not in bench.store.get(first)[0].tags
 
 
 def test_a_failed_run_is_recorded_once_and_tried_again_as_a_new_one(bench: Bench) -> None:
     failed = a_run(ok=False)
     old = bench.store.record(bench.experiment, failed)
-    assert bench.store.record(bench.experiment, failed, maybe_there=True) == old
-    new = bench.store.record(bench.experiment, a_run(supersedes=(old,)), maybe_there=True)
+    assert bench.store.record(bench.experiment, failed, may_exist=True) == old
+    new = bench.store.record(bench.experiment, a_run(supersedes=(old,)), may_exist=True)
     assert new != old
     assert bench.store.get(old)[0].tags["superseded"] == "true"
     assert "superseded" not in bench.store.get(new)[0].tags
@@ -263,20 +263,20 @@ def test_recording_again_sets_a_missing_superseded_tag(bench: Bench) -> None:
     old = bench.store.record(bench.experiment, a_run(ok=False))
     run = a_run()
     new = bench.store.record(bench.experiment, run)
-    assert bench.store.record(bench.experiment, replace(run, supersedes=(old,)), maybe_there=True) == new
+    assert bench.store.record(bench.experiment, replace(run, supersedes=(old,)), may_exist=True) == new
     assert bench.done(superseded="true") == [old]
 
 
 def test_superseding_a_deleted_run_is_not_an_error(bench: Bench) -> None:
     gone = bench.half_write(a_run(start_ms=1))
-    bench.store.record(bench.experiment, a_run(), maybe_there=True)
+    bench.store.record(bench.experiment, a_run(), may_exist=True)
     bench.store.record(bench.experiment, a_run(supersedes=("0" * 32, gone)))
     assert len(bench.done()) == 2
 
 
 def test_a_superseded_finished_run_does_not_prevent_recording(bench: Bench) -> None:
     old = bench.store.record(bench.experiment, a_run(tags={"superseded": "true"}))
-    assert bench.store.record(bench.experiment, a_run(), maybe_there=True) != old
+    assert bench.store.record(bench.experiment, a_run(), may_exist=True) != old
 
 
 REFUSED: dict[str, dict[str, object]] = {
@@ -353,10 +353,10 @@ def test_concurrent_callers_of_ensure_get_the_same_experiment(bench: Bench) -> N
     assert len(set(in_threads(6, lambda _: bench.store.ensure_experiment(name).experiment_id))) == 1
 
 
-def test_touch_sets_a_new_revision_each_time(bench: Bench) -> None:
+def test_mark_changed_sets_a_new_revision_each_time(bench: Bench) -> None:
     seen = set()
     for _ in range(3):
-        bench.store.touch(bench.experiment)
+        bench.store.mark_changed(bench.experiment)
         (found,) = [each for each in bench.store.experiments() if each.experiment_id == bench.experiment]
         seen.add(found.tags["tipbench.revision"])
     assert len(seen) == 3
@@ -366,7 +366,7 @@ def test_experiment_is_tagged_with_a_new_revision(bench: Bench) -> None:
     def tags() -> Mapping[str, str]:
         return next(each.tags for each in bench.store.experiments() if each.experiment_id == bench.experiment)
 
-    bench.store.touch(bench.experiment)
+    bench.store.mark_changed(bench.experiment)
     before = tags()
     bench.store.tag_experiment(bench.experiment, {"tipbench.design": "{}", "other": "x" * 4000})
     assert (tags()["tipbench.design"], tags()["other"]) == ("{}", "x" * 4000)

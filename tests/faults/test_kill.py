@@ -93,7 +93,7 @@ def test_a_collect_killed_at_each_step_ends_complete(home: Path, mlflow: Killing
     with MlflowStore(mlflow.url) as store:
         experiment = store.experiment(EXPERIMENT)
         assert experiment is not None
-        everything = list(store.search(experiment.experiment_id, where={"kind": "cell"}, half_written=True))
+        everything = list(store.search(experiment.experiment_id, where={"kind": "cell"}, include_half_written=True))
         texts = {run.run_id: store.get(run.run_id)[1] for run in everything}
     assert [run.status for run in everything] == ["FINISHED"] * CELLS
     assert len({run.tags["cell_key"] for run in everything}) == CELLS

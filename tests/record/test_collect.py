@@ -614,7 +614,7 @@ def test_results_that_met_server_errors_of_mlflow_are_drained_and_no_half_writte
             bench.run(models="alpha:135m", prompts="v1", server_wait_s=0.5)
         mlflow.failing = ""
         assert bench.run(models="alpha:135m", prompts="v1").generated == 0
-        everything = list(store.search("1", where={}, half_written=True))
+        everything = list(store.search("1", where={}, include_half_written=True))
     assert sorted(run.status for run in everything) == ["FINISHED"] * 6  # four cells and two collections
     assert not list((home / "journal").rglob("*.*"))
 
@@ -657,12 +657,12 @@ class _Refusing:
         self._nth = nth
         self._seen: list[str] = []
 
-    def __call__(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
+    def __call__(self, experiment_id: str, run: NewRun, *, may_exist: bool = False) -> str:
         if run.record_id not in self._seen:
             self._seen.append(run.record_id)
         if self.status and (self._nth is None or self._seen.index(run.record_id) + 1 == self._nth):
             raise MlflowError("no such experiment", status=self.status)
-        return self._record(experiment_id, run, maybe_there=maybe_there)
+        return self._record(experiment_id, run, may_exist=may_exist)
 
 
 def test_unload_call_frees_the_memory_after_every_cell(bench: Collecting, server: ScriptedOllama) -> None:

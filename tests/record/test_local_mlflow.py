@@ -250,13 +250,16 @@ def test_a_store_without_rest_is_refused(home: Path) -> None:
 def test_a_named_server_is_used_whether_it_responds_or_not(home: Path) -> None:
     url = f"http://MLflow.example:80/{'mlflow/'}"
     found = find(url, home)
-    assert (found.identity, found.how) == ("http://mlflow.example:80/mlflow", "MLflow at http://mlflow.example/mlflow")
+    assert (found.identity, found.description) == (
+        "http://mlflow.example:80/mlflow",
+        "MLflow at http://mlflow.example/mlflow",
+    )
 
 
 def test_a_password_is_kept_for_use_and_not_shown(home: Path) -> None:
     found = find("http://ann:secret@mlflow.example", home)
     assert "secret" in found.url
-    assert "secret" not in found.how + found.identity
+    assert "secret" not in found.description + found.identity
 
 
 def test_one_server_has_one_identity() -> None:
@@ -309,7 +312,7 @@ def test_the_local_server_is_started_on_request(
 ) -> None:
     monkeypatch.setattr("tipbench.record.mlflow.LocalMlflow", lambda _: local)
     found = find(None, home, start=True)
-    assert found.how == f"local MLflow at {found.url} (started by tipbench)"
+    assert found.description == f"local MLflow at {found.url} (started by tipbench)"
     assert local.status().healthy
 
 

@@ -18,7 +18,7 @@ from support.mlflow_server import free_port
 from tipbench.errors import MlflowError, MlflowUnavailable, UsageError
 from tipbench.record import mlflow, mlflow_http, mlflow_wire, texts
 from tipbench.record.mlflow import MlflowStore
-from tipbench.record.mlflow_wire import CurrentRun, change_batches, checked_tags, filter_of, run_batches
+from tipbench.record.mlflow_wire import CurrentRun, change_batches, checked_tags, mlflow_filter, run_batches
 from tipbench.record.run import NewRun, RunChange, RunKind, StoredRun
 from tipbench.settings import Settings
 
@@ -201,7 +201,7 @@ def test_a_run_interrupted_after_its_params_is_completed(store: MlflowStore) -> 
     api = f"{store.url}/api/2.0/mlflow/runs"
     half = httpx.post(f"{api}/create", json=create, trust_env=False).json()["run"]["info"]["run_id"]
     httpx.post(f"{api}/log-batch", json=second.body(half), trust_env=False).raise_for_status()
-    assert store.record(experiment, run, maybe_there=True) == half
+    assert store.record(experiment, run, may_exist=True) == half
     stored, texts = store.get(half)
     assert (stored.status, stored.params) == ("FINISHED", run.params)
     assert texts == run.texts
@@ -366,11 +366,11 @@ def test_a_server_that_comes_back_is_used_again() -> None:
     port = free_port()
     with MlflowStore(f"http://127.0.0.1:{port}") as store:
         with serving(Scripted(port)):
-            store.touch("1")
+            store.mark_changed("1")
         with pytest.raises(MlflowUnavailable):
-            store.touch("1")
+            store.mark_changed("1")
         with serving(Scripted(port)):
-            store.touch("1")
+            store.mark_changed("1")
 
 
 def test_a_server_that_hangs_is_unavailable() -> None:
@@ -556,7 +556,8 @@ def test_every_request_stays_within_the_limits() -> None:
 def test_what_a_filter_cannot_express_is_filtered_after_reading() -> None:
     where = {"a": "it's", "b": "plain", "c": "' and \"", "d`": "x", "params.e": 'say "x"', "f": "back\\"}
     assert (
-        filter_of(where, half_written=True) == "tags.`a` = \"it's\" AND tags.`b` = 'plain' AND params.`e` = 'say \"x\"'"
+        mlflow_filter(where, include_half_written=True)
+        == "tags.`a` = \"it's\" AND tags.`b` = 'plain' AND params.`e` = 'say \"x\"'"
     )
 
 

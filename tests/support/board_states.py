@@ -26,14 +26,14 @@ Level = Callable[[StoredRun, random.Random], int]
 class SizedStore(MemoryStore):
     """Records each model with its own size, memory and speed; `record_cells` gives all the same."""
 
-    def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
+    def record(self, experiment_id: str, run: NewRun, *, may_exist: bool = False) -> str:
         billions = SIZES.get(run.params.get("model", ""))
         if billions is not None:
             tags = {**run.tags, "memory_bytes": str(int(billions * 0.7 * 2**30))}
             params = {**run.params, "model_params_b": str(billions)}
             metrics = {**run.metrics, "latency_s": billions}
             run = replace(run, params=params, tags=tags, metrics=metrics)
-        return super().record(experiment_id, run, maybe_there=maybe_there)
+        return super().record(experiment_id, run, may_exist=may_exist)
 
 
 def board_states() -> MemoryStore:
@@ -60,7 +60,7 @@ def board_states() -> MemoryStore:
         many = tuple(f"model-{at:02}:1b" for at in range(models))
         _judge(_driver(store, name, models=many, suite=suite), _any_level)
     for experiment in store.experiments():
-        store.touch(experiment.experiment_id)
+        store.mark_changed(experiment.experiment_id)
     return store
 
 

@@ -76,7 +76,7 @@ def judging_site(home: Path, **cells: Any) -> Iterator[JudgingSite]:
     """A panel on a store in memory, by default with 48 answered cells."""
     store = MemoryStore()
     driver = SheetDriver(store, record_cells(store, **cells))
-    store.touch(driver.experiment.experiment_id)
+    store.mark_changed(driver.experiment.experiment_id)
     with panel_site(home, store) as site:
         yield JudgingSite(site, driver)
 

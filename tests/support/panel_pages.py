@@ -231,7 +231,7 @@ def furnish_policies(home: Path, store: MemoryStore, word: str) -> dict[str, str
 
 def furnish_unjudged(store: MemoryStore) -> None:
     """Record an experiment with unjudged answers."""
-    store.touch(record_cells(store, experiment=BARE, n_scenarios=2).experiment_id)
+    store.mark_changed(record_cells(store, experiment=BARE, n_scenarios=2).experiment_id)
 
 
 def page_paths(site: Site, content: SampleExperiment) -> dict[str, str]:

@@ -81,7 +81,7 @@ def record_sample(store: RunStore, name: str = SAMPLE_EXPERIMENT, words: Words |
     held, still_open = writer.judge()
     runs |= writer.record_late()
     writer.record_others()
-    store.touch(driver.experiment.experiment_id)
+    store.mark_changed(driver.experiment.experiment_id)
     pairs = tuple(Pair(*each) for each in product(words.models, words.suite.prompts))
     return SampleExperiment(driver, pairs, runs | writer.kinds(), held, still_open)
 
@@ -231,7 +231,7 @@ class _SampleWriter:
         store.record(experiment.experiment_id, done)
         for model, reason in refused.items():
             store.record(experiment.experiment_id, refused_run(model, reason, next(self.tick)))
-        store.touch(experiment.experiment_id)
+        store.mark_changed(experiment.experiment_id)
         board, cells = read_leaderboard(store, experiment, CellFilter())
         record_board(store, experiment.experiment_id, board)
         decision = make_decision(
@@ -255,7 +255,7 @@ def empty_experiment(store: RunStore, name: str) -> Experiment:
     experiment = store.ensure_experiment(name)
     run: NewRun = refused_run("gemma3:27b", "gemma3:27b has 27.4B parameters; the limit is 4B.", 1)
     store.record(experiment.experiment_id, run)
-    store.touch(experiment.experiment_id)
+    store.mark_changed(experiment.experiment_id)
     return experiment
 
 

@@ -29,12 +29,12 @@ class RenamingStore(MemoryStore):
         self._names = dict(names or {})
         self.read_count = 0
 
-    def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
+    def record(self, experiment_id: str, run: NewRun, *, may_exist: bool = False) -> str:
         params = {
             key: self._names.get(value, value) if key in ("model", "prompt_version") else value
             for key, value in run.params.items()
         }
-        return super().record(experiment_id, replace(run, params=params), maybe_there=maybe_there)
+        return super().record(experiment_id, replace(run, params=params), may_exist=may_exist)
 
     def read(self, *args: Any, **options: Any) -> Any:
         self.read_count += 1
@@ -68,7 +68,7 @@ def _judged(
 def add_judged(store: RenamingStore, experiment: str, judge: str = "anna", suite: str = "tips", **options: Any) -> None:
     """Add another fully judged experiment."""
     found = record_cells(store, experiment=experiment, suite=load_suite(suite), **options)
-    store.touch(found.experiment_id)
+    store.mark_changed(found.experiment_id)
     judge_at(SheetDriver(store, found), levels, judge)
 
 

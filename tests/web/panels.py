@@ -144,7 +144,7 @@ def _recorded() -> tuple[MemoryStore, Experiment]:
     with pytest.MonkeyPatch.context() as patch:  # run ids decide the order of equals
         patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128), version=4))
         found = record_cells(store)
-        store.touch(found.experiment_id)
+        store.mark_changed(found.experiment_id)
     return store, found
 
 

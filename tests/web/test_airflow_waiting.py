@@ -46,7 +46,7 @@ def recorded(mlflow_url: str) -> Iterator[tuple[MlflowStore, dict[str, Any]]]:
     name = f"tip-bench-waiting-{uuid4().hex[:8]}"
     with MlflowStore(mlflow_url) as store:
         found = record_cells(store, models=MODELS[:1], experiment=name, prompts="v1", n_scenarios=4)
-        store.touch(found.experiment_id)
+        store.mark_changed(found.experiment_id)
         yield store, {**FEW, "experiment": name}
 
 
@@ -172,7 +172,7 @@ def waiting_job(home: Path) -> Job:
 def test_cells_are_counted_after_a_change_and_periodically(home: Path) -> None:
     store, now = Counting(), [0.0]
     experiment = record_cells(store)
-    store.touch(experiment.experiment_id)
+    store.mark_changed(experiment.experiment_id)
     settings = load_settings({"TIPBENCH_HOME": str(home)}, home.parent)
     records = PanelMlflowLookup(MlflowConnection(settings, store), Cache(4, lambda: now[0]))
     job = waiting_job(home)

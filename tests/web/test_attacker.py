@@ -77,7 +77,7 @@ class Attacker:
         self.requests += 1
         request = ExportRequest(judge=judge, everything=everything, limit=limit, seed=self.rng.getrandbits(32))
         self.sheets.append(
-            get_or_export_sheet(self.store, self.driver.experiment.name, SheetRequest(request, own=True))
+            get_or_export_sheet(self.store, self.driver.experiment.name, SheetRequest(request, by_judge=True))
         )
         return self.sheets[-1]
 

@@ -93,8 +93,8 @@ class Mortal(MemoryStore):
     def update(self, *args: Any, **options: Any) -> Any:
         return self._step(lambda: super(Mortal, self).update(*args, **options))
 
-    def touch(self, *args: Any, **options: Any) -> Any:
-        return self._step(lambda: super(Mortal, self).touch(*args, **options))
+    def mark_changed(self, *args: Any, **options: Any) -> Any:
+        return self._step(lambda: super(Mortal, self).mark_changed(*args, **options))
 
     def record(self, *args: Any, **options: Any) -> Any:
         return self._step(lambda: super(Mortal, self).record(*args, **options))

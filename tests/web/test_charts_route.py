@@ -76,7 +76,7 @@ def test_a_chart_is_drawn_once_for_a_revision(changing: Served) -> None:
     first = changing.get(f"{CHARTS}/forest.svg").content
     assert changing.get(f"{CHARTS}/forest.svg").content == first
     assert charts.misses == 1
-    changing.store.touch(driver_of(changing).experiment.experiment_id)
+    changing.store.mark_changed(driver_of(changing).experiment.experiment_id)
     changing.get(f"{CHARTS}/forest.svg")
     assert charts.misses == 2
 

@@ -247,7 +247,7 @@ def test_an_invalid_order_is_ignored_with_a_message(judged: Served) -> None:
 def test_rows_without_a_number_are_flagged_and_last_in_either_order(home: Path) -> None:
     with judged_panel(home) as served:
         record_cells(served.store, models=("late:1b",), start_ms=2_000)
-        served.store.touch(driver_of(served).experiment.experiment_id)
+        served.store.mark_changed(driver_of(served).experiment.experiment_id)
         for sort in ("composite", "-composite"):
             page = look(served, f"{BOARD}?sort={sort}")
             assert all(name.startswith("late:1b") for name in names_of(page)[-3:])
@@ -317,7 +317,7 @@ def test_the_table_is_made_once_for_a_revision_and_an_order(changing: Served, mo
     for query in ("", "", "?sort=-rank", "", "?sort=-rank"):
         look(changing, BOARD + query)
     assert made == [None, "-rank"]
-    changing.store.touch(driver_of(changing).experiment.experiment_id)
+    changing.store.mark_changed(driver_of(changing).experiment.experiment_id)
     look(changing, BOARD)
     assert made == [None, "-rank", None]
 
@@ -344,7 +344,7 @@ def test_a_sheet_applied_elsewhere_shows_at_once(changing: Served) -> None:
 def test_the_page_has_its_revision_and_the_url_to_poll(changing: Served) -> None:
     (fresh,) = look(changing, BOARD).all("div", id="fresh")
     assert changing.get(fresh["data-url"]).json() == {"experiment": EXPERIMENT, "revision": fresh["data-revision"]}
-    changing.store.touch(driver_of(changing).experiment.experiment_id)
+    changing.store.mark_changed(driver_of(changing).experiment.experiment_id)
     assert changing.get(fresh["data-url"]).json()["revision"] != fresh["data-revision"]
 
 
@@ -444,7 +444,7 @@ def test_unusual_experiment_names_have_a_page_with_working_links(home: Path) -> 
 def test_a_name_with_an_escape_in_it_is_not_decoded_twice(home: Path) -> None:
     """On a real server: the client in this process decodes paths once more than servers do."""
     name, store = "tip-bench-per%2Fcent", RenamingStore()
-    store.touch(record_cells(store, experiment=name, models=("alpha:135m",), n_scenarios=2).experiment_id)
+    store.mark_changed(record_cells(store, experiment=name, models=("alpha:135m",), n_scenarios=2).experiment_id)
     with panel_site(home, store) as site:
         response = httpx.get(f"{site.url}{board_path(name)}", headers={"Authorization": f"Bearer {site.admin}"})
         assert "Not judged yet: 3 pairs without scores." in Page(response).text
@@ -464,7 +464,7 @@ def test_the_pages_work_on_a_real_mlflow(home: Path, mlflow_url: str) -> None:
     name = f"tip-bench-pages/{uuid.uuid4().hex[:8]}"
     with MlflowStore(mlflow_url) as store:
         found = record_cells(store, experiment=name, models=("alpha:135m",), n_scenarios=3)
-        store.touch(found.experiment_id)
+        store.mark_changed(found.experiment_id)
         with serving(home, store) as served:
             assert "Not judged yet" in look(served, board_path(name)).text
             SheetDriver(store, found).judged_by("anna", everything=True)

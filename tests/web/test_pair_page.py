@@ -193,7 +193,7 @@ def test_a_row_with_only_stale_runs_is_shown_empty(home: Path) -> None:
     with judged_panel(home) as served:
         store, experiment = served.store, driver_of(served).experiment
         record_cells(store, start_ms=5_000, build="2", models=("beta:1b",), n_scenarios=1)
-        store.touch(experiment.experiment_id)
+        store.mark_changed(experiment.experiment_id)
         assert SheetDriver(store, experiment).cells()
         response = served.get(f"{PAIRS}?{urlencode({'model': 'beta:1b', 'prompt': 'v1'})}", headers=HTML)
         assert response.status_code == 200

@@ -106,7 +106,7 @@ def test_a_superseded_run_is_shown_only_on_request(served: Served) -> None:
         RunKind.CELL, "r1", "old", 1, 2, ok=False, cell_key="k", tags={"state": "failed", "superseded": "true"}
     )
     served.store.record(experiment.experiment_id, old)
-    served.store.touch(experiment.experiment_id)
+    served.store.mark_changed(experiment.experiment_id)
     assert served.get(RUNS).json()["total"] == 48
     assert served.get(f"{RUNS}?superseded=true").json()["total"] == 49
 
@@ -137,7 +137,7 @@ def test_model_output_is_returned_unchanged(served: Served) -> None:
     text = "half a character \ud800, \x00, <script>, \u202e and 😀"
     run = NewRun(RunKind.CELL, "odd", "odd", 1, 2, tags={"state": "pending"}, texts={"artifact:raw.txt": text})
     run_id = served.store.record(experiment.experiment_id, run)
-    served.store.touch(experiment.experiment_id)
+    served.store.mark_changed(experiment.experiment_id)
     response = served.get(f"{RUNS}/{run_id}")
     assert response.json()["texts"]["artifact:raw.txt"] == text
     assert response.headers["content-type"] == "application/json"
@@ -177,7 +177,7 @@ def counted(home: Path) -> Any:
 
     store = CountingStore()
     found: Experiment = record_cells(store)
-    store.touch(found.experiment_id)
+    store.mark_changed(found.experiment_id)
     with serving(home, store) as served:
         yield served, store
 
@@ -237,7 +237,7 @@ def test_memory_is_bounded_for_any_number_of_queries(served: Served) -> None:
 def test_more_experiments_than_a_cache_usually_holds_are_counted_once(home: Path) -> None:
     store = CountingStore()
     for number in range(COUNTS + 5):
-        store.touch(store.ensure_experiment(f"tip-bench-{number:03}").experiment_id)
+        store.mark_changed(store.ensure_experiment(f"tip-bench-{number:03}").experiment_id)
     with serving(home, store) as served:
         first = served.get(f"{API}/experiments").json()
         store.kinds.clear()

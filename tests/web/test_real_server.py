@@ -69,7 +69,7 @@ def bench(home: Path, mlflow_url: str) -> Iterator[tuple[httpx.Client, SheetDriv
     name = f"tip-bench-web-{uuid.uuid4().hex[:8]}"
     with MlflowStore(mlflow_url) as store:
         experiment = record_cells(store, experiment=name, models=("alpha:135m",), n_scenarios=3)
-        store.touch(experiment.experiment_id)
+        store.mark_changed(experiment.experiment_id)
         driver = SheetDriver(store, experiment)
         with running(app) as url:
             headers = {"Authorization": f"Bearer {secret}"}

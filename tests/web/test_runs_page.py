@@ -143,7 +143,7 @@ def test_a_name_is_never_a_formula_in_the_csv(home: Path) -> None:
     from support.judging import EXPERIMENT, record_cells
 
     store = MemoryStore()
-    store.touch(record_cells(store, models=("=1+1",), n_scenarios=1).experiment_id)
+    store.mark_changed(record_cells(store, models=("=1+1",), n_scenarios=1).experiment_id)
     with serving(home, store) as served:
         text = served.get(f"/api/bench/runs/{EXPERIMENT}/runs.csv").text
     assert ",'=1+1," in text

@@ -87,7 +87,7 @@ class Bench:
     def collect(self, **options: Any) -> None:
         """Cells collected by another process."""
         found = record_cells(self.runs, **{"models": ("alpha:135m",), "prompts": "v1", **options})
-        self.runs.touch(found.experiment_id)
+        self.runs.mark_changed(found.experiment_id)
 
     def pass_time(self, seconds: float = EVERY_S, times: int = 2) -> None:
         for _ in range(times):
@@ -180,7 +180,7 @@ def test_judged_cells_are_not_delivered_and_reopened_ones_are_new_again(bench: B
     assert len(bench.payloads()) == 1
     run_id = next(run_id for run_id, run in driver.cells().items() if run.state == "judged")
     bench.runs.update(run_id, RunChange(tags={"state": "pending", "judge_pending": "true"}, at_ms=2_000))
-    bench.runs.touch(found.experiment_id)
+    bench.runs.mark_changed(found.experiment_id)
     bench.pass_time()
     assert (bench.payloads()[-1]["pending"], bench.payloads()[-1]["new"]) == (1, 1)
 
@@ -207,7 +207,7 @@ def test_an_experiment_that_is_never_quiet_is_delivered_eventually(bench: Bench)
     for _ in range(int(MAX_CHANGING_S / EVERY_S) + 2):
         found = bench.runs.experiment(EXPERIMENT)
         assert found is not None
-        bench.runs.touch(found.experiment_id)
+        bench.runs.mark_changed(found.experiment_id)
         bench.pass_time(times=1)
     assert len(bench.payloads()) == 1
 

@@ -385,16 +385,16 @@ def _record_refusals_and_plan(config: CollectConfig, suite: Suite, survey: Model
     from tipbench.record.summary import refused_run
 
     with open_tracking_store(settings, config.mlflow_url) as tracking:
-        print_message(f"MLflow: {tracking.how}")
+        print_message(f"MLflow: {tracking.description}")
         store = tracking.store
         experiment = retry_while_unavailable(
             lambda: store.ensure_experiment(config.experiment), "MLflow", config.server_wait_s, LineProgress()
         )
         for model, reason in survey.refused.items():
             run = refused_run(model, reason, int(time.time() * 1000))
-            store.record(experiment.experiment_id, run, maybe_there=True)
+            store.record(experiment.experiment_id, run, may_exist=True)
         if survey.refused:
-            store.touch(experiment.experiment_id)
+            store.mark_changed(experiment.experiment_id)
         recorded = read_recorded(store, experiment.experiment_id, conditions_of(config, suite))
     return make_plan(suite, config, survey.facts, survey.refused, recorded, lambda model: free_memory(model, config))
 

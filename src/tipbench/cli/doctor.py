@@ -191,7 +191,7 @@ def _mlflow(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
         tracking = find_tracking(config.mlflow_url, settings.home, start=False, report=lambda _text: None)
         with open_store(settings, tracking.url) as store:
             experiments = [each for each in store.experiments() if each.name.startswith("tip-bench-")]
-        yield Finding("mlflow", "ok", f"{tracking.how}; {plural(len(experiments), 'experiment')} of tipbench")
+        yield Finding("mlflow", "ok", f"{tracking.description}; {plural(len(experiments), 'experiment')} of tipbench")
     except (LocalServerError, NotEnoughData):
         has_data = "has data and " if LocalMlflow(settings.home).has_data() else ""
         if _installed_version("mlflow"):

@@ -244,10 +244,10 @@ def apply(
     from tipbench.judge.duels import DuelApplyResult
     from tipbench.judge.sheet_file import MAX_BYTES, parse_sheet, read_sheet_file
     from tipbench.workflows.board import judge_name
-    from tipbench.workflows.judging import apply_file, drift_reason, judging_lock, refused_json
+    from tipbench.workflows.judging import apply_file, judging_lock, parse_drift_reason, refused_json
 
     settings = load_settings()
-    accept_reason = drift_reason(accept_drift) if accept_drift is not None else None
+    accept_reason = parse_drift_reason(accept_drift) if accept_drift is not None else None
     name = judge_name(judge)
     sheet: dict[str, Any] = {}
     try:

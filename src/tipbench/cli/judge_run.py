@@ -108,7 +108,7 @@ def run(
     from tipbench.judge.export import ExportRequest
     from tipbench.judge.run import JudgeEnvironment, run_judge
     from tipbench.workflows.board import judge_name
-    from tipbench.workflows.judging import check_judge_options, drift_reason, judging_lock
+    from tipbench.workflows.judging import check_judge_options, judging_lock, parse_drift_reason
 
     settings = load_settings()
     request = ExportRequest(limit=limit, overlap=overlap, everything=all_, rejudge=rejudge, seed=seed, suite=suite)
@@ -124,7 +124,7 @@ def run(
     check_judge_options(choice, {**judge_options, **model_options})
     choice = choice.with_program(settings.get("judge_command"))
     name = judge_name(judge)
-    accept_reason = drift_reason(accept_drift) if accept_drift is not None else None
+    accept_reason = parse_drift_reason(accept_drift) if accept_drift is not None else None
     config = settings.collect_config({**model_options, "wait": wait or None})
 
     def save_unsent_sheet(sheet_id: str, text: str) -> Path:

@@ -158,7 +158,7 @@ def open_store(settings: Settings, url: str | None) -> Iterator[MlflowStore]:
     """Open the MLflow to read from; starts the local one if it has data. Raises NotEnoughData if no MLflow is found."""
     with settings.mlflow.open(url, report=print_message) as opened:
         if not url and not settings.get("mlflow_url"):
-            print_message(f"reading from {opened.how}")
+            print_message(f"reading from {opened.description}")
         yield cast("MlflowStore", opened.store)
 
 

@@ -33,9 +33,9 @@ def plan(config: CollectConfig, settings: Settings, json_: JsonOption = False) -
     """
     from tipbench.generate.engine import refusal_error
     from tipbench.record.plan_check import plan_json
-    from tipbench.workflows.plan_run import plan_outlook, plan_run
+    from tipbench.workflows.plan_collect import plan_collect, plan_outlook
 
-    planned, warnings = plan_run(
+    planned, warnings = plan_collect(
         config, settings.home, lambda: settings.mlflow.open(config.mlflow_url, report=print_message)
     )
     outlook = plan_outlook(planned)

@@ -84,7 +84,7 @@ def simulate(
         with open_tracking_store(settings, mlflow_url) as opened:
             run_id = record_simulation(opened.store, result)
             experiment = opened.store.experiment(simulation.EXPERIMENT)
-        print_message(f"recorded in {opened.how}, experiment {simulation.EXPERIMENT}, run {run_id}")
+        print_message(f"recorded in {opened.description}, experiment {simulation.EXPERIMENT}, run {run_id}")
         result |= {"run_id": run_id, "url": experiment.run_url(run_id) if experiment else None}
         _emit_progress(result)
     if plot is not None:

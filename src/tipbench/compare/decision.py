@@ -142,7 +142,7 @@ def decide(store: RunStore, experiment: Experiment, chosen: Pair, reason: str, *
     board, cells = read_leaderboard(store, experiment, CellFilter())
     decision = make_decision(board, cells, chosen, reason, decision_id=uuid.uuid4().hex, at=at)
     run_id = store.record(experiment.experiment_id, decision_run(decision, milliseconds(at)))
-    store.touch(experiment.experiment_id)
+    store.mark_changed(experiment.experiment_id)
     return decision, run_id
 
 

@@ -593,6 +593,6 @@ def record_board(store: RunStore, experiment_id: str, board: Leaderboard) -> str
         },
         texts={BOARD: json.dumps(content, ensure_ascii=False, separators=(",", ":"))},
     )
-    run_id = store.record(experiment_id, run, maybe_there=True)
-    store.touch(experiment_id)
+    run_id = store.record(experiment_id, run, may_exist=True)
+    store.mark_changed(experiment_id)
     return run_id

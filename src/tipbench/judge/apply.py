@@ -170,7 +170,7 @@ class SheetApplier:
             if complete and not self._held and not stored.provisional:
                 self._wrote |= update_floor_scores(self._store, stored.refloor, rubric, self._at) > 0
             if self._wrote:
-                self._store.touch(self._experiment.experiment_id)
+                self._store.mark_changed(self._experiment.experiment_id)
         if drift is None or result.verdict_only:
             return result  # the number of deleted answers would reveal whether a single new item is a control
         return replace(result, deleted=len(self._deleted & self._cell_items.keys()))

@@ -348,7 +348,7 @@ def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) 
         owner=request.judge,
     )
     run_id = record_duel(store, experiment.experiment_id, stored)
-    store.touch(experiment.experiment_id)
+    store.mark_changed(experiment.experiment_id)
     return DuelExport(
         stored=replace(stored, run_id=run_id),
         pairs=len(set(stored.pairs.values())),
@@ -434,7 +434,7 @@ def apply_duels(
             at_ms=milliseconds(at),
         )
         store.update(stored.run_id, change)
-        store.touch(experiment.experiment_id)
+        store.mark_changed(experiment.experiment_id)
     return DuelApplyResult(
         sheet=stored.sheet.id,
         judge=filled.judge,

@@ -108,7 +108,7 @@ def export_sheet(
         message = ""
         if outdated_floors:
             changed = update_floor_scores(store, outdated_floors, rubric, now_iso())
-            store.touch(experiment.experiment_id)
+            store.mark_changed(experiment.experiment_id)
             message = f"{changed} answers without a usable tip were rescored under {rubric.id}. "
         message += _nothing_pending_message(experiment.name, request, list(known_cells.values()), n_unknown)
         raise NotEnoughData(message)
@@ -145,7 +145,7 @@ def export_sheet(
         seed=seed,
     )
     run_id = record_sheet(store, experiment.experiment_id, stored)
-    store.touch(experiment.experiment_id)
+    store.mark_changed(experiment.experiment_id)
     newest = max(known_cells.values(), key=lambda cell: cell.run.start_ms).run
     conditions = newest.tags.get("conditions")
     return ExportResult(

@@ -129,6 +129,10 @@ def _answer_fields(context: RunContext, result: Completion) -> tuple[dict[str, f
             metrics |= {"diversity": spread.score, "distinct_2": spread.distinct_2}
     else:
         metrics |= {**rubric.floor, "composite": rubric.floor_composite}
-        tags |= {"state": str(RunState.JUDGED), "judge_pending": "false"}
-        tags |= {"floored": "true", "scores_rubric": rubric.tag}
+        tags |= {
+            "state": str(RunState.JUDGED),
+            "judge_pending": "false",
+            "floored": "true",
+            "scores_rubric": rubric.tag,
+        }
     return metrics, tags, {"artifact:raw.txt": result.text, "artifact:candidates.json": tips_json(answer.tips)}

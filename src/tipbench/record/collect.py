@@ -89,7 +89,7 @@ class Collector:
         self._started = time.time()
 
     def run(self) -> Summary:
-        """Generate and record the missing cells. On an error, finished results are saved before it is re-raised."""
+        """Generate and record the missing cells. After an error, finished results are saved before it is raised."""
         for cell in self._plan.cells:
             if run := self._plan.recorded.finished.get(cell.key):
                 self._tally.add(run)
@@ -105,15 +105,15 @@ class Collector:
                 try:
                     self._generate_all()
                 except BaseException:
-                    try:  # the next collect records results that are still in the journal
+                    try:
                         self._record_collection("interrupted")
                         self._writers.finish(_FLUSH_S, at_most_s=_FLUSH_S)
-                    except TipbenchError as exc:
+                    except TipbenchError as exc:  # the next collect records the results left in the journal
                         self._observer(Message(str(exc), warning=True))
                     raise
                 self._record_collection("complete" if not self._failures else "with failures")
                 self._writers.finish(self._plan.config.server_wait_s)
-            self._supersede_twins()
+            self._supersede_concurrent_twins()
         finally:
             self._journal.close()
         summary = self._summary()
@@ -130,9 +130,10 @@ class Collector:
         for engine_type in engine_types(model for model, _ in missing_blocks):
             self._pause.until_alive(self._engines[engine_type.name])
             self._engines[engine_type.name].start()
+        n_cells = {each.model: each.cells for each in self._plan.models}
         for model, cells in missing_blocks:
             engine, facts = self._engines[engine_of(model).name], self._plan.facts[model]
-            self._block_total = next(each.cells for each in self._plan.models if each.model == model)
+            self._block_total = n_cells[model]
             self._block_done = self._block_total - len(cells)
             self._block_failed = 0
             self._observer(BlockStarted(model, self._block_total, self._block_done))
@@ -148,17 +149,20 @@ class Collector:
                     except TipbenchError as exc:
                         self._observer(Message(str(exc), warning=True))
                 raise
-            for _ in range(_MAX_RELEASE_ATTEMPTS):
-                self._pause.until_alive(engine)
-                # A server that stops unloads the model: wait until it is available, and check again.
-                with suppress(ServerUnavailable):
-                    engine.release(model)
-                    break
-            else:
-                raise ResidencyError(f"{model} was not confirmed unloaded by the {engine.name} server.")
+            self._release(engine, model)
             self._observer(BlockFinished(model))
         for engine in self._engines.values():
-            engine.close()  # no model is in memory, so its monitoring can stop
+            engine.close()  # no model is in memory, so the monitoring of the memory can stop
+
+    def _release(self, engine: Engine, model: str) -> None:
+        """Unload a model; raises ResidencyError unless its server confirms that it is unloaded."""
+        for _ in range(_MAX_RELEASE_ATTEMPTS):
+            self._pause.until_alive(engine)
+            # A server that stops unloads the model: wait until it is available, and check again.
+            with suppress(ServerUnavailable):
+                engine.release(model)
+                return
+        raise ResidencyError(f"{model} was not confirmed unloaded by the {engine.name} server.")
 
     def _save(self, batch: list[Generated]) -> None:
         """Write generated cells to the journal, then count and report them."""
@@ -184,9 +188,18 @@ class Collector:
                 self._block_failed += 1
             else:
                 tokens, speed = result.output_tokens, result.tokens_per_s
-            done, total, failed = self._block_done, self._block_total, self._block_failed
             self._observer(
-                CellFinished(cell.model, cell.prompt, cell.scenario, done, total, failed, failure, tokens, speed)
+                CellFinished(
+                    cell.model,
+                    cell.prompt,
+                    cell.scenario,
+                    done=self._block_done,
+                    total=self._block_total,
+                    failed=self._block_failed,
+                    failure=failure,
+                    output_tokens=tokens,
+                    tokens_per_s=speed,
+                )
             )
         self._writers.check()
 
@@ -202,11 +215,13 @@ class Collector:
         )
         self._journal.append([run])
 
-    def _supersede_twins(self) -> None:
-        """Supersede the cells that a concurrent collect, with another home folder, has recorded too."""
+    def _supersede_concurrent_twins(self) -> None:
+        """Supersede the twins of cells that a concurrent collect, with another home folder, has recorded too.
+
+        Of two concurrent collects, the one that ends last finds the other.
+        """
         since_ms = (self._started - _MAX_CLOCK_SKEW_S) * 1000
         experiment_id = self._experiment.experiment_id
-        # A failure is harmless: readers ignore twins, and the next collect supersedes them.
         with suppress(MlflowUnavailable, MlflowError):
             collections = self._store.search(experiment_id, where={"kind": str(RunKind.COLLECTION)})
             others = [run for run in collections if run.tags.get(RECORD_TAG) != self._context.collection_id]
@@ -217,6 +232,7 @@ class Collector:
                 supersede_twins(self._store, self._experiment, recorded, self._observer)
 
     def _summary(self) -> Summary:
+        # An engine that only this collect uses has no evidence.
         evidence = [engine.evidence() for engine in self._engines.values()]
         return Summary(
             experiment=self._experiment.name,
@@ -239,7 +255,7 @@ class TrackingStore:
 
     store: RunStore
     identity: str  # part of the names of journals and locks
-    how: str  # how the server was found or started, for users
+    description: str  # how the server was found or started, for users
     url: str = ""  # without user name and password
     close: Callable[[], None] = lambda: None
 
@@ -270,39 +286,40 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
     """Run a collect. The settings and all models are checked before anything is generated."""
     suite = suite_for(config)
     purpose = f"a collect into {config.experiment}"
-    own_locks = engine_locks(config, environment.home, purpose)
+    server_locks = engine_locks(config, environment.home, purpose)
     engines = build_engines(
-        config.model_names, EngineDependencies(config, environment.home, environment.warn, own_locks)
+        config.model_names, EngineDependencies(config, environment.home, environment.warn, server_locks)
     )
     with ExitStack() as stack:
         stack.callback(close_engines, engines, environment.warn)
         facts, refused = _read_facts(engines, config, environment)
         tracking = environment.open_store()
         stack.callback(tracking.close)
-        environment.message(f"MLflow: {tracking.how}")
+        environment.message(f"MLflow: {tracking.description}")
         # A lock on each model server ensures that it has only one model in memory. A lock on each model for this
         # experiment prevents collects on two servers from generating the same cells. All collects acquire the locks in
         # the same order, which prevents deadlocks.
-        locks = [own_locks[name] for name in sorted(own_locks)] + [
+        locks = [server_locks[name] for name in sorted(server_locks)] + [
             ResourceLock(environment.home, f"{model} for {config.experiment} at {tracking.identity}", purpose)
             for model in sorted(facts)
         ]
         waited = False
         for lock in locks:
-            waited |= lock.acquire(wait=config.wait, report=environment.message)
+            had_to_wait = lock.acquire(wait=config.wait, report=environment.message)
+            waited = waited or had_to_wait
             stack.callback(lock.release)
         if waited:
             facts, refused = _read_facts(engines, config, environment)  # a model may have changed while waiting
 
-        def with_mlflow(action: Callable[[], _Result]) -> _Result:
+        def retry_mlflow(action: Callable[[], _Result]) -> _Result:
             return retry_while_unavailable(action, "MLflow", config.server_wait_s, environment.observer)
 
-        experiment = with_mlflow(lambda: tracking.store.ensure_experiment(config.experiment))
+        experiment = retry_mlflow(lambda: tracking.store.ensure_experiment(config.experiment))
         folder = journal_folder(environment.home, tracking.identity, config.experiment)
         drain_orphaned(tracking.store, experiment, folder, environment.observer, config.server_wait_s)
         recorded = Recorded()
         if not experiment.created:
-            recorded = with_mlflow(
+            recorded = retry_mlflow(
                 lambda: read_recorded(tracking.store, experiment.experiment_id, conditions_of(config, suite))
             )
         with suppress(MlflowUnavailable, MlflowError):
@@ -324,8 +341,11 @@ def record_design(store: RunStore, experiment: Experiment, plan: Plan, observer:
             text = f"{experiment.name} has a design of {len(design.looks)} looks already: --looks one has no effect."
             observer(Message(text, warning=True))
         return
-    judged = () if experiment.created else search_cells(store, experiment.experiment_id, {"state": RunState.JUDGED})
-    if any(run.tags.get("floored") != "true" for run in judged):
+    has_scores = False
+    if not experiment.created:
+        judged = search_cells(store, experiment.experiment_id, {"state": RunState.JUDGED})
+        has_scores = any(run.tags.get("floored") != "true" for run in judged)
+    if has_scores:
         if recorded is not None:
             text = "Scenarios are added after the first score: the leaderboard's next test is not a planned look."
             observer(Message(text, warning=True))
@@ -334,7 +354,7 @@ def record_design(store: RunStore, experiment: Experiment, plan: Plan, observer:
 
 
 def dry_run(
-    config: CollectConfig, home: Path, recorded: Callable[[Suite], Recorded], free_memory: Callable[[str], Memory]
+    config: CollectConfig, home: Path, load_recorded: Callable[[Suite], Recorded], free_memory: Callable[[str], Memory]
 ) -> Plan:
     """Return the plan of a collect. Takes no locks, writes no journal and calls no model."""
     suite = suite_for(config)
@@ -343,7 +363,7 @@ def dry_run(
         facts, refused = model_facts(engines, config)
     finally:
         close_engines(engines, lambda _text: None)
-    return make_plan(suite, config, facts, refused, recorded(suite), free_memory)
+    return make_plan(suite, config, facts, refused, load_recorded(suite), free_memory)
 
 
 def drain_orphaned(store: RunStore, experiment: Experiment, folder: Path, observer: Observer, wait_s: float) -> None:
@@ -363,12 +383,15 @@ def drain_orphaned(store: RunStore, experiment: Experiment, folder: Path, observ
 
 
 def supersede_twins(store: RunStore, experiment: Experiment, recorded: Recorded, observer: Observer) -> None:
-    """Tag twins, the surplus finished runs of a cell, as superseded and report their number."""
+    """Tag twins, the surplus finished runs of a cell, as superseded and report their number.
+
+    A failure is harmless: readers ignore twins, and the next collect supersedes them.
+    """
     if not recorded.twins:
         return
     for run_id in sorted(recorded.twins):
         store.update(run_id, RunChange(tags={SUPERSEDED_TAG: "true"}, at_ms=int(time.time() * 1000)))
-    store.touch(experiment.experiment_id)
+    store.mark_changed(experiment.experiment_id)
     cells_were = plural(len(recorded.twins), "cell was", "cells were")
     observer(
         Message(f"{cells_were} also generated from another home folder; one answer per cell counts.", warning=True)

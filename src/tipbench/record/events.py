@@ -151,7 +151,7 @@ class Collected:
 
 @dataclass(frozen=True)
 class Judged:
-    """Result of an automatic judge's run."""
+    """Result of an automatic judge."""
 
     sheet: str
     judge: str
@@ -212,14 +212,14 @@ def strip_logins(text: str) -> str:
 
 @cache
 def _type_adapter(name: str) -> TypeAdapter[Event]:
-    from pydantic import TypeAdapter
+    from pydantic import TypeAdapter  # slow to import, and only readers of events need it
 
     return TypeAdapter(EVENT_TYPES[name])
 
 
 def _json_value(value: Any) -> Any:
     if isinstance(value, str):
-        text = strip_logins(value).encode("utf-8", "backslashreplace").decode()
+        text = strip_logins(value).encode("utf-8", "backslashreplace").decode()  # escapes lone surrogates
         return text if len(text) <= MAX_TEXT_CHARS else f"{text[: MAX_TEXT_CHARS - 1]}…"
     if isinstance(value, float):
         return value if math.isfinite(value) else None

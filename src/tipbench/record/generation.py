@@ -18,7 +18,7 @@ _ALIVE_POLL_S = 0.5
 _BATCH_DELAY_S = 0.01  # wait before saving, so that results that finish together are written to disk together
 _STOP_WAIT_S = 10.0  # maximum wait for running calls after a stop
 _MAX_CRASHES = 10  # the cell fails after this many crashes of the server
-_MAX_LOAD_FAILURES = 3  # the remaining cells fail after this many failures in a row
+_MAX_LOAD_FAILURES = 3  # the remaining cells fail after this many failures to load the model without an answer between
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Block:
         self._config = config
         self._pause = pause
         self._cancel = cancel
-        self._numbered_cells = iter(enumerate(cells))
+        self._unassigned_cells = iter(cells)
         self._lock = threading.Lock()
         self._results: queue.SimpleQueue[Generated | BaseException] = queue.SimpleQueue()
         self._skip_reason: EngineFailure | None = None  # if set, the result of all remaining cells
@@ -104,7 +104,7 @@ class Block:
                 while not self._results.empty():
                     batch.append(self._next_result())
                 remaining -= len(batch)
-                complete_batch, batch = batch, []
+                complete_batch, batch = batch, []  # if `save` raises, the batch must not be saved again
                 save(complete_batch)
         except BaseException as exc:
             finished = batch + self._stop()
@@ -118,7 +118,7 @@ class Block:
         self._engine.abort()
         deadline = time.monotonic() + _STOP_WAIT_S
         for thread in self._threads:
-            if thread.ident is not None:
+            if thread.ident is not None:  # it was started
                 thread.join(max(0.0, deadline - time.monotonic()))
         finished = []
         while not self._results.empty():
@@ -137,12 +137,12 @@ class Block:
         try:
             while not self._cancel.is_set():
                 with self._lock:
-                    index, planned = next(self._numbered_cells, (None, None))
+                    planned = next(self._unassigned_cells, None)
                 if planned is None:
                     return
                 # With several workers, the call that starts last may not be the last to end.
                 one_worker = self._config.workers == 1 or len(self._cells) == 1
-                is_last = one_worker and index == len(self._cells) - 1
+                is_last = one_worker and planned is self._cells[-1]
                 start_ms, start = _now_ms(), time.monotonic()
                 result = self._skip_reason or self._complete(planned, last=is_last)
                 if isinstance(result, EngineFailure) and result.kind is FailureKind.CANCELLED:

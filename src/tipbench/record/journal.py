@@ -25,7 +25,7 @@ from tipbench.record.run import NewRun, RunKind
 FORMAT = 1  # version of a line, stored under the key "v"; a line without this key has version 1
 
 _COMPACT_BYTES = 32 * 2**20  # a larger file is truncated once all its results are stored
-_FILE_UNAVAILABLE = (BlockingIOError, FileNotFoundError)  # another process has locked or removed the file
+_FILE_UNAVAILABLE = (BlockingIOError, FileNotFoundError)  # raised by `_lock_file`
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 _CHECKSUM = re.compile(rb',"sum":"([0-9a-f]{8})"\}\n\Z')
 _FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
@@ -45,6 +45,13 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class StoredMark:
+    """A line that marks a result as stored in MLflow."""
+
+    record_id: str
+
+
+@dataclass(frozen=True)
 class UnknownLine:
     """A line in the format of another version of tipbench."""
 
@@ -61,8 +68,12 @@ class Contents:
     damaged: int = 0  # lines that are invalid or do not match their checksum
 
 
+class _FileUnavailable(JournalError):
+    """Another process has locked or removed the file."""
+
+
 def put_line(run: NewRun) -> bytes:
-    """Return the line of a result. It starts with the kind of run, by which the benchmarks count lines."""
+    """Return the line of a result. The kind of run comes first: the benchmarks count lines by their beginning."""
     return _with_checksum({"put": vars(run), "v": FORMAT})
 
 
@@ -73,7 +84,7 @@ def stored_line(record_id: str) -> bytes:
 
 def _with_checksum(values: dict[str, Any]) -> bytes:
     text = _ENCODER.encode(values).encode()
-    return b'%s,"sum":"%08x"}\n' % (text[:-1], zlib.crc32(text))
+    return b'%s,"sum":"%08x"}\n' % (text.removesuffix(b"}"), zlib.crc32(text))
 
 
 def entry_of(run: NewRun, offset: int, length: int) -> Entry:
@@ -90,8 +101,8 @@ def read_lines(lines: Iterable[bytes]) -> Contents:
         parsed = parse_line(line)
         if isinstance(parsed, NewRun):
             contents.unstored[parsed.record_id] = entry_of(parsed, contents.size, len(line))
-        elif isinstance(parsed, str):
-            contents.unstored.pop(parsed, None)
+        elif isinstance(parsed, StoredMark):
+            contents.unstored.pop(parsed.record_id, None)
         elif isinstance(parsed, UnknownLine):
             contents.other_format = contents.other_format or parsed.difference
         else:
@@ -100,13 +111,10 @@ def read_lines(lines: Iterable[bytes]) -> Contents:
     return contents
 
 
-def parse_line(line: bytes) -> NewRun | str | UnknownLine | None:
-    """Return the result in a line, or the record id if the line marks a result as stored; None if it is damaged.
-
-    Lines of earlier versions have no checksum.
-    """
-    match = _CHECKSUM.search(line)
-    if match and zlib.crc32(line[: match.start()] + b"}") != int(match[1], 16):
+def parse_line(line: bytes) -> NewRun | StoredMark | UnknownLine | None:
+    """Parse a line of a journal; returns None if it is damaged. Lines of earlier versions have no checksum."""
+    checksum = _CHECKSUM.search(line)
+    if checksum and zlib.crc32(line[: checksum.start()] + b"}") != int(checksum[1], 16):
         return None
     try:
         value = json.loads(line)
@@ -117,10 +125,10 @@ def parse_line(line: bytes) -> NewRun | str | UnknownLine | None:
     version = value.get("v", FORMAT)
     if version != FORMAT:
         return UnknownLine(f"version {str(version)[:40]}")
-    if not match and value.keys() - {"put", "kept", "v"}:  # the checksum itself is damaged
+    if not checksum and value.keys() - {"put", "kept", "v"}:  # the checksum itself is damaged
         return None
     if isinstance(value.get("kept"), str):
-        return str(value["kept"])
+        return StoredMark(value["kept"])
     fields = value.get("put")
     if not isinstance(fields, dict):
         return UnknownLine(f"version {FORMAT}, but neither a result nor a note")
@@ -150,9 +158,9 @@ class Journal:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._closed = False
-        self._ends_complete = True  # the file ends with a complete line
+        self._last_line_complete = True
         contents = Contents()
-        with _journal_errors("opened", path or folder):
+        with _convert_os_errors("opened", path or folder):
             if path is None:
                 folder.mkdir(parents=True, exist_ok=True)
                 self.path, self._fd = _create(folder)
@@ -166,19 +174,19 @@ class Journal:
     def append(self, runs: Sequence[NewRun]) -> None:
         """Write results and sync the file. If it raises, none of them is saved."""
         lines = [put_line(run) for run in runs]
-        with self._lock, _journal_errors("written", self.path):
+        with self._lock, _convert_os_errors("written", self.path):
             end = start = self._end_offset()
             entries = []
             for run, line in zip(runs, lines, strict=True):
                 entries.append(entry_of(run, end, len(line)))
                 end += len(line)
             try:
-                self._ends_complete = False
+                self._last_line_complete = False
                 _write_all(self._fd, b"".join(lines))
                 os.fsync(self._fd)
                 self._unstored.update((entry.record_id, entry) for entry in entries)
                 self._waiting.extend(entries)
-                self._ends_complete = True
+                self._last_line_complete = True
             except BaseException:
                 for entry in entries:
                     self._unstored.pop(entry.record_id, None)
@@ -212,20 +220,20 @@ class Journal:
 
     def mark_stored(self, entry: Entry) -> None:
         """Mark an entry as stored. The mark is not synced: if it is lost, the next drain finds the run in MLflow."""
-        with self._lock, _journal_errors("written", self.path):
+        with self._lock, _convert_os_errors("written", self.path):
             if entry.record_id not in self._unstored:
                 return
             start = self._end_offset()
             try:
-                self._ends_complete = False
+                self._last_line_complete = False
                 _write_all(self._fd, stored_line(entry.record_id))
                 del self._unstored[entry.record_id]
-                self._ends_complete = True
+                self._last_line_complete = True
             except BaseException:
                 self._unstored[entry.record_id] = entry
                 self._truncate_to(start)
                 raise
-            if not self._unstored and not self.damaged and start > _COMPACT_BYTES:
+            if not self._unstored and not self.damaged and start > _COMPACT_BYTES:  # damaged lines are kept
                 with suppress(OSError):  # this only saves space, and the next call tries again
                     os.ftruncate(self._fd, 0)
             self._changed.notify_all()
@@ -235,7 +243,7 @@ class Journal:
         refused_path = self.path.with_name(f"{self.path.name}.refused")
         with self._lock:
             line = self._read_line(entry)
-            with _journal_errors("written", refused_path):
+            with _convert_os_errors("written", refused_path):
                 _append_synced(refused_path, line)
             self.mark_stored(entry)
         return refused_path
@@ -281,7 +289,7 @@ class Journal:
 
     def _end_offset(self) -> int:
         """Return the offset of the next line; raises JournalError if the file accepts no more lines."""
-        if self._closed or not self._ends_complete:
+        if self._closed or not self._last_line_complete:
             state = "is closed" if self._closed else "may end in half a line, which could not be removed"
             raise JournalError(
                 f"The journal {self.path} {state}, so nothing more is written to it. "
@@ -293,10 +301,10 @@ class Journal:
         """Remove lines that may be partial. If that fails, the journal accepts no more lines."""
         with suppress(OSError):  # the caller raises the error of the write
             os.ftruncate(self._fd, offset)
-            self._ends_complete = True
+            self._last_line_complete = True
 
     def _read_line(self, entry: Entry) -> bytes:
-        with _journal_errors("read", self.path):
+        with _convert_os_errors("read", self.path):
             return os.pread(self._fd, entry.length, entry.offset)
 
 
@@ -305,10 +313,8 @@ def orphaned_journals(folder: Path) -> Iterator[Journal]:
     for path in sorted(folder.glob("*.jsonl")):
         try:
             journal = Journal(folder, path)
-        except JournalError as exc:
-            if isinstance(exc.__cause__, _FILE_UNAVAILABLE):
-                continue
-            raise
+        except _FileUnavailable:
+            continue
         yield journal
 
 
@@ -325,7 +331,7 @@ def count_unstored(folders: Iterable[Path]) -> int:
 def _unstored_entries(folder: Path) -> Iterator[Entry]:
     """Yield the entries that MLflow has not stored yet. Takes no lock, so a file may change or disappear meanwhile."""
     for path in sorted(folder.glob("*.jsonl")):
-        with _journal_errors("read", path), suppress(FileNotFoundError), path.open("rb") as file:
+        with _convert_os_errors("read", path), suppress(FileNotFoundError), path.open("rb") as file:
             yield from read_lines(file).unstored.values()
 
 
@@ -377,6 +383,7 @@ def _append_synced(path: Path, line: bytes) -> None:
     fd = open_private(path, os.O_RDWR | os.O_APPEND)
     try:
         start = os.fstat(fd).st_size
+        # A process may have been killed while it appended.
         ends_in_partial_line = start > 0 and os.pread(fd, 1, start - 1) != b"\n"
         try:
             _write_all(fd, (b"\n" if ends_in_partial_line else b"") + line)
@@ -397,12 +404,13 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 @contextmanager
-def _journal_errors(participle: str, path: Path) -> Iterator[None]:
+def _convert_os_errors(participle: str, path: Path) -> Iterator[None]:
     """Convert an OSError into a JournalError; the participle, such as "read", completes its message."""
     try:
         yield
     except OSError as exc:
-        raise JournalError(
+        error_class = _FileUnavailable if isinstance(exc, _FILE_UNAVAILABLE) else JournalError
+        raise error_class(
             f"The journal {path} cannot be {participle}: {exc.strerror or exc}. "
             "Results must be on disk before they count, so the run stops; free some space or move TIPBENCH_HOME."
         ) from exc

@@ -32,6 +32,7 @@ STOP_S = 15.0  # between SIGTERM and SIGKILL
 POLL_S = 0.1
 MAX_LOG_BYTES = 5_000_000  # a larger log is deleted at the next start
 TAIL_LINES = 12  # of the log, shown in errors
+_TAIL_BYTES = 20_000  # read from the end of the log to get these lines
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class LocalMlflow:
     """One MLflow server on a SQLite file under `home`, shared by every tipbench command with that home."""
 
     def __init__(self, home: Path, *, command: Sequence[str] | None = None) -> None:
+        """Manage the server under `home`; `command` starts another program than the package mlflow, as in tests."""
         self.folder = home / "mlflow"
         self._command = command
         self._log = self.folder / "server.log"
@@ -91,13 +93,14 @@ class LocalMlflow:
         deadline = time.monotonic() + wait_s
         with self._locked(deadline, report):
             if self._running():
-                return self._wait(deadline, wait_s, report, log_start=0)
+                log_start = 0  # where the log of a server that is already running begins is unknown
+                return self._wait_until_healthy(deadline, wait_s, report, log_start=log_start)
             taken: set[int] = set()
             while True:
                 port = _free_port(_read_info(self._info_path).get("port"), taken)
                 log_start = self._launch(port, version)
                 try:
-                    return self._wait(deadline, wait_s, report, log_start=log_start)
+                    return self._wait_until_healthy(deadline, wait_s, report, log_start=log_start)
                 except _PortTakenError:
                     taken.add(port)
 
@@ -181,7 +184,7 @@ class LocalMlflow:
                     raise LocalServerError(f"Another program has {log.name} locked; is a server still ending?")
                 time.sleep(POLL_S)
             try:
-                done = subprocess.run(
+                launched = subprocess.run(  # returns once the server is forked; see `_become_server`
                     command,
                     cwd=self.folder,
                     env=_environment(),
@@ -193,11 +196,13 @@ class LocalMlflow:
                 )
             except OSError as exc:
                 raise LocalServerError(f"The local MLflow could not be started: {exc}.") from exc
-        if done.returncode != 0:
+        if launched.returncode != 0:
             raise LocalServerError(f"The local MLflow could not be started.\n{self._tail(log_start)}")
         return log_start
 
-    def _wait(self, deadline: float, wait_s: float, report: Callable[[str], None], *, log_start: int) -> str:
+    def _wait_until_healthy(
+        self, deadline: float, wait_s: float, report: Callable[[str], None], *, log_start: int
+    ) -> str:
         """Wait until the server responds and return its URL; reports every few seconds."""
         began = time.monotonic()
         next_report = began
@@ -234,7 +239,7 @@ class LocalMlflow:
     def _tail(self, log_start: int) -> str:
         with home_errors(self._log, "cannot be read"), self._log.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
-            log.seek(max(log_start, size - 20_000))
+            log.seek(max(log_start, size - _TAIL_BYTES))
             lines = log.read().decode("utf-8", "replace").splitlines()
         return "\n".join(lines[-TAIL_LINES:])
 
@@ -251,7 +256,10 @@ def _not_installed() -> LocalServerError:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without MLflow's own settings, which would change the database, prefix or workers."""
+    """Return the environment without settings of MLflow, such as its database, and without Python's warning filters.
+
+    The filter `error` would turn warnings of MLflow into exceptions.
+    """
     environment = {key: value for key, value in os.environ.items() if "MLFLOW" not in key and key != "PYTHONWARNINGS"}
     return environment | {
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -264,7 +272,9 @@ def _environment() -> dict[str, str]:
 
 def _free_port(last: int | None, taken: set[int]) -> int:
     """Return a free port, preferably the last one, so that links keep working."""
-    for port in (*([last] if last else []), *PORTS, 0):
+    any_port = 0  # the operating system chooses
+    preferred = [last] if last else []
+    for port in (*preferred, *PORTS, any_port):
         if port in taken:
             continue
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

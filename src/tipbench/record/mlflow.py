@@ -29,14 +29,14 @@ PAGE = 250  # runs per page: as fast as larger pages, and about 6 MB
 EXPERIMENTS_PAGE = 1000
 USUAL_URLS = ("http://localhost:5000", "http://localhost:5000/mlflow")
 PROBE_S = 1.0  # timeout of the search for a server
-_NEXT_PAGE = re.compile(rb'"next_page_token"\s*:\s*"([^"\\]+)"\s*\}\s*\Z')  # the end of a page that is not the last
+_TOKEN_AT_END = re.compile(rb'"next_page_token"\s*:\s*"([^"\\]+)"\s*\}\s*\Z')
 _MAX_TOKEN_BYTES = 2000  # a page token is shorter
 
 Parsed = TypeVar("Parsed")
 
 
 class MlflowStore:
-    """A `RunStore` in an MLflow tracking server. Thread-safe."""
+    """A `RunStore` in an MLflow tracking server, with texts in tags; see `tipbench.record.texts`. Thread-safe."""
 
     def __init__(
         self,
@@ -79,7 +79,9 @@ class MlflowStore:
 
     def experiment(self, name: str) -> Experiment | None:
         raw = self._experiment_json(name)
-        return self._parse_experiment(raw) if raw and raw.get("lifecycle_stage") != "deleted" else None
+        if not raw or raw.get("lifecycle_stage") == "deleted":
+            return None
+        return self._parse_experiment(raw)
 
     def ensure_experiment(self, name: str) -> Experiment:
         """Return the experiment of this name, created if missing; safe with concurrent callers."""
@@ -108,26 +110,34 @@ class MlflowStore:
         body = {"max_results": EXPERIMENTS_PAGE}
         return [self._parse_experiment(raw) for raw in self._pages("experiments/search", body, "experiments")]
 
-    def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
+    def record(self, experiment_id: str, run: NewRun, *, may_exist: bool = False) -> str:
         """Write a complete run and return its id. Readers ignore the run until the last request has set its status."""
         tags = wire.checked_tags(run)
         existing = wire.ExistingRuns()
-        if maybe_there:
-            stored_runs = self.search(experiment_id, where=wire.same_run_filter(run), half_written=True)
+        if may_exist:
+            stored_runs = self.search(experiment_id, where=wire.where_same_run(run), include_half_written=True)
             existing = wire.classify_existing(run, stored_runs)
-        run_id = existing.done or self._write(experiment_id, run, tags, existing.half)
+        run_id = existing.written_id
+        if run_id is None:
+            run_id = self._write(experiment_id, run, tags, half_written_id=existing.half_written_id)
         for old_id in run.supersedes:
             if old_id != run_id:
                 self._post_if_exists("runs/set-tag", {"run_id": old_id, "key": wire.SUPERSEDED_TAG, "value": "true"})
-        for abandoned_id in existing.abandoned:
+        for abandoned_id in existing.abandoned_ids:
             self._post_if_exists("runs/delete", {"run_id": abandoned_id})
         return run_id
 
     def search(
-        self, experiment_id: str, *, where: Mapping[str, str], limit: int | None = None, half_written: bool = False
+        self,
+        experiment_id: str,
+        *,
+        where: Mapping[str, str],
+        limit: int | None = None,
+        include_half_written: bool = False,
     ) -> Iterator[StoredRun]:
-        """Search runs by tags or params, newest first, without texts; `half_written` includes half-written runs."""
-        return (run for run, _ in self._matching_runs(experiment_id, where, limit, half_written=half_written))
+        """Search runs by tags or params, newest first, without texts."""
+        matching = self._matching_runs(experiment_id, where, limit, include_half_written=include_half_written)
+        return (run for run, _ in matching)
 
     def read(
         self, experiment_id: str, *, where: Mapping[str, str], texts: Collection[str], limit: int | None = None
@@ -139,21 +149,21 @@ class MlflowStore:
         return ((run, from_tags(text_tags, texts)) for run, text_tags in matching)
 
     def _matching_runs(
-        self, experiment_id: str, where: Mapping[str, str], limit: int | None, *, half_written: bool = False
+        self, experiment_id: str, where: Mapping[str, str], limit: int | None, *, include_half_written: bool = False
     ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
         """Return the matching runs, newest first, each with the tags that hold its texts."""
         body = {
             "experiment_ids": [experiment_id],
-            "filter": wire.filter_of(where, half_written=half_written),
+            "filter": wire.mlflow_filter(where, include_half_written=include_half_written),
             "order_by": ["attributes.start_time DESC"],
-            "max_results": min(limit or PAGE, PAGE),
+            "max_results": PAGE if limit is None else min(limit, PAGE),
         }
         pages = self._pages("runs/search", body, "runs", read_ahead=limit is None)
         parsed = (self._parse(raw, wire.parse_run) for raw in pages)
-        matching = (
+        matching = (  # filtered again, because the filter in the request may be incomplete
             (run, text_tags)
             for run, text_tags in parsed
-            if (half_written or run.status in wire.DONE) and wire.matches(run, where)
+            if (include_half_written or run.status in wire.WRITTEN_STATUSES) and wire.matches(run, where)
         )
         return islice(matching, limit)
 
@@ -164,25 +174,30 @@ class MlflowStore:
     def update(self, run_id: str, change: RunChange) -> None:
         """Update a recorded run, in one request if its limits allow."""
         before = self._current_run(run_id)
-        requests = wire.change_batches(change, before)
-        for batch in requests:
+        batches = wire.change_batches(change, before)
+        for batch in batches:
             self._http.post("runs/log-batch", batch.body(run_id))
-        # Delete tags that are no longer needed, except for texts that another writer has changed; ignores errors.
-        expected = wire.text_tags_after(before.text_tags, requests)
-        if not any(leftovers(key, expected) for key in change.texts):
-            return
-        with suppress(MlflowUnavailable, MlflowError):
-            current = self._current_run(run_id).text_tags
-            for key in change.texts:
-                if tags_of(key, current) == tags_of(key, expected):
-                    for tag in leftovers(key, current):
-                        self._post_if_exists("runs/delete-tag", {"run_id": run_id, "key": tag})
+        expected = wire.text_tags_after(before.text_tags, batches)
+        if any(leftovers(key, expected) for key in change.texts):
+            with suppress(MlflowUnavailable, MlflowError):  # readers ignore leftover tags
+                self._delete_leftover_tags(run_id, change.texts, expected)
+
+    def _delete_leftover_tags(self, run_id: str, text_keys: Collection[str], expected: Mapping[str, str]) -> None:
+        """Delete the tags of these texts that are no longer needed after an update.
+
+        A text whose tags are not the expected ones is left alone: another writer has changed it.
+        """
+        current = self._current_run(run_id).text_tags
+        for key in text_keys:
+            if tags_of(key, current) == tags_of(key, expected):
+                for tag in leftovers(key, current):
+                    self._post_if_exists("runs/delete-tag", {"run_id": run_id, "key": tag})
 
     def _current_run(self, run_id: str) -> wire.CurrentRun:
         response = self._http.get("runs/get", {"run_id": run_id})
         return self._parse(response, lambda raw: wire.parse_current_run(raw["run"]))
 
-    def touch(self, experiment_id: str) -> None:
+    def mark_changed(self, experiment_id: str) -> None:
         self.tag_experiment(experiment_id, {})
 
     def tag_experiment(self, experiment_id: str, tags: Mapping[str, str]) -> None:
@@ -203,16 +218,17 @@ class MlflowStore:
         experiment_id, name, tags = self._parse(raw, wire.experiment_facts)
         return Experiment(experiment_id, name, tags, self.experiment_url(experiment_id))
 
-    def _write(self, experiment_id: str, run: NewRun, tags: Mapping[str, str], half_id: str | None) -> str:
-        """Write a new run, or complete the half-written run `half_id`; returns the id."""
+    def _write(self, experiment_id: str, run: NewRun, tags: Mapping[str, str], *, half_written_id: str | None) -> str:
+        """Write a new run, or complete the half-written one; returns the id."""
         batches = wire.run_batches(run, tags)
-        run_id = half_id
+        run_id = half_written_id
         if run_id is None:
-            body = {"experiment_id": experiment_id, "start_time": run.start_ms, "tags": batches.pop(0).tags}
+            creation, *batches = batches  # the first batch has only tags
+            body = {"experiment_id": experiment_id, "start_time": run.start_ms, "tags": creation.tags}
             response = self._http.post("runs/create", body)
             run_id = self._parse(response, lambda raw: str(raw["run"]["info"]["run_id"]))
         try:
-            for batch in filter(None, batches):
+            for batch in batches:
                 self._http.post("runs/log-batch", batch.body(run_id))
         except MlflowError as exc:
             if exc.status == 400:  # MLflow would reject it again
@@ -231,6 +247,7 @@ class MlflowStore:
         body = dict(body)
 
         def fetch(token: str | None, on_sent: Callable[[], None] | None = None) -> bytearray:
+            """Return the unparsed page of a token, the first one for None; calls `on_sent` once the request is sent."""
             while True:
                 try:
                     return self._http.post_unparsed(path, {**body, "page_token": token} if token else body, on_sent)
@@ -243,8 +260,8 @@ class MlflowStore:
         content, last_token = fetch(None), None
         while True:
             next_content = None
-            if read_ahead and (match := _NEXT_PAGE.search(content, max(0, len(content) - _MAX_TOKEN_BYTES))):
-                next_content = _in_background(fetch, match[1].decode())
+            if read_ahead and (unparsed_token := _next_token(content)):
+                next_content = _in_background(fetch, unparsed_token)
             page = self._http.parse(content)
             token = page.get("next_page_token")
             yield from self._parse(page.pop(name, []), list)
@@ -267,11 +284,19 @@ class MlflowStore:
             ) from exc
 
     def _post_if_exists(self, path: str, body: wire.Json) -> None:
+        """Send a request about a run or tag; does nothing if it does not exist or is deleted."""
         try:
             self._http.post(path, body)
         except MlflowError as exc:
+            # For a deleted run, the code is that of any invalid parameter.
             if exc.code != "RESOURCE_DOES_NOT_EXIST" and "Current state is deleted" not in str(exc):
                 raise
+
+
+def _next_token(page: bytearray) -> str | None:
+    """Return the token of the next page, read from the end of an unparsed page; None if there is none."""
+    match = _TOKEN_AT_END.search(page, max(0, len(page) - _MAX_TOKEN_BYTES))
+    return match[1].decode() if match else None
 
 
 def _in_background(fetch: Callable[[str, Callable[[], None]], bytearray], token: str) -> Future[bytearray]:
@@ -300,8 +325,8 @@ class Tracking:
     """The tracking server in use."""
 
     url: str  # may contain a login; never print it
-    identity: str  # identifies its journals; does not change with the port of the local server
-    how: str  # description for messages, as in "local MLflow at http://127.0.0.1:5123 (started by tipbench)"
+    identity: str  # part of the names of journals and locks; does not change with the port of the local server
+    description: str  # for messages, as in "local MLflow at http://127.0.0.1:5123 (started by tipbench)"
 
 
 def find_tracking(
@@ -316,13 +341,15 @@ def find_tracking(
 
     With `start`, the local server is started if no server responds; otherwise raises LocalServerError.
     """
-    local, local_identity = LocalMlflow(home), f"local:{home.resolve()}"
+    local = LocalMlflow(home)
+    local_identity = f"local:{home.resolve()}"
     if url:
         with closing(MlflowHttp(url, timeout_s=PROBE_S)) as http:
             status = local.status()
             is_local = status.url is not None and canonical_url(status.url) == canonical_url(http.url)
-            # If the local server is down, another server may use its port.
-            if is_local and (status.running or not http.is_mlflow()):
+            if is_local and not status.running:
+                is_local = not http.is_mlflow()  # another server may use the port of the stopped one
+            if is_local:
                 return Tracking(url, local_identity, f"local MLflow at {http.url}")
             return Tracking(url, canonical_url(http.url), f"MLflow at {http.url}")
     deadline = time.monotonic() + PROBE_S
@@ -332,10 +359,10 @@ def find_tracking(
             break
         with closing(MlflowHttp(usual_url, timeout_s=remaining_s)) as http:
             if http.is_mlflow():
-                how = f"MLflow at {usual_url} (found on the usual port)"
-                return Tracking(usual_url, canonical_url(usual_url), how)
+                description = f"MLflow at {usual_url} (found on the usual port)"
+                return Tracking(usual_url, canonical_url(usual_url), description)
     status = local.status()
-    if status.running and status.healthy and status.url:
+    if status.healthy and status.url is not None:
         return Tracking(status.url, local_identity, f"local MLflow at {status.url}")
     if not start:
         raise LocalServerError(

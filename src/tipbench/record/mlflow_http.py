@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import httpx
 
@@ -15,7 +16,7 @@ from tipbench.record.mlflow_wire import Json
 
 MAX_BYTES = 64 * 1024 * 1024
 KEEPALIVE_S = 4.0  # MLflow's server closes an idle connection after 5 s: close it first
-MAX_TIMEOUTS = 4  # limit for a whole response, in timeouts: httpx applies the timeout to each chunk
+MAX_TIMEOUTS = 4  # a whole response may take this many timeouts; httpx limits only the wait for each chunk
 _UNAVAILABLE_CODES = frozenset({"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"})
 _NOT_IDEMPOTENT = frozenset({"runs/create", "experiments/create"})
 _RETRY_WAITS_S = (0.2, 1.0)
@@ -26,6 +27,10 @@ _VERSION = re.compile(r"\d+\.\d+[\w.+-]{0,40}\s*\Z")
 
 class TooLarge(MlflowError):
     """The response exceeds the size limit."""
+
+
+class _ConnectionLost(MlflowUnavailable):
+    """The connection was lost after it was established."""
 
 
 class MlflowHttp:
@@ -55,9 +60,10 @@ class MlflowHttp:
         self._client.headers["content-type"] = "application/json"
         if token:
             self._client.headers["authorization"] = f"Bearer {token}"
-        elif username or parsed.username:
-            user, secret = (username, password or "") if username else (parsed.username, parsed.password)
-            self._client.auth = httpx.BasicAuth(user or "", secret)
+        elif username:
+            self._client.auth = httpx.BasicAuth(username, password or "")
+        elif parsed.username:
+            self._client.auth = httpx.BasicAuth(parsed.username, parsed.password)
 
     def close(self) -> None:
         self._client.close()
@@ -74,10 +80,17 @@ class MlflowHttp:
     def post_unparsed(self, path: str, body: Json, on_sent: Callable[[], None] | None = None) -> bytearray:
         """Like `post`, but returns the body for `parse`; calls `on_sent` as soon as the request is sent."""
         content = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-        url = self._urls.get(path) or self._urls.setdefault(path, httpx.URL(f"{self.url}/api/2.0/mlflow/{path}"))
+        url = self._urls.get(path)
+        if url is None:
+            url = self._urls[path] = httpx.URL(f"{self.url}/api/2.0/mlflow/{path}")
         request = self._client.build_request("POST", url, content=content)
         if on_sent is not None:
-            request.extensions["trace"] = lambda event, _info: on_sent() if event == _SENT else None
+
+            def trace(event: str, _info: object) -> None:
+                if event == _SENT:
+                    on_sent()
+
+            request.extensions["trace"] = trace
         return self._call(request, retry=path not in _NOT_IDEMPOTENT)
 
     def parse(self, body: bytearray) -> Json:
@@ -99,18 +112,18 @@ class MlflowHttp:
 
         A refused connection or a timeout is not retried: callers decide how long to wait for the server.
         """
-        for wait_s in _RETRY_WAITS_S if retry else ():
-            try:
+        retry_waits_s = _RETRY_WAITS_S if retry else ()
+        for wait_s in retry_waits_s:
+            with suppress(_ConnectionLost):
                 status, body = self._send(request)
-            except MlflowUnavailable as exc:
-                if not isinstance(exc.__cause__, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError):
-                    raise
-            else:
                 if status < 500:
-                    break
+                    return self._successful(status, body)
             time.sleep(wait_s)
-        else:
-            status, body = self._send(request)
+        status, body = self._send(request)
+        return self._successful(status, body)
+
+    def _successful(self, status: int, body: bytearray) -> bytearray:
+        """Return the body of a successful response; raises for any other."""
         if status != 200:
             raise self._failure(status, body)
         return body
@@ -140,13 +153,16 @@ class MlflowHttp:
         except httpx.RequestError as exc:
             if is_too_many_files(exc):
                 raise MlflowUnavailable(f"MLflow at {self._where()} could not be reached: {TOO_MANY_FILES}.") from exc
+            lost = isinstance(exc, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
+            error_class = _ConnectionLost if lost else MlflowUnavailable
             reason = str(exc) or type(exc).__name__
-            raise MlflowUnavailable(f"MLflow at {self._where()} cannot be reached: {reason}. Is it running?") from exc
+            raise error_class(f"MLflow at {self._where()} cannot be reached: {reason}. Is it running?") from exc
         if body is None:
-            raise TooLarge(f"MLflow at {self.url} returned more than {MAX_BYTES >> 20} MB.", code="TOO_LARGE")
+            raise TooLarge(f"MLflow at {self.url} returned more than {MAX_BYTES // 2**20} MB.", code="TOO_LARGE")
         return response.status_code, body
 
     def _failure(self, status: int, body: bytearray) -> MlflowUnavailable | MlflowError:
+        """Return the exception for an unsuccessful response."""
         try:
             error = json.loads(body)
             code, message = str(error["error_code"]), str(error.get("message", ""))[:2000]
@@ -154,7 +170,8 @@ class MlflowHttp:
             code, message = "", _excerpt(body)
         if status in _UNAVAILABLE_STATUS or code in _UNAVAILABLE_CODES:
             return MlflowUnavailable(f"MLflow at {self._where()} is not available: HTTP {status}, {message}.")
-        text = f"MLflow at {self.url} rejected the request (HTTP {status}{', ' + code if code else ''}): {message}"
+        code_note = f", {code}" if code else ""
+        text = f"MLflow at {self.url} rejected the request (HTTP {status}{code_note}): {message}"
         if status == 401:
             text = (
                 f"MLflow at {self.url} requires a login (HTTP 401, {message}). Give a user name and password "

@@ -10,7 +10,15 @@ from typing import Any
 
 from tipbench.errors import MlflowError
 from tipbench.record.run import NewRun, RunChange, StoredRun, check_transition
-from tipbench.record.texts import PREFIX, TAG_CHARS, escape, multi_request_tags, single_request_tags, to_tags, unescape
+from tipbench.record.texts import (
+    TAG_CHARS,
+    escape,
+    is_text_tag,
+    multi_request_tags,
+    single_request_tags,
+    to_tags,
+    unescape,
+)
 
 # Limits of MLflow
 KEY_CHARS = 250
@@ -27,7 +35,7 @@ SUPERSEDED_TAG = "superseded"
 REVISION_TAG = "tipbench.revision"
 STATE_TAG = "state"
 IDENTITY_TAGS = frozenset({"kind", RECORD_TAG, CELL_TAG, "mlflow.runName"})
-DONE = frozenset({"FINISHED", "FAILED"})
+WRITTEN_STATUSES = frozenset({"FINISHED", "FAILED"})  # of completely written runs; RUNNING is half written
 
 Json = dict[str, Any]
 
@@ -43,21 +51,18 @@ class Batch:
     def body(self, run_id: str) -> Json:
         return {"run_id": run_id, "params": self.params, "metrics": self.metrics, "tags": self.tags}
 
-    def __bool__(self) -> bool:
-        return bool(self.tags or self.params or self.metrics)
-
 
 def checked_tags(run: NewRun) -> dict[str, str]:
-    """Return all tags of the run, including its texts; raises MlflowError for values that exceed MLflow's limits."""
+    """Return all tags of the run, also those that hold its texts; raises MlflowError if a value exceeds a limit."""
     for key, value in run.params.items():
         _check_value("param", key, escape(value), PARAM_CHARS)
     _check_no_texts(run.tags)
     identity = {"kind": str(run.kind), RECORD_TAG: run.record_id, "mlflow.runName": run.name}
     if run.cell_key is not None:
         identity[CELL_TAG] = run.cell_key
-    # The identity comes first, because it must be set when the run is created; `run.tags` cannot replace it.
-    plain = {**identity, **run.tags, **identity}
-    tags = {key: escape(value) for key, value in plain.items()}
+    other_tags = {key: value for key, value in run.tags.items() if key not in identity}
+    # The identity comes first, because it must be set when the run is created.
+    tags = {key: escape(value) for key, value in (identity | other_tags).items()}
     for key, text in run.texts.items():
         tags |= to_tags(key, text)
     for key, value in tags.items():
@@ -68,7 +73,7 @@ def checked_tags(run: NewRun) -> dict[str, str]:
 
 def _check_no_texts(tags: Mapping[str, str]) -> None:
     for key in tags:
-        if key.startswith(PREFIX):
+        if is_text_tag(key):
             raise ValueError(f"{key} is a text: it belongs among the texts, not the tags")
 
 
@@ -87,14 +92,14 @@ def run_batches(run: NewRun, tags: Mapping[str, str]) -> list[Batch]:
     tag_chunks = _chunks(tags.items(), BATCH_TAGS)
     param_chunks = _chunks(((key, escape(value)) for key, value in run.params.items()), BATCH_PARAMS)
     metric_chunks = _chunks(((key, float(number)) for key, number in run.metrics.items()), BATCH_METRICS)
-    result = [Batch() for _ in range(max(len(tag_chunks), 1 + len(param_chunks), 1 + len(metric_chunks)))]
+    batches = [Batch() for _ in range(max(len(tag_chunks), 1 + len(param_chunks), 1 + len(metric_chunks)))]
     for index, chunk in enumerate(tag_chunks):
-        result[index].tags = chunk
+        batches[index].tags = chunk
     for index, chunk in enumerate(param_chunks, start=1):
-        result[index].params = chunk
+        batches[index].params = chunk
     for index, chunk in enumerate(metric_chunks, start=1):
-        result[index].metrics = [{**item, "timestamp": run.end_ms, "step": 0} for item in chunk]
-    return result
+        batches[index].metrics = [{**item, "timestamp": run.end_ms, "step": 0} for item in chunk]
+    return batches
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,7 @@ def change_batches(change: RunChange, current: CurrentRun) -> list[Batch]:
     # Of several values of a metric, MLflow shows the one with the greatest (step, timestamp, value), not the last one
     # written. A new timestamp must be later than the stored one: a correction within the same millisecond, or from a
     # machine whose clock is behind, would have no effect.
-    # Unchanged values are written again: otherwise the timing would reveal whether a judge agrees with another judge.
+    # Unchanged values are written too: a faster response would reveal that this judge agrees with an earlier one.
     metrics: list[Json] = []
     for key, number in change.metrics.items():
         latest_timestamp, step = current.latest.get(key, (-1, 0))
@@ -132,15 +137,19 @@ def change_batches(change: RunChange, current: CurrentRun) -> list[Batch]:
         metrics.append({"key": key, "value": float(number), "timestamp": timestamp, "step": step})
     if not metrics:
         return batches
-    *early, last = [metrics[start : start + BATCH_METRICS] for start in range(0, len(metrics), BATCH_METRICS)]
+    metric_chunks = [metrics[start : start + BATCH_METRICS] for start in range(0, len(metrics), BATCH_METRICS)]
     if not batches:
         batches.append(Batch())
-    batches[-1].metrics = last
-    return [Batch(metrics=chunk) for chunk in early] + batches
+    batches[-1].metrics = metric_chunks.pop()
+    return [Batch(metrics=chunk) for chunk in metric_chunks] + batches
 
 
 def _changed_tags(change: RunChange, text_tags: Mapping[str, str]) -> list[list[Json]]:
-    """Return the tags of a change, one list per request. Plain tags come after texts, and the state comes last."""
+    """Return the tags of a change, one list per request. Plain tags come after texts, and the state comes last.
+
+    If everything fits into one request, parts of the current texts are overwritten. Otherwise, they are kept until the
+    new parts are complete.
+    """
     plain = [(key, escape(value)) for key, value in change.tags.items()]
     plain.sort(key=lambda tag: tag[0] == STATE_TAG)
     new_text_tags: list[tuple[str, str]] = []
@@ -155,16 +164,16 @@ def _changed_tags(change: RunChange, text_tags: Mapping[str, str]) -> list[list[
         first, last = multi_request_tags(key, text, text_tags)
         new_parts += first.items()
         switch += last.items()
-    final = _chunks([*switch, *plain], BATCH_TAGS, CHANGE_BYTES)
-    if len(final) > 1:
-        final = [*_chunks(switch, BATCH_TAGS, CHANGE_BYTES), *_chunks(plain, BATCH_TAGS, CHANGE_BYTES)]
-    return [*_chunks(new_parts, BATCH_TAGS, CHANGE_BYTES), *final]
+    last_chunks = _chunks([*switch, *plain], BATCH_TAGS, CHANGE_BYTES)
+    if len(last_chunks) > 1:  # then the plain tags are not split if they fit into one request
+        last_chunks = [*_chunks(switch, BATCH_TAGS, CHANGE_BYTES), *_chunks(plain, BATCH_TAGS, CHANGE_BYTES)]
+    return [*_chunks(new_parts, BATCH_TAGS, CHANGE_BYTES), *last_chunks]
 
 
 def text_tags_after(text_tags: Mapping[str, str], sent: Iterable[Batch]) -> dict[str, str]:
     """Return the tags that hold the texts, as they are after these requests."""
     pairs = _pairs(tag for batch in sent for tag in batch.tags)
-    return {**text_tags, **{key: value for key, value in pairs if key.startswith(PREFIX)}}
+    return {**text_tags, **{key: value for key, value in pairs if is_text_tag(key)}}
 
 
 def _chunks(
@@ -207,14 +216,14 @@ def _check_value(kind: str, key: str, value: str, limit: int) -> None:
         )
 
 
-def filter_of(where: Mapping[str, str], *, half_written: bool = False) -> str:
-    """Return MLflow's filter for these tags and params.
+def mlflow_filter(where: Mapping[str, str], *, include_half_written: bool = False) -> str:
+    """Return the filter for these tags and params in the language of MLflow's search.
 
     Values that it cannot express are left out, so callers check the results with `matches`.
     """
-    clauses = [] if half_written else ["attributes.status != 'RUNNING'"]
+    clauses = [] if include_half_written else ["attributes.status != 'RUNNING'"]
     for key, value in where.items():
-        entity, name = ("params", key.removeprefix("params.")) if key.startswith("params.") else ("tags", key)
+        entity, name = _entity_and_name(key)
         stored = escape(value)
         # A filter has two kinds of quotes, and no escapes.
         needs_escape = "\\" in stored or ("'" in stored and '"' in stored) or any(char in name for char in "`'\"\\")
@@ -226,14 +235,23 @@ def filter_of(where: Mapping[str, str], *, half_written: bool = False) -> str:
 
 def matches(run: StoredRun, where: Mapping[str, str]) -> bool:
     """Return whether the run has these tags (plain keys) and params (`params.NAME`)."""
-    return all(
-        value == (run.params.get(key[len("params.") :]) if key.startswith("params.") else run.tags.get(key))
-        for key, value in where.items()
-    )
+    for key, value in where.items():
+        entity, name = _entity_and_name(key)
+        values = run.params if entity == "params" else run.tags
+        if values.get(name) != value:
+            return False
+    return True
 
 
-def same_run_filter(run: NewRun) -> dict[str, str]:
-    """Return a filter for stored runs of the same cell; if the run is not a cell, for runs with the same record id."""
+def _entity_and_name(key: str) -> tuple[str, str]:
+    """Return the entity that a key of `where` refers to, "params" or "tags", and the name of the param or tag."""
+    if key.startswith("params."):
+        return "params", key.removeprefix("params.")
+    return "tags", key
+
+
+def where_same_run(run: NewRun) -> dict[str, str]:
+    """Return the tags that select stored runs of the same cell; if `run` is not a cell, runs with its record id."""
     return {RECORD_TAG: run.record_id} if run.cell_key is None else {CELL_TAG: run.cell_key}
 
 
@@ -241,9 +259,9 @@ def same_run_filter(run: NewRun) -> dict[str, str]:
 class ExistingRuns:
     """Ids of the runs that are already stored for a new run."""
 
-    done: str | None = None  # a finished run to keep
-    half: str | None = None  # a half-written run to complete
-    abandoned: tuple[str, ...] = ()  # half-written runs to delete
+    written_id: str | None = None  # a complete run to keep
+    half_written_id: str | None = None  # a half-written run to complete
+    abandoned_ids: tuple[str, ...] = ()  # half-written runs to delete
 
 
 def classify_existing(run: NewRun, existing: Iterable[StoredRun]) -> ExistingRuns:
@@ -251,30 +269,31 @@ def classify_existing(run: NewRun, existing: Iterable[StoredRun]) -> ExistingRun
 
     A half-written run with another record_id that started later is ignored: its writer may still be running.
     """
-    recorded, finished, half_written, abandoned = [], [], [], []
+    same_record, same_cell, half_written, abandoned = [], [], [], []
     for stored in existing:
-        same_record = stored.tags.get(RECORD_TAG) == run.record_id
-        if stored.status in DONE and same_record:
-            recorded.append(stored.run_id)
+        has_same_record_id = stored.tags.get(RECORD_TAG) == run.record_id
+        if stored.status in WRITTEN_STATUSES and has_same_record_id:
+            same_record.append(stored.run_id)
         elif stored.status == "FINISHED" and stored.tags.get(SUPERSEDED_TAG) != "true":
-            finished.append(stored.run_id)
-        elif stored.status == "RUNNING" and same_record:
+            same_cell.append(stored.run_id)
+        elif stored.status == "RUNNING" and has_same_record_id:
             half_written.append(stored.run_id)
         elif stored.status == "RUNNING" and stored.start_ms < run.start_ms:
             abandoned.append(stored.run_id)
-    if done := (recorded + finished)[:1]:
-        return ExistingRuns(done=done[0], abandoned=(*half_written, *abandoned))
-    return ExistingRuns(half=next(iter(half_written), None), abandoned=(*half_written[1:], *abandoned))
+    if written := same_record + same_cell:
+        return ExistingRuns(written_id=written[0], abandoned_ids=(*half_written, *abandoned))
+    if half_written:
+        to_complete, *surplus = half_written
+        return ExistingRuns(half_written_id=to_complete, abandoned_ids=(*surplus, *abandoned))
+    return ExistingRuns(abandoned_ids=tuple(abandoned))
 
 
 def parse_current_run(raw: Json) -> CurrentRun:
     """Parse a run of a response into a `CurrentRun`."""
-    latest = {
-        item["key"]: (int(item.get("timestamp", 0)), int(item.get("step", 0)))
-        for item in raw.get("data", {}).get("metrics", ())
-        if item
-    }
-    return CurrentRun(*parse_run(raw), latest)
+    run, text_tags = parse_run(raw)
+    metrics = _without_empty(raw.get("data", {}).get("metrics", ()))
+    latest = {item["key"]: (int(item.get("timestamp", 0)), int(item.get("step", 0))) for item in metrics}
+    return CurrentRun(run, text_tags, latest)
 
 
 def parse_run(raw: Json) -> tuple[StoredRun, dict[str, str]]:
@@ -284,7 +303,7 @@ def parse_run(raw: Json) -> tuple[StoredRun, dict[str, str]]:
     tags: dict[str, str] = {}
     text_tags: dict[str, str] = {}
     for key, value in _pairs(data.get("tags", ())):
-        if key.startswith(PREFIX):
+        if is_text_tag(key):
             text_tags[key] = value
         else:
             tags[key] = unescape(value)
@@ -294,7 +313,7 @@ def parse_run(raw: Json) -> tuple[StoredRun, dict[str, str]]:
         start_ms=int(info.get("start_time", 0)),
         end_ms=None if end is None else int(end),
         params={key: unescape(value) for key, value in _pairs(data.get("params", ()))},
-        metrics={item["key"]: float(item["value"]) for item in data.get("metrics", ()) if item},
+        metrics={item["key"]: float(item["value"]) for item in _without_empty(data.get("metrics", ()))},
         tags=tags,
     )
     return run, text_tags
@@ -303,6 +322,10 @@ def parse_run(raw: Json) -> tuple[StoredRun, dict[str, str]]:
 def experiment_facts(raw: Json) -> tuple[str, str, dict[str, str]]:
     """Return the id, name and tags of an experiment in a response."""
     return str(raw["experiment_id"]), str(raw["name"]), dict(_pairs(raw.get("tags", ())))
+
+
+def _without_empty(metrics: Iterable[Json | None]) -> Iterator[Json]:
+    return (item for item in metrics if item)
 
 
 def _pairs(items: Iterable[Json | None]) -> Iterator[tuple[str, str]]:

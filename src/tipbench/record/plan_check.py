@@ -28,6 +28,7 @@ from tipbench.record.store import RunStore
 
 _ROUGH_BYTES_PER_S = 15e9  # memory bandwidth of a modest machine: each token reads all weights once
 _ROUGH_TOKENS_PER_TIP = 70
+_MIN_S_PER_TOKEN = 0.005  # of any model, however small
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Plan:
 
     @property
     def warnings(self) -> list[str]:
-        """Problems that do not stop the run."""
+        """Problems that do not stop the collect."""
         found = [scenarios_warning(self.suite, self.config.n_scenarios), *(model.warning for model in self.models)]
         return [warning for warning in found if warning is not None]
 
@@ -102,13 +103,14 @@ class Plan:
     def stale(self) -> int:
         """Number of recorded runs of a cell of this grid whose weights, prompt or scenario have changed since."""
         keys = {planned.key for planned in self.cells}
-        names = {
-            (cell.model, cell.prompt, cell.scenario, str(cell.repeat))
-            for cell in (planned.cell for planned in self.cells)
-        }
-        params = ("model", "prompt_version", "scenario", "repeat")
-        other_runs = [run for key, run in self.recorded.finished.items() if key not in keys]
-        return sum(tuple(run.params.get(name, "") for name in params) in names for run in other_runs)
+        cells = [planned.cell for planned in self.cells]
+        names = {(cell.model, cell.prompt, cell.scenario, str(cell.repeat)) for cell in cells}
+        n_stale = 0
+        for key, run in self.recorded.finished.items():
+            run_names = tuple(run.params.get(name, "") for name in ("model", "prompt_version", "scenario", "repeat"))
+            if key not in keys and run_names in names:
+                n_stale += 1
+        return n_stale
 
     @property
     def seconds(self) -> float | None:
@@ -151,7 +153,7 @@ def make_plan(
     for model, block in blocks(grid):
         fact = facts[model]
         keys = [cell.key for cell in block]
-        finished = sum(key in recorded.finished or key in recorded.journalled for key in keys)
+        n_recorded = sum(key in recorded.finished or key in recorded.journalled for key in keys)
         needed = memory_needed(fact, num_ctx=config.num_ctx, concurrency=config.workers)
         runs = [recorded.finished[key] for key in keys if key in recorded.finished]
         latencies = [run.metrics["latency_s"] for run in runs if "latency_s" in run.metrics]
@@ -162,15 +164,15 @@ def make_plan(
             cell_s = 0.0  # a template
         elif fact.file_bytes:
             tokens = min(config.num_predict, config.n_tips * _ROUGH_TOKENS_PER_TIP)
-            cell_s = tokens * max(fact.file_bytes / _ROUGH_BYTES_PER_S, 0.005)
+            cell_s = tokens * max(fact.file_bytes / _ROUGH_BYTES_PER_S, _MIN_S_PER_TOKEN)
         models.append(
             ModelPlan(
                 model=model,
                 cells=len(keys),
-                recorded=finished,
+                recorded=n_recorded,
                 params_b=fact.params_b,
                 memory_bytes=needed,
-                seconds=None if cell_s is None else cell_s * (len(keys) - finished) / config.workers,
+                seconds=None if cell_s is None else cell_s * (len(keys) - n_recorded) / config.workers,
                 measured=bool(latencies),
                 warning=memory_warning(fact, needed, free_memory(model)),
             )

@@ -13,6 +13,7 @@ from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import iso
 
+# Params and metrics in `run_values`, under their own names.
 _PARAMS = ("model", "scenario", "persona", "repeat", "host", "model_digest")
 _METRICS = ("composite", "provisional_composite", "format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")
 FILTERS = {"model": "params.model", "prompt": "params.prompt_version", "scenario": "params.scenario", "state": "state"}
@@ -42,11 +43,12 @@ def count_states(runs: Iterable[StoredRun]) -> CellCounts:
 
 def cells(store: RunStore, experiment_id: str, where: Mapping[str, str]) -> list[StoredRun]:
     """Return the cells of an experiment, newest first, without superseded ones and twins."""
-    # Twins are found among the runs of all states.
+    # Twins are found among the runs of all states, so the state is compared afterwards.
+    state = where.get("state")
     any_state = {key: value for key, value in where.items() if key != "state"}
     runs = list(search_cells(store, experiment_id, any_state))
     twins = twin_runs(runs)
-    return [run for run in runs if run.run_id not in twins and where.get("state", run.state) == run.state]
+    return [run for run in runs if run.run_id not in twins and state in (None, run.state)]
 
 
 def search_cells(store: RunStore, experiment_id: str, where: Mapping[str, str]) -> Iterator[StoredRun]:
@@ -130,17 +132,17 @@ def stale_runs(runs: Sequence[StoredRun]) -> set[str]:
     make it stale.
     """
     stale: set[str] = set()
-    for name, content_hash in _NAMES_AND_HASHES:
+    for get_name, get_hash in _NAMES_AND_HASHES:
         groups: dict[tuple[str | None, str | None], list[StoredRun]] = {}
         for run in runs:
-            groups.setdefault((run.tags.get("conditions"), name(run)), []).append(run)
+            groups.setdefault((run.tags.get("conditions"), get_name(run)), []).append(run)
         for group in groups.values():
-            if len({content_hash(run) for run in group}) == 1:
+            if len({get_hash(run) for run in group}) == 1:
                 continue
             newest = newest_run(group)
             for run in group:
                 failed_later = _failed(run) and run.start_ms > newest.start_ms
-                if content_hash(run) != content_hash(newest) and not failed_later:
+                if get_hash(run) != get_hash(newest) and not failed_later:
                     stale.add(run.run_id)
     return stale
 

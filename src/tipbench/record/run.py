@@ -19,7 +19,7 @@ class RunState(StrEnum):
 
 MOVES: Mapping[RunState, frozenset[RunState]] = {
     RunState.PENDING: frozenset({RunState.JUDGED}),
-    RunState.JUDGED: frozenset({RunState.PENDING}),
+    RunState.JUDGED: frozenset({RunState.PENDING}),  # if all its scores are held later
     RunState.FAILED: frozenset(),
 }
 
@@ -42,11 +42,11 @@ class RunKind(StrEnum):
     """Kind of a run in MLflow (tag `kind`)."""
 
     CELL = "cell"
-    COLLECTION = "collection"
-    JUDGING = "judging"
+    COLLECTION = "collection"  # a collect
+    JUDGING = "judging"  # a sheet
     LEADERBOARD = "leaderboard"
     DECISION = "decision"
-    REFUSED = "refused"
+    REFUSED = "refused"  # a model that may not run
     SIMULATION = "simulation"  # in the experiment tip-sim
 
 
@@ -64,7 +64,7 @@ class NewRun:
     params: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
-    texts: Mapping[str, str] = field(default_factory=dict)  # of any length
+    texts: Mapping[str, str] = field(default_factory=dict)  # strings of any length; see `tipbench.record.texts`
     supersedes: tuple[str, ...] = ()  # run ids to be tagged superseded=true once this run is stored
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from tipbench.errors import MlflowError, MlflowUnavailable
 from tipbench.record import mlflow_wire as wire
 from tipbench.record.run import NewRun, RunChange, StoredRun
-from tipbench.record.texts import PREFIX, check_key, from_tags, leftovers, unescape
+from tipbench.record.texts import check_key, from_tags, is_text_tag, leftovers, unescape
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,10 @@ class Experiment:
 
 
 class RunStore(Protocol):
-    """Stores runs. Raises MlflowUnavailable if the store is unreachable, MlflowError if it rejects a request."""
+    """Stores runs; the texts of a run are strings of any length, which are read only if requested.
+
+    Raises MlflowUnavailable if the store is unreachable, MlflowError if it rejects a request.
+    """
 
     def experiment(self, name: str) -> Experiment | None:
         """Return the experiment of this name, or None."""
@@ -46,11 +49,11 @@ class RunStore(Protocol):
 
     def experiments(self) -> list[Experiment]: ...
 
-    def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
+    def record(self, experiment_id: str, run: NewRun, *, may_exist: bool = False) -> str:
         """Write a complete run and return its id.
 
-        `maybe_there` means that the run may already be stored, so the store is searched first. A finished run with the
-        same cell_key is left unchanged; a half-written run with the same record_id is completed.
+        With `may_exist`, the store is searched first, because it may have the run already: a finished run with the same
+        cell_key is left unchanged, and a half-written run with the same record_id is completed.
         """
         ...
 
@@ -76,12 +79,12 @@ class RunStore(Protocol):
         """
         ...
 
-    def touch(self, experiment_id: str) -> None:
-        """Give the experiment a new `tipbench.revision`, which invalidates readers' caches."""
+    def mark_changed(self, experiment_id: str) -> None:
+        """Give the experiment a new `tipbench.revision`, so that readers do not use their caches."""
         ...
 
     def tag_experiment(self, experiment_id: str, tags: Mapping[str, str]) -> None:
-        """Set tags of the experiment, and a new revision."""
+        """Set tags of the experiment, and mark it as changed."""
         ...
 
 
@@ -119,18 +122,18 @@ class MemoryStore:
         with self._available():
             return list(self._experiments.values())
 
-    def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
+    def record(self, experiment_id: str, run: NewRun, *, may_exist: bool = False) -> str:
         tags = wire.checked_tags(run)
         with self._available():
             existing = wire.ExistingRuns()
-            if maybe_there:
-                stored_runs = self.search(experiment_id, where=wire.same_run_filter(run), half_written=True)
+            if may_exist:
+                stored_runs = self.search(experiment_id, where=wire.where_same_run(run), include_half_written=True)
                 existing = wire.classify_existing(run, stored_runs)
-            run_id = existing.done
+            run_id = existing.written_id
             if run_id is None:
-                run_id = existing.half or self.begin(experiment_id, run)
+                run_id = existing.half_written_id or self.begin(experiment_id, run)
                 stored = self._runs[run_id]
-                stored.text_tags = {key: value for key, value in tags.items() if key.startswith(PREFIX)}
+                stored.text_tags = {key: value for key, value in tags.items() if is_text_tag(key)}
                 stored.run = replace(
                     stored.run,
                     status="FINISHED" if run.ok else "FAILED",
@@ -142,7 +145,7 @@ class MemoryStore:
                 if old_id != run_id and old_id in self._runs:
                     old = self._runs[old_id]
                     old.run = replace(old.run, tags={**old.run.tags, wire.SUPERSEDED_TAG: "true"})
-            for abandoned_id in existing.abandoned:
+            for abandoned_id in existing.abandoned_ids:
                 del self._runs[abandoned_id]
             return run_id
 
@@ -152,16 +155,22 @@ class MemoryStore:
             if experiment_id not in self._experiments:
                 raise MlflowError(f"There is no experiment {experiment_id}.", code="RESOURCE_DOES_NOT_EXIST")
             run_id = uuid.uuid4().hex
-            tags = {key: unescape(value) for key, value in wire.checked_tags(run).items() if not key.startswith(PREFIX)}
+            tags = {key: unescape(value) for key, value in wire.checked_tags(run).items() if not is_text_tag(key)}
             stored = StoredRun(run_id, "RUNNING", run.start_ms, None, params={}, metrics={}, tags=tags)
             self._runs[run_id] = _MemoryRun(experiment_id, stored)
             return run_id
 
     def search(
-        self, experiment_id: str, *, where: Mapping[str, str], limit: int | None = None, half_written: bool = False
+        self,
+        experiment_id: str,
+        *,
+        where: Mapping[str, str],
+        limit: int | None = None,
+        include_half_written: bool = False,
     ) -> Iterator[StoredRun]:
-        """Search runs by tags or params, newest first, without texts; `half_written` includes half-written runs."""
-        return (run for run, _ in self._matching_runs(experiment_id, where, limit, half_written=half_written))
+        """Search runs by tags or params, newest first, without texts."""
+        matching = self._matching_runs(experiment_id, where, limit, include_half_written=include_half_written)
+        return (run for run, _ in matching)
 
     def read(
         self, experiment_id: str, *, where: Mapping[str, str], texts: Collection[str], limit: int | None = None
@@ -172,21 +181,18 @@ class MemoryStore:
         return ((run, from_tags(text_tags, texts)) for run, text_tags in matching)
 
     def _matching_runs(
-        self, experiment_id: str, where: Mapping[str, str], limit: int | None, *, half_written: bool = False
+        self, experiment_id: str, where: Mapping[str, str], limit: int | None, *, include_half_written: bool = False
     ) -> list[tuple[StoredRun, dict[str, str]]]:
         with self._available():
-            runs = [
-                (stored.run, stored.text_tags)
+            matching = [
+                stored
                 for stored in self._runs.values()
                 if stored.experiment_id == experiment_id
+                and (include_half_written or stored.run.status in wire.WRITTEN_STATUSES)
+                and wire.matches(stored.run, where)
             ]
-        runs.sort(key=lambda pair: (-pair[0].start_ms, pair[0].run_id))
-        matching = [
-            (run, text_tags)
-            for run, text_tags in runs
-            if (half_written or run.status in wire.DONE) and wire.matches(run, where)
-        ]
-        return matching[:limit]
+            matching.sort(key=lambda stored: (-stored.run.start_ms, stored.run.run_id))
+            return [(stored.run, stored.text_tags) for stored in matching[:limit]]
 
     def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
         with self._available():
@@ -207,7 +213,7 @@ class MemoryStore:
                 stored.run, metrics={**stored.run.metrics, **metrics}, tags={**stored.run.tags, **change.tags}
             )
 
-    def touch(self, experiment_id: str) -> None:
+    def mark_changed(self, experiment_id: str) -> None:
         self.tag_experiment(experiment_id, {})
 
     def tag_experiment(self, experiment_id: str, tags: Mapping[str, str]) -> None:

@@ -66,7 +66,8 @@ class Summary:
     refused: Mapping[str, str]  # by model: the reason
     failures: tuple[str, ...] = ()  # one line per failed cell
 
-    def counts(self) -> dict[str, float]:
+    def totals(self) -> dict[str, float]:
+        """Return the numbers that are in the JSON and in the metrics of the run."""
         return {name: getattr(self, name) for name in ("cells", "recorded_before", "generated", "failed", "seconds")}
 
     def event(self) -> Collected:
@@ -87,7 +88,7 @@ class Summary:
         return {
             "experiment": self.experiment,
             "experiment_url": self.experiment_url,
-            **self.counts(),
+            **self.totals(),
             "pairs": [
                 {
                     "model": model,
@@ -110,7 +111,7 @@ def collection_run(
 ) -> NewRun:
     """Build the run of kind=collection, with the configuration, the outcome and the models that were in memory."""
     evidence = summary.evidence
-    metrics = summary.counts()
+    metrics = summary.totals()
     tags = {"ended": ended, "tipbench.version": tipbench.__version__}
     values = config.model_dump()
     urls_without_login = {key: strip_login(values[key]) for key in ADDRESSES if values[key]}

@@ -1,9 +1,8 @@
 """Stores texts of any length and content as MLflow tags, without loss.
 
 MLflow silently truncates a tag at 8000 characters, so a longer text is split into the parts KEY.001, KEY.002, …;
-KEY.meta has its length and hash. Databases reject NUL and JSON rejects lone surrogates, so both are
-escaped as U+241B and four hex digits, as is U+241B itself. Any other text is stored unchanged, readable in
-MLflow's own pages.
+KEY.meta has its length and hash. Databases reject NUL and JSON rejects lone surrogates, so both are escaped as U+241B
+and four hex digits, as is U+241B itself. Any other text is stored unchanged, readable in MLflow's own pages.
 
 A text can be replaced, and its writer may die at any moment, so readers follow these rules:
 
@@ -25,13 +24,13 @@ from dataclasses import dataclass
 
 from tipbench.errors import CorruptText
 
-PREFIX = "artifact:"
 TAG_CHARS = 8000  # MLflow's limit for a tag
 
+_KEY_PREFIX = "artifact:"
 _ESCAPE = "\u241b"
 _UNSAFE = re.compile("[\x00\ud800-\udfff\u241b]")
 _ESCAPED = re.compile(_ESCAPE + "(0000|d[89a-f][0-9a-f]{2}|241b)")
-_PART_KEY = re.compile(r"(?s)(.+)\.([0-9]{3,})\Z")
+_PART_TAG = re.compile(r"(?s)(.+)\.([0-9]{3,})\Z")
 _META = ".meta"
 
 
@@ -49,39 +48,49 @@ def unescape(stored: str) -> str:
 
 def check_key(key: str) -> None:
     """Raise ValueError for a key that is not valid for a text, or could be mistaken for a part of another."""
-    if not key.startswith(PREFIX) or text_key(key) != key:
-        raise ValueError(f"a text's key begins with {PREFIX!r} and ends neither in .meta nor in a number: {key!r}")
+    if not is_text_tag(key) or text_key(key) != key:
+        raise ValueError(f"a text's key begins with {_KEY_PREFIX!r} and ends neither in .meta nor in a number: {key!r}")
 
 
-def text_key(key: str) -> str:
-    """Return the key of the text a tag belongs to: KEY for KEY, KEY.meta and KEY.001."""
-    if key.endswith(_META):
-        return key.removesuffix(_META)
-    match = _PART_KEY.match(key)
-    return match[1] if match else key
+def is_text_tag(tag: str) -> bool:
+    """Return whether a tag holds a text, a part of one, or its `.meta`."""
+    return tag.startswith(_KEY_PREFIX)
+
+
+def text_key(tag: str) -> str:
+    """Return the key of the text that a tag belongs to: KEY for KEY, KEY.meta and KEY.001."""
+    if tag.endswith(_META):
+        return tag.removesuffix(_META)
+    match = _PART_TAG.match(tag)
+    return match[1] if match else tag
 
 
 def to_tags(key: str, text: str) -> dict[str, str]:
-    """Return the tags that hold this text: one if it fits, else numbered parts and their `.meta`."""
+    """Return the tags that hold this text: one tag if it fits, otherwise numbered parts and their `.meta`."""
     check_key(key)
-    stored = escape(text)
-    return {key: stored} if len(stored) <= TAG_CHARS else _in_parts(key, text, stored, 1)
+    escaped = escape(text)
+    return {key: escaped} if len(escaped) <= TAG_CHARS else _split(key, text, escaped, first=1)
 
 
-def _in_parts(key: str, text: str, stored: str, first: int) -> dict[str, str]:
-    parts = [stored[at : at + TAG_CHARS] for at in range(0, len(stored), TAG_CHARS)]
-    tags = {f"{key}.{number:03d}": part for number, part in enumerate(parts, start=first)}
+def _split(key: str, text: str, escaped: str, *, first: int) -> dict[str, str]:
+    """Return the parts of a long text, numbered from `first`, and their `.meta`."""
+    parts = [escaped[start : start + TAG_CHARS] for start in range(0, len(escaped), TAG_CHARS)]
+    tags = {_part_tag(key, number): part for number, part in enumerate(parts, start=first)}
     meta = {"parts": len(parts), "chars": len(text), "sha256": _sha256(text)}
     if first > 1:
         meta["first"] = first
     return tags | {key + _META: json.dumps(meta, separators=(",", ":"))}
 
 
+def _part_tag(key: str, number: int) -> str:
+    return f"{key}.{number:03d}"
+
+
 def single_request_tags(key: str, text: str, current: Mapping[str, str]) -> dict[str, str]:
     """Return the tags that replace the text in the current tags if they are all written in one request."""
     tags = to_tags(key, text)
     if key in tags and key + _META in current:
-        tags[key + _META] = ""
+        tags[key + _META] = ""  # otherwise readers would still use the parts
     return tags
 
 
@@ -91,33 +100,33 @@ def multi_request_tags(key: str, text: str, current: Mapping[str, str]) -> tuple
     Readers get the old text until the last tags are written, in one request.
     """
     tags = single_request_tags(key, text, current)
-    if key in tags:
+    if key in tags:  # the text fits into one tag
         return {}, tags
-    old_parts = _part_numbers(key, current)
-    part_count = len(tags) - 1  # the other tag is .meta
-    if old_parts and old_parts.start <= part_count:  # the numbers overlap
-        tags = _in_parts(key, text, escape(text), old_parts.stop)
+    old_numbers = _part_numbers(key, current)
+    n_parts = len(tags) - 1  # the other tag is .meta
+    if old_numbers and old_numbers.start <= n_parts:  # the numbers overlap
+        tags = _split(key, text, escape(text), first=old_numbers.stop)
     last = {key + _META: tags.pop(key + _META)}
-    if current.keys().isdisjoint((key, key + _META)):
-        tags = {key + _META: ""} | tags
+    if key not in current and key + _META not in current:
+        tags = {key + _META: ""} | tags  # written before the parts: parts without .meta would count as damaged
     return tags, last
 
 
 def leftovers(key: str, tags: Mapping[str, str]) -> list[str]:
     """Return the tags of this text that are no longer needed, in the order in which they may be deleted."""
     text_tags = tags_of(key, tags)
-    parts = sorted(text_tags.keys() - {key, key + _META})
-    if not text_tags.get(key + _META):
-        if key + _META in text_tags:
-            return [*parts, key + _META]
-        return parts if key in text_tags else []
+    part_tags = sorted(text_tags.keys() - {key, key + _META})
+    if key + _META not in text_tags:
+        return part_tags if key in text_tags else []
+    if not text_tags[key + _META]:
+        return [*part_tags, key + _META]
     numbers = _part_numbers(key, tags)
-    if numbers is None:
+    if numbers is None:  # .meta is invalid, so it is unknown which tags are needed
         return []
     unneeded = [key] if key in text_tags else []
-    for tag in parts:
+    for tag in part_tags:
         number = int(tag.removeprefix(key + "."))
-        if number not in numbers or tag != f"{key}.{number:03d}":
+        if number not in numbers or tag != _part_tag(key, number):  # KEY.0001 is not the tag of part 1
             unneeded.append(tag)
     return unneeded
 
@@ -150,14 +159,14 @@ def from_tags(text_tags: Mapping[str, str], wanted: Collection[str] | None = Non
 
 
 def _read_text(key: str, tags: Mapping[str, str]) -> str | None:
-    """Return the text of these tags; None if a first text is being written."""
+    """Return the text of these tags; None if the first one is being written. See the rules above."""
     if tags.get(key + _META):
         meta = _parse_meta(key, tags[key + _META])
         numbers = meta.part_numbers
-        missing = next((number for number in numbers if f"{key}.{number:03d}" not in tags), None)
+        missing = next((number for number in numbers if _part_tag(key, number) not in tags), None)
         if missing is not None:
             raise _corrupt(key, f"part {missing:03d} of {meta.parts} is missing")
-        text = unescape("".join(tags[f"{key}.{number:03d}"] for number in numbers))
+        text = unescape("".join(tags[_part_tag(key, number)] for number in numbers))
         if len(text) != meta.chars:
             raise _corrupt(key, f"it has {len(text)} characters but .meta has {meta.chars}")
         if _sha256(text) != meta.sha256:
@@ -194,7 +203,8 @@ def _parse_meta(key: str, meta: str) -> _Meta:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise _corrupt(key, f"its .meta cannot be read: {meta[:80]!r}") from exc
     numbers = (found.parts, found.chars, found.first)
-    if any(type(number) is not int for number in numbers) or not 1 <= found.parts <= found.chars or found.first < 1:
+    are_integers = all(type(number) is int for number in numbers)  # isinstance would accept true and false
+    if not are_integers or not 1 <= found.parts <= found.chars or found.first < 1:
         raise _corrupt(key, f"its .meta is invalid: {meta[:80]!r}")
     return found
 

@@ -19,8 +19,9 @@ _REVISION_EVERY_S = 5.0  # between updates of the experiment's revision, which i
 _UNAVAILABLE_RETRY_S = 1.0
 _JOIN_S = 2.0  # a thread may hang in a request; it is a daemon, and its result stays in the journal
 _MAX_REJECTED_IN_A_ROW = 3  # then the collect stops, because MLflow seems to reject everything
-_MAX_SERVER_ERRORS = 30  # then a result is left for the next collect, if other results are stored meanwhile
+_MAX_SERVER_ERRORS = 30  # for one result; then it may be left for the next collect
 _MIN_STORED_SINCE = 3  # if this many others are stored while a result fails, the result itself is the cause
+_POLL_S = 0.2
 
 
 class Writers:
@@ -34,8 +35,8 @@ class Writers:
         self._journal = journal
         self._observer = observer
         self._draining = draining  # the journal of a dead process: MLflow may already have any of its results
-        # By record id: the value of `_stored` when storing the result first failed.
-        self._stored_at_failure: dict[str, int] = {}
+        # By record id: the value of `_n_stored` when storing the result first failed.
+        self._n_stored_at_failure: dict[str, int] = {}
         self._server_errors: Counter[str] = Counter()  # by record id: number of responses with a server error
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -44,7 +45,7 @@ class Writers:
         self._revision_set_at = time.monotonic()
         # True: the revision must be updated. True at first, because an earlier writer may have died before it did so.
         self._revision_outdated = True
-        self._stored = 0  # number of results
+        self._n_stored = 0
         self._rejected: list[str] = []  # messages, one per result that MLflow rejects
         self._rejected_in_a_row = 0
         self._error: Exception | None = None
@@ -72,10 +73,10 @@ class Writers:
         """Wait until all results are stored.
 
         Raises MlflowUnavailable once MLflow has been unavailable for `wait_s` seconds, or after `at_most_s` seconds in
-        total.
+        total; MlflowError if MLflow rejected results, except when draining, because a collect may go on without them.
         """
         started, last_reported = time.monotonic(), -1
-        while (left := self._journal.outstanding() - len(self._rejected)) > 0:
+        while (left := self._journal.outstanding() - len(self._rejected)) > 0:  # rejected ones stay in the journal
             self.check()
             if left != last_reported:
                 self._observer(Recording(left))
@@ -85,10 +86,10 @@ class Writers:
                 raise MlflowUnavailable(f"{self._unavailable_why} {self._journal_note()}")
             if at_most_s is not None and now - started > at_most_s:
                 raise MlflowUnavailable(f"MLflow took longer than {at_most_s:g} s. {self._journal_note()}")
-            self._journal.wait_for_change(0.2)
+            self._journal.wait_for_change(_POLL_S)
         self.check()
         self._note_available()
-        self._touch(force=True)
+        self._update_revision(force=True)
         if self._rejected and not self._draining:
             raise MlflowError(
                 f"MLflow refused {len(self._rejected)} of the results: {self._rejected[0]}. {self._journal_note()}"
@@ -103,7 +104,7 @@ class Writers:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            entry = self._journal.take(0.2)
+            entry = self._journal.take(_POLL_S)
             if entry is None:
                 continue
             try:
@@ -115,10 +116,10 @@ class Writers:
 
     def _store_entry(self, entry: Entry) -> None:
         run = self._journal.read(entry)
-        sent_before = entry.record_id in self._stored_at_failure
-        maybe_there = self._draining or sent_before or run.kind is RunKind.REFUSED
+        sent_before = entry.record_id in self._n_stored_at_failure
+        may_exist = self._draining or sent_before or run.kind is RunKind.REFUSED
         try:
-            self._store.record(self._experiment_id, run, maybe_there=maybe_there)
+            self._store.record(self._experiment_id, run, may_exist=may_exist)
         except MlflowUnavailable as exc:
             self._retry_later(entry, str(exc))
         except MlflowError as exc:
@@ -126,21 +127,21 @@ class Writers:
         else:
             self._journal.mark_stored(entry)
             with self._lock:
-                self._stored += 1
+                self._n_stored += 1
                 self._rejected_in_a_row = 0
             self._note_available()
             self._revision_outdated = True
-            self._touch()
+            self._update_revision()
 
     def _retry_later(self, entry: Entry, why: str) -> None:
         with self._lock:
-            self._stored_at_failure.setdefault(entry.record_id, self._stored)
+            self._n_stored_at_failure.setdefault(entry.record_id, self._n_stored)
             self._unavailable_why = why
-            first = self._unavailable_since is None
-            if first:
+            newly_unavailable = self._unavailable_since is None
+            if newly_unavailable:
                 self._unavailable_since = time.monotonic()
         self._journal.put_back(entry)
-        if first:
+        if newly_unavailable:
             self._observer(Message(f"{why} Results are kept in the journal until it is available.", warning=True))
             self._observer(Waiting("MLflow", 0))
         self._stop.wait(_UNAVAILABLE_RETRY_S)
@@ -153,7 +154,7 @@ class Writers:
         if exc.status >= 500:
             with self._lock:
                 self._server_errors[entry.record_id] += 1
-                stored_since = self._stored - self._stored_at_failure.get(entry.record_id, self._stored)
+                stored_since = self._n_stored - self._n_stored_at_failure.get(entry.record_id, self._n_stored)
                 others_succeed = stored_since >= _MIN_STORED_SINCE
                 failed_often = self._server_errors[entry.record_id] >= _MAX_SERVER_ERRORS
             give_up = failed_often and (others_succeed or self._draining)
@@ -181,8 +182,8 @@ class Writers:
         if was_unavailable:
             self._observer(Resumed("MLflow"))
 
-    def _touch(self, *, force: bool = False) -> None:
-        """Update the revision, which invalidates readers' caches, at most every few seconds; with `force`, at once."""
+    def _update_revision(self, *, force: bool = False) -> None:
+        """Mark the experiment as changed if results were stored, at most every few seconds; with `force`, at once."""
         with self._lock:
             elapsed_s = time.monotonic() - self._revision_set_at
             due = self._revision_outdated and (force or elapsed_s > _REVISION_EVERY_S)
@@ -190,6 +191,6 @@ class Writers:
                 self._revision_outdated, self._revision_set_at = False, time.monotonic()
         if due:
             try:
-                self._store.touch(self._experiment_id)
+                self._store.mark_changed(self._experiment_id)
             except (MlflowUnavailable, MlflowError):
                 self._revision_outdated = True

@@ -49,7 +49,7 @@ from tipbench.web.errors import Conflict, Forbidden, Invalid, NotFound, WebError
 from tipbench.web.forms import DEFAULT_LIMIT, SortKey, page_of
 from tipbench.web.judge_service import ApplyOptions, accept_drift, apply_sheet, get_or_export_sheet, parse_sheet_request
 from tipbench.web.queries import check_name, get_experiment
-from tipbench.workflows.judging import drift_reason, duel_request
+from tipbench.workflows.judging import duel_request, parse_drift_reason
 
 if TYPE_CHECKING:
     from tipbench.web.deps import Panel
@@ -237,7 +237,7 @@ class BatchService:
     def accept(self, admin: Identity, sheet: str, reason: str, experiment: str | None = None) -> BatchClosedShape:
         """Accept the drift of a held batch and save the reason. Raises Conflict if the batch is not held."""
         with options_at("body"):
-            why = drift_reason(reason, "reason")
+            why = parse_drift_reason(reason, "reason")
         batch = self._sync(self._visible(admin, sheet, experiment))
         if (batch.status, batch.accepted) != (Status.APPLIED, why):
             self._check_held(batch)

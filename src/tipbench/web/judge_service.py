@@ -35,7 +35,7 @@ from tipbench.web.forms import JSON
 from tipbench.web.options import RunPermissions
 from tipbench.web.queries import Queries, get_experiment, revision
 from tipbench.workflows.board import judge_name
-from tipbench.workflows.judging import SheetRequest, apply_file, drift_reason, requested_sheet, sheet_file
+from tipbench.workflows.judging import SheetRequest, apply_file, parse_drift_reason, requested_sheet, sheet_file
 
 CSV = "text/csv"
 MIN_ANSWERS = MIN_CONTROLS  # on a judge's sheet; smaller sheets have too few control tips
@@ -115,7 +115,7 @@ class ApplyOptions:
         if accept is not None and who.is_judge:
             raise Forbidden("Only an admin can accept drift. Revise the sheet and apply it again.")
         with options_at("query"):
-            reason = drift_reason(accept) if accept is not None else None
+            reason = parse_drift_reason(accept) if accept is not None else None
         return cls(who, _judge_name(judge, who, "query.judge"), reason, dry_run, final)
 
 

@@ -14,12 +14,12 @@ from tipbench.judge.check import name_problem, normalize_name
 from tipbench.record.reader import parse_filter
 from tipbench.record.store import Experiment, RunStore
 
-Where = tuple[tuple[str, str], ...]
+Where = tuple[tuple[str, str], ...]  # filters on cells, as in --where: keys and values
 
 
 @dataclass(frozen=True)
 class BoardQuery:
-    """Options of a board; also the key of its cache."""
+    """Options of a board. It is hashable, because the panel caches boards by their options."""
 
     where: Where = ()
     judge: str | None = None
@@ -68,9 +68,9 @@ def board_query(
     )
 
 
-def parse_filters(texts: Sequence[str], named: Mapping[str, str] | None = None) -> Where:
-    """Parse KEY=VALUE texts and add them to `named`. Raises InvalidOption if a key has two values."""
-    filters = dict(named or {})
+def parse_filters(texts: Sequence[str], other_filters: Mapping[str, str] | None = None) -> Where:
+    """Return `other_filters` and the KEY=VALUE texts. Raises InvalidOption if a key has two different values."""
+    filters = dict(other_filters or {})
     for key, value in map(parse_filter, texts):
         if filters.setdefault(key, value) != value:
             raise InvalidOption("where", f"has two values for {key}, {filters[key]} and {value}; no cell matches both.")
@@ -95,7 +95,7 @@ def judge_name(text: str | None) -> str | None:
 
 
 def _baseline(text: str | None, by: Side | None) -> Pair | None:
-    """Parse a baseline: MODEL/PROMPT, or the name of a model or prompt if the board ranks by it."""
+    """Parse a baseline: MODEL/PROMPT; MODEL or MODEL/* on a board of models, PROMPT or */PROMPT on one of prompts."""
     if text is None:
         return None
     if by == "model":

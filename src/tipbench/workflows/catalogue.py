@@ -33,6 +33,7 @@ CATEGORIES: Mapping[str, tuple[str, ...]] = {
 GENERAL = "general"
 _NUMBER_WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 _NUMBERS = {word: i for i, word in enumerate(_NUMBER_WORDS, start=1)} | {"a": 1, "an": 1, "fifteen": 15, "twenty": 20}
+# "half an hour" and "a quarter of an hour" are not one hour.
 _DURATION = re.compile(rf"(?<!half )(?<!of )\b(\d{{1,3}}|{'|'.join(_NUMBERS)})[ -](second|minute|min|hour)s?\b")
 _UNIT_MINUTES = {"second": 1 / 60, "minute": 1, "min": 1, "hour": 60}
 _MIN_COMPOSITE, _MAX_COMPOSITE = 2.0, 17.0  # range of the rubric `tip-v1`, which policies expect
@@ -59,7 +60,7 @@ def build_catalogue(store: RunStore, experiment: Experiment, pair: Pair) -> Cata
         pair=str(pair),
         rubric=cells.rubric,
         provisional=cells.provisional,
-        tips=sorted(tips, key=lambda tip: (-(tip.composite or 0.0), tip.tip_id)),
+        tips=sorted(tips, key=lambda tip: (-(tip.composite or 0.0), tip.tip_id)),  # no composite is None here
     )
 
 
@@ -69,10 +70,10 @@ def category_of(tip: str) -> str:
     Plural and -ing forms of the words count too. On a tie, the first category of CATEGORIES is returned.
     """
     words = re.findall(r"[a-z]+", tip.lower())
-    counts = {
-        name: sum(any(word in (stem, f"{stem}s", f"{stem}es", f"{stem}ing") for stem in stems) for word in words)
-        for name, stems in CATEGORIES.items()
-    }
+    counts: dict[str, int] = {}
+    for name, stems in CATEGORIES.items():
+        forms = {stem + ending for stem in stems for ending in ("", "s", "es", "ing")}
+        counts[name] = sum(word in forms for word in words)
     best = max(counts, key=lambda name: counts[name])
     return best if counts[best] else GENERAL
 
@@ -100,7 +101,8 @@ def _catalogue_tips(answers: tuple[ScenarioAnswers, ...], pair: Pair, rubric: Ru
                 continue
             for tip in answer.tips:
                 text = one_line(tip.tip).encode("utf-8", "backslashreplace").decode()
-                if not 0 < len(text) <= MAX_TIP or not tip.scores or tip.overlong:
+                has_valid_length = 0 < len(text) <= MAX_TIP
+                if not has_valid_length or not tip.scores or tip.overlong:
                     continue
                 composite = rubric.composite(tip.scores, format_ok=True, overlong=False)
                 fraction = (composite - low) / (high - low)
@@ -114,7 +116,7 @@ def _catalogue_tips(answers: tuple[ScenarioAnswers, ...], pair: Pair, rubric: Ru
             tip=text,
             category=category_of(text),
             composite=round(fmean(text_composites), 4),
-            slot_hour=next(iter(hours[text])) if len(hours[text]) == 1 else None,
+            slot_hour=next(iter(hours[text])) if len(hours[text]) == 1 else None,  # None suits any hour
             effort_min=effort_of(text),
             scores={scale: round(fmean(scores), 4) for scale, scores in sorted(scale_scores[text].items())},
         )

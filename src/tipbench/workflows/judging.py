@@ -1,6 +1,6 @@
 """Judging for commands, panel and DAG tasks.
 
-The module checks the options of judges, locks judging, exports and applies sheets, and requests duels.
+The module checks the options of judges, holds the lock on scores, exports and applies sheets, and requests duels.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def judging_lock(
 
     Raises LockHeld if the lock is not free within `wait_s`; waits without limit if `wait_s` is None.
     """
-    lock = ResourceLock(home, f"judging at {canonical_url(url)}", "another judge command")
+    lock = ResourceLock(home, f"judging at {canonical_url(url)}", purpose="another judge command")
     try:
         lock.acquire(wait=True, report=report, timeout_s=wait_s)
     except LockHeld as exc:
@@ -68,8 +68,11 @@ def judging_lock(
         lock.release()
 
 
-def drift_reason(text: str, key: str = "accept_drift") -> str:
-    """Return the stripped reason for accepting drift. Raises InvalidOption for `key` unless it is one line of text."""
+def parse_drift_reason(text: str, key: str = "accept_drift") -> str:
+    """Return the reason for accepting drift, stripped. Raises InvalidOption unless it is one line of text.
+
+    `key` is the option or field that the error names.
+    """
     reason = text.strip()
     if not (0 < len(reason) <= _MAX_REASON_LENGTH and reason.isprintable()):
         raise InvalidOption(
@@ -87,7 +90,7 @@ class SheetRequest:
     filled: bool = False  # with the scores applied so far
     focus: bool = False  # only cells that can separate the leader from the pairs tied with it
     format: Literal["json", "csv"] = "json"
-    own: bool = False  # a judge requests it, who may see only their own sheets
+    by_judge: bool = False  # requested by a judge, who may see only their own sheets
 
     def __post_init__(self) -> None:
         if self.filled and self.sheet is None:
@@ -97,42 +100,43 @@ class SheetRequest:
 def requested_sheet(
     store: RunStore,
     experiment: Experiment,
-    query: SheetRequest,
+    request: SheetRequest,
     *,
     report_focus: Callable[[Focus], None] = lambda _focus: None,
 ) -> ExportResult | None:
     """Return the stored sheet or a new export. None if the stored sheet does not exist or belongs to another judge.
 
-    A judge with an open sheet gets it again while more than half of it is unscored. `report_focus` is called with the
-    selected cells if the query has `focus`.
+    A judge with an open sheet gets it again while more than half of it is unscored. With `focus`, `report_focus` is
+    called with the selected cells.
     """
-    if query.sheet is not None:
-        stored = find_sheet(store, experiment, query.sheet)
-        if stored is None or (query.own and stored.owner != query.export.judge):
+    if request.sheet is not None:
+        stored = find_sheet(store, experiment, request.sheet)
+        if stored is None or (request.by_judge and stored.owner != request.export.judge):
             return None
         return ExportResult(stored)
-    request = query.export
-    if query.focus:
-        request, selected = _focused(store, experiment, request)
+    export = request.export
+    if request.focus:
+        export, selected = _focused(store, experiment, export)
         report_focus(selected)
-    if query.own:
-        sheets = stored_sheets(store, experiment, request.judge)
+    if request.by_judge:
+        sheets = stored_sheets(store, experiment, export.judge)
         own_sheets = [sheet for sheet in sheets if not sheet.provisional]
         for sheet in own_sheets:
-            if sheet.is_open and 2 * len(sheet.unscored) > len(sheet.entries):
+            is_mostly_unscored = len(sheet.unscored) > len(sheet.entries) / 2
+            if sheet.is_open and is_mostly_unscored:
                 return ExportResult(sheet)
         # Leave out the unscored cells of the judge's other sheets. If cells appeared on two sheets, the judge could
         # recognise the controls as the items that appear on only one.
         unscored = (entry for sheet in own_sheets for entry in sheet.unscored)
-        cells = frozenset(entry.run_id for entry in unscored if entry.kind is ItemKind.CELL and entry.run_id)
-        request = replace(request, without=cells)
-    return export_sheet(store, experiment, request)
+        cell_ids = frozenset(entry.run_id for entry in unscored if entry.kind is ItemKind.CELL and entry.run_id)
+        export = replace(export, without=cell_ids)
+    return export_sheet(store, experiment, export)
 
 
-def sheet_file(stored: StoredSheet, query: SheetRequest) -> str:
+def sheet_file(stored: StoredSheet, request: SheetRequest) -> str:
     """Return the content of the sheet's file. A filled one has the scores applied so far and the name of its judge."""
-    to_text = sheet_csv if query.format == "csv" else sheet_text
-    if not query.filled:
+    to_text = sheet_csv if request.format == "csv" else sheet_text
+    if not request.filled:
         return to_text(stored.sheet)
     return to_text(replace(stored.sheet, judge=stored.owner), stored.scores)
 
@@ -150,6 +154,7 @@ def apply_file(
 ) -> ApplyResult | DuelApplyResult:
     """Apply a filled sheet of tips or duels. Raises SheetRefused with all problems of the file.
 
+    `accept` is the reason for accepting drift. With `final`, the sheet is finished, even if items are unscored.
     `check` is called before anything is written, and may raise to refuse a sheet of tips.
     """
     if raw.get("format") == DUELS:
@@ -167,12 +172,13 @@ def _focused(store: RunStore, experiment: Experiment, request: ExportRequest) ->
     The second value describes these cells. Raises NotEnoughData if there are none.
     """
     cells, board = _read_board(store, experiment)
-    selected = None if board is None else focus(cells, board.ranking)
+    selected = focus(cells, board.ranking) if board is not None else None
     if selected is None:
         raise NotEnoughData(
             f"focus needs judged cells, a leader with {TIED} pairs, and unjudged cells of these. "
             "See the leaderboard, or leave focus out to judge all pending cells."
         )
+    # Without overlap, which would add cells that others have scored: the selected cells are unjudged.
     return replace(request, only=selected.run_ids, first=selected.scenarios, overlap=0.0), selected
 
 
@@ -205,13 +211,13 @@ def duel_request(
         for cell in cells.cells
         if cell.pair in pairs and not cell.failed
     }
-    return DuelRequest(runs, cells.rubric, judge, limit, seed, suite)
+    return DuelRequest(runs, cells.rubric, judge=judge, limit=limit, seed=seed, suite=suite)
 
 
 def _read_board(store: RunStore, experiment: Experiment) -> tuple[BoardCells, Leaderboard | None]:
     """Return the cells and their leaderboard, which is None until people have scored cells."""
     cells = read_board(store, experiment.experiment_id, CellFilter())
-    if cells.provisional:
+    if cells.provisional:  # only automatic judges have scored
         return cells, None
     return cells, make_board(experiment.name, cells, BoardOptions(design=read_design(experiment.tags)))
 
@@ -220,5 +226,6 @@ def refused_json(exc: SheetRefused, sheet: object = None) -> dict[str, Any]:
     """Return a refusal in the form of `judge apply --json`. `sheet` is the sheet's id as read from the file."""
     problems = [problem.to_json() for problem in exc.problems if isinstance(problem, Problem)]
     errors = problems or [{"item": None, "tip": None, "field": "sheet", "message": str(exc)}]
-    sheet_id = sheet if isinstance(sheet, str) and len(sheet) <= 64 else None
+    is_plausible_id = isinstance(sheet, str) and len(sheet) <= 64
+    sheet_id = sheet if is_plausible_id else None
     return {"sheet": sheet_id, "status": "refused", "applied": 0, "unfinished": 0, "errors": errors, "drift": None}

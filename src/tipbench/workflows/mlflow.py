@@ -57,7 +57,13 @@ class MlflowAccess:
     def connect(self, tracking: Tracking) -> TrackingStore:
         """Return the store of a server."""
         store = MlflowStore(tracking.url, pages_url=self.pages_of(tracking.url), **self.login(tracking.url))
-        return TrackingStore(store, tracking.identity, tracking.how.removeprefix("MLflow at "), store.url, store.close)
+        return TrackingStore(
+            store,
+            identity=tracking.identity,
+            description=tracking.description.removeprefix("MLflow at "),
+            url=store.url,
+            close=store.close,
+        )
 
     def login(self, url: str) -> MlflowLogin:
         """Return the credentials and Host header for the MLflow at `url`; empty unless it is the configured server.

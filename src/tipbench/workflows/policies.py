@@ -82,7 +82,10 @@ class PoliciesReport(TypedDict):
 
 
 def read_policies(home: Path, user_id: str | None = None) -> PoliciesReport:
-    """Return the report of the last DAYS, for one user too if an id is given; raises UsageError for an invalid id."""
+    """Return the report, also for one user if an id is given; raises UsageError for an invalid id.
+
+    Rewards by day and the agreement of shadows are of the last DAYS; counts are of the whole log.
+    """
     if user_id is not None:
         check_user_id(user_id)
     if not store_exists(home):
@@ -107,17 +110,19 @@ def set_shadow(home: Path, name: str, *, enabled: bool) -> None:
 
 def _summary_of_all_users(database: Database, policy: str, since: float) -> PolicySummary:
     days = means_over_time(database, policy, "reward", since=since, step_s=_DAY_S)
-    return _policy_summary(policy, policy_totals(database, policy, None), days, _pooled_weights(database, policy))
+    totals = policy_totals(database, policy, prior_hash=None)
+    return _policy_summary(policy, totals, days, _pooled_weights(database, policy))
 
 
 def _user_summaries(database: Database, key: str) -> list[PolicySummary]:
-    user = load_user(key, {}, database, None)
-    found = []
+    user = load_user(key, priors={}, database=database, store=None)
+    summaries = []
     for policy in POLICIES:
         ridge = user.ridge(policy)
-        stats = user_stats(database, user.key, policy, ridge, None, since=user.reset_seq)
-        found.append(_policy_summary(policy, stats, [], _weights(policy, ridge) if ridge.n else []))
-    return found
+        stats = user_stats(database, user.key, policy, ridge, prior_hash=None, since=user.reset_seq)
+        weights = _weights(policy, ridge) if ridge.n else []
+        summaries.append(_policy_summary(policy, stats, days=[], weights=weights))
+    return summaries
 
 
 def _policy_summary(policy: str, stats: dict[str, Any], days: list[Mean], weights: list[Weight]) -> PolicySummary:
@@ -143,10 +148,10 @@ def _pooled_weights(database: Database, policy: str) -> list[Weight]:
     )
     if not rows:
         return []
-    x = np.array([from_json(body)["x"] for body, _ in rows])
+    x = np.array([from_json(body)["x"] for body, _ in rows])  # features, one row per reward
     rewards = np.array([reward for _, reward in rows])
     ridge = POLICIES[policy].ridge()
-    ridge.restore(x.T @ x, x.T @ rewards, len(rows), float(rewards.sum()))
+    ridge.restore(a=x.T @ x, b=x.T @ rewards, n=len(rows), reward_sum=float(rewards.sum()))
     return _weights(policy, ridge)
 
 
@@ -174,9 +179,10 @@ def _shadow_summary(database: Database, switches: Switches, name: str, since: fl
 
 
 def means_over_time(database: Database, policy: str, kind: str, *, since: float, step_s: float) -> list[Mean]:
-    """Return the mean of each period of `step_s` seconds after `since`.
+    """Return the mean of a policy's log entries of one kind in each period of `step_s` seconds after `since`.
 
-    Of the kind `reward`, the mean reward; of `signal`, how often a shadow chose the served tip.
+    For the kind `reward`, it is the mean reward; for `signal`, the share of requests in which a shadow chose the served
+    tip.
     """
     rows = database.rows(
         "SELECT CAST((received - ?1) / ?2 AS INTEGER) AS step, count(*), total(reward), total(reward * reward) "
@@ -189,8 +195,8 @@ def means_over_time(database: Database, policy: str, kind: str, *, since: float,
         low = high = None
         if n > 1:
             variance = max(squares - total * total / n, 0.0) / (n - 1)
-            half = _Z * math.sqrt(variance / n)
-            low, high = mean - half, mean + half
+            half_width = _Z * math.sqrt(variance / n)
+            low, high = mean - half_width, mean + half_width
         day = datetime.fromtimestamp(since + step * step_s, UTC).date().isoformat()
         means.append({"day": day, "n": n, "mean": mean, "low": low, "high": high})
     return means

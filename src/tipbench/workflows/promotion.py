@@ -13,7 +13,7 @@ from tipbench.errors import NotEnoughData, UsageError
 from tipbench.serve.event_log import open_store, read_entries, store_exists
 from tipbench.serve.policy import known_policy
 from tipbench.serve.prior import Prior
-from tipbench.serve.switches import SHADOWS, Promotion, Switches
+from tipbench.serve.switches import SHADOWS, Promotion, ShadowCounts, Switches
 from tipbench.simulate.off_policy import (
     ESTIMATORS,
     ReplayedDecision,
@@ -67,7 +67,7 @@ def check_promotion(
     With `simulation_only`, the clauses on the event log are not checked. With `quick`, they are not checked either, and
     the verdict is not recorded.
     """
-    known_policy(candidate)
+    candidate = known_policy(candidate).name
     with switches_of(home) as switches:
         baseline = known_policy(baseline or switches.active()).name
         if baseline == candidate:
@@ -75,9 +75,16 @@ def check_promotion(
                 f"{candidate} is the baseline too: there is nothing to compare. Choose another --baseline."
             )
         clauses = simulation_clauses(candidate, baseline, size, priors=priors, on_progress=on_progress)
-        checked_at = iso(time.time())
-        checked_versions = versions(candidate, baseline, priors)
-        verdict = Verdict(candidate, baseline, clauses, simulation_only, size, checked_at, checked_versions, quick)
+        verdict = Verdict(
+            candidate,
+            baseline,
+            clauses,
+            simulation_only=simulation_only,
+            size=size,
+            at=iso(time.time()),
+            versions=versions(candidate, baseline, priors),
+            quick=quick,
+        )
         if not simulation_only and not quick:
             log_clauses, validity = _check_log(home, switches, candidate, baseline, priors)
             verdict = replace(verdict, clauses=(*clauses, *log_clauses), validity=validity)
@@ -96,10 +103,14 @@ def _check_log(
         decisions_clause = log_clause(logged_decisions(replayed, baseline))
     except NotEnoughData as exc:
         replayed, decisions_clause = [], log_clause(None, str(exc))
-    shadow = next((name for name, policy in SHADOWS.items() if policy == candidate), "")
-    counts = switches.shadow_counts(shadow)
-    is_current = _logged_by_current_version(home, baseline)
-    record = ShadowRecord(counts.calls, counts.calls - counts.dropped, counts.errors, is_current)
+    shadow = next((name for name, policy in SHADOWS.items() if policy == candidate), None)
+    counts = switches.shadow_counts(shadow) if shadow is not None else ShadowCounts()
+    record = ShadowRecord(
+        expected=counts.calls,
+        signals=counts.calls - counts.dropped,
+        errors=counts.errors,
+        same_schema=_logged_by_current_version(home, baseline),
+    )
     shadow_clause = operations_clause(record, shadow or candidate)
     validity = tuple(asdict(scale_validity) for scale_validity in judge_validity(replayed, {}))
     return (decisions_clause, shadow_clause), validity
@@ -113,7 +124,10 @@ def _logged_by_current_version(home: Path, policy: str) -> bool:
             "ORDER BY seq DESC LIMIT 1",
             (policy,),
         )
-    return not newest or bool(newest[0][0] == known_policy(policy).version)
+    if not newest:
+        return True
+    (version,) = newest[0]
+    return bool(version == known_policy(policy).version)
 
 
 def replay_log(home: Path, target: str, prior: Prior | None = None) -> list[ReplayedDecision]:
@@ -180,7 +194,7 @@ def apply_promotion(home: Path, candidate: str, *, priors: Sequence[Prior] = (),
 
     Raises UsageError unless the same versions have passed a check within MAX_CHECK_AGE_S.
     """
-    known_policy(candidate)
+    candidate = known_policy(candidate).name
     with switches_of(home) as switches:
         active = switches.active()
         if active == candidate:

@@ -12,7 +12,7 @@ from tipbench.record.run import NewRun, RunKind, StoredRun
 from tipbench.record.store import RunStore
 from tipbench.simulate.simulation import EXPERIMENT
 
-TEXT = "artifact:simulation.json"
+_TEXT_KEY = "artifact:simulation.json"
 
 
 def record_simulation(store: RunStore, result: Mapping[str, Any]) -> str:
@@ -28,11 +28,11 @@ def record_simulation(store: RunStore, result: Mapping[str, Any]) -> str:
         if policy[kind] is not None and policy[kind][part] is not None
     }
     run = NewRun(
-        RunKind.SIMULATION,
-        uuid.uuid4().hex,
-        f"{config['world']}: {config['policies']}"[:200],
-        end_ms - int(result["seconds"] * 1000),
-        end_ms,
+        kind=RunKind.SIMULATION,
+        record_id=uuid.uuid4().hex,
+        name=f"{config['world']}: {config['policies']}"[:200],
+        start_ms=end_ms - int(result["seconds"] * 1000),
+        end_ms=end_ms,
         params={
             **{key: str(value) for key, value in config.items()},
             "personas": result["personas"],
@@ -40,11 +40,11 @@ def record_simulation(store: RunStore, result: Mapping[str, Any]) -> str:
             **{f"prior/{name}": policy["prior"] for name, policy in policies.items() if policy["prior"]},
         },
         metrics={**metrics, "decisions": float(result["decisions"])},
-        texts={TEXT: json.dumps(result)},
+        texts={_TEXT_KEY: json.dumps(result)},
     )
     experiment = store.ensure_experiment(EXPERIMENT)
     run_id = store.record(experiment.experiment_id, run)
-    store.touch(experiment.experiment_id)
+    store.mark_changed(experiment.experiment_id)
     return run_id
 
 
@@ -54,12 +54,12 @@ def read_simulations(store: RunStore, limit: int = 50) -> Iterator[tuple[StoredR
     if experiment is None:
         return
     where = {"kind": str(RunKind.SIMULATION)}
-    for run, texts in store.read(experiment.experiment_id, where=where, texts=[TEXT], limit=limit):
-        if TEXT in texts:
-            yield run, json.loads(texts[TEXT])
+    for run, texts in store.read(experiment.experiment_id, where=where, texts=[_TEXT_KEY], limit=limit):
+        if _TEXT_KEY in texts:
+            yield run, json.loads(texts[_TEXT_KEY])
 
 
 def read_simulation(store: RunStore, run_id: str) -> dict[str, Any] | None:
     """Return the JSON of one simulation; None if the run is not a simulation."""
     _, texts = store.get(run_id)
-    return json.loads(texts[TEXT]) if TEXT in texts else None
+    return json.loads(texts[_TEXT_KEY]) if _TEXT_KEY in texts else None

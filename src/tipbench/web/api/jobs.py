@@ -43,7 +43,7 @@ from tipbench.web.errors import Json, error_json, to_json
 from tipbench.web.forms import DEFAULT_LIMIT, JSON, Limit, Next, body_of, body_schema
 from tipbench.web.job_service import JobService, Key, RunTarget, retry_job, start_judge, start_run
 from tipbench.web.security import StreamLimits
-from tipbench.workflows.plan_run import plan_outlook, plan_run
+from tipbench.workflows.plan_collect import plan_collect, plan_outlook
 
 run_router = APIRouter(prefix="/api/bench", tags=["run"], dependencies=[ADMINS_ONLY], responses=COMMON_ERRORS)
 judge_router = APIRouter(
@@ -123,7 +123,7 @@ def plan(config: RunConfig, panel: PanelState) -> PlanShape:
 
 def plan_of(panel: Panel, config: CollectConfig) -> dict[str, Any]:
     """Return the plan for the API and the page that starts a run."""
-    run_plan, warnings = plan_run(
+    run_plan, warnings = plan_collect(
         config, panel.settings.home, open_mlflow=lambda: panel.tracker.connected(config.mlflow_url)
     )
     return {**plan_json(run_plan), "outlook": plan_outlook(run_plan).to_json(), "warnings": warnings}

@@ -115,7 +115,7 @@ def export(
     The mapping from items to runs stays in MLflow.
     """
     # Two concurrent requests of one judge must not create two sheets. Admins may have several.
-    lock = panel.tracker.judging_lock() if sheet_request.own else nullcontext()
+    lock = panel.tracker.judging_lock() if sheet_request.by_judge else nullcontext()
     with lock:
         stored = get_or_export_sheet(store, experiment, sheet_request)
     return sheet_response(stored, sheet_request, status=201)

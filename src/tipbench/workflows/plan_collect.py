@@ -25,7 +25,7 @@ PAIRED_SD = 2.0  # standard deviation over scenarios of the difference of two co
 SECONDS_PER_TIP = 10.0  # to read a tip and score it on three scales
 
 
-def plan_run(
+def plan_collect(
     config: CollectConfig, home: Path, open_mlflow: Callable[[], AbstractContextManager[TrackingStore]]
 ) -> tuple[Plan, list[str]]:
     """Return the plan of a collect and its warnings, without generating or writing anything.

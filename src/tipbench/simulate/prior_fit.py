@@ -120,4 +120,5 @@ def _explained_error(statistics: RidgeStatistics) -> Estimate | None:
         # For each user of this fold: Σ r² − Σ (r − θx)². In the subscripts, d and e are features and n is the user.
         squares = np.einsum("d,nde,e->n", theta, statistics.gram[in_fold], theta)
         reduction[in_fold] = 2 * statistics.moment[in_fold] @ theta - squares
-    return mean_estimate(reduction / statistics.n)
+    has_rewards = statistics.n > 0
+    return mean_estimate(reduction[has_rewards] / statistics.n[has_rewards])

@@ -146,7 +146,7 @@ def rollout(world: World, arms: Sequence[Arm], *, draws: Draws | None = None, re
                 totals.chosen[number] = chosen
     if record:
         for learner, totals in zip(learners, results, strict=True):
-            totals.statistics = learner.statistics(rounds)
+            totals.statistics = learner.statistics()
     return results
 
 
@@ -276,6 +276,7 @@ class _Learner:
         self._x = np.empty((len(initial.theta), world.candidates, len(world)))
         uses_tallies = not set(_UserTallies.NAMES).isdisjoint(arm.policy.features.names)
         self._tallies = _UserTallies(world) if uses_tallies else None
+        self._n_rewards = np.zeros(len(world))
 
     def choose(self, features: _RoundFeatures, draws: Floats) -> Ints:
         """Return the index of the candidate chosen for each user; `draws` are uniform numbers in [0, 1)."""
@@ -296,6 +297,7 @@ class _Learner:
         """Learn from the rewards that arrived."""
         x = self._x[:, chosen, self._users]
         arrives = offered.arrives.astype(np.float64)
+        self._n_rewards += arrives
         vx = np.einsum("den,en->dn", self._v, x)
         scaled = vx * (arrives / (1.0 + np.einsum("dn,dn->n", vx, x)))
         self._theta += scaled * (outcome.reward - np.einsum("dn,dn->n", x, self._theta))
@@ -305,9 +307,9 @@ class _Learner:
             category = offered.category[chosen, self._users]
             self._tallies.add(category, outcome, arrives, offered.clock)
 
-    def statistics(self, rounds: int) -> RidgeStatistics:
-        """Return the sums over these rounds, which the arm has learned from."""
+    def statistics(self) -> RidgeStatistics:
+        """Return the sums over the rewards that the arm has learned from."""
         inverse = np.linalg.inv(self._v.transpose(2, 0, 1))
         moment = np.einsum("nde,en->nd", inverse, self._theta) - self._lambda * self._initial_theta
         gram = inverse - self._lambda * np.eye(len(self._initial_theta))
-        return RidgeStatistics(gram, moment, np.full(len(self._users), float(rounds)))
+        return RidgeStatistics(gram, moment, self._n_rewards)

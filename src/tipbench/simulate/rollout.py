@@ -125,7 +125,7 @@ def rollout(world: World, arms: Sequence[Arm], *, draws: Draws | None = None, re
 
     `draws` replaces the random numbers of the world, which are the same for every arm.
     """
-    users, rounds = len(world), world.rounds
+    users, rounds = len(world), world.n_rounds
     learners = [_Learner(world, arm) for arm in arms]
     results = [ArmTotals(np.zeros(users), np.zeros(users), np.zeros(rounds), np.zeros(rounds)) for _ in arms]
     if record:
@@ -273,7 +273,7 @@ class _Learner:
         self._lambda, self._initial_theta = initial.lam, initial.theta
         self._theta = np.repeat(initial.theta[:, None], len(world), axis=1)
         self._v = np.repeat(initial.v[:, :, None], len(world), axis=2)
-        self._x = np.empty((len(initial.theta), world.candidates, len(world)))
+        self._x = np.empty((len(initial.theta), world.n_candidates, len(world)))
         uses_tallies = not set(_UserTallies.NAMES).isdisjoint(arm.policy.features.names)
         self._tallies = _UserTallies(world) if uses_tallies else None
         self._n_rewards = np.zeros(len(world))

@@ -150,9 +150,9 @@ class World:
     def __init__(self, name: WorldName | str, seed: int, users: int, rounds: int) -> None:
         self.name = WorldName(name)
         self.seed = seed
-        self.rounds = rounds
+        self.n_rounds = rounds
         self.personas = load_personas()
-        self.candidates = int(self.personas.settings["candidates"])
+        self.n_candidates = int(self.personas.settings["candidates"])
         self.persona: Ints = np.arange(users) % len(self.personas.personas)
         self._parameters: dict[str, Floats] = {}  # cache of _per_user
         self._users = np.arange(users)
@@ -220,7 +220,7 @@ class World:
 
     def round(self, number: int) -> Round:
         """Return the decision that every user faces in this round."""
-        offer, settings, k = self.personas.candidate, self.personas.settings, self.candidates
+        offer, settings, k = self.personas.candidate, self.personas.settings, self.n_candidates
         rng = np.random.default_rng((self.seed, _OFFER_STREAM, number))
         integers = rng.integers(0, _RAW_LEVELS, (len(self), 2 + 7 * k), dtype=np.uint16)
         raw = np.ascontiguousarray(integers.T).astype(np.int64)
@@ -248,7 +248,7 @@ class World:
         if self.name is WorldName.LINEAR:
             mean = self._linear_mean(clock, overdue, age, priority)
         else:
-            tastes = self._later_tastes if number >= self.rounds // 2 else self._tastes
+            tastes = self._later_tastes if number >= self.n_rounds // 2 else self._tastes
             taste_index = self._flat_index(category)
             if self.name is WorldName.NULL:
                 utility = np.full(slot.shape, float(self.personas.column("base").mean()))

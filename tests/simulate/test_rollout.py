@@ -95,7 +95,7 @@ def test_the_statistics_of_the_lossy_world_count_only_rewards_that_arrived() -> 
     (totals,) = rollout(world, [find_arm("egreedy/v1")], record=True)
     assert totals.statistics is not None
     arrived = sum(world.round(number).arrives.astype(int) for number in range(6))
-    assert totals.statistics.n.tolist() == arrived.tolist()
+    assert totals.statistics.n_rewards.tolist() == arrived.tolist()
     assert arrived.min() < 6
 
 

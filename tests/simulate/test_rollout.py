@@ -94,7 +94,7 @@ def test_the_statistics_of_the_lossy_world_count_only_rewards_that_arrived() -> 
     world = World("lossy", 2, 10, 6)
     (totals,) = rollout(world, [find_arm("egreedy/v1")], record=True)
     assert totals.statistics is not None
-    arrived = sum(world.round(number).arrives.astype(int) for number in range(6))
+    arrived = np.sum([world.round(number).arrives for number in range(6)], axis=0)
     assert totals.statistics.n_rewards.tolist() == arrived.tolist()
     assert arrived.min() < 6
 

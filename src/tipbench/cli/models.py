@@ -103,9 +103,10 @@ def list_models(
 
 
 def installed_models_hint(command: str, config: CollectConfig, settings: Settings) -> str | None:
-    """Return what to do if the server accepts none of the requested models; None if it accepts one or is not needed.
+    """Return what to do if the server accepts none of the requested models.
 
-    The hint is `command` with the models that are accepted instead, or how to get one.
+    The hint is `command` with models that the server accepts, or how to get one. None if the server accepts a requested
+    model, is not needed or does not respond.
     """
     from tipbench.generate.engine import available_models, engine_types
 

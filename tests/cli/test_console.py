@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tipbench.cli.console import cell_text, print_message, print_table
+from tipbench.cli.console import entry_text, print_message, print_table
 from tipbench.cli.experiments import print_rows
 from tipbench.text import csv_text, replace_controls
 
@@ -20,14 +20,14 @@ def test_a_message_that_quotes_a_server_is_harmless(capsys: pytest.CaptureFixtur
 
 
 def test_unknown_is_a_dash_and_zero_is_not() -> None:
-    assert cell_text(None) == "–"
-    assert cell_text(0.0) == "0.00"
-    assert cell_text(False) == "no"
+    assert entry_text(None) == "–"
+    assert entry_text(0.0) == "0.00"
+    assert entry_text(False) == "no"
 
 
 def test_a_table_without_a_terminal_is_whole_and_has_no_trailing_blanks(capsys: pytest.CaptureFixture[str]) -> None:
     long = "x" * 400
-    print_table(["name", "n"], [[long, 1], ["[red]y", None]], text=["name"], keep_columns=1)
+    print_table(["name", "n"], [[long, 1], ["[red]y", None]], text_columns=["name"], keep_columns=1)
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == f"{long}  1"
     assert lines[3] == f"[red]y{' ' * (400 - 6)}  –"
@@ -40,7 +40,7 @@ def test_a_narrow_terminal_drops_columns_from_the_right_and_reports_it(
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     rows: list[dict[str, object]] = [{"run": "abcdefgh", "model": "alpha:135m", "tips": 3, "speed": 1.5, "more": 2.5}]
-    print_rows(["run", "model", "tips", "speed", "more"], rows, "table", text=["run", "model"], keep_columns=2)
+    print_rows(["run", "model", "tips", "speed", "more"], rows, "table", text_columns=["run", "model"], keep_columns=2)
     printed = capsys.readouterr()
     assert "tips" in printed.out
     assert "speed" not in printed.out

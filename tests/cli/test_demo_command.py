@@ -25,8 +25,8 @@ def test_the_demo_runs_on_its_own_local_mlflow(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
     monkeypatch.setenv("TIPBENCH_N_SCENARIOS", "9")
     monkeypatch.setattr(demo, "local_mlflow", lambda _settings: mlflow_url)  # its start: test_mlflow_command
-    monkeypatch.setitem(demo.DEMO, "n_scenarios", 1)
-    monkeypatch.setitem(demo.DEMO, "num_predict", 16)
+    monkeypatch.setitem(demo.DEMO_OPTIONS, "n_scenarios", 1)
+    monkeypatch.setitem(demo.DEMO_OPTIONS, "num_predict", 16)
     ended = invoke("demo")
     assert ended.code == 0, ended.stderr
     assert f"MLflow: {mlflow_url}\n" in ended.stderr
@@ -40,7 +40,7 @@ def test_the_demo_runs_on_its_own_local_mlflow(
 def test_the_configuration_is_the_defaults_and_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIPBENCH_SUITE", "tips-32")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://team.example:5000")
-    assert demo.demo_config(None) == make_config(demo.DEMO)
+    assert demo.demo_config(None) == make_config(demo.DEMO_OPTIONS)
 
 
 def test_without_an_mlflow_the_demo_fails_before_it_downloads_weights(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_from_collect_to_an_off_policy_check(
 
     evaluate = ("events", "evaluate", "--catalogue", str(catalogue), "--policy")
     own, other = run(*evaluate, "egreedy/v3"), run(*evaluate, "egreedy/v1")
-    assert own["decisions"] == other["decisions"] == len(WORLD) * WORLD.rounds + 1
+    assert own["decisions"] == other["decisions"] == len(WORLD) * WORLD.n_rounds + 1
     assert own["estimates"]["SNIPS"] == pytest.approx(own["logged_reward"]), "its own log values a policy at its mean"
     assert other["weights"]["effective_sample"] < own["weights"]["effective_sample"]
     assert {one["scale"] for one in own["validity"]} == {"composite", "relevance", "actionability", "tone"}

@@ -108,8 +108,8 @@ def test_the_logging_policy_is_worth_its_sample_mean() -> None:
         assert ESTIMATORS[name](same).mean == pytest.approx(log.reward.mean(), abs=1e-12)
     assert gain(same).mean == pytest.approx(0, abs=1e-12)
     diagnostics = weight_diagnostics(same)
-    assert diagnostics.effective == pytest.approx(len(log.reward))
-    assert diagnostics.plausible
+    assert diagnostics.effective_sample == pytest.approx(len(log.reward))
+    assert diagnostics.is_plausible
 
 
 def test_wrong_probabilities_are_seen_in_the_mean_weight() -> None:
@@ -117,8 +117,8 @@ def test_wrong_probabilities_are_seen_in_the_mean_weight() -> None:
     wrong = LoggedDecisions(
         log.user, log.reward, log.logged_probability * 0.7, log.target_probability, log.q_chosen, log.q_target
     )
-    assert weight_diagnostics(log).plausible
-    assert not weight_diagnostics(wrong).plausible
+    assert weight_diagnostics(log).is_plausible
+    assert not weight_diagnostics(wrong).is_plausible
 
 
 def test_decisions_of_one_user_count_as_one_cluster() -> None:

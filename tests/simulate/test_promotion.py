@@ -80,7 +80,7 @@ def test_the_policy_that_served_is_worth_its_mean_reward(served: Path) -> None:
     for name in ("IPS", "SNIPS"):
         assert report["estimates"][name] == pytest.approx(report["logged_reward"])
     assert report["estimates"]["DR"]["mean"] == pytest.approx(report["logged_reward"]["mean"], abs=0.02)
-    assert report["weights"]["effective_sample"] == pytest.approx(len(WORLD) * WORLD.rounds)
+    assert report["weights"]["effective_sample"] == pytest.approx(len(WORLD) * WORLD.n_rounds)
     assert report["weights"]["plausible"] is True
 
 

@@ -85,9 +85,18 @@ def test_statistics_are_the_sums_over_the_chosen_features() -> None:
         a += x[:, :, None] * x[:, None, :]
         b += outcome.reward[:, None] * x
         learner.learn(features.offered, chosen, outcome)
-    measured = learner.statistics(15)
+    measured = learner.statistics()
     assert np.allclose(measured.gram, a, atol=1e-9)
     assert np.allclose(measured.moment, b, atol=1e-9)
+
+
+def test_the_statistics_of_the_lossy_world_count_only_rewards_that_arrived() -> None:
+    world = World("lossy", 2, 10, 6)
+    (totals,) = rollout(world, [find_arm("egreedy/v1")], record=True)
+    assert totals.statistics is not None
+    arrived = np.sum([world.round(number).arrives for number in range(6)], axis=0)
+    assert totals.statistics.n_rewards.tolist() == arrived.tolist()
+    assert arrived.min() < 6
 
 
 def test_linucb_without_exploration_learns_the_linear_world() -> None:

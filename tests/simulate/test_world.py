@@ -14,12 +14,12 @@ from tipbench.simulate.world import ACTIONS, COMPLETED, PROFILE_KEYS, World, Wor
 def behaviour(world: World) -> np.ndarray:
     """Completion rate, dismissal rate and mean dwell of every user with tips chosen blindly."""
     sums = np.zeros((4, len(world)))
-    for number in range(world.rounds):
-        outcome = world.outcome(world.round(number), np.full(len(world), number % world.candidates))
+    for number in range(world.n_rounds):
+        outcome = world.outcome(world.round(number), np.full(len(world), number % world.n_candidates))
         assert outcome.action is not None
         completed = outcome.action == COMPLETED
         sums += [completed, outcome.action == 2, np.nan_to_num(outcome.dwell_ms), completed]
-    return np.stack([sums[0] / world.rounds, sums[1] / world.rounds, sums[2] / sums[3]])
+    return np.stack([sums[0] / world.n_rounds, sums[1] / world.n_rounds, sums[2] / sums[3]])
 
 
 def test_r15_personas_carry_profile_features_that_agree_with_their_behaviour() -> None:
@@ -51,7 +51,7 @@ def test_the_true_mean_is_the_mean_of_the_rewards() -> None:
     world = World("standard", 11, 400, 300)
     chosen = np.zeros(400, dtype=np.int64)
     pairs = []
-    for number in range(world.rounds):
+    for number in range(world.n_rounds):
         offered = world.round(number)
         pairs.append((world.outcome(offered, chosen).reward - offered.mean[0]).mean())
     assert np.mean(pairs) == pytest.approx(0, abs=4 * np.std(pairs) / np.sqrt(len(pairs)))
@@ -72,7 +72,7 @@ def test_nothing_matters_in_the_null_world_and_luck_still_varies() -> None:
     world = World("null", 1, 50, 4)
     offered = world.round(0)
     assert np.ptp(offered.mean) == 0
-    rewards = [world.outcome(offered, np.full(50, at)).reward for at in range(world.candidates)]
+    rewards = [world.outcome(offered, np.full(50, at)).reward for at in range(world.n_candidates)]
     assert all(not np.array_equal(rewards[0], other) for other in rewards[1:])
 
 

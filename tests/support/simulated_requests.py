@@ -39,7 +39,7 @@ def score_request(world: World, offered: Round, user: int) -> ScoreRequest:
             "slot_hour": float(offered.slot_hour[at, user]),
             "effort_min": float(offered.effort_min[at, user]),
         }
-        for at in range(world.candidates)
+        for at in range(world.n_candidates)
     ]
     return {
         "user_id": f"user-{user}",
@@ -86,7 +86,7 @@ class Chooser(Protocol):
 def drive(world: World, chooser: Chooser) -> ArmTotals:
     """Run the world decision by decision, with the requests that an application would send."""
     rewards, regrets, choices = [], [], []
-    for number in range(world.rounds):
+    for number in range(world.n_rounds):
         offered = world.round(number)
         tips = [chooser.score(score_request(world, offered, user)) for user in range(len(world))]
         chosen = np.array([int(tip.removeprefix("t")) for tip in tips])

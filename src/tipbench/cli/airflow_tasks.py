@@ -39,7 +39,7 @@ from tipbench.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from tipbench.generate.engine import ModelFacts
-    from tipbench.judge.sheet_store import StoredSheet
+    from tipbench.judge.sheet import TipSheet
     from tipbench.plan.suite import Suite
     from tipbench.record.mlflow import MlflowStore
     from tipbench.record.plan_check import Plan
@@ -74,12 +74,13 @@ def read_conf(conf: Conf, settings: Settings, *, uses_ollama: bool = False) -> C
                 "and set it in the worker's environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
             )
     # None means that a key is missing; so does an empty URL.
-    values = {key: value for key, value in values.items() if value is not None and (key not in ADDRESSES or value)}
-    configured_urls = {key: settings.values[key] for key in ADDRESSES if key in settings.values}
-    sources = {**settings.sources, **{key: f"conf {key}" for key in values}}
-    config = make_config({**configured_urls, **values}, sources)
+    missing = {key for key, value in values.items() if value is None or (key in ADDRESSES and not value)}
+    given = {key: value for key, value in values.items() if key not in missing}
+    worker_urls = {key: settings.values[key] for key in ADDRESSES if key in settings.values}
+    sources = {**settings.sources, **{key: f"conf {key}" for key in given}}
+    config = make_config({**worker_urls, **given}, sources)
     for key in ADDRESSES:
-        if key in values and (uses_ollama or key != "ollama_url"):
+        if key in given and (uses_ollama or key != "ollama_url"):
             _check_server(getattr(config, key) or "", key, settings)
     return config
 
@@ -90,9 +91,9 @@ def _check_server(url: str, key: str, settings: Settings) -> None:
     hosts: list[str] = []
     if key == "ollama_url":
         hosts = [entry.partition("=")[2] for entry in settings.listed("ollama_hosts")]  # entries are NAME=URL
-    servers = list(filter(is_http_url, settings.servers(key, (*hosts, *settings.listed(list_key)))))
-    if matching_server(url, servers) is None:
-        names = ", ".join(dict.fromkeys(map(strip_login, servers)))
+    allowed = [each for each in settings.servers(key, (*hosts, *settings.listed(list_key))) if is_http_url(each)]
+    if matching_server(url, allowed) is None:
+        names = ", ".join(dict.fromkeys(map(strip_login, allowed)))
         raise UsageError(
             f"conf {key} takes a server that the worker allows: {names} (got {url[:120]}). "
             f"Leave it out, or add it to {list_key} on the worker."
@@ -118,7 +119,8 @@ def unload_left_behind(conf: Conf, ollama_url: str | None) -> dict[str, Any]:
             leftover = lock.left_behind
             engine = ENGINES[name]
             if leftover is not None and engine.unload and engine.server:
-                engine.unload(getattr(config, engine.server), leftover.model, leftover.digest)
+                server_url = getattr(config, engine.server)  # `server` is a key of the configuration
+                engine.unload(server_url, leftover.model, leftover.digest)
                 lock.note_empty()
                 unloaded = leftover.model
                 print_message(f"{unloaded} unloaded")
@@ -133,18 +135,21 @@ def print_event(event: Event) -> None:
 
 
 @contextmanager
-def _open_experiment(conf: Conf) -> Iterator[tuple[CollectConfig, MlflowStore, Experiment]]:
+def _open_conf_experiment(conf: Conf) -> Iterator[tuple[CollectConfig, MlflowStore, Experiment]]:
     """Open the store of a DAG run. Yields the configuration, the store and the experiment."""
-    from tipbench.record.collect import retry_while_unavailable
     from tipbench.workflows.mlflow import existing_experiment
 
     settings = load_settings()
     config = read_conf(conf, settings)
     with open_store(settings, config.mlflow_url) as store:
-        experiment = retry_while_unavailable(
-            lambda: existing_experiment(store, config.experiment), "MLflow", config.server_wait_s, LineProgress()
-        )
-        yield config, store, experiment
+        yield config, store, _wait_for_mlflow(config, lambda: existing_experiment(store, config.experiment))
+
+
+def _wait_for_mlflow(config: CollectConfig, read_experiment: Callable[[], Experiment]) -> Experiment:
+    """Return the experiment; retries while MLflow is unavailable, for at most `server_wait_s`."""
+    from tipbench.record.collect import retry_while_unavailable
+
+    return retry_while_unavailable(read_experiment, "MLflow", config.server_wait_s, LineProgress())
 
 
 def pending_cells(conf: Conf) -> int:
@@ -152,7 +157,7 @@ def pending_cells(conf: Conf) -> int:
     from tipbench.record.plan_check import configured_cells
     from tipbench.record.reader import count_states
 
-    with _open_experiment(conf) as (config, store, experiment):
+    with _open_conf_experiment(conf) as (config, store, experiment):
         return count_states(configured_cells(store, experiment.experiment_id, config)).pending
 
 
@@ -163,7 +168,7 @@ def export_for_judge(conf: Conf) -> dict[str, Any]:
     from tipbench.record.reader import count_states
     from tipbench.record.run import RunState
 
-    with _open_experiment(conf) as (config, store, experiment):
+    with _open_conf_experiment(conf) as (config, store, experiment):
         runs = configured_cells(store, experiment.experiment_id, config)
         counts = count_states(runs)
         if not counts.pending + counts.judged:
@@ -172,8 +177,7 @@ def export_for_judge(conf: Conf) -> dict[str, Any]:
                 "See the logs of the collect tasks."
             )
         pending_ids = frozenset(run.run_id for run in runs if run.state == RunState.PENDING)
-        stored = _find_or_export_sheet(store, experiment, config, pending_ids) if pending_ids else None
-        sheet = stored.sheet if stored else None
+        sheet = _find_or_export_sheet(store, experiment, config, pending_ids) if pending_ids else None
         print_message(
             f"{experiment.name}: {counts.judged} cells judged, {counts.pending} pending, {counts.failed} failed"
         )
@@ -193,7 +197,7 @@ def export_for_judge(conf: Conf) -> dict[str, Any]:
 
 def _find_or_export_sheet(
     store: MlflowStore, experiment: Experiment, config: CollectConfig, pending_ids: frozenset[str]
-) -> StoredSheet | None:
+) -> TipSheet | None:
     """Return a sheet of exactly the cells `pending_ids`; None if it cannot be exported.
 
     A sheet that an earlier attempt of the task exported is used again.
@@ -202,11 +206,12 @@ def _find_or_export_sheet(
     from tipbench.judge.sheet_store import ItemKind, SheetStatus, stored_sheets
 
     for stored in stored_sheets(store, experiment):
-        untouched = stored.status is SheetStatus.EXPORTED and stored.owner is None and not stored.provisional
-        if untouched and {entry.run_id for entry in stored.entries if entry.kind is ItemKind.CELL} == pending_ids:
-            return stored
+        is_untouched = stored.status is SheetStatus.EXPORTED and stored.owner is None and not stored.provisional
+        cell_ids = {entry.run_id for entry in stored.entries if entry.kind is ItemKind.CELL}
+        if is_untouched and cell_ids == pending_ids:
+            return stored.sheet
     try:
-        return export_sheet(store, experiment, ExportRequest(only=pending_ids, suite=config.suite)).stored
+        return export_sheet(store, experiment, ExportRequest(only=pending_ids, suite=config.suite)).stored.sheet
     except NotEnoughData as exc:
         print_message(f"no sheet was exported: {exc}")
         return None
@@ -221,7 +226,7 @@ def compare(conf: Conf) -> dict[str, Any]:
     from tipbench.record.plan_check import configured_cells
     from tipbench.record.reader import count_states
 
-    with _open_experiment(conf) as (config, store, experiment):
+    with _open_conf_experiment(conf) as (config, store, experiment):
         counts = count_states(configured_cells(store, experiment.experiment_id, config))
         # Cells with other conditions may have been recorded while the run waited for a judge.
         conditions = conditions_of(config, suite_for(config))
@@ -244,7 +249,8 @@ def compare(conf: Conf) -> dict[str, Any]:
         }
 
 
-TaskUrls = Mapping[str, str | None]  # collect task id → URL of its server; None for that of the configuration
+# Collect task id → URL of its server. If no hosts are listed, the only URL is None: that of the configuration is used.
+TaskUrls = Mapping[str, str | None]
 
 
 @dataclass(frozen=True)
@@ -276,6 +282,7 @@ def plan_models(conf: Conf, task_urls: TaskUrls) -> dict[str, Any]:
         print_message(f"refused: {reason}")
     if reasons:  # for the panel's summary of the run
         print_event(Collected(config.experiment, cells=0, recorded_before=0, generated=0, failed=0, refused=reasons))
+    # An unknown size counts as 0.
     sizes = {model: facts.params_b or 0.0 for model, facts in survey.facts.items() if model not in plan.aliases}
     task_of = assign_models(sizes, survey.tasks)
     models_of = {task: [model for model in sizes if task_of[model] == task] for task in task_urls}
@@ -340,7 +347,8 @@ def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: 
     unavailable: list[ServerUnavailable] = []
     queries = []  # (task, URL of its server, models to look up)
     if local_models:
-        queries.append((next(iter(servers)), config.ollama_url, local_models))
+        first_task, *_ = servers
+        queries.append((first_task, config.ollama_url, local_models))  # the URL is not used
     queries += [(task, url, remote_models) for task, url in servers.items() if remote_models]
     for task, url, models in queries:
         server_config = config.model_copy(update={"ollama_url": url, "models": ",".join(models)})
@@ -357,9 +365,9 @@ def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: 
             reasons[model].append(reason)
         for model in facts:
             accepted[model][task] = facts[model]
-    missing = [model for model in config.model_names if not accepted[model]]
+    refused_models = [model for model in config.model_names if not accepted[model]]
     all_unavailable = len(unavailable) == len(servers)
-    refusal_fails_run = not config.skip_refused and not set(remote_models).isdisjoint(missing)
+    refusal_fails_run = not config.skip_refused and not set(remote_models).isdisjoint(refused_models)
     if unavailable and (all_unavailable or refusal_fails_run):
         raise unavailable[0]
     for error in unavailable:
@@ -372,7 +380,7 @@ def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: 
             model: tuple(task for task, facts in accepted[model].items() if facts.digest == first_facts[model].digest)
             for model in first_facts
         },
-        refused={model: " ".join(dict.fromkeys(reasons[model])) for model in missing},
+        refused={model: " ".join(dict.fromkeys(reasons[model])) for model in refused_models},
     )
 
 
@@ -380,21 +388,19 @@ def _record_refusals_and_plan(config: CollectConfig, suite: Suite, survey: Model
     """Record refused models in MLflow and return the plan, which skips recorded cells."""
     from tipbench.generate.engine import free_memory
     from tipbench.plan.grid import conditions_of
-    from tipbench.record.collect import retry_while_unavailable
     from tipbench.record.plan_check import make_plan, read_recorded
     from tipbench.record.summary import refused_run
 
     with open_tracking_store(settings, config.mlflow_url) as tracking:
         print_message(f"MLflow: {tracking.description}")
         store = tracking.store
-        experiment = retry_while_unavailable(
-            lambda: store.ensure_experiment(config.experiment), "MLflow", config.server_wait_s, LineProgress()
-        )
+        experiment = _wait_for_mlflow(config, lambda: store.ensure_experiment(config.experiment))
+        now_ms = int(time.time() * 1000)
         for model, reason in survey.refused.items():
-            run = refused_run(model, reason, int(time.time() * 1000))
-            store.record(experiment.experiment_id, run, may_exist=True)
+            # An earlier attempt of the task may have recorded it.
+            store.record(experiment.experiment_id, refused_run(model, reason, now_ms), may_exist=True)
         if survey.refused:
-            store.mark_changed(experiment.experiment_id)
+            store.mark_changed(experiment.experiment_id)  # invalidates readers' caches
         recorded = read_recorded(store, experiment.experiment_id, conditions_of(config, suite))
     return make_plan(suite, config, survey.facts, survey.refused, recorded, lambda model: free_memory(model, config))
 
@@ -405,17 +411,18 @@ def collect_model(conf: Conf, model: str, ollama_url: str | None) -> dict[str, A
     Raises UsageError for permanent errors and other TipbenchErrors for errors that may not happen again.
     """
     config = read_conf(conf, load_settings(), uses_ollama=ollama_url is None)
+    # A refused model fails the task, and so does a server in use: Airflow then retries instead of occupying a worker.
     overrides = {"models": model, "skip_refused": False, "wait": False, "ollama_url": ollama_url or config.ollama_url}
     request = collect_request(config.model_copy(update=overrides))
     child = ChildProcess([*command_arguments(request), "--json"], request.private)
     code = child.run()
     summary: dict[str, Any] = {}
-    with suppress(ValueError, TypeError):
+    with suppress(ValueError, TypeError):  # a failed command may print no summary
         summary = dict(json.loads(child.stdout))
     if code == 0 and summary:
         return {"model": model} | {key: summary.get(key) for key in _SUMMARY_KEYS}
     reason = child.failure
-    if not reason:
+    if not reason:  # the command ended without a Failure event
         if summary.get("failed"):
             first_failure = next(iter(summary.get("failures") or ()), "")
             reason = f"{summary['failed']} of {summary.get('cells')} cells failed; the first: {first_failure}"
@@ -437,6 +444,7 @@ class ChildProcess:
     """Runs `tipbench` as a child process. Prints its stderr and events line by line, and stores its stdout."""
 
     def __init__(self, arguments: list[str], environment: Mapping[str, str]) -> None:
+        # -P: a module in the working folder must not replace an installed one.
         self._command = [sys.executable, "-P", "-m", __name__, *arguments]
         self._environment = dict(environment)
         self.stdout = b""
@@ -457,7 +465,7 @@ class ChildProcess:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     pass_fds=(write_fd,),
-                    start_new_session=True,
+                    start_new_session=True,  # a signal to the task's process group must not end it
                 )
             finally:
                 os.close(write_fd)

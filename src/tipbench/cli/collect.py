@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from tipbench.cli.console import print_json, print_message, print_table
-from tipbench.cli.models import installed_hint
+from tipbench.cli.models import installed_models_hint
 from tipbench.cli.options import JsonOption, open_tracking_store, with_collect_options
 from tipbench.cli.progress import progress_view, write_event
 from tipbench.errors import ModelRefused
@@ -67,7 +67,8 @@ def collect_with_progress(config: CollectConfig, settings: Settings) -> Summary:
             )
             return run_collect(config, environment)
     except ModelRefused as exc:
-        if (hint := installed_hint("collect", config, settings)) is None:
+        hint = installed_models_hint("collect", config, settings)
+        if hint is None:
             raise
         raise ModelRefused(f"{exc} {hint}") from exc
 
@@ -91,13 +92,13 @@ def show_summary(summary: Summary) -> None:
                 pair.floored,  # without a usable tip
                 percent(pair.mean("format_ok")),
                 percent(pair.mean("overlong")),
-                latency and f"{latency} s",
+                None if latency is None else f"{latency} s",
                 number(pair.mean("tokens_per_s"), ".1f"),
                 pair.mean("diversity"),
             ]
         )
-    print_table(columns, rows, text=("model", "prompt"), keep_columns=6)
-    print(flush=True)
+    print_table(columns, rows, text_columns=("model", "prompt"), keep_columns=columns.index("format") + 1)
+    print(flush=True)  # before the messages on stderr
     if summary.evidence is not None and summary.evidence.samples:
         print_message(f"memory: {summary.evidence.sentence()}")
     for reason in summary.refused.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,7 +13,7 @@ from tipbench.cli.options import (
     ExperimentOption,
     JsonOption,
     MlflowOption,
-    OneJudgeOption,
+    OnlyJudgeOption,
     PlotOption,
     WhereOption,
     chosen_experiment,
@@ -50,7 +51,7 @@ def compare(
     baseline: Annotated[
         str | None, typer.Option(metavar="MODEL/PROMPT", help="Also show differences to this pair.")
     ] = None,
-    judge: OneJudgeOption = None,
+    judge: OnlyJudgeOption = None,
     by: Annotated[
         Literal["model", "prompt"] | None,
         typer.Option(metavar="model|prompt", help="Rank models or prompts instead of pairs."),
@@ -101,17 +102,19 @@ def compare(
     from tipbench.workflows.mlflow import existing_experiment
 
     settings = load_settings()
-    names = [*(experiments or []), *([experiment] if experiment else [])]
-    if len(names) > 2:
-        raise UsageError(f"Name one experiment to rank or two to compare (got {len(names)}).")
-    if len(names) == 2 and names[0] == names[1]:
-        raise UsageError(f"{names[0]} is given twice; name two different experiments.")
-    names = [chosen_experiment(settings, name) for name in names] or [chosen_experiment(settings, None)]
+    given = list(experiments or ())
+    if experiment:
+        given.append(experiment)
+    if len(given) > 2:
+        raise UsageError(f"Name one experiment to rank or two to compare (got {len(given)}).")
+    if len(given) == 2 and given[0] == given[1]:
+        raise UsageError(f"{given[0]} is given twice; name two different experiments.")
+    names = [chosen_experiment(settings, name) for name in given or (None,)]
     if plot is not None:
         check_chart_file(plot)
     if html is not None:
         check_output(html, "--html")
-        import_altair()
+        import_altair()  # raises UsageError if it is not installed
     output_format: BoardFormat = "json" if json_ else format_
     query = board_query(
         baseline=baseline,
@@ -125,9 +128,9 @@ def compare(
     with open_store(settings, mlflow_url) as store:
         stored = [existing_experiment(store, name) for name in names]
         if len(stored) == 2:
-            options = {"html": html, "plot": plot, "baseline": baseline, "by": by, "cluster": cluster}
-            if unused := [f"--{name}" for name, value in options.items() if value is not None]:
-                raise UsageError(f"{', '.join(unused)} cannot be used with two experiments.")
+            for_one = {"html": html, "plot": plot, "baseline": baseline, "by": by, "cluster": cluster}
+            if unusable := [f"--{name}" for name, value in for_one.items() if value is not None]:
+                raise UsageError(f"{', '.join(unusable)} cannot be used with two experiments.")
             _compare_two(store, stored, query.cell_filter, map_ or [], output_format)
             return
         if map_:
@@ -146,7 +149,7 @@ def compare(
         if output_format == "json":
             print_json(board.to_json())
         elif output_format == "csv":
-            print(report.to_csv(board), end="", flush=True)
+            print(report.to_csv(board), end="")
             _print_notes(board)
         elif output_format == "md":
             print(report.to_markdown(board), end="")
@@ -189,7 +192,7 @@ def _compare_two(
     else:
         columns, rows = result.table()
         print(printable_lines(f"{result.verdict}\n"))
-        print_table(columns, rows, text=("model", "prompt", "standing", "flags"))
+        print_table(columns, rows, text_columns=("model", "prompt", "standing", "flags"))
     for note in result.notes:
         print_message(f"note: {note}")
 
@@ -204,18 +207,21 @@ def show_board(board: Leaderboard) -> None:
     console = make_console()
     card = summary_card(board)
     console.print(Text(printable_lines(card.title), style="bold"))
-    for sentence in card.sentences:
+    for sentence in card.sentences:  # in Markdown
         console.print(Text(printable_lines(sentence.replace("`", ""))))
     print()
     columns, rows = report.table_rows(board)
     n_always_shown = columns.index("standing") + 1
-    print_table(columns, rows, text=report.TEXT_COLUMNS, keep_columns=n_always_shown, complete="--format csv")
-    print(flush=True)
+    print_table(
+        columns, rows, text_columns=report.TEXT_COLUMNS, keep_columns=n_always_shown, all_columns_option="--format csv"
+    )
+    print()
     for line in report.footer_lines(board):
         print(printable_lines(line))
     _print_notes(board)
 
 
 def _print_notes(board: Leaderboard) -> None:
+    sys.stdout.flush()  # before the notes on stderr
     for note in board.notes:
         print_message(f"note: {note}")

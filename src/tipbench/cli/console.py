@@ -87,14 +87,14 @@ def print_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[object]],
     *,
-    text: Collection[str] = (),
+    text_columns: Collection[str] = (),
     keep_columns: int | None = None,
-    complete: str = "--json",
+    all_columns_option: str = "--json",
 ) -> None:
-    """Print a table to stdout. Columns named in `text` are left-aligned, others right-aligned.
+    """Print a table to stdout. `text_columns` are left-aligned, others right-aligned.
 
-    If the terminal is too narrow, columns are dropped from the right, except the first `keep_columns`. A message then
-    lists the dropped columns and `complete`, the option that prints all of them. Without `keep_columns`, all are kept.
+    If the terminal is too narrow, columns are dropped from the right, except the first `keep_columns`, by default all.
+    A message then lists the dropped columns and the option that prints all of them.
     """
     from rich.measure import Measurement
 
@@ -102,39 +102,37 @@ def print_table(
     console = make_console()
     unlimited_width = console.options.update(max_width=_PIPE_WIDTH)
     n_shown = len(columns)
-    table = _make_table(columns, rows, text)
-    while (
-        n_shown > (keep_columns or len(columns))
-        and Measurement.get(console, unlimited_width, table).maximum > console.width
-    ):
+    min_shown = n_shown if keep_columns is None else keep_columns
+    table = _make_table(columns, rows, text_columns)
+    while n_shown > min_shown and Measurement.get(console, unlimited_width, table).maximum > console.width:
         n_shown -= 1
-        table = _make_table(columns[:n_shown], rows, text)
+        table = _make_table(columns[:n_shown], rows, text_columns)
     if console.is_terminal:
         console.print(table)
-    else:
+    else:  # a file or a program gets no spaces at the ends of lines
         with console.capture() as captured:
             console.print(table)
         print("\n".join(line.rstrip() for line in captured.get().splitlines()))
-    sys.stdout.flush()
+    sys.stdout.flush()  # before the message on stderr
     if dropped := columns[n_shown:]:
-        print_message(f"the terminal is too narrow for {', '.join(dropped)}; {complete} has all columns")
+        print_message(f"the terminal is too narrow for {', '.join(dropped)}; {all_columns_option} has all columns")
 
 
-def _make_table(columns: Sequence[str], rows: Iterable[Sequence[object]], text: Collection[str]) -> Table:
+def _make_table(columns: Sequence[str], rows: Iterable[Sequence[object]], text_columns: Collection[str]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
-        table.add_column(column, justify="left" if column in text else "right", overflow="fold")
+        table.add_column(column, justify="left" if column in text_columns else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell_text(cell)) for cell in row[: len(columns)]))
+        table.add_row(*(Text(entry_text(value)) for value in row[: len(columns)]))
     return table
 
 
-def cell_text(value: object) -> str:
-    """Format a value for a table; None is a dash."""
+def entry_text(value: object) -> str:
+    """Return a value as text for a table; None is a dash."""
     if value is None:
         return "–"
     if isinstance(value, bool):

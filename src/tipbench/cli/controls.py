@@ -17,6 +17,8 @@ from tipbench.text import plural
 
 app = command_group("Make private controls that measure judges.")
 
+_FEW_CONTROLS = 5  # scenarios with fewer are listed
+
 
 @app.command("make")
 def make(
@@ -62,12 +64,11 @@ def make(
             "Let more judges score the same answers: `tipbench judge export --judge NAME --all`."
         )
     write_output(out, controls_toml(controls, material.rubric), "--out")
-    scenarios = Counter(control.scenario for control in controls)
+    by_scenario = Counter(control.scenario for control in controls)
     if json_:
-        print_json({"file": str(out), "controls": len(controls), "scenarios": dict(scenarios)})
+        print_json({"file": str(out), "controls": len(controls), "scenarios": dict(by_scenario)})
         return
-    print(f"{plural(len(controls), 'control')} for {plural(len(scenarios), 'scenario')} written to {out}")
-    few = sorted(scenario for scenario, count in scenarios.items() if count < 5)
-    if few:
-        print_message(f"fewer than five controls: {', '.join(few)}")
+    print(f"{plural(len(controls), 'control')} for {plural(len(by_scenario), 'scenario')} written to {out}")
+    if with_few := sorted(scenario for scenario, n_controls in by_scenario.items() if n_controls < _FEW_CONTROLS):
+        print_message(f"fewer than five controls: {', '.join(with_few)}")
     print_message("keep the file from judges, and use it for later experiments only")

@@ -46,17 +46,18 @@ def decide(
     from tipbench.workflows.board import parse_pair_option
 
     settings = load_settings()
-    chosen, reason, at = parse_pair_option(choose, "choose"), validate_reason(because), now_iso()
+    chosen, reason = parse_pair_option(choose, "choose"), validate_reason(because)
+    decided_at = now_iso()
     name = chosen_experiment(settings, experiment)
     path = None  # for stdout
-    if str(out) != "-":
-        stamp = at[:19].replace("-", "").replace(":", "")
+    if out is None or str(out) != "-":
+        stamp = decided_at[:19].replace("-", "").replace(":", "")  # as 20260503T101500
         path = out or Path(f"decision-{name.replace('/', '-')}-{stamp}Z.md")
         check_output(path, "--out")
         if path.exists():
             raise UsageError(f"--out must be a new file; {path} exists. Choose another name.")
     with open_experiment(settings, mlflow_url, name) as (store, stored_experiment):
-        decision, run_id = record_decision(store, stored_experiment, chosen, reason, at=at)
+        decision, run_id = record_decision(store, stored_experiment, chosen, reason, at=decided_at)
     text = decision_markdown(decision)
     if path is not None:
         next_step = f"The decision is saved in MLflow: print it with `tipbench runs show {run_id}`."

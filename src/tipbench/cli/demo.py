@@ -20,7 +20,12 @@ from tipbench.plan.config import CollectConfig, make_config
 from tipbench.settings import Settings, load_settings
 
 EXPERIMENT = "tip-bench-demo"
-DEMO = {"models": "baseline:template,embedded:smollm2:135m", "n_tips": 3, "num_predict": 384, "experiment": EXPERIMENT}
+DEMO_OPTIONS = {
+    "models": "baseline:template,embedded:smollm2:135m",
+    "n_tips": 3,
+    "num_predict": 384,
+    "experiment": EXPERIMENT,
+}
 
 
 def demo(
@@ -31,9 +36,10 @@ def demo(
 ) -> None:
     """Run the whole workflow on built-in models, without Ollama.
 
-    A real 135M-parameter model and a baseline without a model answer three prompts for eight scenarios. The answers are
-    recorded in a local MLflow, the rules judge scores them provisionally, and the leaderboard is printed. Running the
-    demo again continues it. Settings other than TIPBENCH_HOME are ignored.
+    A real 135M-parameter model answers three prompts for eight scenarios. A template, the reference without a model,
+    answers the scenarios without a prompt. The answers are recorded in a local MLflow, the rules judge scores them
+    provisionally, and the leaderboard is printed. Running the demo again continues it. Settings other than
+    TIPBENCH_HOME are ignored.
 
     Examples:
 
@@ -48,7 +54,7 @@ def demo(
     settings = load_settings()
     config = demo_config(local_mlflow(settings) if mlflow_url is None else mlflow_url)
     with open_store(settings, config.mlflow_url) as store:
-        store.experiment(EXPERIMENT)  # fails before the download if MLflow is unavailable
+        store.experiment(EXPERIMENT)  # raises before the download if MLflow is unavailable
     fetch_with_progress(settings)
     summary = collect_with_progress(config, settings)
     with open_experiment(settings, config.mlflow_url, config.experiment) as (store, stored_experiment):
@@ -64,17 +70,19 @@ def demo(
         show_summary(summary)
         print()
         show_board(board)
-        sys.stdout.flush()
+        sys.stdout.flush()  # before the message on stderr
         url = config.mlflow_url
-        mlflow_option = f" --mlflow-url {strip_login(url)}" if url and not is_default_server(settings, url) else ""
-        print_message(_NEXT_STEPS.format(mlflow_option=mlflow_option))
+        mlflow_option = ""
+        if url and not is_default_server(settings, url):
+            mlflow_option = f" --mlflow-url {strip_login(url)}"
+        print_message(_next_steps(mlflow_option))
     if summary.failed:
         raise typer.Exit(1)
 
 
 def demo_config(mlflow_url: str | None) -> CollectConfig:
     """Return the demo's configuration, which ignores the user's settings."""
-    return make_config({**DEMO, "mlflow_url": mlflow_url}, sources={"mlflow_url": "--mlflow-url"})
+    return make_config({**DEMO_OPTIONS, "mlflow_url": mlflow_url}, sources={"mlflow_url": "--mlflow-url"})
 
 
 def local_mlflow(settings: Settings) -> str:
@@ -95,15 +103,16 @@ def is_default_server(settings: Settings, url: str) -> bool:
         return False
 
 
-_NEXT_STEPS = f"""
+def _next_steps(mlflow_option: str) -> str:
+    return f"""
 What next
 - judge by hand: export a blind sheet, fill it in, then run `tipbench judge apply`:
-  tipbench judge export --experiment {EXPERIMENT} --judge YOU --out sheet.json{{mlflow_option}}
+  tipbench judge export --experiment {EXPERIMENT} --judge YOU --out sheet.json{mlflow_option}
 - the leaderboard with charts and all answers:
-  tipbench compare {EXPERIMENT} --html report.html{{mlflow_option}}
+  tipbench compare {EXPERIMENT} --html report.html{mlflow_option}
 - the web panel, to start runs, judge answers and decide:
-  tipbench panel{{mlflow_option}}
+  tipbench panel{mlflow_option}
 - all answers; `tipbench runs show ID` prints one with its prompt:
-  tipbench runs list --experiment {EXPERIMENT}{{mlflow_option}}
+  tipbench runs list --experiment {EXPERIMENT}{mlflow_option}
 - a real benchmark, with Ollama running: `tipbench plan`, then `tipbench collect`
 - stop the local MLflow; its data is kept: `tipbench mlflow down`"""

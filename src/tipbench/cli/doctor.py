@@ -74,24 +74,24 @@ def doctor(ollama_url: OllamaOption = None, mlflow_url: MlflowOption = None, jso
 
 def _run_checks(flags: dict[str, str | None]) -> Iterator[Finding]:
     """Yield the finding of every check; `flags` are the URLs given as options, by setting."""
-    yield from _versions()
+    yield from _check_versions()
     try:
         settings = load_settings()
         config = settings.collect_config(flags)
     except TipbenchError as exc:
         yield Finding("settings", "failed", str(exc), "The checks that need settings were left out.")
         return
-    yield from _settings(settings)
-    yield from _disk(settings.home)
-    yield _memory(config)
-    for name, check in (("ollama", _ollama), ("mlflow", _mlflow)):
+    yield from _check_settings(settings)
+    yield from _check_disk(settings.home)
+    yield _check_memory(config)
+    for name, check in (("ollama", _check_ollama), ("mlflow", _check_mlflow)):
         try:
             yield from check(config, settings)
         except TipbenchError as exc:
             yield Finding(name, "failed", str(exc))
 
 
-def _versions() -> Iterator[Finding]:
+def _check_versions() -> Iterator[Finding]:
     yield Finding("versions", "ok", f"tipbench {tipbench.__version__}, Python {platform.python_version()}")
     for package, (extra, purpose) in _EXTRAS.items():
         if version := _installed_version(package):
@@ -108,19 +108,20 @@ def _installed_version(package: str) -> str | None:
         return None
 
 
-def _settings(settings: Settings) -> Iterator[Finding]:
+def _check_settings(settings: Settings) -> Iterator[Finding]:
     used_sources = [source for key, source in settings.sources.items() if key in settings.values]
-    files = sorted({source.partition(": ")[0] for source in used_sources if ": " in source})  # "FILE: KEY"
-    variables = sorted(source for source in used_sources if ": " not in source)
-    origin = join_names([*files, *variables], 8) or "defaults only"
+    # A source is a variable or "FILE: KEY".
+    files = {source.partition(": ")[0] for source in used_sources if ": " in source}
+    variables = [source for source in used_sources if ": " not in source]
+    origin = join_names([*sorted(files), *sorted(variables)], 8) or "defaults only"
     yield Finding("settings", "ok", f"{origin}; home {settings.home}")
     for key, source in settings.sources.items():
-        if key not in settings.values:  # ignored; the source is then "problem; advice"
+        if key not in settings.values:  # the setting is ignored, and its source is "problem; advice"
             problem, _, advice = source.partition("; ")
             yield Finding("settings", "warning", f"{key} is {problem}", f"{advice}.")
 
 
-def _disk(home: Path) -> Iterator[Finding]:
+def _check_disk(home: Path) -> Iterator[Finding]:
     folder = next(path for path in (home, *home.parents) if path.exists())
     if not os.access(folder, os.W_OK | os.X_OK):
         yield Finding("disk", "failed", f"{home} is not writable", "Set TIPBENCH_HOME to a folder of your own.")
@@ -134,7 +135,7 @@ def _disk(home: Path) -> Iterator[Finding]:
         yield Finding("disk", "ok", found)
 
 
-def _memory(config: CollectConfig) -> Finding:
+def _check_memory(config: CollectConfig) -> Finding:
     from tipbench.generate.engine import free_memory
 
     free = free_memory(config.model_names[0], config)
@@ -148,7 +149,7 @@ def _memory(config: CollectConfig) -> Finding:
     return Finding("memory", "ok", found)
 
 
-def _ollama(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
+def _check_ollama(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
     from tipbench.generate.engine import ENGINES, available_models
     from tipbench.generate.ollama_api import OllamaApi
 
@@ -167,7 +168,8 @@ def _ollama(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
     refused = [model.model for model in available.models if model.refusal is not None]
     refused_text = f"refused: {join_names(refused, 5)}" if refused else ""
     if available.accepted:
-        yield Finding("models", "ok", "; ".join(filter(None, [join_names(available.accepted, 8), refused_text])))
+        accepted_text = join_names(available.accepted, 8)
+        yield Finding("models", "ok", f"{accepted_text}; {refused_text}" if refused else accepted_text)
     else:
         advice = f"Get a model up to {config.max_model_b:g}B, as with `ollama pull gemma3:1b`."
         yield Finding("models", "failed", refused_text or "none installed", advice)
@@ -181,7 +183,7 @@ def _ollama(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
         yield Finding("models", "warning", f"in memory now: {names}", advice)
 
 
-def _mlflow(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
+def _check_mlflow(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
     from tipbench.errors import LocalServerError
     from tipbench.record.journal import count_unstored, journal_folder
     from tipbench.record.local_mlflow import LocalMlflow
@@ -199,7 +201,7 @@ def _mlflow(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
         else:
             advice = "Install tipbench with the extra [local], or set MLFLOW_TRACKING_URI to a server."
             yield Finding("mlflow", "failed", "no server, and no local one can be started", advice)
-    journals = journal_folder(settings.home, "", "").parent.glob("*")  # journals of every server and experiment
-    if n_unrecorded := count_unstored(journals):
+    journal_folders = journal_folder(settings.home, "", "").parent.glob("*")  # of every server and experiment
+    if n_unrecorded := count_unstored(journal_folders):
         advice = "The next collect into the same experiment records them."
         yield Finding("journal", "warning", f"{plural(n_unrecorded, 'finished result')} not yet in MLflow", advice)

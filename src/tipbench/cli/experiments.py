@@ -32,7 +32,7 @@ def experiments(
             for found in recorded_experiments(store)
         ]
     output_format = "json" if json_ else format_
-    print_rows(COLUMNS, rows, output_format, text=("experiment", "url"), keep_columns=5)
+    print_rows(COLUMNS, rows, output_format, text_columns=("experiment", "url"), keep_columns=5)
     if not rows and output_format == "table":
         print_message("no experiments yet; create one with `tipbench demo` or `tipbench collect`")
 
@@ -42,12 +42,12 @@ def print_rows(
     rows: list[dict[str, object]],
     output_format: ListFormat,
     *,
-    text: Collection[str] = (),
+    text_columns: Collection[str] = (),
     keep_columns: int | None = None,
 ) -> None:
     """Print flat rows. Without rows, a table prints nothing and CSV prints its header.
 
-    Columns in `text` are left-aligned; the first `keep_columns` are never dropped on a narrow terminal.
+    `text_columns` are left-aligned; the first `keep_columns` are never dropped on a narrow terminal.
     """
     if output_format == "json":
         print_json(rows)
@@ -56,4 +56,6 @@ def print_rows(
     if output_format == "csv":
         print(csv_text(columns, values), end="")
     elif rows:
-        print_table(columns, values, text=text, keep_columns=keep_columns, complete="--format csv")
+        print_table(
+            columns, values, text_columns=text_columns, keep_columns=keep_columns, all_columns_option="--format csv"
+        )

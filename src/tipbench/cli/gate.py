@@ -13,7 +13,7 @@ from tipbench.cli.options import (
     ExperimentOption,
     JsonOption,
     MlflowOption,
-    OneJudgeOption,
+    OnlyJudgeOption,
     WhereOption,
     chosen_experiment,
     open_experiment,
@@ -40,7 +40,7 @@ def gate(
         bool, typer.Option("--annotations", help="Also print a GitHub workflow annotation.")
     ] = False,
     where: WhereOption = None,
-    judge: OneJudgeOption = None,
+    judge: OnlyJudgeOption = None,
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:

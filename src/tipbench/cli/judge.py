@@ -12,7 +12,7 @@ import typer
 
 from tipbench.cli.console import print_json, print_message
 from tipbench.cli.options import (
-    AcceptOption,
+    AcceptDriftOption,
     AllOption,
     ExperimentOption,
     JsonOption,
@@ -98,11 +98,11 @@ def export(
         judge=judge_name(judge), limit=limit, overlap=overlap, everything=all_, rejudge=rejudge, seed=seed, suite=suite
     )
     file_format = format_ or ("csv" if out.suffix.lower() == ".csv" else "json")
-    sheet_request = SheetRequest(request, sheet, filled, focus, file_format)
+    sheet_request = SheetRequest(request, sheet, filled=filled, focus=focus, format=file_format)
     _check_target(out)
 
-    def report_focus(focus: Focus) -> None:  # prints no names, because judging is blind
-        print_message(f"in focus: {len(focus.pairs)} pairs in {len(focus.scenarios)} scenarios")
+    def report_focus(found: Focus) -> None:  # prints no names, because judging is blind
+        print_message(f"in focus: {len(found.pairs)} pairs in {len(found.scenarios)} scenarios")
 
     with open_experiment(load_settings(), mlflow_url, experiment) as (store, stored_experiment):
         result = requested_sheet(store, stored_experiment, sheet_request, report_focus=report_focus)
@@ -220,7 +220,7 @@ def apply(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The filled sheet (JSON, CSV) or duels; - is stdin.")],
     judge: JudgeOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change; write nothing.")] = False,
-    accept_drift: AcceptOption = None,
+    accept_drift: AcceptDriftOption = None,
     final: Annotated[
         bool, typer.Option("--final", help="Finish the sheet: check the drift now; open items return to the queue.")
     ] = False,
@@ -280,11 +280,12 @@ def apply(
 
 def show_applied(applied: ApplyResult) -> None:
     """Print the number of applied items and the drift verdict; for a dry run, also each change."""
-    for change in applied.changes if applied.dry_run else ():
-        after = _scores_text(change.after)
-        if applied.held:
-            after = f"held, does not count: {_scores_text(change.given)}"
-        print(f"  {change.item}: {_scores_text(change.before)} → {after}")
+    if applied.dry_run:
+        for change in applied.changes:
+            after = _scores_text(change.after)
+            if applied.held:
+                after = f"held, does not count: {_scores_text(change.given)}"
+            print(f"  {change.item}: {_scores_text(change.before)} → {after}")
     would_be = "would be " if applied.dry_run else ""
     unfinished = f", {applied.unfinished} unfinished and still pending" if applied.unfinished else ""
     state = "held" if applied.held else "applied"
@@ -302,16 +303,18 @@ def show_verdict(applied: ApplyResult) -> None:
         print(f"The drift is accepted: {applied.accepted}")
 
 
-def _scores_text(values: Mapping[str, float] | None) -> str:
-    return ", ".join(f"{name} {value:.2f}" for name, value in values.items()) if values else "not judged"
+def _scores_text(scores: Mapping[str, float] | None) -> str:
+    return ", ".join(f"{scale} {score:.2f}" for scale, score in scores.items()) if scores else "not judged"
 
 
 def _show_held(applied: ApplyResult) -> None:
     """Print the anchors of drifted scales and what the judge can do. Never reveals which items were controls."""
     scales = applied.drift.scales if applied.drift is not None and not applied.verdict_only else ()
     drifted = [scale.scale for scale in scales if scale.beyond]
+    # If no scale is too far off, the error or the contrast over all scales is.
     for name in drifted or [scale.scale for scale in scales]:
         print(f"\nAnchors for {name}:")
+        # Reversed, so that the first of several anchors with the same score is kept.
         by_score = {anchor.scores[name]: anchor for anchor in reversed(applied.rubric.anchors)}
         for score in sorted(by_score)[:_MAX_ANCHORS_SHOWN]:
             print(f"  {score}  “{by_score[score].tip}” ({by_score[score].why})")
@@ -322,8 +325,9 @@ def _show_held(applied: ApplyResult) -> None:
 
 
 def _show_duels(applied: DuelApplyResult) -> None:
-    for change in applied.changes if applied.dry_run else ():
-        print(f"  {change.item}: {change.before or 'not judged'} → {change.after}")
+    if applied.dry_run:
+        for change in applied.changes:
+            print(f"  {change.item}: {change.before or 'not judged'} → {change.after}")
     unfinished = f", {applied.unfinished} unfinished and still open" if applied.unfinished else ""
     would_be = "would be " if applied.dry_run else ""
     print(f"duels {applied.sheet} by {applied.judge}: {applied.finished} {would_be}applied{unfinished}")
@@ -374,12 +378,12 @@ def _write_text(path: Path, text: str, hint: str) -> None:
         sys.stdout.buffer.flush()
         return
     if path.exists() and path.stat().st_size and not _is_unfilled(path):
-        names = (path.with_name(f"{path.name}.{number}.old") for number in range(1, _MAX_OLD_FILES + 1))
-        unused_name = next((name for name in names if not name.exists()), None)
-        if unused_name is None:
+        old_paths = (path.with_name(f"{path.name}.{number}.old") for number in range(1, _MAX_OLD_FILES + 1))
+        unused_path = next((old_path for old_path in old_paths if not old_path.exists()), None)
+        if unused_path is None:
             raise UsageError(f"{path} and {_MAX_OLD_FILES} older versions exist; choose another file or delete some.")
-        path.rename(unused_name)
-        print_message(f"{path} already existed; it was renamed to {unused_name}")
+        path.rename(unused_path)
+        print_message(f"{path} already existed; it was renamed to {unused_path}")
     write_output(path, text, "--out", hint)
 
 
@@ -394,7 +398,8 @@ def _is_unfilled(path: Path) -> bool:
         if raw["format"] == DUEL_FORMAT:
             return all(item["winner"] is None for item in raw["items"])
         tips = [tip for item in raw["items"] for tip in item["tips"]]
-        scored = any(tip.get("note") or any(score is not None for score in tip["scores"].values()) for tip in tips)
-        return raw["format"] == FORMAT and not scored
-    except (SheetRefused, UsageError, KeyError, TypeError, AttributeError):
+        has_notes = any(tip.get("note") for tip in tips)
+        has_scores = any(score is not None for tip in tips for score in tip["scores"].values())
+        return raw["format"] == FORMAT and not has_notes and not has_scores
+    except (SheetRefused, UsageError, KeyError, TypeError, AttributeError):  # another file, or a damaged sheet
         return False

@@ -13,7 +13,7 @@ import typer
 from tipbench.cli.console import print_json, print_message
 from tipbench.cli.judge import show_verdict
 from tipbench.cli.options import (
-    AcceptOption,
+    AcceptDriftOption,
     AllOption,
     ExperimentOption,
     JsonOption,
@@ -72,7 +72,7 @@ def run(
     batch: Annotated[
         int | None, typer.Option(min=1, metavar="NUMBER", help="Items per program call. [default: all]")
     ] = None,
-    accept_drift: AcceptOption = None,
+    accept_drift: AcceptDriftOption = None,
     ollama_url: OllamaOption = None,
     max_model_b: Annotated[
         str | None,
@@ -125,6 +125,7 @@ def run(
     choice = choice.with_program(settings.get("judge_command"))
     name = judge_name(judge)
     accept_reason = parse_drift_reason(accept_drift) if accept_drift is not None else None
+    # A model judge shares its options with a collect.
     config = settings.collect_config({**model_options, "wait": wait or None})
 
     def save_unsent_sheet(sheet_id: str, text: str) -> Path:
@@ -156,17 +157,26 @@ def run(
             how_to_accept=f"tipbench judge run --experiment {stored_experiment.name} --with {shlex.quote(with_)} "
             f"--judge {shlex.quote(automatic_judge.name)}{mlflow_option} --accept-drift REASON",
         )
-        lock = ResourceLock(
+        one_run_per_judge = ResourceLock(
             home,
             f"judge {automatic_judge.name} in {stored_experiment.name} at {canonical_url(store.url)}",
             f"a judge run for {automatic_judge.name} in {stored_experiment.name}",
         )
-        with lock.held(wait=config.wait, report=print_message):
+        with one_run_per_judge.held(wait=config.wait, report=print_message):
             result = run_judge(
                 store, stored_experiment, automatic_judge, request, accept=accept_reason, environment=environment
             )
     applied, provisional = result.applied, automatic_judge.provisional
-    write_event(Judged(applied.sheet, applied.judge, applied.finished, len(result.unscored), applied.held, provisional))
+    write_event(
+        Judged(
+            sheet=applied.sheet,
+            judge=applied.judge,
+            scored=applied.finished,
+            unscored=len(result.unscored),
+            held=applied.held,
+            provisional=provisional,
+        )
+    )
     if json_:
         print_json(result.to_json())
     else:
@@ -185,6 +195,7 @@ def _open_judge(
     timeout_s: float | None,
     batch: int | None,
 ) -> Iterator[AutomaticJudge]:
+    """Open the chosen judge; `name` and `batch` apply to programs only."""
     from tipbench.judge.automatic import JudgeKind
     from tipbench.workflows.judging import MODEL_OPTIONS
 

@@ -14,11 +14,9 @@ if TYPE_CHECKING:
     from tipbench.judge.drift import Slope
     from tipbench.judge.status import JudgeStatus, JudgingStatus, SheetSummary
 
-_ALWAYS_SHOWN_COLUMNS = ("judge", "scores", "cells", "held", "sheets", "open items", "drift")
-_JUDGE_COLUMNS = (*_ALWAYS_SHOWN_COLUMNS, "error", "repeat consistency", "min/item")
 _OPEN_SHEET_COLUMNS = ("sheet", "judge", "items", "finished", "exported")
 _CHART_CHARS = 25
-_CHART_POINTS = 2.0  # a bias chart shows -2 to +2 points
+_CHART_LIMIT = 2.0  # a bias chart shows -2 to +2 points
 
 
 def status(
@@ -48,7 +46,7 @@ def status(
         check_chart_file(plot)
     with open_experiment(load_settings(), mlflow_url, experiment) as (store, stored_experiment):
         judging = judging_status(store, stored_experiment)
-    suite = load_suite("tips")
+    suite = load_suite("tips")  # the rules judge is measured on the built-in suite, whatever the experiment's suite is
     cards = {scenario.id: scenario.to_card() for scenario in suite.scenarios}
     rules_errors = {"anchors": rules_error(suite.rubric.anchors, cards), "controls": rules_error(suite.controls, cards)}
     if json_:
@@ -63,37 +61,20 @@ def status(
 
 
 def _show_status(judging: JudgingStatus, rules_errors: dict[str, dict[str, dict[str, float | None]]]) -> None:
-    """Print the status; `rules_errors` has the rules judge's bias and error, by reference scores and scale."""
-    from tipbench.judge.drift import verdict_words
-
+    """Print the status; `rules_errors` has the rules judge's bias and error on anchors and on controls, by scale."""
     print(
         f"{judging.experiment}: {judging.cells} answers, {judging.judged} judged ({judging.floored} unusable), "
         f"{judging.pending} pending ({judging.held} held)"
     )
     if judging.judges:
         print()
-        rows = [
-            [
-                judge.judge,
-                judging.use_of(judge),
-                judge.cells,
-                judge.held,
-                judge.sheets,
-                judge.open_items,
-                judge.drift and verdict_words(judge.drift),
-                judge.error,
-                percent(judge.self_exact),
-                judge.minutes_per_item,
-            ]
-            for judge in judging.judges
-        ]
-        print_table(_JUDGE_COLUMNS, rows, text=("judge", "scores", "drift"), keep_columns=len(_ALWAYS_SHOWN_COLUMNS))
+        _show_judges(judging)
     else:
         print_message("no scores yet: `tipbench judge export --judge NAME --out FILE`, or `judge run --with rules`")
     for judge in judging.judges:
         if judge.unchecked:
-            print(f"{judge.judge}: {judge.unchecked} items are unchecked until their sheet is finished")
-        if judge.duels and judge.sheets:
+            print(f"{judge.judge}: {judge.unchecked} items are not checked for drift until their sheet is finished")
+        if judge.duels and judge.sheets:  # duels have no controls, so they reveal which items of a sheet are controls
             print(f"{judge.judge}: sheets closed, because duels were opened")
     _show_trends(judging.judges)
     if judging.twice:
@@ -106,7 +87,7 @@ def _show_status(judging: JudgingStatus, rules_errors: dict[str, dict[str, dict[
             [each.sheet, each.judge or "unsigned", each.items, each.finished, each.exported[:16].replace("T", " ")]
             for each in judging.open_sheets
         ]
-        print_table(_OPEN_SHEET_COLUMNS, rows, text=("sheet", "judge"))
+        print_table(_OPEN_SHEET_COLUMNS, rows, text_columns=("sheet", "judge"))
     if judging.history:
         print("\nbias on the hidden controls, by sheet (the line is the interval; | marks zero)")
         for line in history_lines(judging.history):
@@ -118,6 +99,33 @@ def _show_status(judging: JudgingStatus, rules_errors: dict[str, dict[str, dict[
             for scale, values in errors.items()
         ]
         print(f"  {title:<10}" + "; ".join(parts))
+
+
+def _show_judges(judging: JudgingStatus) -> None:
+    from tipbench.judge.drift import verdict_words
+
+    rows = [
+        {
+            "judge": judge.judge,
+            "scores": judging.use_of(judge),
+            "cells": judge.cells,
+            "held": judge.held,
+            "sheets": judge.sheets,
+            "open items": judge.open_items,
+            "drift": None if judge.drift is None else verdict_words(judge.drift),
+            "error": judge.error,
+            "repeat consistency": percent(judge.self_exact),
+            "min/item": judge.minutes_per_item,
+        }
+        for judge in judging.judges
+    ]
+    columns = list(rows[0])
+    print_table(
+        columns,
+        [list(row.values()) for row in rows],
+        text_columns=("judge", "scores", "drift"),
+        keep_columns=columns.index("drift") + 1,
+    )
 
 
 def _show_trends(judges: Sequence[JudgeStatus]) -> None:
@@ -141,10 +149,11 @@ def _show_trends(judges: Sequence[JudgeStatus]) -> None:
         print(f"\nover all sheets: sums of the bias in standard errors (limit {CUSUM_LIMIT}); fatigue and")
         print("compression in points with a 99 % interval (* if not due to chance)")
         columns = ("judge", "scale", "sheets", "mean bias", "sums", "", "fatigue", "compression")
-        print_table(columns, rows, text=("judge", "scale", "sums", "", "fatigue", "compression"))
+        print_table(columns, rows, text_columns=("judge", "scale", "sums", "", "fatigue", "compression"))
     for judge in judges:
-        for sentence in judge.trends.sentences() if judge.trends else ():
-            print(f"{judge.judge}: {sentence}")
+        if judge.trends is not None:
+            for sentence in judge.trends.sentences():
+                print(f"{judge.judge}: {sentence}")
 
 
 def _slope_text(slope: Slope | None) -> str:
@@ -164,8 +173,9 @@ def history_lines(history: tuple[SheetSummary, ...]) -> list[str]:
 
     lines = []
     for sheet in history:
-        scales: list[dict[str, Any]] = (sheet.drift or {}).get("scales", [])
-        verdict = verdict_words((sheet.drift or {}).get("verdict"))
+        drift = sheet.drift or {}
+        scales: list[dict[str, Any]] = drift.get("scales", [])
+        verdict = verdict_words(drift.get("verdict"))
         lines.append(f"  {sheet.exported[:10]}  {sheet.judge}  {sheet.sheet}  {verdict}, {sheet.status}")
         lines += [f"    {scale['scale']:<16}{_bias_chart(scale)}" for scale in scales]
     return lines
@@ -186,5 +196,5 @@ def _bias_chart(scale: dict[str, Any]) -> str:
 
 def _position(points: float) -> int:
     """Return the column of a bias in the chart; biases beyond its range are at its ends."""
-    clipped = min(max(points, -_CHART_POINTS), _CHART_POINTS)
-    return round((clipped + _CHART_POINTS) / (2 * _CHART_POINTS) * (_CHART_CHARS - 1))
+    clipped = min(max(points, -_CHART_LIMIT), _CHART_LIMIT)
+    return round((clipped + _CHART_LIMIT) / (2 * _CHART_LIMIT) * (_CHART_CHARS - 1))

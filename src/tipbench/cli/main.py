@@ -52,6 +52,7 @@ EXIT_CODES = {
     3: "not enough data for a result",
     INTERRUPTED: "interrupted by Ctrl-C or SIGTERM: weights unloaded, finished cells kept",
 }
+# The other commands of `judge` are in judge.py.
 judge.app.command("status")(judge_status.status)
 judge.app.command("run")(judge_run.run)
 COMMANDS: dict[str, Callable[..., None] | typer.Typer] = {  # in the order of the help
@@ -87,7 +88,7 @@ class Command(TyperCommand):
         formatter.write_paragraph()
         with formatter.indentation():
             text = inspect.cleandoc(self.help or "")
-            # Click does not wrap a paragraph that starts with a line "\b".
+            # Click does not wrap a paragraph that starts with a line "\b"; examples start with "tipbench".
             formatter.write_text(re.sub(r"(?m)^( +)(?=tipbench )", r"\1\b\n", text))
 
 

@@ -42,13 +42,15 @@ def fetch_with_progress(settings: Settings) -> str:
 
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, console=make_console(stderr=True), transient=True) as progress:
-            task = progress.add_task("weights", total=None)
-            return str(
-                fetch_weights(home, report=lambda done, total: progress.update(task, completed=done, total=total))
-            )
+            bar = progress.add_task("weights", total=None)
+
+            def update_bar(done: int, total: int | None) -> None:
+                progress.update(bar, completed=done, total=total)
+
+            return str(fetch_weights(home, report=update_bar))
     printed_quarter = -1
 
-    def report(done: int, total: int | None) -> None:
+    def print_quarters(done: int, total: int | None) -> None:
         nonlocal printed_quarter
         quarter = done * 4 // total if total else 0
         if quarter != printed_quarter:
@@ -56,7 +58,7 @@ def fetch_with_progress(settings: Settings) -> str:
             of = f" of {total / 1e6:.0f}" if total else ""
             print_message(f"weights: {done / 1e6:.0f}{of} MB")
 
-    return str(fetch_weights(home, report=report))
+    return str(fetch_weights(home, report=print_quarters))
 
 
 @app.command("list")
@@ -86,27 +88,26 @@ def list_models(
     if json_:
         print_json([each.to_json() for each in found.models])
         return
-    print_table(
-        ["model", "parameters", "quantization", "file", "may run"],
-        [
-            [
-                each.model,
-                parameter_count(each.facts.params_b if each.facts else None),
-                each.facts.quantization if each.facts else None,
-                file_size(each.facts.file_bytes if each.facts else None),
-                each.refusal is None,
-            ]
-            for each in found.models
-        ],
-        text=["model", "quantization"],
-    )
+    rows = []
+    for each in found.models:
+        params_b = quantization = file_bytes = None
+        if each.facts is not None:
+            params_b, quantization, file_bytes = each.facts.params_b, each.facts.quantization, each.facts.file_bytes
+        may_run = each.refusal is None
+        rows.append([each.model, parameter_count(params_b), quantization, file_size(file_bytes), may_run])
+    columns = ("model", "parameters", "quantization", "file", "may run")
+    print_table(columns, rows, text_columns=("model", "quantization"))
     reasons = [printable(each.refusal) for each in found.models if each.refusal is not None]
     print()
     print("\n".join(reasons) if reasons else f"all within the limit of {config.max_model_b:g}B")
 
 
-def installed_hint(command: str, config: CollectConfig, settings: Settings) -> str | None:
-    """Suggest a command with installed models if none of the requested ones is installed; None if not applicable."""
+def installed_models_hint(command: str, config: CollectConfig, settings: Settings) -> str | None:
+    """Return what to do if the server accepts none of the requested models.
+
+    The hint is `command` with models that the server accepts, or how to get one. None if the server accepts a requested
+    model, is not needed or does not respond.
+    """
     from tipbench.generate.engine import available_models, engine_types
 
     server_engines = [each for each in engine_types(config.model_names) if each.server]
@@ -120,8 +121,8 @@ def installed_hint(command: str, config: CollectConfig, settings: Settings) -> s
             f"The Ollama server has no model of at most {config.max_model_b:g}B parameters. "
             "Get one, for example with `ollama pull gemma3:1b`."
         )
-    defaults = settings.collect_config({}).model_dump()
-    options = {key: value for key, value in config.model_dump().items() if value != defaults[key]}
+    configured = settings.collect_config({}).model_dump()  # without flags
+    options = {key: value for key, value in config.model_dump().items() if value != configured[key]}
     options["models"] = ",".join(found.accepted)
     arguments = []
     for key, value in options.items():

@@ -56,7 +56,7 @@ SuiteOption = Annotated[
         "--suite", metavar="NAME|FOLDER", help="Suite with the scenarios, rubric and controls. [default: as collected]"
     ),
 ]
-OneJudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Use only this judge's scores.")]
+OnlyJudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Use only this judge's scores.")]
 JudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Name of the judge.")]
 LimitOption = Annotated[
     int | None,
@@ -68,7 +68,7 @@ OverlapOption = Annotated[
         "--overlap", min=0.0, max=1.0, metavar="SHARE", help="Share of answers scored by other judges to include."
     ),
 ]
-AcceptOption = Annotated[
+AcceptDriftOption = Annotated[
     str | None,
     typer.Option("--accept-drift", metavar="REASON", help="Count the scores despite the drift, with this reason."),
 ]
@@ -104,31 +104,36 @@ def with_collect_options(command: Callable[..., None]) -> Callable[..., None]:
         if name not in ("config", "settings")
     ]
 
-    def run(**options: Any) -> None:
+    def wrapper(**options: Any) -> None:
         settings = load_settings()
-        flags = {key: options.pop(key) for key in CollectConfig.model_fields}
-        command(config=settings.collect_config(flags), settings=settings, **options)
+        collect_flags = {key: options.pop(key) for key in CollectConfig.model_fields}
+        command(config=settings.collect_config(collect_flags), settings=settings, **options)
 
     parameters = [_collect_option(key) for key in CollectConfig.model_fields] + declared
-    run.__name__ = command.__name__
-    run.__doc__ = command.__doc__
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
+    wrapper.__name__ = command.__name__
+    wrapper.__doc__ = command.__doc__
+    # Typer reads both.
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapper
 
 
 def _collect_option(key: str) -> inspect.Parameter:
-    """Return the option of a field. Values other than flags stay text, which CollectConfig validates."""
-    info = CollectConfig.model_fields[key]
-    flag = "--" + key.replace("_", "-")
+    """Return the option of a field. Values that are not booleans stay text, which CollectConfig validates."""
+    field = CollectConfig.model_fields[key]
+    name = key.replace("_", "-")
     annotation: Any
-    if info.annotation is bool:
-        option = typer.Option(f"{flag}/--no-{flag[2:]}", help=info.description, show_default=False)
+    if field.annotation is bool:
+        option = typer.Option(f"--{name}/--no-{name}", help=field.description, show_default=False)
         annotation = Annotated[bool | None, option]
     else:
-        choices = [each for each in get_args(info.annotation) if isinstance(each, str)]
-        metavar = "NUMBER" if info.annotation in (int, float) else "|".join(choices) or "TEXT"
-        option = typer.Option(flag, help=f"{info.description}{default_text(key)}", metavar=metavar, show_default=False)
+        metavar = "TEXT"
+        if field.annotation in (int, float):
+            metavar = "NUMBER"
+        elif choices := [each for each in get_args(field.annotation) if isinstance(each, str)]:
+            metavar = "|".join(choices)
+        help_text = f"{field.description}{default_text(key)}"
+        option = typer.Option(f"--{name}", help=help_text, metavar=metavar, show_default=False)
         annotation = Annotated[str | None, option]
     return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
@@ -139,8 +144,10 @@ def default_text(key: str) -> str:
     `key` is an option of collect. Its own variable, TIPBENCH_ and the key in capitals, is left out.
     """
     setting = next(setting for setting in SETTINGS if setting.key == key)
-    parts = [*setting.variables[1:], *([setting.default] if setting.default else [])]
-    return f" [default: {', else '.join(parts)}]" if parts else ""
+    _own_variable, *sources = setting.variables
+    if setting.default:
+        sources.append(setting.default)
+    return f" [default: {', else '.join(sources)}]" if sources else ""
 
 
 def chosen_experiment(settings: Settings, flag: str | None) -> str:
@@ -157,7 +164,7 @@ def chosen_experiment(settings: Settings, flag: str | None) -> str:
 def open_store(settings: Settings, url: str | None) -> Iterator[MlflowStore]:
     """Open the MLflow to read from; starts the local one if it has data. Raises NotEnoughData if no MLflow is found."""
     with settings.mlflow.open(url, report=print_message) as opened:
-        if not url and not settings.get("mlflow_url"):
+        if not url and not settings.get("mlflow_url"):  # found automatically
             print_message(f"reading from {opened.description}")
         yield cast("MlflowStore", opened.store)
 
@@ -176,5 +183,5 @@ def open_experiment(
 
 def open_tracking_store(settings: Settings, url: str | None) -> TrackingStore:
     """Open the MLflow to write to; starts the local one if there is no other."""
-    writable_home(settings.home)
+    writable_home(settings.home)  # raises UsageError
     return settings.mlflow.open_or_start(url, report=print_message)

@@ -52,7 +52,7 @@ def panel(
     settings = load_settings()
     if mlflow_url is not None:
         settings = replace(settings, values={**settings.values, "mlflow_url": mlflow_url})
-    writable_home(settings.home)
+    writable_home(settings.home)  # raises UsageError
     options = panel_options(settings, host=host, port=port)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     with contextlib.closing(listen(options.host, options.port)) as sock:
@@ -74,7 +74,7 @@ def panel(
             print_message("MLflow: none yet; the first run starts one")
         except TipbenchError as exc:
             print_message(f"warning: {exc}")
-        threading.Thread(target=prepare_board_page).start()  # while the server starts
+        threading.Thread(target=prepare_board_page).start()  # so that the first board page is fast
         run_server(
             app,
             sock,

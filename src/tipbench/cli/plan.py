@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from tipbench.cli.console import print_json, print_message, print_table
-from tipbench.cli.models import installed_hint
+from tipbench.cli.models import installed_models_hint
 from tipbench.cli.options import JsonOption, with_collect_options
 from tipbench.plan.config import CollectConfig
 from tipbench.settings import Settings
@@ -50,8 +50,9 @@ def plan(config: CollectConfig, settings: Settings, json_: JsonOption = False) -
     for reason in planned.refused.values():
         print_message(f"refused: {reason}")
     if refusal_error(planned.facts, planned.refused, config) is not None:
-        hint = "Pass --skip-refused to run the others." if planned.facts else installed_hint("plan", config, settings)
-        if hint:
+        if planned.facts:
+            print_message("Pass --skip-refused to run the others.")
+        elif hint := installed_models_hint("plan", config, settings):
             print_message(hint)
         raise typer.Exit(2)
 
@@ -60,9 +61,9 @@ def _print_plan(planned: Plan) -> None:
     if not planned.models:
         print("nothing to generate: every model is refused")
         return
-    scenarios = len({cell.cell.scenario for cell in planned.cells})
+    n_scenarios = len({cell.cell.scenario for cell in planned.cells})
     print(
-        f"{planned.config.experiment}: suite {planned.suite.name}, {plural(scenarios, 'scenario')}, "
+        f"{planned.config.experiment}: suite {planned.suite.name}, {plural(n_scenarios, 'scenario')}, "
         f"{plural(len(planned.config.prompt_versions), 'prompt')}, {plural(planned.config.n_tips, 'tip')} per answer, "
         f"rubric {planned.suite.rubric.id}\n"
     )
@@ -80,19 +81,19 @@ def _print_plan(planned: Plan) -> None:
             ]
             for model in planned.models
         ],
-        text=["model"],
+        text_columns=["model"],
     )
     cells = plural(len(planned.cells), "cell")
     if planned.missing:
-        failed = sum(cell.key in planned.recorded.failed for cell in planned.missing)
-        failed_before = f" ({failed:,} of them failed before)" if failed else ""
+        n_recorded, n_missing = len(planned.cells) - len(planned.missing), len(planned.missing)
+        n_failed = sum(cell.key in planned.recorded.failed for cell in planned.missing)
+        failed_before = f" ({n_failed:,} of them failed before)" if n_failed else ""
         time = f"about {duration(planned.seconds)}" if planned.seconds is not None else "time unknown"
-        recorded = len(planned.cells) - len(planned.missing)
-        print(f"\n{cells}, {recorded:,} recorded, {len(planned.missing):,} to generate{failed_before}; {time}")
+        print(f"\n{cells}, {n_recorded:,} recorded, {n_missing:,} to generate{failed_before}; {time}")
     else:
         print(f"\n{cells}, all recorded; nothing to generate")
-    if journalled := sum(cell.key in planned.recorded.journalled for cell in planned.cells):
-        print(f"{plural(journalled, 'finished cell')} in the journal: the next collect records them first")
+    if n_journalled := sum(cell.key in planned.recorded.journalled for cell in planned.cells):
+        print(f"{plural(n_journalled, 'finished cell')} in the journal: the next collect records them first")
     if planned.stale:
         print(
             f"{plural(planned.stale, 'recorded answer')} stale: from an earlier version of the model or of the prompt"
@@ -102,4 +103,5 @@ def _print_plan(planned: Plan) -> None:
 def _time(seconds: float | None, *, measured: bool) -> str | None:
     if seconds is None:
         return None
-    return duration(seconds) if measured or not seconds else f"~{duration(seconds)}"
+    is_guess = seconds > 0 and not measured
+    return f"~{duration(seconds)}" if is_guess else duration(seconds)

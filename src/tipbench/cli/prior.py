@@ -35,8 +35,8 @@ def fit(
     """Fit a prior from a simulation or from the event log.
 
     The prior is cross-fitted: how much it explains is measured on users that it was not fitted on. A simulated prior is
-    also tested in every world. `gain` is its benefit to new users of that world; `price` is its loss compared with a
-    prior fitted in that world. Use the file with `tipbench serve --prior FILE`.
+    also tested on new users of every world. `gain` compares it with no prior; `price` compares it with a prior fitted
+    in that world, and is usually negative. Use the file with `tipbench serve --prior FILE`.
 
     Examples:
 
@@ -49,7 +49,7 @@ def fit(
     from tipbench.simulate.world import WorldName
     from tipbench.workflows.promotion import fit_prior_from_log
 
-    known_policy(policy)
+    known_policy(policy)  # raises UsageError if unknown
     check_output(out, "--out")
     if from_ == "log":
         fitted = fit_prior_from_log(load_settings().home, policy)
@@ -65,12 +65,14 @@ def fit(
     print_table(
         ("feature", "weight"),
         [(key, number(value, "+.3f")) for key, value in result["theta"].items()],
-        text=("feature",),
+        text_columns=("feature",),
     )
     explained = estimate_text(result["explained"])
     print(f"\nexplains {explained} of the squared reward per decision of users it was not fitted on")
     if result["worlds"]:
         print()
         rows = [(row["world"], estimate_text(row["gain"]), estimate_text(row["price"])) for row in result["worlds"]]
-        print_table(("world", "gain over no prior", "price: against that world's own prior"), rows, text=("world",))
+        print_table(
+            ("world", "gain over no prior", "price: against that world's own prior"), rows, text_columns=("world",)
+        )
     print_message(f"prior {fitted.prior.hash} of {policy} from {plural(fitted.users, 'user')} written to {out}")

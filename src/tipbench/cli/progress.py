@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # exit code
 _LINE_INTERVAL_S = 5.0
-_MIN_BAR_STEPS = 5
+_MIN_BAR_STEPS = 5  # with fewer, no bar is shown
 _writer: EventWriter | None = None  # one per process; None if no events are written
 
 ProgressCallback = Callable[[int, int], None]  # called with the steps done and their total
@@ -53,20 +53,22 @@ def progress_counter(label: str) -> Iterator[ProgressCallback]:
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=make_console(stderr=True), transient=True) as progress:
-            task = progress.add_task(label, visible=False)
-            yield lambda done, total: progress.update(
-                task, completed=done, total=total, visible=total >= _MIN_BAR_STEPS
-            )
+            bar = progress.add_task(label, visible=False)
+
+            def update_bar(done: int, total: int) -> None:
+                progress.update(bar, completed=done, total=total, visible=total >= _MIN_BAR_STEPS)
+
+            yield update_bar
         return
     next_line_at = time.monotonic() + _LINE_INTERVAL_S
 
-    def count(done: int, total: int) -> None:
+    def print_count(done: int, total: int) -> None:
         nonlocal next_line_at
         if time.monotonic() >= next_line_at and done < total:
             next_line_at = time.monotonic() + _LINE_INTERVAL_S
             print_message(f"{label}: {done} of {total}")
 
-    yield count
+    yield print_count
 
 
 def progress_view() -> BarProgress | LineProgress:
@@ -88,7 +90,7 @@ class LineProgress:
     """Shows events as plain lines: models, failures, messages, and the count every few seconds."""
 
     def __init__(self) -> None:
-        self._block = BlockStarted("", 0)
+        self._block = BlockStarted("", 0)  # until the first block starts
         self._next_line_at = 0.0
         self._lock = threading.Lock()
 
@@ -174,8 +176,9 @@ class BarProgress:
     def _show_recording(self, left: int) -> None:
         if self._recording_bar is None:
             self._recording_bar = self._progress.add_task("recording in MLflow", total=left, speed="")
-        self._recording_total = total = max(self._recording_total, left)
-        self._progress.update(self._recording_bar, total=total, completed=total - left)
+        self._recording_total = max(self._recording_total, left)  # cells are added while others are recorded
+        n_recorded = self._recording_total - left
+        self._progress.update(self._recording_bar, total=self._recording_total, completed=n_recorded)
 
 
 # Event file
@@ -195,7 +198,7 @@ def command_events() -> Iterator[None]:
     except OSError as exc:
         raise UsageError(f"{EVENTS_VARIABLE} takes a file; {path} cannot be written: {exc.strerror}.") from exc
     write_event(Started(tipbench.__version__))
-    code = 1
+    code = 1  # of any other exception
     try:
         yield
         code = 0

@@ -68,11 +68,11 @@ def check(
 
     default_size = QUICK if quick else FULL
     size = Size(seeds or default_size.seeds, users or default_size.users, rounds or default_size.rounds)
-    total_seeds = len(WORLDS) * size.seeds
+    n_seeds = len(WORLDS) * size.seeds
     with progress_counter("simulating") as count:
 
         def report(_so_far: Simulation, share_done: float) -> None:
-            count(round(share_done * total_seeds), total_seeds)
+            count(round(share_done * n_seeds), n_seeds)
 
         verdict = check_promotion(
             load_settings().home,

@@ -38,7 +38,7 @@ _TEXT_COLUMNS = ("run", "model", "prompt", "scenario", "state")
 _NUMBER_COLUMNS = ("tips", "format_ok", "overlong", "latency_s", "tokens_per_s", "diversity", "composite")
 _TABLE_COLUMNS = (*_TEXT_COLUMNS, *_NUMBER_COLUMNS)
 _ALL_COLUMNS = (*_TABLE_COLUMNS, "repeat", "host", "failure", "conditions", "model_digest")
-_INTEGER_COLUMNS = ("tips", "format_ok")
+_INTEGER_COLUMNS = ("tips", "format_ok")  # floats in MLflow
 
 
 @app.command("list")
@@ -89,12 +89,13 @@ def list_runs(
         rows = [run_values(run) for run in shown]
         for row in rows:
             row |= {name: int(row[name]) for name in _INTEGER_COLUMNS if row[name] is not None}
-            row["run"] = str(row["run_id"])[: _SHORT_ID_CHARS if as_table else None]
+            run_id = str(row["run_id"])
+            row["run"] = run_id[:_SHORT_ID_CHARS] if as_table else run_id
         print_rows(
             _TABLE_COLUMNS if as_table else _ALL_COLUMNS,
             rows,
             output_format,
-            text=_TEXT_COLUMNS,
+            text_columns=_TEXT_COLUMNS,
             keep_columns=len(_TEXT_COLUMNS),
         )
     if not runs:
@@ -132,7 +133,7 @@ def show_run(
         try:
             run, texts = store.get(full_id)
         except MlflowError as exc:
-            if exc.status == 404 and exc.code:
+            if exc.status == 404 and exc.code:  # without a code, the URL is not that of an MLflow
                 raise UsageError(
                     f"Unknown run {full_id} in MLflow at {store.url}. `tipbench runs list` shows the recorded runs."
                 ) from exc
@@ -151,13 +152,14 @@ def _expand_id(store: MlflowStore, experiment: str, prefix: str) -> str:
     stored_experiment = existing_experiment(store, experiment)
     runs = search_cells(store, stored_experiment.experiment_id, {})
     matching_ids = [run.run_id for run in runs if run.run_id.startswith(prefix)]
-    if len(matching_ids) != 1:
-        count = f"{len(matching_ids)} runs begin" if matching_ids else "No run begins"
-        missing = "more of the id" if matching_ids else "its --experiment"
-        raise UsageError(
-            f"{count} with {prefix!r} in {stored_experiment.name}. Give {missing}; `tipbench runs list` shows the runs."
-        )
-    return matching_ids[0]
+    if len(matching_ids) == 1:
+        return matching_ids[0]
+    problem, missing = "No run begins", "its --experiment"
+    if matching_ids:
+        problem, missing = f"{len(matching_ids)} runs begin", "more of the id"
+    raise UsageError(
+        f"{problem} with {prefix!r} in {stored_experiment.name}. Give {missing}; `tipbench runs list` shows the runs."
+    )
 
 
 def _print_run(run: StoredRun, texts: dict[str, str]) -> None:

@@ -76,8 +76,8 @@ def serve(
         )
     settings = load_settings()
     home = writable_home(settings.home)
-    admin_token = panel_options(settings).admin_token
-    tips = load_catalogue(catalogue) if catalogue is not None else None
+    admin_token = panel_options(settings).admin_token  # that of the panel is valid here too
+    tip_catalogue = load_catalogue(catalogue) if catalogue is not None else None
     priors = [load_prior(path) for path in prior or []]
     logging.basicConfig(
         level=logging.INFO if access_log else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
@@ -86,7 +86,7 @@ def serve(
         sock = stack.enter_context(contextlib.closing(listen(host, port, "policy server")))
         tokens = TokenStore(stack.enter_context(contextlib.closing(panel_database(home))))
         service = stack.enter_context(contextlib.closing(PolicyService(home, state=state, priors=priors)))
-        recommender = stack.enter_context(contextlib.closing(Recommender(service, catalogue=tips)))
+        recommender = stack.enter_context(contextlib.closing(Recommender(service, catalogue=tip_catalogue)))
         for name in shadow or ():
             recommender.switches.set_shadow(name, True)
         current = recommender.switches.active()
@@ -100,14 +100,14 @@ def serve(
         for warning in recommender.policies()["warnings"]:
             print_message(f"warning: {warning}")
         now = tokens.clock()
-        usable = any(token.role is not Role.JUDGE and token.state(now) == "active" for token in tokens.all())
-        if not usable and admin_token is None:
+        has_token = any(token.role is not Role.JUDGE and token.state(now) == "active" for token in tokens.all())
+        if not has_token and admin_token is None:
             print_message("there is no token yet: `tipbench token create --role app --name NAME` creates one")
         guard = TokenGuard(tokens, LoginLimiter(), admin_token, POLICY_SERVER_REFUSED_ROLES)
         tune_garbage_collector()
         address, policy = server_url(sock, host), recommender.switches.active()
         run_server(
-            PolicyServer(service, recommender, guard, texts=tips.texts if tips else {}),
+            PolicyServer(service, recommender, guard, texts=tip_catalogue.texts if tip_catalogue else {}),
             sock,
             name="policy server",
             started=lambda: print_message(f"policy server: {address} (active: {policy}; press Ctrl-C to stop)"),

@@ -67,9 +67,18 @@ def simulate(
     from tipbench.workflows.simulation import record_simulation
 
     settings = load_settings()
-    options: dict[str, object] = {"policies": policies, "world": world, "users": users, "rounds": rounds}
-    options |= {"seeds": seeds, "seed": seed, "baseline": baseline, "ablation": ablation}
-    config = simulation.make_simulation_config(options)
+    config = simulation.make_simulation_config(
+        {
+            "policies": policies,
+            "world": world,
+            "users": users,
+            "rounds": rounds,
+            "seeds": seeds,
+            "seed": seed,
+            "baseline": baseline,
+            "ablation": ablation,
+        }
+    )
     priors = [load_prior(path) for path in prior or ()]
     if plot is not None:
         check_chart_file(plot)
@@ -77,16 +86,16 @@ def simulate(
 
         def report(so_far: Simulation, _share: float) -> None:
             count(so_far.seeds_done, config.seeds)
-            _emit_progress(so_far.to_json())
+            _write_progress(so_far.to_json())
 
         result = simulation.simulate(config, priors=priors, on_progress=report).to_json()
     if record:
-        with open_tracking_store(settings, mlflow_url) as opened:
-            run_id = record_simulation(opened.store, result)
-            experiment = opened.store.experiment(simulation.EXPERIMENT)
-        print_message(f"recorded in {opened.description}, experiment {simulation.EXPERIMENT}, run {run_id}")
+        with open_tracking_store(settings, mlflow_url) as tracking:
+            run_id = record_simulation(tracking.store, result)
+            experiment = tracking.store.experiment(simulation.EXPERIMENT)
+        print_message(f"recorded in {tracking.description}, experiment {simulation.EXPERIMENT}, run {run_id}")
         result |= {"run_id": run_id, "url": experiment.run_url(run_id) if experiment else None}
-        _emit_progress(result)
+        _write_progress(result)
     if plot is not None:
         save_chart(curves_chart(result), plot)
     if json_:
@@ -95,14 +104,14 @@ def simulate(
         _print_simulation(result)
 
 
-def _emit_progress(result: dict[str, Any]) -> None:
+def _write_progress(result: dict[str, Any]) -> None:
     write_event(
         Simulating(
             done=result["seeds_done"],
             total=result["config"]["seeds"],
             world=result["config"]["world"],
             policies=tuple(policy["name"] for policy in result["policies"]),
-            rounds=tuple(result["policies"][0]["curve"]["round"]),
+            rounds=tuple(result["policies"][0]["curve"]["round"]),  # the same for all policies
             rewards=tuple(tuple(policy["curve"]["reward"]) for policy in result["policies"]),
             users=result["config"]["users"],
             run_id=result.get("run_id"),
@@ -120,7 +129,7 @@ def _print_simulation(result: dict[str, Any]) -> None:
             (policy["name"], *(estimate_text(policy[key]) for key in ("reward", "regret", "gain")))
             for policy in policies
         ],
-        text=("policy",),
+        text_columns=("policy",),
     )
     print()
     rows = [
@@ -129,21 +138,21 @@ def _print_simulation(result: dict[str, Any]) -> None:
         for row in policy["personas"]
         if row["gain"] is not None
     ]
-    print_table(("persona", "policy", gain_title), sorted(rows), text=("persona", "policy"))
+    print_table(("persona", "policy", gain_title), sorted(rows), text_columns=("persona", "policy"))
     if result["ablation"]:
         print()
         title = f"left out of {result['config']['ablation']}"
         losses = [(row["feature"], estimate_text(row["loss"])) for row in result["ablation"]]
-        print_table((title, "loss"), losses, text=(title,))
+        print_table((title, "loss"), losses, text_columns=(title,))
     decisions = plural(result["decisions"], "decision")
     print_message(
         f"{decisions} in {duration(result['seconds'])}; values are per decision, with 95 % intervals over users"
     )
 
 
-def estimate_text(estimate: Mapping[str, float | None] | None, form: str = "+.4f") -> str | None:
+def estimate_text(estimate: Mapping[str, float | None] | None, format_spec: str = "+.4f") -> str | None:
     """Return a mean with its interval; None without an estimate."""
     if estimate is None:
         return None
-    ends = interval(estimate["ci_low"], estimate["ci_high"], form)
-    return f"{number(estimate['mean'], form)} ({ends or 'no interval'})"
+    ends = interval(estimate["ci_low"], estimate["ci_high"], format_spec)
+    return f"{number(estimate['mean'], format_spec)} ({ends or 'no interval'})"

@@ -31,8 +31,11 @@ def export(folder: FolderOption, state: StateOption = "sqlite", json_: JsonOptio
     """
     from tipbench.serve.state_store import export_state
 
-    files = export_state(writable_home(load_settings().home), folder, state=state)
-    print_json({"files": files}) if json_ else print(f"{plural(files, 'file')} written to {folder}")
+    n_files = export_state(writable_home(load_settings().home), folder, state=state)
+    if json_:
+        print_json({"files": n_files})
+    else:
+        print(f"{plural(n_files, 'file')} written to {folder}")
 
 
 @app.command("import")
@@ -48,8 +51,11 @@ def import_(folder: FolderOption, state: StateOption = "sqlite", json_: JsonOpti
     """
     from tipbench.serve.state_store import import_state
 
-    files = import_state(writable_home(load_settings().home), folder, state=state)
-    print_json({"files": files}) if json_ else print(f"{plural(files, 'file')} imported from {folder}")
+    n_files = import_state(writable_home(load_settings().home), folder, state=state)
+    if json_:
+        print_json({"files": n_files})
+    else:
+        print(f"{plural(n_files, 'file')} imported from {folder}")
 
 
 @app.command("rebuild")
@@ -64,5 +70,8 @@ def rebuild(state: StateOption = "sqlite", json_: JsonOption = False) -> None:
     """
     from tipbench.serve.state_store import rebuild_state
 
-    users = rebuild_state(writable_home(load_settings().home), state=state)
-    print_json({"users": users}) if json_ else print(f"state of {plural(users, 'user')} rebuilt from the event log")
+    n_users = rebuild_state(writable_home(load_settings().home), state=state)
+    if json_:
+        print_json({"users": n_users})
+    else:
+        print(f"state of {plural(n_users, 'user')} rebuilt from the event log")

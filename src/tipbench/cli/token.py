@@ -88,7 +88,7 @@ def list_tokens(json_: JsonOption = False) -> None:
         for row in rows:  # times are shortened to fit into 80 columns; --json has them in full
             row |= {"created": str(row["created"])[:10], "expires": str(row["expires"] or "never")[:10]}
             row["last used"] = str(row["last_used"])[:16].replace("T", " ") if row["last_used"] else None
-        print_table(_COLUMNS, [[row[column] for column in _COLUMNS] for row in rows], text=_COLUMNS)
+        print_table(_COLUMNS, [[row[column] for column in _COLUMNS] for row in rows], text_columns=_COLUMNS)
     else:
         print_message("no tokens yet; create one with `tipbench token create --role judge --name NAME`")
 
@@ -110,14 +110,14 @@ def revoke(
 
       tipbench token revoke --name reviewer-1
     """
-    if (token_id is None) == (name is None):
+    if (token_id is None) == (name is None):  # neither or both
         raise UsageError("Give either the token's ID or --name; `tipbench token list` shows both.")
     with _open_tokens() as tokens:
         if token_id is not None:
             matching = [token for token in tokens.all() if token.id == token_id]
         else:
-            matching = [token for token in tokens.all() if token.name == (name or "").strip()]
-            matching = [token for token in matching if role is None or token.role == role]
+            named = [token for token in tokens.all() if token.name == (name or "").strip()]
+            matching = [token for token in named if role is None or token.role == role]
         if not matching:
             raise UsageError(
                 f"There is no token {(token_id or name or '')[:80]!r}; `tipbench token list` shows the tokens."

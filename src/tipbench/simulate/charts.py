@@ -8,6 +8,7 @@ from typing import Any
 from tipbench.charts import LIGHT, Theme, import_altair
 
 _WIDTH, _HEIGHT = 640, 260  # pixels
+# Lengths of dashes and gaps in pixels, one pattern per policy.
 _DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4])
 
 

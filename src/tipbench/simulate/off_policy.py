@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from math import sqrt
+from math import nan, sqrt
 from typing import Any
 
 import numpy as np
@@ -67,13 +67,13 @@ def clustered_mean(values: Floats, user: Ints, weights: Floats | None = None) ->
         raise NotEnoughData("Every logged choice has probability 0 under the target policy: the log cannot value it.")
     mean = float((weights * values).sum() / total)
     _, cluster = np.unique(user, return_inverse=True)
-    users = int(cluster.max()) + 1
-    if users < 2:
-        return Estimate(mean, None, None, None, users)
-    influence = np.bincount(cluster, weights * (values - mean)) / total
-    se = sqrt(users / (users - 1) * float((influence**2).sum()))
-    margin = t_quantile(0.975, users - 1) * se
-    return Estimate(mean, mean - margin, mean + margin, se * sqrt(users), users)
+    n_users = int(cluster.max()) + 1
+    if n_users < 2:
+        return Estimate(mean, ci_low=None, ci_high=None, sd=None, n=n_users)
+    influence = np.bincount(cluster, weights * (values - mean)) / total  # of each user on the mean
+    se = sqrt(n_users / (n_users - 1) * float((influence**2).sum()))
+    half_width = t_quantile(0.975, n_users - 1) * se
+    return Estimate(mean, ci_low=mean - half_width, ci_high=mean + half_width, sd=se * sqrt(n_users), n=n_users)
 
 
 def gain(log: LoggedDecisions) -> Estimate:
@@ -93,24 +93,30 @@ ESTIMATORS: dict[str, Callable[[LoggedDecisions], Estimate]] = {
 class WeightDiagnostics:
     """Shows whether the weights can be trusted: their mean should be near 1, and the effective sample large."""
 
-    mean: Estimate
-    largest: float
-    effective: float  # effective sample size (Σw)²/Σw²: as informative as this many decisions of the target policy
-    decisions: int
+    mean_weight: Estimate
+    largest_weight: float
+    effective_sample: float  # (Σw)²/Σw²: as informative as this many decisions of the target policy
+    n_decisions: int
 
     @property
-    def plausible(self) -> bool:
+    def is_plausible(self) -> bool:
         """True if the mean weight is within 3 clustered standard errors of 1."""
-        error = abs(self.mean.mean - 1)
-        return error <= 1e-9 or (self.mean.se is not None and error <= 3 * self.mean.se)
+        error = abs(self.mean_weight.mean - 1)
+        if error <= 1e-9:  # a rounding error: if both policies are the same, all weights are 1, without spread
+            return True
+        return self.mean_weight.se is not None and error <= 3 * self.mean_weight.se
 
 
 def weight_diagnostics(log: LoggedDecisions) -> WeightDiagnostics:
     """Return the diagnostics of the importance weights."""
     weights = log.weights
     squares = float((weights**2).sum())
-    effective = float(weights.sum()) ** 2 / squares if squares else 0.0
-    return WeightDiagnostics(clustered_mean(weights, log.user), float(weights.max()), effective, len(weights))
+    return WeightDiagnostics(
+        mean_weight=clustered_mean(weights, log.user),
+        largest_weight=float(weights.max()),
+        effective_sample=float(weights.sum()) ** 2 / squares if squares else 0.0,
+        n_decisions=len(weights),
+    )
 
 
 # From the event log
@@ -128,7 +134,7 @@ class ReplayedDecision:
     features: Floats  # a matrix: candidates × features
     hour: float  # of the day
     candidate: Mapping[str, Any]  # the chosen candidate
-    reward: float | None = None
+    reward: float = nan  # until the reward is read
     action: str | None = None
 
 
@@ -144,11 +150,11 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
     waiting: dict[tuple[str, str], ReplayedDecision] = {}  # by user and event: decisions without a reward yet
     rewarded: list[ReplayedDecision] = []
     for entry in entries:
-        key, event = entry.user, (entry.user, entry.event or "")
+        user, event = entry.user, (entry.user, entry.event or "")
         if entry.kind == "reset":
-            ridges.pop(key, None)
-            tallies.pop(key, None)
-            waiting = {other: decision for other, decision in waiting.items() if other[0] != key}
+            ridges.pop(user, None)
+            tallies.pop(user, None)
+            waiting = {(owner, other): rest for (owner, other), rest in waiting.items() if owner != user}
         elif entry.kind == "score":
             body, candidates = entry.body, entry.body["request"]["candidates"]
             logged = body.get("probabilities")
@@ -159,10 +165,10 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
                 )
             chosen = [candidate["tip_id"] for candidate in candidates].index(body["chosen"])
             moment = local_time(body["at"])
-            features = target.features.matrix(body["request"], candidates, moment, tallies.setdefault(key, Tallies()))
-            ridge = ridges.setdefault(key, target.ridge(prior))
+            features = target.features.matrix(body["request"], candidates, moment, tallies.setdefault(user, Tallies()))
+            ridge = ridges.setdefault(user, target.ridge(prior))
             waiting[event] = ReplayedDecision(
-                user=users.setdefault(key, len(users)),
+                user=users.setdefault(user, len(users)),
                 policy=entry.policy or "",
                 chosen=chosen,
                 logged_probability=logged[chosen],
@@ -173,10 +179,11 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
             )
         elif entry.kind == "reward" and event in waiting:
             decision = waiting.pop(event)
-            decision.reward, decision.action = float(entry.reward or 0.0), entry.body.get("action")
-            ridges[key].update(decision.features[decision.chosen], decision.reward)
+            decision.reward = float(entry.reward or 0.0)
+            decision.action = entry.body.get("action")
+            ridges[user].update(decision.features[decision.chosen], decision.reward)
             category = decision.candidate.get("category")
-            tallies[key].add(category, decision.action, entry.body.get("dwell_ms"), decision.hour)
+            tallies[user].add(category, decision.action, entry.body.get("dwell_ms"), decision.hour)
             rewarded.append(decision)
     return rewarded
 
@@ -184,14 +191,14 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
 def logged_decisions(replayed: Iterable[ReplayedDecision], logged_by: str) -> LoggedDecisions:
     """Return the decisions that the policy `logged_by` made, with estimates of a reward model.
 
-    The model is a ridge regression on the target's features. The estimates for a user come from a model fitted to other
-    users. Raises NotEnoughData if the policy has no decisions.
+    The model is a ridge regression on the target's features with λ = 1. The estimates for a user come from a model
+    fitted to other users. Raises NotEnoughData if the policy has no decisions.
     """
     decisions = [decision for decision in replayed if decision.policy == logged_by]
     if not decisions:
         raise NotEnoughData(f"The log has no decision of {logged_by} with a reward. Serve tips and send rewards first.")
     user = np.array([decision.user for decision in decisions])
-    reward = np.array([decision.reward for decision in decisions], dtype=np.float64)
+    reward = np.array([decision.reward for decision in decisions])
     # The features of the chosen candidates, and 1 for the intercept.
     x = np.array([np.append(decision.features[decision.chosen], 1.0) for decision in decisions])
     fold = user % FOLDS
@@ -233,11 +240,11 @@ def rank_correlation(scale: str, judged: Floats, completed: Floats) -> Validity:
 
     def correlation(sampled: Ints) -> Floats:
         """Return the correlation over the tips with these indices; a matrix gives one correlation per row."""
-        first, second = (rankdata(values[sampled], axis=-1) for values in (judged, completed))
-        first -= first.mean(axis=-1, keepdims=True)
-        second -= second.mean(axis=-1, keepdims=True)
-        norm = np.sqrt((first**2).sum(axis=-1) * (second**2).sum(axis=-1))
-        return np.asarray((first * second).sum(axis=-1) / np.where(norm > 0, norm, np.nan))
+        x, y = rankdata(judged[sampled], axis=-1), rankdata(completed[sampled], axis=-1)
+        x -= x.mean(axis=-1, keepdims=True)
+        y -= y.mean(axis=-1, keepdims=True)
+        norm = np.sqrt((x**2).sum(axis=-1) * (y**2).sum(axis=-1))
+        return np.asarray((x * y).sum(axis=-1) / np.where(norm > 0, norm, np.nan))
 
     samples = np.random.default_rng(0).integers(0, tips, (_BOOTSTRAP_SAMPLES, tips))
     low, high = np.nanquantile(correlation(samples), [0.025, 0.975])
@@ -249,7 +256,7 @@ def judge_validity(replayed: Iterable[ReplayedDecision], scales: Mapping[str, Ma
 
     `scales` has the scores by scale and tip id. A composite that it does not have is taken from the logged candidate.
     """
-    completed: dict[str, list[bool]] = {}  # by tip id: whether it was completed, each time it was served
+    completed: dict[str, list[bool]] = {}  # by tip id: whether the tip was completed, each time it was served
     judged: dict[str, dict[str, float]] = {"composite": {}, **{scale: dict(by_tip) for scale, by_tip in scales.items()}}
     for decision in replayed:
         if decision.action is None:

@@ -17,20 +17,19 @@ from tipbench.errors import NotEnoughData
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.prior import Prior
 from tipbench.simulate.off_policy import FOLDS, ReplayedDecision
-from tipbench.simulate.rollout import Arm, RidgeStatistics, find_arm, rollout
+from tipbench.simulate.rollout import Arm, RidgeStatistics, rollout
 from tipbench.simulate.world import World, WorldName, load_personas
 
-MIN_USERS = 10
-EVALUATED = (WorldName.STANDARD, WorldName.NO_TASTE, WorldName.DRIFT, WorldName.LOSSY, WorldName.NULL)
-_HELD_OUT_SEED = 1_000_000  # added to the seed of a fit for the users that the prior is evaluated on
+MIN_USERS = 2 * FOLDS  # two in each fold
+EVALUATION_WORLDS = (WorldName.STANDARD, WorldName.NO_TASTE, WorldName.DRIFT, WorldName.LOSSY, WorldName.NULL)
+_HELD_OUT_SEED_OFFSET = 1_000_000  # added to the seed of a fit for the users that the prior is evaluated on
 
 
-class PriorValue(NamedTuple):
-    """What a prior gains in one simulated world, in reward per decision."""
+class PriorGain(NamedTuple):
+    """The gain of a prior in one simulated world, in reward per decision."""
 
-    gain: Estimate | None  # compared with no prior
-    # Compared with a prior fitted in this world, so usually negative. None if the prior itself was fitted in it.
-    price: Estimate | None
+    over_none: Estimate | None  # over starting without a prior
+    over_own: Estimate | None  # over a prior fitted in this world, so usually negative; None if it is the same prior
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class FittedPrior:
     prior: Prior
     users: int
     explained: Estimate | None  # reduction of the squared error per reward, cross-fitted
-    worlds: Mapping[str, PriorValue]  # by name; empty for a prior fitted on a log
+    gains: Mapping[str, PriorGain]  # by world; empty for a prior fitted on a log
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for `--json`."""
@@ -51,8 +50,8 @@ class FittedPrior:
             "users": self.users,
             "explained": estimate_json(self.explained),
             "worlds": [
-                {"world": world, "gain": estimate_json(value.gain), "price": estimate_json(value.price)}
-                for world, value in self.worlds.items()
+                {"world": world, "gain": estimate_json(gain.over_none), "price": estimate_json(gain.over_own)}
+                for world, gain in self.gains.items()
             ],
             "source": dict(self.prior.source),
         }
@@ -60,26 +59,30 @@ class FittedPrior:
 
 def fit_from_simulation(policy: str, world: WorldName, *, users: int, rounds: int, seed: int = 0) -> FittedPrior:
     """Fit a prior on simulated users of one world, and evaluate it on new users of this and other worlds."""
-    source = {"from": "simulation", "world": world.value, "users": users, "rounds": rounds, "seed": seed}
-    statistics = _simulate_statistics(policy, world, users, rounds, seed)
-    prior = _make_prior(policy, statistics, {**source, "personas": load_personas().version})
-    worlds = {}
-    for other in dict.fromkeys((world, *EVALUATED)):
+    source: dict[str, object] = {"from": "simulation", "world": world.value, "users": users, "rounds": rounds}
+    source |= {"seed": seed, "personas": load_personas().version}
+    statistics = _simulate_statistics(policy, World(world, seed, users, rounds))
+    prior = _make_prior(policy, statistics, source)
+    gains = {}
+    for evaluated in dict.fromkeys((world, *EVALUATION_WORLDS)):
         own_prior = prior
-        if other is not world:
-            own_prior = _make_prior(policy, _simulate_statistics(policy, other, users, rounds, seed), source)
+        if evaluated is not world:
+            own_statistics = _simulate_statistics(policy, World(evaluated, seed, users, rounds))
+            own_prior = _make_prior(policy, own_statistics, source)
         arms = [Arm(POLICIES[policy], arm_prior) for arm_prior in (None, prior, own_prior)]
-        held_out = World(other, _HELD_OUT_SEED + seed, users, rounds)
-        without, with_prior, with_own = rollout(held_out, arms)
-        gain = mean_estimate((with_prior.reward - without.reward) / rounds)
-        price = None if own_prior is prior else mean_estimate((with_prior.reward - with_own.reward) / rounds)
-        worlds[other.value] = PriorValue(gain, price)
-    return FittedPrior(prior, users, _explained_error(statistics), worlds)
+        held_out_users = World(evaluated, _HELD_OUT_SEED_OFFSET + seed, users, rounds)
+        without, with_prior, with_own = rollout(held_out_users, arms)
+        over_none = mean_estimate((with_prior.reward - without.reward) / rounds)
+        over_own = None
+        if own_prior is not prior:
+            over_own = mean_estimate((with_prior.reward - with_own.reward) / rounds)
+        gains[evaluated.value] = PriorGain(over_none, over_own)
+    return FittedPrior(prior, users, _explained_error(statistics), gains)
 
 
 def fit_from_log(policy: str, replayed: Iterable[ReplayedDecision]) -> FittedPrior:
     """Fit a prior on the rewards of an event log. Raises NotEnoughData for fewer than MIN_USERS users."""
-    size = POLICIES[policy].features.dim
+    dim = POLICIES[policy].features.dim
     by_user: dict[int, list[ReplayedDecision]] = {}
     for decision in replayed:
         by_user.setdefault(decision.user, []).append(decision)
@@ -88,36 +91,40 @@ def fit_from_log(policy: str, replayed: Iterable[ReplayedDecision]) -> FittedPri
             f"The log has rewards of {len(by_user)} users; a prior needs at least {MIN_USERS}. Serve tips for longer, "
             "or use --from simulation."
         )
-    gram, moment = np.zeros((len(by_user), size, size)), np.zeros((len(by_user), size))
-    for row, decisions in enumerate(by_user.values()):
+    gram, moment = np.zeros((len(by_user), dim, dim)), np.zeros((len(by_user), dim))
+    for user, decisions in enumerate(by_user.values()):
         for decision in decisions:
             x = decision.features[decision.chosen]
-            gram[row] += x[:, None] * x
-            moment[row] += float(decision.reward or 0.0) * x
-    counts = np.array([len(decisions) for decisions in by_user.values()])
-    statistics = RidgeStatistics(gram, moment, counts)
-    prior = _make_prior(policy, statistics, {"from": "log", "users": len(by_user), "rewards": int(counts.sum())})
-    return FittedPrior(prior, len(by_user), _explained_error(statistics), {})
+            gram[user] += x[:, None] * x
+            moment[user] += decision.reward * x
+    n_rewards = np.array([len(decisions) for decisions in by_user.values()])
+    statistics = RidgeStatistics(gram, moment, n_rewards)
+    prior = _make_prior(policy, statistics, {"from": "log", "users": len(by_user), "rewards": int(n_rewards.sum())})
+    return FittedPrior(prior, len(by_user), _explained_error(statistics), gains={})
 
 
-def _simulate_statistics(policy: str, world: WorldName, users: int, rounds: int, seed: int) -> RidgeStatistics:
-    (totals,) = rollout(World(world, seed, users, rounds), [find_arm(policy)], record=True)
+def _simulate_statistics(policy: str, world: World) -> RidgeStatistics:
+    (totals,) = rollout(world, [Arm(POLICIES[policy])], record=True)
     assert totals.statistics is not None  # noqa: S101 - because of record=True
     return totals.statistics
 
 
 def _make_prior(policy: str, statistics: RidgeStatistics, source: Mapping[str, object]) -> Prior:
     features = POLICIES[policy].features
-    return Prior(policy, features.version, features.names, tuple(statistics.theta().tolist()), source)
+    return Prior(policy, features.version, features.names, tuple(statistics.pooled_theta().tolist()), source)
 
 
 def _explained_error(statistics: RidgeStatistics) -> Estimate | None:
-    """Return by how much a prior reduces the squared error per reward, cross-fitted over folds of users."""
+    """Return how much a prior reduces the squared error per reward of users that it was not fitted on.
+
+    The error without a prior is that of the prediction 0.
+    """
     fold = np.arange(len(statistics.moment)) % FOLDS
     reduction = np.zeros(len(fold))
-    for number in range(FOLDS):
-        theta, in_fold = statistics.theta(fold != number), fold == number
+    for held_out in range(FOLDS):
+        theta, in_fold = statistics.pooled_theta(fold != held_out), fold == held_out
         # For each user of this fold: Σ r² − Σ (r − θx)². In the subscripts, d and e are features and n is the user.
         squares = np.einsum("d,nde,e->n", theta, statistics.gram[in_fold], theta)
         reduction[in_fold] = 2 * statistics.moment[in_fold] @ theta - squares
-    return mean_estimate(reduction / statistics.n)
+    has_rewards = statistics.n_rewards > 0
+    return mean_estimate(reduction[has_rewards] / statistics.n_rewards[has_rewards])

@@ -25,7 +25,7 @@ from tipbench.serve.features import (
     MAX_OPEN_TASKS,
     FeatureSet,
 )
-from tipbench.serve.policy import DECIMALS, POLICIES, Policy
+from tipbench.serve.policy import DECIMALS, LAMBDA, POLICIES, Policy
 from tipbench.serve.prior import Prior
 from tipbench.serve.request import Candidate, DecisionRequest
 from tipbench.serve.tallies import (
@@ -100,12 +100,12 @@ class RidgeStatistics:
 
     gram: Floats  # A = Σxxᵀ
     moment: Floats  # b = Σrx
-    n: Floats  # number of rewards
+    n_rewards: Floats
 
-    def theta(self, users: Any = slice(None)) -> Floats:
-        """Return the coefficients of the ridge regression pooled over users: those of this mask, or all."""
+    def pooled_theta(self, users: Any = slice(None)) -> Floats:
+        """Return the coefficients of one ridge regression for several users: a mask, by default all."""
         gram, moment = self.gram[users].sum(axis=0), self.moment[users].sum(axis=0)
-        return np.asarray(np.linalg.solve(gram + np.eye(len(moment)), moment))
+        return np.asarray(np.linalg.solve(gram + LAMBDA * np.eye(len(moment)), moment))
 
 
 @dataclass
@@ -125,7 +125,7 @@ def rollout(world: World, arms: Sequence[Arm], *, draws: Draws | None = None, re
 
     `draws` replaces the random numbers of the world, which are the same for every arm.
     """
-    users, rounds = len(world), world.rounds
+    users, rounds = len(world), world.n_rounds
     learners = [_Learner(world, arm) for arm in arms]
     results = [ArmTotals(np.zeros(users), np.zeros(users), np.zeros(rounds), np.zeros(rounds)) for _ in arms]
     if record:
@@ -146,7 +146,7 @@ def rollout(world: World, arms: Sequence[Arm], *, draws: Draws | None = None, re
                 totals.chosen[number] = chosen
     if record:
         for learner, totals in zip(learners, results, strict=True):
-            totals.statistics = learner.statistics(rounds)
+            totals.statistics = learner.statistics()
     return results
 
 
@@ -157,7 +157,7 @@ class _RoundFeatures:
         self.world = world
         self.offered = offered
         # Index of each candidate's category in a flattened array of categories × users.
-        self.category_index = offered.category * len(world) + np.arange(len(world))
+        self.category_index = world.flat_index(offered.category)
         self._computed: dict[str, Floats] = {}
 
     def feature(self, name: str) -> Floats:
@@ -211,7 +211,7 @@ class _RoundFeatures:
 class _UserTallies:
     """The `serve.tallies.Tallies` of all users, in one array of fields × categories × users."""
 
-    NAMES = (
+    FEATURES = (
         "category_completion",
         "category_dismissal",
         "category_dwell",
@@ -220,42 +220,44 @@ class _UserTallies:
     )
 
     def __init__(self, world: World) -> None:
-        fields = len(Tally._fields)
-        self._sums = np.zeros((fields, len(world.personas.categories), len(world)))
-        self._flat = self._sums.reshape(fields, -1)
-        self._users = np.arange(len(world))
+        n_fields = len(Tally._fields)
+        self._world = world
+        self._sums = np.zeros((n_fields, len(world.personas.categories), len(world)))
+        self._flat_sums = self._sums.reshape(n_fields, -1)  # a view of the same numbers
 
     def features(self, clock: Floats) -> dict[str, Floats]:
-        """Return the features of NAMES, each as categories × users."""
+        """Return the FEATURES, each as categories × users."""
         hour_cos, hour_sin = clock
         seen, completed, dismissed, dwell_s, dwell_n, hour_x, hour_y = self._sums
         seen_overall = seen.sum(axis=0)
 
-        # The fewer tips of a category, the closer its rate is to the user's overall rate.
-        def shrunk(part: Floats, whole: Floats, overall: Floats) -> Floats:
-            return np.asarray(np.minimum((part + CATEGORY_WEIGHT * overall) / (whole + CATEGORY_WEIGHT), 1.0))
+        # With fewer tips, a user's overall rate is closer to the default, and a category's rate to the overall rate.
+        def overall_rate(total: Floats, n: Floats, default: float) -> Floats:
+            return np.asarray(np.minimum((total.sum(axis=0) + OVERALL_WEIGHT * default) / (n + OVERALL_WEIGHT), 1.0))
 
-        def overall_rate(part: Floats, whole: Floats, default: float) -> Floats:
-            return np.asarray(np.minimum((part.sum(axis=0) + OVERALL_WEIGHT * default) / (whole + OVERALL_WEIGHT), 1))
+        def category_rate(total: Floats, n: Floats, overall: Floats) -> Floats:
+            return np.asarray(np.minimum((total + CATEGORY_WEIGHT * overall) / (n + CATEGORY_WEIGHT), 1.0))
 
         dwell = dwell_s / MAX_DWELL_S
         values = (
-            shrunk(completed, seen, overall_rate(completed, seen_overall, DEFAULT_COMPLETION)),
-            shrunk(dismissed, seen, overall_rate(dismissed, seen_overall, DEFAULT_DISMISSAL)),
-            shrunk(dwell, dwell_n, overall_rate(dwell, dwell_n.sum(axis=0), DEFAULT_DWELL)),
+            category_rate(completed, seen, overall_rate(completed, seen_overall, DEFAULT_COMPLETION)),
+            category_rate(dismissed, seen, overall_rate(dismissed, seen_overall, DEFAULT_DISMISSAL)),
+            category_rate(dwell, dwell_n, overall_rate(dwell, dwell_n.sum(axis=0), DEFAULT_DWELL)),
             np.clip((hour_cos * hour_x + hour_sin * hour_y) / (completed + 1), -1.0, 1.0),
             np.minimum(np.log1p(seen) / LOG_FULL_VOLUME, 1.0),
         )
-        return dict(zip(self.NAMES, values, strict=True))
+        return dict(zip(self.FEATURES, values, strict=True))
 
     def add(self, category: Ints, outcome: Outcome, arrives: Floats, clock: Floats) -> None:
         """Count the outcomes whose rewards arrived: `arrives` is 1 for these users, otherwise 0."""
         hour_cos, hour_sin = clock
-        completed = np.zeros_like(arrives) if outcome.action is None else arrives * (outcome.action == COMPLETED)
-        dismissed = np.zeros_like(arrives) if outcome.action is None else arrives * (outcome.action == _DISMISSED)
+        completed = dismissed = np.zeros_like(arrives)
+        if outcome.action is not None:
+            completed = arrives * (outcome.action == COMPLETED)
+            dismissed = arrives * (outcome.action == _DISMISSED)
         dwell_s = np.minimum(np.nan_to_num(outcome.dwell_ms / 1000), MAX_DWELL_S) * completed
         added = (arrives, completed, dismissed, dwell_s, completed, hour_cos * completed, hour_sin * completed)
-        self._flat[:, category * len(self._users) + self._users] += np.stack(added)
+        self._flat_sums[:, self._world.flat_index(category)] += np.stack(added)
 
 
 class _Learner:
@@ -273,9 +275,10 @@ class _Learner:
         self._lambda, self._initial_theta = initial.lam, initial.theta
         self._theta = np.repeat(initial.theta[:, None], len(world), axis=1)
         self._v = np.repeat(initial.v[:, :, None], len(world), axis=2)
-        self._x = np.empty((len(initial.theta), world.candidates, len(world)))
-        uses_tallies = not set(_UserTallies.NAMES).isdisjoint(arm.policy.features.names)
+        self._x = np.empty((len(initial.theta), world.n_candidates, len(world)))
+        uses_tallies = not set(_UserTallies.FEATURES).isdisjoint(arm.policy.features.names)
         self._tallies = _UserTallies(world) if uses_tallies else None
+        self._n_rewards = np.zeros(len(world))
 
     def choose(self, features: _RoundFeatures, draws: Floats) -> Ints:
         """Return the index of the candidate chosen for each user; `draws` are uniform numbers in [0, 1)."""
@@ -287,27 +290,29 @@ class _Learner:
             variance = np.einsum("dkn,dkn->kn", np.einsum("den,ekn->dkn", self._v, self._x), self._x)
             scores += self._policy.alpha * np.sqrt(variance)
         scores = scores.round(DECIMALS)
-        best = scores == scores.max(axis=0)
+        is_best = scores == scores.max(axis=0)
         exploration = self._policy.epsilon / len(scores)
-        cumulative = np.cumsum(exploration + (1.0 - self._policy.epsilon) / best.sum(axis=0) * best, axis=0)
-        return np.asarray(np.minimum((cumulative <= draws).sum(axis=0), len(scores) - 1))
+        probabilities = exploration + (1.0 - self._policy.epsilon) / is_best.sum(axis=0) * is_best
+        chosen = (np.cumsum(probabilities, axis=0) <= draws).sum(axis=0)
+        return np.asarray(np.minimum(chosen, len(scores) - 1))  # rounding errors may leave the sum below a draw
 
     def learn(self, offered: Round, chosen: Ints, outcome: Outcome) -> None:
         """Learn from the rewards that arrived."""
         x = self._x[:, chosen, self._users]
         arrives = offered.arrives.astype(np.float64)
+        self._n_rewards += arrives
         vx = np.einsum("den,en->dn", self._v, x)
-        scaled = vx * (arrives / (1.0 + np.einsum("dn,dn->n", vx, x)))
-        self._theta += scaled * (outcome.reward - np.einsum("dn,dn->n", x, self._theta))
-        for row, factor in enumerate(scaled):
+        step = vx * (arrives / (1.0 + np.einsum("dn,dn->n", vx, x)))  # 0 without a reward
+        self._theta += step * (outcome.reward - np.einsum("dn,dn->n", x, self._theta))
+        for row, factor in enumerate(step):
             self._v[row] -= factor * vx
         if self._tallies:
             category = offered.category[chosen, self._users]
             self._tallies.add(category, outcome, arrives, offered.clock)
 
-    def statistics(self, rounds: int) -> RidgeStatistics:
-        """Return the sums over these rounds, which the arm has learned from."""
-        inverse = np.linalg.inv(self._v.transpose(2, 0, 1))
-        moment = np.einsum("nde,en->nd", inverse, self._theta) - self._lambda * self._initial_theta
-        gram = inverse - self._lambda * np.eye(len(self._initial_theta))
-        return RidgeStatistics(gram, moment, np.full(len(self._users), float(rounds)))
+    def statistics(self) -> RidgeStatistics:
+        """Return the sums over the rewards that the arm has learned from."""
+        with_lambda = np.linalg.inv(self._v.transpose(2, 0, 1))  # λI + Σxxᵀ
+        moment = np.einsum("nde,en->nd", with_lambda, self._theta) - self._lambda * self._initial_theta
+        gram = with_lambda - self._lambda * np.eye(len(self._initial_theta))
+        return RidgeStatistics(gram, moment, self._n_rewards)

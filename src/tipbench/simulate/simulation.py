@@ -42,7 +42,7 @@ class SimulationConfig(BaseModel):
 
     @field_validator("policies")
     @classmethod
-    def _check_policies(cls, value: str) -> str:
+    def _normalise_policies(cls, value: str) -> str:
         return ",".join(split_names(value)) or ",".join(ALL_POLICIES)
 
     @model_validator(mode="after")
@@ -69,17 +69,20 @@ class SimulationConfig(BaseModel):
         """Names of all arms, including those of the ablation."""
         if not self.ablation:
             return self.policy_names
-        ablation_arms = [f"{self.ablation} without {feature}" for feature in self.ablated]
+        ablation_arms = [f"{self.ablation} without {feature}" for feature in self.ablated_features]
         return tuple(dict.fromkeys((*self.policy_names, self.ablation, *ablation_arms)))
 
     @property
-    def ablated(self) -> tuple[str, ...]:
+    def ablated_features(self) -> tuple[str, ...]:
         """Features, or patterns of features, that the ablation leaves out one at a time.
 
         The pattern `category_*` leaves out all features from the tallies together.
         """
-        names = find_arm(self.ablation).policy.features.names if self.ablation else ()
-        return (*names, "category_*") if "category_completion" in names else names
+        if not self.ablation:
+            return ()
+        names = find_arm(self.ablation).policy.features.names
+        uses_tallies = any(name.startswith("category_") for name in names)
+        return (*names, "category_*") if uses_tallies else names
 
     @property
     def decisions(self) -> int:
@@ -92,10 +95,11 @@ def make_simulation_config(options: Mapping[str, Any]) -> SimulationConfig:
     try:
         return SimulationConfig.model_validate({key: value for key, value in options.items() if value is not None})
     except ValidationError as exc:
-        first = exc.errors(include_url=False)[0]
-        option = f"--{first['loc'][0]}: " if first["loc"] else ""
-        got = f" (got {str(first['input'])[:80]!r})" if first["loc"] else ""
-        raise UsageError(f"{option}{first['msg'].removeprefix('Value error, ')}{got}.") from exc
+        error, *_ = exc.errors(include_url=False)
+        problem = error["msg"].removeprefix("Value error, ")
+        if error["loc"]:  # empty for an error that concerns several options
+            problem = f"--{error['loc'][0]}: {problem} (got {str(error['input'])[:80]!r})"
+        raise UsageError(f"{problem}.") from exc
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,8 @@ class Simulation:
         """Return plain values for `--json`, MLflow, the API and the charts."""
         config, personas = self.config, load_personas()
         ablation_losses = {
-            feature: self.gain(config.ablation, f"{config.ablation} without {feature}") for feature in config.ablated
+            feature: self.gain(config.ablation, baseline=f"{config.ablation} without {feature}")
+            for feature in config.ablated_features
         }
         return {
             "format": "tipbench-simulation/1",
@@ -149,7 +154,7 @@ class Simulation:
     def _arm_json(self, result: ArmResult) -> dict[str, Any]:
         arm, name = result.arm, result.arm.name
 
-        def means(persona: int | None = None) -> dict[str, Any]:
+        def estimates(persona: int | None = None) -> dict[str, Any]:
             users = slice(None) if persona is None else self.persona == persona
             gain = None if name == self.config.baseline else self.gain(name, persona=persona)
             return {
@@ -159,18 +164,18 @@ class Simulation:
             }
 
         rounds = np.arange(1, len(result.reward_by_round) + 1)
-        points = np.unique(np.linspace(1, len(rounds), CURVE_POINTS).round().astype(int))
+        shown_rounds = np.unique(np.linspace(1, len(rounds), CURVE_POINTS).round().astype(int))
         return {
             "name": name,
             "version": arm.policy.version,
             "dim": arm.policy.features.dim,
             "prior": arm.prior.hash if arm.prior else None,
-            **means(),
-            "personas": [{"persona": persona, **means(index)} for index, persona in enumerate(load_personas().names)],
+            **estimates(),
+            "personas": [{"persona": persona, **estimates(i)} for i, persona in enumerate(load_personas().names)],
             "curve": {
-                "round": points.tolist(),
-                "reward": (np.cumsum(result.reward_by_round) / rounds)[points - 1].tolist(),
-                "regret": np.cumsum(result.regret_by_round)[points - 1].tolist(),
+                "round": shown_rounds.tolist(),
+                "reward": (np.cumsum(result.reward_by_round) / rounds)[shown_rounds - 1].tolist(),
+                "regret": np.cumsum(result.regret_by_round)[shown_rounds - 1].tolist(),
             },
         }
 
@@ -192,13 +197,13 @@ def simulate(
         find_arm(prior.policy).policy.check_prior(prior)
     arms = [find_arm(name, prior_of.get(name)) for name in config.arm_names]
     done: dict[int, list[ArmTotals]] = {}  # by seed; the totals of all arms
+    persona = World(config.world, config.seed, config.users, config.rounds).persona  # the same in every seed
 
-    def run(seed: int) -> list[ArmTotals]:
+    def simulate_seed(seed: int) -> list[ArmTotals]:
         return rollout(World(config.world, seed, config.users, config.rounds), arms)
 
-    def result() -> Simulation:
+    def results_so_far() -> Simulation:
         by_arm = zip(*(done[seed] for seed in sorted(done)), strict=True)  # for each arm, the totals of all seeds
-        persona = World(config.world, config.seed, config.users, 1).persona
         return Simulation(
             config,
             {arm.name: _pool_seeds(arm, totals, config.rounds) for arm, totals in zip(arms, by_arm, strict=True)},
@@ -209,14 +214,15 @@ def simulate(
 
     pool = ThreadPoolExecutor(workers or os.cpu_count() or 1)  # not processes: numpy releases the interpreter's lock
     try:
-        seeds = {pool.submit(run, seed): seed for seed in range(config.seed, config.seed + config.seeds)}
-        for future in as_completed(seeds):
-            done[seeds[future]] = future.result()
+        seeds = range(config.seed, config.seed + config.seeds)
+        seed_of = {pool.submit(simulate_seed, seed): seed for seed in seeds}
+        for future in as_completed(seed_of):
+            done[seed_of[future]] = future.result()
             if on_progress is not None:
-                on_progress(result(), len(done) / config.seeds)
+                on_progress(results_so_far(), len(done) / config.seeds)
     finally:
         pool.shutdown(cancel_futures=True)
-    return result()
+    return results_so_far()
 
 
 def _pool_seeds(arm: Arm, by_seed: Sequence[ArmTotals], rounds: int) -> ArmResult:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tipbench.serve.features import COMPOSITE_HALF_RANGE, COMPOSITE_MIDDLE
+from tipbench.serve.features import COMPOSITE_HALF_RANGE, COMPOSITE_MIDDLE, MAX_AGE_DAYS
 from tipbench.serve.policy import REWARD_BY_ACTION, REWARD_BY_DWELL
 
 Floats = NDArray[np.float64]
@@ -29,12 +29,17 @@ Ints = NDArray[np.int64]
 PROFILE_KEYS = ("completion_rate_30d", "dismiss_rate_30d", "mean_dwell_ms_30d", "preferred_hour", "tip_volume_30d")
 ACTIONS = ("completed", "snoozed", "dismissed", "ignored")
 COMPLETED = ACTIONS.index("completed")
-_ACTION_REWARDS = np.array([REWARD_BY_ACTION.get(name, 0.0) for name in ACTIONS])
+_ACTION_REWARDS = np.array(
+    [REWARD_BY_ACTION.get(action, 0.0) for action in ACTIONS]
+)  # a completion's depends on the dwell
 _DWELL_LIMITS_MS, _DWELL_REWARDS = np.array(REWARD_BY_DWELL).T
+# Part of the seed of each random generator, so that the numbers for different purposes are independent.
 _USER_STREAM, _DRIFT_STREAM, _OFFER_STREAM, _OUTCOME_STREAM, _DRAW_STREAM = range(5)
 _DWELL_SCALE = 0.6  # of the log-logistic distribution of dwell times
 _DWELL_TASTE = 0.4  # standard deviation of the log median dwell between a user's categories
-_RAW_LEVELS = 2**16  # offers are drawn from random integers below this number
+_RAW_BITS = 16
+_RAW_LEVELS = 2**_RAW_BITS  # offers are drawn from random integers below this number
+_STEPS_PER_POINT = 4  # composites are drawn in steps of a quarter point
 _BUSY_TASKS = 10  # a user with more open tasks is busy
 _AGE_QUANTILES = 1024  # number of equally likely task ages
 _LINEAR_NOISE = 0.5  # width of the uniform noise of a reward in the linear world
@@ -90,12 +95,13 @@ class Personas:
 @lru_cache(maxsize=1)
 def load_personas() -> Personas:
     """Read the personas that come with the package."""
-    raw = tomllib.loads((resources.files("tipbench.simulate") / "personas.toml").read_text("utf-8"))
-    personas = tuple(
-        Persona(name, likes=row.pop("likes"), profile=row.pop("profile"), parameters=row)
-        for name, row in raw.pop("persona").items()
-    )
-    return Personas(raw.pop("version"), raw, raw.pop("candidate"), personas)
+    content = tomllib.loads((resources.files("tipbench.simulate") / "personas.toml").read_text("utf-8"))
+    personas = []
+    for name, values in content.pop("persona").items():
+        likes, profile = values.pop("likes"), values.pop("profile")
+        personas.append(Persona(name, parameters=values, likes=likes, profile=profile))
+    version, candidate = content.pop("version"), content.pop("candidate")
+    return Personas(version, settings=content, candidate=candidate, personas=tuple(personas))
 
 
 @dataclass(frozen=True)
@@ -147,25 +153,26 @@ class Outcome:
 class World:
     """The users and rounds of one seed."""
 
-    def __init__(self, name: WorldName | str, seed: int, users: int, rounds: int) -> None:
+    def __init__(self, name: WorldName | str, seed: int, n_users: int, n_rounds: int) -> None:
         self.name = WorldName(name)
         self.seed = seed
-        self.rounds = rounds
+        self.n_rounds = n_rounds
         self.personas = load_personas()
-        self.candidates = int(self.personas.settings["candidates"])
-        self.persona: Ints = np.arange(users) % len(self.personas.personas)
+        self.n_candidates = int(self.personas.settings["candidates"])
+        self.persona: Ints = np.arange(n_users) % len(self.personas.personas)  # of each user, as an index
         self._parameters: dict[str, Floats] = {}  # cache of _per_user
-        self._users = np.arange(users)
-        categories = len(self.personas.categories)
-        normal = np.random.default_rng((seed, _USER_STREAM)).standard_normal((users, 4 + 2 * categories)).T
+        self._user_index = np.arange(n_users)
+        # Of each user: 1 number for the offset of the base utility, 3 for the profile, 2 per category for the tastes.
+        n_tastes = 2 * len(self.personas.categories)
+        normal = np.random.default_rng((seed, _USER_STREAM)).standard_normal((n_users, 4 + n_tastes)).T
         offset = self._per_user("spread") * normal[0]
         self.profile = self._make_profile(offset, normal[1:4])  # PROFILE_KEYS × users
         self._base = self._per_user("base") + offset
         self._tastes = self._draw_tastes(normal[4:])
-        drift_normal = np.random.default_rng((seed, _DRIFT_STREAM)).standard_normal((users, 2 * categories)).T
+        drift_normal = np.random.default_rng((seed, _DRIFT_STREAM)).standard_normal((n_users, n_tastes)).T
         self._later_tastes = self._draw_tastes(drift_normal) if self.name is WorldName.DRIFT else self._tastes
         # The linear world has no tastes, so the same random numbers can give its coefficients.
-        self._linear_theta = np.array(_LINEAR_SCALES)[:, None] * np.tanh(drift_normal[:5])
+        self._linear_theta = np.array(_LINEAR_SCALES)[:, None] * np.tanh(drift_normal[: len(_LINEAR_SCALES)])
         self._task_table, self._tip_table = _utility_tables(self.personas)
         self._preferred_clock = _clock(self._per_user("preferred_hour"))
         self._slot_clock = _clock(np.array(self.personas.candidate["slot_hours"]))
@@ -178,9 +185,9 @@ class World:
         """Return a uniform number in [0, 1) for each user, which decides the policy's random choice in this round."""
         return np.random.default_rng((self.seed, _DRAW_STREAM, number)).random(len(self))
 
-    def _flat_index(self, rows: Ints) -> Ints:
+    def flat_index(self, rows: Ints) -> Ints:
         """Return the index of each user's row in a flattened array of rows × users."""
-        return np.asarray(rows * len(self) + self._users)
+        return np.asarray(rows * len(self) + self._user_index)
 
     def _per_user(self, key: str) -> Floats:
         """Return the parameter `key` of every user's persona."""
@@ -189,47 +196,54 @@ class World:
         return self._parameters[key]
 
     def _make_profile(self, offset: Floats, normal: Floats) -> Floats:
-        """Return each user's `profile_features`: those of the persona with the user's random deviations."""
+        """Return each user's `profile_features`: those of the persona with the user's random deviations.
+
+        The user's offset, which makes completions more likely, also changes the rates. The deviations are assumptions.
+        """
         table = [[persona.profile[key] for key in PROFILE_KEYS] for persona in self.personas.personas]
         completed, dismissed, dwell, hour, volume = np.array(table, dtype=np.float64)[self.persona].T
+        dwell_normal, hour_normal, volume_normal = normal
         return np.stack(
             [
                 _sigmoid(_logit(completed) + 0.8 * offset),
                 _sigmoid(_logit(dismissed) - 0.8 * offset),
-                dwell * np.exp(0.2 * normal[0]),
-                (hour + 0.5 * normal[1]) % 24,
-                np.round(volume * np.exp(0.3 * normal[2])),
+                dwell * np.exp(0.2 * dwell_normal),
+                (hour + 0.5 * hour_normal) % 24,
+                np.round(volume * np.exp(0.3 * volume_normal)),
             ]
         )
 
     def _draw_tastes(self, normal: Floats) -> Tastes:
         """Return tastes drawn with standard normal numbers: one half for the utility, one half for the dwell."""
-        half = len(normal) // 2
-        log_dwell = np.log(self._per_user("dwell_s")) + np.zeros((half, 1))
+        utility_normal, dwell_normal = np.split(normal, 2)
+        log_dwell = np.tile(np.log(self._per_user("dwell_s")), (len(dwell_normal), 1))
         if self.name is WorldName.NULL:
             log_dwell = np.full_like(log_dwell, log_dwell.mean())
         if self.name in (WorldName.NO_TASTE, WorldName.NULL):
-            return Tastes(np.zeros_like(normal[:half]), log_dwell, _completion_value(log_dwell))
+            return Tastes(np.zeros_like(utility_normal), log_dwell, _completion_value(log_dwell))
         likes = [
             [persona.likes.get(category, 0.0) for persona in self.personas.personas]
             for category in self.personas.categories
         ]
-        utility = np.array(likes)[:, self.persona] + self._per_user("taste") * normal[:half]
-        log_dwell = log_dwell + _DWELL_TASTE * normal[half:]
+        utility = np.array(likes)[:, self.persona] + self._per_user("taste") * utility_normal
+        log_dwell = log_dwell + _DWELL_TASTE * dwell_normal
         return Tastes(utility, log_dwell, _completion_value(log_dwell))
 
     def round(self, number: int) -> Round:
         """Return the decision that every user faces in this round."""
-        offer, settings, k = self.personas.candidate, self.personas.settings, self.candidates
+        settings, offer, k = self.personas.settings, self.personas.candidate, self.n_candidates
+        # Of each user: the hour, the open tasks and seven properties of each candidate.
         rng = np.random.default_rng((self.seed, _OFFER_STREAM, number))
         integers = rng.integers(0, _RAW_LEVELS, (len(self), 2 + 7 * k), dtype=np.uint16)
         raw = np.ascontiguousarray(integers.T).astype(np.int64)
-        uniform = np.random.default_rng((self.seed, _OUTCOME_STREAM, number)).random((len(self), 1 + 2 * k)).T
         raw_hour, raw_open_tasks = raw[:2]
         properties = raw[2:].reshape(7, k, len(self))  # properties × candidates × users
-        raw_category, raw_overdue, raw_age, raw_priority, raw_grade, raw_slot, raw_effort = properties
+        raw_category, raw_overdue, raw_age, raw_priority, raw_composite, raw_slot, raw_effort = properties
+        # Of each user: whether the reward arrives, and the action and the dwell for each candidate.
+        uniform = np.random.default_rng((self.seed, _OUTCOME_STREAM, number)).random((len(self), 1 + 2 * k)).T
+        arrival_uniform, action_uniform, dwell_uniform = uniform[0], uniform[1 : 1 + k], uniform[1 + k :]
         first, last = settings["first_hour"], settings["last_hour"]
-        hour = np.floor((first + (last - first) * raw_hour / _RAW_LEVELS) * 60) / 60
+        hour = np.floor((first + (last - first) * raw_hour / _RAW_LEVELS) * 60) / 60  # whole minutes
         clock = _clock(hour)
         open_tasks = 1 + _pick(raw_open_tasks, offer["most_open_tasks"])
         category = _pick(raw_category, len(self.personas.categories))
@@ -240,7 +254,7 @@ class World:
         for share in np.cumsum(offer["priorities"])[:-1]:
             priority += raw_priority >= share * _RAW_LEVELS
         low, high = offer["lowest_composite"], offer["highest_composite"]
-        grade = _pick(raw_grade, int(4 * (high - low)) + 1)  # the composite in quarter points above the lowest
+        composite_step = _pick(raw_composite, int(_STEPS_PER_POINT * (high - low)) + 1)
         slot = _pick(raw_slot, len(offer["slot_hours"]))
         effort = _pick(raw_effort, len(offer["efforts_min"]))
         action_cdf: tuple[Floats, ...] = ()
@@ -248,13 +262,15 @@ class World:
         if self.name is WorldName.LINEAR:
             mean = self._linear_mean(clock, overdue, age, priority)
         else:
-            tastes = self._later_tastes if number >= self.rounds // 2 else self._tastes
-            taste_index = self._flat_index(category)
+            tastes = self._later_tastes if number >= self.n_rounds // 2 else self._tastes
+            taste_index = self.flat_index(category)
             if self.name is WorldName.NULL:
                 utility = np.full(slot.shape, float(self.personas.column("base").mean()))
             else:
-                utility = self._slot_utility(clock, slot) + self._task_utility(overdue, priority, age)
-                utility += self._tip_utility(open_tasks, effort, grade)
+                busy = (open_tasks > _BUSY_TASKS).astype(np.int64)
+                utility = self._time_utility(clock, slot)
+                utility += _look_up(self._task_table, self.persona, overdue, priority - 1, age)
+                utility += _look_up(self._tip_table, self.persona, busy, effort, composite_step)
             utility += tastes.utility.take(taste_index)
             mean, action_cdf = self._response(utility, tastes.value.take(taste_index))
             log_dwell = tastes.log_dwell.take(taste_index)
@@ -268,37 +284,24 @@ class World:
             is_overdue=overdue,
             age_days=age,
             priority=priority,
-            composite=low + grade / 4,
+            composite=low + composite_step / _STEPS_PER_POINT,
             slot_hour=np.array(offer["slot_hours"]).take(slot),
             effort_min=np.array(offer["efforts_min"]).take(effort),
             mean=mean,
             action_cdf=action_cdf,
             log_dwell=log_dwell,
-            action_uniform=uniform[1 : 1 + k],
-            dwell_uniform=uniform[1 + k :],
-            arrives=uniform[0] >= (settings["lost_rewards"] if self.name is WorldName.LOSSY else 0.0),
+            action_uniform=action_uniform,
+            dwell_uniform=dwell_uniform,
+            arrives=arrival_uniform >= (settings["lost_rewards"] if self.name is WorldName.LOSSY else 0.0),
         )
 
-    def _slot_utility(self, clock: Floats, slot: Ints) -> Floats:
+    def _time_utility(self, clock: Floats, slot: Ints) -> Floats:
         """Return each user's base utility plus the utility of the hour and of each candidate's slot."""
         hour_match = self._preferred_clock[0] * clock[0] + self._preferred_clock[1] * clock[1]
         by_hour = self._base + self._per_user("hour") * np.exp(4 * (hour_match - 1))
         slot_match = np.maximum(self._slot_clock.T @ clock, 0.0)  # slots × users
         by_slot = by_hour + self._per_user("slot") * slot_match**2
-        return np.asarray(by_slot.take(self._flat_index(slot)))
-
-    # The tables are indexed as flattened arrays, which is faster.
-
-    def _task_utility(self, overdue: Ints, priority: Ints, age: Ints) -> Floats:
-        _, flags, priorities, ages = self._task_table.shape
-        return np.asarray(
-            self._task_table.take(((self.persona * flags + overdue) * priorities + priority - 1) * ages + age)
-        )
-
-    def _tip_utility(self, open_tasks: Ints, effort: Ints, grade: Ints) -> Floats:
-        busy = (open_tasks > _BUSY_TASKS).astype(np.int64)
-        _, loads, efforts, grades = self._tip_table.shape
-        return np.asarray(self._tip_table.take(((self.persona * loads + busy) * efforts + effort) * grades + grade))
+        return np.asarray(by_slot.take(self.flat_index(slot)))
 
     def _response(self, utility: Floats, value: Floats) -> tuple[Floats, tuple[Floats, ...]]:
         """Return the mean reward and the `action_cdf` of each candidate; personas.toml has the formula."""
@@ -306,22 +309,21 @@ class World:
         if self.name is WorldName.NULL:
             snooze, dismiss = np.full_like(snooze, snooze.mean()), np.full_like(dismiss, dismiss.mean())
         completed, snoozed, dismissed = np.exp(utility), np.exp(snooze), np.exp(dismiss - 0.8 * utility)
-        scale = 1 / (completed + snoozed + dismissed + 1.0)
-        completed *= scale
-        dismissed *= scale
-        snoozed = snoozed * scale
+        scale = 1 / (completed + snoozed + dismissed + 1.0)  # from weights to probabilities; ignored has the weight 1
+        completed, snoozed, dismissed = completed * scale, snoozed * scale, dismissed * scale
         not_dismissed = completed + snoozed
         mean = completed * value + REWARD_BY_ACTION["snoozed"] * snoozed + REWARD_BY_ACTION["dismissed"] * dismissed
         return mean, (completed, not_dismissed, not_dismissed + dismissed)
 
     def _linear_mean(self, clock: Floats, overdue: Ints, age: Ints, priority: Ints) -> Floats:
-        theta = self._linear_theta
-        task = theta[2] * overdue + theta[3] * np.minimum(age / 30, 1.0) + theta[4] * (priority - 1) / 3
-        return np.asarray(theta[0] * clock[1] + theta[1] * clock[0] + task)
+        hour_cos, hour_sin = clock
+        by_sin, by_cos, by_overdue, by_age, by_priority = self._linear_theta
+        task = by_overdue * overdue + by_age * np.minimum(age / MAX_AGE_DAYS, 1.0) + by_priority * (priority - 1) / 3
+        return np.asarray(by_sin * hour_sin + by_cos * hour_cos + task)
 
     def outcome(self, offered: Round, chosen: Ints) -> Outcome:
         """Return the response of each user to the chosen candidate."""
-        chosen_index = self._flat_index(chosen)
+        chosen_index = self.flat_index(chosen)
         mean, uniform = offered.mean.take(chosen_index), offered.action_uniform.take(chosen_index)
         regret = offered.mean.max(axis=0) - mean
         if not offered.action_cdf:
@@ -338,20 +340,23 @@ class World:
 
 def rewards(action: Ints, dwell_ms: Floats) -> Floats:
     """Return the reward of each action by the rules of `serve.policy`. Only completed actions have a dwell."""
+    # Without the last limit, which is infinite, a missing dwell (NaN) also gets a valid index.
     by_dwell = _DWELL_REWARDS.take(np.searchsorted(_DWELL_LIMITS_MS[:-1], dwell_ms, side="right"))
     return np.where(action == COMPLETED, by_dwell, _ACTION_REWARDS.take(action))
 
 
 def _completion_value(log_dwell: Floats) -> Floats:
     """Return the mean reward of a completion; `log_dwell` is the log median of its log-logistic dwell in seconds."""
-    total = np.full(log_dwell.shape, REWARD_BY_DWELL[-1][1])
+    _, last_reward = REWARD_BY_DWELL[-1]
+    mean = np.full(log_dwell.shape, last_reward)
     for (limit_ms, reward), (_, next_reward) in pairwise(REWARD_BY_DWELL):
-        total += (reward - next_reward) * _sigmoid((np.log(limit_ms / 1000) - log_dwell) / _DWELL_SCALE)
-    return total
+        below_limit = _sigmoid((np.log(limit_ms / 1000) - log_dwell) / _DWELL_SCALE)  # a probability
+        mean += (reward - next_reward) * below_limit
+    return mean
 
 
 def _utility_tables(personas: Personas) -> tuple[Floats, Floats]:
-    """Return the utility of tasks (persona × overdue × priority × age) and tips (persona × busy × effort × grade)."""
+    """Return the utility of tasks (persona × overdue × priority × age) and tips (persona × busy × effort × step)."""
 
     def parameter(key: str) -> Floats:
         return personas.column(key)[:, None, None, None]
@@ -365,10 +370,19 @@ def _utility_tables(personas: Personas) -> tuple[Floats, Floats]:
         + parameter("age") * np.tanh(age / 7)
     )
     busy, effort = np.arange(2)[:, None, None], np.array(offer["efforts_min"])[:, None]
-    composite = np.arange(offer["lowest_composite"], offer["highest_composite"] + 0.25, 0.25)
+    step = 1 / _STEPS_PER_POINT
+    composite = np.arange(offer["lowest_composite"], offer["highest_composite"] + step, step)
     quality = (composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF_RANGE
     tip = parameter("load") * busy * (1 - effort / 15) + parameter("quality") * (quality - quality**3 / 3)
     return task, tip
+
+
+def _look_up(table: Floats, *indices: Ints) -> Floats:
+    """Return the entries of the table with these indices; indexing the flattened table is faster."""
+    flat_index, *others = indices
+    for size, index in zip(table.shape[1:], others, strict=True):
+        flat_index = flat_index * size + index
+    return np.asarray(table.take(flat_index))
 
 
 @lru_cache(maxsize=8)
@@ -379,8 +393,8 @@ def _age_quantiles(mean_days: float, longest_days: int) -> Ints:
 
 
 def _pick(raw: Ints, count: int) -> Ints:
-    """Map random 16-bit numbers to 0 … count − 1."""
-    return (raw * count) >> 16
+    """Map random integers below _RAW_LEVELS to 0 … count − 1."""
+    return (raw * count) >> _RAW_BITS
 
 
 def _clock(hours: Floats) -> Floats:

@@ -169,16 +169,16 @@ def evaluate_log(
     return {
         "policy": target,
         "logged_by": logging_policy,
-        "decisions": weights.decisions,
-        "users": weights.mean.n,
+        "decisions": weights.n_decisions,
+        "users": weights.mean_weight.n,
         "logged_reward": clustered_mean(log.reward, log.user).to_json(),
         "estimates": {name: estimator(log).to_json() for name, estimator in ESTIMATORS.items()},
         "gain": gain(log).to_json(),
         "weights": {
-            "mean": weights.mean.to_json(),
-            "largest": weights.largest,
-            "effective_sample": weights.effective,
-            "plausible": weights.plausible,
+            "mean": weights.mean_weight.to_json(),
+            "largest": weights.largest_weight,
+            "effective_sample": weights.effective_sample,
+            "plausible": weights.is_plausible,
         },
         "validity": [asdict(scale_validity) for scale_validity in judge_validity(replayed, scores or {})],
     }

@@ -5,14 +5,14 @@ from hypothesis import strategies as st
 from worlds import board, known, named, verdict, world
 
 from tipbench.compare.matrix import Pair, Score, ScoreMatrix, score_matrix
-from tipbench.compare.ranking import Look, Ranking, RankOptions, Row, rank
+from tipbench.compare.ranking import Look, PairResult, Ranking, RankOptions, rank
 from tipbench.plan.design import make_design
 
 NAN = np.nan
 THIRD = np.array([False, False, True])
 
 
-def by_pair(ranking: Ranking) -> dict[Pair, Row]:
+def by_pair(ranking: Ranking) -> dict[Pair, PairResult]:
     return {row.pair: row for row in ranking.rows}
 
 

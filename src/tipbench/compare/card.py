@@ -117,7 +117,7 @@ def _sentences(board: Leaderboard, state: CardState) -> Iterator[str]:
         return
     standing = _standing(board, leader)
     size = board.sizes.get(leader.model)
-    mean = standing.row.estimate.mean if standing.row.estimate else None
+    mean = standing.result.estimate.mean if standing.result.estimate else None
     parts = [
         _composite_text(board, mean),
         _latency_text(standing),

@@ -91,7 +91,7 @@ def heat_rows(board: Leaderboard) -> tuple[list[str], list[str], dict[tuple[str,
 
     (model, MEAN) and (MEAN, prompt) are averages over pairs; None unless all of these are ranked.
     """
-    found = {standing.pair: standing.row for standing in board.standings}
+    found = {standing.pair: standing.result for standing in board.standings}
     models = list(dict.fromkeys(pair.model for pair in found))
     prompts = sorted({pair.prompt for pair in found})
 
@@ -203,9 +203,9 @@ def points_of(board: Leaderboard) -> list[Point]:
     """Return the rows with a composite and a latency, in board order."""
     points = []
     for standing in board.standings:
-        estimate, latency = standing.row.estimate, standing.means.get("latency_s")
+        estimate, latency = standing.result.estimate, standing.means.get("latency_s")
         if estimate is not None and latency is not None:
-            points.append(Point(standing.pair, latency, estimate.mean, standing.row.ranked))
+            points.append(Point(standing.pair, latency, estimate.mean, standing.result.ranked))
     # A row that takes almost no time would squeeze all others into a corner.
     least = max((point.latency for point in points), default=0.0) / _MAX_LATENCY_RATIO
     return [replace(point, drawn_latency=max(point.latency, least)) for point in points]
@@ -358,7 +358,7 @@ def forest_rows(board: Leaderboard, max_length: int = 38) -> list[dict[str, Any]
     labels = labels_of(board, max_length)
     rows = []
     for standing in board.standings:
-        estimate, state = standing.row.estimate, state_of(board, standing.pair)
+        estimate, state = standing.result.estimate, state_of(board, standing.pair)
         ends = interval(estimate.ci_low, estimate.ci_high) if estimate else None
         value = f"{number(estimate.mean)} ({ends or 'no interval'})" if estimate else "not judged"
         rank, best = rank_text(standing), best_text(board, standing)
@@ -459,7 +459,7 @@ class BoardChart:
 
 def kinds_of(board: Leaderboard) -> Iterator[ChartKind]:
     """Yield the kinds of chart that apply to the board; none if no row has a score."""
-    if not any(standing.row.estimate for standing in board.standings):
+    if not any(standing.result.estimate for standing in board.standings):
         return
     yield "forest"
     if board.by is None:
@@ -469,7 +469,7 @@ def kinds_of(board: Leaderboard) -> Iterator[ChartKind]:
 
 
 def _describe_forest(board: Leaderboard) -> str:
-    means = [standing.row.estimate.mean for standing in board.standings if standing.row.estimate]
+    means = [standing.result.estimate.mean for standing in board.standings if standing.result.estimate]
     leader = board.ranking.leader
     lead = f"{_full_name(board, leader)} leads" if leader else "no row leads"
     tied = [_full_name(board, pair) for pair in board.ranking.tied_ranked]

@@ -69,7 +69,7 @@ class Decision:
     @cached_property
     def findings(self) -> tuple[str, ...]:
         """Sentences on how well the data support the choice. Limitations come first."""
-        board, chosen, row, state = self.board, self.chosen, self.standing.row, self.state
+        board, chosen, row, state = self.board, self.chosen, self.standing.result, self.state
         leader = board.ranking.leader
         sentences = []
         difference = difference_text(row.to_leader)
@@ -184,7 +184,7 @@ def decision_markdown(decision: Decision) -> str:
     """Return the decision as Markdown: choice, reason, findings, leaderboard and hashes."""
     evidence = decision.evidence
     reason = "\n".join(f"> {plain_markdown(line)}".rstrip() for line in decision.reason.splitlines())
-    estimate = decision.standing.row.estimate
+    estimate = decision.standing.result.estimate
     composite = number(estimate.mean) if estimate else None
     bounds = interval(estimate.ci_low, estimate.ci_high) if estimate else None
     facts = {
@@ -216,7 +216,7 @@ def decision_markdown(decision: Decision) -> str:
 
 def decision_run(decision: Decision, at_ms: int) -> NewRun:
     """Return the MLflow run that stores the decision."""
-    evidence, row = decision.evidence, decision.standing.row
+    evidence, row = decision.evidence, decision.standing.result
     metrics = {
         "composite": row.estimate.mean if row.estimate else None,
         "ci_low": row.estimate.ci_low if row.estimate else None,

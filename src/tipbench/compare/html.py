@@ -70,7 +70,7 @@ def board_context(
     `links` has the URLs of the panel's pages (`BoardUrl`); a report has none.
     """
     table = standings(board, sort)
-    scored = any(standing.row.estimate for standing in board.standings)
+    scored = any(standing.result.estimate for standing in board.standings)
     parts: Any = templates.get_template("board/parts.html").module
 
     def rendered(macro: Any, *arguments: Any) -> Markup:

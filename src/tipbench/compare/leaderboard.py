@@ -27,7 +27,7 @@ from tipbench.compare.cells import (
 )
 from tipbench.compare.duels import Duel, DuelTable, duel_table
 from tipbench.compare.matrix import OTHER, Pair, Score, ScoreMatrix, Side, averaged, score_matrix, shared_by_all
-from tipbench.compare.ranking import NextLook, Ranking, RankOptions, Row, gap_of, rank
+from tipbench.compare.ranking import NextLook, PairResult, Ranking, RankOptions, gap_of, rank
 from tipbench.compare.statistics import Unknown, clopper_pearson, estimate_json, is_fragile
 from tipbench.compare.verdict import VerdictFacts, board_notes, unknown_pair_message, verdict_text
 from tipbench.errors import UsageError
@@ -72,7 +72,7 @@ class Usable:
 class Standing:
     """One row of the leaderboard: a pair with its numbers. Unknown values are None."""
 
-    row: Row
+    result: PairResult
     means: Mapping[str, float | None]  # of the scales, then of MEANS
     usable: Usable | None  # None without an answer
     judged: int  # cells
@@ -84,11 +84,11 @@ class Standing:
 
     @property
     def pair(self) -> Pair:
-        return self.row.pair
+        return self.result.pair
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form specified in PRODUCT.md."""
-        row, estimate = self.row, self.row.estimate
+        row, estimate = self.result, self.result.estimate
         return {
             "rank": row.rank,
             "rank_low": row.rank_low,
@@ -268,7 +268,9 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     gap_matrix = scenario_matrix if scenario_matrix.judged.any() else pair_matrix
     gap = gap_of(gap_matrix, everywhere=options.cluster is not None)
     stale = {averaged(pair, by) for pair in cells.only_stale if not is_reference(pair)} - set(matrix.pairs)
-    stale_rows = [Row(pair=pair, ranked=False, estimate=None, adjusted_mean=None, stale=True) for pair in sorted(stale)]
+    stale_rows = [
+        PairResult(pair=pair, ranked=False, estimate=None, adjusted_mean=None, stale=True) for pair in sorted(stale)
+    ]
     ranking = replace(ranking, gap=gap, rows=(*ranking.rows, *stale_rows))
     if ranking.next_look is not None and design is not None:
         pace = options.judging.minutes_per_answer
@@ -366,7 +368,11 @@ def _with_effort(
 
 
 def _standings(
-    rows: Iterable[Row], cells: BoardCells, options: BoardOptions, scenario_matrix: ScoreMatrix, matrix: ScoreMatrix
+    rows: Iterable[PairResult],
+    cells: BoardCells,
+    options: BoardOptions,
+    scenario_matrix: ScoreMatrix,
+    matrix: ScoreMatrix,
 ) -> Iterator[Standing]:
     """Yield the standing of each row. `matrix`, which is ranked, is `scenario_matrix` or its means per persona.
 
@@ -394,7 +400,7 @@ def _standings(
         means = {name: _metric_mean(name, scored) for name in options.scales}
         means |= {name: _metric_mean(name, measured) for name in MEANS}
         yield Standing(
-            row=row,
+            result=row,
             means=means,
             usable=_usable(row_cells),
             judged=sum(bool(cell.values) for cell in row_cells),
@@ -432,7 +438,7 @@ def _usable(cells: Iterable[BoardCell]) -> Usable | None:
     return Usable(rate, low, high, n, _scenario_mean((cell.scenario, cell.values[COMPOSITE]) for cell in scored))
 
 
-def _flags(row: Row, cells: Sequence[BoardCell], *, stale: bool) -> Iterator[str]:
+def _flags(row: PairResult, cells: Sequence[BoardCell], *, stale: bool) -> Iterator[str]:
     """Yield the flags of a row; `standings.FLAGS` describes them."""
     if not row.ranked and not is_reference(row.pair):
         yield "incomplete"
@@ -569,7 +575,7 @@ def record_board(store: RunStore, experiment_id: str, board: Leaderboard) -> str
     if existing_run is not None:
         return existing_run.run_id
     now = int(time.time() * 1000)
-    leader_estimate = board.standings[0].row.estimate if board.ranking.leader else None
+    leader_estimate = board.standings[0].result.estimate if board.ranking.leader else None
     run = NewRun(
         kind=RunKind.LEADERBOARD,
         record_id=record_id,

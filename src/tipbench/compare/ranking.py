@@ -101,7 +101,7 @@ class NextLook:
 
 
 @dataclass(frozen=True)
-class Row:
+class PairResult:
     """One pair with its statistics. Ranks and `p_best` are None for rows that are not ranked."""
 
     pair: Pair
@@ -122,7 +122,7 @@ class Row:
 class Ranking:
     """The ranked rows in rank order, then the other rows; and the numbers that the verdict is based on."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[PairResult, ...]
     leader: Pair | None
     tied: tuple[Pair, ...]  # not significantly different from the leader; then rows with too few scores to be ranked
     decided: bool  # at least two rows, all with answers are ranked, all but the leader significantly worse
@@ -135,7 +135,7 @@ class Ranking:
     look: Look | None = None  # the latest look reached
     next_look: NextLook | None = None
     n_tested: int = 0  # core scenarios in the tests; 0 before the first look
-    references: tuple[Row, ...] = ()  # best first
+    references: tuple[PairResult, ...] = ()  # best first
     to_reference: Difference | None = None  # leader − best reference, as a single test
     silent: tuple[Pair, ...] = ()  # rows without any answer; they do not prevent a decision
     gap: Gap | None = None  # why no row is ranked; added by `make_board`
@@ -151,7 +151,7 @@ class Ranking:
         return tuple(pair for pair in self.tied if pair in self.ranked)
 
     @cached_property
-    def unranked(self) -> tuple[Row, ...]:
+    def unranked(self) -> tuple[PairResult, ...]:
         """The rows that prevent a decision because they are not ranked; stale and silent rows do not."""
         return tuple(row for row in self.rows if not (row.ranked or row.stale or row.pair in self.silent))
 
@@ -224,7 +224,7 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
     for column, pair in enumerate(matrix.pairs):
         estimate, adjusted_mean = shown_estimate(values[:, column]), float(adjusted_means[column])
         known = not np.isnan(adjusted_mean)
-        row = Row(
+        row = PairResult(
             pair=pair,
             ranked=column in position,
             estimate=estimate,
@@ -353,7 +353,7 @@ def _reference_rows(
     leader_values: Floats | None,
     scenarios: Mask,
     options: RankOptions,
-) -> tuple[Row, ...]:
+) -> tuple[PairResult, ...]:
     """Return the references, best first. Each is compared with the leader in a single test."""
     rows = []
     for values, pair in zip(references.values.T, references.pairs, strict=True):
@@ -363,7 +363,9 @@ def _reference_rows(
             difference = _differences(single, np.ones(1, dtype=bool), leader, leader_values, scenarios, options)[pair]
             if difference is not None and difference.n < MIN_SCENARIOS:
                 difference = untested(paired_difference(leader_values, values))
-        rows.append(Row(pair, ranked=False, estimate=shown_estimate(values), adjusted_mean=None, to_leader=difference))
+        rows.append(
+            PairResult(pair, ranked=False, estimate=shown_estimate(values), adjusted_mean=None, to_leader=difference)
+        )
     return tuple(sorted(rows, key=_row_order))
 
 
@@ -375,7 +377,7 @@ def _negated(difference: Difference | None) -> Difference | None:
     return replace(difference, mean=0.0 - difference.mean, ci_low=low, ci_high=high)
 
 
-def _row_order(row: Row) -> tuple[bool, int, bool, float, Pair]:
+def _row_order(row: PairResult) -> tuple[bool, int, bool, float, Pair]:
     """Return the sort key: ranked rows by rank, then scored rows by mean, then rows without a score."""
     if row.ranked:
         return False, row.rank or 0, row.estimate is None, 0.0, row.pair

@@ -63,10 +63,10 @@ def state_of(board: Leaderboard, pair: Pair) -> State:
 def table_rows(board: Leaderboard) -> tuple[list[str], list[list[str | None]]]:
     """Return the columns, most important first, and the rows. Numbers are rounded; unknown values are None."""
     names = [board.by] if board.by else ["model", "prompt"]
-    adjusted = any(standing.row.adjusted for standing in board.standings)
+    adjusted = any(standing.result.adjusted for standing in board.standings)
     rows: list[list[tuple[str, str | None]]] = []
     for standing in (*board.standings, *board.references):
-        row, means, estimate = standing.row, standing.means, standing.row.estimate
+        row, means, estimate = standing.result, standing.means, standing.result.estimate
         differences = [("to leader", difference_text(row.to_leader)), ("p", p_text(row.to_leader))]
         if board.baseline:
             differences += [
@@ -212,7 +212,7 @@ def label_of(board: Leaderboard, pair: Pair) -> str:
 
 def rank_text(standing: Standing) -> str | None:
     """Format the rank with its range: 2 (1–4)."""
-    row = standing.row
+    row = standing.result
     if row.rank is None:
         return None
     return str(row.rank) if row.rank_low == row.rank_high else f"{row.rank} ({row.rank_low}–{row.rank_high})"
@@ -246,7 +246,7 @@ def chance_text(p: float | None) -> str | None:
 
 def best_text(board: Leaderboard, standing: Standing) -> str | None:
     """Format the probability of being best; None if there are too few scenarios to resample."""
-    return None if board.ranking.too_few else chance_text(standing.row.p_best)
+    return None if board.ranking.too_few else chance_text(standing.result.p_best)
 
 
 def p_text(difference: Difference | None) -> str | None:

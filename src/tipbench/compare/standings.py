@@ -128,7 +128,7 @@ def _columns(board: Leaderboard) -> Iterator[Column]:
 
 def _cells(board: Leaderboard, standing: Standing, state: State) -> Iterator[TableCell]:
     """Yield the cells of a row, in the order of `_columns`."""
-    row, means, estimate = standing.row, standing.means, standing.row.estimate
+    row, means, estimate = standing.result, standing.means, standing.result.estimate
     rank_range = None
     if row.rank is not None and row.rank_low != row.rank_high:
         rank_range = f"{row.rank_low}–{row.rank_high}"

@@ -285,7 +285,9 @@ def _decidable_pairs(board: Leaderboard) -> list[tuple[str, str]]:
     """
     if board.by or board.where or board.exclude or board.judge or not board.judges:
         return []
-    return [(str(standing.pair), _short(str(standing.pair))) for standing in board.standings if standing.row.estimate]
+    return [
+        (str(standing.pair), _short(str(standing.pair))) for standing in board.standings if standing.result.estimate
+    ]
 
 
 def load_board(queries: Queries, store: RunStore, experiment: Experiment, query: BoardQuery) -> BoardResult:

@@ -127,7 +127,7 @@ def _summary(view: PairView) -> list[tuple[str, str | None]]:
     """Return the label and value of each line of the summary; a value may be None."""
     difference, standing = view.other.difference if view.other else None, view.standing
     state = state_of(view.board, standing.pair)
-    estimate = standing.row.estimate
+    estimate = standing.result.estimate
     p, words = p_text(difference), baseline_words(difference)
     return [
         ("standing", ", ".join(dict.fromkeys((rank_words(standing), STATE_TEXTS[state])))),

@@ -77,7 +77,7 @@ def is_reference(pair: Pair) -> bool:
     return engine_of(pair.model).kind == "baseline"
 
 
-def as_row(pair: Pair) -> Pair:
+def board_pair(pair: Pair) -> Pair:
     """Return the pair as shown on the board. A reference has no prompt there, even if it was recorded with one."""
     return Pair(pair.model, NO_PROMPT_VERSION) if is_reference(pair) else pair
 
@@ -109,7 +109,7 @@ class BoardCell:
 
     @cached_property
     def pair(self) -> Pair:
-        return as_row(_recorded_pair(self.run))
+        return board_pair(_recorded_pair(self.run))
 
     @cached_property
     def reference(self) -> bool:
@@ -271,13 +271,13 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], cell_filter: Cell
         rubric=_rubric_of(cells, provisional=provisional),
         judges=tuple(sorted(judges)),
         provisional=provisional,
-        stale=Counter(as_row(_recorded_pair(run)) for run, _ in same_conditions if run.run_id in stale_ids),
+        stale=Counter(board_pair(_recorded_pair(run)) for run, _ in same_conditions if run.run_id in stale_ids),
         other_conditions=len(other_runs),
         conditions=conditions,
         other_ids=tuple(dict.fromkeys(run.tags.get("conditions", "") for run in other_runs)),
         cell_filter=cell_filter,
         coverage=coverage,
-        excluded=tuple(sorted({as_row(_recorded_pair(run)) for run in excluded} - {cell.pair for cell in cells})),
+        excluded=tuple(sorted({board_pair(_recorded_pair(run)) for run in excluded} - {cell.pair for cell in cells})),
     )
 
 
@@ -286,10 +286,10 @@ def is_excluded(pair: Pair, names: Sequence[str]) -> bool:
 
     A reference matches with any prompt.
     """
-    row = as_row(pair)
+    row = board_pair(pair)
     if any(name in (str(pair), pair.model, str(Pair(ALL, row.prompt))) for name in names):
         return True
-    return any(other and as_row(other) == row for other in map(parse_pair, names))
+    return any(other and board_pair(other) == row for other in map(parse_pair, names))
 
 
 def _coverage(runs: Sequence[tuple[StoredRun, CellScores]]) -> Coverage:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from tipbench.compare.cells import BoardCell, BoardCells, as_row, floor_values
+from tipbench.compare.cells import BoardCell, BoardCells, board_pair, floor_values
 from tipbench.compare.leaderboard import COMPOSITE
 from tipbench.compare.matrix import Pair, Score, score_matrix
 from tipbench.compare.resampling import TOLERANCE, step_down
@@ -104,7 +104,7 @@ def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
     a candidate could pass by failing in the scenarios in which it is weak. With `failed_as_floor`, its failed cells
     count with the rubric's lowest scores instead.
     """
-    candidate, baseline, margin = as_row(options.candidate), as_row(options.baseline), options.margin
+    candidate, baseline, margin = board_pair(options.candidate), board_pair(options.baseline), options.margin
     check_on_board(cells, candidate, baseline)
     if candidate == baseline:
         raise UsageError(f"The candidate and the baseline are the same pair, {candidate}. Name two different pairs.")
@@ -212,7 +212,7 @@ def _outcome(difference: Difference, margin: float) -> tuple[Outcome, str]:
 def unknown_result(options: GateOptions, why: str, n: int = 0, evidence: GateEvidence | None = None) -> GateResult:
     """Return a result with the outcome UNKNOWN, not enough data."""
     reason = f"{Outcome.UNKNOWN}: {why}"
-    candidate, baseline = as_row(options.candidate), as_row(options.baseline)
+    candidate, baseline = board_pair(options.candidate), board_pair(options.baseline)
     return GateResult(candidate, baseline, options.margin, Outcome.UNKNOWN, reason, n_scenarios=n, evidence=evidence)
 
 

@@ -20,7 +20,7 @@ from tipbench.compare.cells import (
     BoardCells,
     CellFilter,
     Coverage,
-    as_row,
+    board_pair,
     is_reference,
     read_board,
     read_rubric,
@@ -485,7 +485,7 @@ def read_leaderboard(
     """Return the board of an experiment with its duels, and the cells that it was computed from."""
     cells = read_board(store, experiment.experiment_id, cell_filter)
     options = BoardOptions(
-        baseline=as_row(baseline) if baseline else None,
+        baseline=board_pair(baseline) if baseline else None,
         cluster=cluster,
         by=by,
         scales=scale_names(store, cells),

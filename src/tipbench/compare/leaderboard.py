@@ -26,7 +26,16 @@ from tipbench.compare.cells import (
     read_rubric,
 )
 from tipbench.compare.duels import Duel, DuelTable, duel_table
-from tipbench.compare.matrix import OTHER, Pair, Score, ScoreMatrix, Side, averaged, score_matrix, shared_by_all
+from tipbench.compare.matrix import (
+    OTHER_SIDE,
+    Pair,
+    Score,
+    ScoreMatrix,
+    Side,
+    averaged_pair,
+    score_matrix,
+    shared_by_all,
+)
 from tipbench.compare.ranking import NextLook, PairResult, Ranking, RankOptions, gap_of, rank
 from tipbench.compare.statistics import Unknown, clopper_pearson, estimate_json, is_fragile
 from tipbench.compare.verdict import VerdictFacts, board_notes, unknown_pair_message, verdict_text
@@ -258,8 +267,8 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     if options.baseline is not None and options.baseline not in available:
         raise UsageError(unknown_pair_message(options.baseline, available, cells))
     unplanned = _why_unplanned(cells, options)
-    answering = {averaged(cell.pair, by) for cell in cells.cells if not cell.failed}
-    silent = frozenset(averaged(pair, by) for pair in cells.silent) - answering
+    answering = {averaged_pair(cell.pair, by) for cell in cells.cells if not cell.failed}
+    silent = frozenset(averaged_pair(pair, by) for pair in cells.silent) - answering
     rank_options = RankOptions(
         baseline=options.baseline, design=None if unplanned else design, finished=cells.finished, silent=silent
     )
@@ -267,7 +276,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     # A board by model or prompt may have no means at all. Its gap is then that of the pairs.
     gap_matrix = scenario_matrix if scenario_matrix.judged.any() else pair_matrix
     gap = gap_of(gap_matrix, everywhere=options.cluster is not None)
-    stale = {averaged(pair, by) for pair in cells.only_stale if not is_reference(pair)} - set(matrix.pairs)
+    stale = {averaged_pair(pair, by) for pair in cells.only_stale if not is_reference(pair)} - set(matrix.pairs)
     stale_rows = [
         PairResult(pair=pair, ranked=False, estimate=None, adjusted_mean=None, stale=True) for pair in sorted(stale)
     ]
@@ -283,7 +292,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     flags = {flag for standing in standings for flag in standing.flags}
     obstacle = "no answer has a usable tip" if cells.all_unusable else None
     if by and pair_matrix.pairs and not shared_by_all(pair_matrix.pairs, by):
-        obstacle = f"no {OTHER[by]} is shared by all {by}s"
+        obstacle = f"no {OTHER_SIDE[by]} is shared by all {by}s"
     return Leaderboard(
         experiment=experiment,
         suite=", ".join(sorted({run.params.get("suite", "") for run in runs})),
@@ -385,9 +394,9 @@ def _standings(
     for cell in cells.cells:
         if by is None or cell.reference:
             groups[cell.pair].append(cell)
-        elif getattr(cell.pair, OTHER[by]) in shared:
-            groups[averaged(cell.pair, by)].append(cell)
-    stale = {averaged(pair, by) for pair, count in cells.stale.items() if count}
+        elif getattr(cell.pair, OTHER_SIDE[by]) in shared:
+            groups[averaged_pair(cell.pair, by)].append(cell)
+    stale = {averaged_pair(pair, by) for pair, count in cells.stale.items() if count}
     for row in rows:
         row_cells = groups[row.pair]
         n_scenarios = n_units = row.estimate.n if row.estimate else 0

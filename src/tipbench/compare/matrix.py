@@ -22,7 +22,7 @@ Mask = NDArray[np.bool_]
 Side = Literal["model", "prompt"]
 
 ALL = "*"  # replaces the model or prompt of a pair that is averaged over
-OTHER: Mapping[Side, Side] = {"model": "prompt", "prompt": "model"}  # the other side of a pair
+OTHER_SIDE: Mapping[Side, Side] = {"model": "prompt", "prompt": "model"}  # the other side of a pair
 
 
 @dataclass(frozen=True, order=True)
@@ -40,7 +40,7 @@ class Pair:
         return {"model": self.model, "prompt_version": self.prompt}
 
 
-def averaged(pair: Pair, by: Side | None) -> Pair:
+def averaged_pair(pair: Pair, by: Side | None) -> Pair:
     """Return the pair with `*` for the side that a board by model or prompt averages over; without `by`, the pair."""
     if not by:
         return pair
@@ -126,12 +126,12 @@ class ScoreMatrix:
 
         A mean is NaN in a scenario in which one of its scores is missing. The side that is averaged over becomes `*`.
         """
-        other = OTHER[side]
-        averaged_pairs = tuple(sorted({averaged(pair, side) for pair in self.pairs}))
+        other = OTHER_SIDE[side]
+        averaged_pairs = tuple(sorted({averaged_pair(pair, side) for pair in self.pairs}))
         shared = shared_by_all(self.pairs, side)
         means = np.full((len(self.scenarios), len(averaged_pairs)), np.nan, order="F")  # sums are over a column
-        for column, averaged_pair in enumerate(averaged_pairs if shared else ()):
-            members = [averaged(pair, side) == averaged_pair and getattr(pair, other) in shared for pair in self.pairs]
+        for column, group in enumerate(averaged_pairs if shared else ()):
+            members = [averaged_pair(pair, side) == group and getattr(pair, other) in shared for pair in self.pairs]
             means[:, column] = self.values[:, members].mean(axis=1)
         return replace(self, pairs=averaged_pairs, values=means)
 
@@ -140,7 +140,7 @@ def shared_by_all(pairs: Iterable[Pair], side: Side) -> set[str]:
     """Return the prompts that all models share (side `model`), or the models that all prompts share."""
     others: dict[str, set[str]] = defaultdict(set)
     for pair in pairs:
-        others[getattr(pair, side)].add(getattr(pair, OTHER[side]))
+        others[getattr(pair, side)].add(getattr(pair, OTHER_SIDE[side]))
     return set.intersection(*others.values()) if others else set()
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tipbench.compare.cells import BoardCells
 from tipbench.compare.duels import DuelTable
-from tipbench.compare.matrix import OTHER, Pair, Side, shared_by_all
+from tipbench.compare.matrix import OTHER_SIDE, Pair, Side, shared_by_all
 from tipbench.compare.ranking import Ranking
 from tipbench.compare.statistics import Unknown
 from tipbench.plan.design import MIN_SCENARIOS
@@ -200,9 +200,9 @@ def board_notes(
     if by is not None:
         pairs = {cell.pair for cell in cells.cells if not cell.reference}
         shared = shared_by_all(pairs, by)
-        left = sorted({getattr(pair, OTHER[by]) for pair in pairs} - shared)
+        left = sorted({getattr(pair, OTHER_SIDE[by]) for pair in pairs} - shared)
         if not shared:
-            yield f"No {OTHER[by]} is shared by all {by}s, so the {by}s cannot be ranked."
+            yield f"No {OTHER_SIDE[by]} is shared by all {by}s, so the {by}s cannot be ranked."
         elif left:
             yield f"Excluded from the means by {by}, because not all {by}s have it: {', '.join(left)}."
     if cells.excluded:

@@ -18,7 +18,7 @@ from tipbench.compare.answers import Answer, ScenarioAnswers, read_answers
 from tipbench.compare.cells import is_reference
 from tipbench.compare.charts import CHARTS, ChartKind
 from tipbench.compare.leaderboard import Leaderboard, Standing
-from tipbench.compare.matrix import ALL, OTHER, Pair, averaged, shared_by_all
+from tipbench.compare.matrix import ALL, OTHER_SIDE, Pair, averaged_pair, shared_by_all
 from tipbench.compare.statistics import Difference
 from tipbench.record.reader import FILTERS, cells
 from tipbench.record.store import Experiment, RunStore
@@ -473,4 +473,4 @@ def _pairs_of(row: Pair, pairs: Collection[Pair], by: Literal["model", "prompt"]
         return [row] if row in pairs else []
     pairs = {pair for pair in pairs if not is_reference(pair)}
     shared = shared_by_all(pairs, by)
-    return sorted(pair for pair in pairs if averaged(pair, by) == row and getattr(pair, OTHER[by]) in shared)
+    return sorted(pair for pair in pairs if averaged_pair(pair, by) == row and getattr(pair, OTHER_SIDE[by]) in shared)

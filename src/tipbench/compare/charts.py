@@ -86,7 +86,7 @@ def state_marks(alt: Any, board: Leaderboard, theme: Theme, *, narrow: bool) -> 
 MEAN = "\n"  # stands for all models or all prompts in a key; cannot be the name of one
 
 
-def heat_rows(board: Leaderboard) -> tuple[list[str], list[str], dict[tuple[str, str], float | None]]:
+def heat_map_means(board: Leaderboard) -> tuple[list[str], list[str], dict[tuple[str, str], float | None]]:
     """Return models, prompts, and means by (model, prompt).
 
     (model, MEAN) and (MEAN, prompt) are averages over pairs; None unless all of these are ranked.
@@ -116,7 +116,7 @@ def heat_map(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False) 
     if board.by is not None:
         return None
     alt = import_altair()
-    models, prompts, means = heat_rows(board)
+    models, prompts, means = heat_map_means(board)
     model_names = {name: short_name(name, 18 if narrow else 34) for name in models}
     prompt_names = {name: short_name(name, 12 if narrow else 16) for name in prompts}
     row_labels = {**_unique(model_names, "mean"), MEAN: "mean"}
@@ -479,7 +479,7 @@ def _describe_forest(board: Leaderboard) -> str:
 
 
 def _describe_heat(board: Leaderboard) -> str:
-    models, prompts, means = heat_rows(board)
+    models, prompts, means = heat_map_means(board)
     known = {(m, p): means[m, p] for m in models for p in prompts if means[m, p] is not None}
     (model, prompt), value = max(known.items(), key=lambda item: item[1] or 0.0)
     grid = f"{plural(len(models), 'model')} by {plural(len(prompts), 'prompt')}"

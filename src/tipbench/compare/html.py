@@ -18,7 +18,7 @@ from tipbench.charts import DARK, LIGHT, to_svg
 from tipbench.compare.answers import ScenarioAnswers
 from tipbench.compare.attribution import Attribution
 from tipbench.compare.card import summary_card
-from tipbench.compare.charts import CHARTS, MEAN, ChartKind, heat_rows, kinds_of
+from tipbench.compare.charts import CHARTS, MEAN, ChartKind, heat_map_means, kinds_of
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.report import FACTORS, attribution_lines, detectable_text, duel_result, label_of, state_of
 from tipbench.compare.standings import MAX_NAME_CHARS, standings
@@ -122,7 +122,7 @@ def _conditions(board: Leaderboard) -> list[tuple[str, str]]:
 
 def _heat_grid(board: Leaderboard) -> Grid:
     """Return the numbers of the heat map."""
-    models, prompts, means = heat_rows(board)
+    models, prompts, means = heat_map_means(board)
     heads = ("model", *(_short(prompt) for prompt in prompts), "mean")
     rows = [(_short(model), *(_dash(number(means[model, prompt])) for prompt in (*prompts, MEAN))) for model in models]
     return Grid(heads, (*rows, ("mean", *(_dash(number(means[MEAN, prompt])) for prompt in prompts), "")))

@@ -11,7 +11,16 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from tipbench.compare.charts import CHARTS, NARROW, PARETO_HEIGHT, PARETO_WIDTH, WIDE, ChartKind, heat_rows, kinds_of
+from tipbench.compare.charts import (
+    CHARTS,
+    NARROW,
+    PARETO_HEIGHT,
+    PARETO_WIDTH,
+    WIDE,
+    ChartKind,
+    heat_map_means,
+    kinds_of,
+)
 from tipbench.compare.decision import decide, latest_decision
 from tipbench.compare.html import Figure, Picture, board_context, judging_summary
 from tipbench.compare.leaderboard import Leaderboard
@@ -354,7 +363,7 @@ def chart_size(kind: ChartKind, board: Leaderboard, *, narrow: bool) -> tuple[in
         return (NARROW, 46 * rows + 58 + 16 * states) if narrow else (WIDE, 26 * rows + 74)
     if kind == "pareto":
         return (NARROW - 12, 358 + 16 * states) if narrow else (PARETO_WIDTH + 48, PARETO_HEIGHT + 74)
-    models, prompts, _ = heat_rows(board)
+    models, prompts, _ = heat_map_means(board)
     columns = len(prompts) + 1
     column_px = max(46, (NARROW - 130) // columns) if narrow else max(64, min(110, 620 // columns))
     model_chars = min(18 if narrow else 34, max(len(one_line(model)) for model in models))

@@ -28,7 +28,7 @@ def card(columns: Mapping[Pair, Sequence[float | None]], **changes: Any) -> Summ
     options = BoardOptions(scales=("tone",), design=design, by=changes.get("by"))
     made = make_board("tip-bench-x", cells, options)
     sizes = {"a:3b": ModelSize(3.2, 2 * 2**30), "b:1b": ModelSize(1.0, None)}
-    return summary_card(replace(made, **{"span": (2.0, 17.0), "sizes": sizes, **changes}))
+    return summary_card(replace(made, **{"composite_range": (2.0, 17.0), "sizes": sizes, **changes}))
 
 
 def test_a_decided_board_names_the_pair_to_use_and_how_to_record_it() -> None:

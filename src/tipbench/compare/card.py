@@ -137,7 +137,11 @@ def _composite_text(board: Leaderboard, mean: float | None) -> str | None:
     """Format a composite as "13.1 of 17", or as "composite 13.1" if the rubric and its maximum are unknown."""
     if mean is None:
         return None
-    return f"{number(mean, '.1f')} of {board.span[1]:g}" if board.span else f"composite {number(mean, '.1f')}"
+    return (
+        f"{number(mean, '.1f')} of {board.composite_range[1]:g}"
+        if board.composite_range
+        else f"composite {number(mean, '.1f')}"
+    )
 
 
 def _latency_text(standing: Standing) -> str | None:

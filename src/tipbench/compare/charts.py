@@ -157,7 +157,7 @@ def heat_map(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False) 
 
 
 def _composite_title(board: Leaderboard) -> str:
-    span = f"{board.span[0]:g} to {board.span[1]:g}, " if board.span else ""
+    span = f"{board.composite_range[0]:g} to {board.composite_range[1]:g}, " if board.composite_range else ""
     return f"composite ({span}higher is better)"
 
 

@@ -166,7 +166,9 @@ class Leaderboard:
     unplanned: str | None = None  # why the tests are not a planned look; None if they are
     exclude: tuple[str, ...] = ()  # pairs or models left out
     judging: JudgingRecord = field(default_factory=JudgingRecord)
-    span: tuple[float, float] | None = None  # lowest and highest possible composite; None if the rubric is not found
+    composite_range: tuple[float, float] | None = (
+        None  # lowest and highest possible composite; None if the rubric is not found
+    )
     sizes: Mapping[str, ModelSize] = field(default_factory=dict)  # by model
     coverage: Coverage | None = None
 
@@ -324,7 +326,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         unplanned=unplanned,
         exclude=cells.cell_filter.exclude,
         judging=options.judging,
-        span=cells.rubric_content.range if cells.rubric_content else None,
+        composite_range=cells.rubric_content.range if cells.rubric_content else None,
         sizes={model: _size(run) for model, run in runs_by_model.items()},
         coverage=cells.coverage,
     )

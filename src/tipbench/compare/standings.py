@@ -101,7 +101,7 @@ def standings(board: Leaderboard, sort: str | None = None) -> Table:
 
 def _columns(board: Leaderboard) -> Iterator[Column]:
     """Yield the columns; `_cells` yields the cells of a row in the same order."""
-    span = f", {board.span[0]:g} to {board.span[1]:g}" if board.span else ""
+    span = f", {board.composite_range[0]:g} to {board.composite_range[1]:g}" if board.composite_range else ""
     interval_and_p = f"with its {board.confidence} interval; p is adjusted for all rows"
     yield Column("rank", "rank", "Rank and rank range")
     composite = f"Mean composite{span}, higher is better, with its 95 % interval"

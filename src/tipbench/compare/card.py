@@ -227,8 +227,8 @@ def _next_step(board: Leaderboard, state: CardState) -> str:
             f"Next: judge them, or score by rules first: `tipbench judge run --with rules --experiment {experiment}`."
         )
     if state is CardState.PROVISIONAL:
-        scenarios = board.coverage.scenarios if board.coverage else MIN_SCENARIOS
-        by_people = board.coverage.people if board.coverage else 0
+        scenarios = board.coverage.n_scenarios if board.coverage else MIN_SCENARIOS
+        by_people = board.coverage.n_by_people if board.coverage else 0
         missing = min(MIN_SCENARIOS, scenarios) - by_people
         if missing <= 0:
             return f"Next: compare by people's scores: they cover {by_people} of {plural(scenarios, 'scenario')}."

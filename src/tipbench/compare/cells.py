@@ -137,9 +137,9 @@ class BoardCell:
 class Coverage:
     """Numbers of scenarios. A scenario is covered if at least half of the candidate rows are scored in it."""
 
-    people: int  # covered by people
-    automatic: int  # covered by automatic judges
-    scenarios: int  # all
+    n_by_people: int  # covered by people
+    n_automatic: int  # covered by automatic judges
+    n_scenarios: int  # all
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], cell_filter: Cell
     coverage = _coverage(current)
     judge = cell_filter.judge
     provisional_judgements = [each for _, scores in current for each in scores.provisional.values()]
-    too_few_by_people = coverage.people < min(MIN_SCENARIOS, coverage.scenarios)
+    too_few_by_people = coverage.n_by_people < min(MIN_SCENARIOS, coverage.n_scenarios)
     provisional = cell_filter.provisional or (judge is None and bool(provisional_judgements) and too_few_by_people)
     if provisional:  # of several automatic judges, the latest counts
         latest = max(provisional_judgements, key=lambda judgement: judgement.at, default=None)

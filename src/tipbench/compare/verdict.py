@@ -187,8 +187,8 @@ def board_notes(
             yield "Not judged yet. Create a sheet for a judge with `tipbench judge export`."
     elif cells.provisional:
         coverage, people = cells.coverage, ""
-        if coverage and coverage.people:
-            people = f" People have judged {coverage.people} of {plural(coverage.scenarios, 'scenario')}."
+        if coverage and coverage.n_by_people:
+            people = f" People have judged {coverage.n_by_people} of {plural(coverage.n_scenarios, 'scenario')}."
         yield f"Provisional: scored by {', '.join(cells.judges)}, not by people.{people}"
     if filters := filter_text(cells.cell_filter.where, cells.cell_filter.judge):
         yield f"{filters[:1].upper()}{filters[1:]}."

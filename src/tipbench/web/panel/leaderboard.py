@@ -276,11 +276,11 @@ def _board_page(
 def _score_sources(url: BoardUrl, board: Leaderboard) -> list[tuple[str, str | None, bool]]:
     """Return the two sources of scores: label, URL or None if it cannot be chosen, whether it is the current source."""
     coverage = board.coverage
-    if coverage is None or not coverage.automatic:
+    if coverage is None or not coverage.n_automatic:
         return []
-    is_enough = coverage.people >= min(MIN_SCENARIOS, coverage.scenarios)
-    people = f"People: {coverage.people} of {plural(coverage.scenarios, 'scenario')}"
-    rules = f"Rules: {coverage.automatic} of {coverage.scenarios}"
+    is_enough = coverage.n_by_people >= min(MIN_SCENARIOS, coverage.n_scenarios)
+    people = f"People: {coverage.n_by_people} of {plural(coverage.n_scenarios, 'scenario')}"
+    rules = f"Rules: {coverage.n_automatic} of {coverage.n_scenarios}"
     return [
         (people, url.with_changes(provisional=False) if is_enough else None, not board.provisional),
         (rules, url.with_changes(provisional=True, judge=None), board.provisional),

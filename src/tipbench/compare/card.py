@@ -102,7 +102,7 @@ def _title(board: Leaderboard, state: CardState) -> str:
 
 def _sentences(board: Leaderboard, state: CardState) -> Iterator[str]:
     if state is CardState.UNUSABLE:
-        yield unusable_text(sum(standing.total - standing.failed for standing in board.standings))
+        yield unusable_text(sum(standing.n_cells - standing.n_failed for standing in board.standings))
         return
     if state is CardState.UNJUDGED:
         pending = _count_pending(board)
@@ -267,7 +267,7 @@ def _next_step(board: Leaderboard, state: CardState) -> str:
 
 
 def _count_pending(board: Leaderboard) -> int:
-    return sum(standing.total - standing.failed - standing.judged for standing in board.standings)
+    return sum(standing.n_cells - standing.n_failed - standing.n_judged for standing in board.standings)
 
 
 def _standing(board: Leaderboard, pair: Pair) -> Standing:

@@ -367,7 +367,7 @@ def forest_rows(board: Leaderboard, max_length: int = 38) -> list[dict[str, Any]
             STATE_TEXTS[state],
             f"rank {rank}" if rank else None,
             f"probability of being best {best}" if best else None,
-            f"judged {standing.judged} of {standing.total}",
+            f"judged {standing.n_judged} of {standing.n_cells}",
         ]
         rows.append(
             {

@@ -84,9 +84,9 @@ class Standing:
     result: PairResult
     means: Mapping[str, float | None]  # of the scales, then of MEANS
     usable: Usable | None  # None without an answer
-    judged: int  # cells
-    total: int  # cells
-    failed: int  # cells
+    n_judged: int  # cells
+    n_cells: int
+    n_failed: int  # cells
     flags: tuple[str, ...]  # keys of `standings.FLAGS`
     n_scenarios: int  # scenarios in the composite
     n_clusters: int | None = None  # clusters in the composite; None if scenarios are not averaged per cluster
@@ -118,9 +118,9 @@ class Standing:
             **self.means,
             "n_scenarios": self.n_scenarios,
             "n_clusters": self.n_clusters,
-            "judged": self.judged,
-            "total": self.total,
-            "failed": self.failed,
+            "judged": self.n_judged,
+            "total": self.n_cells,
+            "failed": self.n_failed,
             "flags": list(self.flags),
         }
 
@@ -414,9 +414,9 @@ def _standings(
             result=row,
             means=means,
             usable=_usable(row_cells),
-            judged=sum(bool(cell.values) for cell in row_cells),
-            total=len(row_cells),
-            failed=sum(cell.failed for cell in row_cells),
+            n_judged=sum(bool(cell.values) for cell in row_cells),
+            n_cells=len(row_cells),
+            n_failed=sum(cell.failed for cell in row_cells),
             flags=tuple(_flags(row, row_cells, stale=row.pair in stale)),
             n_scenarios=n_scenarios,
             n_clusters=n_units if options.cluster else None,

@@ -85,7 +85,7 @@ def table_rows(board: Leaderboard) -> tuple[list[str], list[list[str | None]]]:
                 *differences,
                 ("usable", usable_text(standing)),
                 ("if usable", number(standing.usable.composite) if standing.usable else None),
-                ("judged", f"{standing.judged}/{standing.total}"),
+                ("judged", f"{standing.n_judged}/{standing.n_cells}"),
                 ("flags", " ".join(standing.flags)),
                 *((scale, number(means.get(scale))) for scale in board.scales),
                 ("format", percent(means.get("format_ok"))),

@@ -141,8 +141,8 @@ def _cells(board: Leaderboard, standing: Standing, state: State) -> Iterator[Tab
     yield _difference(row.to_leader)
     yield TableCell(STATE_TEXTS[state], value=list(State).index(state), state=str(state))
     yield _cell(means.get("latency_s"), duration(means.get("latency_s")))
-    failed = f"{standing.failed} failed" if standing.failed else None
-    yield _cell(standing.judged, f"{standing.judged}/{standing.total}", failed)
+    failed = f"{standing.n_failed} failed" if standing.n_failed else None
+    yield _cell(standing.n_judged, f"{standing.n_judged}/{standing.n_cells}", failed)
     if (usable := standing.usable) is None:
         yield _cell(None, None)
     else:

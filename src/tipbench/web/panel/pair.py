@@ -135,7 +135,7 @@ def _summary(view: PairView) -> list[tuple[str, str | None]]:
         ("difference", _estimate_text(difference, "+.2f") if difference else None),
         ("p, adjusted for all rows", f"{p}: {words}" if p and words else p),
         ("wins, losses, ties", f"{view.count(1)}, {view.count(-1)}, {view.count(0)}" if view.other else None),
-        ("judged", f"{standing.judged} of {standing.total} cells"),
+        ("judged", f"{standing.n_judged} of {standing.n_cells} cells"),
     ]
 
 

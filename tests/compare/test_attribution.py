@@ -23,7 +23,7 @@ def planted(effects: Floats, *, seed: int = 1, n: int = 32, noise: float = 1.0, 
 
 
 def attributed(matrix: ScoreMatrix) -> Attribution:
-    found = attribute(matrix, flips=999)
+    found = attribute(matrix, n_flips=999)
     assert isinstance(found, Attribution)
     return found
 

@@ -93,7 +93,7 @@ def test_decided_leader_is_first_with_certainty_and_no_other_row_can_be() -> Non
 
 
 def planned(n_planned: int = 32) -> RankOptions:
-    return RankOptions(design=make_design(f"s{at:03}" for at in range(n_planned)), flips=999, resamples=99)
+    return RankOptions(design=make_design(f"s{at:03}" for at in range(n_planned)), n_flips=999, n_resamples=99)
 
 
 def test_tests_use_the_scenarios_and_the_level_of_the_latest_look() -> None:
@@ -193,7 +193,7 @@ matrices = (
 @settings(max_examples=20)
 @given(matrices)
 def test_every_board_is_consistent(matrix: ScoreMatrix) -> None:
-    found = rank(matrix, RankOptions(flips=199, resamples=200))
+    found = rank(matrix, RankOptions(n_flips=199, n_resamples=200))
     complete = [row for row in found.rows if row.ranked]
     assert {row.pair for row in found.rows} == set(matrix.pairs)
     assert [row.ranked for row in found.rows] == sorted((row.ranked for row in found.rows), reverse=True)
@@ -212,8 +212,8 @@ def test_every_board_is_consistent(matrix: ScoreMatrix) -> None:
 def test_the_order_of_rows_and_scenarios_changes_nothing(columns: list[int], rows: list[int]) -> None:
     values, pairs = world(np.random.default_rng(7), [0, 0, 1, 2, 2, 5], 14), named(6)
     scores = [Score(pairs[column], f"s{row:02}", "p", values[row, column]) for row in rows for column in columns]
-    plain = rank(board(values, pairs), RankOptions(flips=500, resamples=500))
-    assert rank(score_matrix(scores), RankOptions(flips=500, resamples=500)) == plain
+    plain = rank(board(values, pairs), RankOptions(n_flips=500, n_resamples=500))
+    assert rank(score_matrix(scores), RankOptions(n_flips=500, n_resamples=500)) == plain
 
 
 def test_the_same_data_give_the_same_board_every_time() -> None:
@@ -225,8 +225,8 @@ def test_the_short_verdict_of_the_simulations_is_that_of_the_board() -> None:
     rng = np.random.default_rng(9)
     for lead in (0.0, 1.0, 2.0, 3.0, 5.0):
         values = world(rng, [0] * 7 + [lead], 10)
-        found = rank(board(values), RankOptions(resamples=10))
-        decided, top = verdict(values, flips=10_000)
+        found = rank(board(values), RankOptions(n_resamples=10))
+        decided, top = verdict(values, n_flips=10_000)
         assert found.decided == decided
         assert {found.leader, *found.tied} == {named(8)[at] for at in top}
 

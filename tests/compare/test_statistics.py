@@ -86,7 +86,7 @@ def test_simultaneous_intervals_cover_all_true_differences() -> None:
     truth = np.array([0.0, -1.0, -2.0, -3.0])
     for _ in range(300):
         values = world(rng, [0.0, *truth], 12)
-        found = simultaneous_differences(values[:, 1:], values[:, 0], 0.05, flips=999)
+        found = simultaneous_differences(values[:, 1:], values[:, 0], 0.05, n_flips=999)
         differences = [known(each) for each in found]
         inside += all(
             known(each.ci_low) - 1e-9 <= true <= known(each.ci_high) + 1e-9

@@ -276,7 +276,7 @@ def test_every_verdict_is_whole_sentences_that_keep_to_the_ranking(
     rng = np.random.default_rng(seed)
     values = world(rng, [0.0] * (k - 1) + [lead], n)
     values[rng.random(values.shape) < missing] = np.nan
-    ranking = rank(matrix_of(values), RankOptions(flips=199, resamples=50))
+    ranking = rank(matrix_of(values), RankOptions(n_flips=199, n_resamples=50))
     text = verdict_text(ranking)
     assert text[0].isalnum()
     assert text.endswith(".")

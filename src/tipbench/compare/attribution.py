@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tipbench.compare.matrix import Floats, Mask, Pair, ScoreMatrix
-from tipbench.compare.resampling import ALPHA, FLIPS, TOLERANCE, step_down
+from tipbench.compare.resampling import ALPHA, N_FLIPS, TOLERANCE, step_down
 from tipbench.compare.statistics import Estimate, Unknown, shown_estimate
 from tipbench.text import join_names
 
@@ -83,7 +83,7 @@ class Attribution:
         }
 
 
-def attribute(matrix: ScoreMatrix, *, flips: int = FLIPS) -> Attribution | Unknown:
+def attribute(matrix: ScoreMatrix, *, n_flips: int = N_FLIPS) -> Attribution | Unknown:
     """Attribute the spread of the scores to model, prompt, their interaction, scenario and residual."""
     board = matrix.only(matrix.complete)
     models = sorted({pair.model for pair in board.pairs})
@@ -140,7 +140,7 @@ def attribute(matrix: ScoreMatrix, *, flips: int = FLIPS) -> Attribution | Unkno
         persona=_persona_factor(by_scenario, personas, n_pairs, total, scenario.share),
         models=_marginals(models, scores.mean(axis=2)),
         prompts=_marginals(prompts, scores.mean(axis=1)),
-        flags=_interaction_flags(scores, models, prompts, flips),
+        flags=_interaction_flags(scores, models, prompts, n_flips),
         n_scenarios=n,
         without=_excluded_names(matrix.pairs, used),
     )
@@ -207,7 +207,7 @@ def _marginals(names: Sequence[str], means: Floats) -> dict[str, Estimate]:
 
 
 def _interaction_flags(
-    scores: Floats, models: Sequence[str], prompts: Sequence[str], flips: int
+    scores: Floats, models: Sequence[str], prompts: Sequence[str], n_flips: int
 ) -> tuple[InteractionFlag, ...]:
     """Return the prompts whose effect depends on the model, with the models they help or hurt.
 
@@ -221,7 +221,7 @@ def _interaction_flags(
 
     def significant(differences: Floats) -> Mask:
         """Return whether the mean over scenarios differs from 0, adjusted for all models × prompts."""
-        adjusted = step_down(differences.reshape(n, -1), flips=flips)
+        adjusted = step_down(differences.reshape(n, -1), n_flips=n_flips)
         return np.array([p is not None and p <= ALPHA for p in adjusted]).reshape(k_models, k_prompts)
 
     depends_on_model = significant(_against_others(effect, axis=1))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tipbench.compare.matrix import Floats, Mask, Pair, ScoreMatrix
-from tipbench.compare.resampling import ALPHA, FLIPS, RESAMPLES, TOLERANCE, empirical_bayes, significantly_better
+from tipbench.compare.resampling import ALPHA, N_FLIPS, N_RESAMPLES, TOLERANCE, empirical_bayes, significantly_better
 from tipbench.compare.statistics import (
     Difference,
     Estimate,
@@ -176,8 +176,8 @@ class RankOptions:
     design: Design | None = None  # None if the tests are not planned looks
     finished: frozenset[str] = frozenset()  # scenarios in which no answer waits for a judge
     silent: frozenset[Pair] = frozenset()  # pairs without any answer
-    flips: int = FLIPS
-    resamples: int = RESAMPLES
+    n_flips: int = N_FLIPS
+    n_resamples: int = N_RESAMPLES
 
     @property
     def level(self) -> float:
@@ -206,7 +206,7 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         leader_pair, leader_values = matrix.pairs[leader], values[:, leader]
         to_leader = _differences(matrix, ranked, leader_pair, leader_values, look_scenarios, options)
         tested = np.where(look_scenarios[:, None], values[:, ranked], np.nan)
-        better = significantly_better(tested, flips=options.flips, level=options.level)
+        better = significantly_better(tested, n_flips=options.n_flips, level=options.level)
         # Tests against the leader reject more than tests of all pairs. The rank ranges must agree with both.
         leader_position = position[leader]
         for column, i in position.items():
@@ -215,7 +215,7 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         ranked_matrix = matrix.only(ranked)
         if len(ranked_matrix.scenarios) > 1 or len(ranked_matrix.pairs) == 1:
             fit = additive_fit(ranked_matrix.values, np.ones(len(ranked_matrix.scenarios), dtype=bool))
-            posterior = empirical_bayes(fit.pseudo_values, resamples=options.resamples)
+            posterior = empirical_bayes(fit.pseudo_values, n_resamples=options.n_resamples)
     if options.baseline is not None:
         source = references if options.baseline in references.pairs else matrix
         baseline_values = source.values[:, source.pairs.index(options.baseline)]
@@ -338,7 +338,7 @@ def _differences(
     """
     family = [column for column, pair in enumerate(matrix.pairs) if ranked[column] and pair != other]
     masked = np.where(scenarios[:, None], np.column_stack([other_values, matrix.values[:, family]]), np.nan)
-    differences = simultaneous_differences(masked[:, 1:], masked[:, 0], options.level, flips=options.flips)
+    differences = simultaneous_differences(masked[:, 1:], masked[:, 0], options.level, n_flips=options.n_flips)
     tested = {matrix.pairs[column]: difference for column, difference in zip(family, differences, strict=True)}
     return {
         pair: tested.get(pair) or untested(paired_difference(other_values, matrix.values[:, column]))

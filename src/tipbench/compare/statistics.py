@@ -19,7 +19,7 @@ from math import sqrt
 import numpy as np
 
 from tipbench.compare.matrix import Floats, Mask
-from tipbench.compare.resampling import ALPHA, FLIPS, TOLERANCE, critical_t, step_down
+from tipbench.compare.resampling import ALPHA, N_FLIPS, TOLERANCE, critical_t, step_down
 from tipbench.plan.design import MIN_SCENARIOS
 
 POWER = 0.8  # the power of `scenarios_needed` and `smallest_detectable`
@@ -130,12 +130,12 @@ def paired_difference(first: Floats, second: Floats, p: float | None = None) -> 
 
 
 def simultaneous_differences(
-    values: Floats, against: Floats, level: float = ALPHA, *, flips: int = FLIPS
+    values: Floats, against: Floats, level: float = ALPHA, *, n_flips: int = N_FLIPS
 ) -> list[Difference | None]:
     """Return each column − `against`, tested as one family, with step-down p and simultaneous intervals."""
     differences = values - against[:, None]
-    adjusted = step_down(differences, flips=flips)
-    critical = critical_t(differences, level, flips=flips)
+    adjusted = step_down(differences, n_flips=n_flips)
+    critical = critical_t(differences, level, n_flips=n_flips)
     family: list[Difference | None] = []
     for column, p, t in zip(values.T, adjusted, critical, strict=True):
         difference = paired_difference(against, column, p)

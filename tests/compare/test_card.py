@@ -49,6 +49,24 @@ def test_a_tie_names_the_smallest_and_the_next_look_with_its_effort() -> None:
     assert coming.next.startswith("Next: judge 8 more scenarios (16 answers)")
 
 
+@pytest.mark.parametrize(
+    ("latency_of_a", "latency_of_b", "sentence"),
+    [
+        (1.0, 2.0, "it is the fastest (1.0\N{NO-BREAK SPACE}s per answer) and the smallest (1.00B)"),
+        (2.0, 1.0, "b:3b/v1 is the fastest (1.0\N{NO-BREAK SPACE}s per answer) and a:1b is the smallest (1.00B)"),
+    ],
+)
+def test_the_fastest_and_the_smallest_are_the_same_row_only_if_it_is_the_leader(
+    latency_of_a: float, latency_of_b: float, sentence: str
+) -> None:
+    leader, rival = Pair("a:1b", "v1"), Pair("b:3b", "v1")
+    made = make_board("tip-bench-x", scored({leader: GOOD, rival: EVEN}), BoardOptions())
+    latencies = {leader: latency_of_a, rival: latency_of_b}
+    standings = tuple(replace(each, means={"latency_s": latencies[each.pair]}) for each in made.standings)
+    sizes = {"a:1b": ModelSize(1.0, None), "b:3b": ModelSize(3.0, None)}
+    assert f"Among the tied, {sentence}." in summary_card(replace(made, standings=standings, sizes=sizes)).lines
+
+
 def test_a_pair_with_too_few_scores_keeps_the_board_open_and_is_what_comes_next() -> None:
     short: list[float | None] = [*GOOD[:5], *[None] * 3]
     found = card({A: GOOD, B: LOW, C: short})

@@ -120,7 +120,7 @@ def _sentences(board: Leaderboard, state: CardState) -> Iterator[str]:
     mean = standing.result.estimate.mean if standing.result.estimate else None
     parts = [
         _composite_text(board, mean),
-        _latency_text(standing),
+        _latency_text(standing.means.get("latency_s")),
         f"{parameter_count(size.params_b)} parameters" if size and size.params_b else None,
         f"about {file_size(size.memory_bytes)} in memory" if size and size.memory_bytes else None,
     ]
@@ -144,8 +144,7 @@ def _composite_text(board: Leaderboard, mean: float | None) -> str | None:
     )
 
 
-def _latency_text(standing: Standing) -> str | None:
-    latency = standing.means.get("latency_s")
+def _latency_text(latency: float | None) -> str | None:
     return None if latency is None else f"{duration(latency)} per answer"
 
 
@@ -154,22 +153,27 @@ def _alternatives(board: Leaderboard) -> Iterator[str]:
     ranking = board.ranking
     if ranking.leader is None or not ranking.tied_ranked or board.by == "prompt":
         return
-    rows = [_standing(board, pair) for pair in (ranking.leader, *ranking.tied_ranked)]
-    leader = rows[0]
+    leader = _standing(board, ranking.leader)
+    rows = [leader, *(_standing(board, pair) for pair in ranking.tied_ranked)]
     parts = []
-    timed = [row for row in rows if row.means.get("latency_s") is not None]
-    if timed and len(board.hosts) < 2:
-        fastest = min(timed, key=lambda row: row.means["latency_s"] or 0.0)
-        name = "it" if fastest is leader else _name(board, fastest.pair)
-        parts.append(f"{name} is the fastest ({_latency_text(fastest)})")
+    fastest = None
+    latencies = {row.pair: latency for row in rows if (latency := row.means.get("latency_s")) is not None}
+    if latencies and len(board.hosts) < 2:  # latencies of several hosts are not comparable
+        fastest = min(latencies, key=lambda pair: latencies[pair])
+        name = "it" if fastest == leader.pair else _name(board, fastest)
+        parts.append(f"{name} is the fastest ({_latency_text(latencies[fastest])})")
     sizes = {row.pair.model: board.sizes.get(row.pair.model) for row in rows}
     params_b = {model: size.params_b for model, size in sizes.items() if size and size.params_b is not None}
     smallest = min(params_b, key=lambda model: (params_b[model], model), default="")
     if smallest and params_b[smallest] < max(params_b.values()):
-        name = "it" if smallest == leader.pair.model else short_name(smallest, _MAX_NAME_CHARS)
-        parts.append(f"{name} is the smallest ({parameter_count(params_b[smallest])})")
+        smallest_text = f"the smallest ({parameter_count(params_b[smallest])})"
+        if smallest != leader.pair.model or fastest not in (None, leader.pair):
+            smallest_text = f"{short_name(smallest, _MAX_NAME_CHARS)} is {smallest_text}"
+        elif fastest is None:
+            smallest_text = f"it is {smallest_text}"
+        parts.append(smallest_text)
     if parts:
-        yield f"Among the {TIED}, {' and '.join(parts).replace('and it is', 'and')}."
+        yield f"Among the {TIED}, {' and '.join(parts)}."
 
 
 def _against_reference(board: Leaderboard) -> str:

@@ -90,7 +90,7 @@ def _answer(board: Leaderboard, cell: BoardCell, tips: Sequence[tuple[str, str]]
         means = {scale: fmean(tip.scores[scale] for tip in scored if scale in tip.scores) for scale in scales}
         overlong = any(tip.overlong for tip in scored) if scored else None
         answer_tips.append(AnswerTip(text, rationale, means, overlong))
-    format_ok = cell.values.get("format_ok", cell.run.metrics.get("format_ok"))
+    format_ok = cell.metrics.get("format_ok")
     state = "failed" if cell.failed else "pending"
     if cell.values:
         state = "judged"

@@ -103,6 +103,11 @@ class BoardCell:
         return {**without_flags, **self.recomputed_flags}
 
     @property
+    def metrics(self) -> Mapping[str, float]:
+        """All known metrics: with the scores, if any count, else only those that need no scores."""
+        return self.values or self.measured
+
+    @property
     def floored(self) -> bool:
         """Whether the answer has no usable tip and therefore the rubric's lowest scores."""
         return self.run.tags.get("floored") == "true"

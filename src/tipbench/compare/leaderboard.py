@@ -407,7 +407,7 @@ def _standings(
             judged_personas = () if column is None else np.array(matrix.scenarios)[matrix.judged[:, column]]
             n_scenarios = int((np.isin(scenario_matrix.personas, judged_personas) & scenario_matrix.core).sum())
         scored = [(cell.scenario, cell.values) for cell in row_cells]
-        measured = [(cell.scenario, cell.values or cell.measured) for cell in row_cells]
+        measured = [(cell.scenario, cell.metrics) for cell in row_cells]
         means = {name: _metric_mean(name, scored) for name in options.scales}
         means |= {name: _metric_mean(name, measured) for name in MEANS}
         yield Standing(

@@ -134,7 +134,7 @@ def test_scenario_without_a_waiting_answer_counts_for_a_look_even_if_few_rows_ha
 
 def test_references_are_tested_against_the_leader_and_never_ranked() -> None:
     matrix = board(world(np.random.default_rng(20), [0, 5, 0], 8))
-    candidates, reference = matrix.only(~THIRD), matrix.only(THIRD)
+    candidates, reference = matrix.select(~THIRD), matrix.select(THIRD)
     found = rank(candidates, None, reference)
     assert [row.pair for row in found.references] == list(reference.pairs)
     assert found.beats_reference
@@ -147,7 +147,7 @@ def test_references_are_tested_against_the_leader_and_never_ranked() -> None:
 
 def test_reference_can_be_the_baseline() -> None:
     matrix = board(world(np.random.default_rng(21), [0, 5, 0], 8))
-    found = rank(matrix.only(~THIRD), RankOptions(baseline=named(3)[2]), matrix.only(THIRD))
+    found = rank(matrix.select(~THIRD), RankOptions(baseline=named(3)[2]), matrix.select(THIRD))
     assert known(found.rows[0].to_baseline).separated
 
 

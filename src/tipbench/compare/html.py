@@ -145,8 +145,8 @@ def _attribution(attribution: Attribution | Unknown) -> dict[str, Any]:
     ]
     marginals = []
     sides = (
-        ("Models, over all prompts", "model", attribution.models),
-        ("Prompts, over all models", "prompt", attribution.prompts),
+        ("Models, over all prompts", "model", attribution.model_means),
+        ("Prompts, over all models", "prompt", attribution.prompt_means),
     )
     for title, side, means in sides:
         rows = [

@@ -261,10 +261,13 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     """Compute the board of the cells; raises UsageError if the baseline is not on it."""
     pair_matrix, reference_matrix = _matrices(cells)
     by, design = options.by, options.design
-    scenario_matrix = pair_matrix.by(by) if by else pair_matrix
+    scenario_matrix = pair_matrix.averaged_by(by) if by else pair_matrix
     matrix = scenario_matrix
     if options.cluster:
-        matrix, reference_matrix = matrix.by_persona(), reference_matrix.by_persona(scenario_matrix.core)
+        matrix, reference_matrix = (
+            matrix.averaged_by_persona(),
+            reference_matrix.averaged_by_persona(scenario_matrix.core),
+        )
     available = (*matrix.pairs, *reference_matrix.pairs)
     if options.baseline is not None and options.baseline not in available:
         raise UsageError(unknown_pair_message(options.baseline, available, cells))
@@ -343,7 +346,7 @@ def _matrices(cells: BoardCells) -> tuple[ScoreMatrix, ScoreMatrix]:
     full = score_matrix(scores, {cell.pair for cell in cells.cells})
     reference_columns = np.array([is_reference(pair) for pair in full.pairs], dtype=bool)
     reference_pairs = tuple(pair for pair in full.pairs if is_reference(pair))
-    candidates = full.only(~reference_columns)
+    candidates = full.select(~reference_columns)
     rows = np.isin(full.scenarios, candidates.scenarios)
     return candidates, replace(candidates, pairs=reference_pairs, values=full.values[np.ix_(rows, reference_columns)])
 

@@ -212,7 +212,7 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         for column, i in position.items():
             if (diff := to_leader.get(matrix.pairs[column])) and diff.worse:
                 better[leader_position, i], better[i, leader_position] = True, False
-        ranked_matrix = matrix.only(ranked)
+        ranked_matrix = matrix.select(ranked)
         if len(ranked_matrix.scenarios) > 1 or len(ranked_matrix.pairs) == 1:
             fit = additive_fit(ranked_matrix.values, np.ones(len(ranked_matrix.scenarios), dtype=bool))
             posterior = empirical_bayes(fit.pseudo_values, n_resamples=options.n_resamples)

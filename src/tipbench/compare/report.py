@@ -182,7 +182,9 @@ def attribution_lines(attribution: Attribution | Unknown) -> list[str]:
         if factor is not None:
             p = "" if factor.p is None or name == "scenario" else f" (p {p_value(factor.p)})"
             shares.append(f"{FACTORS[name]} {percent(factor.share)}{p}")
-    rows = f" (over the complete rows, without {join_names(attribution.without, 3)})" if attribution.without else ""
+    rows = ""
+    if attribution.excluded:
+        rows = f" (over the complete rows, without {join_names(attribution.excluded, 3)})"
     lines = [f"What explains the differences{rows}: {', '.join(shares)}."]
     if attribution.persona is not None:
         lines.append(f"Differences between personas explain {percent(attribution.persona.share)} (part of scenario).")

@@ -98,7 +98,7 @@ def test_the_chance_of_being_best_is_that_among_the_ranked() -> None:
 
 def test_minutes_and_chance_are_part_of_the_next_step() -> None:
     made = make_board("tip-bench-x", scored({A: GOOD, B: EVEN}), BoardOptions())
-    look = NextLook(Look(2, 4, 16), power=0.62, scenarios=8, answers=16, minutes=25.2)
+    look = NextLook(Look(2, 4, 16), power=0.62, n_scenarios=8, n_answers=16, minutes=25.2)
     found = summary_card(replace(made, ranking=replace(made.ranking, next_look=look)))
     assert found.next == "Next: judge 8 more scenarios (16 answers), about 25 minutes, 62 % chance to decide."
 
@@ -109,7 +109,7 @@ def test_minutes_and_chance_are_part_of_the_next_step() -> None:
 )
 def test_an_unknown_or_small_chance_is_part_of_the_next_step(power: float | None, ending: str) -> None:
     made = make_board("tip-bench-x", scored({A: GOOD, B: EVEN}), BoardOptions())
-    look = NextLook(Look(2, 4, 16), power=power, scenarios=8, answers=16)
+    look = NextLook(Look(2, 4, 16), power=power, n_scenarios=8, n_answers=16)
     found = summary_card(replace(made, ranking=replace(made.ranking, next_look=look)))
     assert found.next == f"Next: judge 8 more scenarios (16 answers){ending}"
 

@@ -13,7 +13,7 @@ from worlds import world
 from support.judged import scored
 from tipbench.compare.leaderboard import BoardOptions, Leaderboard, make_board
 from tipbench.compare.matrix import Pair
-from tipbench.compare.ranking import gap_of
+from tipbench.compare.ranking import missing_scores
 
 A, B, C = Pair("a:1b", "v1"), Pair("b:1b", "v1"), Pair("c:1b", "v1")
 ODD = Pair("b:1b", "v2")
@@ -85,9 +85,9 @@ def test_a_gap_exists_exactly_if_something_is_judged_and_nothing_is_complete(
     values = world(rng, [0.0] * k, n)
     values[rng.random(values.shape) < missing] = np.nan
     matrix = matrix_of(values)
-    gap = gap_of(matrix)
+    missing = missing_scores(matrix)
     can_lead = matrix.judged[matrix.core].sum(axis=0) >= min(6, matrix.core.sum())
-    assert (gap is None) == bool((matrix.core.any() and can_lead.any()) or not matrix.judged.any())
-    if gap is not None:
-        assert gap.lacks
-        assert gap.core == matrix.core.sum()
+    assert (missing is None) == bool((matrix.core.any() and can_lead.any()) or not matrix.judged.any())
+    if missing is not None:
+        assert missing.lacks
+        assert missing.n_core == matrix.core.sum()

@@ -77,8 +77,8 @@ def test_row_with_gaps_is_ranked_from_six_shared_scenarios_on() -> None:
     values[:2, 0] = NAN
     found = by_pair(rank(board(values)))
     assert found[named(3)[0]].ranked
-    assert found[named(3)[0]].adjusted
-    assert not found[named(3)[1]].adjusted
+    assert found[named(3)[0]].is_adjusted
+    assert not found[named(3)[1]].is_adjusted
     values[2, 0] = NAN
     assert not by_pair(rank(board(values)))[named(3)[0]].ranked
 

@@ -118,7 +118,7 @@ def test_conditional_power_is_the_share_of_continued_benchmarks_that_decide() ->
     more = rng.normal(0.8, 2.0, size=(20_000, 8))
     means = (8 * 1.2 + more.sum(axis=1)) / 16
     expected = (means > 2.3 * 2.0 / 4).mean()
-    assert conditional_power(1.2, 2.0, 8, 16, drift=0.8, critical=2.3) == pytest.approx(expected, abs=0.01)
+    assert conditional_power(1.2, 2.0, 8, 16, expected_mean=0.8, critical=2.3) == pytest.approx(expected, abs=0.01)
 
 
 def test_rates_have_exact_bounds() -> None:

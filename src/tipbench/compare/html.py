@@ -96,7 +96,7 @@ def board_context(
         "scored": scored,
         "standings": rendered(parts.standings, table, links),
         "sort": table.sort,
-        "sort_fault": table.fault,
+        "sort_fault": table.sort_fault,
         "flags": list(dict.fromkeys(flag for row in table.rows for flag in row.flags)),
         "facts": facts,
         "conditions": _conditions(board),

@@ -63,7 +63,7 @@ def state_of(board: Leaderboard, pair: Pair) -> State:
 def table_rows(board: Leaderboard) -> tuple[list[str], list[list[str | None]]]:
     """Return the columns, most important first, and the rows. Numbers are rounded; unknown values are None."""
     names = [board.by] if board.by else ["model", "prompt"]
-    adjusted = any(standing.result.adjusted for standing in board.standings)
+    has_adjusted = any(standing.result.is_adjusted for standing in board.standings)
     rows: list[list[tuple[str, str | None]]] = []
     for standing in (*board.standings, *board.references):
         row, means, estimate = standing.result, standing.means, standing.result.estimate
@@ -79,7 +79,7 @@ def table_rows(board: Leaderboard) -> tuple[list[str], list[list[str | None]]]:
                 *((name, one_line(getattr(row.pair, name))) for name in names),
                 ("composite", number(estimate.mean if estimate else None)),
                 ("standing", STATE_TEXTS[state_of(board, row.pair)]),
-                *([("adjusted", number(row.adjusted_mean))] if adjusted else []),
+                *([("adjusted", number(row.adjusted_mean))] if has_adjusted else []),
                 ("95 % interval", interval(estimate.ci_low, estimate.ci_high) if estimate else None),
                 ("P(best)", best_text(board, standing)),
                 *differences,
@@ -225,7 +225,7 @@ def usable_text(standing: Standing) -> str | None:
     usable = standing.usable
     if usable is None:
         return None
-    count = f"{usable.rate * usable.scenarios:g}/{usable.scenarios}"
+    count = f"{usable.n_usable:g}/{usable.n_scenarios}"
     return count if usable.rate == 1 else f"{count} ({percent(usable.low)} to {percent(usable.high)})"
 
 

@@ -209,18 +209,21 @@ def additive_fit(values: Floats, core: Mask) -> AdditiveFit:
     return AdditiveFit(row_means - overall_mean, pseudo_values)
 
 
-def conditional_power(mean: float, sd: float, n_now: int, n_then: int, *, drift: float, critical: float) -> float:
+def conditional_power(
+    mean: float, sd: float, n_now: int, n_then: int, *, expected_mean: float, critical: float
+) -> float:
     """Return the chance that the mean of `n_then` differences exceeds `critical` standard errors (Lachin 2005).
 
-    `mean` is the mean of the first `n_now` differences, and `drift` the expected mean of the others. Uses the normal
+    `mean` is the mean of the first `n_now` differences, and `expected_mean` that of the others. Uses the normal
     approximation.
     """
     from scipy.special import ndtr
 
     n_more = n_then - n_now
     if n_more <= 0:
-        return float(mean > critical * sd / sqrt(n_now))
-    return float(ndtr((n_now * mean + n_more * drift - critical * sd * sqrt(n_then)) / (sd * sqrt(n_more))))
+        return float(mean > critical * sd / sqrt(n_now))  # already known: 1 or 0
+    expected_sum = n_now * mean + n_more * expected_mean
+    return float(ndtr((expected_sum - critical * sd * sqrt(n_then)) / (sd * sqrt(n_more))))
 
 
 def scenarios_needed(

@@ -78,16 +78,16 @@ def test_one_missing_scenario_is_singular() -> None:
 
 @settings(max_examples=20)
 @given(st.integers(0, 10_000), st.integers(1, 8), st.integers(1, 5), st.floats(0, 0.9))
-def test_a_gap_exists_exactly_if_something_is_judged_and_nothing_is_complete(
+def test_missing_scores_exist_exactly_if_something_is_judged_and_nothing_is_complete(
     seed: int, n: int, k: int, missing: float
 ) -> None:
     rng = np.random.default_rng(seed)
     values = world(rng, [0.0] * k, n)
     values[rng.random(values.shape) < missing] = np.nan
     matrix = matrix_of(values)
-    missing = missing_scores(matrix)
+    found = missing_scores(matrix)
     can_lead = matrix.judged[matrix.core].sum(axis=0) >= min(6, matrix.core.sum())
-    assert (missing is None) == bool((matrix.core.any() and can_lead.any()) or not matrix.judged.any())
-    if missing is not None:
-        assert missing.lacks
-        assert missing.n_core == matrix.core.sum()
+    assert (found is None) == bool((matrix.core.any() and can_lead.any()) or not matrix.judged.any())
+    if found is not None:
+        assert found.lacks
+        assert found.n_core == matrix.core.sum()

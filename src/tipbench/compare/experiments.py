@@ -145,7 +145,7 @@ def compare_experiments(
 
 def _check_comparable(names: tuple[str, str], first: BoardCells, second: BoardCells) -> None:
     """Raise NotEnoughData or MixedRubrics if the two boards have different kinds of scores."""
-    first_by_people, second_by_people = (board.scored and not board.provisional for board in (first, second))
+    first_by_people, second_by_people = (board.has_scores and not board.provisional for board in (first, second))
     if first_by_people != second_by_people:
         judged, unjudged = names if first_by_people else names[::-1]
         raise NotEnoughData(
@@ -219,8 +219,8 @@ def _notes(
         unmatched = {cell.pair for cell in board.cells} - set(compared)
         if unmatched:
             yield f"Only in {name}: {_pairs_text(unmatched)}."
-        if board.other_conditions:
-            yield f"{excluded_text(board.other_conditions, f'of {name} under other conditions')}; see --where."
+        if board.n_other_conditions:
+            yield f"{excluded_text(board.n_other_conditions, f'of {name} under other conditions')}; see --where."
         if n_stale := sum(board.stale.values()):
             yield f"{excluded_text(n_stale, f'of {name} of older model builds, prompts or scenarios')}."
 

@@ -114,7 +114,7 @@ def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
         candidate_cells = [replace(cell, values=floor) if cell.failed else cell for cell in candidate_cells]
     baseline_cells = [cell for cell in cells.cells if cell.pair == baseline]
     evidence = _evidence(cells, candidate_cells, baseline_cells)
-    if cells.provisional or not cells.scored:
+    if cells.provisional or not cells.has_scores:
         prefix = "only provisional scores: " if cells.provisional else ""
         problem = f"no judge has scored enough of these {len(cells.cells)} cells"
         return unknown_result(options, f"{prefix}{problem}. `tipbench judge export` writes a sheet.", evidence=evidence)

@@ -349,7 +349,7 @@ def _matrices(cells: BoardCells) -> tuple[ScoreMatrix, ScoreMatrix]:
     Answers without a usable tip get the lowest scores automatically. They are left out until a judge has scored, so
     that they alone do not make a ranking.
     """
-    scored = [cell for cell in cells.cells if cell.values] if cells.scored else []
+    scored = [cell for cell in cells.cells if cell.values] if cells.has_scores else []
     scores = [Score(cell.pair, cell.scenario, cell.persona, cell.values[COMPOSITE]) for cell in scored]
     full = score_matrix(scores, {cell.pair for cell in cells.cells})
     references = np.array([is_reference(pair) for pair in full.pairs], dtype=bool)
@@ -408,7 +408,7 @@ def _standings(
     shared = shared_by_all((cell.pair for cell in cells.candidates), by) if by else set()
     groups: dict[Pair, list[BoardCell]] = defaultdict(list)
     for cell in cells.cells:
-        if by is None or cell.reference:
+        if by is None or cell.is_reference:
             groups[cell.pair].append(cell)
         elif getattr(cell.pair, OTHER_SIDE[by]) in shared:
             groups[averaged_pair(cell.pair, by)].append(cell)

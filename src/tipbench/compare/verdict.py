@@ -197,7 +197,7 @@ def board_notes(
     cells: BoardCells, ranking: Ranking, flags: Collection[str], hosts: Sequence[str], by: Side | None, unit: str
 ) -> Iterator[str]:
     """Yield the notes on a board, most important first; `flags` are those of its rows."""
-    if not cells.scored:
+    if not cells.has_scores:
         if cells.all_unusable:
             yield unusable_text(sum(not cell.failed for cell in cells.candidates))
         elif any(cell.waiting for cell in cells.cells):
@@ -209,9 +209,10 @@ def board_notes(
         yield note
     if filters := filter_text(cells.cell_filter.where, cells.cell_filter.judge):
         yield f"{filters[:1].upper()}{filters[1:]}."
-    if cells.other_conditions:
+    if cells.n_other_conditions:
+        excluded = excluded_text(cells.n_other_conditions, "under other conditions")
         filters = " or ".join(f"--where conditions={each}" for each in cells.other_ids[:_MAX_NAMES])
-        yield f"{excluded_text(cells.other_conditions, 'under other conditions')}; {filters or '--where'} to show them."
+        yield f"{excluded}; {filters or '--where'} to show them."
     if n_stale := sum(cells.stale.values()):
         yield f"{excluded_text(n_stale, 'of older model builds, prompts or scenarios')} (flag: stale)."
     if by is not None:
@@ -257,5 +258,7 @@ def unknown_pair_message(pair: Pair, available: Sequence[Pair], cells: BoardCell
     if n_stale := cells.stale.get(pair, 0):
         runs = f"all {n_stale} runs of it are" if n_stale > 1 else "its only run is"
         return f"The pair {pair} is not on this board: {runs} of an older build or prompt. Collect it again."
-    others = f" {excluded_text(cells.other_conditions, 'under other conditions')}." if cells.other_conditions else ""
-    return f"The pair {pair} is not on this board. Available: {join_names(available, _MAX_LISTED)}.{others}"
+    message = f"The pair {pair} is not on this board. Available: {join_names(available, _MAX_LISTED)}."
+    if cells.n_other_conditions:
+        message += f" {excluded_text(cells.n_other_conditions, 'under other conditions')}."
+    return message

@@ -124,7 +124,7 @@ def to_markdown(board: Leaderboard) -> str:
     parts = [
         f"## {plain_markdown(board.experiment)}",
         f"**{plain_markdown(board.verdict)}**",
-        markdown_table(columns, rows, text=TEXT_COLUMNS).rstrip(),
+        markdown_table(columns, rows, left_aligned=TEXT_COLUMNS).rstrip(),
         "\n".join(f"- {plain_markdown(line)}" for line in footer_lines(board)),
         "\n".join(f"- Note: {plain_markdown(note)}" for note in board.notes),
         plain_markdown(f"Rubric {board.rubric or 'none'}, suite {board.suite}, judged by {judges}."),
@@ -132,9 +132,9 @@ def to_markdown(board: Leaderboard) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]], text: Sequence[str] = ()) -> str:
-    """Return a Markdown table with escaped cells. The columns in `text` are left-aligned, the others right-aligned."""
-    alignments = [":--" if column in text else "--:" for column in columns]
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]], left_aligned: Sequence[str] = ()) -> str:
+    """Return a Markdown table with escaped values. Columns that are not in `left_aligned` are right-aligned."""
+    alignments = [":--" if column in left_aligned else "--:" for column in columns]
     lines = [[plain_markdown(column) for column in columns], alignments]
     for row in rows:
         values = [f"{value:.2f}" if isinstance(value, float) else value for value in row]

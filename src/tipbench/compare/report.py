@@ -57,6 +57,7 @@ def state_of(board: Leaderboard, pair: Pair) -> State:
         return State.REFERENCE
     if pair not in ranking.ranked:
         return State.INCOMPLETE
+    # A row that is ahead of the leader in the tested scenarios is not clearly worse either.
     return State.TIED if pair in ranking.tied or pair in ranking.ahead else State.SEPARATED
 
 
@@ -66,20 +67,20 @@ def table_rows(board: Leaderboard) -> tuple[list[str], list[list[str | None]]]:
     has_adjusted = any(standing.result.is_adjusted for standing in board.standings)
     rows: list[list[tuple[str, str | None]]] = []
     for standing in (*board.standings, *board.references):
-        row, means, estimate = standing.result, standing.means, standing.result.estimate
-        differences = [("to leader", difference_text(row.to_leader)), ("p", p_text(row.to_leader))]
+        result, means, estimate = standing.result, standing.means, standing.result.estimate
+        differences = [("to leader", difference_text(result.to_leader)), ("p", p_text(result.to_leader))]
         if board.baseline:
             differences += [
-                ("to baseline", difference_text(row.to_baseline)),
-                ("p (baseline)", p_text(row.to_baseline)),
+                ("to baseline", difference_text(result.to_baseline)),
+                ("p (baseline)", p_text(result.to_baseline)),
             ]
         rows.append(
             [
                 ("rank", rank_text(standing)),
-                *((name, one_line(getattr(row.pair, name))) for name in names),
+                *((name, one_line(getattr(result.pair, name))) for name in names),
                 ("composite", number(estimate.mean if estimate else None)),
-                ("standing", STATE_TEXTS[state_of(board, row.pair)]),
-                *([("adjusted", number(row.adjusted_mean))] if has_adjusted else []),
+                ("standing", STATE_TEXTS[state_of(board, result.pair)]),
+                *([("adjusted", number(result.adjusted_mean))] if has_adjusted else []),
                 ("95 % interval", interval(estimate.ci_low, estimate.ci_high) if estimate else None),
                 ("P(best)", best_text(board, standing)),
                 *differences,
@@ -106,14 +107,15 @@ def to_csv(board: Leaderboard) -> str:
     """
     records: list[dict[str, object]] = []
     for standing in (*board.standings, *board.references):
-        flat: dict[str, object] = {}
+        record: dict[str, object] = {}
         for name, value in standing.to_json().items():
             if name.startswith("diff_to_"):
-                flat |= {f"{name}_{part}": (value or {}).get(part) for part in ("mean", "ci_low", "ci_high", "p")}
+                record |= {f"{name}_{part}": (value or {}).get(part) for part in ("mean", "ci_low", "ci_high", "p")}
             else:
-                flat[name] = " ".join(value) if isinstance(value, list) else value
-        state = {"standing": str(state_of(board, standing.pair)), "provisional": str(board.provisional).lower()}
-        records.append(flat | state)
+                record[name] = " ".join(value) if isinstance(value, list) else value
+        record["standing"] = str(state_of(board, standing.pair))
+        record["provisional"] = str(board.provisional).lower()
+        records.append(record)
     return csv_text(list(records[0]) if records else [], [list(record.values()) for record in records])
 
 
@@ -180,7 +182,8 @@ def attribution_lines(attribution: Attribution | Unknown) -> list[str]:
     shares = []
     for name, factor in attribution.factors().items():
         if factor is not None:
-            p = "" if factor.p is None or name == "scenario" else f" (p {p_value(factor.p)})"
+            show_p = factor.p is not None and name != "scenario"  # that scenarios differ is expected
+            p = f" (p {p_value(factor.p)})" if show_p else ""
             shares.append(f"{FACTORS[name]} {percent(factor.share)}{p}")
     rows = ""
     if attribution.excluded:
@@ -207,17 +210,19 @@ def label_of(board: Leaderboard, pair: Pair) -> str:
 
     References are labelled with their model.
     """
-    if is_reference(pair):
+    if board.by == "model" or is_reference(pair):
         return one_line(pair.model)
-    return one_line({"model": pair.model, "prompt": pair.prompt}.get(board.by or "", str(pair)))
+    return one_line(pair.prompt if board.by == "prompt" else str(pair))
 
 
 def rank_text(standing: Standing) -> str | None:
     """Format the rank with its range: 2 (1–4)."""
-    row = standing.result
-    if row.rank is None:
+    result = standing.result
+    if result.rank is None:
         return None
-    return str(row.rank) if row.rank_low == row.rank_high else f"{row.rank} ({row.rank_low}–{row.rank_high})"
+    if result.rank_low == result.rank_high:
+        return str(result.rank)
+    return f"{result.rank} ({result.rank_low}–{result.rank_high})"
 
 
 def usable_text(standing: Standing) -> str | None:

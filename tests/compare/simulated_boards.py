@@ -105,13 +105,15 @@ def missing_text(share: float, *, low: bool = False) -> str:
 # Boards
 
 
-def board(values: Floats, *, design: bool | int = False, resamples: int = 1) -> Ranking:
+def board(values: Floats, *, design: bool | int = False, n_resamples: int = 1) -> Ranking:
     """The product's ranking of the values; `design`: with looks, planned for this number of scenarios."""
     n, k = values.shape
     names = tuple(f"s{at:03}" for at in range(n))
     pairs = tuple(Pair(f"m{at:03}", "v1") for at in range(k))
     planned = make_design(f"s{at:03}" for at in range(int(design))) if design else None
-    return rank(ScoreMatrix(names, names, pairs, values), RankOptions(design=planned, flips=FLIPS, resamples=resamples))
+    return rank(
+        ScoreMatrix(names, names, pairs, values), RankOptions(design=planned, n_flips=FLIPS, n_resamples=n_resamples)
+    )
 
 
 def top(found: Ranking) -> set[int]:
@@ -291,7 +293,7 @@ def best_probability(sd: float, n: int) -> Claim:
         given, right = [], []
         for _ in range(worlds):
             effects = rng.normal(0, sd, 12)
-            found = board(normal(rng, list(effects), n), resamples=500)
+            found = board(normal(rng, list(effects), n), n_resamples=500)
             best = int(np.argmax(effects))
             for row in found.rows:
                 if row.p_best is not None and 0.7 <= row.p_best <= 0.9:
@@ -317,7 +319,7 @@ def attribution_null(n: int, sd: float) -> Claim:
             suits = rng.normal(0, sd, (n, 4, 1)) + rng.normal(0, 1, (n, 4, 3)) + rng.normal(0, 2, (n, 1, 1))
             names = tuple(f"s{at:03}" for at in range(n))
             pairs = tuple(Pair(f"m{model}", f"v{prompt}") for model in range(4) for prompt in range(3))
-            found = attribute(ScoreMatrix(names, names, pairs, suits.reshape(n, 12)), flips=19)
+            found = attribute(ScoreMatrix(names, names, pairs, suits.reshape(n, 12)), n_flips=19)
             wrong += not isinstance(found, Unknown) and found.model is not None and (found.model.p or 1.0) < 0.05
         return wrong / worlds
 
@@ -337,7 +339,7 @@ def power_said(k: int, size: float) -> Claim:
         said, done = [], []
         for _ in range(worlds):
             values = normal(rng, list(rng.normal(0, size, k)), 16)
-            first = board(values[:8], design=32, resamples=99)
+            first = board(values[:8], design=32, n_resamples=99)
             if first.next_look is not None and first.next_look.power is not None:
                 said.append(first.next_look.power)
                 done.append(board(values, design=32).decided)

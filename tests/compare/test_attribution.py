@@ -23,7 +23,7 @@ def planted(effects: Floats, *, seed: int = 1, n: int = 32, noise: float = 1.0, 
 
 
 def attributed(matrix: ScoreMatrix) -> Attribution:
-    found = attribute(matrix, flips=999)
+    found = attribute(matrix, n_flips=999)
     assert isinstance(found, Attribution)
     return found
 
@@ -62,7 +62,7 @@ def test_sums_of_squares_and_p_are_those_of_statsmodels() -> None:
     }
     for name, factor in theirs.items():
         assert known(factor).squares == pytest.approx(table.loc[name, "sum_sq"], rel=1e-9)
-        assert known(factor).freedom == table.loc[name, "df"]
+        assert known(factor).df == table.loc[name, "df"]
     full = anova_lm(
         ols("score ~ C(scenario) * C(model) + C(scenario) * C(prompt) + C(model) * C(prompt)", frame).fit(), typ=2
     )
@@ -88,7 +88,7 @@ PROMPT_V2 = NONE + np.array([0, 3, 0])
 def test_a_planted_model_effect_is_found_every_time_and_other_effects_only_by_chance() -> None:
     boards = [attributed(planted(MODEL_D, seed=seed)) for seed in range(60)]
     assert all(p_of(found.model) < 1e-6 for found in boards)
-    assert all(max(found.models, key=lambda name: found.models[name].mean) == "d" for found in boards)
+    assert all(max(found.model_means, key=lambda name: found.model_means[name].mean) == "d" for found in boards)
     assert np.mean([p_of(found.prompt) <= 0.05 for found in boards]) <= 0.13
     assert np.mean([p_of(found.interaction) <= 0.05 for found in boards]) <= 0.13
 
@@ -96,7 +96,7 @@ def test_a_planted_model_effect_is_found_every_time_and_other_effects_only_by_ch
 def test_a_planted_prompt_effect_is_found_every_time_and_other_effects_only_by_chance() -> None:
     boards = [attributed(planted(PROMPT_V2, seed=seed)) for seed in range(60)]
     assert all(p_of(found.prompt) < 1e-6 for found in boards)
-    assert all(max(found.prompts, key=lambda name: found.prompts[name].mean) == "v2" for found in boards)
+    assert all(max(found.prompt_means, key=lambda name: found.prompt_means[name].mean) == "v2" for found in boards)
     assert np.mean([p_of(found.model) <= 0.05 for found in boards]) <= 0.13
     assert np.mean([p_of(found.interaction) <= 0.05 for found in boards]) <= 0.13
 
@@ -135,14 +135,16 @@ def test_without_an_interaction_a_flag_is_raised_in_at_most_one_board_of_twenty(
 
 def test_below_six_scenarios_marginal_means_have_no_interval() -> None:
     found = attributed(planted(NONE, n=5))
-    assert {(each.ci_low, each.ci_high) for each in (*found.models.values(), *found.prompts.values())} == {(None, None)}
+    assert {(each.ci_low, each.ci_high) for each in (*found.model_means.values(), *found.prompt_means.values())} == {
+        (None, None)
+    }
 
 
 def test_planted_effects_come_back_in_the_marginal_means_with_their_intervals() -> None:
     inside = 0
     for seed in range(100):
         found = attributed(planted(NONE + np.array([[0], [1], [2], [3]]), seed=seed, n=10, scenario=1.0))
-        estimate = list(found.models.values())[3]
+        estimate = list(found.model_means.values())[3]
         inside += known(estimate.ci_low) <= 13 <= known(estimate.ci_high)
     assert 0.88 <= inside / 100 <= 0.99
 
@@ -157,13 +159,13 @@ def test_persona_effects_show_as_a_part_of_the_scenarios() -> None:
 
 def test_excluded_rows_are_named_in_the_shortest_form() -> None:
     matrix = planted(NONE)
-    assert attributed(matrix).without == ()
+    assert attributed(matrix).excluded == ()
     holes = matrix.values.copy()
     holes[0, [at for at, pair in enumerate(matrix.pairs) if pair.model == matrix.pairs[-1].model]] = NAN
-    assert attributed(board(holes, matrix.pairs, matrix.personas)).without == (matrix.pairs[-1].model,)
+    assert attributed(board(holes, matrix.pairs, matrix.personas)).excluded == (matrix.pairs[-1].model,)
     holes = matrix.values.copy()
     holes[0, [at for at, pair in enumerate(matrix.pairs) if pair.prompt == matrix.pairs[0].prompt]] = NAN
-    assert attributed(board(holes, matrix.pairs, matrix.personas)).without == (matrix.pairs[0].prompt,)
+    assert attributed(board(holes, matrix.pairs, matrix.personas)).excluded == (matrix.pairs[0].prompt,)
 
 
 def test_with_one_scenario_per_persona_there_is_no_persona_effect() -> None:
@@ -197,7 +199,7 @@ def test_an_incomplete_row_is_named_as_the_reason() -> None:
 def test_a_model_without_a_complete_row_is_excluded() -> None:
     values = planted(NONE).values.copy()
     values[3, 9:] = np.nan
-    assert list(attributed(board(values, PAIRS)).models) == ["a", "b", "c"]
+    assert list(attributed(board(values, PAIRS)).model_means) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(

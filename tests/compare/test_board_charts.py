@@ -24,7 +24,7 @@ from tipbench.compare.charts import (
     forest_rows,
     front_of,
     heat_map,
-    heat_rows,
+    heat_map_means,
     ink_on,
     labels_of,
     pareto,
@@ -156,7 +156,7 @@ def test_both_ends_of_a_long_name_are_kept() -> None:
 
 def test_the_heat_map_has_every_mean_and_its_margins(plain: Leaderboard) -> None:
     made = plain
-    models, prompts, means = heat_rows(made)
+    models, prompts, means = heat_map_means(made)
     assert len(models) == 4
     assert len(prompts) == 3
     row = [means[models[0], prompt] for prompt in prompts]
@@ -166,7 +166,7 @@ def test_the_heat_map_has_every_mean_and_its_margins(plain: Leaderboard) -> None
 
 
 def test_a_margin_with_an_incomplete_pair_is_unknown() -> None:
-    _, _, means = heat_rows(board(missing=gap))
+    _, _, means = heat_map_means(board(missing=gap))
     assert means["gemma3:1b", MEAN] is None
     assert means[MEAN, "v1"] is None
     assert means["llama3.2:3b", MEAN] is not None

@@ -28,7 +28,7 @@ def card(columns: Mapping[Pair, Sequence[float | None]], **changes: Any) -> Summ
     options = BoardOptions(scales=("tone",), design=design, by=changes.get("by"))
     made = make_board("tip-bench-x", cells, options)
     sizes = {"a:3b": ModelSize(3.2, 2 * 2**30), "b:1b": ModelSize(1.0, None)}
-    return summary_card(replace(made, **{"span": (2.0, 17.0), "sizes": sizes, **changes}))
+    return summary_card(replace(made, **{"composite_range": (2.0, 17.0), "sizes": sizes, **changes}))
 
 
 def test_a_decided_board_names_the_pair_to_use_and_how_to_record_it() -> None:
@@ -47,6 +47,24 @@ def test_a_tie_names_the_smallest_and_the_next_look_with_its_effort() -> None:
     coming = card({A: waiting, B: [*EVEN, *[None] * 8]})
     assert coming.state == "tied"
     assert coming.next.startswith("Next: judge 8 more scenarios (16 answers)")
+
+
+@pytest.mark.parametrize(
+    ("latency_of_a", "latency_of_b", "sentence"),
+    [
+        (1.0, 2.0, "it is the fastest (1.0\N{NO-BREAK SPACE}s per answer) and the smallest (1.00B)"),
+        (2.0, 1.0, "b:3b/v1 is the fastest (1.0\N{NO-BREAK SPACE}s per answer) and a:1b is the smallest (1.00B)"),
+    ],
+)
+def test_the_fastest_and_the_smallest_are_the_same_row_only_if_it_is_the_leader(
+    latency_of_a: float, latency_of_b: float, sentence: str
+) -> None:
+    leader, rival = Pair("a:1b", "v1"), Pair("b:3b", "v1")
+    made = make_board("tip-bench-x", scored({leader: GOOD, rival: EVEN}), BoardOptions())
+    latencies = {leader: latency_of_a, rival: latency_of_b}
+    standings = tuple(replace(each, means={"latency_s": latencies[each.pair]}) for each in made.standings)
+    sizes = {"a:1b": ModelSize(1.0, None), "b:3b": ModelSize(3.0, None)}
+    assert f"Among the tied, {sentence}." in summary_card(replace(made, standings=standings, sizes=sizes)).lines
 
 
 def test_a_pair_with_too_few_scores_keeps_the_board_open_and_is_what_comes_next() -> None:
@@ -80,7 +98,7 @@ def test_the_chance_of_being_best_is_that_among_the_ranked() -> None:
 
 def test_minutes_and_chance_are_part_of_the_next_step() -> None:
     made = make_board("tip-bench-x", scored({A: GOOD, B: EVEN}), BoardOptions())
-    look = NextLook(Look(2, 4, 16), power=0.62, scenarios=8, answers=16, minutes=25.2)
+    look = NextLook(Look(2, 4, 16), power=0.62, n_scenarios=8, n_answers=16, minutes=25.2)
     found = summary_card(replace(made, ranking=replace(made.ranking, next_look=look)))
     assert found.next == "Next: judge 8 more scenarios (16 answers), about 25 minutes, 62 % chance to decide."
 
@@ -91,7 +109,7 @@ def test_minutes_and_chance_are_part_of_the_next_step() -> None:
 )
 def test_an_unknown_or_small_chance_is_part_of_the_next_step(power: float | None, ending: str) -> None:
     made = make_board("tip-bench-x", scored({A: GOOD, B: EVEN}), BoardOptions())
-    look = NextLook(Look(2, 4, 16), power=power, scenarios=8, answers=16)
+    look = NextLook(Look(2, 4, 16), power=power, n_scenarios=8, n_answers=16)
     found = summary_card(replace(made, ranking=replace(made.ranking, next_look=look)))
     assert found.next == f"Next: judge 8 more scenarios (16 answers){ending}"
 

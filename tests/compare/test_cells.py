@@ -68,7 +68,7 @@ def test_the_newest_conditions_count_and_the_rest_is_counted() -> None:
     new = run(A, conditions="c9", at=2)
     board = chosen([*old, new])
     assert list(composites(board)) == [new.run_id]
-    assert (board.conditions, board.other_conditions, board.other_ids) == ("c9", 2, ("c0",))
+    assert (board.conditions, board.n_other_conditions, board.other_ids) == ("c9", 2, ("c0",))
 
 
 def test_other_conditions_are_named_newest_first() -> None:
@@ -79,7 +79,7 @@ def test_other_conditions_are_named_newest_first() -> None:
 def test_selected_conditions_are_not_excluded() -> None:
     """As `--where conditions=c0` reads them: nothing newer is there to be chosen."""
     board = chosen([run(A, conditions="c0", at=1)], where={"conditions": "c0"})
-    assert (board.conditions, board.other_conditions, board.other_ids) == ("c0", 0, ())
+    assert (board.conditions, board.n_other_conditions, board.other_ids) == ("c0", 0, ())
 
 
 def test_a_model_that_was_pulled_again_counts_with_its_newest_build() -> None:
@@ -215,7 +215,7 @@ def test_another_rubric_in_stale_or_unscored_cells_does_not_matter() -> None:
 
 def test_without_a_score_there_is_no_rubric_and_no_judge() -> None:
     board = chosen([run(A, composite=None)])
-    assert (board.rubric, board.judges, board.provisional, board.scored) == ("", (), False, False)
+    assert (board.rubric, board.judges, board.provisional, board.has_scores) == ("", (), False, False)
 
 
 def test_repeats_of_a_cell_all_count() -> None:

@@ -53,7 +53,7 @@ def test_a_difference_is_second_minus_first_paired_by_scenario() -> None:
     assert difference.mean == pytest.approx(2.0)
     assert (difference.ci_low, difference.ci_high) == pytest.approx((expected.low, expected.high), abs=0.02)
     assert difference.p == pytest.approx(2 / 256)
-    assert (pair.first, pair.second) == pytest.approx((sum(LOW) / 8, sum(HIGH) / 8))
+    assert (pair.first_mean, pair.second_mean) == pytest.approx((sum(LOW) / 8, sum(HIGH) / 8))
 
 
 def test_p_is_adjusted_over_the_pairs() -> None:
@@ -72,7 +72,7 @@ def test_only_scenarios_that_both_are_judged_in_count() -> None:
     second = scored({A: [*HIGH[:6], None, HIGH[7]]})
     (pair,) = compared(first, second).pairs
     assert pair.n_scenarios == 6
-    assert pair.first == pytest.approx(sum([*LOW[1:6], LOW[7]]) / 6)
+    assert pair.first_mean == pytest.approx(sum([*LOW[1:6], LOW[7]]) / 6)
 
 
 def test_a_scenario_whose_content_changed_is_another_one() -> None:
@@ -82,7 +82,7 @@ def test_a_scenario_whose_content_changed_is_another_one() -> None:
 
 def test_nothing_shared_is_unknown_and_not_zero() -> None:
     (pair,) = compared(scored({A: [9.0, None]}), scored({A: [None, 9.0]})).pairs
-    assert (pair.n_scenarios, pair.first, pair.second, pair.difference) == (0, None, None, None)
+    assert (pair.n_scenarios, pair.first_mean, pair.second_mean, pair.difference) == (0, None, None, None)
     assert pair.to_json()["diff"] is None
 
 

@@ -115,7 +115,7 @@ def test_only_the_two_pairs_count() -> None:
 
 def test_an_unknown_pair_is_named_with_those_there_are() -> None:
     with pytest.raises(UsageError, match=r"x/y is not on this board.*qwen2.5:0.5b/v1 and qwen2.5:0.5b/v2-mentor"):
-        evaluate_gate(scored({OLD: BASE, NEW: BASE}, other_conditions=3), GateOptions(Pair("x", "y"), OLD))
+        evaluate_gate(scored({OLD: BASE, NEW: BASE}, n_other_conditions=3), GateOptions(Pair("x", "y"), OLD))
 
 
 def test_a_pair_is_not_compared_with_itself() -> None:

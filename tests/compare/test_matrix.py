@@ -80,30 +80,30 @@ def test_an_empty_matrix_has_no_complete_row() -> None:
     matrix = score_matrix([])
     assert matrix.values.shape == (0, 0)
     assert not matrix.complete.any()
-    assert matrix.by_persona().values.shape == (0, 0)
+    assert matrix.averaged_by_persona().values.shape == (0, 0)
 
 
 def test_only_drops_the_scenarios_that_are_left_without_a_number() -> None:
-    matrix = board(np.array([[1, 2, 3], [NAN, NAN, 4]])).only(np.array([True, True, False]))
+    matrix = board(np.array([[1, 2, 3], [NAN, NAN, 4]])).select(np.array([True, True, False]))
     assert matrix.scenarios == ("s000",)
     assert matrix.values.tolist() == [[1, 2]]
 
 
 def test_means_per_persona_have_one_row_for_each_persona() -> None:
-    matrix = board(np.array([[1.0, 2], [3, 4], [10, 20]]), personas=["p", "p", "q"]).by_persona()
+    matrix = board(np.array([[1.0, 2], [3, 4], [10, 20]]), personas=["p", "p", "q"]).averaged_by_persona()
     assert matrix.scenarios == ("p", "q")
     assert matrix.values.tolist() == [[2, 3], [10, 20]]
 
 
 def test_a_persona_mean_is_unknown_where_a_core_scenario_is_missing() -> None:
-    matrix = board(np.array([[1.0, 2, 5], [3, 4, NAN], [10, 20, 30]]), personas=["p", "p", "q"]).by_persona()
+    matrix = board(np.array([[1.0, 2, 5], [3, 4, NAN], [10, 20, 30]]), personas=["p", "p", "q"]).averaged_by_persona()
     assert np.isnan(matrix.values[0, 2])
     assert matrix.values[0, :2].tolist() == [2, 3]
 
 
 def test_means_per_model_use_the_prompts_that_every_model_has() -> None:
     pairs = (Pair("a", "v1"), Pair("a", "v2"), Pair("b", "v1"), Pair("b", "v2"), Pair("b", "v3"))
-    matrix = board(np.array([[1.0, 3, 5, 7, 100], [2, NAN, 6, 8, 100]]), pairs).by("model")
+    matrix = board(np.array([[1.0, 3, 5, 7, 100], [2, NAN, 6, 8, 100]]), pairs).averaged_by("model")
     assert [str(pair) for pair in matrix.pairs] == ["a/*", "b/*"]
     assert matrix.values[0].tolist() == [2, 6]
     assert np.isnan(matrix.values[1, 0])
@@ -112,7 +112,7 @@ def test_means_per_model_use_the_prompts_that_every_model_has() -> None:
 
 def test_prompts_without_a_common_model_have_no_means() -> None:
     pairs = (Pair("a", "v1"), Pair("b", "v2"))
-    assert np.isnan(board(np.ones((2, 2)), pairs).by("prompt").values).all()
+    assert np.isnan(board(np.ones((2, 2)), pairs).averaged_by("prompt").values).all()
 
 
 @pytest.mark.parametrize(

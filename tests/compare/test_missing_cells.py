@@ -13,7 +13,7 @@ from worlds import world
 from support.judged import scored
 from tipbench.compare.leaderboard import BoardOptions, Leaderboard, make_board
 from tipbench.compare.matrix import Pair
-from tipbench.compare.ranking import gap_of
+from tipbench.compare.ranking import missing_scores
 
 A, B, C = Pair("a:1b", "v1"), Pair("b:1b", "v1"), Pair("c:1b", "v1")
 ODD = Pair("b:1b", "v2")
@@ -78,16 +78,16 @@ def test_one_missing_scenario_is_singular() -> None:
 
 @settings(max_examples=20)
 @given(st.integers(0, 10_000), st.integers(1, 8), st.integers(1, 5), st.floats(0, 0.9))
-def test_a_gap_exists_exactly_if_something_is_judged_and_nothing_is_complete(
+def test_missing_scores_exist_exactly_if_something_is_judged_and_nothing_is_complete(
     seed: int, n: int, k: int, missing: float
 ) -> None:
     rng = np.random.default_rng(seed)
     values = world(rng, [0.0] * k, n)
     values[rng.random(values.shape) < missing] = np.nan
     matrix = matrix_of(values)
-    gap = gap_of(matrix)
+    found = missing_scores(matrix)
     can_lead = matrix.judged[matrix.core].sum(axis=0) >= min(6, matrix.core.sum())
-    assert (gap is None) == bool((matrix.core.any() and can_lead.any()) or not matrix.judged.any())
-    if gap is not None:
-        assert gap.lacks
-        assert gap.core == matrix.core.sum()
+    assert (found is None) == bool((matrix.core.any() and can_lead.any()) or not matrix.judged.any())
+    if found is not None:
+        assert found.lacks
+        assert found.n_core == matrix.core.sum()

@@ -5,14 +5,14 @@ from hypothesis import strategies as st
 from worlds import board, known, named, verdict, world
 
 from tipbench.compare.matrix import Pair, Score, ScoreMatrix, score_matrix
-from tipbench.compare.ranking import Look, Ranking, RankOptions, Row, rank
+from tipbench.compare.ranking import Look, PairResult, Ranking, RankOptions, rank
 from tipbench.plan.design import make_design
 
 NAN = np.nan
 THIRD = np.array([False, False, True])
 
 
-def by_pair(ranking: Ranking) -> dict[Pair, Row]:
+def by_pair(ranking: Ranking) -> dict[Pair, PairResult]:
     return {row.pair: row for row in ranking.rows}
 
 
@@ -77,8 +77,8 @@ def test_row_with_gaps_is_ranked_from_six_shared_scenarios_on() -> None:
     values[:2, 0] = NAN
     found = by_pair(rank(board(values)))
     assert found[named(3)[0]].ranked
-    assert found[named(3)[0]].adjusted
-    assert not found[named(3)[1]].adjusted
+    assert found[named(3)[0]].is_adjusted
+    assert not found[named(3)[1]].is_adjusted
     values[2, 0] = NAN
     assert not by_pair(rank(board(values)))[named(3)[0]].ranked
 
@@ -93,7 +93,7 @@ def test_decided_leader_is_first_with_certainty_and_no_other_row_can_be() -> Non
 
 
 def planned(n_planned: int = 32) -> RankOptions:
-    return RankOptions(design=make_design(f"s{at:03}" for at in range(n_planned)), flips=999, resamples=99)
+    return RankOptions(design=make_design(f"s{at:03}" for at in range(n_planned)), n_flips=999, n_resamples=99)
 
 
 def test_tests_use_the_scenarios_and_the_level_of_the_latest_look() -> None:
@@ -134,7 +134,7 @@ def test_scenario_without_a_waiting_answer_counts_for_a_look_even_if_few_rows_ha
 
 def test_references_are_tested_against_the_leader_and_never_ranked() -> None:
     matrix = board(world(np.random.default_rng(20), [0, 5, 0], 8))
-    candidates, reference = matrix.only(~THIRD), matrix.only(THIRD)
+    candidates, reference = matrix.select(~THIRD), matrix.select(THIRD)
     found = rank(candidates, None, reference)
     assert [row.pair for row in found.references] == list(reference.pairs)
     assert found.beats_reference
@@ -147,7 +147,7 @@ def test_references_are_tested_against_the_leader_and_never_ranked() -> None:
 
 def test_reference_can_be_the_baseline() -> None:
     matrix = board(world(np.random.default_rng(21), [0, 5, 0], 8))
-    found = rank(matrix.only(~THIRD), RankOptions(baseline=named(3)[2]), matrix.only(THIRD))
+    found = rank(matrix.select(~THIRD), RankOptions(baseline=named(3)[2]), matrix.select(THIRD))
     assert known(found.rows[0].to_baseline).separated
 
 
@@ -193,7 +193,7 @@ matrices = (
 @settings(max_examples=20)
 @given(matrices)
 def test_every_board_is_consistent(matrix: ScoreMatrix) -> None:
-    found = rank(matrix, RankOptions(flips=199, resamples=200))
+    found = rank(matrix, RankOptions(n_flips=199, n_resamples=200))
     complete = [row for row in found.rows if row.ranked]
     assert {row.pair for row in found.rows} == set(matrix.pairs)
     assert [row.ranked for row in found.rows] == sorted((row.ranked for row in found.rows), reverse=True)
@@ -212,8 +212,8 @@ def test_every_board_is_consistent(matrix: ScoreMatrix) -> None:
 def test_the_order_of_rows_and_scenarios_changes_nothing(columns: list[int], rows: list[int]) -> None:
     values, pairs = world(np.random.default_rng(7), [0, 0, 1, 2, 2, 5], 14), named(6)
     scores = [Score(pairs[column], f"s{row:02}", "p", values[row, column]) for row in rows for column in columns]
-    plain = rank(board(values, pairs), RankOptions(flips=500, resamples=500))
-    assert rank(score_matrix(scores), RankOptions(flips=500, resamples=500)) == plain
+    plain = rank(board(values, pairs), RankOptions(n_flips=500, n_resamples=500))
+    assert rank(score_matrix(scores), RankOptions(n_flips=500, n_resamples=500)) == plain
 
 
 def test_the_same_data_give_the_same_board_every_time() -> None:
@@ -225,8 +225,8 @@ def test_the_short_verdict_of_the_simulations_is_that_of_the_board() -> None:
     rng = np.random.default_rng(9)
     for lead in (0.0, 1.0, 2.0, 3.0, 5.0):
         values = world(rng, [0] * 7 + [lead], 10)
-        found = rank(board(values), RankOptions(resamples=10))
-        decided, top = verdict(values, flips=10_000)
+        found = rank(board(values), RankOptions(n_resamples=10))
+        decided, top = verdict(values, n_flips=10_000)
         assert found.decided == decided
         assert {found.leader, *found.tied} == {named(8)[at] for at in top}
 

@@ -67,7 +67,7 @@ def test_the_run_has_the_whole_board_and_what_mlflow_can_list(store: MemoryStore
         "scenarios": 8.0,
         "decided": float(shown.ranking.decided),
         "tied": float(len(shown.ranking.tied)),
-        "leader_composite": known(leader.row.estimate).mean,
+        "leader_composite": known(leader.result.estimate).mean,
     }
 
 

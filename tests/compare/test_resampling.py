@@ -16,11 +16,11 @@ def column(*numbers: float) -> Floats:
     return np.array(numbers, dtype=float)[:, None]
 
 
-def by_adjusted_p(values: Floats, flips: int) -> Mask:
+def by_adjusted_p(values: Floats, n_flips: int) -> Mask:
     """What `significantly_better` must give: one step-down over the written-out differences of all pairs."""
     k = values.shape[1]
     pairs = list(combinations(range(k), 2))
-    adjusted = step_down(np.stack([values[:, i] - values[:, j] for i, j in pairs], axis=1), flips=flips)
+    adjusted = step_down(np.stack([values[:, i] - values[:, j] for i, j in pairs], axis=1), n_flips=n_flips)
     better = np.zeros((k, k), dtype=bool)
     for (i, j), p in zip(pairs, adjusted, strict=True):
         if p is not None and p <= ALPHA:
@@ -36,7 +36,7 @@ def test_up_to_twelve_scenarios_every_flip_is_there_once_up_to_its_negative() ->
 
 
 def test_beyond_twelve_scenarios_flips_are_drawn_and_the_first_is_the_data() -> None:
-    flips = sign_flips(13, flips=1000)
+    flips = sign_flips(13, n_flips=1000)
     assert flips.shape == (1001, 13)
     assert (flips[0] == 1).all()
     assert abs(flips[1:].mean()) < 0.05
@@ -134,7 +134,7 @@ def test_all_pairs_by_critical_values_are_the_rejections_by_adjusted_p(
         if missing:
             values[: n // 3, 4:] = np.nan
             values[-1, 2] = np.nan
-        np.testing.assert_array_equal(significantly_better(values, flips=999), by_adjusted_p(values, flips=999))
+        np.testing.assert_array_equal(significantly_better(values, n_flips=999), by_adjusted_p(values, n_flips=999))
 
 
 def test_fewer_rounds_only_reject_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,5 +214,5 @@ def test_order_of_columns_does_not_change_the_probabilities(order: list[int]) ->
 def test_far_apart_columns_are_hardly_shrunk_and_equal_ones_nearly_fully() -> None:
     rng = np.random.default_rng(8)
     assert empirical_bayes(world(rng, np.linspace(0, 40, 12), 8)).shrinkage > 0.98
-    kept = [empirical_bayes(world(rng, [0.0] * 12, 8), resamples=10).shrinkage for _ in range(40)]
+    kept = [empirical_bayes(world(rng, [0.0] * 12, 8), n_resamples=10).shrinkage for _ in range(40)]
     assert np.median(kept) < 0.35

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.judging import SeededStore, SheetDriver, fill, record_cells, three_tips
+from tipbench.compare.answers import read_answers
 from tipbench.compare.cells import BoardCells, CellFilter, find_rubric, read_board, read_rubric
 from tipbench.compare.leaderboard import read_leaderboard, scale_names
 from tipbench.judge.export import ExportRequest
@@ -129,9 +130,11 @@ def test_flags_are_those_of_the_judge_or_computed(filters: dict[str, object]) ->
     made, cells = read_leaderboard(at.store, at.experiment, CellFilter(**filters))  # type: ignore[arg-type]
     assert any(not cell.values for cell in cells.cells)
     answered = [cell for cell in cells.cells if not cell.floored]
-    assert {(cell.values or cell.measured)["format_ok"] for cell in answered} == {1.0}
-    assert {(cell.values or cell.measured)["overlong"] for cell in answered} == {0.0}
+    assert {cell.metrics["format_ok"] for cell in answered} == {1.0}
+    assert {cell.metrics["overlong"] for cell in answered} == {0.0}
     assert all(standing.means["overlong"] == 0.0 for standing in made.standings)
+    by_scenario = read_answers(at.store, at.experiment, made, cells)
+    assert all(answer.format_ok for scenario in by_scenario for answer in scenario.answers if answer.tips)
 
 
 def _without_provisional(at: SheetDriver, run_id: str) -> str:

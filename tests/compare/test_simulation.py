@@ -46,7 +46,7 @@ def test_equal_rows_are_rarely_separated_by_the_rank_ranges(gaps: bool) -> None:
         if gaps:
             values[12:, 4:] = np.nan
             values[10:14, 1] = np.nan
-        wrong += bool(significantly_better(values, flips=299).any())
+        wrong += bool(significantly_better(values, n_flips=299).any())
     assert wrong / worlds <= 0.05 + 3 * sqrt(0.05 * 0.95 / worlds)
 
 

@@ -86,7 +86,7 @@ def test_simultaneous_intervals_cover_all_true_differences() -> None:
     truth = np.array([0.0, -1.0, -2.0, -3.0])
     for _ in range(300):
         values = world(rng, [0.0, *truth], 12)
-        found = simultaneous_differences(values[:, 1:], values[:, 0], 0.05, flips=999)
+        found = simultaneous_differences(values[:, 1:], values[:, 0], 0.05, n_flips=999)
         differences = [known(each) for each in found]
         inside += all(
             known(each.ci_low) - 1e-9 <= true <= known(each.ci_high) + 1e-9
@@ -118,7 +118,7 @@ def test_conditional_power_is_the_share_of_continued_benchmarks_that_decide() ->
     more = rng.normal(0.8, 2.0, size=(20_000, 8))
     means = (8 * 1.2 + more.sum(axis=1)) / 16
     expected = (means > 2.3 * 2.0 / 4).mean()
-    assert conditional_power(1.2, 2.0, 8, 16, drift=0.8, critical=2.3) == pytest.approx(expected, abs=0.01)
+    assert conditional_power(1.2, 2.0, 8, 16, expected_mean=0.8, critical=2.3) == pytest.approx(expected, abs=0.01)
 
 
 def test_rates_have_exact_bounds() -> None:

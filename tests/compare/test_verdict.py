@@ -195,22 +195,25 @@ def test_leader_is_compared_with_the_reference() -> None:
 
 
 def test_concern_about_the_only_judge_is_stated() -> None:
-    concerns = {"anna": "is not checked against reference scores yet"}
+    concerns = {"anna": "is not checked against agreed scores yet"}
     text = planned(8, [1.0, 0.5], concerns=concerns).verdict
-    assert "Judged by anna. anna, the only judge, is not checked against reference scores yet." in text
+    assert "Judged by anna. anna, the only judge, is not checked against agreed scores yet." in text
     two = planned(8, [1.0, 0.5], concerns=concerns, judges=("anna", "ben")).verdict
-    assert "Judged by anna and ben. anna is not checked against reference scores yet." in two
+    assert "Judged by anna and ben. anna is not checked against agreed scores yet." in two
 
 
 @pytest.mark.parametrize(
     ("sheets", "concern"),
     [
-        ([{}], "is not checked against reference scores yet"),
-        ([{"drift": "unknown"}], "is not checked against reference scores yet"),
+        ([{}], "is not checked against agreed scores yet"),
+        ([{"drift": "unknown"}], "is not checked against agreed scores yet"),
         ([{"drift": "fine"}], None),
         ([{"drift": "unknown"}, {"drift": "fine"}], None),
-        ([{"drift": "fine"}, {}], "has scores that are not checked against reference scores yet"),
-        ([{"drift": "beyond the limit", "drift_accepted": "yes"}], "was accepted although too far off the reference"),
+        ([{"drift": "fine"}, {}], "has scores that are not checked against agreed scores yet"),
+        (
+            [{"drift": "beyond the limit", "drift_accepted": "yes"}],
+            "was accepted although too far off the agreed scores",
+        ),
     ],
 )
 def test_what_is_known_against_a_judge_comes_from_all_applied_sheets(
@@ -276,7 +279,7 @@ def test_every_verdict_is_whole_sentences_that_keep_to_the_ranking(
     rng = np.random.default_rng(seed)
     values = world(rng, [0.0] * (k - 1) + [lead], n)
     values[rng.random(values.shape) < missing] = np.nan
-    ranking = rank(matrix_of(values), RankOptions(flips=199, resamples=50))
+    ranking = rank(matrix_of(values), RankOptions(n_flips=199, n_resamples=50))
     text = verdict_text(ranking)
     assert text[0].isalnum()
     assert text.endswith(".")

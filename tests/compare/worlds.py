@@ -39,10 +39,10 @@ def world(rng: np.random.Generator, effects: Sequence[float] | Floats, n: int) -
     return np.asarray(10 + rng.normal(scale=2.0, size=(n, 1)) + np.asarray(effects) + noise)
 
 
-def verdict(values: Floats, flips: int = 499) -> tuple[bool, set[int]]:
+def verdict(values: Floats, n_flips: int = 499) -> tuple[bool, set[int]]:
     """(decided, the leader and its tied rows) as `rank` gives them, without the rest of the board."""
     leader = int(values.mean(axis=0).argmax())
     others = [at for at in range(values.shape[1]) if at != leader]
-    adjusted = step_down(values[:, others] - values[:, [leader]], flips=flips)
+    adjusted = step_down(values[:, others] - values[:, [leader]], n_flips=n_flips)
     tied = {at for at, p in zip(others, adjusted, strict=True) if p is None or p > ALPHA}
     return not tied, tied | {leader}

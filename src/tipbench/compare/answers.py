@@ -58,13 +58,12 @@ def read_answers(
     """Return the answers of a board's cells, grouped by scenario and content version."""
     where = {"kind": str(RunKind.CELL), **cells.cell_filter.where}
     run_ids = {cell.run.run_id for cell in cells.cells}
-    stored = {
-        run.run_id: (run, texts)
-        for run, texts in store.read(experiment.experiment_id, where=where, texts=(CANDIDATES, SCORES))
-        if run.run_id in run_ids
-    }
-    scores = {run_id: read_scores(texts.get(SCORES)) for run_id, (_, texts) in stored.items()}
-    tips = {run_id: _parse_tips(run, texts.get(CANDIDATES, "[]")) for run_id, (run, texts) in stored.items()}
+    scores: dict[str, CellScores] = {}
+    tips: dict[str, list[tuple[str, str]]] = {}
+    for run, texts in store.read(experiment.experiment_id, where=where, texts=(CANDIDATES, SCORES)):
+        if run.run_id in run_ids:
+            scores[run.run_id] = read_scores(texts.get(SCORES))
+            tips[run.run_id] = _parse_tips(run, texts.get(CANDIDATES, "[]"))
     cards = scenario_cards({cell.run.params.get("suite", "") for cell in cells.cells})
     order = {standing.pair: position for position, standing in enumerate(board.standings)}
     grouped: dict[tuple[str, str], list[BoardCell]] = defaultdict(list)
@@ -85,15 +84,18 @@ def _answer(board: Leaderboard, cell: BoardCell, tips: Sequence[tuple[str, str]]
     tips_by_judge = [judgement.tips for judgement in judgements if judgement.judge in board.judges]
     answer_tips = []
     for position, (text, rationale) in enumerate(tips):
-        scored = [judged_tips[position] for judged_tips in tips_by_judge if position < len(judged_tips)]
-        scales = scored[0].scores if scored else ()
-        means = {scale: fmean(tip.scores[scale] for tip in scored if scale in tip.scores) for scale in scales}
-        overlong = any(tip.overlong for tip in scored) if scored else None
+        judged = [judged_tips[position] for judged_tips in tips_by_judge if position < len(judged_tips)]
+        scales = judged[0].scores if judged else ()  # of one rubric, so the same for all judges
+        means = {scale: fmean(tip.scores[scale] for tip in judged if scale in tip.scores) for scale in scales}
+        overlong = any(tip.overlong for tip in judged) if judged else None
         answer_tips.append(AnswerTip(text, rationale, means, overlong))
-    format_ok = cell.values.get("format_ok", cell.run.metrics.get("format_ok"))
-    state = "failed" if cell.failed else "pending"
+    format_ok = cell.metrics.get("format_ok")
     if cell.values:
         state = "judged"
+    elif cell.failed:
+        state = "failed"
+    else:
+        state = "pending"
     return Answer(
         pair=cell.pair,
         state=state,

@@ -11,7 +11,7 @@ from tipbench.compare.leaderboard import Leaderboard, Standing
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import best_text, label_of
 from tipbench.compare.statistics import POWER
-from tipbench.compare.verdict import judging_task, standing_sentence, unranked_sentence, unusable_text
+from tipbench.compare.verdict import judging_task, next_look_task, standing_sentence, unranked_sentence, unusable_text
 from tipbench.markup import duration
 from tipbench.plan.design import MIN_SCENARIOS
 from tipbench.text import TIED, file_size, interval, join_names, number, parameter_count, plural, short_name
@@ -29,8 +29,8 @@ class CardState(StrEnum):
     EARLY = "early"  # people have judged, but the first look is not reached
     BEHIND = "behind"  # the leader is clearly worse than the reference
     DECIDED = "decided"  # the leader is better than every other pair
-    TIED = "tied"  # other pairs are tied with the leader, or not ranked yet
-    CLOSE = "close"  # tied, and no later look can decide
+    TIED = "tied"  # other pairs are tied with the leader, or not ranked yet, and more scores may decide
+    CLOSE = "close"  # tied, and more scores would hardly decide
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ def _state(board: Leaderboard) -> CardState:
     if not board.standings:  # the board has only a reference, or nothing
         return CardState.UNRANKED
     if not board.judges:
-        usable_rates = [standing.usable.rate for standing in board.standings if standing.usable]
-        all_unusable = bool(usable_rates) and not any(usable_rates)
-        return CardState.UNUSABLE if all_unusable else CardState.UNJUDGED
+        usable_rates = [standing.usable.rate for standing in board.standings if standing.usable is not None]
+        none_usable = bool(usable_rates) and max(usable_rates) == 0
+        return CardState.UNUSABLE if none_usable else CardState.UNJUDGED
     if ranking.leader is None:
         return CardState.UNRANKED
     if board.provisional:
@@ -72,20 +72,20 @@ def _state(board: Leaderboard) -> CardState:
         return CardState.BEHIND
     if ranking.decided:
         return CardState.DECIDED
-    if ranking.unranked:
+    if ranking.unranked or ranking.next_look is not None:
         return CardState.TIED
-    if ranking.next_look is not None:
-        return CardState.TIED
-    was_last_look = ranking.look is not None and ranking.look.of > 1
-    more_could_decide = ranking.too_few or not ranking.tied or ranking.scenarios_needed is not None
-    return CardState.TIED if more_could_decide and not was_last_look else CardState.CLOSE
+    # After the last of several looks, further scenarios are not tested.
+    if ranking.look is not None and ranking.look.of > 1:
+        return CardState.CLOSE
+    may_decide_later = ranking.too_few or not ranking.tied or ranking.scenarios_needed is not None
+    return CardState.TIED if may_decide_later else CardState.CLOSE
 
 
 def _title(board: Leaderboard, state: CardState) -> str:
     leader = board.ranking.leader
-    n_leaders = sum(row.rank == 1 for row in board.ranking.rows)
     name = _name(board, leader) if leader else ""
-    lead_text = f"{plural(n_leaders, board.by or 'pair')} share the lead" if n_leaders > 1 else f"{name} leads"
+    n_first = sum(row.rank == 1 for row in board.ranking.rows)
+    lead_text = f"{plural(n_first, board.by or 'pair')} share the lead" if n_first > 1 else f"{name} leads"
     reference = board.ranking.references[0].pair.model if board.ranking.references else "the reference"
     return {
         CardState.UNJUDGED: "Not judged yet",
@@ -102,25 +102,25 @@ def _title(board: Leaderboard, state: CardState) -> str:
 
 def _sentences(board: Leaderboard, state: CardState) -> Iterator[str]:
     if state is CardState.UNUSABLE:
-        yield unusable_text(sum(standing.total - standing.failed for standing in board.standings))
+        yield unusable_text(n_answers=sum(standing.n_cells - standing.n_failed for standing in board.standings))
         return
     if state is CardState.UNJUDGED:
-        pending = _count_pending(board)
-        pairs = plural(len(board.standings), board.by or "pair")
-        yield f"{plural(pending, 'answer')} of {pairs} {'waits' if pending == 1 else 'wait'} for a judge."
+        n_pending = _count_pending(board)
+        rows = plural(len(board.standings), board.by or "pair")
+        yield f"{plural(n_pending, 'answer')} of {rows} {'waits' if n_pending == 1 else 'wait'} for a judge."
         if board.judging.held:
             yield f"Scores of {join_names(sorted(board.judging.held), 3)} are held and not counted: too far off."
         return
     leader = board.ranking.leader
     if leader is None:
-        yield standing_sentence(board.ranking, board.verdict_facts)
+        yield standing_sentence(board.ranking, board.verdict_facts)  # why there is no leader
         return
     standing = _standing(board, leader)
     size = board.sizes.get(leader.model)
-    mean = standing.row.estimate.mean if standing.row.estimate else None
+    mean = standing.result.estimate.mean if standing.result.estimate else None
     parts = [
         _composite_text(board, mean),
-        _latency_text(standing),
+        _latency_text(standing.means.get("latency_s")),
         f"{parameter_count(size.params_b)} parameters" if size and size.params_b else None,
         f"about {file_size(size.memory_bytes)} in memory" if size and size.memory_bytes else None,
     ]
@@ -137,35 +137,42 @@ def _composite_text(board: Leaderboard, mean: float | None) -> str | None:
     """Format a composite as "13.1 of 17", or as "composite 13.1" if the rubric and its maximum are unknown."""
     if mean is None:
         return None
-    return f"{number(mean, '.1f')} of {board.span[1]:g}" if board.span else f"composite {number(mean, '.1f')}"
+    if board.composite_range is None:
+        return f"composite {number(mean, '.1f')}"
+    _, highest = board.composite_range
+    return f"{number(mean, '.1f')} of {highest:g}"
 
 
-def _latency_text(standing: Standing) -> str | None:
-    latency = standing.means.get("latency_s")
+def _latency_text(latency: float | None) -> str | None:
     return None if latency is None else f"{duration(latency)} per answer"
 
 
 def _alternatives(board: Leaderboard) -> Iterator[str]:
     """Yield a sentence that names the fastest and the smallest of the leader and the rows tied with it."""
     ranking = board.ranking
-    if ranking.leader is None or not ranking.tied_ranked or board.by == "prompt":
+    if ranking.leader is None or not ranking.tied_ranked or board.by == "prompt":  # a prompt has no speed or size
         return
-    rows = [_standing(board, pair) for pair in (ranking.leader, *ranking.tied_ranked)]
-    leader = rows[0]
+    leader = _standing(board, ranking.leader)
+    rows = [leader, *(_standing(board, pair) for pair in ranking.tied_ranked)]
     parts = []
-    timed = [row for row in rows if row.means.get("latency_s") is not None]
-    if timed and len(board.hosts) < 2:
-        fastest = min(timed, key=lambda row: row.means["latency_s"] or 0.0)
-        name = "it" if fastest is leader else _name(board, fastest.pair)
-        parts.append(f"{name} is the fastest ({_latency_text(fastest)})")
+    fastest = None
+    latencies = {row.pair: latency for row in rows if (latency := row.means.get("latency_s")) is not None}
+    if latencies and len(board.hosts) < 2:  # latencies of several hosts are not comparable
+        fastest = min(latencies, key=lambda pair: latencies[pair])
+        name = "it" if fastest == leader.pair else _name(board, fastest)
+        parts.append(f"{name} is the fastest ({_latency_text(latencies[fastest])})")
     sizes = {row.pair.model: board.sizes.get(row.pair.model) for row in rows}
     params_b = {model: size.params_b for model, size in sizes.items() if size and size.params_b is not None}
     smallest = min(params_b, key=lambda model: (params_b[model], model), default="")
     if smallest and params_b[smallest] < max(params_b.values()):
-        name = "it" if smallest == leader.pair.model else short_name(smallest, _MAX_NAME_CHARS)
-        parts.append(f"{name} is the smallest ({parameter_count(params_b[smallest])})")
+        smallest_text = f"the smallest ({parameter_count(params_b[smallest])})"
+        if smallest != leader.pair.model or fastest not in (None, leader.pair):
+            smallest_text = f"{short_name(smallest, _MAX_NAME_CHARS)} is {smallest_text}"
+        elif fastest is None:
+            smallest_text = f"it is {smallest_text}"
+        parts.append(smallest_text)
     if parts:
-        yield f"Among the {TIED}, {' and '.join(parts).replace('and it is', 'and')}."
+        yield f"Among the {TIED}, {' and '.join(parts)}."
 
 
 def _against_reference(board: Leaderboard) -> str:
@@ -179,7 +186,7 @@ def _against_reference(board: Leaderboard) -> str:
     bounds = interval(difference.ci_low, difference.ci_high, "+.1f")
     mean = number(difference.mean, "+.1f")
     numbers = f"{mean}, {bounds}" if bounds else mean
-    if difference.separated is None:
+    if ranking.beats_reference is None:
         return f"Against {name}: {numbers}; too little is judged to compare them."
     return f"{'Beats' if ranking.beats_reference else 'Does not beat'} {name}: {numbers}."
 
@@ -187,23 +194,26 @@ def _against_reference(board: Leaderboard) -> str:
 def _certainty(board: Leaderboard, state: CardState) -> str:
     ranking = board.ranking
     p_best = best_text(board, _standing(board, ranking.leader)) if ranking.leader else None
-    chance = f"the chance that it is the best is {p_best}" if p_best else "too few scenarios to estimate a chance"
     if len(ranking.ranked) == 1:
         chance = "there is nothing to compare it with"
-    elif p_best and ranking.unranked:
+    elif p_best is None:
+        chance = "too few scenarios to estimate a chance"
+    elif ranking.unranked:
         chance = f"the chance that it is the best of the {len(ranking.ranked)} ranked is {p_best}"
+    else:
+        chance = f"the chance that it is the best is {p_best}"
     scenarios = plural(ranking.n_scenarios, board.unit)
     if state is CardState.PROVISIONAL:
         return f"How sure: scored by {join_names(board.judges, 3)} over {scenarios}, not by people; {chance}."
     concerns = [f"{judge} {board.judging.concerns[judge]}" for judge in board.judges if judge in board.judging.concerns]
     if board.fragile:
         concerns.insert(0, "a few more unusable answers could change it")
-    if board.unplanned and not ranking.too_few:
+    if board.unplanned and not ranking.too_few:  # else nothing is decided anyway
         concerns.append(f"this is not a planned look: {board.unplanned}")
     if board.judging.held:
         concerns.append(f"scores of {join_names(sorted(board.judging.held), 3)} are held and not counted")
     but_concerns = f", but {'; '.join(concerns)}" if concerns else ""
-    if state is CardState.EARLY and ranking.next_look is not None:
+    if state is CardState.EARLY and ranking.next_look is not None:  # the next look is the first
         first_look = plural(ranking.next_look.look.at, board.unit)
         return f"How sure: nothing is tested before the first look, at {first_look}; {chance}{but_concerns}."
     result = "clearly ahead" if ranking.decided else "not enough to decide"
@@ -213,7 +223,6 @@ def _certainty(board: Leaderboard, state: CardState) -> str:
 def _next_step(board: Leaderboard, state: CardState) -> str:
     ranking = board.ranking
     experiment = shlex.quote(board.experiment)
-    pending = _count_pending(board)
     if state is CardState.UNUSABLE:
         return "Next: read the raw answers, then try another prompt or a larger model."
     if state is CardState.UNJUDGED:
@@ -223,13 +232,13 @@ def _next_step(board: Leaderboard, state: CardState) -> str:
             f"Next: judge them, or score by rules first: `tipbench judge run --with rules --experiment {experiment}`."
         )
     if state is CardState.PROVISIONAL:
-        scenarios = board.coverage.scenarios if board.coverage else MIN_SCENARIOS
-        by_people = board.coverage.people if board.coverage else 0
-        missing = min(MIN_SCENARIOS, scenarios) - by_people
-        if missing <= 0:
-            return f"Next: compare by people's scores: they cover {by_people} of {plural(scenarios, 'scenario')}."
+        n_scenarios = board.coverage.n_scenarios if board.coverage else MIN_SCENARIOS
+        n_by_people = board.coverage.n_by_people if board.coverage else 0
+        n_missing = min(MIN_SCENARIOS, n_scenarios) - n_by_people
+        if n_missing <= 0:
+            return f"Next: compare by people's scores: they cover {n_by_people} of {plural(n_scenarios, 'scenario')}."
         return (
-            f"Next: judge {plural(missing, 'scenario')} by hand, so that people's scores count: "
+            f"Next: judge {plural(n_missing, 'scenario')} by hand, so that people's scores count: "
             f"`tipbench judge export --experiment {experiment}`."
         )
     if not board.standings:
@@ -240,21 +249,21 @@ def _next_step(board: Leaderboard, state: CardState) -> str:
         return "Next: choose one of its pairs on the board without `--by`."
     if state is CardState.DECIDED and ranking.leader is not None:
         return f"Next: record it: `tipbench decide --choose {shlex.quote(str(ranking.leader))} --because …`."
-    if (next_look := ranking.next_look) is not None and next_look.answers:
-        return f"Next: {judging_task(next_look.scenarios, next_look.answers, next_look.minutes, next_look.power)}."
-    minutes_per_answer = board.judging.minutes_per_answer
-    if pending and not ranking.decided:
-        minutes = None if minutes_per_answer is None else minutes_per_answer * pending
-        return f"Next: {judging_task(0, pending, minutes, None)}."
+    if ranking.next_look is not None and ranking.next_look.n_answers:
+        return f"Next: {next_look_task(ranking.next_look)}."
+    n_pending = _count_pending(board)
+    if n_pending and not ranking.decided:
+        return f"Next: {judging_task(n_pending, minutes=_judging_minutes(board, n_pending))}."
     if ranking.unranked:
         rows = join_names((row.pair for row in ranking.unranked), 3)
         return f"Next: collect and judge the missing answers of {rows}, or compare with `--exclude`."
     if ranking.scenarios_needed is not None:
         n_more = max(ranking.scenarios_needed - ranking.n_scenarios, 1)
-        # Unknown with --by and --cluster, where a mean has several answers.
-        answers = 0 if board.by or board.cluster else n_more * len(ranking.ranked)
-        minutes = minutes_per_answer * answers if minutes_per_answer is not None and answers else None
-        return f"Next: collect and {judging_task(n_more, answers, minutes, POWER, board.unit)}."
+        if board.by or board.cluster:  # an unknown number of answers: a mean has several
+            return f"Next: collect and {judging_task(0, n_more, power=POWER, unit=board.unit)}."
+        n_answers = n_more * len(ranking.ranked)
+        minutes = _judging_minutes(board, n_answers)
+        return f"Next: collect and {judging_task(n_answers, n_more, minutes=minutes, power=POWER)}."
     if len(ranking.ranked) < 2:
         return "Next: collect another model or prompt to compare it with."
     if ranking.too_few:
@@ -262,8 +271,13 @@ def _next_step(board: Leaderboard, state: CardState) -> str:
     return f"Next: choose among the {TIED} by speed, size or duels; more scenarios would hardly decide."
 
 
+def _judging_minutes(board: Leaderboard, n_answers: int) -> float | None:
+    minutes_per_answer = board.judging.minutes_per_answer
+    return None if minutes_per_answer is None else minutes_per_answer * n_answers
+
+
 def _count_pending(board: Leaderboard) -> int:
-    return sum(standing.total - standing.failed - standing.judged for standing in board.standings)
+    return sum(standing.n_cells - standing.n_failed - standing.n_judged for standing in board.standings)
 
 
 def _standing(board: Leaderboard, pair: Pair) -> Standing:

@@ -29,9 +29,10 @@ def find_rubric(store: RunStore, experiment_id: str, tag: str, runs: Iterable[St
 
     It is stored with the cells that were scored under it, and with sheets.
     """
-    scored_run = next((run for run in runs if run.tags.get("scores_rubric", run.params.get("rubric")) == tag), None)
-    if scored_run is not None:
-        _, texts = store.get(scored_run.run_id)
+    # A run without scores has the rubric of its suite.
+    matching_run = next((run for run in runs if run.tags.get("scores_rubric", run.params.get("rubric")) == tag), None)
+    if matching_run is not None:
+        _, texts = store.get(matching_run.run_id)
         rubric = read_rubric(texts.get(RUBRIC))
         if rubric is not None and rubric.tag == tag:
             return rubric
@@ -45,8 +46,10 @@ def find_rubric(store: RunStore, experiment_id: str, tag: str, runs: Iterable[St
 
 def read_rubric(text: str | None) -> Rubric | None:
     """Parse a stored rubric; None if it is missing, or invalid for this version of tipbench."""
+    if text is None:
+        return None
     try:
-        return parse_rubric(text, Path("rubric.md")) if text is not None else None
+        return parse_rubric(text, Path("rubric.md"))
     except SuiteError:
         return None
 
@@ -77,7 +80,7 @@ def is_reference(pair: Pair) -> bool:
     return engine_of(pair.model).kind == "baseline"
 
 
-def as_row(pair: Pair) -> Pair:
+def board_pair(pair: Pair) -> Pair:
     """Return the pair as shown on the board. A reference has no prompt there, even if it was recorded with one."""
     return Pair(pair.model, NO_PROMPT_VERSION) if is_reference(pair) else pair
 
@@ -88,8 +91,8 @@ class BoardCell:
 
     run: StoredRun
     values: Mapping[str, float]  # composite, scales and flags; empty if no scores count
-    # Replace the run's flags, which judges whose scores do not count may have changed. None if the run's flags count;
-    # empty if they do not and the flags could not be computed again.
+    # Judges whose scores do not count may have changed the run's flags; these then replace them. Empty if they could
+    # not be computed again, None if the run's flags count.
     recomputed_flags: Mapping[str, float] | None = None
     rubric: str = ""  # id@sha256 of the rubric of the scores that count
     judges: tuple[str, ...] = ()  # whose scores count; empty for a floored answer
@@ -103,16 +106,21 @@ class BoardCell:
         return {**without_flags, **self.recomputed_flags}
 
     @property
+    def metrics(self) -> Mapping[str, float]:
+        """All known metrics: with the scores, if any count, else only those that need no scores."""
+        return self.values or self.measured
+
+    @property
     def floored(self) -> bool:
         """Whether the answer has no usable tip and therefore the rubric's lowest scores."""
         return self.run.tags.get("floored") == "true"
 
     @cached_property
     def pair(self) -> Pair:
-        return as_row(_recorded_pair(self.run))
+        return board_pair(_recorded_pair(self.run))
 
     @cached_property
-    def reference(self) -> bool:
+    def is_reference(self) -> bool:
         return is_reference(self.pair)
 
     @property
@@ -137,9 +145,9 @@ class BoardCell:
 class Coverage:
     """Numbers of scenarios. A scenario is covered if at least half of the candidate rows are scored in it."""
 
-    people: int  # covered by people
-    automatic: int  # covered by automatic judges
-    scenarios: int  # all
+    n_by_people: int  # covered by people
+    n_automatic: int  # covered by automatic judges
+    n_scenarios: int  # all
 
 
 @dataclass(frozen=True)
@@ -150,9 +158,9 @@ class BoardCells:
     rubric: str  # id@sha256; empty if nothing is scored
     judges: tuple[str, ...]
     provisional: bool
-    stale: Mapping[Pair, int]  # number of excluded runs of older builds
-    other_conditions: int  # number of excluded runs under other conditions
-    conditions: str
+    stale: Mapping[Pair, int]  # number of excluded stale runs of each pair
+    n_other_conditions: int  # excluded runs under other conditions
+    conditions: str  # their id
     other_ids: tuple[str, ...] = ()  # ids of the other conditions, newest first
     cell_filter: CellFilter = field(default_factory=CellFilter)
     rubric_content: Rubric | None = None  # None if nothing is scored or the rubric is not found
@@ -162,10 +170,10 @@ class BoardCells:
     @property
     def candidates(self) -> list[BoardCell]:
         """The cells that are ranked: all except those of references."""
-        return [cell for cell in self.cells if not cell.reference]
+        return [cell for cell in self.cells if not cell.is_reference]
 
     @property
-    def scored(self) -> bool:
+    def has_scores(self) -> bool:
         """Whether a person or an automatic judge has scored. Floors do not count."""
         return any(cell.values and not cell.floored for cell in self.cells)
 
@@ -173,7 +181,7 @@ class BoardCells:
     def all_unusable(self) -> bool:
         """Whether the candidates have answered, but none of their answers has a usable tip, and nothing is scored."""
         answered = [cell for cell in self.candidates if not cell.failed]
-        return bool(answered) and not self.scored and all(cell.floored for cell in answered)
+        return bool(answered) and not self.has_scores and all(cell.floored for cell in answered)
 
     @property
     def only_stale(self) -> frozenset[Pair]:
@@ -191,7 +199,8 @@ class BoardCells:
     def silent(self) -> frozenset[Pair]:
         """Candidates without a single answer."""
         candidates = self.candidates
-        return frozenset({cell.pair for cell in candidates} - {cell.pair for cell in candidates if not cell.failed})
+        answered = {cell.pair for cell in candidates if not cell.failed}
+        return frozenset({cell.pair for cell in candidates} - answered)
 
 
 def read_board(store: RunStore, experiment_id: str, cell_filter: CellFilter) -> BoardCells:
@@ -202,6 +211,7 @@ def read_board(store: RunStore, experiment_id: str, cell_filter: CellFilter) -> 
             f"--where kind={cell_filter.where['kind']} excludes every cell; a leaderboard needs kind=cell."
         )
     where = {"kind": kind, **cell_filter.where}
+    # If only some scores count, flags may have to be computed again from the raw answers.
     texts = (SCORES, RAW) if cell_filter.judge or cell_filter.provisional else (SCORES,)
     stored = list(store.read(experiment_id, where=where, texts=texts))
     twins = twin_runs(run for run, _ in stored)
@@ -230,9 +240,10 @@ def _apply_rubric(rubric: Rubric, cell: BoardCell, raw: str | None) -> BoardCell
     """
     if cell.floored and cell.run.tags.get("scores_rubric") != rubric.tag:
         return replace(cell, values={**cell.values, **floor_values(rubric)})
-    if cell.recomputed_flags is None or raw is None or not cell.run.params.get("n_tips", "").isdecimal():
+    n_tips_text = cell.run.params.get("n_tips", "")
+    if cell.recomputed_flags is None or raw is None or not n_tips_text.isdecimal():
         return cell
-    n_tips = int(cell.run.params["n_tips"])
+    n_tips = int(n_tips_text)
     answer = parse_answer(raw, n_tips)
     tips = answer.tips[:n_tips]
     overlong_share = sum(is_overlong(tip.tip, rubric.word_limit) for tip in tips) / max(len(tips), 1)
@@ -253,11 +264,11 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], cell_filter: Cell
     coverage = _coverage(current)
     judge = cell_filter.judge
     provisional_judgements = [each for _, scores in current for each in scores.provisional.values()]
-    too_few_by_people = coverage.people < min(MIN_SCENARIOS, coverage.scenarios)
+    too_few_by_people = coverage.n_by_people < min(MIN_SCENARIOS, coverage.n_scenarios)
     provisional = cell_filter.provisional or (judge is None and bool(provisional_judgements) and too_few_by_people)
     if provisional:  # of several automatic judges, the latest counts
         latest = max(provisional_judgements, key=lambda judgement: judgement.at, default=None)
-        judge = latest.judge if latest is not None else ""  # the name of no judge
+        judge = latest.judge if latest is not None else ""  # matches no judge
     cells = _drop_older_references([_scored_cell(run, scores, judge, provisional) for run, scores in current])
     judges = {name for cell in cells for name in cell.judges}
     if cell_filter.judge is not None and not judges:
@@ -271,13 +282,13 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], cell_filter: Cell
         rubric=_rubric_of(cells, provisional=provisional),
         judges=tuple(sorted(judges)),
         provisional=provisional,
-        stale=Counter(as_row(_recorded_pair(run)) for run, _ in same_conditions if run.run_id in stale_ids),
-        other_conditions=len(other_runs),
+        stale=Counter(board_pair(_recorded_pair(run)) for run, _ in same_conditions if run.run_id in stale_ids),
+        n_other_conditions=len(other_runs),
         conditions=conditions,
         other_ids=tuple(dict.fromkeys(run.tags.get("conditions", "") for run in other_runs)),
         cell_filter=cell_filter,
         coverage=coverage,
-        excluded=tuple(sorted({as_row(_recorded_pair(run)) for run in excluded} - {cell.pair for cell in cells})),
+        excluded=tuple(sorted({board_pair(_recorded_pair(run)) for run in excluded} - {cell.pair for cell in cells})),
     )
 
 
@@ -286,16 +297,19 @@ def is_excluded(pair: Pair, names: Sequence[str]) -> bool:
 
     A reference matches with any prompt.
     """
-    row = as_row(pair)
-    if any(name in (str(pair), pair.model, str(Pair(ALL, row.prompt))) for name in names):
-        return True
-    return any(other and as_row(other) == row for other in map(parse_pair, names))
+    shown = board_pair(pair)
+    for name in names:
+        named = parse_pair(name)
+        if name in (pair.model, str(pair), str(Pair(ALL, shown.prompt))) or (named and board_pair(named) == shown):
+            return True
+    return False
 
 
 def _coverage(runs: Sequence[tuple[StoredRun, CellScores]]) -> Coverage:
     """Return how many scenarios people and automatic judges cover; references count only if there are no candidates."""
     pairs = [_recorded_pair(run) for run, _ in runs]
-    rows = {pair for pair in set(pairs) if not is_reference(pair)} or set(pairs)
+    candidates = {pair for pair in set(pairs) if not is_reference(pair)}
+    rows = candidates or set(pairs)
     scenarios: set[str] = set()
     # For each scenario, the rows judged by people, scored by an automatic judge, and without a usable tip.
     people: dict[str, set[Pair]] = defaultdict(set)
@@ -305,9 +319,10 @@ def _coverage(runs: Sequence[tuple[StoredRun, CellScores]]) -> Coverage:
         if pair in rows:
             scenario = run.params.get("scenario", "")
             scenarios.add(scenario)
-            if run.state == RunState.JUDGED:
-                judged = floored if run.tags.get("floored") == "true" else people
-                judged[scenario].add(pair)
+            if run.tags.get("floored") == "true" and run.state == RunState.JUDGED:
+                floored[scenario].add(pair)
+            elif run.state == RunState.JUDGED:
+                people[scenario].add(pair)
             if scores.provisional:
                 automatic[scenario].add(pair)
 
@@ -325,7 +340,7 @@ def _drop_older_references(cells: list[BoardCell]) -> list[BoardCell]:
 
     Older runs of references were recorded with a prompt version, newer ones without.
     """
-    references = [cell for cell in cells if cell.reference]
+    references = [cell for cell in cells if cell.is_reference]
     older = {cell.run.run_id for cell in references if _recorded_pair(cell.run) != cell.pair}
     scored = {(cell.pair, cell.scenario) for cell in references if cell.values and cell.run.run_id not in older}
     return [cell for cell in cells if cell.run.run_id not in older or (cell.pair, cell.scenario) not in scored]
@@ -397,7 +412,7 @@ def focus(cells: BoardCells, ranking: Ranking) -> Focus | None:
     leader = ranking.leader
     if leader is None or not ranking.tied:
         return None
-    top = (leader, *ranking.tied)
+    contenders = (leader, *ranking.tied)
     value_of_pair: dict[Pair, float] = {}
     for row in ranking.rows:
         diff = row.to_leader
@@ -408,17 +423,18 @@ def focus(cells: BoardCells, ranking: Ranking) -> Focus | None:
     scored: dict[str, set[Pair]] = defaultdict(set)
     waiting: dict[str, list[BoardCell]] = defaultdict(list)
     for cell in cells.cells:
-        if cell.pair in top and cell.values:
+        if cell.pair in contenders and cell.values:
             scored[cell.scenario].add(cell.pair)
-        elif cell.pair in top and cell.waiting:
+        elif cell.pair in contenders and cell.waiting:
             waiting[cell.scenario].append(cell)
     value_of_scenario: dict[str, float] = {}
     for scenario, waiting_cells in waiting.items():
         before = scored[scenario]
         after = before | {cell.pair for cell in waiting_cells}
-        newly_paired = [pair for pair in ranking.tied if pair in after and not {pair, leader} <= before]
-        value_of_scenario[scenario] = sum(value_of_pair[pair] for pair in newly_paired) if leader in after else 0.0
+        if leader in after:
+            newly_paired = [pair for pair in ranking.tied if pair in after and not {pair, leader} <= before]
+            value_of_scenario[scenario] = sum(value_of_pair[pair] for pair in newly_paired)
     useful = [scenario for scenario, value in value_of_scenario.items() if value > 0]
     useful.sort(key=lambda scenario: (-value_of_scenario[scenario], scenario))
     run_ids = frozenset(cell.run.run_id for scenario in useful for cell in waiting[scenario])
-    return Focus(top, tuple(useful), run_ids) if useful else None
+    return Focus(contenders, tuple(useful), run_ids) if useful else None

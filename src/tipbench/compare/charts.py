@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from math import log
@@ -47,9 +47,9 @@ def labels_of(board: Leaderboard, max_length: int) -> dict[Pair, str]:
 def _unique(labels: Mapping[T, str], *reserved: str) -> dict[T, str]:
     """Add numbers to labels that are repeated or reserved: "a (2)"."""
     taken, unique = set(reserved), {}
-    for key, short in labels.items():
-        candidates = (short if nth == 1 else f"{short} ({nth})" for nth in count(1))
-        unique[key] = next(label for label in candidates if label not in taken)
+    for key, label in labels.items():
+        numbered = (label if nth == 1 else f"{label} ({nth})" for nth in count(1))
+        unique[key] = next(each for each in numbered if each not in taken)
         taken.add(unique[key])
     return unique
 
@@ -83,70 +83,73 @@ def state_marks(alt: Any, board: Leaderboard, theme: Theme, *, narrow: bool) -> 
     }
 
 
-MEAN = "\n"  # stands for all models or all prompts in a key; cannot be the name of one
+MEAN = "\n"  # replaces the model or the prompt in the key of a mean over all of them; cannot be the name of one
 
 
-def heat_rows(board: Leaderboard) -> tuple[list[str], list[str], dict[tuple[str, str], float | None]]:
+def heat_map_means(board: Leaderboard) -> tuple[list[str], list[str], dict[tuple[str, str], float | None]]:
     """Return models, prompts, and means by (model, prompt).
 
     (model, MEAN) and (MEAN, prompt) are averages over pairs; None unless all of these are ranked.
     """
-    found = {standing.pair: standing.row for standing in board.standings}
-    models = list(dict.fromkeys(pair.model for pair in found))
-    prompts = sorted({pair.prompt for pair in found})
+    results = {standing.pair: standing.result for standing in board.standings}
+    models = list(dict.fromkeys(pair.model for pair in results))
+    prompts = sorted({pair.prompt for pair in results})
 
-    def average(pairs: Iterable[Pair]) -> float | None:
-        rows = [found.get(pair) for pair in pairs]
-        known = [row.estimate.mean for row in rows if row and row.ranked and row.estimate]
-        return fmean(known) if known and len(known) == len(rows) else None
+    def average(pairs: Sequence[Pair]) -> float | None:
+        averaged = [results[pair] for pair in pairs if pair in results]
+        ranked_means = [result.estimate.mean for result in averaged if result.ranked and result.estimate]
+        return fmean(ranked_means) if ranked_means and len(ranked_means) == len(pairs) else None
 
     means: dict[tuple[str, str], float | None] = {}
     for model in models:
         for prompt in prompts:
-            row = found.get(Pair(model, prompt))
-            means[model, prompt] = row.estimate.mean if row and row.estimate else None
-        means[model, MEAN] = average(Pair(model, prompt) for prompt in prompts)
+            result = results.get(Pair(model, prompt))
+            means[model, prompt] = result.estimate.mean if result and result.estimate else None
+        means[model, MEAN] = average([Pair(model, prompt) for prompt in prompts])
     for prompt in prompts:
-        means[MEAN, prompt] = average(Pair(model, prompt) for model in models)
+        means[MEAN, prompt] = average([Pair(model, prompt) for model in models])
     return models, prompts, means
 
 
 def heat_map(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False) -> Any | None:
-    """Draw the mean of each pair as a coloured cell; None if the board ranks only models or only prompts."""
+    """Draw the mean of each pair as a coloured box; None if the board ranks only models or only prompts."""
     if board.by is not None:
         return None
     alt = import_altair()
-    models, prompts, means = heat_rows(board)
+    models, prompts, means = heat_map_means(board)
     model_names = {name: short_name(name, 18 if narrow else 34) for name in models}
     prompt_names = {name: short_name(name, 12 if narrow else 16) for name in prompts}
     row_labels = {**_unique(model_names, "mean"), MEAN: "mean"}
     column_labels = {**_unique(prompt_names, "mean"), MEAN: "mean"}
     pair_means = [mean for key, mean in means.items() if MEAN not in key and mean is not None]
-    cells = []
+    boxes_data = []
     for model, row in row_labels.items():
         for prompt, column in column_labels.items():
             mean = means.get((model, prompt))
             description = f"{short_name(model, 80)}/{short_name(prompt, 80)}: mean {number(mean) or 'unknown'}"
             shown = "" if model == prompt == MEAN else number(mean) or NOTHING
-            cell: dict[str, Any] = {"row": row, "column": column, "shown": shown, "text": description, "bold": False}
-            cell |= {"fill": theme.background, "ink": theme.ink, "edge": theme.background, "width": 0.0}
+            box: dict[str, Any] = {"row": row, "column": column, "shown": shown, "text": description, "bold": False}
+            box |= {"fill": theme.background, "ink": theme.ink, "edge": theme.background, "width": 0.0}
             if mean is not None and MEAN not in (model, prompt):
                 state = state_of(board, Pair(model, prompt))
                 fill = shade(theme, mean, min(pair_means), max(pair_means))
-                cell |= {"fill": fill, "ink": ink_on(fill), "edge": theme.ink, "bold": state is State.LEADER}
-                cell["width"] = {State.LEADER: 3.0, State.TIED: 1.2}.get(state, 0.0)
-                cell["shown"] = f"({shown})" if state is State.INCOMPLETE else shown
-                cell["text"] = f"{description}; {STATE_TEXTS[state]}"
-            cells.append(cell)
-    step = max(46, (NARROW - 130) // (len(prompts) + 1)) if narrow else max(64, min(110, 620 // (len(prompts) + 1)))
-    crowded = max(len(name) for name in column_labels.values()) * 7 > step
+                box |= {"fill": fill, "ink": ink_on(fill), "edge": theme.ink, "bold": state is State.LEADER}
+                box["width"] = {State.LEADER: 3.0, State.TIED: 1.2}.get(state, 0.0)
+                box["shown"] = f"({shown})" if state is State.INCOMPLETE else shown
+                box["text"] = f"{description}; {STATE_TEXTS[state]}"
+            boxes_data.append(box)
+    n_columns = len(prompts) + 1
+    step = max(64, min(110, 620 // n_columns))  # width of a column in pixels; the rest is for the model names
+    if narrow:
+        step = max(46, (NARROW - 130) // n_columns)
+    crowded = max(len(name) for name in column_labels.values()) * 7 > step  # a letter is about 7 pixels wide
     top = alt.Axis(
         orient="top", title=None, domain=False, ticks=False, labelAngle=-40 if crowded else 0, labelLimit=140
     )
     side = alt.Axis(title=None, domain=False, ticks=False, labelLimit=250, labelPadding=6)
     x = alt.X("column:N", sort=list(column_labels.values()), axis=top, scale=alt.Scale(paddingInner=0.06))
     y = alt.Y("row:N", sort=list(row_labels.values()), axis=side, scale=alt.Scale(paddingInner=0.1))
-    base = alt.Chart(alt.Data(values=cells)).encode(x=x, y=y)
+    base = alt.Chart(alt.Data(values=boxes_data)).encode(x=x, y=y)
     boxes = base.mark_rect(cornerRadius=3).encode(
         fill=alt.Fill("fill:N", scale=None), stroke=alt.Stroke("edge:N", scale=None),
         strokeWidth=alt.StrokeWidth("width:Q", scale=None), description="text:N",
@@ -157,16 +160,18 @@ def heat_map(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False) 
 
 
 def _composite_title(board: Leaderboard) -> str:
-    span = f"{board.span[0]:g} to {board.span[1]:g}, " if board.span else ""
-    return f"composite ({span}higher is better)"
+    if board.composite_range is None:
+        return "composite (higher is better)"
+    lowest, highest = board.composite_range
+    return f"composite ({lowest:g} to {highest:g}, higher is better)"
 
 
 def shade(theme: Theme, value: float, low: float, high: float) -> str:
     """Return a colour from a tint of the accent (lowest) to the accent (highest); the middle if all are equal."""
     share = (value - low) / (high - low) if high > low else 0.5
-    strength = 0.12 + 0.88 * share
-    pairs = zip(_channels(theme.background), _channels(theme.accent), strict=True)
-    return "#" + "".join(f"{round(base + (strong - base) * strength):02x}" for base, strong in pairs)
+    strength = 0.12 + 0.88 * share  # the lowest is still distinct from the background
+    channels = zip(_channels(theme.background), _channels(theme.accent), strict=True)
+    return "#" + "".join(f"{round(base + (strong - base) * strength):02x}" for base, strong in channels)
 
 
 def ink_on(fill: str) -> str:
@@ -203,12 +208,12 @@ def points_of(board: Leaderboard) -> list[Point]:
     """Return the rows with a composite and a latency, in board order."""
     points = []
     for standing in board.standings:
-        estimate, latency = standing.row.estimate, standing.means.get("latency_s")
+        estimate, latency = standing.result.estimate, standing.means.get("latency_s")
         if estimate is not None and latency is not None:
-            points.append(Point(standing.pair, latency, estimate.mean, standing.row.ranked))
+            points.append(Point(standing.pair, latency, estimate.mean, standing.result.ranked))
     # A row that takes almost no time would squeeze all others into a corner.
-    least = max((point.latency for point in points), default=0.0) / _MAX_LATENCY_RATIO
-    return [replace(point, drawn_latency=max(point.latency, least)) for point in points]
+    shortest_drawn = max((point.latency for point in points), default=0.0) / _MAX_LATENCY_RATIO
+    return [replace(point, drawn_latency=max(point.latency, shortest_drawn)) for point in points]
 
 
 def front_of(points: Sequence[Point]) -> list[Point]:
@@ -234,11 +239,12 @@ def pareto(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False) ->
     labelled = [*(p for p in points if states[p.pair] is State.LEADER), *front]
     labelled += [p for p in points if states[p.pair] is State.TIED]
     labelled += points if len(points) <= 15 else []
-    labels, wanted = labels_of(board, 22 if narrow else 34), {}
+    labels = labels_of(board, 22 if narrow else 34)
+    label_texts = {}
     for p in labelled:
         exact = "" if p.drawn_latency == p.latency else f" ({p.latency * 1000:.2g} ms)"  # not drawn to scale
-        wanted[p] = f"{labels[p.pair]}{exact}"
-    placed = place_labels(area, points, wanted)
+        label_texts[p] = f"{labels[p.pair]}{exact}"
+    placed = place_labels(area, points, label_texts)
     x_scale = alt.Scale(type="log" if area.log else "linear", domain=list(area.x), nice=False, zero=False)
     x = alt.X("latency:Q", scale=x_scale, axis=alt.Axis(title="latency in seconds, without load (left is faster)",
               tickCount=5, format="~g"))  # fmt: skip
@@ -290,17 +296,18 @@ class PlotArea:
         y_padding = max((high - low) * 0.1, 0.25)
         y = low - y_padding, high + y_padding
         if fast > 0 and slow / fast > 30:
-            return cls((fast / 1.5, slow * 1.5), y, True, width, height)
+            return cls((fast / 1.5, slow * 1.5), y, log=True, width=width, height=height)
         x_padding = max((slow - fast) * 0.08, slow * 0.05, 0.01)
-        return cls((max(fast - x_padding, 0.0), slow + x_padding), y, False, width, height)
+        return cls((max(fast - x_padding, 0.0), slow + x_padding), y, log=False, width=width, height=height)
 
     def pixels(self, point: Point) -> tuple[float, float]:
         """Return the distances of a point from the left and from the top."""
-        (left, right), (low, high), at = self.x, self.y, point.drawn_latency
+        (left, right), (low, high), latency = self.x, self.y, point.drawn_latency
         if self.log:
-            left, right, at = log(left), log(right), log(at)
-        across = (at - left) / (right - left)
-        return across * self.width, (high - point.composite) / (high - low) * self.height
+            left, right, latency = log(left), log(right), log(latency)
+        from_left = (latency - left) / (right - left)
+        from_top = (high - point.composite) / (high - low)
+        return from_left * self.width, from_top * self.height
 
 
 class _Box(NamedTuple):
@@ -314,13 +321,13 @@ class _Box(NamedTuple):
         return across and self.top < other.bottom and other.top < self.bottom
 
 
-def place_labels(area: PlotArea, points: Sequence[Point], wanted: Mapping[Point, str]) -> list[dict[str, float | str]]:
+def place_labels(area: PlotArea, points: Sequence[Point], labels: Mapping[Point, str]) -> list[dict[str, float | str]]:
     """Place labels next to their points without overlapping points, lines or labels; drop those that do not fit."""
-    taken = [_Box(x - 7, y - 7, x + 7, y + 7) for x, y in map(area.pixels, points)]
+    taken = [_Box(x - 7, y - 7, x + 7, y + 7) for x, y in map(area.pixels, points)]  # a point is 14 pixels wide
     for (x, y), (next_x, next_y) in pairwise(map(area.pixels, front_of(points))):  # the front's line: right, then up
         taken += [_Box(x, y - 2, next_x, y + 2), _Box(next_x - 2, next_y, next_x + 2, y)]
     placed: list[dict[str, float | str]] = []
-    for point, label in wanted.items():
+    for point, label in labels.items():
         x, y = area.pixels(point)
         width = LETTER_WIDTH * len(label)
         for align, at, middle in _label_positions(x, y):
@@ -358,7 +365,7 @@ def forest_rows(board: Leaderboard, max_length: int = 38) -> list[dict[str, Any]
     labels = labels_of(board, max_length)
     rows = []
     for standing in board.standings:
-        estimate, state = standing.row.estimate, state_of(board, standing.pair)
+        estimate, state = standing.result.estimate, state_of(board, standing.pair)
         ends = interval(estimate.ci_low, estimate.ci_high) if estimate else None
         value = f"{number(estimate.mean)} ({ends or 'no interval'})" if estimate else "not judged"
         rank, best = rank_text(standing), best_text(board, standing)
@@ -367,7 +374,7 @@ def forest_rows(board: Leaderboard, max_length: int = 38) -> list[dict[str, Any]
             STATE_TEXTS[state],
             f"rank {rank}" if rank else None,
             f"probability of being best {best}" if best else None,
-            f"judged {standing.judged} of {standing.total}",
+            f"judged {standing.n_judged} of {standing.n_cells}",
         ]
         rows.append(
             {
@@ -396,11 +403,11 @@ def forest(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, ti
     height = 46 if narrow else 26
     axis = None if narrow else alt.Axis(title=None, domain=False, ticks=False, labelPadding=8, labelLimit=270)
     y = alt.Y("label:N", sort=[row["label"] for row in rows], axis=axis, scale=alt.Scale(paddingInner=0))
-    room = {"expr": f"width - {0 if narrow else NUMBERS_WIDTH}"}
+    right_end = {"expr": f"width - {0 if narrow else NUMBERS_WIDTH}"}
     drawn = [row[key] for row in rows for key in ("low", "mean", "high") if row[key] is not None]
     low, high = (min(drawn), max(drawn)) if drawn else (0.0, 1.0)
     padding = max((high - low) * 0.04, 0.25) if drawn else 0.0
-    x_scale = alt.Scale(domain=[low - padding, high + padding], nice=False, zero=False, range=[8, room])
+    x_scale = alt.Scale(domain=[low - padding, high + padding], nice=False, zero=False, range=[8, right_end])
     title = _composite_title(board) + ("" if narrow else ": mean and 95 % interval")  # no room on a phone
     ends = alt.X("low:Q", scale=x_scale, axis=alt.Axis(title=title, grid=True, tickCount=6))
     base = alt.Chart(alt.Data(values=rows))
@@ -432,7 +439,7 @@ def forest(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, ti
     )  # fmt: skip
     if not titled:
         return chart
-    rows_name = {"model": "models", "prompt": "prompts"}.get(board.by or "", "pairs of model and prompt")
+    rows_name = f"{board.by}s" if board.by else "pairs of model and prompt"
     kind = " · provisional scores" if board.provisional else ""
     over = plural(board.ranking.n_scenarios, board.unit)
     lines = [f"{short_name(board.experiment, 60)} · over {over}{kind}"]
@@ -459,7 +466,7 @@ class BoardChart:
 
 def kinds_of(board: Leaderboard) -> Iterator[ChartKind]:
     """Yield the kinds of chart that apply to the board; none if no row has a score."""
-    if not any(standing.row.estimate for standing in board.standings):
+    if not any(standing.result.estimate for standing in board.standings):
         return
     yield "forest"
     if board.by is None:
@@ -469,7 +476,7 @@ def kinds_of(board: Leaderboard) -> Iterator[ChartKind]:
 
 
 def _describe_forest(board: Leaderboard) -> str:
-    means = [standing.row.estimate.mean for standing in board.standings if standing.row.estimate]
+    means = [standing.result.estimate.mean for standing in board.standings if standing.result.estimate]
     leader = board.ranking.leader
     lead = f"{_full_name(board, leader)} leads" if leader else "no row leads"
     tied = [_full_name(board, pair) for pair in board.ranking.tied_ranked]
@@ -479,12 +486,13 @@ def _describe_forest(board: Leaderboard) -> str:
 
 
 def _describe_heat(board: Leaderboard) -> str:
-    models, prompts, means = heat_rows(board)
-    known = {(m, p): means[m, p] for m in models for p in prompts if means[m, p] is not None}
-    (model, prompt), value = max(known.items(), key=lambda item: item[1] or 0.0)
+    models, prompts, means = heat_map_means(board)
+    known = {key: mean for key, mean in means.items() if MEAN not in key and mean is not None}
+    model, prompt = max(known, key=lambda key: known[key])
     grid = f"{plural(len(models), 'model')} by {plural(len(prompts), 'prompt')}"
-    best = f"{short_name(model, _MAX_NAME)} with {short_name(prompt, _MAX_NAME)}"
-    return f"Heat map of mean composites, {grid}; highest: {best}, {number(value)}. The table below has all numbers."
+    names = f"{short_name(model, _MAX_NAME)} with {short_name(prompt, _MAX_NAME)}"
+    best = f"{names}, {number(known[model, prompt])}"
+    return f"Heat map of mean composites, {grid}; highest: {best}. The table below has all numbers."
 
 
 def _describe_pareto(board: Leaderboard) -> str:

@@ -69,19 +69,19 @@ class Decision:
     @cached_property
     def findings(self) -> tuple[str, ...]:
         """Sentences on how well the data support the choice. Limitations come first."""
-        board, chosen, row, state = self.board, self.chosen, self.standing.row, self.state
+        board, chosen, result, state = self.board, self.chosen, self.standing.result, self.state
         leader = board.ranking.leader
         sentences = []
-        difference = difference_text(row.to_leader)
+        difference = difference_text(result.to_leader)
         numbers = f"difference to the leader: {difference}" if difference else "no shared scenario"
         if board.provisional:
             judges = ", ".join(board.judges) or "no judge yet"
             sentences.append(f"The scores are provisional: by {judges}, not by people.")
-        if row.estimate is None:
+        if result.estimate is None:
             sentences.append(f"{chosen} has no scores: there is no evidence for or against it.")
         elif state is State.INCOMPLETE:
             sentences.append(f"{chosen} is not ranked: it is not scored in enough scenarios.")
-        elif state is State.LEADER or row.rank == 1:
+        elif state is State.LEADER or result.rank == 1:  # several rows with equal means share the lead
             sentences.append(standing_sentence(board.ranking, board.verdict_facts))
         elif state is State.TIED:
             sentences.append(f"{chosen} does not lead: {leader} does, but the two are {UNCLEAR} ({numbers}).")
@@ -121,8 +121,8 @@ def make_decision(
     reason = validate_reason(reason)
     board_text = json.dumps(board.to_json(), ensure_ascii=False, indent=1)
     chosen_runs = [cell.run for cell in cells.cells if cell.pair == chosen and not cell.failed]
-    # Later cells overwrite the hashes of earlier ones, so failed cells come first. The order is fixed, so that the same
-    # data have the same evidence.
+    # In the mappings below, a later cell replaces the hash of an earlier one, so failed cells come first. The order is
+    # fixed, so that the same data have the same evidence.
     ordered_cells = sorted(cells.cells, key=lambda cell: (not cell.failed, cell.scenario, cell.pair, cell.run.run_id))
     evidence = Evidence(
         model_digest=_common_value(run.params.get("model_digest") for run in chosen_runs),
@@ -184,7 +184,7 @@ def decision_markdown(decision: Decision) -> str:
     """Return the decision as Markdown: choice, reason, findings, leaderboard and hashes."""
     evidence = decision.evidence
     reason = "\n".join(f"> {plain_markdown(line)}".rstrip() for line in decision.reason.splitlines())
-    estimate = decision.standing.row.estimate
+    estimate = decision.standing.result.estimate
     composite = number(estimate.mean) if estimate else None
     bounds = interval(estimate.ci_low, estimate.ci_high) if estimate else None
     facts = {
@@ -216,15 +216,16 @@ def decision_markdown(decision: Decision) -> str:
 
 def decision_run(decision: Decision, at_ms: int) -> NewRun:
     """Return the MLflow run that stores the decision."""
-    evidence, row = decision.evidence, decision.standing.row
+    evidence, result = decision.evidence, decision.standing.result
+    estimate, to_leader = result.estimate, result.to_leader
     metrics = {
-        "composite": row.estimate.mean if row.estimate else None,
-        "ci_low": row.estimate.ci_low if row.estimate else None,
-        "ci_high": row.estimate.ci_high if row.estimate else None,
-        "rank": row.rank,
-        "p_best": row.p_best,
-        "diff_to_leader": row.to_leader.mean if row.to_leader else None,
-        "n_scenarios": row.estimate.n if row.estimate else 0,
+        "composite": estimate.mean if estimate else None,
+        "ci_low": estimate.ci_low if estimate else None,
+        "ci_high": estimate.ci_high if estimate else None,
+        "rank": result.rank,
+        "p_best": result.p_best,
+        "diff_to_leader": to_leader.mean if to_leader else None,
+        "n_scenarios": estimate.n if estimate else 0,
         "decided": float(decision.board.ranking.decided),
     }
     params = {
@@ -265,4 +266,4 @@ def _common_value(values: Iterable[str | None]) -> str | None:
 
 
 def _table(columns: tuple[str, str], rows: Iterable[tuple[str, str | None]]) -> str:
-    return markdown_table(columns, rows, text=columns).rstrip()
+    return markdown_table(columns, rows, left_aligned=columns).rstrip()

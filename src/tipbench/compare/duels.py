@@ -100,11 +100,11 @@ class DuelTable:
         }
 
 
-def duel_table(duels: Sequence[Duel], among: Collection[Pair] = ()) -> DuelTable | Unknown:
+def duel_table(duels: Sequence[Duel], tied: Collection[Pair] = ()) -> DuelTable | Unknown:
     """Estimate the strengths of the rows.
 
-    Returns Unknown if there are no duels, or if some rows are not connected by a chain of duels. `among` has the tied
-    rows: there is no winner until each of them has a duel.
+    Returns Unknown if there are no duels, or if some rows are not connected by a chain of duels. There is no winner
+    until each row of `tied` has a duel.
     """
     if not duels:
         return Unknown("No duel has been judged.")
@@ -116,7 +116,7 @@ def duel_table(duels: Sequence[Duel], among: Collection[Pair] = ()) -> DuelTable
     # Strengths are rounded, so that rows that differ only by numerical errors are in the order of their names.
     order = sorted(range(len(games.pairs)), key=lambda row: (-round(float(strengths[row]), 9), games.pairs[row]))
     standings = tuple(_standing(games, duels, strengths, row, top=order[0]) for row in order)
-    absent = tuple(sorted(set(among) - set(games.pairs)))
+    absent = tuple(sorted(set(tied) - set(games.pairs)))
     lower_bounds = [each.behind_top.ci_low for each in standings if each.behind_top]  # of the top row's leads
     clearly_best = all(bound is not None and bound > 0 for bound in lower_bounds)
     winner = None
@@ -131,11 +131,11 @@ def _standing(games: _Games, duels: Sequence[Duel], strengths: Floats, row: int,
     n_rows = len(games.pairs)
     own_duels = [duel for duel in duels if pair in (duel.first, duel.second)]
     points = [POINTS[duel.winner] if duel.first == pair else 1 - POINTS[duel.winner] for duel in own_duels]
-    unit = np.eye(n_rows)
+    is_row = np.eye(n_rows)  # is_row[i] has a 1 for row i and 0 for the others
     return DuelStanding(
         pair=pair,
-        strength=games.contrast_estimate(strengths, unit[row] - 1 / n_rows),
-        behind_top=None if row == top else games.contrast_estimate(strengths, unit[top] - unit[row]),
+        strength=games.contrast_estimate(strengths, is_row[row] - 1 / n_rows),
+        behind_top=None if row == top else games.contrast_estimate(strengths, is_row[top] - is_row[row]),
         points=sum(points),
         duels=len(own_duels),
         n_scenarios=len({duel.scenario for duel in own_duels}),
@@ -149,7 +149,7 @@ class _Games:
     pairs: tuple[Pair, ...]
     left: NDArray[np.int64]  # position in `pairs` of one side; always lower than `right`
     right: NDArray[np.int64]  # position in `pairs` of the other side
-    share: Floats  # share of the points won by the left side
+    left_share: Floats  # share of the points won by the left side
     scenario: NDArray[np.int64]  # number of the scenario, from 0
 
     @classmethod
@@ -167,7 +167,7 @@ class _Games:
             points[number_of_scenario[duel.scenario], left, right, swapped].append(left_points)
         keys = np.array(sorted(points), dtype=np.int64)
         shares = np.array([sum(by_judge) / len(by_judge) for _, by_judge in sorted(points.items())])
-        return cls(pairs, left=keys[:, 1], right=keys[:, 2], share=shares, scenario=keys[:, 0])
+        return cls(pairs, left=keys[:, 1], right=keys[:, 2], left_share=shares, scenario=keys[:, 0])
 
     @property
     def n_scenarios(self) -> int:
@@ -178,8 +178,8 @@ class _Games:
         """A matrix: [i, j] is the number of wins of row i over row j, including the extra wins of the penalty."""
         n_rows = len(self.pairs)
         wins = np.zeros((n_rows, n_rows))
-        np.add.at(wins, (self.left, self.right), self.share)
-        np.add.at(wins, (self.right, self.left), 1 - self.share)
+        np.add.at(wins, (self.left, self.right), self.left_share)
+        np.add.at(wins, (self.right, self.left), 1 - self.left_share)
         played = wins + wins.T > 0
         twice_the_match_ups = played.sum()  # a match-up is counted at [i, j] and at [j, i]
         return np.asarray(wins + played * ((n_rows - 1) / twice_the_match_ups))
@@ -189,7 +189,7 @@ class _Games:
         links = (self.wins > 0).astype(np.int64)
         reached = np.zeros(len(self.pairs), dtype=np.int64)
         reached[0] = 1
-        for _ in self.pairs:
+        for _ in self.pairs:  # each round adds the rows that have a duel with a reached row
             reached = np.minimum(reached + links @ reached, 1)
         return [pair for pair, seen in zip(self.pairs, reached, strict=True) if not seen]
 
@@ -220,14 +220,14 @@ class _Games:
             gradient, information = self.gradient_and_information(strengths)
             system = np.block([[information + RIDGE * np.eye(n_rows), constraints.T], [constraints, zeros]])
             step = np.linalg.solve(system, np.concatenate([gradient, np.zeros(n_constraints)]))[:n_rows]
-            if gradient @ step < 1e-14:  # converged: take one last full step
+            if gradient @ step < 1e-14:  # about twice the gain that is left: converged, so take one last full step
                 strengths = strengths + step
                 break
             before = self.log_likelihood(strengths)
             fraction = 1.0  # of the step; halved until the likelihood does not decrease
             while self.log_likelihood(strengths + fraction * step) < before and fraction > 1e-6:
                 fraction /= 2
-            if fraction <= 1e-6:
+            if fraction <= 1e-6:  # only rounding errors are left
                 break
             strengths = strengths + fraction * step
         return np.asarray(strengths)
@@ -249,7 +249,7 @@ class _Games:
         """Return the contrast's sandwich variance by scenario divided by its variance in the model; at least 1."""
         _, information = self.gradient_and_information(fitted)
         direction = np.linalg.pinv(information, hermitian=True) @ contrast
-        residuals = self.share - _win_probability(fitted[self.left] - fitted[self.right])
+        residuals = self.left_share - _win_probability(fitted[self.left] - fitted[self.right])
         influences = residuals * (direction[self.left] - direction[self.right])
         per_scenario = np.bincount(self.scenario, weights=influences)
         n = self.n_scenarios
@@ -271,7 +271,7 @@ class _Games:
             refitted = self.fit(fitted + sign * distance * direction, contrast)
             return self.log_likelihood(refitted) - maximum + max_drop
 
-        outside = min(sqrt(max_drop), MAX_LOG_ODDS)
+        outside = min(sqrt(max_drop), MAX_LOG_ODDS)  # a first guess, doubled until it is beyond the bound
         while above_limit(outside) > 0:
             if outside == MAX_LOG_ODDS:
                 return None

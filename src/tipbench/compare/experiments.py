@@ -30,8 +30,8 @@ class PairComparison:
     pair: Pair
     mapped_to: Pair | None  # the pair in the second experiment, if --map gives it another name
     n_scenarios: int  # scenarios judged in both experiments
-    first: float | None  # mean composite over these scenarios, in the first experiment
-    second: float | None  # and in the second
+    first_mean: float | None  # mean composite over these scenarios, in the first experiment
+    second_mean: float | None  # and in the second
     difference: Difference | None  # second − first
 
     def to_json(self) -> dict[str, Any]:
@@ -40,18 +40,18 @@ class PairComparison:
             **self.pair.to_json(),
             **({"mapped_to": self.mapped_to.to_json()} if self.mapped_to else {}),
             "n_scenarios": self.n_scenarios,
-            "first": self.first,
-            "second": self.second,
+            "first": self.first_mean,
+            "second": self.second_mean,
             "diff": estimate_json(self.difference),
         }
 
-    def row(self) -> list[object]:
-        """Return one row of the table, in the order of COLUMNS."""
+    def table_row(self) -> list[object]:
+        """Return the values of the table, in the order of COLUMNS."""
         first, second, diff = self.pair, self.mapped_to or self.pair, self.difference
         model = first.model if first.model == second.model else f"{first.model} → {second.model}"
         prompt = first.prompt if first.prompt == second.prompt else f"{first.prompt} → {second.prompt}"
         numbers = [diff.mean, diff.ci_low, diff.ci_high, diff.p] if diff else [None] * 4
-        return [model, prompt, self.n_scenarios, self.first, self.second, *numbers]
+        return [model, prompt, self.n_scenarios, self.first_mean, self.second_mean, *numbers]
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,15 @@ class ExperimentComparison:
     def verdict(self) -> str:
         """A sentence that lists better and worse pairs, and counts the others."""
         first, second = self.experiments
-        changed = [each for each in self.pairs if each.difference and each.difference.separated]
+        better = [str(each.pair) for each in self.pairs if each.difference and each.difference.better]
+        worse = [str(each.pair) for each in self.pairs if each.difference and each.difference.worse]
         parts = []
-        for direction, sign in (("better", 1), ("worse", -1)):
-            names = [str(each.pair) for each in changed if each.difference and each.difference.mean * sign > 0]
-            if names:
-                parts.append(f"{direction} in {second}: {', '.join(names)}")
+        if better:
+            parts.append(f"better in {second}: {', '.join(better)}")
+        if worse:
+            parts.append(f"worse in {second}: {', '.join(worse)}")
         n_unshared = sum(each.n_scenarios == 0 for each in self.pairs)
-        n_unclear = len(self.pairs) - len(changed) - n_unshared
+        n_unclear = len(self.pairs) - len(better) - len(worse) - n_unshared
         if n_unclear:
             parts.append(f"{n_unclear} of {len(self.pairs)} pairs are {UNCLEAR} from their results in {first}")
         if n_unshared:
@@ -97,7 +98,7 @@ class ExperimentComparison:
         columns, rows = self.table()
         parts = [
             f"**{plain_markdown(self.verdict)}**",
-            markdown_table(columns, rows, text=("model", "prompt")).rstrip(),
+            markdown_table(columns, rows, left_aligned=("model", "prompt")).rstrip(),
             "\n".join(f"- Note: {plain_markdown(note)}" for note in self.notes),
         ]
         return "\n\n".join(part for part in parts if part) + "\n"
@@ -109,7 +110,7 @@ class ExperimentComparison:
 
     def table(self) -> tuple[list[str], list[list[object]]]:
         """Return columns and rows; unknown values are None."""
-        return list(COLUMNS), [each.row() for each in self.pairs]
+        return list(COLUMNS), [each.table_row() for each in self.pairs]
 
 
 def compare_experiments(
@@ -135,17 +136,23 @@ def compare_experiments(
     pairs = []
     for row, ((first_pair, second_pair), difference) in enumerate(zip(matched, differences, strict=True)):
         shared = ~np.isnan(first_scores[row]) & ~np.isnan(second_scores[row])
-        first_mean, second_mean = (
-            float(scores[row][shared].mean()) if shared.any() else None for scores in (first_scores, second_scores)
+        pairs.append(
+            PairComparison(
+                pair=first_pair,
+                mapped_to=second_pair if second_pair != first_pair else None,
+                n_scenarios=int(shared.sum()),
+                first_mean=float(first_scores[row][shared].mean()) if shared.any() else None,
+                second_mean=float(second_scores[row][shared].mean()) if shared.any() else None,
+                difference=difference,
+            )
         )
-        mapped_to = second_pair if second_pair != first_pair else None
-        pairs.append(PairComparison(first_pair, mapped_to, int(shared.sum()), first_mean, second_mean, difference))
     return ExperimentComparison(names, tuple(pairs), first.provisional, tuple(_notes(names, first, second, matched)))
 
 
 def _check_comparable(names: tuple[str, str], first: BoardCells, second: BoardCells) -> None:
     """Raise NotEnoughData or MixedRubrics if the two boards have different kinds of scores."""
-    first_by_people, second_by_people = (board.scored and not board.provisional for board in (first, second))
+    first_by_people = first.has_scores and not first.provisional
+    second_by_people = second.has_scores and not second.provisional
     if first_by_people != second_by_people:
         judged, unjudged = names if first_by_people else names[::-1]
         raise NotEnoughData(
@@ -177,7 +184,8 @@ def _match_pairs(
     matched = dict(mapping)
     if len(matched) < len(mapping):
         raise UsageError("--map names a pair of the first experiment twice; map each pair once.")
-    in_first, in_second = ({cell.pair for cell in board.cells} for board in (first, second))
+    in_first = {cell.pair for cell in first.cells}
+    in_second = {cell.pair for cell in second.cells}
     matched |= {pair: pair for pair in in_first & in_second if pair not in matched}
     if not matched:
         raise NotEnoughData(
@@ -208,19 +216,21 @@ def _notes(
     if filters := filter_text(first.cell_filter.where, first.cell_filter.judge):
         yield f"{filters[:1].upper()}{filters[1:]}."
     if first.conditions != second.conditions:
-        before, after = (board.cells[0].run.params if board.cells else {} for board in (first, second))
+        before = first.cells[0].run.params if first.cells else {}
+        after = second.cells[0].run.params if second.cells else {}
         changed = [
             f"{name} {before.get(name)} → {after.get(name)}"
             for name in CONDITIONS
             if before.get(name) != after.get(name)
         ]
         yield f"Collected under different conditions: {', '.join(changed) or 'see `tipbench runs show`'}."
-    for name, board, compared in zip(names, (first, second), zip(*matched, strict=True), strict=True):
+    compared_pairs = zip(*matched, strict=True)  # those of the first experiment, then those of the second
+    for name, board, compared in zip(names, (first, second), compared_pairs, strict=True):
         unmatched = {cell.pair for cell in board.cells} - set(compared)
         if unmatched:
             yield f"Only in {name}: {_pairs_text(unmatched)}."
-        if board.other_conditions:
-            yield f"{excluded_text(board.other_conditions, f'of {name} under other conditions')}; see --where."
+        if board.n_other_conditions:
+            yield f"{excluded_text(board.n_other_conditions, f'of {name} under other conditions')}; see --where."
         if n_stale := sum(board.stale.values()):
             yield f"{excluded_text(n_stale, f'of {name} of older model builds, prompts or scenarios')}."
 

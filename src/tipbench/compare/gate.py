@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from tipbench.compare.cells import BoardCell, BoardCells, as_row, floor_values
+from tipbench.compare.cells import BoardCell, BoardCells, board_pair, floor_values
 from tipbench.compare.leaderboard import COMPOSITE
 from tipbench.compare.matrix import Pair, Score, score_matrix
 from tipbench.compare.resampling import TOLERANCE, step_down
@@ -20,7 +20,7 @@ from tipbench.compare.statistics import Difference, estimate_json, paired_differ
 from tipbench.compare.verdict import unknown_pair_message
 from tipbench.errors import UsageError
 from tipbench.plan.design import MIN_SCENARIOS
-from tipbench.text import join_names, plural
+from tipbench.text import join_names, number, plural
 
 MARGIN = 1.0  # points of the composite
 _MAX_NAMED_SCENARIOS = 8  # in a message about missing scenarios
@@ -104,7 +104,7 @@ def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
     a candidate could pass by failing in the scenarios in which it is weak. With `failed_as_floor`, its failed cells
     count with the rubric's lowest scores instead.
     """
-    candidate, baseline, margin = as_row(options.candidate), as_row(options.baseline), options.margin
+    candidate, baseline, margin = board_pair(options.candidate), board_pair(options.baseline), options.margin
     check_on_board(cells, candidate, baseline)
     if candidate == baseline:
         raise UsageError(f"The candidate and the baseline are the same pair, {candidate}. Name two different pairs.")
@@ -114,7 +114,7 @@ def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
         candidate_cells = [replace(cell, values=floor) if cell.failed else cell for cell in candidate_cells]
     baseline_cells = [cell for cell in cells.cells if cell.pair == baseline]
     evidence = _evidence(cells, candidate_cells, baseline_cells)
-    if cells.provisional or not cells.scored:
+    if cells.provisional or not cells.has_scores:
         prefix = "only provisional scores: " if cells.provisional else ""
         problem = f"no judge has scored enough of these {len(cells.cells)} cells"
         return unknown_result(options, f"{prefix}{problem}. `tipbench judge export` writes a sheet.", evidence=evidence)
@@ -130,27 +130,40 @@ def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
     difference = paired_difference(baseline_values, candidate_values, p)
     if difference is None or difference.n < MIN_SCENARIOS or evidence.missing:
         n = difference.n if difference else 0
-        return unknown_result(options, _missing_text(candidate_cells, candidate, baseline, evidence, n), n, evidence)
-    outcome, why = _outcome(difference, margin)
-    needed, needed_text = None, ""
+        why = _missing_text(candidate_cells, candidate, baseline, evidence, n)
+        return unknown_result(options, why, n_scenarios=n, evidence=evidence)
+    outcome, why = _outcome_and_reason(difference, margin)
+    numbers = f"{number(difference.mean, '+.2f')}"
+    if difference.ci_low is not None and difference.ci_high is not None:
+        numbers += f" [{number(difference.ci_low, '+.2f')}, {number(difference.ci_high, '+.2f')}]"
+    reason = f"{outcome}: {candidate} − {baseline} = {numbers} over {difference.n} scenarios; {why}"
+    if evidence.floored:
+        reason += f"; {plural(evidence.floored, 'failed cell')} counted at the floor"
+    reason += "."
+    needed = None
     if outcome is Outcome.UNDECIDED:
         needed = scenarios_needed(difference.mean + margin, difference.sd, at_least=difference.n + 1)
-        needed_text = f" About {needed} scenarios in total would decide."
         if needed is None:
-            needed_text = " The number of scenarios needed cannot be estimated: the difference equals the margin."
-    floor_note = f"; {plural(evidence.floored, 'failed cell')} counted at the floor" if evidence.floored else ""
-    numbers = f"{difference.mean:+.2f}"
-    if difference.ci_low is not None and difference.ci_high is not None:
-        numbers += f" [{difference.ci_low:+.2f}, {difference.ci_high:+.2f}]"
-    estimate = f"{numbers.replace('-', '−')} over {difference.n} scenarios"
-    reason = f"{outcome}: {candidate} − {baseline} = {estimate}; {why}{floor_note}.{needed_text}"
-    return GateResult(candidate, baseline, margin, outcome, reason, difference, difference.n, needed, evidence)
+            reason += " The number of scenarios needed cannot be estimated: the difference equals the margin."
+        else:
+            reason += f" About {needed} scenarios in total would decide."
+    return GateResult(
+        candidate=candidate,
+        baseline=baseline,
+        margin=margin,
+        outcome=outcome,
+        reason=reason,
+        difference=difference,
+        n_scenarios=difference.n,
+        scenarios_needed=needed,
+        evidence=evidence,
+    )
 
 
 def _evidence(
     cells: BoardCells, candidate_cells: Sequence[BoardCell], baseline_cells: Sequence[BoardCell]
 ) -> GateEvidence:
-    judged = {cell.scenario for cell in candidate_cells if cell.values}
+    candidate_scenarios = {cell.scenario for cell in candidate_cells if cell.values}
     baseline_scenarios = {cell.scenario for cell in baseline_cells if cell.values}
     return GateEvidence(
         failed=sum(cell.failed for cell in candidate_cells),
@@ -159,7 +172,7 @@ def _evidence(
         rubric=cells.rubric or None,
         judges=cells.judges,
         conditions=cells.conditions,
-        missing=tuple(sorted(baseline_scenarios - judged)),
+        missing=tuple(sorted(baseline_scenarios - candidate_scenarios)),
         floored=sum(cell.failed and bool(cell.values) for cell in candidate_cells),
     )
 
@@ -187,33 +200,41 @@ def _missing_text(
     return f"{candidate} is not judged in {where} ({names}): {', '.join(commands)}."
 
 
-def _outcome(difference: Difference, margin: float) -> tuple[Outcome, str]:
-    """Return the outcome and its reason.
+def _outcome_and_reason(difference: Difference, margin: float) -> tuple[Outcome, str]:
+    """Return the outcome, and why it is the outcome.
 
     If the difference is the same in all scenarios there is no interval, and the difference itself is compared.
     """
     low, high = difference.ci_low, difference.ci_high
-    limit = f"−{margin:.2f}"
+    limit_text = f"−{margin:.2f}"
     if low is None or high is None:
         same = f"the same difference in all {difference.n} scenarios"
-        distance = difference.mean + margin
-        if abs(distance) < TOLERANCE:
+        above_limit = difference.mean + margin
+        if abs(above_limit) < TOLERANCE:
             return Outcome.UNDECIDED, f"{same} has no interval"
-        if distance > 0:
+        if above_limit > 0:
             return Outcome.NOT_WORSE, same
-        return Outcome.WORSE, f"{same}, below {limit}"
+        return Outcome.WORSE, f"{same}, below {limit_text}"
     if low > -margin:
-        return Outcome.NOT_WORSE, f"the interval is above {limit}"
+        return Outcome.NOT_WORSE, f"the interval is above {limit_text}"
     if high < -margin:
-        return Outcome.WORSE, f"the interval is below {limit}"
-    return Outcome.UNDECIDED, f"the interval contains {limit}"
+        return Outcome.WORSE, f"the interval is below {limit_text}"
+    return Outcome.UNDECIDED, f"the interval contains {limit_text}"
 
 
-def unknown_result(options: GateOptions, why: str, n: int = 0, evidence: GateEvidence | None = None) -> GateResult:
+def unknown_result(
+    options: GateOptions, why: str, *, n_scenarios: int = 0, evidence: GateEvidence | None = None
+) -> GateResult:
     """Return a result with the outcome UNKNOWN, not enough data."""
-    reason = f"{Outcome.UNKNOWN}: {why}"
-    candidate, baseline = as_row(options.candidate), as_row(options.baseline)
-    return GateResult(candidate, baseline, options.margin, Outcome.UNKNOWN, reason, n_scenarios=n, evidence=evidence)
+    return GateResult(
+        candidate=board_pair(options.candidate),
+        baseline=board_pair(options.baseline),
+        margin=options.margin,
+        outcome=Outcome.UNKNOWN,
+        reason=f"{Outcome.UNKNOWN}: {why}",
+        n_scenarios=n_scenarios,
+        evidence=evidence,
+    )
 
 
 def check_on_board(cells: BoardCells, *pairs: Pair) -> None:
@@ -278,6 +299,6 @@ def _valid_xml(text: str) -> str:
     return _INVALID_IN_XML.sub("\ufffd", text)
 
 
-def _escape(text: str, table: dict[str, str]) -> str:
-    """Escape the characters of `table`, and replace other unprintable characters with spaces."""
-    return "".join(table.get(char, char if char.isprintable() else " ") for char in text)
+def _escape(text: str, escapes: dict[str, str]) -> str:
+    """Escape the characters of `escapes`, and replace other unprintable characters with spaces."""
+    return "".join(escapes.get(char, char if char.isprintable() else " ") for char in text)

@@ -18,7 +18,7 @@ from tipbench.charts import DARK, LIGHT, to_svg
 from tipbench.compare.answers import ScenarioAnswers
 from tipbench.compare.attribution import Attribution
 from tipbench.compare.card import summary_card
-from tipbench.compare.charts import CHARTS, MEAN, ChartKind, heat_rows, kinds_of
+from tipbench.compare.charts import CHARTS, MEAN, ChartKind, heat_map_means, kinds_of
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.report import FACTORS, attribution_lines, detectable_text, duel_result, label_of, state_of
 from tipbench.compare.standings import MAX_NAME_CHARS, standings
@@ -30,7 +30,7 @@ from tipbench.markup import NOTHING
 from tipbench.text import interval, number, one_line, p_value, percent, plural, short_name
 
 _NAMESPACE = re.compile(r' xmlns(?::xlink)?="[^"]*"')
-_ID = re.compile(r'(\bid="|url\(#|href="#)([^")]*)')
+_ID = re.compile(r'(\bid="|url\(#|href="#)([^")]*)')  # an id, or a reference to one
 _DESCRIBED = re.compile(r'<(\w+)( aria-label="([^"]*)" role="graphics-symbol"[^<>]*)/>')
 
 
@@ -56,7 +56,7 @@ class Figure:
 
 
 class Grid(NamedTuple):
-    """A table of texts. The first cell of a row is its name."""
+    """A table of texts. The first text of a row is its name."""
 
     heads: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
@@ -70,14 +70,14 @@ def board_context(
     `links` has the URLs of the panel's pages (`BoardUrl`); a report has none.
     """
     table = standings(board, sort)
-    scored = any(standing.row.estimate for standing in board.standings)
+    scored = any(standing.result.estimate for standing in board.standings)
     parts: Any = templates.get_template("board/parts.html").module
 
     def rendered(macro: Any, *arguments: Any) -> Markup:
         """Render a table now, not in the template: the panel caches these variables."""
         return Markup(macro(*arguments))  # noqa: S704 - a template's own output, escaped there
 
-    attribution = _attribution(board.attribution)
+    attribution = _attribution_context(board.attribution)
     attribution["marginals"] = [(title, rendered(parts.grid, grid, title)) for title, grid in attribution["marginals"]]
     heat = None
     if scored and not board.by:
@@ -96,14 +96,14 @@ def board_context(
         "scored": scored,
         "standings": rendered(parts.standings, table, links),
         "sort": table.sort,
-        "sort_fault": table.fault,
+        "sort_fault": table.sort_fault,
         "flags": list(dict.fromkeys(flag for row in table.rows for flag in row.flags)),
         "facts": facts,
         "conditions": _conditions(board),
         "detectable": detectable_text(board),
         "heat": heat,
         "attribution": attribution,
-        "duels": _duels(board),
+        "duels": _duels_context(board),
     }
 
 
@@ -122,13 +122,14 @@ def _conditions(board: Leaderboard) -> list[tuple[str, str]]:
 
 def _heat_grid(board: Leaderboard) -> Grid:
     """Return the numbers of the heat map."""
-    models, prompts, means = heat_rows(board)
+    models, prompts, means = heat_map_means(board)
     heads = ("model", *(_short(prompt) for prompt in prompts), "mean")
     rows = [(_short(model), *(_dash(number(means[model, prompt])) for prompt in (*prompts, MEAN))) for model in models]
-    return Grid(heads, (*rows, ("mean", *(_dash(number(means[MEAN, prompt])) for prompt in prompts), "")))
+    last_row = ("mean", *(_dash(number(means[MEAN, prompt])) for prompt in prompts), "")
+    return Grid(heads, (*rows, last_row))
 
 
-def _attribution(attribution: Attribution | Unknown) -> dict[str, Any]:
+def _attribution_context(attribution: Attribution | Unknown) -> dict[str, Any]:
     """Return the variables of `board/attribution.html`. If the attribution is unknown, `lines` has the reason."""
     lines = attribution_lines(attribution)
     if isinstance(attribution, Unknown):
@@ -145,8 +146,8 @@ def _attribution(attribution: Attribution | Unknown) -> dict[str, Any]:
     ]
     marginals = []
     sides = (
-        ("Models, over all prompts", "model", attribution.models),
-        ("Prompts, over all models", "prompt", attribution.prompts),
+        ("Models, over all prompts", "model", attribution.model_means),
+        ("Prompts, over all models", "prompt", attribution.prompt_means),
     )
     for title, side, means in sides:
         rows = [
@@ -159,14 +160,14 @@ def _attribution(attribution: Attribution | Unknown) -> dict[str, Any]:
     return {"lines": lines[1:], "sources": sources, "marginals": marginals}
 
 
-def _duels(board: Leaderboard) -> dict[str, Any] | None:
+def _duels_context(board: Leaderboard) -> dict[str, Any] | None:
     """Return the variables of `board/duels.html`, or None if there are no duels."""
     duels = board.duels
     if duels is None:
         return None
     if isinstance(duels, Unknown):
         return {"summary": duels.reason, "table": None}
-    first = f"The side shown first got {percent(duels.first_share)} of the points. Duels do not change ranks."
+    order_effect = f"The side shown first got {percent(duels.first_share)} of the points. Duels do not change ranks."
     rows = [
         (
             _short(label_of(board, each.pair)),
@@ -178,11 +179,11 @@ def _duels(board: Leaderboard) -> dict[str, Any] | None:
         for each in duels.standings
     ]
     table = Grid(("model / prompt", "strength", "95 % interval", "points", "scenarios"), rows)
-    return {"summary": one_line(f"{duel_result(duels)} {first}"), "table": table}
+    return {"summary": one_line(f"{duel_result(duels)} {order_effect}"), "table": table}
 
 
 def judging_summary(board: Leaderboard | None, status: JudgingStatus) -> dict[str, Any]:
-    """Return the variables of `board/judging.html`: agreement of the judges and their drift from reference scores.
+    """Return the variables of `board/judging.html`: agreement of the judges and their drift from agreed scores.
 
     They cover the whole experiment, regardless of the board's filters.
     """
@@ -203,13 +204,13 @@ def judging_summary(board: Leaderboard | None, status: JudgingStatus) -> dict[st
 
 
 def _judge_grid(status: JudgingStatus) -> Grid:
-    newest: dict[tuple[str | None, bool], dict[str, Any]] = {}  # (judge, provisional) → drift of each scale
+    latest: dict[tuple[str | None, bool], dict[str, Any]] = {}  # (judge, provisional) → drift of each scale
     for sheet in status.history:  # oldest first, so later sheets replace earlier ones
         if scales := (sheet.drift or {}).get("scales"):
-            newest[sheet.judge, sheet.provisional] = {each["scale"]: each for each in scales}
-    names = list(dict.fromkeys(name for scales in newest.values() for name in scales))
+            latest[sheet.judge, sheet.provisional] = {each["scale"]: each for each in scales}
+    names = list(dict.fromkeys(name for scales in latest.values() for name in scales))
 
-    def bias(scale: Mapping[str, Any] | None) -> str:
+    def bias_text(scale: Mapping[str, Any] | None) -> str:
         if scale is None or scale["bias"] is None:
             return NOTHING
         return f"{number(scale['bias'], '+.2f')}{', too far off' if scale['beyond'] else ''}"
@@ -222,7 +223,7 @@ def _judge_grid(status: JudgingStatus) -> Grid:
             verdict_words(each.drift),
             _dash(number(each.error)),
             _dash(percent(each.self_exact)),
-            *(bias(newest.get((each.judge, each.provisional), {}).get(name)) for name in names),
+            *(bias_text(latest.get((each.judge, each.provisional), {}).get(name)) for name in names),
         )
         for each in status.judges
     ]

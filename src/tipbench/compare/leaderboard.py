@@ -20,14 +20,23 @@ from tipbench.compare.cells import (
     BoardCells,
     CellFilter,
     Coverage,
-    as_row,
+    board_pair,
     is_reference,
     read_board,
     read_rubric,
 )
 from tipbench.compare.duels import Duel, DuelTable, duel_table
-from tipbench.compare.matrix import OTHER, Pair, Score, ScoreMatrix, Side, averaged, score_matrix, shared_by_all
-from tipbench.compare.ranking import NextLook, Ranking, RankOptions, Row, gap_of, rank
+from tipbench.compare.matrix import (
+    OTHER_SIDE,
+    Pair,
+    Score,
+    ScoreMatrix,
+    Side,
+    averaged_pair,
+    score_matrix,
+    shared_by_all,
+)
+from tipbench.compare.ranking import NextLook, PairResult, Ranking, RankOptions, judged_scenarios, missing_scores, rank
 from tipbench.compare.statistics import Unknown, clopper_pearson, estimate_json, is_fragile
 from tipbench.compare.verdict import VerdictFacts, board_notes, unknown_pair_message, verdict_text
 from tipbench.errors import UsageError
@@ -44,8 +53,9 @@ from tipbench.text import fingerprint
 
 BOARD = "artifact:leaderboard.json"
 COMPOSITE = "composite"
-MEANS = ("format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")  # of each row, besides those of the scales
+METRICS = ("format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")  # averaged for each row, besides scales
 CONDITIONS = ("n_tips", "temperature", "diversity", "seed", "num_ctx", "num_predict", "sampling")
+# The answer shown first is called A.
 _WINNERS: dict[Winner, Literal["first", "second", "tie"]] = {Winner.A: "first", Winner.B: "second", Winner.TIE: "tie"}
 
 
@@ -64,54 +74,59 @@ class Usable:
     rate: float  # share of the scenarios, 0 to 1
     low: float  # lower end of the 95 % Clopper–Pearson interval of the rate
     high: float  # its upper end
-    scenarios: int  # number of scenarios with an answer
+    n_scenarios: int  # with an answer
     composite: float | None  # mean of the usable answers; None if none of them is judged
+
+    @property
+    def n_usable(self) -> float:
+        """The number of scenarios with a usable tip. It can be a fraction, because repeats are averaged."""
+        return self.rate * self.n_scenarios
 
 
 @dataclass(frozen=True)
 class Standing:
     """One row of the leaderboard: a pair with its numbers. Unknown values are None."""
 
-    row: Row
-    means: Mapping[str, float | None]  # of the scales, then of MEANS
+    result: PairResult  # its rank and composite
+    means: Mapping[str, float | None]  # of the scales, then of METRICS
     usable: Usable | None  # None without an answer
-    judged: int  # cells
-    total: int  # cells
-    failed: int  # cells
+    n_cells: int
+    n_judged: int  # of its cells
+    n_failed: int  # of its cells
     flags: tuple[str, ...]  # keys of `standings.FLAGS`
     n_scenarios: int  # scenarios in the composite
     n_clusters: int | None = None  # clusters in the composite; None if scenarios are not averaged per cluster
 
     @property
     def pair(self) -> Pair:
-        return self.row.pair
+        return self.result.pair
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form specified in PRODUCT.md."""
-        row, estimate = self.row, self.row.estimate
+        result, estimate, usable = self.result, self.result.estimate, self.usable
         return {
-            "rank": row.rank,
-            "rank_low": row.rank_low,
-            "rank_high": row.rank_high,
-            "model": row.pair.model,
-            "prompt_version": row.pair.prompt,
+            "rank": result.rank,
+            "rank_low": result.rank_low,
+            "rank_high": result.rank_high,
+            "model": result.pair.model,
+            "prompt_version": result.pair.prompt,
             "composite": estimate.mean if estimate else None,
             "ci_low": estimate.ci_low if estimate else None,
             "ci_high": estimate.ci_high if estimate else None,
-            "composite_adjusted": row.adjusted_mean,
-            "composite_usable": self.usable.composite if self.usable else None,
-            "usable": self.usable.rate if self.usable else None,
-            "usable_low": self.usable.low if self.usable else None,
-            "usable_high": self.usable.high if self.usable else None,
-            "p_best": row.p_best,
-            "diff_to_leader": estimate_json(row.to_leader),
-            "diff_to_baseline": estimate_json(row.to_baseline),
+            "composite_adjusted": result.adjusted_mean,
+            "composite_usable": usable.composite if usable else None,
+            "usable": usable.rate if usable else None,
+            "usable_low": usable.low if usable else None,
+            "usable_high": usable.high if usable else None,
+            "p_best": result.p_best,
+            "diff_to_leader": estimate_json(result.to_leader),
+            "diff_to_baseline": estimate_json(result.to_baseline),
             **self.means,
             "n_scenarios": self.n_scenarios,
             "n_clusters": self.n_clusters,
-            "judged": self.judged,
-            "total": self.total,
-            "failed": self.failed,
+            "judged": self.n_judged,
+            "total": self.n_cells,
+            "failed": self.n_failed,
             "flags": list(self.flags),
         }
 
@@ -121,7 +136,7 @@ class JudgingRecord:
     """The pace of the judges of an experiment, and the concerns about them, from its sheets."""
 
     minutes_per_answer: float | None = None  # between export and apply of a sheet; None if no sheet was applied
-    concerns: Mapping[str, str] = field(default_factory=dict)  # judge → a sentence without its subject, the judge
+    concerns: Mapping[str, str] = field(default_factory=dict)  # judge → concern, such as "is far off the agreed scores"
     held: frozenset[str] = frozenset()  # judges with scores that are stored but not counted
 
 
@@ -131,14 +146,14 @@ class Leaderboard:
 
     experiment: str
     suite: str
-    rubric: str
-    rubric_tag: str
+    rubric: str  # its id; empty if nothing is scored
+    rubric_tag: str  # id@sha256
     conditions: Mapping[str, Any]
     judges: tuple[str, ...]
     provisional: bool
     baseline: Pair | None
     cluster: str | None  # `persona` if scenarios are averaged per persona
-    by: str | None  # `model` or `prompt` if averaged over the other side
+    by: Side | None  # `model` or `prompt` if these are ranked, as means over the other side; None if pairs are ranked
     ranking: Ranking
     standings: tuple[Standing, ...]
     attribution: Attribution | Unknown
@@ -147,7 +162,7 @@ class Leaderboard:
     references_matrix: ScoreMatrix  # over the scenarios of `matrix`
     notes: tuple[str, ...] = ()  # caveats, as sentences
     hosts: tuple[str, ...] = ()
-    duels: DuelTable | Unknown | None = None
+    duels: DuelTable | Unknown | None = None  # None if no duel between tied rows is judged
     where: Mapping[str, str] = field(default_factory=dict)  # the filter of the cells
     judge: str | None = None  # if set, only the scores of this judge are used
     n_scenarios: int = 0  # core scenarios, also if they are averaged per persona
@@ -157,7 +172,9 @@ class Leaderboard:
     unplanned: str | None = None  # why the tests are not a planned look; None if they are
     exclude: tuple[str, ...] = ()  # pairs or models left out
     judging: JudgingRecord = field(default_factory=JudgingRecord)
-    span: tuple[float, float] | None = None  # lowest and highest possible composite; None if the rubric is not found
+    composite_range: tuple[float, float] | None = (
+        None  # lowest and highest possible composite; None if the rubric is not found
+    )
     sizes: Mapping[str, ModelSize] = field(default_factory=dict)  # by model
     coverage: Coverage | None = None
 
@@ -169,7 +186,7 @@ class Leaderboard:
     def verdict_facts(self) -> VerdictFacts:
         return VerdictFacts(
             unit=self.unit,
-            row=self.by or "pair",
+            row_noun=self.by or "pair",
             provisional=f"scored by {', '.join(self.judges)}" if self.provisional and self.judges else None,
             obstacle=self.obstacle,
             unplanned=self.unplanned,
@@ -180,7 +197,7 @@ class Leaderboard:
 
     @property
     def confidence(self) -> str:
-        """The confidence level of the intervals of differences: "95 %", or "98.18 %" with four planned looks."""
+        """The confidence level of the intervals of differences, 1 − significance level: "98.18 %" with four looks."""
         return f"{100 * (1 - self.ranking.level):.4g} %"
 
     @property
@@ -212,7 +229,7 @@ class Leaderboard:
                 "decided": ranking.decided,
                 "fragile": self.fragile,
                 "level": ranking.level,
-                "look": vars(ranking.look) if ranking.look else None,
+                "look": ranking.look.to_json() if ranking.look else None,
                 "next_look": ranking.next_look.to_json() if ranking.next_look else None,
                 "beats_reference": ranking.beats_reference,
                 "diff_to_reference": estimate_json(ranking.to_reference),
@@ -250,38 +267,45 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     """Compute the board of the cells; raises UsageError if the baseline is not on it."""
     pair_matrix, reference_matrix = _matrices(cells)
     by, design = options.by, options.design
-    scenario_matrix = pair_matrix.by(by) if by else pair_matrix
+    scenario_matrix = pair_matrix.averaged_by(by) if by else pair_matrix
     matrix = scenario_matrix
     if options.cluster:
-        matrix, reference_matrix = matrix.by_persona(), reference_matrix.by_persona(scenario_matrix.core)
+        matrix = scenario_matrix.averaged_by_persona()
+        # References are averaged over the same scenarios as the candidates.
+        reference_matrix = reference_matrix.averaged_by_persona(core=scenario_matrix.core)
     available = (*matrix.pairs, *reference_matrix.pairs)
     if options.baseline is not None and options.baseline not in available:
         raise UsageError(unknown_pair_message(options.baseline, available, cells))
     unplanned = _why_unplanned(cells, options)
-    answering = {averaged(cell.pair, by) for cell in cells.cells if not cell.failed}
-    silent = frozenset(averaged(pair, by) for pair in cells.silent) - answering
+    # A model is silent on a board by model if all its pairs are.
+    answered = {averaged_pair(cell.pair, by) for cell in cells.cells if not cell.failed}
     rank_options = RankOptions(
-        baseline=options.baseline, design=None if unplanned else design, finished=cells.finished, silent=silent
+        baseline=options.baseline,
+        design=None if unplanned else design,
+        finished=cells.finished,
+        silent=frozenset(averaged_pair(pair, by) for pair in cells.silent) - answered,
     )
     ranking = rank(matrix, rank_options, reference_matrix)
-    # A board by model or prompt may have no means at all. Its gap is then that of the pairs.
-    gap_matrix = scenario_matrix if scenario_matrix.judged.any() else pair_matrix
-    gap = gap_of(gap_matrix, everywhere=options.cluster is not None)
-    stale = {averaged(pair, by) for pair in cells.only_stale if not is_reference(pair)} - set(matrix.pairs)
-    stale_rows = [Row(pair=pair, ranked=False, estimate=None, adjusted_mean=None, stale=True) for pair in sorted(stale)]
-    ranking = replace(ranking, gap=gap, rows=(*ranking.rows, *stale_rows))
+    # A board by model or prompt may have no means at all. The scores that its pairs lack are then the missing ones.
+    incomplete_matrix = scenario_matrix if scenario_matrix.judged.any() else pair_matrix
+    missing = missing_scores(incomplete_matrix, needs_all_core=options.cluster is not None)
+    stale = {averaged_pair(pair, by) for pair in cells.only_stale if not is_reference(pair)} - set(matrix.pairs)
+    stale_rows = [
+        PairResult(pair=pair, ranked=False, estimate=None, adjusted_mean=None, stale=True) for pair in sorted(stale)
+    ]
+    ranking = replace(ranking, missing_scores=missing, rows=(*ranking.rows, *stale_rows))
     if ranking.next_look is not None and design is not None:
         pace = options.judging.minutes_per_answer
         ranking = replace(ranking, next_look=_with_effort(ranking.next_look, design, cells, matrix, pace))
-    all_rows = tuple(_standings((*ranking.rows, *ranking.references), cells, options, scenario_matrix, matrix))
-    standings, reference_standings = all_rows[: len(ranking.rows)], all_rows[len(ranking.rows) :]
+    standings = tuple(_standings(ranking.rows, cells, options, scenario_matrix, matrix))
+    reference_standings = tuple(_standings(ranking.references, cells, options, scenario_matrix, matrix))
     runs = [cell.run for cell in cells.cells]
     runs_by_model = {run.params.get("model", ""): run for run in runs}
     hosts = tuple(sorted({run.params["host"] for run in runs if "host" in run.params}))
     flags = {flag for standing in standings for flag in standing.flags}
     obstacle = "no answer has a usable tip" if cells.all_unusable else None
     if by and pair_matrix.pairs and not shared_by_all(pair_matrix.pairs, by):
-        obstacle = f"no {OTHER[by]} is shared by all {by}s"
+        obstacle = f"no {OTHER_SIDE[by]} is shared by all {by}s"
     return Leaderboard(
         experiment=experiment,
         suite=", ".join(sorted({run.params.get("suite", "") for run in runs})),
@@ -313,7 +337,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         unplanned=unplanned,
         exclude=cells.cell_filter.exclude,
         judging=options.judging,
-        span=cells.rubric_content.range if cells.rubric_content else None,
+        composite_range=cells.rubric_content.range if cells.rubric_content else None,
         sizes={model: _size(run) for model, run in runs_by_model.items()},
         coverage=cells.coverage,
     )
@@ -325,14 +349,13 @@ def _matrices(cells: BoardCells) -> tuple[ScoreMatrix, ScoreMatrix]:
     Answers without a usable tip get the lowest scores automatically. They are left out until a judge has scored, so
     that they alone do not make a ranking.
     """
-    scored = [cell for cell in cells.cells if cell.values] if cells.scored else []
+    scored = [cell for cell in cells.cells if cell.values] if cells.has_scores else []
     scores = [Score(cell.pair, cell.scenario, cell.persona, cell.values[COMPOSITE]) for cell in scored]
     full = score_matrix(scores, {cell.pair for cell in cells.cells})
-    reference_columns = np.array([is_reference(pair) for pair in full.pairs], dtype=bool)
-    reference_pairs = tuple(pair for pair in full.pairs if is_reference(pair))
-    candidates = full.only(~reference_columns)
-    rows = np.isin(full.scenarios, candidates.scenarios)
-    return candidates, replace(candidates, pairs=reference_pairs, values=full.values[np.ix_(rows, reference_columns)])
+    references = np.array([is_reference(pair) for pair in full.pairs], dtype=bool)
+    candidate_matrix = full.select(~references)
+    shared = np.isin(full.scenarios, candidate_matrix.scenarios)
+    return candidate_matrix, full.select(references, scenarios=shared)
 
 
 def _why_unplanned(cells: BoardCells, options: BoardOptions) -> str | None:
@@ -356,19 +379,27 @@ def _with_effort(
     `pace` is in minutes per answer.
     """
     planned = set(design.scenarios[: next_look.look.at])
-    judged = cells.finished.union(name for name, core in zip(matrix.scenarios, matrix.core, strict=True) if core)
     collected = [cell for cell in cells.candidates if cell.scenario in planned]
     rows = set(matrix.pairs) - cells.silent
     n_collected = len({(cell.pair, cell.scenario) for cell in collected if cell.pair in rows})
-    answers = len(planned) * len(rows) - n_collected + sum(cell.waiting for cell in collected)
-    minutes = None if pace is None else pace * answers
-    return replace(next_look, scenarios=len(planned - judged), answers=answers, minutes=minutes)
+    n_uncollected = len(planned) * len(rows) - n_collected
+    n_answers = n_uncollected + sum(cell.waiting for cell in collected)
+    return replace(
+        next_look,
+        n_scenarios=len(planned - judged_scenarios(matrix, cells.finished)),
+        n_answers=n_answers,
+        minutes=None if pace is None else pace * n_answers,
+    )
 
 
 def _standings(
-    rows: Iterable[Row], cells: BoardCells, options: BoardOptions, scenario_matrix: ScoreMatrix, matrix: ScoreMatrix
+    rows: Iterable[PairResult],
+    cells: BoardCells,
+    options: BoardOptions,
+    scenario_matrix: ScoreMatrix,
+    matrix: ScoreMatrix,
 ) -> Iterator[Standing]:
-    """Yield the standing of each row. `matrix`, which is ranked, is `scenario_matrix` or its means per persona.
+    """Yield the standing of each row. `matrix` is the one that is ranked: `scenario_matrix` or its means per persona.
 
     On a board by model, only cells of prompts that all models share are counted, as in the matrix. A board by prompt
     is the reverse.
@@ -377,32 +408,33 @@ def _standings(
     shared = shared_by_all((cell.pair for cell in cells.candidates), by) if by else set()
     groups: dict[Pair, list[BoardCell]] = defaultdict(list)
     for cell in cells.cells:
-        if by is None or cell.reference:
+        if by is None or cell.is_reference:
             groups[cell.pair].append(cell)
-        elif getattr(cell.pair, OTHER[by]) in shared:
-            groups[averaged(cell.pair, by)].append(cell)
-    stale = {averaged(pair, by) for pair, count in cells.stale.items() if count}
+        elif getattr(cell.pair, OTHER_SIDE[by]) in shared:
+            groups[averaged_pair(cell.pair, by)].append(cell)
+    stale = {averaged_pair(pair, by) for pair, count in cells.stale.items() if count}
     for row in rows:
         row_cells = groups[row.pair]
-        n_scenarios = n_units = row.estimate.n if row.estimate else 0
+        n_averaged = row.estimate.n if row.estimate else 0  # scenarios, or personas
+        n_scenarios = n_averaged
         if options.cluster:
             column = matrix.column(row.pair)
-            judged_personas = () if column is None else np.array(matrix.scenarios)[matrix.judged[:, column]]
-            n_scenarios = int((np.isin(scenario_matrix.personas, judged_personas) & scenario_matrix.core).sum())
-        scored = [(cell.scenario, cell.values) for cell in row_cells]
-        measured = [(cell.scenario, cell.values or cell.measured) for cell in row_cells]
-        means = {name: _metric_mean(name, scored) for name in options.scales}
-        means |= {name: _metric_mean(name, measured) for name in MEANS}
+            personas = () if column is None else np.array(matrix.personas)[matrix.judged[:, column]]
+            n_scenarios = int((np.isin(scenario_matrix.personas, personas) & scenario_matrix.core).sum())
+        values = [(cell.scenario, cell.values) for cell in row_cells]
+        metrics = [(cell.scenario, cell.metrics) for cell in row_cells]
+        means = {name: _metric_mean(name, values) for name in options.scales}
+        means |= {name: _metric_mean(name, metrics) for name in METRICS}
         yield Standing(
-            row=row,
+            result=row,
             means=means,
             usable=_usable(row_cells),
-            judged=sum(bool(cell.values) for cell in row_cells),
-            total=len(row_cells),
-            failed=sum(cell.failed for cell in row_cells),
+            n_judged=sum(bool(cell.values) for cell in row_cells),
+            n_cells=len(row_cells),
+            n_failed=sum(cell.failed for cell in row_cells),
             flags=tuple(_flags(row, row_cells, stale=row.pair in stale)),
             n_scenarios=n_scenarios,
-            n_clusters=n_units if options.cluster else None,
+            n_clusters=n_averaged if options.cluster else None,
         )
 
 
@@ -416,27 +448,29 @@ def _scenario_mean(values: Iterable[tuple[str, float]]) -> float | None:
     by_scenario: dict[str, list[float]] = defaultdict(list)
     for scenario, value in values:
         by_scenario[scenario].append(value)
-    means = [group[0] if len(group) == 1 else fmean(group) for group in by_scenario.values()]
+    # Without repeats a scenario has one value; fmean is slow and is called for every metric of every row.
+    means = [repeats[0] if len(repeats) == 1 else fmean(repeats) for repeats in by_scenario.values()]
     return fmean(means) if means else None
 
 
 def _usable(cells: Iterable[BoardCell]) -> Usable | None:
-    """Return how often the answers have a usable tip. Repeats of a scenario are averaged."""
+    """Return how frequent and how good the answers with a usable tip are; None without an answer."""
     answered = [cell for cell in cells if not cell.failed]
     rate = _scenario_mean((cell.scenario, float(not cell.floored)) for cell in answered)
     if rate is None:
         return None
     n = len({cell.scenario for cell in answered})
     low, high = clopper_pearson(rate * n, n)
-    scored = [cell for cell in answered if cell.values and not cell.floored]
-    return Usable(rate, low, high, n, _scenario_mean((cell.scenario, cell.values[COMPOSITE]) for cell in scored))
+    judged = [cell for cell in answered if cell.values and not cell.floored]
+    composite = _scenario_mean((cell.scenario, cell.values[COMPOSITE]) for cell in judged)
+    return Usable(rate, low, high, n_scenarios=n, composite=composite)
 
 
-def _flags(row: Row, cells: Sequence[BoardCell], *, stale: bool) -> Iterator[str]:
+def _flags(row: PairResult, cells: Sequence[BoardCell], *, stale: bool) -> Iterator[str]:
     """Yield the flags of a row; `standings.FLAGS` describes them."""
     if not row.ranked and not is_reference(row.pair):
         yield "incomplete"
-    if row.adjusted:
+    if row.is_adjusted:
         yield "adjusted"
     if any(cell.failed for cell in cells):
         yield "failed"
@@ -452,10 +486,14 @@ def _decision_is_fragile(ranking: Ranking, standings: Sequence[Standing], cells:
     usable = next((standing.usable for standing in standings if standing.pair == ranking.leader), None)
     if not ranking.decided or usable is None or cells.rubric_content is None:
         return False
-    lead = min(-row.to_leader.mean for row in ranking.rows if row.ranked and row.to_leader is not None)
-    n_unusable = (1 - usable.rate) * usable.scenarios
-    floor = cells.rubric_content.floor_composite
-    return is_fragile(lead, usable.composite, floor, n_unusable, usable.scenarios)
+    lead = -max(row.to_leader.mean for row in ranking.rows if row.ranked and row.to_leader is not None)
+    return is_fragile(
+        lead,
+        usable_mean=usable.composite,
+        floor=cells.rubric_content.floor_composite,
+        n_unusable=(1 - usable.rate) * usable.n_scenarios,
+        n=usable.n_scenarios,
+    )
 
 
 def _size(run: StoredRun) -> ModelSize:
@@ -479,7 +517,7 @@ def read_leaderboard(
     """Return the board of an experiment with its duels, and the cells that it was computed from."""
     cells = read_board(store, experiment.experiment_id, cell_filter)
     options = BoardOptions(
-        baseline=as_row(baseline) if baseline else None,
+        baseline=board_pair(baseline) if baseline else None,
         cluster=cluster,
         by=by,
         scales=scale_names(store, cells),
@@ -490,18 +528,19 @@ def read_leaderboard(
 
 
 def scale_names(store: RunStore, cells: BoardCells) -> tuple[str, ...]:
-    """Return the scales of the rubric that the scores are of. If it is not found, uses the rubric of the newest run."""
+    """Return the scales of the board's rubric. If it is not found, uses the rubric of the newest run."""
     rubric, runs = cells.rubric_content, [cell.run for cell in cells.cells]
     if rubric is None and runs:
-        rubric = read_rubric(store.get(newest_run(runs).run_id)[1].get(RUBRIC))
+        _, texts = store.get(newest_run(runs).run_id)
+        rubric = read_rubric(texts.get(RUBRIC))
     return rubric.scale_names if rubric else ()
 
 
 def read_judging(store: RunStore, experiment_id: str) -> JudgingRecord:
     """Read the judging record from the tags and metrics of the sheets' runs."""
-    applied: dict[str, list[StoredRun]] = {}
+    applied: dict[str, list[StoredRun]] = defaultdict(list)  # by judge
     held: set[str] = set()
-    minutes = answers = 0.0  # of all applied sheets
+    minutes = n_answers = 0.0  # of all applied sheets
     for run in store.search(experiment_id, where={"kind": str(RunKind.JUDGING)}):
         tags, status = run.tags, run.tags.get("sheet_status")
         if tags.get(SHEET_KIND, "sheet") != "sheet" or "judge" not in tags:
@@ -510,46 +549,49 @@ def read_judging(store: RunStore, experiment_id: str) -> JudgingRecord:
             held.add(tags["judge"])
         if status != SheetStatus.APPLIED:
             continue
-        applied.setdefault(tags["judge"], []).append(run)
-        items, finished = run.metrics.get("n_items", 0.0), run.metrics.get("finished", 0.0)
-        timed = "applied_at" in tags and "exported_at" in tags and items and finished
-        if timed and tags.get("provisional") != "true":
+        applied[tags["judge"]].append(run)
+        n_items, n_finished = run.metrics.get("n_items", 0.0), run.metrics.get("finished", 0.0)
+        is_timed = "applied_at" in tags and "exported_at" in tags and n_items and n_finished
+        if is_timed and tags.get("provisional") != "true":
             duration = datetime.fromisoformat(tags["applied_at"]) - datetime.fromisoformat(tags["exported_at"])
             minutes += duration.total_seconds() / 60
-            answers += finished * run.metrics.get("n_cells", items) / items
+            # Some items are controls; of the finished ones, the same share as of all.
+            n_answers += n_finished * run.metrics.get("n_cells", n_items) / n_items
     concerns = {judge: _concern(runs) for judge, runs in applied.items()}
     return JudgingRecord(
-        minutes_per_answer=minutes / answers if answers and minutes > 0 else None,
+        minutes_per_answer=minutes / n_answers if n_answers and minutes > 0 else None,
         concerns={judge: concern for judge, concern in concerns.items() if concern},
         held=frozenset(held),
     )
 
 
 def _concern(sheets: Iterable[StoredRun]) -> str | None:
-    """Return the concern about a judge, as a sentence without its subject, from the judge's applied sheets."""
+    """Return the concern about the judge of these applied sheets: a sentence without its subject, the judge."""
     all_tags = [run.tags for run in sheets]
     verdicts = {tags.get("drift") for tags in all_tags}
     if any("drift_accepted" in tags for tags in all_tags):
-        return "was accepted although too far off the reference scores"
+        return "was accepted although too far off the agreed scores"
     if Verdict.BEYOND in verdicts:
-        return "is far off the reference scores"
+        return "is far off the agreed scores"
     if Verdict.FINE not in verdicts:
-        return "is not checked against reference scores yet"
-    return "has scores that are not checked against reference scores yet" if None in verdicts else None
+        return "is not checked against agreed scores yet"
+    return "has scores that are not checked against agreed scores yet" if None in verdicts else None
 
 
 def duels_of(store: RunStore, experiment: Experiment, cells: BoardCells) -> list[Duel]:
-    """Return the judged duels between answers of a board, with its rubric.
+    """Return the duels between answers of a board that were judged under its rubric.
 
     If the board has the scores of one judge only, so do the duels.
     """
     run_ids = {cell.run.run_id for cell in cells.cells}
     judge = cells.cell_filter.judge
-    return [
-        Duel(Pair(*duel.pairs[0]), Pair(*duel.pairs[1]), duel.scenario, _WINNERS[duel.winner])
-        for duel in read_duels(store, experiment)
-        if duel.rubric == cells.rubric and run_ids.issuperset(duel.runs) and judge in (None, duel.judge)
-    ]
+    duels = []
+    for duel in read_duels(store, experiment):
+        is_by_judge = judge is None or duel.judge == judge
+        if is_by_judge and duel.rubric == cells.rubric and run_ids.issuperset(duel.runs):
+            first, second = (Pair(*pair) for pair in duel.pairs)
+            duels.append(Duel(first, second, duel.scenario, _WINNERS[duel.winner]))
+    return duels
 
 
 def with_duels(store: RunStore, experiment: Experiment, board: Leaderboard, cells: BoardCells) -> Leaderboard:
@@ -569,7 +611,7 @@ def record_board(store: RunStore, experiment_id: str, board: Leaderboard) -> str
     if existing_run is not None:
         return existing_run.run_id
     now = int(time.time() * 1000)
-    leader_estimate = board.standings[0].row.estimate if board.ranking.leader else None
+    leader_estimate = board.standings[0].result.estimate if board.ranking.leader else None
     run = NewRun(
         kind=RunKind.LEADERBOARD,
         record_id=record_id,

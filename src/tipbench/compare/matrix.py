@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-Side = Literal["model", "prompt"]
+Side = Literal["model", "prompt"]  # one of the two fields of a pair
 
-ALL = "*"  # replaces the model or prompt of a pair that is averaged over
-OTHER: Mapping[Side, Side] = {"model": "prompt", "prompt": "model"}  # the other side of a pair
+ALL = "*"  # replaces the side of a pair that is averaged over
+OTHER_SIDE: Mapping[Side, Side] = {"model": "prompt", "prompt": "model"}
 
 
 @dataclass(frozen=True, order=True)
@@ -40,9 +40,9 @@ class Pair:
         return {"model": self.model, "prompt_version": self.prompt}
 
 
-def averaged(pair: Pair, by: Side | None) -> Pair:
-    """Return the pair with `*` for the side that a board by model or prompt averages over; without `by`, the pair."""
-    if not by:
+def averaged_pair(pair: Pair, by: Side | None) -> Pair:
+    """Return what a board shows instead of the pair: MODEL/* by model, */PROMPT by prompt, else the pair itself."""
+    if by is None:
         return pair
     return Pair(pair.model, ALL) if by == "model" else Pair(ALL, pair.prompt)
 
@@ -65,7 +65,7 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class ScoreMatrix:
-    """Scores with scenarios as rows and pairs as columns. A cell that is not judged is NaN."""
+    """Scores with scenarios as rows and pairs as columns. An entry without a score is NaN."""
 
     scenarios: tuple[str, ...]
     personas: tuple[str, ...]  # of each scenario
@@ -74,7 +74,7 @@ class ScoreMatrix:
 
     @cached_property
     def judged(self) -> Mask:
-        """Mask of the cells with a score."""
+        """Mask of the entries with a score."""
         return ~np.isnan(self.values)
 
     @cached_property
@@ -83,8 +83,9 @@ class ScoreMatrix:
 
         Pairs without any score are not counted.
         """
-        scored = self.judged.any(axis=0).sum()
-        return np.asarray((2 * self.judged.sum(axis=1) >= scored) & self.judged.any(axis=1))
+        n_pairs = self.judged.any(axis=0).sum()
+        n_judged = self.judged.sum(axis=1)  # pairs, in each scenario
+        return np.asarray((2 * n_judged >= n_pairs) & (n_judged > 0))
 
     @cached_property
     def complete(self) -> Mask:
@@ -97,10 +98,10 @@ class ScoreMatrix:
         """Return the column of a pair; None if the pair is not in the matrix."""
         return self.pairs.index(pair) if pair in self.pairs else None
 
-    def only(self, selected: Mask) -> ScoreMatrix:
-        """Return the selected pairs, and the scenarios in which at least one of them is judged."""
-        columns = np.flatnonzero(selected)
-        rows = np.flatnonzero(self.judged[:, columns].any(axis=1))
+    def select(self, pairs: Mask, scenarios: Mask | None = None) -> ScoreMatrix:
+        """Return these pairs in these scenarios; by default those in which at least one of the pairs is judged."""
+        columns = np.flatnonzero(pairs)
+        rows = np.flatnonzero(self.judged[:, columns].any(axis=1) if scenarios is None else scenarios)
         return ScoreMatrix(
             scenarios=tuple(self.scenarios[row] for row in rows),
             personas=tuple(self.personas[row] for row in rows),
@@ -108,45 +109,48 @@ class ScoreMatrix:
             values=self.values[np.ix_(rows, columns)],
         )
 
-    def by_persona(self, core: Mask | None = None) -> ScoreMatrix:
-        """Average per persona, to generalise to new personas.
+    def averaged_by_persona(self, core: Mask | None = None) -> ScoreMatrix:
+        """Return the means per persona, for statements about new personas. Personas replace the scenarios.
 
-        Only core scenarios are averaged: those of the mask `core`, by default those of this matrix. If a pair lacks a
-        core scenario of a persona, its mean is NaN, so that all means of a persona are over the same scenarios.
+        Only the core scenarios are averaged: those of the mask `core`, by default those of this matrix. If a pair lacks
+        a core scenario of a persona, its mean is NaN, so that all means of a persona are over the same scenarios.
         """
         core = self.core if core is None else core
         personas = tuple(sorted({persona for persona, is_core in zip(self.personas, core, strict=True) if is_core}))
         values = np.empty((len(personas), len(self.pairs)))
-        for index, persona in enumerate(personas):
-            values[index] = self.values[core & (np.array(self.personas) == persona)].mean(axis=0)
+        for row, persona in enumerate(personas):
+            averaged = core & (np.array(self.personas) == persona)
+            values[row] = self.values[averaged].mean(axis=0)
         return ScoreMatrix(scenarios=personas, personas=personas, pairs=self.pairs, values=values)
 
-    def by(self, side: Side) -> ScoreMatrix:
-        """Average per model over the prompts that all models share, or per prompt over the shared models.
+    def averaged_by(self, side: Side) -> ScoreMatrix:
+        """Return the means per model over the prompts that all models share, or per prompt over the shared models.
 
         A mean is NaN in a scenario in which one of its scores is missing. The side that is averaged over becomes `*`.
         """
-        other = OTHER[side]
-        averaged_pairs = tuple(sorted({averaged(pair, side) for pair in self.pairs}))
+        mean_pairs = tuple(sorted({averaged_pair(pair, side) for pair in self.pairs}))
         shared = shared_by_all(self.pairs, side)
-        means = np.full((len(self.scenarios), len(averaged_pairs)), np.nan, order="F")  # sums are over a column
-        for column, averaged_pair in enumerate(averaged_pairs if shared else ()):
-            members = [averaged(pair, side) == averaged_pair and getattr(pair, other) in shared for pair in self.pairs]
-            means[:, column] = self.values[:, members].mean(axis=1)
-        return replace(self, pairs=averaged_pairs, values=means)
+        # The last digit of a column's sum depends on the order in memory; with this one, boards keep their numbers.
+        means = np.full((len(self.scenarios), len(mean_pairs)), np.nan, order="F")
+        if shared:
+            is_shared = [getattr(pair, OTHER_SIDE[side]) in shared for pair in self.pairs]
+            for column, mean_pair in enumerate(mean_pairs):
+                is_member = [averaged_pair(pair, side) == mean_pair for pair in self.pairs]
+                means[:, column] = self.values[:, np.logical_and(is_member, is_shared)].mean(axis=1)
+        return replace(self, pairs=mean_pairs, values=means)
 
 
 def shared_by_all(pairs: Iterable[Pair], side: Side) -> set[str]:
     """Return the prompts that all models share (side `model`), or the models that all prompts share."""
     others: dict[str, set[str]] = defaultdict(set)
     for pair in pairs:
-        others[getattr(pair, side)].add(getattr(pair, OTHER[side]))
+        others[getattr(pair, side)].add(getattr(pair, OTHER_SIDE[side]))
     return set.intersection(*others.values()) if others else set()
 
 
 def score_matrix(scores: Iterable[Score], pairs: Iterable[Pair] = ()) -> ScoreMatrix:
     """Average the scores of each pair and scenario. `pairs` adds columns for pairs without scores."""
-    cells: dict[tuple[str, Pair], list[float]] = defaultdict(list)
+    entries: dict[tuple[str, Pair], list[float]] = defaultdict(list)
     personas: dict[str, str] = {}
     for score in scores:
         if not isfinite(score.value):
@@ -155,10 +159,10 @@ def score_matrix(scores: Iterable[Score], pairs: Iterable[Pair] = ()) -> ScoreMa
             raise ValueError(
                 f"A scenario has one persona; {score.scenario} has {personas[score.scenario]} and {score.persona}."
             )
-        cells[score.scenario, score.pair].append(score.value)
-    columns = {pair: index for index, pair in enumerate(sorted({pair for _, pair in cells} | set(pairs)))}
+        entries[score.scenario, score.pair].append(score.value)
+    columns = {pair: index for index, pair in enumerate(sorted({pair for _, pair in entries} | set(pairs)))}
     rows = {scenario: index for index, scenario in enumerate(sorted(personas))}
     values = np.full((len(rows), len(columns)), np.nan)
-    for (scenario, pair), cell_values in cells.items():
-        values[rows[scenario], columns[pair]] = fsum(cell_values) / len(cell_values)
+    for (scenario, pair), repeats in entries.items():
+        values[rows[scenario], columns[pair]] = fsum(repeats) / len(repeats)
     return ScoreMatrix(tuple(rows), tuple(personas[scenario] for scenario in rows), tuple(columns), values)

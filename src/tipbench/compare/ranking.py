@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tipbench.compare.matrix import Floats, Mask, Pair, ScoreMatrix
-from tipbench.compare.resampling import ALPHA, FLIPS, RESAMPLES, TOLERANCE, empirical_bayes, significantly_better
+from tipbench.compare.resampling import ALPHA, N_FLIPS, N_RESAMPLES, TOLERANCE, empirical_bayes, significantly_better
 from tipbench.compare.statistics import (
     Difference,
     Estimate,
@@ -35,39 +35,39 @@ MAX_GROWTH = 10  # if more than this multiple of the present scenarios is needed
 
 
 @dataclass(frozen=True)
-class Gap:
-    """Why no row is ranked.
+class MissingScores:
+    """The scores that are missing for a first ranking.
 
-    With core scenarios, it is about the row that lacks the fewest of them. Without core scenarios, it is about the
-    scenario that lacks the fewest rows.
+    If there are core scenarios, `closest` is the row that lacks the fewest of them. Otherwise it is the scenario that
+    lacks the fewest rows.
     """
 
-    core: int  # number of core scenarios
-    needed: int  # number of core scenarios that a row needs to be ranked
-    rows: int  # number of rows
-    nearest: str  # the row or scenario that lacks the fewest
-    lacks: tuple[str, ...]  # the scenarios or rows that it lacks
+    n_core: int  # core scenarios
+    n_needed: int  # core scenarios that a row needs to be ranked
+    n_rows: int
+    closest: str
+    lacks: tuple[str, ...]  # scenarios that the closest row lacks, or rows that the closest scenario lacks
 
 
-def gap_of(matrix: ScoreMatrix, *, everywhere: bool = False) -> Gap | None:
-    """Return why no row is ranked; None if a row can lead, or if nothing is judged.
+def missing_scores(matrix: ScoreMatrix, *, needs_all_core: bool = False) -> MissingScores | None:
+    """Return the scores that are missing for a ranking; None if a row can lead, or if nothing is judged.
 
-    With `everywhere`, only a row with all core scenarios can lead. Means per persona need this.
+    With `needs_all_core`, only a row with all core scenarios can lead. Means per persona need this.
     """
-    can_lead = matrix.complete if everywhere else _eligible(matrix)
+    can_lead = matrix.complete if needs_all_core else _can_lead(matrix)
     if can_lead.any() or not matrix.judged.any():
         return None
     pairs, scenarios = [str(pair) for pair in matrix.pairs], list(matrix.scenarios)
-    core = int(matrix.core.sum())
-    if core:
-        rows = np.flatnonzero(matrix.core)
-        nearest = int(matrix.judged[rows].sum(axis=0).argmax())
-        lacks = [scenarios[row] for row in rows if not matrix.judged[row, nearest]]
-        needed = core if everywhere else min(MIN_SCENARIOS, core)
-        return Gap(core, needed, len(pairs), pairs[nearest], tuple(lacks))
-    nearest = int(matrix.judged.sum(axis=1).argmax())
-    lacks = [pair for column, pair in enumerate(pairs) if not matrix.judged[nearest, column]]
-    return Gap(core, 0, len(pairs), scenarios[nearest], tuple(lacks))
+    n_core = int(matrix.core.sum())
+    if n_core:
+        core = np.flatnonzero(matrix.core)
+        closest = int(matrix.judged[core].sum(axis=0).argmax())
+        lacks = [scenarios[scenario] for scenario in core if not matrix.judged[scenario, closest]]
+        n_needed = n_core if needs_all_core else min(MIN_SCENARIOS, n_core)
+        return MissingScores(n_core, n_needed, len(pairs), pairs[closest], tuple(lacks))
+    closest = int(matrix.judged.sum(axis=1).argmax())
+    lacks = [pair for column, pair in enumerate(pairs) if not matrix.judged[closest, column]]
+    return MissingScores(n_core, n_needed=0, n_rows=len(pairs), closest=scenarios[closest], lacks=tuple(lacks))
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,10 @@ class Look:
     of: int  # number of looks of the design
     at: int  # it tests this number of scenarios, the first of the design
 
+    def to_json(self) -> dict[str, int]:
+        """Return the JSON form specified in PRODUCT.md."""
+        return {"number": self.number, "of": self.of, "at": self.at}
+
 
 @dataclass(frozen=True)
 class NextLook:
@@ -85,30 +89,30 @@ class NextLook:
 
     look: Look
     power: float | None  # chance to decide at this look; None if too little is judged to estimate it
-    scenarios: int = 0  # scenarios to judge before this look
-    answers: int = 0  # answers to judge before this look
+    n_scenarios: int = 0  # to judge before this look
+    n_answers: int = 0  # to judge before this look
     minutes: float | None = None  # of judging, at the measured pace; None if the pace is unknown
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form specified in PRODUCT.md; includes the fields of `look`."""
         return {
-            **vars(self.look),
-            "scenarios": self.scenarios,
-            "answers": self.answers,
+            **self.look.to_json(),
+            "scenarios": self.n_scenarios,
+            "answers": self.n_answers,
             "minutes": self.minutes,
             "power": self.power,
         }
 
 
 @dataclass(frozen=True)
-class Row:
+class PairResult:
     """One pair with its statistics. Ranks and `p_best` are None for rows that are not ranked."""
 
     pair: Pair
     ranked: bool
     estimate: Estimate | None  # over its own scenarios; None if it is not judged
     adjusted_mean: float | None  # mean adjusted for missing scenarios; None if it cannot be estimated
-    adjusted: bool = False  # whether its scenarios differ from the core scenarios
+    is_adjusted: bool = False  # its scenarios are not exactly the core scenarios, so its two means can differ
     rank: int | None = None
     rank_low: int | None = None  # best rank that the tests leave open
     rank_high: int | None = None  # worst rank that the tests leave open
@@ -120,12 +124,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The ranked rows in rank order, then the other rows; and the numbers that the verdict is based on."""
+    """The ranked rows in rank order, then the other rows; and the numbers that the verdict is based on.
 
-    rows: tuple[Row, ...]
+    If the ranked matrix has means per persona, its scenarios are personas, also in the numbers here.
+    """
+
+    rows: tuple[PairResult, ...]
     leader: Pair | None
     tied: tuple[Pair, ...]  # not significantly different from the leader; then rows with too few scores to be ranked
-    decided: bool  # at least two rows, all with answers are ranked, all but the leader significantly worse
+    decided: bool  # all rows with answers are ranked, at least two, and all but the leader are significantly worse
     scenarios_needed: int | None  # in total, to decide with 80 % power; None if decided, unknown or out of reach
     smallest_detectable: float | None  # smallest true difference to the leader that is detected with 80 % power
     n_scenarios: int  # core scenarios
@@ -135,10 +142,10 @@ class Ranking:
     look: Look | None = None  # the latest look reached
     next_look: NextLook | None = None
     n_tested: int = 0  # core scenarios in the tests; 0 before the first look
-    references: tuple[Row, ...] = ()  # best first
+    references: tuple[PairResult, ...] = ()  # best first
     to_reference: Difference | None = None  # leader − best reference, as a single test
     silent: tuple[Pair, ...] = ()  # rows without any answer; they do not prevent a decision
-    gap: Gap | None = None  # why no row is ranked; added by `make_board`
+    missing_scores: MissingScores | None = None  # None if a row is ranked; added by `make_board`
 
     @cached_property
     def ranked(self) -> frozenset[Pair]:
@@ -151,7 +158,7 @@ class Ranking:
         return tuple(pair for pair in self.tied if pair in self.ranked)
 
     @cached_property
-    def unranked(self) -> tuple[Row, ...]:
+    def unranked(self) -> tuple[PairResult, ...]:
         """The rows that prevent a decision because they are not ranked; stale and silent rows do not."""
         return tuple(row for row in self.rows if not (row.ranked or row.stale or row.pair in self.silent))
 
@@ -176,8 +183,8 @@ class RankOptions:
     design: Design | None = None  # None if the tests are not planned looks
     finished: frozenset[str] = frozenset()  # scenarios in which no answer waits for a judge
     silent: frozenset[Pair] = frozenset()  # pairs without any answer
-    flips: int = FLIPS
-    resamples: int = RESAMPLES
+    n_flips: int = N_FLIPS
+    n_resamples: int = N_RESAMPLES
 
     @property
     def level(self) -> float:
@@ -200,22 +207,25 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
     to_leader: Mapping[Pair, Difference | None] = {}
     to_baseline: Mapping[Pair, Difference | None] = {}
     leader_pair, leader_values, posterior = None, None, None
+    ranked_index = {int(column): i for i, column in enumerate(np.flatnonzero(ranked))}
     better = np.zeros((0, 0), dtype=bool)  # [i, j]: the i-th ranked row is significantly better than the j-th
-    position = {int(column): i for i, column in enumerate(np.flatnonzero(ranked))}  # column of the matrix → i
     if leader is not None:
         leader_pair, leader_values = matrix.pairs[leader], values[:, leader]
         to_leader = _differences(matrix, ranked, leader_pair, leader_values, look_scenarios, options)
         tested = np.where(look_scenarios[:, None], values[:, ranked], np.nan)
-        better = significantly_better(tested, flips=options.flips, level=options.level)
+        better = significantly_better(tested, n_flips=options.n_flips, level=options.level)
         # Tests against the leader reject more than tests of all pairs. The rank ranges must agree with both.
-        leader_position = position[leader]
-        for column, i in position.items():
-            if (diff := to_leader.get(matrix.pairs[column])) and diff.worse:
-                better[leader_position, i], better[i, leader_position] = True, False
-        ranked_matrix = matrix.only(ranked)
+        leader_index = ranked_index[leader]
+        for column, i in ranked_index.items():
+            diff = to_leader.get(matrix.pairs[column])
+            if diff is not None and diff.worse:
+                better[leader_index, i] = True
+                better[i, leader_index] = False
+        ranked_matrix = matrix.select(ranked)
+        # With one scenario, the errors of several rows cannot be estimated.
         if len(ranked_matrix.scenarios) > 1 or len(ranked_matrix.pairs) == 1:
             fit = additive_fit(ranked_matrix.values, np.ones(len(ranked_matrix.scenarios), dtype=bool))
-            posterior = empirical_bayes(fit.pseudo_values, resamples=options.resamples)
+            posterior = empirical_bayes(fit.pseudo_values, n_resamples=options.n_resamples)
     if options.baseline is not None:
         source = references if options.baseline in references.pairs else matrix
         baseline_values = source.values[:, source.pairs.index(options.baseline)]
@@ -223,23 +233,23 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
     rows = []
     for column, pair in enumerate(matrix.pairs):
         estimate, adjusted_mean = shown_estimate(values[:, column]), float(adjusted_means[column])
-        known = not np.isnan(adjusted_mean)
-        row = Row(
+        has_adjusted_mean = not np.isnan(adjusted_mean)
+        row = PairResult(
             pair=pair,
-            ranked=column in position,
+            ranked=column in ranked_index,
             estimate=estimate,
-            adjusted_mean=adjusted_mean if known else None,
-            adjusted=bool(estimate and known and (matrix.judged[:, column] != core).any()),
+            adjusted_mean=adjusted_mean if has_adjusted_mean else None,
+            is_adjusted=bool(estimate and has_adjusted_mean and (matrix.judged[:, column] != core).any()),
             to_leader=to_leader.get(pair),
             to_baseline=to_baseline.get(pair),
         )
-        if column in position:
-            i = position[column]
+        if column in ranked_index:
+            i = ranked_index[column]
             row = replace(
                 row,
                 rank=1 + int((adjusted_means[ranked] > adjusted_mean + TOLERANCE).sum()),
                 rank_low=1 + int(better[:, i].sum()),
-                rank_high=len(position) - int(better[i].sum()),
+                rank_high=len(ranked_index) - int(better[i].sum()),
                 p_best=float(posterior.p_best[i]) if posterior else None,
             )
         rows.append(row)
@@ -248,7 +258,7 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
     tied = {pair: diff for pair, diff in rivals.items() if diff is None or not diff.separated}
     unranked = {row.pair: row for row in rows if not row.ranked and row.pair not in options.silent}
     # A row with too few scores to be ranked is not tested, so it may still be the best.
-    too_few_judged = [pair for pair, row in unranked.items() if row.estimate and leader is not None]
+    too_few_judged = [pair for pair, row in unranked.items() if row.estimate] if leader is not None else []
     decided = bool(rivals) and not unranked and all(diff is not None and diff.worse for diff in rivals.values())
     shrinkage = posterior.shrinkage if posterior else 1.0
     n_tested = int((look_scenarios & core).sum())
@@ -277,12 +287,13 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
     )
 
 
-def _eligible(matrix: ScoreMatrix) -> Mask:
-    """Return a mask of the rows that can lead: judged in at least six core scenarios, or in all if there are fewer."""
-    core = matrix.judged[matrix.core]
-    if not len(core):
+def _can_lead(matrix: ScoreMatrix) -> Mask:
+    """Return a mask of the rows that are judged in at least six core scenarios, or in all if there are fewer."""
+    judged_in_core = matrix.judged[matrix.core]
+    n_core = len(judged_in_core)
+    if not n_core:
         return np.zeros(len(matrix.pairs), dtype=bool)
-    return np.asarray(core.sum(axis=0) >= min(MIN_SCENARIOS, len(core)))
+    return np.asarray(judged_in_core.sum(axis=0) >= min(MIN_SCENARIOS, n_core))
 
 
 def _leader_and_ranked(matrix: ScoreMatrix) -> tuple[Floats, int | None, Mask]:
@@ -291,40 +302,47 @@ def _leader_and_ranked(matrix: ScoreMatrix) -> tuple[Floats, int | None, Mask]:
     An adjusted mean is the mean of (score − scenario effect) over the row's scenarios. The row with the highest leads.
     A row is ranked if it shares six scenarios with the leader, or all core scenarios if there are fewer.
     """
-    eligible = _eligible(matrix)
-    if not eligible.any():
-        return np.full(len(matrix.pairs), np.nan), None, eligible
-    effects = additive_fit(matrix.values[:, eligible], matrix.core).scenario_effects[:, None]
-    usable = matrix.judged & ~np.isnan(effects)
-    counts = usable.sum(axis=0)
-    sums = np.where(usable, matrix.values - effects, 0.0).sum(axis=0)
+    can_lead = _can_lead(matrix)
+    if not can_lead.any():
+        return np.full(len(matrix.pairs), np.nan), None, can_lead
+    effects = additive_fit(matrix.values[:, can_lead], matrix.core).scenario_effects[:, None]
+    counted = matrix.judged & ~np.isnan(effects)
+    counts = counted.sum(axis=0)
+    sums = np.where(counted, matrix.values - effects, 0.0).sum(axis=0)
     adjusted_means = sums / np.where(counts > 0, counts, np.nan)
     # If several rows are equal but for rounding errors, the first leads.
-    highest = np.max(adjusted_means[eligible])
-    leader = int(np.flatnonzero(eligible & (adjusted_means >= highest - TOLERANCE))[0])
-    shared = (matrix.judged & matrix.judged[:, [leader]]).sum(axis=0)
-    enough = min(MIN_SCENARIOS, int(matrix.core.sum()))
-    return adjusted_means, leader, np.asarray(eligible & (shared >= enough))
+    highest = np.max(adjusted_means[can_lead])
+    leader = int(np.flatnonzero(can_lead & (adjusted_means >= highest - TOLERANCE))[0])
+    n_shared = (matrix.judged & matrix.judged[:, [leader]]).sum(axis=0)  # scenarios of each row with the leader
+    n_needed = min(MIN_SCENARIOS, int(matrix.core.sum()))
+    return adjusted_means, leader, np.asarray(can_lead & (n_shared >= n_needed))
+
+
+def judged_scenarios(matrix: ScoreMatrix, finished: frozenset[str]) -> frozenset[str]:
+    """Return the scenarios that count as judged at a look: finished ones, and core scenarios.
+
+    A core scenario may still have answers that wait for a judge: they do not delay a look.
+    """
+    return finished.union(name for name, is_core in zip(matrix.scenarios, matrix.core, strict=True) if is_core)
 
 
 def _latest_look(matrix: ScoreMatrix, ranked: Mask, options: RankOptions) -> tuple[Look | None, Mask]:
     """Return the latest look reached and a mask of its scenarios. Without a design, returns None and all scenarios.
 
-    A look is reached when none of its scenarios waits for a judge, and every ranked row is judged in enough of them to
-    be tested at the design's level. Scenarios that are judged later are not tested before the next look.
+    A look is reached when all its scenarios count as judged, and every ranked row is judged in enough of them to be
+    tested at the design's level. Scenarios that are judged later are not tested before the next look.
     """
     design = options.design
     if design is None:
         return None, np.ones(len(matrix.scenarios), dtype=bool)
     reached, reached_scenarios = None, np.zeros(len(matrix.scenarios), dtype=bool)
-    core = {name for name, is_core in zip(matrix.scenarios, matrix.core, strict=True) if is_core}
-    judged_scenarios = core | options.finished
+    judged = judged_scenarios(matrix, options.finished)
     for number, at in enumerate(design.looks, start=1):
         names = set(design.scenarios[:at])
         scenarios = np.array([name in names for name in matrix.scenarios], dtype=bool)
-        counts = matrix.judged[np.ix_(scenarios, ranked)].sum(axis=0)  # judged scenarios of each ranked row
-        enough = ranked.any() and counts.min() >= least_scenarios(design.level)
-        if names <= judged_scenarios and enough:
+        n_judged = matrix.judged[np.ix_(scenarios, ranked)].sum(axis=0)  # scenarios of each ranked row
+        can_be_tested = ranked.any() and n_judged.min() >= least_scenarios(design.level)
+        if names <= judged and can_be_tested:
             reached, reached_scenarios = Look(number, len(design.looks), at), scenarios
     return reached, reached_scenarios
 
@@ -338,7 +356,8 @@ def _differences(
     """
     family = [column for column, pair in enumerate(matrix.pairs) if ranked[column] and pair != other]
     masked = np.where(scenarios[:, None], np.column_stack([other_values, matrix.values[:, family]]), np.nan)
-    differences = simultaneous_differences(masked[:, 1:], masked[:, 0], options.level, flips=options.flips)
+    masked_other, masked_family = masked[:, 0], masked[:, 1:]
+    differences = simultaneous_differences(masked_family, masked_other, options.level, n_flips=options.n_flips)
     tested = {matrix.pairs[column]: difference for column, difference in zip(family, differences, strict=True)}
     return {
         pair: tested.get(pair) or untested(paired_difference(other_values, matrix.values[:, column]))
@@ -353,17 +372,20 @@ def _reference_rows(
     leader_values: Floats | None,
     scenarios: Mask,
     options: RankOptions,
-) -> tuple[Row, ...]:
+) -> tuple[PairResult, ...]:
     """Return the references, best first. Each is compared with the leader in a single test."""
     rows = []
     for values, pair in zip(references.values.T, references.pairs, strict=True):
         difference = None
         if leader is not None and leader_values is not None:
             single = replace(references, pairs=(pair,), values=values[:, None])
-            difference = _differences(single, np.ones(1, dtype=bool), leader, leader_values, scenarios, options)[pair]
+            tested = np.ones(1, dtype=bool)
+            difference = _differences(single, tested, leader, leader_values, scenarios, options)[pair]
             if difference is not None and difference.n < MIN_SCENARIOS:
                 difference = untested(paired_difference(leader_values, values))
-        rows.append(Row(pair, ranked=False, estimate=shown_estimate(values), adjusted_mean=None, to_leader=difference))
+        rows.append(
+            PairResult(pair, ranked=False, estimate=shown_estimate(values), adjusted_mean=None, to_leader=difference)
+        )
     return tuple(sorted(rows, key=_row_order))
 
 
@@ -371,11 +393,15 @@ def _negated(difference: Difference | None) -> Difference | None:
     if difference is None:
         return None
     # `0.0 - x` never returns −0.0.
-    low, high = (None if bound is None else 0.0 - bound for bound in (difference.ci_high, difference.ci_low))
-    return replace(difference, mean=0.0 - difference.mean, ci_low=low, ci_high=high)
+    return replace(
+        difference,
+        mean=0.0 - difference.mean,
+        ci_low=None if difference.ci_high is None else 0.0 - difference.ci_high,
+        ci_high=None if difference.ci_low is None else 0.0 - difference.ci_low,
+    )
 
 
-def _row_order(row: Row) -> tuple[bool, int, bool, float, Pair]:
+def _row_order(row: PairResult) -> tuple[bool, int, bool, float, Pair]:
     """Return the sort key: ranked rows by rank, then scored rows by mean, then rows without a score."""
     if row.ranked:
         return False, row.rank or 0, row.estimate is None, 0.0, row.pair
@@ -387,16 +413,17 @@ def _scenarios_needed(
     tied: Mapping[Pair, Difference | None], shrinkage: float, level: float, n_core: int
 ) -> int | None:
     """Return the scenarios needed to separate every tied row from the leader; None if unknown or out of reach."""
-    largest = 0
+    within_reach = MAX_GROWTH * max(n_core, MIN_SCENARIOS)
+    needed_by_row = []
     for diff in tied.values():
         if diff is None:
             return None
-        least = max(MIN_SCENARIOS, diff.n + 1)
-        needed = scenarios_needed(shrinkage * diff.mean, diff.sd, comparisons=len(tied), at_least=least, level=level)
-        if needed is None or needed > MAX_GROWTH * max(n_core, MIN_SCENARIOS):
+        at_least = max(MIN_SCENARIOS, diff.n + 1)
+        needed = scenarios_needed(shrinkage * diff.mean, diff.sd, comparisons=len(tied), at_least=at_least, level=level)
+        if needed is None or needed > within_reach:
             return None
-        largest = max(needed, largest)
-    return largest or None
+        needed_by_row.append(needed)
+    return max(needed_by_row, default=None)
 
 
 def _next_look(
@@ -409,19 +436,25 @@ def _next_look(
     shrinkage: float,
 ) -> NextLook | None:
     """Return the next look with its conditional power: the lowest over all rivals, ranked or not."""
-    reached = look.number if look else 0
-    if design is None or reached >= len(design.looks) or design.looks[-1] < least_scenarios(design.level):
+    n_reached = look.number if look else 0
+    if design is None or n_reached >= len(design.looks) or design.looks[-1] < least_scenarios(design.level):
         return None
-    upcoming = Look(reached + 1, len(design.looks), design.looks[reached])
+    upcoming = Look(n_reached + 1, len(design.looks), design.looks[n_reached])
     if leader is None or not rivals:
-        return NextLook(upcoming, None)
+        return NextLook(upcoming, power=None)
     powers = []
-    open_rivals = max(1, sum(diff is None or not diff.separated for diff in rivals.values()))
+    n_open = sum(diff is None or not diff.separated for diff in rivals.values())
     for pair in (*rivals, *unranked):
-        diff = paired_difference(matrix.values[:, matrix.pairs.index(pair)], matrix.values[:, leader])
-        if diff is None or not diff.sd or upcoming.at < least_scenarios(design.level):
-            return NextLook(upcoming, None)
-        critical = sidak_critical_t(upcoming.at, open_rivals, design.level)
-        n_now, drift = min(diff.n, upcoming.at), shrinkage * diff.mean
-        powers.append(conditional_power(diff.mean, diff.sd, n_now, upcoming.at, drift=drift, critical=critical))
+        lead = paired_difference(matrix.values[:, matrix.pairs.index(pair)], matrix.values[:, leader])
+        if lead is None or not lead.sd or upcoming.at < least_scenarios(design.level):
+            return NextLook(upcoming, power=None)
+        power = conditional_power(
+            lead.mean,
+            lead.sd,
+            n_now=min(lead.n, upcoming.at),
+            n_then=upcoming.at,
+            expected_mean=shrinkage * lead.mean,
+            critical=sidak_critical_t(upcoming.at, max(n_open, 1), design.level),
+        )
+        powers.append(power)
     return NextLook(upcoming, min(powers))

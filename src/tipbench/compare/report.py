@@ -57,35 +57,36 @@ def state_of(board: Leaderboard, pair: Pair) -> State:
         return State.REFERENCE
     if pair not in ranking.ranked:
         return State.INCOMPLETE
+    # A row that is ahead of the leader in the tested scenarios is not clearly worse either.
     return State.TIED if pair in ranking.tied or pair in ranking.ahead else State.SEPARATED
 
 
 def table_rows(board: Leaderboard) -> tuple[list[str], list[list[str | None]]]:
     """Return the columns, most important first, and the rows. Numbers are rounded; unknown values are None."""
     names = [board.by] if board.by else ["model", "prompt"]
-    adjusted = any(standing.row.adjusted for standing in board.standings)
+    has_adjusted = any(standing.result.is_adjusted for standing in board.standings)
     rows: list[list[tuple[str, str | None]]] = []
     for standing in (*board.standings, *board.references):
-        row, means, estimate = standing.row, standing.means, standing.row.estimate
-        differences = [("to leader", difference_text(row.to_leader)), ("p", p_text(row.to_leader))]
+        result, means, estimate = standing.result, standing.means, standing.result.estimate
+        differences = [("to leader", difference_text(result.to_leader)), ("p", p_text(result.to_leader))]
         if board.baseline:
             differences += [
-                ("to baseline", difference_text(row.to_baseline)),
-                ("p (baseline)", p_text(row.to_baseline)),
+                ("to baseline", difference_text(result.to_baseline)),
+                ("p (baseline)", p_text(result.to_baseline)),
             ]
         rows.append(
             [
                 ("rank", rank_text(standing)),
-                *((name, one_line(getattr(row.pair, name))) for name in names),
+                *((name, one_line(getattr(result.pair, name))) for name in names),
                 ("composite", number(estimate.mean if estimate else None)),
-                ("standing", STATE_TEXTS[state_of(board, row.pair)]),
-                *([("adjusted", number(row.adjusted_mean))] if adjusted else []),
+                ("standing", STATE_TEXTS[state_of(board, result.pair)]),
+                *([("adjusted", number(result.adjusted_mean))] if has_adjusted else []),
                 ("95 % interval", interval(estimate.ci_low, estimate.ci_high) if estimate else None),
                 ("P(best)", best_text(board, standing)),
                 *differences,
                 ("usable", usable_text(standing)),
                 ("if usable", number(standing.usable.composite) if standing.usable else None),
-                ("judged", f"{standing.judged}/{standing.total}"),
+                ("judged", f"{standing.n_judged}/{standing.n_cells}"),
                 ("flags", " ".join(standing.flags)),
                 *((scale, number(means.get(scale))) for scale in board.scales),
                 ("format", percent(means.get("format_ok"))),
@@ -106,14 +107,15 @@ def to_csv(board: Leaderboard) -> str:
     """
     records: list[dict[str, object]] = []
     for standing in (*board.standings, *board.references):
-        flat: dict[str, object] = {}
+        record: dict[str, object] = {}
         for name, value in standing.to_json().items():
             if name.startswith("diff_to_"):
-                flat |= {f"{name}_{part}": (value or {}).get(part) for part in ("mean", "ci_low", "ci_high", "p")}
+                record |= {f"{name}_{part}": (value or {}).get(part) for part in ("mean", "ci_low", "ci_high", "p")}
             else:
-                flat[name] = " ".join(value) if isinstance(value, list) else value
-        state = {"standing": str(state_of(board, standing.pair)), "provisional": str(board.provisional).lower()}
-        records.append(flat | state)
+                record[name] = " ".join(value) if isinstance(value, list) else value
+        record["standing"] = str(state_of(board, standing.pair))
+        record["provisional"] = str(board.provisional).lower()
+        records.append(record)
     return csv_text(list(records[0]) if records else [], [list(record.values()) for record in records])
 
 
@@ -124,7 +126,7 @@ def to_markdown(board: Leaderboard) -> str:
     parts = [
         f"## {plain_markdown(board.experiment)}",
         f"**{plain_markdown(board.verdict)}**",
-        markdown_table(columns, rows, text=TEXT_COLUMNS).rstrip(),
+        markdown_table(columns, rows, left_aligned=TEXT_COLUMNS).rstrip(),
         "\n".join(f"- {plain_markdown(line)}" for line in footer_lines(board)),
         "\n".join(f"- Note: {plain_markdown(note)}" for note in board.notes),
         plain_markdown(f"Rubric {board.rubric or 'none'}, suite {board.suite}, judged by {judges}."),
@@ -132,9 +134,9 @@ def to_markdown(board: Leaderboard) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]], text: Sequence[str] = ()) -> str:
-    """Return a Markdown table with escaped cells. The columns in `text` are left-aligned, the others right-aligned."""
-    alignments = [":--" if column in text else "--:" for column in columns]
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]], left_aligned: Sequence[str] = ()) -> str:
+    """Return a Markdown table with escaped values. Columns that are not in `left_aligned` are right-aligned."""
+    alignments = [":--" if column in left_aligned else "--:" for column in columns]
     lines = [[plain_markdown(column) for column in columns], alignments]
     for row in rows:
         values = [f"{value:.2f}" if isinstance(value, float) else value for value in row]
@@ -180,9 +182,12 @@ def attribution_lines(attribution: Attribution | Unknown) -> list[str]:
     shares = []
     for name, factor in attribution.factors().items():
         if factor is not None:
-            p = "" if factor.p is None or name == "scenario" else f" (p {p_value(factor.p)})"
+            show_p = factor.p is not None and name != "scenario"  # that scenarios differ is expected
+            p = f" (p {p_value(factor.p)})" if show_p else ""
             shares.append(f"{FACTORS[name]} {percent(factor.share)}{p}")
-    rows = f" (over the complete rows, without {join_names(attribution.without, 3)})" if attribution.without else ""
+    rows = ""
+    if attribution.excluded:
+        rows = f" (over the complete rows, without {join_names(attribution.excluded, 3)})"
     lines = [f"What explains the differences{rows}: {', '.join(shares)}."]
     if attribution.persona is not None:
         lines.append(f"Differences between personas explain {percent(attribution.persona.share)} (part of scenario).")
@@ -205,17 +210,19 @@ def label_of(board: Leaderboard, pair: Pair) -> str:
 
     References are labelled with their model.
     """
-    if is_reference(pair):
+    if board.by == "model" or is_reference(pair):
         return one_line(pair.model)
-    return one_line({"model": pair.model, "prompt": pair.prompt}.get(board.by or "", str(pair)))
+    return one_line(pair.prompt if board.by == "prompt" else str(pair))
 
 
 def rank_text(standing: Standing) -> str | None:
     """Format the rank with its range: 2 (1–4)."""
-    row = standing.row
-    if row.rank is None:
+    result = standing.result
+    if result.rank is None:
         return None
-    return str(row.rank) if row.rank_low == row.rank_high else f"{row.rank} ({row.rank_low}–{row.rank_high})"
+    if result.rank_low == result.rank_high:
+        return str(result.rank)
+    return f"{result.rank} ({result.rank_low}–{result.rank_high})"
 
 
 def usable_text(standing: Standing) -> str | None:
@@ -223,7 +230,7 @@ def usable_text(standing: Standing) -> str | None:
     usable = standing.usable
     if usable is None:
         return None
-    count = f"{usable.rate * usable.scenarios:g}/{usable.scenarios}"
+    count = f"{usable.n_usable:g}/{usable.n_scenarios}"
     return count if usable.rate == 1 else f"{count} ({percent(usable.low)} to {percent(usable.high)})"
 
 
@@ -246,7 +253,7 @@ def chance_text(p: float | None) -> str | None:
 
 def best_text(board: Leaderboard, standing: Standing) -> str | None:
     """Format the probability of being best; None if there are too few scenarios to resample."""
-    return None if board.ranking.too_few else chance_text(standing.row.p_best)
+    return None if board.ranking.too_few else chance_text(standing.result.p_best)
 
 
 def p_text(difference: Difference | None) -> str | None:

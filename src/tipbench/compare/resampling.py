@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 
 from tipbench.compare.matrix import Floats, Mask
 
-ALPHA = 0.05
-FLIPS = 10_000
-RESAMPLES = 10_000
+ALPHA = 0.05  # significance level, if the design has no other
+N_FLIPS = 10_000  # random sign flips of a test
+N_RESAMPLES = 10_000  # of the bootstrap
 SEED = 42  # of all random draws: the same scores give the same board
 TOLERANCE = 1e-9  # smaller differences are rounding errors
 
@@ -47,21 +47,21 @@ MAX_SUMS_IN_MEMORY = 30_000_000
 BLOCK = 1 << 17  # numbers computed together, to fit in the CPU cache
 
 
-def sign_flips(n: int, flips: int = FLIPS) -> Floats:
+def sign_flips(n: int, n_flips: int = N_FLIPS) -> Floats:
     """Return ±1 signs with flips as rows and scenarios as columns. The first row, all +1, is the observed data."""
     if n <= MAX_CACHED_SCENARIOS:
-        return _cached_signs(n, flips)
-    return _draw_signs(n, flips)
+        return _cached_signs(n, n_flips)
+    return _draw_signs(n, n_flips)
 
 
-def _draw_signs(n: int, flips: int) -> Floats:
+def _draw_signs(n: int, n_flips: int) -> Floats:
     """Return all distinct flips if they are few enough, else random ones."""
-    n_distinct = 1 << max(n - 1, 0)
-    if n <= MAX_EXACT_SCENARIOS and n_distinct <= flips + 1:
-        bits = (np.arange(n_distinct)[:, None] >> np.arange(n)) & 1
+    n_distinct = 2 ** max(n - 1, 0)  # half of all: the sign of the last scenario can be fixed
+    if n <= MAX_EXACT_SCENARIOS and n_distinct <= n_flips + 1:
+        bits = (np.arange(n_distinct)[:, None] >> np.arange(n)) & 1  # of the numbers 0 to n_distinct − 1
     else:
-        bits = np.random.default_rng([SEED, 1]).integers(0, 2, size=(flips + 1, n), dtype=np.int8)
-        bits[0] = 0
+        bits = np.random.default_rng([SEED, 1]).integers(0, 2, size=(n_flips + 1, n), dtype=np.int8)
+        bits[0] = 0  # the observed data
     signs = np.where(bits, -1.0, 1.0)
     signs.setflags(write=False)
     return signs
@@ -90,11 +90,11 @@ class _Testable:
         """The number of shared scenarios of each column."""
         return np.asarray(self.shared.sum(axis=0))
 
-    def z_squared(self, values: Floats, flips: int) -> Floats:
+    def z_squared(self, values: Floats, n_flips: int) -> Floats:
         """Return z² with flips as rows and the columns of `values` as columns. The first row is the observed data."""
-        sums = sign_flips(len(values), flips) @ values
+        sums = sign_flips(len(values), n_flips) @ values
         squares = (values * values).sum(axis=0)
-        r_squared = np.square(sums) / np.where(squares > 0, self.counts * squares, np.inf)
+        r_squared = np.square(sums) / np.where(squares > 0, self.counts * squares, np.inf)  # 0 if all are zero
         return _wallace_z_squared(r_squared, self.counts, MAX_R_SQUARED)
 
 
@@ -102,7 +102,7 @@ def _without_rounding_errors(values: Floats) -> Floats:
     return np.where(np.abs(values) < TOLERANCE, 0.0, values)
 
 
-def step_down(differences: Floats, *, flips: int = FLIPS) -> tuple[float | None, ...]:
+def step_down(differences: Floats, *, n_flips: int = N_FLIPS) -> tuple[float | None, ...]:
     """Return the adjusted two-sided p of each column of paired differences; None for fewer than two shared scenarios.
 
     Rows are scenarios; a difference is NaN if the scenario is not shared. The method is step-down max-t (Westfall and
@@ -112,17 +112,18 @@ def step_down(differences: Floats, *, flips: int = FLIPS) -> tuple[float | None,
     adjusted: list[float | None] = [None] * differences.shape[1]
     testable = _Testable.of(differences)
     if testable.columns.size:
-        statistic = testable.z_squared(testable.values, flips)
+        statistic = testable.z_squared(testable.values, n_flips)
         order = np.argsort(-statistic[0], kind="stable")
         ordered = statistic[:, order]
         largest_of_rest = np.maximum.accumulate(ordered[:, ::-1], axis=1)[:, ::-1]
+        # A flip that equals the observed statistic except for rounding errors counts as reaching it.
         reached = largest_of_rest >= ordered[0] * (1 - 1e-7) - 1e-12
         for column, p in zip(testable.columns[order], np.maximum.accumulate(reached.mean(axis=0)), strict=True):
             adjusted[column] = float(p)
     return tuple(adjusted)
 
 
-def critical_t(differences: Floats, level: float = ALPHA, *, flips: int = FLIPS) -> tuple[float | None, ...]:
+def critical_t(differences: Floats, level: float = ALPHA, *, n_flips: int = N_FLIPS) -> tuple[float | None, ...]:
     """Return, for each column, half the width of its single-step simultaneous interval, in standard errors.
 
     It follows from the (1 − level) quantile, over flips, of the largest statistic of the centred differences. None for
@@ -135,8 +136,8 @@ def critical_t(differences: Floats, level: float = ALPHA, *, flips: int = FLIPS)
     counts = testable.counts
     means = np.where(np.isnan(differences), 0.0, differences).sum(axis=0)[testable.columns] / counts
     centred = _without_rounding_errors(np.where(testable.shared, testable.values - means, 0.0))
-    largest = np.sort(testable.z_squared(centred, flips).max(axis=1))
-    n_above = int(level * len(largest) + 1e-9)
+    largest = np.sort(testable.z_squared(centred, n_flips).max(axis=1))
+    n_above = int(level * len(largest) + 1e-9)  # flips beyond the quantile; 1e-9 against rounding errors
     if not n_above:
         return tuple(critical)
     r_squared = -np.expm1(-largest[-1 - n_above] / _wallace_factor(counts))
@@ -147,7 +148,7 @@ def critical_t(differences: Floats, level: float = ALPHA, *, flips: int = FLIPS)
     return tuple(critical)
 
 
-def significantly_better(values: Floats, *, flips: int = FLIPS, level: float = ALPHA) -> Mask:
+def significantly_better(values: Floats, *, n_flips: int = N_FLIPS, level: float = ALPHA) -> Mask:
     """Return a mask: [i, j] is True if column i is significantly better than column j.
 
     The test is step-down max-t over all pairs of columns. With few columns it compares adjusted p-values with `level`.
@@ -158,20 +159,23 @@ def significantly_better(values: Floats, *, flips: int = FLIPS, level: float = A
     n, k = values.shape
     if n < 2 or k < 2:
         return np.zeros((k, k), dtype=bool)
-    n_sums = k * (k - 1) // 2 * min(flips, 2 ** min(n, 60))
+    n_column_pairs = k * (k - 1) // 2
+    n_sums = n_column_pairs * min(n_flips, 2 ** min(n, 60))  # 60 only avoids huge integers
     if n_sums <= MAX_DIRECT_SUMS:
         first, second = np.triu_indices(k, 1)
         differences = values[:, first] - values[:, second]
-        adjusted = np.array([1.0 if p is None else p for p in step_down(differences, flips=flips)])
+        adjusted = np.array([1.0 if p is None else p for p in step_down(differences, n_flips=n_flips)])
         totals = np.where(np.isnan(differences), 0.0, differences).sum(axis=0)
         better = np.zeros((k, k), dtype=bool)
         better[first, second] = (adjusted <= level) & (totals > 0)
         better[second, first] = (adjusted <= level) & (totals < 0)
         return better
-    many = k >= MANY_ROWS
-    family = _AllPairs(values, min(flips, MANY_ROWS_FLIPS) if many else flips)
+    max_rounds = k * k  # each round but the last rejects at least one pair
+    if k >= MANY_ROWS:
+        n_flips, max_rounds = min(n_flips, MANY_ROWS_FLIPS), MANY_ROWS_ROUNDS
+    family = _AllPairs(values, n_flips)
     rejected = np.zeros((k, k), dtype=bool)
-    for _ in range(MANY_ROWS_ROUNDS if many else k * k):
+    for _ in range(max_rounds):
         newly_rejected = (family.observed > family.critical_value(~rejected, level)) & ~rejected
         if not newly_rejected.any():
             break
@@ -187,7 +191,7 @@ class EmpiricalBayes:
     shrinkage: float  # posterior mean of B: the part of an observed difference that remains, 0 to 1
 
 
-def empirical_bayes(values: Floats, *, resamples: int = RESAMPLES) -> EmpiricalBayes:
+def empirical_bayes(values: Floats, *, n_resamples: int = N_RESAMPLES) -> EmpiricalBayes:
     """Return the probability that each column has the highest true mean (Efron and Morris 1975; Gelman 2006).
 
     The true means are assumed to be normal around a common mean, with an unknown standard deviation τ. The posterior
@@ -211,28 +215,32 @@ def empirical_bayes(values: Floats, *, resamples: int = RESAMPLES) -> EmpiricalB
         return EmpiricalBayes(best / best.sum(), 1.0)
     ratios = np.tan(np.linspace(0, np.pi / 2, TAU_GRID + 2)[1:-1])  # τ / se, at equally spaced quantiles of the prior
     sum_of_squares = float(deviations @ deviations)
+    # The log-likelihood of each τ: the k − 1 contrasts of the means are normal with variance τ² + se².
     log_weight = -0.5 * (k - 1) * np.log1p(ratios**2) - 0.5 * sum_of_squares / se_squared / (1 + ratios**2)
     weight = np.exp(log_weight - log_weight.max())
     weight /= weight.sum()
     factors = ratios**2 / (1 + ratios**2)  # B for each τ of the grid
-    drawn_factors = factors[np.searchsorted(np.cumsum(weight)[:-1], (np.arange(resamples) + 0.5) / resamples)]
+    # Each resample has its own B. They are at equally spaced quantiles of the posterior, not drawn at random.
+    quantiles = (np.arange(n_resamples) + 0.5) / n_resamples
+    factor_of_resample = factors[np.searchsorted(np.cumsum(weight)[:-1], quantiles)]
     # Count how often each scenario is drawn in each resample. Each resample has its own range of n numbers, so that a
     # single bincount counts them all.
-    drawn = rng.integers(0, n, size=(resamples, n), dtype=np.int32)
-    drawn += (np.arange(resamples, dtype=np.int32) * n)[:, None]
-    draw_counts = np.bincount(drawn.ravel(), minlength=resamples * n).reshape(resamples, n).astype(np.float64)
-    # The chi-squared numbers allow for the standard error, which is an estimate.
-    error_scales = np.sqrt(n / (n - 1)) * np.sqrt((n - 1) / rng.chisquare(n - 1, size=(resamples, 1))) / n
+    drawn = rng.integers(0, n, size=(n_resamples, n), dtype=np.int32)
+    drawn += (np.arange(n_resamples, dtype=np.int32) * n)[:, None]
+    draw_counts = np.bincount(drawn.ravel(), minlength=n_resamples * n).reshape(n_resamples, n).astype(np.float64)
+    # n / (n − 1) corrects the variance of the bootstrap. The chi-squared numbers allow for the standard error, which is
+    # an estimate. The last n turns sums into means.
+    error_scales = np.sqrt(n / (n - 1)) * np.sqrt((n - 1) / rng.chisquare(n - 1, size=(n_resamples, 1))) / n
     shares = np.zeros(k)
     rows_at_once = max(1, BLOCK // k)
-    for start in range(0, resamples, rows_at_once):
+    for start in range(0, n_resamples, rows_at_once):
         part = slice(start, start + rows_at_once)
-        part_factors = drawn_factors[part, None]
+        part_factors = factor_of_resample[part, None]
         errors = draw_counts[part] @ residuals * error_scales[part]
         means = part_factors * deviations + np.sqrt(part_factors) * errors
         best = means >= means.max(axis=1, keepdims=True) - TOLERANCE
         shares += (best / best.sum(axis=1, keepdims=True)).sum(axis=0)
-    shares /= resamples
+    shares /= n_resamples
     return EmpiricalBayes(shares, float(weight @ factors))
 
 
@@ -255,7 +263,7 @@ class _AllPairs:
     each pair of columns.
     """
 
-    def __init__(self, values: Floats, flips: int) -> None:
+    def __init__(self, values: Floats, n_flips: int) -> None:
         judged = ~np.isnan(values)
         totals = np.where(judged, values, 0.0).sum(axis=1, keepdims=True)
         centred = np.where(judged, values - totals / np.maximum(judged.sum(axis=1, keepdims=True), 1), 0.0)
@@ -264,6 +272,7 @@ class _AllPairs:
         self._counts = present.T @ present
         cross = (centred**2).T @ present  # [i, j]: sum of squares of column i over the scenarios of column j
         squares = cross + cross.T - 2 * centred.T @ centred  # of the differences of columns i and j
+        # Smaller sums are rounding errors: all differences are zero.
         testable = (squares > 1e-12 * (cross + cross.T)) & (self._counts >= 2)
         np.fill_diagonal(testable, val=False)
         scale = np.divide(1.0, self._counts * squares, out=np.zeros_like(squares), where=testable)
@@ -272,8 +281,8 @@ class _AllPairs:
         self._single_precision = values.shape[1] >= MANY_ROWS
         precision = np.float32 if self._single_precision else np.float64
         self._scale = scale.astype(precision)
-        flips = max(min(flips, MAX_SUMS_IN_MEMORY // (patterns.shape[1] * values.shape[1])), 100)
-        signs = np.ascontiguousarray(sign_flips(len(values), flips).T, dtype=precision)
+        n_flips = max(min(n_flips, MAX_SUMS_IN_MEMORY // (patterns.shape[1] * values.shape[1])), 100)
+        signs = np.ascontiguousarray(sign_flips(len(values), n_flips).T, dtype=precision)
         centred = centred.astype(precision)
         complete = centred.T @ signs
         # A pattern usually has most scenarios, so it is faster to subtract the scenarios that it lacks.
@@ -284,12 +293,13 @@ class _AllPairs:
     def critical_value(self, open_pairs: Mask, level: float) -> float:
         """Return the (1 − level) quantile, over flips, of the largest statistic among the open pairs."""
         scale = self._scale * open_pairs
-        flips = self._flipped.shape[2]
+        n_flips = self._flipped.shape[2]
         step = max(BLOCK // self._flipped.shape[1], 64)
-        largest = np.concatenate([self._largest(scale, slice(start, start + step)) for start in range(0, flips, step)])
-        n_above = int(level * flips + 1e-9)
+        parts = [slice(start, start + step) for start in range(0, n_flips, step)]
+        largest = np.concatenate([self._largest(scale, part) for part in parts])
+        n_above = int(level * n_flips + 1e-9)
         tolerance = 2e-4 if self._single_precision else 1e-7
-        return float(np.sort(largest)[flips - 1 - n_above]) * (1 + tolerance) + 1e-12
+        return float(np.sort(largest)[n_flips - 1 - n_above]) * (1 + tolerance) + 1e-12
 
     def _largest(self, scale: NDArray[Any], flips: slice) -> Floats:
         """Return the largest statistic of each flip over all pairs of columns with a scale above 0."""

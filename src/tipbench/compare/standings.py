@@ -26,7 +26,7 @@ FLAGS = {
 
 @dataclass(frozen=True)
 class TableCell:
-    """A table cell."""
+    """What the table shows of a row in one column."""
 
     text: str
     small_lines: tuple[str, ...] = ()  # below the text
@@ -36,13 +36,13 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Column:
-    """A table column."""
+    """A column, with what its header shows and does."""
 
-    key: str
+    key: str  # in the URL
     title: str
     description: str
     high_first: bool = False  # the first click sorts in descending order
-    text: bool = False  # has texts, not numbers
+    is_text: bool = False  # has texts, not numbers
     extra: bool = False  # hidden until the user shows it
 
 
@@ -66,7 +66,7 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[TableRow, ...]
     sort: str | None  # key of a column, with a leading `-` if descending; None for the order of the board
-    fault: str | None = None  # error message for an unknown `sort`
+    sort_fault: str | None = None  # error message for an unknown `sort`
 
     def sort_on_click(self, column: Column) -> str:
         """Return the `sort` value of a click on a column header. The first click sorts best values first."""
@@ -101,17 +101,20 @@ def standings(board: Leaderboard, sort: str | None = None) -> Table:
 
 def _columns(board: Leaderboard) -> Iterator[Column]:
     """Yield the columns; `_cells` yields the cells of a row in the same order."""
-    span = f", {board.span[0]:g} to {board.span[1]:g}" if board.span else ""
-    interval_and_p = f"with its {board.confidence} interval; p is adjusted for all rows"
     yield Column("rank", "rank", "Rank and rank range")
-    composite = f"Mean composite{span}, higher is better, with its 95 % interval"
+    composite_range = ""
+    if board.composite_range:
+        lowest, highest = board.composite_range
+        composite_range = f", {lowest:g} to {highest:g}"
+    composite = f"Mean composite{composite_range}, higher is better, with its 95 % interval"
     yield Column("composite", "composite", composite, high_first=True)
     yield Column("p_best", "P(best)", "Chance of being the best row", high_first=True)
+    interval_and_p = f"with its {board.confidence} interval; p is adjusted for all rows"
     if board.baseline is not None:
         name = short_name(label_of(board, board.baseline), MAX_NAME_CHARS)
         yield Column("baseline", "to baseline", f"Row − {name}, {interval_and_p}", high_first=True)
     yield Column("leader", "to leader", f"Row − leader, {interval_and_p}", high_first=True)
-    yield Column("standing", "standing", "Compared with the leader", text=True)
+    yield Column("standing", "standing", "Compared with the leader", is_text=True)
     yield Column("latency_s", "latency", "Time for an answer, without loading the model")
     yield Column("judged", "judged", "Judged cells of all cells", high_first=True)
     usable = "Scenarios with a usable tip, and the exact 95 % interval of their rate"
@@ -128,31 +131,34 @@ def _columns(board: Leaderboard) -> Iterator[Column]:
 
 def _cells(board: Leaderboard, standing: Standing, state: State) -> Iterator[TableCell]:
     """Yield the cells of a row, in the order of `_columns`."""
-    row, means, estimate = standing.row, standing.means, standing.row.estimate
+    result, means, estimate = standing.result, standing.means, standing.result.estimate
     rank_range = None
-    if row.rank is not None and row.rank_low != row.rank_high:
-        rank_range = f"{row.rank_low}–{row.rank_high}"
-    yield _cell(row.rank, str(row.rank) if row.rank else None, rank_range)
-    mean, bounds = (estimate.mean, interval(estimate.ci_low, estimate.ci_high)) if estimate else (None, None)
-    yield _cell(mean, number(mean), bounds, f"{number(row.adjusted_mean)} adjusted" if row.adjusted else None)
-    yield _cell(row.p_best, best_text(board, standing))
+    if result.rank is not None and result.rank_low != result.rank_high:
+        rank_range = f"{result.rank_low}–{result.rank_high}"
+    yield _cell(result.rank, str(result.rank) if result.rank else None, rank_range)
+    adjusted = f"{number(result.adjusted_mean)} adjusted" if result.is_adjusted else None
+    if estimate is None:
+        yield _cell(None, None, adjusted)
+    else:
+        bounds = interval(estimate.ci_low, estimate.ci_high)
+        yield _cell(estimate.mean, number(estimate.mean), bounds, adjusted)
+    yield _cell(result.p_best, best_text(board, standing))
     if board.baseline is not None:
-        yield _difference(row.to_baseline, baseline_words(row.to_baseline))
-    yield _difference(row.to_leader)
-    yield TableCell(STATE_TEXTS[state], value=list(State).index(state), state=str(state))
+        yield _difference_cell(result.to_baseline, baseline_words(result.to_baseline))
+    yield _difference_cell(result.to_leader)
+    best_first = list(State)
+    yield TableCell(STATE_TEXTS[state], value=best_first.index(state), state=str(state))
     yield _cell(means.get("latency_s"), duration(means.get("latency_s")))
-    failed = f"{standing.failed} failed" if standing.failed else None
-    yield _cell(standing.judged, f"{standing.judged}/{standing.total}", failed)
+    failed = f"{standing.n_failed} failed" if standing.n_failed else None
+    yield _cell(standing.n_judged, f"{standing.n_judged}/{standing.n_cells}", failed)
     if (usable := standing.usable) is None:
         yield _cell(None, None)
     else:
-        composite = number(usable.composite) if usable.rate < 1 else None
-        yield _cell(
-            usable.rate,
-            f"{usable.rate * usable.scenarios:g} of {usable.scenarios}",
-            f"{percent(usable.low)} to {percent(usable.high)}",
-            f"{composite} if usable" if composite else None,
-        )
+        count = f"{usable.n_usable:g} of {usable.n_scenarios}"
+        composite = None
+        if usable.composite is not None and usable.rate < 1:  # else it equals the composite of the row
+            composite = f"{number(usable.composite)} if usable"
+        yield _cell(usable.rate, count, f"{percent(usable.low)} to {percent(usable.high)}", composite)
     for scale in board.scales:
         yield _cell(means.get(scale), number(means.get(scale)))
     yield _cell(means.get("format_ok"), percent(means.get("format_ok")))
@@ -166,19 +172,20 @@ def _cell(value: float | None, text: str | None, *small_lines: str | None) -> Ta
     return TableCell(text or NOTHING, tuple(line for line in small_lines if line), value)
 
 
-def _difference(difference: Difference | None, words: str | None = None) -> TableCell:
+def _difference_cell(difference: Difference | None, words: str | None = None) -> TableCell:
     """Return the cell of a difference: the mean, and below it the interval, p and `words`."""
     if difference is None:
         return TableCell(NOTHING)
+    p = p_text(difference)
     p_words = None
-    if p := p_text(difference):
+    if p is not None:
         p_words = f"p {p}" if p.startswith("<") else f"p = {p}"
     bounds = interval(difference.ci_low, difference.ci_high, "+.2f")
     return _cell(difference.mean, number(difference.mean, "+.2f"), bounds, p_words, words)
 
 
 def baseline_words(difference: Difference | None) -> str | None:
-    """Describe a difference to the baseline; None if it is not tested."""
+    """Return "better", "worse" or "not clearly different" than the baseline; None if the difference is not tested."""
     if difference is None or difference.separated is None:
         return None
     if not difference.separated:

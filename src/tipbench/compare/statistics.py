@@ -19,7 +19,7 @@ from math import sqrt
 import numpy as np
 
 from tipbench.compare.matrix import Floats, Mask
-from tipbench.compare.resampling import ALPHA, FLIPS, TOLERANCE, critical_t, step_down
+from tipbench.compare.resampling import ALPHA, N_FLIPS, TOLERANCE, critical_t, step_down
 from tipbench.plan.design import MIN_SCENARIOS
 
 POWER = 0.8  # the power of `scenarios_needed` and `smallest_detectable`
@@ -58,7 +58,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Difference(Estimate):
-    """The difference row − other row over their shared scenarios.
+    """The difference of two rows over their shared scenarios: row − other.
 
     On a board, interval and p are adjusted for the comparisons of all its rows.
     """
@@ -109,7 +109,7 @@ def mean_estimate(values: Floats) -> Estimate | None:
 
 
 def shown_estimate(values: Floats) -> Estimate | None:
-    """Return `mean_estimate`, without the interval if there are fewer than MIN_SCENARIOS scores."""
+    """Return `mean_estimate` as shown to users: without the interval if there are fewer than MIN_SCENARIOS scores."""
     estimate = mean_estimate(values)
     if estimate is None or estimate.n >= MIN_SCENARIOS:
         return estimate
@@ -130,12 +130,12 @@ def paired_difference(first: Floats, second: Floats, p: float | None = None) -> 
 
 
 def simultaneous_differences(
-    values: Floats, against: Floats, level: float = ALPHA, *, flips: int = FLIPS
+    values: Floats, against: Floats, level: float = ALPHA, *, n_flips: int = N_FLIPS
 ) -> list[Difference | None]:
     """Return each column − `against`, tested as one family, with step-down p and simultaneous intervals."""
     differences = values - against[:, None]
-    adjusted = step_down(differences, flips=flips)
-    critical = critical_t(differences, level, flips=flips)
+    adjusted = step_down(differences, n_flips=n_flips)
+    critical = critical_t(differences, level, n_flips=n_flips)
     family: list[Difference | None] = []
     for column, p, t in zip(values.T, adjusted, critical, strict=True):
         difference = paired_difference(against, column, p)
@@ -191,36 +191,41 @@ def additive_fit(values: Floats, core: Mask) -> AdditiveFit:
         return AdditiveFit(values.mean(axis=1) - values.mean(), values)
     present = judged.astype(np.float64)
     counts = present.sum(axis=1)
-    row_counts = np.maximum(counts, 1.0)[:, None]
-    normal_matrix = np.diag(present.sum(axis=0)) - (present / row_counts).T @ present
+    divisors = np.maximum(counts, 1.0)[:, None]
+    # The normal equations of the column effects, after the scenario effects are eliminated.
+    normal_matrix = np.diag(present.sum(axis=0)) - (present / divisors).T @ present
     inverse = np.linalg.pinv(normal_matrix, hermitian=True)
 
-    def centre_rows(cell_values: Floats) -> Floats:
-        filled = np.where(judged, cell_values, 0.0)
-        return np.asarray(present * (filled - filled.sum(axis=1, keepdims=True) / row_counts))
+    def centre_scenarios(scores: Floats) -> Floats:
+        """Subtract from each score the mean of its scenario; 0 where there is no score."""
+        filled = np.where(judged, scores, 0.0)
+        return np.asarray(present * (filled - filled.sum(axis=1, keepdims=True) / divisors))
 
-    column_effects = inverse @ centre_rows(values).sum(axis=0)
+    column_effects = inverse @ centre_scenarios(values).sum(axis=0)
     column_effects -= column_effects.mean()
-    influence = centre_rows(values - column_effects) @ inverse
-    row_means = np.where(judged, values - column_effects, 0.0).sum(axis=1) / np.where(counts > 0, counts, np.nan)
-    core_rows = core & (counts > 0)
-    overall_mean = float(row_means[core_rows].mean()) if core_rows.any() else float(np.nanmean(row_means))
+    influence = centre_scenarios(values - column_effects) @ inverse
+    scenario_means = np.where(judged, values - column_effects, 0.0).sum(axis=1) / np.where(counts > 0, counts, np.nan)
+    judged_core = core & (counts > 0)
+    overall_mean = float(scenario_means[judged_core].mean()) if judged_core.any() else float(np.nanmean(scenario_means))
     pseudo_values = np.asarray(column_effects + overall_mean + n * influence).reshape(n, k)
-    return AdditiveFit(row_means - overall_mean, pseudo_values)
+    return AdditiveFit(scenario_means - overall_mean, pseudo_values)
 
 
-def conditional_power(mean: float, sd: float, n_now: int, n_then: int, *, drift: float, critical: float) -> float:
+def conditional_power(
+    mean: float, sd: float, n_now: int, n_then: int, *, expected_mean: float, critical: float
+) -> float:
     """Return the chance that the mean of `n_then` differences exceeds `critical` standard errors (Lachin 2005).
 
-    `mean` is the mean of the first `n_now` differences, and `drift` the expected mean of the others. Uses the normal
+    `mean` is the mean of the first `n_now` differences, and `expected_mean` that of the others. Uses the normal
     approximation.
     """
     from scipy.special import ndtr
 
     n_more = n_then - n_now
     if n_more <= 0:
-        return float(mean > critical * sd / sqrt(n_now))
-    return float(ndtr((n_now * mean + n_more * drift - critical * sd * sqrt(n_then)) / (sd * sqrt(n_more))))
+        return float(mean > critical * sd / sqrt(n_now))  # already known: 1 or 0
+    expected_sum = n_now * mean + n_more * expected_mean
+    return float(ndtr((expected_sum - critical * sd * sqrt(n_then)) / (sd * sqrt(n_more))))
 
 
 def scenarios_needed(
@@ -237,10 +242,11 @@ def scenarios_needed(
     sd_per_distance = sd / abs(distance)
 
     def enough(n: int) -> bool:
+        """Return whether the detectable difference, standard errors × sd / √n, is at most `distance`."""
         return (_detectable_se(n, comparisons, level) * sd_per_distance) ** 2 <= n
 
     low = high = max(at_least, 2)
-    while not enough(high):
+    while not enough(high):  # double, then bisect
         if high > MAX_SCENARIOS_NEEDED:
             return None
         low, high = high + 1, 2 * high
@@ -269,7 +275,7 @@ def sidak_critical_t(n: int, comparisons: int, level: float) -> float:
 
 
 def clopper_pearson(successes: float, n: int, alpha: float = ALPHA) -> tuple[float, float]:
-    """Return the lower and upper bound of the exact 1 − α interval of a rate.
+    """Return the lower and upper bound of the exact (1 − alpha) interval of a rate.
 
     `successes` may be a fraction, because repeats are averaged.
     """
@@ -290,13 +296,14 @@ def is_fragile(lead: float, usable_mean: float | None, floor: float, n_unusable:
     """
     if usable_mean is None:
         return True
-    _, highest_rate = clopper_pearson(n_unusable, n, alpha=2 * ALPHA)
-    return lead < (highest_rate - n_unusable / n) * (usable_mean - floor)
+    _, highest_rate = clopper_pearson(n_unusable, n, alpha=2 * ALPHA)  # 2 α, because only one bound is used
+    more_unusable = highest_rate - n_unusable / n
+    return lead < more_unusable * (usable_mean - floor)
 
 
 @lru_cache(maxsize=4096)
-def t_quantile(probability: float, freedom: int) -> float:
-    """Return the quantile of Student's t distribution with `freedom` degrees of freedom."""
+def t_quantile(probability: float, df: int) -> float:
+    """Return the quantile of Student's t distribution with `df` degrees of freedom."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(freedom, probability))
+    return float(stdtrit(df, probability))

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from tipbench.compare.cells import BoardCells
 from tipbench.compare.duels import DuelTable
-from tipbench.compare.matrix import OTHER, Pair, Side, shared_by_all
-from tipbench.compare.ranking import Ranking
+from tipbench.compare.matrix import OTHER_SIDE, Pair, Side, shared_by_all
+from tipbench.compare.ranking import NextLook, Ranking
 from tipbench.compare.statistics import Unknown
-from tipbench.plan.design import MIN_SCENARIOS
+from tipbench.plan.design import LEVELS, MIN_SCENARIOS, least_scenarios
 from tipbench.text import TIED, UNCLEAR, join_names, percent, plural
 
 _MAX_NAMES = 3  # names in a sentence
@@ -23,14 +23,14 @@ _MIN_CHANCE = 0.05  # a smaller chance to decide is not shown as a number
 class VerdictFacts:
     """Facts for the verdict that are not part of the ranking."""
 
-    unit: str = "scenario"  # what rows are averaged over
-    row: str = "pair"  # what is ranked
+    unit: str = "scenario"  # what rows are averaged over: scenario or persona
+    row_noun: str = "pair"  # what is ranked: pair, model or prompt
     provisional: str | None = None  # source of the scores, if provisional
     obstacle: str | None = None  # why nothing can be ranked, regardless of scores
     unplanned: str | None = None  # why the tests are not one of the planned looks
     fragile: bool = False  # decided, but a few unusable answers of the leader could undo it
     judges: tuple[str, ...] = ()
-    concerns: Mapping[str, str] = field(default_factory=dict)  # by judge
+    concerns: Mapping[str, str] = field(default_factory=dict)  # judge → concern, such as "is far off the agreed scores"
 
 
 _NO_FACTS = VerdictFacts()
@@ -71,14 +71,16 @@ def _qualifications(ranking: Ranking, facts: VerdictFacts) -> Iterator[str]:
         yield f"Clearly better than the leader in {where}, though not overall: {join_names(ranking.ahead, _MAX_NAMES)}."
     if ranking.unranked:
         yield unranked_sentence(ranking, facts)
-    if higher := [row.pair for row in ranking.unranked if row.to_leader is not None and row.to_leader.mean > 0]:
+    higher = [row.pair for row in ranking.unranked if row.to_leader is not None and row.to_leader.mean > 0]
+    if higher:
         yield f"Not ranked, but ahead of the leader in the scenarios that both have: {join_names(higher, _MAX_NAMES)}."
     if ranking.silent and not ranking.decided:
-        yield f"{plural(len(ranking.silent), facts.row)} gave no answer: {join_names(ranking.silent, _MAX_NAMES)}."
+        yield f"{plural(len(ranking.silent), facts.row_noun)} gave no answer: {join_names(ranking.silent, _MAX_NAMES)}."
     if facts.judges and not facts.provisional:
         yield f"Judged by {join_names(facts.judges, _MAX_NAMES)}."
-    only = ", the only judge," if len(facts.judges) == 1 else ""
-    if concerns := [f"{judge}{only} {facts.concerns[judge]}" for judge in facts.judges if judge in facts.concerns]:
+    apposition = ", the only judge," if len(facts.judges) == 1 else ""
+    concerns = [f"{judge}{apposition} {facts.concerns[judge]}" for judge in facts.judges if judge in facts.concerns]
+    if concerns:
         yield f"{'; '.join(concerns[:_MAX_NAMES])}."
 
 
@@ -91,23 +93,26 @@ def standing_sentence(ranking: Ranking, facts: VerdictFacts = _NO_FACTS) -> str:
     if look is not None and look.of > 1:
         at = "" if look.at == ranking.n_scenarios else f" at {look.at}"
         over_scenarios += f" (look {look.number} of {look.of}{at})"
-    if sum(row.ranked for row in ranking.rows) == 1:
-        return f"{leader} is the only ranked {facts.row}, {over_scenarios}: there is nothing to compare it with."
+    if len(ranking.ranked) == 1:
+        return f"{leader} is the only ranked {facts.row_noun}, {over_scenarios}: there is nothing to compare it with."
     if ranking.decided:
-        stale = sum(row.stale for row in ranking.rows)
-        left_out = [f"{plural(len(ranking.silent), facts.row)} that gave no answer"] if ranking.silent else []
-        left_out += [f"{plural(stale, facts.row)} of an older build, prompt or scenario"] if stale else []
+        n_stale = sum(row.stale for row in ranking.rows)
+        left_out = []
+        if ranking.silent:
+            left_out.append(f"{plural(len(ranking.silent), facts.row_noun)} that gave no answer")
+        if n_stale:
+            left_out.append(f"{plural(n_stale, facts.row_noun)} of an older build, prompt or scenario")
         without = f", without {' and '.join(left_out)}" if left_out else ""
-        return f"{leader} leads {over_scenarios}; every other {facts.row} is clearly worse{without}."
+        return f"{leader} leads {over_scenarios}; every other {facts.row_noun} is clearly worse{without}."
     first = [row.pair for row in ranking.rows if row.rank == 1]
     if len(first) > 1:
         others = [pair for pair in ranking.tied_ranked if pair not in first]
-        rest = f" and are {UNCLEAR} from {join_names(others, _MAX_NAMES)}"
-        if not others:
-            rest = ": their mean scores are equal"
+        rest = (
+            f" and are {UNCLEAR} from {join_names(others, _MAX_NAMES)}" if others else ": their mean scores are equal"
+        )
         return f"{join_names(first, _MAX_NAMES)} share the lead {over_scenarios}{rest}."
     if not ranking.tied_ranked:
-        rest = "" if ranking.ahead else f"; every other ranked {facts.row} is clearly worse"
+        rest = "" if ranking.ahead else f"; every other ranked {facts.row_noun} is clearly worse"
         return f"{leader} leads {over_scenarios}{rest}."
     return f"{leader} leads {over_scenarios}, but is {UNCLEAR} from {join_names(ranking.tied_ranked, _MAX_NAMES)}."
 
@@ -115,41 +120,40 @@ def standing_sentence(ranking: Ranking, facts: VerdictFacts = _NO_FACTS) -> str:
 def unranked_sentence(ranking: Ranking, facts: VerdictFacts = _NO_FACTS) -> str:
     """Return the sentence on rows judged in too few scenarios to be ranked."""
     counts = [row.estimate.n if row.estimate else 0 for row in ranking.unranked]
-    fewest, most = min(counts), plural(max(counts), facts.unit)
-    judged = most if fewest == max(counts) else f"{fewest} to {most}"
+    fewest, most = min(counts), max(counts)
+    judged = plural(most, facts.unit) if fewest == most else f"{fewest} to {plural(most, facts.unit)}"
     names = join_names((row.pair for row in ranking.unranked), _MAX_NAMES)
     return f"Not decided: {names} (judged in {judged}) may still lead."
 
 
 def _no_leader(ranking: Ranking, facts: VerdictFacts) -> str:
-    gap, row = ranking.gap, facts.row
+    missing, noun = ranking.missing_scores, facts.row_noun
     if facts.obstacle:
         return f"Nothing can be ranked: {facts.obstacle}."
     if not ranking.rows:
         if ranking.references:
             return f"Nothing to rank: only the reference {ranking.references[0].pair.model} is recorded."
         return "Nothing is recorded yet."
-    if gap is None:
-        return f"Not judged yet: {plural(len(ranking.rows), row)} without scores."
-    missing = f"the closest, {gap.nearest}, lacks {join_names(gap.lacks, _MAX_MISSING)}"
-    if gap.core:
-        needed = "all" if gap.needed == gap.core else str(gap.needed)
-        core = f"{plural(gap.core, 'core scenario')} (judged for half of the {row}s)"
-        return f"No {row} is judged in {needed} of the {core}; {missing}."
-    return f"No scenario is judged for half of the {plural(gap.rows, row)}; {missing}."
+    if missing is None:
+        return f"Not judged yet: {plural(len(ranking.rows), noun)} without scores."
+    closest = f"the closest, {missing.closest}, lacks {join_names(missing.lacks, _MAX_MISSING)}"
+    if missing.n_core:
+        needed = "all" if missing.n_needed == missing.n_core else str(missing.n_needed)
+        core = f"{plural(missing.n_core, 'core scenario')} (judged for half of the {noun}s)"
+        return f"No {noun} is judged in {needed} of the {core}; {closest}."
+    return f"No scenario is judged for half of the {plural(missing.n_rows, noun)}; {closest}."
 
 
 def _outlook(ranking: Ranking, facts: VerdictFacts) -> str:
     """Return the sentence on the next look, or on why there is none."""
-    coming = ranking.next_look
-    if coming is not None:
-        look = coming.look
+    next_look = ranking.next_look
+    if next_look is not None:
+        look = next_look.look
         name = f"Next look ({look.number} of {look.of}) at {plural(look.at, 'scenario')}"
-        if not coming.answers:
-            return f"{name}."
-        return f"{name}: {judging_task(coming.scenarios, coming.answers, coming.minutes, coming.power)}."
+        return f"{name}: {next_look_task(next_look)}." if next_look.n_answers else f"{name}."
     if ranking.too_few:
-        return f"Too few {facts.unit}s: {ranking.n_scenarios}; at least {MIN_SCENARIOS} needed (7 with several looks)."
+        needed = f"at least {MIN_SCENARIOS} needed ({least_scenarios(LEVELS[-1])} with several looks)"
+        return f"Too few {facts.unit}s: {ranking.n_scenarios}; {needed}."
     if ranking.look is not None and ranking.look.of > 1:
         return "Too close to call at the last look."
     if ranking.scenarios_needed is not None:
@@ -157,54 +161,68 @@ def _outlook(ranking: Ranking, facts: VerdictFacts) -> str:
     return "Too close to call."
 
 
+def next_look_task(next_look: NextLook) -> str:
+    """Return the judging that the next look needs, as text."""
+    return judging_task(next_look.n_answers, next_look.n_scenarios, minutes=next_look.minutes, power=next_look.power)
+
+
 def judging_task(
-    scenarios: int, answers: int, minutes: float | None, power: float | None, unit: str = "scenario"
+    n_answers: int,
+    n_scenarios: int = 0,
+    *,
+    minutes: float | None = None,
+    power: float | None = None,
+    unit: str = "scenario",
 ) -> str:
     """Return a task as text: "judge 8 more scenarios (72 answers), about 25 minutes, 62 % chance to decide".
 
-    `power` is the chance that the ranking is decided afterwards. None means unknown.
+    A number that is 0 is left out. `power` is the chance that the ranking is decided afterwards. None means unknown.
     """
-    task = f"judge {plural(answers, 'more answer')}"
-    if scenarios:
-        task = f"judge {plural(scenarios, f'more {unit}')}" + (f" ({plural(answers, 'answer')})" if answers else "")
+    if not n_scenarios:
+        task = f"judge {plural(n_answers, 'more answer')}"
+    elif n_answers:
+        task = f"judge {plural(n_scenarios, f'more {unit}')} ({plural(n_answers, 'answer')})"
+    else:
+        task = f"judge {plural(n_scenarios, f'more {unit}')}"
     if minutes is not None:
         task += f", about {plural(max(1, round(minutes)), 'minute')}"
     if power is None:
         return f"{task}; the chance to decide is not known yet"
     if power < _MIN_CHANCE:
         return f"{task}; probably too close to call even then"
-    return f"{task}, {percent(min(power, 0.999))} chance to decide"
+    return f"{task}, {percent(min(power, 0.999))} chance to decide"  # never 100 %: the power is an estimate
 
 
 def board_notes(
     cells: BoardCells, ranking: Ranking, flags: Collection[str], hosts: Sequence[str], by: Side | None, unit: str
 ) -> Iterator[str]:
     """Yield the notes on a board, most important first; `flags` are those of its rows."""
-    if not cells.scored:
+    if not cells.has_scores:
         if cells.all_unusable:
             yield unusable_text(sum(not cell.failed for cell in cells.candidates))
         elif any(cell.waiting for cell in cells.cells):
             yield "Not judged yet. Create a sheet for a judge with `tipbench judge export`."
     elif cells.provisional:
-        coverage, people = cells.coverage, ""
-        if coverage and coverage.people:
-            people = f" People have judged {coverage.people} of {plural(coverage.scenarios, 'scenario')}."
-        yield f"Provisional: scored by {', '.join(cells.judges)}, not by people.{people}"
+        note = f"Provisional: scored by {', '.join(cells.judges)}, not by people."
+        if (coverage := cells.coverage) and coverage.n_by_people:
+            note += f" People have judged {coverage.n_by_people} of {plural(coverage.n_scenarios, 'scenario')}."
+        yield note
     if filters := filter_text(cells.cell_filter.where, cells.cell_filter.judge):
         yield f"{filters[:1].upper()}{filters[1:]}."
-    if cells.other_conditions:
-        ids = " or ".join(f"--where conditions={each}" for each in cells.other_ids[:_MAX_NAMES])
-        yield f"{excluded_text(cells.other_conditions, 'under other conditions')}; {ids or '--where'} to show them."
-    if stale := sum(cells.stale.values()):
-        yield f"{excluded_text(stale, 'of older model builds, prompts or scenarios')} (flag: stale)."
+    if cells.n_other_conditions:
+        excluded = excluded_text(cells.n_other_conditions, "under other conditions")
+        filters = " or ".join(f"--where conditions={each}" for each in cells.other_ids[:_MAX_NAMES])
+        yield f"{excluded}; {filters or '--where'} to show them."
+    if n_stale := sum(cells.stale.values()):
+        yield f"{excluded_text(n_stale, 'of older model builds, prompts or scenarios')} (flag: stale)."
     if by is not None:
-        pairs = {cell.pair for cell in cells.cells if not cell.reference}
+        pairs = {cell.pair for cell in cells.candidates}
         shared = shared_by_all(pairs, by)
-        left = sorted({getattr(pair, OTHER[by]) for pair in pairs} - shared)
+        unshared = sorted({getattr(pair, OTHER_SIDE[by]) for pair in pairs} - shared)
         if not shared:
-            yield f"No {OTHER[by]} is shared by all {by}s, so the {by}s cannot be ranked."
-        elif left:
-            yield f"Excluded from the means by {by}, because not all {by}s have it: {', '.join(left)}."
+            yield f"No {OTHER_SIDE[by]} is shared by all {by}s, so the {by}s cannot be ranked."
+        elif unshared:
+            yield f"Excluded from the means by {by}, because not all {by}s have it: {', '.join(unshared)}."
     if cells.excluded:
         yield f"Left out with --exclude: {join_names(cells.excluded, _MAX_LISTED)}."
     if "incomplete" in flags and ranking.leader:
@@ -218,9 +236,9 @@ def board_notes(
         yield f"Latency and tokens/s come from {len(hosts)} hosts and are not comparable across hosts."
 
 
-def unusable_text(answers: int) -> str:
+def unusable_text(n_answers: int) -> str:
     """Return the sentence for a board on which no answer has a usable tip."""
-    return f"None of {plural(answers, 'answer')} has a usable tip, so there is nothing to judge."
+    return f"None of {plural(n_answers, 'answer')} has a usable tip, so there is nothing to judge."
 
 
 def filter_text(where: Mapping[str, str], judge: str | None) -> str:
@@ -230,15 +248,17 @@ def filter_text(where: Mapping[str, str], judge: str | None) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def excluded_text(runs: int, which: str) -> str:
-    """Return the text for a number of excluded runs."""
-    return f"{plural(runs, 'run')} {which} {'is' if runs == 1 else 'are'} excluded"
+def excluded_text(n_runs: int, which: str) -> str:
+    """Return "3 runs of older prompts are excluded", where `which` is "of older prompts"."""
+    return f"{plural(n_runs, 'run')} {which} {'is' if n_runs == 1 else 'are'} excluded"
 
 
 def unknown_pair_message(pair: Pair, available: Sequence[Pair], cells: BoardCells) -> str:
     """Return the error message for a pair that is not on the board, with the available pairs."""
-    if stale := cells.stale.get(pair, 0):
-        runs = f"all {stale} runs of it are" if stale > 1 else "its only run is"
+    if n_stale := cells.stale.get(pair, 0):
+        runs = f"all {n_stale} runs of it are" if n_stale > 1 else "its only run is"
         return f"The pair {pair} is not on this board: {runs} of an older build or prompt. Collect it again."
-    others = f" {excluded_text(cells.other_conditions, 'under other conditions')}." if cells.other_conditions else ""
-    return f"The pair {pair} is not on this board. Available: {join_names(available, _MAX_LISTED)}.{others}"
+    message = f"The pair {pair} is not on this board. Available: {join_names(available, _MAX_LISTED)}."
+    if cells.n_other_conditions:
+        message += f" {excluded_text(cells.n_other_conditions, 'under other conditions')}."
+    return message

@@ -18,7 +18,7 @@ from tipbench.compare.answers import Answer, ScenarioAnswers, read_answers
 from tipbench.compare.cells import is_reference
 from tipbench.compare.charts import CHARTS, ChartKind
 from tipbench.compare.leaderboard import Leaderboard, Standing
-from tipbench.compare.matrix import ALL, OTHER, Pair, averaged, shared_by_all
+from tipbench.compare.matrix import ALL, OTHER_SIDE, Pair, averaged_pair, shared_by_all
 from tipbench.compare.statistics import Difference
 from tipbench.record.reader import FILTERS, cells
 from tipbench.record.store import Experiment, RunStore
@@ -411,18 +411,18 @@ def _other_row(board: Leaderboard, standing: Standing) -> OtherRow | None:
     """
     rows = {each.pair: each for each in (*board.standings, *board.references)}
     candidates: tuple[tuple[Pair | None, Role, Difference | None], ...] = (
-        (board.baseline, "baseline", standing.row.to_baseline),
-        (board.ranking.leader, "leader", standing.row.to_leader),
+        (board.baseline, "baseline", standing.result.to_baseline),
+        (board.ranking.leader, "leader", standing.result.to_leader),
     )
     for pair, role, difference in candidates:
         if pair is not None and pair != standing.pair and pair in rows:
             return OtherRow(rows[pair], role, difference)
-    following = next((each for each in board.standings if each.pair != standing.pair and each.row.estimate), None)
+    following = next((each for each in board.standings if each.pair != standing.pair and each.result.estimate), None)
     if following is None:
         return None
-    if not (following.row.ranked and board.ranking.leader):
+    if not (following.result.ranked and board.ranking.leader):
         return OtherRow(following, "next row", None)
-    difference = following.row.to_leader
+    difference = following.result.to_leader
     if difference is not None:  # runner-up − leader; negated, because this page shows the leader's row
         low, high = (None if end is None else -end for end in (difference.ci_high, difference.ci_low))
         difference = replace(difference, mean=-difference.mean, ci_low=low, ci_high=high)
@@ -473,4 +473,4 @@ def _pairs_of(row: Pair, pairs: Collection[Pair], by: Literal["model", "prompt"]
         return [row] if row in pairs else []
     pairs = {pair for pair in pairs if not is_reference(pair)}
     shared = shared_by_all(pairs, by)
-    return sorted(pair for pair in pairs if averaged(pair, by) == row and getattr(pair, OTHER[by]) in shared)
+    return sorted(pair for pair in pairs if averaged_pair(pair, by) == row and getattr(pair, OTHER_SIDE[by]) in shared)

@@ -11,7 +11,16 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from tipbench.compare.charts import CHARTS, NARROW, PARETO_HEIGHT, PARETO_WIDTH, WIDE, ChartKind, heat_rows, kinds_of
+from tipbench.compare.charts import (
+    CHARTS,
+    NARROW,
+    PARETO_HEIGHT,
+    PARETO_WIDTH,
+    WIDE,
+    ChartKind,
+    heat_map_means,
+    kinds_of,
+)
 from tipbench.compare.decision import decide, latest_decision
 from tipbench.compare.html import Figure, Picture, board_context, judging_summary
 from tipbench.compare.leaderboard import Leaderboard
@@ -282,11 +291,11 @@ def _score_sources(url: BoardUrl, board: Leaderboard) -> list[tuple[str, str | N
     Each has a label, its URL or None if it cannot be chosen, and whether it is the current source.
     """
     coverage = board.coverage
-    if coverage is None or not coverage.automatic:
+    if coverage is None or not coverage.n_automatic:
         return []
-    has_enough_people = coverage.people >= min(MIN_SCENARIOS, coverage.scenarios)
-    people = f"People: {coverage.people} of {plural(coverage.scenarios, 'scenario')}"
-    rules = f"Rules: {coverage.automatic} of {coverage.scenarios}"
+    has_enough_people = coverage.n_by_people >= min(MIN_SCENARIOS, coverage.n_scenarios)
+    people = f"People: {coverage.n_by_people} of {plural(coverage.n_scenarios, 'scenario')}"
+    rules = f"Rules: {coverage.n_automatic} of {coverage.n_scenarios}"
     return [
         (people, url.with_changes(provisional=False) if has_enough_people else None, not board.provisional),
         (rules, url.with_changes(provisional=True, judge=None), board.provisional),
@@ -301,7 +310,9 @@ def _decidable_pairs(board: Leaderboard) -> list[tuple[str, str]]:
     is_filtered = board.by or board.where or board.exclude or board.judge
     if is_filtered or not board.judges:
         return []
-    return [(str(standing.pair), _short(str(standing.pair))) for standing in board.standings if standing.row.estimate]
+    return [
+        (str(standing.pair), _short(str(standing.pair))) for standing in board.standings if standing.result.estimate
+    ]
 
 
 def load_board(queries: Queries, store: RunStore, experiment: Experiment, query: BoardQuery) -> BoardResult:
@@ -374,7 +385,7 @@ def chart_size(kind: ChartKind, board: Leaderboard, *, narrow: bool) -> tuple[in
         return (NARROW, 46 * n_rows + 58 + 16 * n_states) if narrow else (WIDE, 26 * n_rows + 74)
     if kind == "pareto":
         return (NARROW - 12, 358 + 16 * n_states) if narrow else (PARETO_WIDTH + 48, PARETO_HEIGHT + 74)
-    models, prompts, _ = heat_rows(board)
+    models, prompts, _ = heat_map_means(board)
     n_columns = len(prompts) + 1  # the last one has the means
     column_px = max(46, (NARROW - 130) // n_columns) if narrow else max(64, min(110, 620 // n_columns))
     model_chars = min(18 if narrow else 34, max(len(one_line(model)) for model in models))

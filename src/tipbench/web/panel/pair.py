@@ -133,7 +133,7 @@ def _summary(view: PairView) -> list[tuple[str, str | None]]:
     """Return the label and value of each line of the summary; a line without a value is not shown."""
     standing = view.standing
     rank, state = rank_words(standing), STATE_TEXTS[state_of(view.board, standing.pair)]
-    estimate = standing.row.estimate
+    estimate = standing.result.estimate
     difference = view.other.difference if view.other else None
     p, words = p_text(difference), baseline_words(difference)
     wins, losses, ties = view.count(1), view.count(-1), view.count(0)
@@ -143,7 +143,7 @@ def _summary(view: PairView) -> list[tuple[str, str | None]]:
         ("difference", _estimate_text(difference, "+.2f") if difference else None),
         ("p, adjusted for all rows", f"{p}: {words}" if p and words else p),
         ("wins, losses, ties", f"{wins}, {losses}, {ties}" if view.other else None),
-        ("judged", f"{standing.judged} of {standing.total} cells"),
+        ("judged", f"{standing.n_judged} of {standing.n_cells} cells"),
     ]
 
 

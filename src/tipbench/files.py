@@ -39,7 +39,7 @@ _NEXT_STEPS = {
 
 
 @contextmanager
-def home_errors(path: Path, problem: str) -> Iterator[None]:
+def convert_home_errors(path: Path, problem: str) -> Iterator[None]:
     """Convert an OSError into a TipbenchError about the home folder.
 
     `problem` is the part of the message after the path, such as "cannot be opened".
@@ -56,7 +56,7 @@ def home_errors(path: Path, problem: str) -> Iterator[None]:
 
 def make_folder(path: Path, *, private: bool = False) -> Path:
     """Create a missing folder in the home folder, with its parents. With `private`, only its owner has access."""
-    with home_errors(path, "cannot be created"):
+    with convert_home_errors(path, "cannot be created"):
         path.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o777)
     return path
 
@@ -65,7 +65,7 @@ def writable_home(home: Path) -> Path:
     """Create the home folder if it is missing, and restrict it to its owner. Raises UsageError if not writable."""
     make_folder(home, private=True)
     check_own(home, _CHOOSE_FOLDER)
-    with home_errors(home, "is not writable"):
+    with convert_home_errors(home, "is not writable"):
         if not os.access(home, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         mode = stat.S_IMODE(home.stat().st_mode)
@@ -188,17 +188,17 @@ def flock(fd: int, *, shared: bool = False, wait: bool = False) -> bool:
 
 def try_lock(fd: int, path: Path, *, shared: bool = False) -> bool:
     """Like `flock` without waiting, for a file in the home folder."""
-    with home_errors(path, "cannot be locked"):
+    with convert_home_errors(path, "cannot be locked"):
         return flock(fd, shared=shared)
 
 
 @contextmanager
 def file_lock(path: Path, *, wait: bool) -> Iterator[bool]:
     """Lock a file in the home folder for the block. Without `wait`, yields False if another process holds the lock."""
-    with home_errors(path, "cannot be opened"):
+    with convert_home_errors(path, "cannot be opened"):
         fd = open_private(path)
     try:
-        with home_errors(path, "cannot be locked"):
+        with convert_home_errors(path, "cannot be locked"):
             locked = flock(fd, wait=wait)
         yield locked
     finally:
@@ -249,11 +249,11 @@ class ResourceLock:
         Raises LockHeld if another process holds the lock: at once without `wait`, else after `timeout_s`.
         """
         make_folder(self._path.parent)
-        with home_errors(self._path, "cannot be opened"):
+        with convert_home_errors(self._path, "cannot be opened"):
             fd = open_private(self._path)
         try:
             waited = self._wait_for_lock(fd, wait, report, timeout_s)
-            with home_errors(self._path, "cannot be read"):
+            with convert_home_errors(self._path, "cannot be read"):
                 previous = _read_holder(fd)
             self._fd = fd
             if previous is not None and previous.digest:
@@ -316,7 +316,7 @@ class ResourceLock:
         if self._fd is None:
             return
         data = json.dumps(asdict(holder)).encode()
-        with home_errors(self._path, "cannot be written"):
+        with convert_home_errors(self._path, "cannot be written"):
             if os.pwrite(self._fd, data, 0) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.ftruncate(self._fd, len(data))

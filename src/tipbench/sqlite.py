@@ -15,7 +15,7 @@ from sqlite3 import Connection, Row
 from typing import NamedTuple
 
 from tipbench.errors import QueueFull, TipbenchError, UsageError
-from tipbench.files import home_errors, make_folder, open_private, sync_folder
+from tipbench.files import convert_home_errors, make_folder, open_private, sync_folder
 
 __all__ = ["Connection", "Database", "GroupCommit", "Row"]
 
@@ -42,7 +42,7 @@ class Database:
         self._busy_s = busy_s
         self._lock = threading.RLock()
         make_folder(path.parent, private=True)
-        with home_errors(path, "cannot be opened"):
+        with convert_home_errors(path, "cannot be opened"):
             # Created here, not by SQLite, so that the file is private from the start.
             os.close(open_private(path))
             sync_folder(path.parent)

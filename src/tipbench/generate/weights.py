@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tipbench.errors import WeightsError
-from tipbench.files import file_lock, home_errors, make_folder, sync_folder
+from tipbench.files import convert_home_errors, file_lock, make_folder, sync_folder
 
 Report = Callable[[int, int | None], None]  # bytes so far, total bytes if known
 
@@ -81,7 +81,7 @@ def fetch_weights(home: Path, model: EmbeddedModel = SMOLLM2, *, report: Report 
         return path
     make_folder(path.parent)
     scratch = path.parent / "fetch"
-    with file_lock(path.parent / ".lock", wait=True), home_errors(path.parent, "cannot be used"):
+    with file_lock(path.parent / ".lock", wait=True), convert_home_errors(path.parent, "cannot be used"):
         if not _has_right_hash(path, model):
             shutil.rmtree(scratch, ignore_errors=True)  # left over from a fetch that was killed
             scratch.mkdir()

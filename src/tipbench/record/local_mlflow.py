@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tipbench.errors import LocalServerError
-from tipbench.files import home_errors, make_folder, try_lock, write_atomic
+from tipbench.files import convert_home_errors, make_folder, try_lock, write_atomic
 
 HOST = "127.0.0.1"
 PORTS = range(5123, 5173)
@@ -85,7 +85,7 @@ class LocalMlflow:
         except importlib.metadata.PackageNotFoundError:
             raise _not_installed() from None
         make_folder(self.folder, private=True)
-        with home_errors(self._database, "cannot be made private"):  # it contains the keys of blind sheets
+        with convert_home_errors(self._database, "cannot be made private"):  # it contains the keys of blind sheets
             for path in self.folder.glob("mlflow.db*"):
                 path.chmod(0o600)
         deadline = time.monotonic() + wait_s
@@ -129,7 +129,7 @@ class LocalMlflow:
         raise LocalServerError(f"The local MLflow (process group {pid}) does not end, even after SIGKILL.")
 
     def _running(self) -> bool:
-        with home_errors(self._log, "cannot be read"):
+        with convert_home_errors(self._log, "cannot be read"):
             try:
                 log = self._log.open("rb")
             except (FileNotFoundError, NotADirectoryError):
@@ -141,7 +141,7 @@ class LocalMlflow:
     def _locked(self, deadline: float, report: Callable[[str], None]) -> Iterator[None]:
         """Serialise commands that start or stop the server."""
         path = self.folder / "starting.lock"
-        with home_errors(path, "cannot be opened"):
+        with convert_home_errors(path, "cannot be opened"):
             lock = path.open("wb")
         with lock:
             reported = False
@@ -159,9 +159,9 @@ class LocalMlflow:
     def _launch(self, port: int, version: str) -> int:
         """Start the server detached from this process, and return the position where its log begins."""
         info = {"url": f"http://{HOST}:{port}", "port": port, "version": version, "started": time.time()}
-        with home_errors(self._info_path, "cannot be written"):
+        with convert_home_errors(self._info_path, "cannot be written"):
             _write_info(self._info_path, info)
-        with home_errors(self._log, "cannot be written"):
+        with convert_home_errors(self._log, "cannot be written"):
             if self._log.exists() and self._log.stat().st_size > MAX_LOG_BYTES:
                 self._log.unlink()
             log = self._log.open("ab")
@@ -232,7 +232,7 @@ class LocalMlflow:
         return LocalServerError(f"The local MLflow ended while it was starting. The end of {self._log}:\n{tail}")
 
     def _tail(self, log_start: int) -> str:
-        with home_errors(self._log, "cannot be read"), self._log.open("rb") as log:
+        with convert_home_errors(self._log, "cannot be read"), self._log.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(log_start, size - 20_000))
             lines = log.read().decode("utf-8", "replace").splitlines()

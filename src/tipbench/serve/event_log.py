@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json, to_json
 
 from tipbench.errors import UsageError
-from tipbench.files import ResourceLock, create_private, home_errors, make_folder
+from tipbench.files import ResourceLock, convert_home_errors, create_private, make_folder
 from tipbench.serve.request import check_user_id
 from tipbench.sqlite import Database, GroupCommit, Row
 
@@ -81,7 +81,7 @@ class Keys:
 def load_keys(home: Path) -> Keys:
     """Return the keys of a home folder; creates its secret if it is missing."""
     path = make_folder(home) / SECRET_FILE
-    with home_errors(path, "cannot be read"):
+    with convert_home_errors(path, "cannot be read"):
         if not path.exists():
             create_private(path, secrets.token_hex(32).encode() + b"\n")
         text = path.read_text("ascii", "replace").strip()

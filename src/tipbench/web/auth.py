@@ -21,7 +21,7 @@ from fastapi.security import APIKeyCookie, HTTPBearer
 from starlette.concurrency import run_in_threadpool
 
 from tipbench.errors import TipbenchError, UsageError
-from tipbench.files import check_own, create_private, home_errors, make_folder
+from tipbench.files import check_own, convert_home_errors, create_private, make_folder
 from tipbench.judge.check import name_problem, normalize_name
 from tipbench.sqlite import Database, Row
 from tipbench.text import iso
@@ -339,7 +339,7 @@ class Sessions:
 def load_key(home: Path) -> bytes:
     """Return the key that signs cookies. Creates it on first use, readable by its owner only. Raises UsageError."""
     path = panel_folder(home) / KEY_FILE
-    with home_errors(path, "cannot be read"):
+    with convert_home_errors(path, "cannot be read"):
         if not path.exists():
             # Does not replace an existing file: if two panels start at the same time, both use the same key.
             create_private(path, secrets.token_bytes(_KEY_BYTES))

@@ -244,7 +244,7 @@ class Settings:
         """Return the configuration of a collect; flags override all other sources."""
         return self._typed(CollectConfig, flags)
 
-    def operator(self, *, host: str | None = None, port: int | None = None) -> OperatorConfig:
+    def operator_config(self, *, host: str | None = None, port: int | None = None) -> OperatorConfig:
         """Return the operator's settings; the flags of `tipbench panel` override all other sources."""
         return self._typed(OperatorConfig, {"panel_host": host, "panel_port": port})
 

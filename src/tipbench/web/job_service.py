@@ -72,7 +72,7 @@ class PanelMlflowLookup:
 
 def airflow_access(settings: Settings) -> AirflowAccess | None:
     """Return address and credentials of Airflow, or None if not configured. Raises UsageError if invalid."""
-    operator, get = settings.operator(), settings.get
+    operator, get = settings.operator_config(), settings.get
     if not operator.airflow_url:
         return None
     access = AirflowAccess(
@@ -99,7 +99,7 @@ def make_runners(settings: Settings, tracker: MlflowConnection) -> dict[str, Run
 
 def default_runner(settings: Settings, runners: Mapping[str, Runner]) -> str:
     """Return the default runner: the configured one, else Airflow if available. Raises UsageError if invalid."""
-    wanted = settings.operator().runner
+    wanted = settings.operator_config().runner
     if not wanted:
         return AirflowRunner.name if AirflowRunner.name in runners else next(iter(runners))
     if wanted not in runners:
@@ -128,7 +128,7 @@ class JobService:
     def of(cls, settings: Settings, runners: Mapping[str, Runner]) -> Self:
         """Create the service of a home folder with `runners` by name."""
         jobs = settings.home / "jobs"
-        keep_s = settings.operator().jobs_keep_days * _DAY_S
+        keep_s = settings.operator_config().jobs_keep_days * _DAY_S
         store = JobStore(jobs / "jobs.db")
         supervisor = Supervisor(store, runners, jobs / "supervisor.lock", keep_s=keep_s or None)
         return cls(store, runners, supervisor, ProgressCache(supervisor.runner_of), default_runner(settings, runners))

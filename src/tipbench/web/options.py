@@ -42,7 +42,7 @@ class PanelOptions:
 
 def panel_options(settings: Settings, *, host: str | None = None, port: int | None = None) -> PanelOptions:
     """Return the options from flags and settings. Raises UsageError with the invalid setting."""
-    operator = settings.operator(host=host, port=port)
+    operator = settings.operator_config(host=host, port=port)
     name = operator.panel_host.strip().strip("[]")
     try:
         address = ipaddress.ip_address(name)

@@ -76,7 +76,7 @@ class WebhookOptions:
 
 def hook_options(settings: Settings) -> WebhookOptions | None:
     """Return the options of the configured webhook, or None. Raises UsageError if a setting is invalid."""
-    operator = settings.operator()
+    operator = settings.operator_config()
     if not operator.hook_url:
         return None
     hosts = frozenset(_allowed_host(text) for text in operator.hook_hosts)

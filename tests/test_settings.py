@@ -155,7 +155,7 @@ def pages_of(tmp_path: Path, url: str, public: str) -> str | None:
 def test_an_error_about_a_setting_names_the_file_of_its_value(tmp_path: Path) -> None:
     (tmp_path / "tipbench.toml").write_text('airflow_url = "airflow"\n')
     found = load_settings({"TIPBENCH_HOME": str(tmp_path)}, tmp_path)
-    with pytest.raises(UsageError) as error, found.errors_with_source():
+    with pytest.raises(UsageError) as error, found.add_source_to_errors():
         raise UsageError("airflow_url takes a web address.")
     assert str(error.value) == f"{tmp_path}/tipbench.toml: airflow_url takes a web address."
 

@@ -249,7 +249,7 @@ class Settings:
         return self._typed(OperatorConfig, {"panel_host": host, "panel_port": port})
 
     @contextmanager
-    def errors_with_source(self) -> Iterator[None]:
+    def add_source_to_errors(self) -> Iterator[None]:
         """Add the source of a setting to a UsageError whose message begins with the key of the setting."""
         try:
             yield

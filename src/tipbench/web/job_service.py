@@ -83,7 +83,7 @@ def airflow_access(settings: Settings) -> AirflowAccess | None:
         dag_id=operator.airflow_dag,
         public_url=operator.airflow_public_url,
     )
-    with settings.errors_with_source():
+    with settings.add_source_to_errors():
         access.check()
     return access
 
@@ -103,7 +103,7 @@ def default_runner(settings: Settings, runners: Mapping[str, Runner]) -> str:
     if not wanted:
         return AirflowRunner.name if AirflowRunner.name in runners else next(iter(runners))
     if wanted not in runners:
-        with settings.errors_with_source():
+        with settings.add_source_to_errors():
             raise UsageError(
                 "runner is airflow, but no Airflow is configured. Set TIPBENCH_AIRFLOW_URL, or runner=local."
             )

@@ -220,7 +220,7 @@ class Settings:
     def servers(self, key: str, listed: Iterable[str], *, find: bool = True) -> tuple[str, ...]:
         """Return the servers that a run started over HTTP or Airflow may use: the configured one and `listed`.
 
-        `key` is one of ADDRESSES. If no Ollama is configured, its default address is used. If no MLflow is configured,
+        `key` is one of URL_KEYS. If no Ollama is configured, its default address is used. If no MLflow is configured,
         the servers that may be found automatically are used; without `find`, none.
         """
         configured = self.get(key) or CollectConfig.model_fields[key].default

@@ -33,7 +33,7 @@ from tipbench.generate.engine import ENGINES, engine_locks, engine_of, refusal_e
 from tipbench.http import canonical_url, is_http_url, is_loopback, matching_server, strip_login
 from tipbench.jobs.command import collect_request, command_arguments
 from tipbench.jobs.folder import EVENTS_VARIABLE
-from tipbench.plan.config import ADDRESSES, WAIT_FOR_JUDGE, CollectConfig, make_config, split_wait_for_judge
+from tipbench.plan.config import URL_KEYS, WAIT_FOR_JUDGE, CollectConfig, make_config, split_wait_for_judge
 from tipbench.record.events import Collected, Event, Failure, event_line, parse_line
 from tipbench.settings import Settings, load_settings
 
@@ -67,18 +67,18 @@ def read_conf(conf: Conf, settings: Settings, *, uses_ollama: bool = False) -> C
         values, _ = split_wait_for_judge(conf)
     except InvalidOption as exc:
         raise UsageError(f"conf {exc.key} {exc.problem}") from exc
-    for key in ADDRESSES:
+    for key in URL_KEYS:
         if "@" in urlsplit(str(conf.get(key) or "")).netloc:
             raise UsageError(
                 f"conf {key} has a login, but Airflow shows the conf of every run. Leave the login out, "
                 "and set it in the worker's environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
             )
     # None means that a key is missing; so does an empty URL.
-    values = {key: value for key, value in values.items() if value is not None and (key not in ADDRESSES or value)}
-    configured_urls = {key: settings.values[key] for key in ADDRESSES if key in settings.values}
+    values = {key: value for key, value in values.items() if value is not None and (key not in URL_KEYS or value)}
+    configured_urls = {key: settings.values[key] for key in URL_KEYS if key in settings.values}
     sources = {**settings.sources, **{key: f"conf {key}" for key in values}}
     config = make_config({**configured_urls, **values}, sources)
-    for key in ADDRESSES:
+    for key in URL_KEYS:
         if key in values and (uses_ollama or key != "ollama_url"):
             _check_server(getattr(config, key) or "", key, settings)
     return config

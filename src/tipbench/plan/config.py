@@ -127,7 +127,7 @@ class CollectConfig(BaseModel):
         return 1 if self.unload == "call" else self.concurrency
 
 
-ADDRESSES = tuple(key for key in CollectConfig.model_fields if key.endswith("_url"))  # names of the settings with URLs
+URL_KEYS = tuple(key for key in CollectConfig.model_fields if key.endswith("_url"))  # names of the settings with URLs
 
 
 def split_wait_for_judge(options: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:

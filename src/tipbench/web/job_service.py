@@ -21,7 +21,7 @@ from tipbench.jobs.supervisor import Supervisor, queue_positions
 from tipbench.jobs.supervisor import retry as queue_retry
 from tipbench.judge.automatic import JudgeChoice, JudgeKind
 from tipbench.judge.command import default_name
-from tipbench.plan.config import ADDRESSES, WAIT_FOR_JUDGE, CollectConfig, make_config
+from tipbench.plan.config import URL_KEYS, WAIT_FOR_JUDGE, CollectConfig, make_config
 from tipbench.plan.grid import suite_for
 from tipbench.record.plan_check import configured_cells
 from tipbench.record.reader import count_states
@@ -194,7 +194,7 @@ class JobService:
 
 
 # Options that Airflow's workers set themselves, unless the request sets them.
-SET_BY_WORKERS = {"skip_refused", *ADDRESSES} - {"mlflow_url"}
+SET_BY_WORKERS = {"skip_refused", *URL_KEYS} - {"mlflow_url"}
 _MAX_OPTION = 16_000  # characters per option, because of command line limits
 _JUDGE_SETTINGS = (*MODEL_OPTIONS, "mlflow_url", "suite", "wait")  # options that a judge run shares with a collect
 
@@ -288,7 +288,7 @@ def retry_job(panel: Panel, job_id: str, *, started_by: str, key: str | None = N
     Uses the currently configured judging program. Raises Forbidden if there is none.
     """
     old = panel.jobs.store.get(job_id)
-    limited = {name: old.arguments.get(name) for name in (*ADDRESSES, "suite")}
+    limited = {name: old.arguments.get(name) for name in (*URL_KEYS, "suite")}
     panel.allowed.config({name: value for name, value in limited.items() if value is not None})
     changes: dict[str, Any] = {}
     kind = str(old.arguments.get("with", "")).partition(":")[0]  # old jobs have the command line in `with`

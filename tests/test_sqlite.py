@@ -24,7 +24,7 @@ def opened(path: Path, *migrations: str, wal: bool = False) -> contextlib.closin
 
 
 def colours(database: Database) -> list[str]:
-    return [name for (name,) in database.rows("SELECT name FROM colours ORDER BY rowid")]
+    return [name for (name,) in database.execute("SELECT name FROM colours ORDER BY rowid")]
 
 
 @pytest.fixture

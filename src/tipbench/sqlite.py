@@ -64,7 +64,7 @@ class Database:
         with self._lock:
             self._db.close()
 
-    def rows(self, statement: str, values: Sequence[object] = ()) -> list[Row]:
+    def execute(self, statement: str, values: Sequence[object] = ()) -> list[Row]:
         """Execute one statement and return its rows."""
         with self._lock, self._errors():
             return self._db.execute(statement, values).fetchall()

@@ -61,7 +61,7 @@ class SqliteStore:
         self._writes = writes
 
     def load(self, user: str) -> dict[str, bytes]:
-        rows = self._reads.rows("SELECT name, body FROM state WHERE user = ?", (user,))
+        rows = self._reads.execute("SELECT name, body FROM state WHERE user = ?", (user,))
         return {name: body for name, body in rows}  # noqa: C416
 
     def save(self, documents: Mapping[tuple[str, str], bytes | None]) -> None:
@@ -82,7 +82,7 @@ class SqliteStore:
         return f"row {row_id} of corrupt_state"
 
     def users(self) -> list[str]:
-        return [user for (user,) in self._reads.rows("SELECT DISTINCT user FROM state ORDER BY user")]
+        return [user for (user,) in self._reads.execute("SELECT DISTINCT user FROM state ORDER BY user")]
 
 
 class FileStore:

@@ -23,7 +23,7 @@
     ├── SheetsClosed              the judge has judged a duel and may not use sheets any more
     ├── SheetRefused              invalid sheet; each problem has item, tip and field
     ├── WeightsError              the embedded model's file is missing or invalid
-    ├── LocalServerError          the local MLflow could not be started or stopped
+    ├── LocalMlflowError          the local MLflow could not be started or stopped
     ├── JobConflict               the key is in use, or the job has ended or is still running
     ├── JobStartError             a runner cannot start a job, and a retry would not help
     ├── QueueFull                 the queue of the event log is full; retry
@@ -163,7 +163,7 @@ class WeightsError(TipbenchError):
     pass
 
 
-class LocalServerError(TipbenchError):
+class LocalMlflowError(TipbenchError):
     pass
 
 

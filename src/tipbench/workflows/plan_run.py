@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tipbench.compare.statistics import smallest_detectable
-from tipbench.errors import LocalServerError, MlflowUnavailable, NotEnoughData
+from tipbench.errors import LocalMlflowError, MlflowUnavailable, NotEnoughData
 from tipbench.generate.engine import engine_of, free_memory
 from tipbench.plan.config import CollectConfig
 from tipbench.plan.design import MIN_SCENARIOS, make_design
@@ -47,7 +47,7 @@ def plan_run(
                 return replace(recorded, journalled=journalled)
         except NotEnoughData:
             return Recorded()
-        except (LocalServerError, MlflowUnavailable) as exc:
+        except (LocalMlflowError, MlflowUnavailable) as exc:
             warnings.append(f"{exc} The plan counts nothing as recorded.")
             return Recorded()
 

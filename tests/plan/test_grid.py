@@ -13,8 +13,8 @@ from tipbench.plan.config import CollectConfig, make_config
 from tipbench.plan.grid import (
     ModelIdentity,
     PlannedCell,
-    blocks,
     cell_seed,
+    cells_by_model,
     choose_scenarios,
     conditions_of,
     plan_grid,
@@ -46,7 +46,7 @@ def test_four_models_and_three_prompts_have_48_cells_with_at_most_four_scenarios
 
 
 def test_each_model_is_one_block() -> None:
-    assert [(model, len(cells)) for model, cells in blocks(grid())] == [("a:1b", 24), ("b:1b", 24)]
+    assert [(model, len(cells)) for model, cells in cells_by_model(grid())] == [("a:1b", 24), ("b:1b", 24)]
 
 
 def test_two_names_of_one_digest_count_once() -> None:

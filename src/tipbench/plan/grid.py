@@ -85,7 +85,7 @@ def plan_grid(suite: Suite, config: CollectConfig, models: Iterable[ModelIdentit
     return list(planned.values())
 
 
-def blocks(cells: Iterable[PlannedCell]) -> Iterator[tuple[str, list[PlannedCell]]]:
+def cells_by_model(cells: Iterable[PlannedCell]) -> Iterator[tuple[str, list[PlannedCell]]]:
     """Yield each model with its cells, in grid order."""
     for model, group in groupby(cells, key=lambda planned: planned.cell.model):
         yield model, list(group)

@@ -29,7 +29,7 @@ from tipbench.generate.engine import (
 )
 from tipbench.plan.config import CollectConfig
 from tipbench.plan.design import design_tags, extend_design, read_design
-from tipbench.plan.grid import blocks, conditions_of, suite_for
+from tipbench.plan.grid import cells_by_model, conditions_of, suite_for
 from tipbench.plan.suite import Suite
 from tipbench.record.cell_run import RunContext, cell_run
 from tipbench.record.events import (
@@ -126,7 +126,7 @@ class Collector:
         """Generate the missing cells of each model; only one model is in memory at a time."""
         for warning in self._plan.warnings:
             self._observer(Message(warning, warning=True))
-        missing_blocks = list(blocks(self._plan.missing))
+        missing_blocks = list(cells_by_model(self._plan.missing))
         for engine_type in engine_types(model for model, _ in missing_blocks):
             self._pause.until_alive(self._engines[engine_type.name])
             self._engines[engine_type.name].start()

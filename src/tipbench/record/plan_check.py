@@ -13,7 +13,7 @@ from tipbench.plan.design import Design, make_design
 from tipbench.plan.grid import (
     ModelIdentity,
     PlannedCell,
-    blocks,
+    cells_by_model,
     choose_prompts,
     choose_scenarios,
     conditions_of,
@@ -148,7 +148,7 @@ def make_plan(
     ]
     grid = plan_grid(suite, config, identities)
     models = []
-    for model, block in blocks(grid):
+    for model, block in cells_by_model(grid):
         fact = facts[model]
         keys = [cell.key for cell in block]
         finished = sum(key in recorded.finished or key in recorded.journalled for key in keys)

@@ -184,7 +184,7 @@ _OVERHEAD = 1.1  # compute buffers, on top of weights and context
 
 
 @dataclass(frozen=True)
-class Memory:
+class FreeMemory:
     """Free memory of the machine that runs the model, in bytes; None if unknown."""
 
     ram: int | None = None
@@ -220,7 +220,7 @@ def memory_needed(facts: ModelFacts, *, num_ctx: int, concurrency: int = 1) -> i
     return int((facts.file_bytes + context) * _OVERHEAD)
 
 
-def memory_warning(facts: ModelFacts, needed: int | None, free: Memory) -> str | None:
+def memory_warning(facts: ModelFacts, needed: int | None, free: FreeMemory) -> str | None:
     """Return a warning if a model is unlikely to fit; None if it fits or too little is known."""
     room = max((space for space in (free.ram, free.vram) if space is not None), default=None)
     if needed is None or room is None or needed <= room:
@@ -231,13 +231,13 @@ def memory_warning(facts: ModelFacts, needed: int | None, free: Memory) -> str |
     )
 
 
-def free_memory(model: str, config: CollectConfig) -> Memory:
+def free_memory(model: str, config: CollectConfig) -> FreeMemory:
     """Return the free RAM and VRAM for a model on this machine; unknown if it runs on another one.
 
     VRAM is the largest free memory of one NVIDIA card; other vendors' tools differ too much to rely on.
     """
     if not engine_of(model).runs_here(config):
-        return Memory()
+        return FreeMemory()
     ram = vram = None
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
@@ -248,7 +248,7 @@ def free_memory(model: str, config: CollectConfig) -> Memory:
         with suppress(OSError, subprocess.SubprocessError, ValueError):
             output = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
             vram = max(int(line) for line in output.split()) * 2**20
-    return Memory(ram, vram)
+    return FreeMemory(ram, vram)
 
 
 @dataclass(frozen=True)

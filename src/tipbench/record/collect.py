@@ -17,7 +17,7 @@ from tipbench.generate.engine import (
     Engine,
     EngineDependencies,
     EngineFailure,
-    Memory,
+    FreeMemory,
     ModelFacts,
     build_engines,
     close_engines,
@@ -256,7 +256,7 @@ class CollectEnvironment:
 
     home: Path
     open_store: Callable[[], TrackingStore]  # called after the models are accepted
-    free_memory: Callable[[str], Memory]  # of the machine that runs the model of this name
+    free_memory: Callable[[str], FreeMemory]  # of the machine that runs the model of this name
     observer: Observer
 
     def message(self, text: str) -> None:
@@ -334,7 +334,7 @@ def record_design(store: RunStore, experiment: Experiment, plan: Plan, observer:
 
 
 def dry_run(
-    config: CollectConfig, home: Path, recorded: Callable[[Suite], Recorded], free_memory: Callable[[str], Memory]
+    config: CollectConfig, home: Path, recorded: Callable[[Suite], Recorded], free_memory: Callable[[str], FreeMemory]
 ) -> Plan:
     """Return the plan of a collect. Takes no locks, writes no journal and calls no model."""
     suite = suite_for(config)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tipbench.generate.engine import Memory, ModelFacts, engine_of, memory_needed, memory_warning
+from tipbench.generate.engine import FreeMemory, ModelFacts, engine_of, memory_needed, memory_warning
 from tipbench.plan.config import CollectConfig
 from tipbench.plan.design import Design, make_design
 from tipbench.plan.grid import (
@@ -139,7 +139,7 @@ def make_plan(
     facts: Mapping[str, ModelFacts],
     refused: Mapping[str, str],
     recorded: Recorded,
-    free_memory: Callable[[str], Memory],
+    free_memory: Callable[[str], FreeMemory],
 ) -> Plan:
     """Build the plan; `free_memory` returns the free memory of the machine that runs a model."""
     identities = [

@@ -77,7 +77,7 @@ class Rubric:
         return self.composite(self.floor, format_ok=format_ok, overlong=overlong)
 
     @property
-    def range(self) -> tuple[float, float]:
+    def composite_range(self) -> tuple[float, float]:
         """The lowest and the highest possible composite."""
         bounds = {**{scale.name: (scale.min, scale.max) for scale in self.scales}, **dict.fromkeys(FLAGS, (0, 1))}
         # Sorted, because a negative weight reverses the bounds.

@@ -106,5 +106,5 @@ def plan_outlook(plan: Plan) -> Outlook:
         detectable=detectable,
         answers=answers,
         judging_s=answers * plan.config.n_tips * SECONDS_PER_TIP,
-        composite_range=plan.suite.rubric.range,
+        composite_range=plan.suite.rubric.composite_range,
     )

@@ -241,7 +241,7 @@ class ResourceLock:
         self._holder = LockHolder(
             resource, os.getpid(), platform.node(), datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"), purpose
         )
-        self.left_behind: LockHolder | None = None  # the previous holder, if it died with a model loaded
+        self.dead_holder: LockHolder | None = None  # the previous holder, if it died with a model loaded
 
     def acquire(self, *, wait: bool, report: Callable[[str], None], timeout_s: float | None = None) -> bool:
         """Acquire the lock and return whether it had to wait.
@@ -257,7 +257,7 @@ class ResourceLock:
                 previous = _read_holder(fd)
             self._fd = fd
             if previous is not None and previous.digest:
-                self.left_behind = previous
+                self.dead_holder = previous
                 self.note_loaded(previous.model, previous.digest)  # until it is confirmed to be unloaded
             else:
                 self._write(self._holder)

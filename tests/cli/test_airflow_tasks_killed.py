@@ -95,7 +95,7 @@ def left_behind(home: Path, url: str) -> str | None:
     lock = ResourceLock(home, f"Ollama at {canonical_url(url)}", "a test")
     lock.acquire(wait=True, report=lambda _text: None)
     lock.release()
-    return lock.left_behind.model if lock.left_behind else None
+    return lock.dead_holder.model if lock.dead_holder else None
 
 
 @pytest.mark.parametrize(

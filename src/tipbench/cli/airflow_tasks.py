@@ -115,7 +115,7 @@ def unload_left_behind(conf: Conf, ollama_url: str | None) -> dict[str, Any]:
             print_message("another collect uses the server; it unloads the model itself")
             return {"unloaded": None, "in_use": True}
         try:
-            leftover = lock.left_behind
+            leftover = lock.dead_holder
             engine = ENGINES[name]
             if leftover is not None and engine.unload and engine.server:
                 engine.unload(getattr(config, engine.server), leftover.model, leftover.digest)

@@ -101,8 +101,8 @@ class OllamaEngine:
 
     def start(self) -> None:
         leftover = None  # what an earlier holder of the lock had loaded when it died
-        if self._lock is not None and self._lock.left_behind is not None:
-            leftover = self._lock.left_behind.digest
+        if self._lock is not None and self._lock.dead_holder is not None:
+            leftover = self._lock.dead_holder.digest
         require_empty(self._api, leftover=leftover, evict=self._evict, wait_s=self._wait_s)
         if self._lock is not None:
             self._lock.note_empty()

@@ -64,7 +64,7 @@ def make_folder(path: Path, *, private: bool = False) -> Path:
 def writable_home(home: Path) -> Path:
     """Create the home folder if it is missing, and restrict it to its owner. Raises UsageError if not writable."""
     make_folder(home, private=True)
-    check_own(home, _CHOOSE_FOLDER)
+    check_ownership(home, _CHOOSE_FOLDER)
     with convert_home_errors(home, "is not writable"):
         if not os.access(home, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -74,7 +74,7 @@ def writable_home(home: Path) -> Path:
     return home
 
 
-def check_own(path: Path, next_step: str, fd: int | None = None) -> None:
+def check_ownership(path: Path, next_step: str, fd: int | None = None) -> None:
     """Raise UsageError if another user owns a file or folder, or may write to it. A missing file is accepted.
 
     With `fd`, checks the open file, because the file at the path may have been replaced.

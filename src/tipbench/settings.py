@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from tipbench.errors import UsageError
-from tipbench.files import check_own
+from tipbench.files import check_ownership
 from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig, Url, validated
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ def load_settings(environment: Mapping[str, str] | None = None, folder: Path | N
     env = os.environ if environment is None else environment
     working_folder = folder or Path.cwd()
     home = find_home(env, working_folder)
-    check_own(home, "Set TIPBENCH_HOME to a folder of your own.")
+    check_ownership(home, "Set TIPBENCH_HOME to a folder of your own.")
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for path in dict.fromkeys((home / CONFIG_FILE, working_folder.resolve() / CONFIG_FILE)):
@@ -327,10 +327,10 @@ def ollama_url(host: str) -> str:
 def _read_file(path: Path) -> dict[str, Any]:
     """Return the content of a tipbench.toml; empty if it does not exist. Raises UsageError if another user owns it."""
     next_step = "Work in a folder of your own, or replace the file."
-    check_own(path, next_step)
+    check_ownership(path, next_step)
     try:
         with path.open("rb") as file:
-            check_own(path, next_step, file.fileno())  # the file may have been replaced since the first check
+            check_ownership(path, next_step, file.fileno())  # the file may have been replaced since the first check
             content = tomllib.load(file)
     except (FileNotFoundError, NotADirectoryError):
         return {}

@@ -21,7 +21,7 @@ from fastapi.security import APIKeyCookie, HTTPBearer
 from starlette.concurrency import run_in_threadpool
 
 from tipbench.errors import TipbenchError, UsageError
-from tipbench.files import check_own, convert_home_errors, create_private, make_folder
+from tipbench.files import check_ownership, convert_home_errors, create_private, make_folder
 from tipbench.judge.check import name_problem, normalize_name
 from tipbench.sqlite import Database, Row
 from tipbench.text import iso
@@ -88,7 +88,7 @@ VERSION = len(_MIGRATIONS)
 def panel_folder(home: Path) -> Path:
     """Return the folder of the panel's secrets. Only its owner can access it. Creates the folder if missing."""
     folder = make_folder(home / FOLDER, private=True)
-    check_own(folder, "Set TIPBENCH_HOME to a folder of your own.")
+    check_ownership(folder, "Set TIPBENCH_HOME to a folder of your own.")
     return folder
 
 

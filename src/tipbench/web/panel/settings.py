@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.http import strip_login
 from tipbench.markup import duration
-from tipbench.settings import DEFAULT_LIFE, SETTINGS, Setting, Settings
+from tipbench.settings import DEFAULT_TOKEN_LIFETIME, SETTINGS, Setting, Settings
 from tipbench.web.api import hook, tokens
 from tipbench.web.auth import ADMINS_ONLY, Identity
 from tipbench.web.deps import Admin, Panel, PanelState
@@ -72,7 +72,7 @@ def _displayed_value(settings: Settings, setting: Setting) -> str:
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
-_DEFAULT_FIELDS = {"role": "judge", "name": "", "expires": DEFAULT_LIFE}
+_DEFAULT_FIELDS = {"role": "judge", "name": "", "expires": DEFAULT_TOKEN_LIFETIME}
 _MAX_FORMS = 1000  # remembered
 _MAX_ID_CHARS = 64  # of a form; the page's own ids have 22
 _MAX_DELIVERIES = 10  # listed

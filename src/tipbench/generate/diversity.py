@@ -35,7 +35,7 @@ class Diversity:
     score: float  # 1 − mean similarity of two tips: 0 for copies, 1 for tips without a shared word
 
 
-def diversity(tips: Sequence[str]) -> Diversity | None:
+def measure_diversity(tips: Sequence[str]) -> Diversity | None:
     """Return the diversity of the tips, or None below two. Their order does not matter."""
     if len(tips) < 2:
         return None

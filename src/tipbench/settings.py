@@ -213,11 +213,11 @@ class Settings:
         value = self.values.get(key)
         return None if value is None else str(value)
 
-    def listed(self, key: str) -> tuple[str, ...]:
+    def get_list(self, key: str) -> tuple[str, ...]:
         """Return the items of a list setting; empty if it is not set."""
         return _split_list(self.values.get(key) or "")
 
-    def servers(self, key: str, listed: Iterable[str], *, find: bool = True) -> tuple[str, ...]:
+    def allowed_servers(self, key: str, listed: Iterable[str], *, find: bool = True) -> tuple[str, ...]:
         """Return the servers that a run started over HTTP or Airflow may use: the configured one and `listed`.
 
         `key` is one of URL_KEYS. If no Ollama is configured, its default address is used. If no MLflow is configured,

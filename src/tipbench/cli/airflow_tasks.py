@@ -89,8 +89,8 @@ def _check_server(url: str, key: str, settings: Settings) -> None:
     list_key = "panel_mlflow_urls" if key == "mlflow_url" else "panel_urls"
     hosts: list[str] = []
     if key == "ollama_url":
-        hosts = [entry.partition("=")[2] for entry in settings.listed("ollama_hosts")]  # entries are NAME=URL
-    servers = list(filter(is_http_url, settings.servers(key, (*hosts, *settings.listed(list_key)))))
+        hosts = [entry.partition("=")[2] for entry in settings.get_list("ollama_hosts")]  # entries are NAME=URL
+    servers = list(filter(is_http_url, settings.allowed_servers(key, (*hosts, *settings.get_list(list_key)))))
     if matching_server(url, servers) is None:
         names = ", ".join(dict.fromkeys(map(strip_login, servers)))
         raise UsageError(

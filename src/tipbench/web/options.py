@@ -100,7 +100,7 @@ class RunPermissions:
     @property
     def urls(self) -> Mapping[str, tuple[str, ...]]:
         """The configured and listed servers by configuration key. Servers found automatically are not included."""
-        return {key: self.settings.servers(key, self.listed[key], find=False) for key in URL_KEYS}
+        return {key: self.settings.allowed_servers(key, self.listed[key], find=False) for key in URL_KEYS}
 
     def config(self, values: Mapping[str, Any]) -> CollectConfig:
         """Return the settings overridden by `values`. Raises Invalid or Forbidden with the wrong key."""
@@ -120,7 +120,7 @@ class RunPermissions:
         for key, value in self.config({}).model_dump().items():
             properties[key]["default"] = strip_login(value) if key in URL_KEYS and value else value
         for key in URL_KEYS:
-            servers = map(strip_login, self.settings.servers(key, self.listed[key]))
+            servers = map(strip_login, self.settings.allowed_servers(key, self.listed[key]))
             properties[key]["enum"] = [None, *servers] if key == "mlflow_url" else [*servers]
         return schema
 
@@ -143,7 +143,7 @@ class RunPermissions:
 
     def _allowed_url(self, key: str, url: str) -> str:
         """Return the allowed URL of the same server, with its credentials. Raises Forbidden."""
-        servers = self.settings.servers(key, self.listed[key])
+        servers = self.settings.allowed_servers(key, self.listed[key])
         allowed_url = matching_server(url, servers)
         if allowed_url is None:
             shown_servers = ", ".join(map(strip_login, servers))

@@ -65,9 +65,9 @@ def _displayed_value(settings: Settings, setting: Setting) -> str:
     if setting.key == "hook_url":
         return shown_address(settings.get(setting.key) or "")
     if setting.key.endswith(_URL_SUFFIXES):
-        return ", ".join(strip_login(each) for each in settings.listed(setting.key))
+        return ", ".join(strip_login(each) for each in settings.get_list(setting.key))
     value = settings.values[setting.key]
-    return ", ".join(settings.listed(setting.key)) if isinstance(value, list) else str(value)
+    return ", ".join(settings.get_list(setting.key)) if isinstance(value, list) else str(value)
 
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)

@@ -291,7 +291,7 @@ def load_settings(environment: Mapping[str, str] | None = None, folder: Path | N
                 values[setting.key] = env[variable]
                 sources[setting.key] = variable
     if sources.get("ollama_url") == "OLLAMA_HOST":
-        values["ollama_url"] = ollama_url(values["ollama_url"])
+        values["ollama_url"] = parse_ollama_host(values["ollama_url"])
     return Settings(home, values, sources)
 
 
@@ -305,7 +305,7 @@ def find_home(env: Mapping[str, str], here: Path) -> Path:
     return (Path(data) if data else Path.home() / ".local" / "share") / "tipbench"
 
 
-def ollama_url(host: str) -> str:
+def parse_ollama_host(host: str) -> str:
     """Parse OLLAMA_HOST as Ollama does: scheme and port are optional, and 0.0.0.0 means this machine."""
     text = host.strip().rstrip("/")
     scheme, separator, rest = text.partition("://")

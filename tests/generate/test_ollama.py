@@ -260,7 +260,7 @@ def test_an_unsupported_model_is_refused_with_its_reason(
 
 def test_a_thinking_model_is_set_not_to_think(server: ScriptedOllama, engine: OllamaEngine) -> None:
     server.add_model(ModelSpec("deep:1b", capabilities=("completion", "thinking")))
-    assert engine.facts("deep:1b").thinking
+    assert engine.facts("deep:1b").can_think
     assert engine._body(dataclasses.replace(ask(), disable_thinking=True))["think"] is False
     assert "think" not in engine._body(ask())
 

@@ -33,7 +33,7 @@ class ModelFacts:
     quantization: str | None = None
     file_bytes: int | None = None
     kv_bytes_per_token: int | None = None
-    thinking: bool = False  # can think, and does so unless `disable_thinking` is set
+    can_think: bool = False  # can think, and does so unless `disable_thinking` is set
     remote: bool = False  # a cloud model: the server has no local weights
     completes: bool = True  # False for embedding-only models
 

@@ -357,7 +357,7 @@ def read_facts(
         quantization=str(details.get("quantization_level") or "") or None,
         file_bytes=_count(entry.get("size")) or None,
         kv_bytes_per_token=_kv_bytes_per_token(info),
-        thinking="thinking" in (capabilities or ()),
+        can_think="thinking" in (capabilities or ()),
         remote=remote,
         completes=capabilities is None or "completion" in capabilities,
     )

@@ -47,7 +47,7 @@ class ModelIdentity:
 
     model: str
     digest: str  # in the keys instead of the name, because a name may later refer to other weights
-    thinking: bool = False  # whether the model can think before it answers
+    can_think: bool = False  # whether the model can think before it answers
     has_prompt: bool = True  # if False, answers depend only on the scenario, so prompts add no cells
 
 
@@ -75,7 +75,7 @@ def plan_grid(suite: Suite, config: CollectConfig, models: Iterable[ModelIdentit
                 "repeat": repeat,
             }
             if model.has_prompt:
-                think = False if model.thinking else None  # as sent to the server: thinking is switched off
+                think = False if model.can_think else None  # as sent to the server: thinking is switched off
                 key_content |= {"system": rendered.system, "user": rendered.user, "think": think}
             else:
                 key_content |= {"n_tips": config.n_tips, "diversity": config.diversity}

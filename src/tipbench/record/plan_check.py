@@ -143,7 +143,7 @@ def make_plan(
 ) -> Plan:
     """Build the plan; `free_memory` returns the free memory of the machine that runs a model."""
     identities = [
-        ModelIdentity(fact.model, fact.digest, fact.thinking, engine_of(fact.model).has_prompt)
+        ModelIdentity(fact.model, fact.digest, fact.can_think, engine_of(fact.model).has_prompt)
         for fact in facts.values()
     ]
     grid = plan_grid(suite, config, identities)

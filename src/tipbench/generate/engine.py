@@ -268,7 +268,7 @@ class EngineType:
     name: str  # the prefix of its models' names
     build: Callable[[EngineDependencies], Engine]
     label: str  # in messages and lock names
-    kind: Literal["model", "baseline"] = "model"
+    is_reference: bool = False  # True: has no model; compared with, never ranked
     has_prompt: bool = True  # False: answers do not depend on the prompt
     holds_weights: bool = True  # False: needs almost no memory and time
     server: str | None = None  # the setting with its server's URL; None: runs inside tipbench
@@ -324,7 +324,9 @@ ENGINES: dict[str, EngineType] = {
     each.name: each
     for each in (
         EngineType("embedded", _build_embedded, "the embedded model"),
-        EngineType("baseline", _build_template, "the template", kind="baseline", has_prompt=False, holds_weights=False),
+        EngineType(
+            "baseline", _build_template, "the template", is_reference=True, has_prompt=False, holds_weights=False
+        ),
         _DEFAULT,
     )
 }

@@ -91,7 +91,7 @@ class Outlook:
 def plan_outlook(plan: Plan) -> Outlook:
     """Return the outlook of a plan, estimated with PAIRED_SD and SECONDS_PER_TIP."""
     cells = [planned.cell for planned in plan.cells]
-    pairs = {(cell.model, cell.prompt) for cell in cells if engine_of(cell.model).kind == "model"}
+    pairs = {(cell.model, cell.prompt) for cell in cells if not engine_of(cell.model).is_reference}
     design = make_design((cell.scenario for cell in cells), plan.config.looks)
     scenarios = len(design.scenarios)
     detectable: float | None = None

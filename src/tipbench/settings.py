@@ -28,7 +28,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 CONFIG_FILE = "tipbench.toml"
 LOCAL_HOME = ".tipbench"
-DEFAULT_TOKEN_LIFETIME = "90d"  # lifetime of a new access token
+DEFAULT_TOKEN_LIFETIME = "90d"  # noqa: S105 - not a token
 HOME_ONLY = frozenset({"judge_command", "hook_url"})  # not read from a tipbench.toml in the working folder
 
 

@@ -206,16 +206,14 @@ class WebhookStore:
 
     def revision(self, watched: Watched) -> str | None:
         """Return the experiment's revision at the last check; None if it was never checked."""
-        rows = self._database.execute(
-            f"SELECT revision FROM hook_seen WHERE {_WHERE_WATCHED}", (self._receiver, *watched)
-        )  # noqa: S608
+        statement = f"SELECT revision FROM hook_seen WHERE {_WHERE_WATCHED}"  # noqa: S608
+        rows = self._database.execute(statement, (self._receiver, *watched))
         return str(rows[0][0]) if rows else None
 
     def reported(self, watched: Watched) -> frozenset[str]:
         """Return the ids of the runs that were pending at the last check, and have been reported."""
-        rows = self._database.execute(
-            f"SELECT run_id FROM hook_told WHERE {_WHERE_WATCHED}", (self._receiver, *watched)
-        )  # noqa: S608
+        statement = f"SELECT run_id FROM hook_told WHERE {_WHERE_WATCHED}"  # noqa: S608
+        rows = self._database.execute(statement, (self._receiver, *watched))
         return frozenset(str(run_id) for (run_id,) in rows)
 
     def save_check(self, watched: Watched, revision: str, pending: Collection[str], delivery: Delivery | None) -> None:

@@ -114,6 +114,11 @@ def test_more_scenarios_than_there_are_means_all_with_a_warning() -> None:
     assert scenarios_warning(TIPS, 8) is None
 
 
+def test_the_warning_suggests_the_larger_suite_only_to_users_of_the_smaller() -> None:
+    assert "tips-32 has more" in (scenarios_warning(TIPS, 99) or "")
+    assert "has more" not in (scenarios_warning(load_suite("tips-32"), 99) or "")
+
+
 def test_conditions_depend_only_on_settings_that_reach_the_model() -> None:
     base = conditions_of(CollectConfig(), TIPS)
     different: list[dict[str, object]] = [{"n_tips": 3}, {"temperature": 0.1}, {"diversity": True}, {"num_ctx": 8192}]

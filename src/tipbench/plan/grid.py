@@ -123,9 +123,10 @@ def scenarios_warning(suite: Suite, n_scenarios: int) -> str | None:
     """Return a warning if the suite has fewer scenarios than requested."""
     if n_scenarios <= len(suite.scenarios):
         return None
+    hint = " Suite tips-32 has more." if suite.name == "tips" else ""
     return (
         f"The suite {suite.name} has {len(suite.scenarios)} scenarios, fewer than n_scenarios {n_scenarios}: "
-        "all of them are used. Suite tips-32 has more."
+        f"all of them are used.{hint}"
     )
 
 

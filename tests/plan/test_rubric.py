@@ -51,7 +51,7 @@ def test_tip_v1_has_the_documented_weights() -> None:
     scores = {"relevance": 4, "actionability": 3, "tone": 5}
     assert RUBRIC.composite(scores, format_ok=True, overlong=False) == 14
     assert RUBRIC.composite(scores, format_ok=False, overlong=True) == 11
-    assert RUBRIC.range == (2, 17)
+    assert RUBRIC.composite_range == (2, 17)
     assert RUBRIC.floor_composite == 3
     assert RUBRIC.word_limit == 40
 

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from tipbench.errors import UsageError
 from tipbench.files import check_ownership
-from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig, Url, validated
+from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig, Url, validate_settings
 
 if TYPE_CHECKING:
     from tipbench.workflows.mlflow import MlflowAccess
@@ -263,7 +263,7 @@ class Settings:
         flags = {key: value for key, value in flags.items() if value is not None}
         values = {key: self.values[key] for key in model.model_fields if self.values.get(key) not in (None, "")}
         flag_names = {key: "--" + key.removeprefix("panel_").replace("_", "-") for key in flags}
-        return validated(model, {**values, **flags}, {**self.sources, **flag_names})
+        return validate_settings(model, {**values, **flags}, {**self.sources, **flag_names})
 
 
 def load_settings(environment: Mapping[str, str] | None = None, folder: Path | None = None) -> Settings:

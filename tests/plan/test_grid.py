@@ -136,7 +136,7 @@ REFERENCE = ModelIdentity("baseline:template", "sha-t", has_prompt=False)
 
 def test_model_without_a_prompt_has_one_cell_per_scenario() -> None:
     cells = grid([MODELS[0], REFERENCE])
-    own = [cell for cell in cells if cell.cell.model == REFERENCE.model]
+    own = [cell for cell in cells if cell.cell.model == REFERENCE.name]
     assert (len(cells), len(own)) == (24 + 8, 8)
     assert {cell.cell.prompt for cell in own} == {"none"}
     assert {cell.rendered.system + cell.rendered.user for cell in own} == {""}

@@ -114,7 +114,7 @@ class Writer:
         """Keep the thread from committing; a first row makes sure that the rest forms one batch."""
         with self.database.transaction():
             self.commits.insert(("first",))
-            while self.commits.waiting:
+            while self.commits.n_waiting:
                 time.sleep(0.001)
             yield
 

@@ -304,7 +304,7 @@ def test_the_next_model_waits_until_the_last_one_is_gone(server: ScriptedOllama,
 def test_a_model_that_does_not_unload_ends_the_run_instead_of_loading_a_second(
     server: ScriptedOllama, engine: OllamaEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ollama, "STUCK_DEADLINE_S", 0.5)
+    monkeypatch.setattr(ollama, "UNLOAD_TIMEOUT_S", 0.5)
     engine.prepare(engine.facts("alpha:135m"))
     completed(engine.complete(ask()))
     server.add_faults(Fault("stuck"))

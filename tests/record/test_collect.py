@@ -631,8 +631,8 @@ def test_results_that_met_server_errors_of_mlflow_are_drained_and_no_half_writte
 def test_odd_lines_of_the_server_do_not_end_the_collect(
     bench: Collecting, monkeypatch: pytest.MonkeyPatch, line: bytes, failed: int
 ) -> None:
-    feed = ollama_api._Reader.feed
-    monkeypatch.setattr(ollama_api._Reader, "feed", lambda reader, _chunk: feed(reader, line + b"\n"))
+    feed = ollama_api._AnswerReader.feed
+    monkeypatch.setattr(ollama_api._AnswerReader, "feed", lambda reader, _chunk: feed(reader, line + b"\n"))
     summary = bench.run(models="alpha:135m", prompts="v1")
     assert (summary.generated, summary.failed) == (4, failed)
     assert len(bench.runs()) == 4

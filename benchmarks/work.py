@@ -12,7 +12,7 @@ import httpx
 
 from servers import messages_hash
 from tipbench.plan.config import CollectConfig
-from tipbench.plan.grid import ModelIdentity, PlannedCell, blocks, plan_grid
+from tipbench.plan.grid import ModelIdentity, PlannedCell, cells_by_model, plan_grid
 from tipbench.plan.suite import load_suite
 
 MODELS = ("a:1b", "b:1b", "c:1b", "d:1b")
@@ -71,7 +71,7 @@ def chat_bodies(options: Mapping[str, str]) -> dict[str, list[bytes]]:
     config = CollectConfig.model_validate(options)
     models = [ModelIdentity(model, model) for model in options["models"].split(",")]
     cells = plan_grid(load_suite(config.suite), config, models)
-    return {model: [_chat_body(cell) for cell in group] for model, group in blocks(cells)}
+    return {model: [_chat_body(cell) for cell in group] for model, group in cells_by_model(cells)}
 
 
 def _chat_body(cell: PlannedCell) -> bytes:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tipbench.plan.config import ADDRESSES, WAIT_FOR_JUDGE, CollectConfig
+from tipbench.plan.config import URL_KEYS, WAIT_FOR_JUDGE, CollectConfig
 
 FILE = Path(__file__).parents[1] / "dags" / "bench_params.json"
 LISTS = ("models", "prompts")
@@ -42,7 +42,7 @@ def _param(key: str, schema: dict[str, Any]) -> dict[str, Any]:
     default = schema.pop("default")
     description = f"{schema.pop('description')}{_ADDED_DESCRIPTIONS.get(key, '')}"
     schema.pop("title", None)
-    if key in ADDRESSES:
+    if key in URL_KEYS:
         default, schema = None, {"type": ["null", "string"], "maxLength": 2000}
     elif key in LISTS:
         schema = {"type": ["string", "array"], "items": {"type": "string"}, "minLength": 1, "minItems": 1}

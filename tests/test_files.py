@@ -61,8 +61,8 @@ def test_a_killed_holder_frees_the_lock_and_leaves_the_name_of_its_model(home: P
         first.kill()
     mine = lock(home)
     mine.acquire(wait=False, report=print)
-    assert mine.left_behind is not None
-    assert (mine.left_behind.model, mine.left_behind.digest) == ("qwen2.5:0.5b", "sha-q")
+    assert mine.dead_holder is not None
+    assert (mine.dead_holder.model, mine.dead_holder.digest) == ("qwen2.5:0.5b", "sha-q")
     mine.release()
 
 
@@ -74,7 +74,7 @@ def test_a_holder_that_exited_normally_leaves_nothing(home: Path) -> None:
     first.release()
     second = lock(home)
     second.acquire(wait=False, report=print)
-    assert second.left_behind is None
+    assert second.dead_holder is None
     second.release()
 
 

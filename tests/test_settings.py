@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tipbench.errors import UsageError
 from tipbench.plan.config import CollectConfig
-from tipbench.settings import SETTINGS, OperatorConfig, find_home, load_settings, ollama_url
+from tipbench.settings import SETTINGS, OperatorConfig, find_home, load_settings, parse_ollama_host
 
 BY_KEY = {setting.key: setting for setting in SETTINGS}
 
@@ -133,14 +133,14 @@ def test_home_is_the_variable_else_a_local_folder_else_the_users_data(tmp_path: 
     ],
 )
 def test_ollama_host_is_parsed_as_ollama_does(host: str, url: str) -> None:
-    assert ollama_url(host) == url
+    assert parse_ollama_host(host) == url
 
 
 @settings(max_examples=50)
 @given(st.text(max_size=40))
 def test_any_ollama_host_is_parsed_or_refused(host: str) -> None:
     with contextlib.suppress(UsageError):
-        assert "://" in ollama_url(host)
+        assert "://" in parse_ollama_host(host)
 
 
 INSIDE, OUTSIDE = "http://mlflow:5000", "https://mlflow.example/"
@@ -155,7 +155,7 @@ def pages_of(tmp_path: Path, url: str, public: str) -> str | None:
 def test_an_error_about_a_setting_names_the_file_of_its_value(tmp_path: Path) -> None:
     (tmp_path / "tipbench.toml").write_text('airflow_url = "airflow"\n')
     found = load_settings({"TIPBENCH_HOME": str(tmp_path)}, tmp_path)
-    with pytest.raises(UsageError) as error, found.errors_with_source():
+    with pytest.raises(UsageError) as error, found.add_source_to_errors():
         raise UsageError("airflow_url takes a web address.")
     assert str(error.value) == f"{tmp_path}/tipbench.toml: airflow_url takes a web address."
 

@@ -24,7 +24,7 @@ def opened(path: Path, *migrations: str, wal: bool = False) -> contextlib.closin
 
 
 def colours(database: Database) -> list[str]:
-    return [name for (name,) in database.rows("SELECT name FROM colours ORDER BY rowid")]
+    return [name for (name,) in database.execute("SELECT name FROM colours ORDER BY rowid")]
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ class Writer:
         """Keep the thread from committing; a first row makes sure that the rest forms one batch."""
         with self.database.transaction():
             self.commits.insert(("first",))
-            while self.commits.waiting:
+            while self.commits.n_waiting:
                 time.sleep(0.001)
             yield
 

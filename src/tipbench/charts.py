@@ -24,8 +24,8 @@ class Theme:
 
     name: str
     background: str
-    ink: str
-    muted: str
+    ink: str  # of text
+    muted: str  # of secondary text
     grid: str
     accent: str
     warning: str
@@ -34,12 +34,12 @@ class Theme:
 
 # The palettes list their colours in the same order, so that a series has the same hue in both themes.
 LIGHT = Theme(
-    "light", "#ffffff", "#1b1f24", "#57606a", "#d8dee4", "#0a5dc2", "#b3261e",
-    ("#0a5dc2", "#b45309", "#1a7f37", "#8250df", "#bf3989", "#4d5560"),
+    "light", background="#ffffff", ink="#1b1f24", muted="#57606a", grid="#d8dee4", accent="#0a5dc2", warning="#b3261e",
+    palette=("#0a5dc2", "#b45309", "#1a7f37", "#8250df", "#bf3989", "#4d5560"),
 )  # fmt: skip
 DARK = Theme(
-    "dark", "#14171c", "#e6edf3", "#9aa4af", "#30363d", "#6cb0ff", "#ff8a80",
-    ("#6cb0ff", "#f0a44b", "#63d17e", "#c09bff", "#ff8fc4", "#aab4bf"),
+    "dark", background="#14171c", ink="#e6edf3", muted="#9aa4af", grid="#30363d", accent="#6cb0ff", warning="#ff8a80",
+    palette=("#6cb0ff", "#f0a44b", "#63d17e", "#c09bff", "#ff8fc4", "#aab4bf"),
 )  # fmt: skip
 THEMES = {theme.name: theme for theme in (LIGHT, DARK)}
 
@@ -92,7 +92,7 @@ def to_svg(chart: alt.TopLevelMixin, theme: Theme = LIGHT) -> str:
 
 
 def check_chart_file(path: Path) -> None:
-    """Raise UsageError if --plot cannot write `path`: wrong suffix, or missing folder or extra `charts`."""
+    """Raise UsageError if --plot cannot write `path`: its suffix is wrong, or its folder or the extra is missing."""
     if path.suffix.lower() not in (".png", ".svg"):
         raise UsageError(f"--plot takes a file that ends in .png or .svg (got {path.name!r}).")
     if not path.parent.is_dir():

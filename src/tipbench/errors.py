@@ -17,13 +17,13 @@
     ├── AirflowError              Airflow returned an error
     ├── ResidencyError            unexpected weights are in memory
     ├── LockHeld                  another process uses the server or the experiment
-    ├── JournalError              a result could not be saved to disk; the run stops at once
+    ├── JournalError              a result could not be saved to disk; the collect stops at once
     ├── CorruptText               a stored text does not match its hash
     ├── MixedRubrics              scores of different rubrics cannot be compared
-    ├── SheetsClosed              the judge has judged a duel and may not use sheets any more
+    ├── SheetsClosed              a judge may not use sheets after duels, or open a duel during a sheet
     ├── SheetRefused              invalid sheet; each problem has item, tip and field
     ├── WeightsError              the embedded model's file is missing or invalid
-    ├── LocalServerError          the local MLflow could not be started or stopped
+    ├── LocalMlflowError          the local MLflow could not be started or stopped
     ├── JobConflict               the key is in use, or the job has ended or is still running
     ├── JobStartError             a runner cannot start a job, and a retry would not help
     ├── QueueFull                 the queue of the event log is full; retry
@@ -153,9 +153,9 @@ class SheetRefused(TipbenchError):
 
 
 class SheetsClosed(TipbenchError):
-    """The judge has judged a duel and may not use sheets any more.
+    """A judge who has opened a duel may not use sheets, and one with an open sheet may not open a duel.
 
-    Duels have no controls, so a judge who has seen them could recognise the controls in a sheet.
+    Duels have no controls, so a judge who has seen their tips could recognise the controls in a sheet.
     """
 
 
@@ -163,7 +163,7 @@ class WeightsError(TipbenchError):
     pass
 
 
-class LocalServerError(TipbenchError):
+class LocalMlflowError(TipbenchError):
     pass
 
 

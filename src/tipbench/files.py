@@ -39,7 +39,7 @@ _NEXT_STEPS = {
 
 
 @contextmanager
-def home_errors(path: Path, problem: str) -> Iterator[None]:
+def convert_home_errors(path: Path, problem: str) -> Iterator[None]:
     """Convert an OSError into a TipbenchError about the home folder.
 
     `problem` is the part of the message after the path, such as "cannot be opened".
@@ -56,7 +56,7 @@ def home_errors(path: Path, problem: str) -> Iterator[None]:
 
 def make_folder(path: Path, *, private: bool = False) -> Path:
     """Create a missing folder in the home folder, with its parents. With `private`, only its owner has access."""
-    with home_errors(path, "cannot be created"):
+    with convert_home_errors(path, "cannot be created"):
         path.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o777)
     return path
 
@@ -64,8 +64,8 @@ def make_folder(path: Path, *, private: bool = False) -> Path:
 def writable_home(home: Path) -> Path:
     """Create the home folder if it is missing, and restrict it to its owner. Raises UsageError if not writable."""
     make_folder(home, private=True)
-    check_own(home, _CHOOSE_FOLDER)
-    with home_errors(home, "is not writable"):
+    check_ownership(home, _CHOOSE_FOLDER)
+    with convert_home_errors(home, "is not writable"):
         if not os.access(home, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         mode = stat.S_IMODE(home.stat().st_mode)
@@ -74,7 +74,7 @@ def writable_home(home: Path) -> Path:
     return home
 
 
-def check_own(path: Path, next_step: str, fd: int | None = None) -> None:
+def check_ownership(path: Path, next_step: str, fd: int | None = None) -> None:
     """Raise UsageError if another user owns a file or folder, or may write to it. A missing file is accepted.
 
     With `fd`, checks the open file, because the file at the path may have been replaced.
@@ -89,7 +89,9 @@ def check_own(path: Path, next_step: str, fd: int | None = None) -> None:
         raise UsageError(
             f"{path} belongs to another user (id {status.st_uid}), who could change settings and tokens. {next_step}"
         )
-    if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid)):
+    others_may_write = status.st_mode & stat.S_IWOTH
+    group_may_write = status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid)
+    if others_may_write or group_may_write:
         raise UsageError(
             f"{path} may be changed by other users (mode {stat.S_IMODE(status.st_mode):o}). "
             f"Check its content, then run: chmod go-w {shlex.quote(str(path))}"
@@ -99,7 +101,8 @@ def check_own(path: Path, next_step: str, fd: int | None = None) -> None:
 def _is_private_group(gid: int) -> bool:
     """Return whether the user is the only member of the group. Many systems create such a group for each user."""
     try:
-        group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid()).pw_name
+        group = grp.getgrgid(gid)
+        user = pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return False
     return group.gr_name == user and set(group.gr_mem) <= {user}
@@ -118,14 +121,14 @@ def open_private(path: Path, flags: int = os.O_RDWR) -> int:
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Replace a file's content atomically: readers see the old content or the new, never a mix."""
-    with _synced_copy(path, content, 0o666) as temporary:
+    with _temporary_file(path, content, mode=0o666) as temporary:
         temporary.replace(path)
     sync_folder(path.parent)
 
 
 def create_private(path: Path, content: bytes) -> None:
     """Create a file atomically, with access for its owner only. Does nothing if the file already exists."""
-    with _synced_copy(path, content, 0o600) as temporary, suppress(FileExistsError):
+    with _temporary_file(path, content, mode=0o600) as temporary, suppress(FileExistsError):
         os.link(temporary, path)
     sync_folder(path.parent)
 
@@ -157,7 +160,7 @@ def write_output(path: Path, text: str, flag: str, next_step: str = "Choose anot
 
 
 @contextmanager
-def _synced_copy(path: Path, content: bytes, mode: int) -> Iterator[Path]:
+def _temporary_file(path: Path, content: bytes, *, mode: int) -> Iterator[Path]:
     """Yield a temporary file next to `path`, with the content synced to disk. Removes it unless it was renamed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.new")
     try:
@@ -179,8 +182,11 @@ def flock(fd: int, *, shared: bool = False, wait: bool = False) -> bool:
 
     Raises OSError.
     """
+    operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    if not wait:
+        operation |= fcntl.LOCK_NB
     try:
-        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(fd, operation)
     except BlockingIOError:
         return False
     return True
@@ -188,17 +194,17 @@ def flock(fd: int, *, shared: bool = False, wait: bool = False) -> bool:
 
 def try_lock(fd: int, path: Path, *, shared: bool = False) -> bool:
     """Like `flock` without waiting, for a file in the home folder."""
-    with home_errors(path, "cannot be locked"):
+    with convert_home_errors(path, "cannot be locked"):
         return flock(fd, shared=shared)
 
 
 @contextmanager
 def file_lock(path: Path, *, wait: bool) -> Iterator[bool]:
     """Lock a file in the home folder for the block. Without `wait`, yields False if another process holds the lock."""
-    with home_errors(path, "cannot be opened"):
+    with convert_home_errors(path, "cannot be opened"):
         fd = open_private(path)
     try:
-        with home_errors(path, "cannot be locked"):
+        with convert_home_errors(path, "cannot be locked"):
             locked = flock(fd, wait=wait)
         yield locked
     finally:
@@ -233,15 +239,19 @@ class ResourceLock:
         *,
         advice: str = "Wait until it has finished, or pass --wait to queue.",
     ) -> None:
-        digest = hashlib.sha256(resource.encode()).hexdigest()[:16]
-        self._path = home / "locks" / f"{digest}.lock"
+        file_name = hashlib.sha256(resource.encode()).hexdigest()[:16]
+        self._path = home / "locks" / f"{file_name}.lock"
         self._fd: int | None = None
         self._has_model = False
         self._advice = advice
         self._holder = LockHolder(
-            resource, os.getpid(), platform.node(), datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"), purpose
+            resource,
+            pid=os.getpid(),
+            host=platform.node(),
+            since=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+            purpose=purpose,
         )
-        self.left_behind: LockHolder | None = None  # the previous holder, if it died with a model loaded
+        self.dead_holder: LockHolder | None = None  # the previous holder, if it died with a model loaded
 
     def acquire(self, *, wait: bool, report: Callable[[str], None], timeout_s: float | None = None) -> bool:
         """Acquire the lock and return whether it had to wait.
@@ -249,15 +259,15 @@ class ResourceLock:
         Raises LockHeld if another process holds the lock: at once without `wait`, else after `timeout_s`.
         """
         make_folder(self._path.parent)
-        with home_errors(self._path, "cannot be opened"):
+        with convert_home_errors(self._path, "cannot be opened"):
             fd = open_private(self._path)
         try:
-            waited = self._wait_for_lock(fd, wait, report, timeout_s)
-            with home_errors(self._path, "cannot be read"):
+            waited = self._wait_for_lock(fd, wait=wait, report=report, timeout_s=timeout_s)
+            with convert_home_errors(self._path, "cannot be read"):
                 previous = _read_holder(fd)
             self._fd = fd
             if previous is not None and previous.digest:
-                self.left_behind = previous
+                self.dead_holder = previous
                 self.note_loaded(previous.model, previous.digest)  # until it is confirmed to be unloaded
             else:
                 self._write(self._holder)
@@ -298,7 +308,7 @@ class ResourceLock:
             finally:
                 os.close(fd)
 
-    def _wait_for_lock(self, fd: int, wait: bool, report: Callable[[str], None], timeout_s: float | None) -> bool:
+    def _wait_for_lock(self, fd: int, *, wait: bool, report: Callable[[str], None], timeout_s: float | None) -> bool:
         """Lock the file and return whether it had to wait. Reports each holder that it waits for once."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         reported: str | None = None
@@ -316,8 +326,8 @@ class ResourceLock:
         if self._fd is None:
             return
         data = json.dumps(asdict(holder)).encode()
-        with home_errors(self._path, "cannot be written"):
-            if os.pwrite(self._fd, data, 0) != len(data):
+        with convert_home_errors(self._path, "cannot be written"):
+            if os.pwrite(self._fd, data, 0) != len(data):  # the disk became full meanwhile
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.ftruncate(self._fd, len(data))
             os.fsync(self._fd)

@@ -50,10 +50,12 @@ def is_http_url(url: str) -> bool:
     """Return whether a URL is http or https, has a host, and its port is valid or missing."""
     try:
         parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        port = parts.port
     except ValueError:
         return False
-    return valid and url.isprintable() and " " not in url
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        return False
+    return url.isprintable() and " " not in url
 
 
 def strip_login(url: str) -> str:
@@ -77,7 +79,8 @@ def canonical_url(url: str) -> str:
 
 def matching_server(url: str, servers: Iterable[str]) -> str | None:
     """Return the URL in `servers` that points at the same server as `url`, or None."""
-    return {canonical_url(server): server for server in servers}.get(canonical_url(url))
+    by_canonical_url = {canonical_url(server): server for server in servers}
+    return by_canonical_url.get(canonical_url(url))
 
 
 # Clients
@@ -156,8 +159,11 @@ def _describe_proxies() -> str:
     """Return the proxy settings of the environment for a message."""
     from urllib.request import getproxies
 
-    proxies = {key: value for key, value in getproxies().items() if key in ("http", "https", "all") and value}
-    return ", ".join(f"{key.upper()}_PROXY={_proxy_without_login(value)}" for key, value in sorted(proxies.items()))
+    settings = []
+    for key, proxy in sorted(getproxies().items()):
+        if key in ("http", "https", "all") and proxy:
+            settings.append(f"{key.upper()}_PROXY={_proxy_without_login(proxy)}")
+    return ", ".join(settings)
 
 
 def _proxy_without_login(proxy: str) -> str:
@@ -172,15 +178,15 @@ def _proxy_without_login(proxy: str) -> str:
 
 def is_unreachable(exc: httpx.ConnectError) -> bool:
     """Return whether a connection failed because the server is unreachable, not because of a local problem."""
-    return any(isinstance(cause, socket.gaierror) or cause.errno in _UNREACHABLE_ERRNOS for cause in _os_errors(exc))
+    return any(isinstance(error, socket.gaierror) or error.errno in _UNREACHABLE_ERRNOS for error in _os_errors(exc))
 
 
 def is_too_many_files(exc: BaseException) -> bool:
     """Return whether a request failed because this process or machine has too many open files."""
-    causes = list(_os_errors(exc))
-    if any(isinstance(cause, socket.gaierror) for cause in causes):
+    os_errors = list(_os_errors(exc))
+    if any(isinstance(error, socket.gaierror) for error in os_errors):
         return _no_file_can_be_opened()  # a failed name lookup does not report the reason
-    return any(cause.errno in _TOO_MANY_FILES_ERRNOS for cause in causes)
+    return any(error.errno in _TOO_MANY_FILES_ERRNOS for error in os_errors)
 
 
 def _os_errors(exc: BaseException) -> Iterator[OSError]:

@@ -18,17 +18,17 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from tipbench.errors import UsageError
-from tipbench.files import check_own
-from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig, Url, validated
+from tipbench.files import check_ownership
+from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig, Url, validate_settings
 
 if TYPE_CHECKING:
     from tipbench.workflows.mlflow import MlflowAccess
 
-_Model = TypeVar("_Model", bound=BaseModel)
+_Config = TypeVar("_Config", bound=BaseModel)
 
 CONFIG_FILE = "tipbench.toml"
 LOCAL_HOME = ".tipbench"
-DEFAULT_LIFE = "90d"  # lifetime of a new access token
+DEFAULT_TOKEN_LIFETIME = "90d"  # noqa: S105 - not a token
 HOME_ONLY = frozenset({"judge_command", "hook_url"})  # not read from a tipbench.toml in the working folder
 
 
@@ -65,16 +65,19 @@ def _split_list(value: object) -> tuple[str, ...]:
     return tuple(text for text in texts if text)
 
 
-def _check_proxy(text: str) -> str:
+def _normalise_proxy(text: str) -> str:
+    """Return the address or network of a reverse proxy in its usual spelling; raises ValueError if it is invalid."""
     try:
-        return str(ipaddress.ip_network(text, strict=False) if "/" in text else ipaddress.ip_address(text))
+        if "/" in text:
+            return str(ipaddress.ip_network(text, strict=False))
+        return str(ipaddress.ip_address(text))
     except ValueError:
         raise ValueError(f"{text[:80]!r} is not the address of a reverse proxy, such as 127.0.0.1") from None
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_split_list)]
 Urls = Annotated[tuple[Url, ...], BeforeValidator(_split_list)]
-Proxies = Annotated[tuple[Annotated[str, AfterValidator(_check_proxy)], ...], BeforeValidator(_split_list)]
+Proxies = Annotated[tuple[Annotated[str, AfterValidator(_normalise_proxy)], ...], BeforeValidator(_split_list)]
 
 
 class OperatorConfig(BaseModel):
@@ -105,17 +108,17 @@ class OperatorConfig(BaseModel):
     )
     panel_urls: Urls = Field(
         (),
-        description="Comma-separated Ollama servers that a run started over HTTP or Airflow may use, besides the "
+        description="Comma-separated Ollama servers that a collect started over HTTP or Airflow may use, besides the "
         "configured one.",
     )
     panel_mlflow_urls: Urls = Field(
         (),
-        description="Comma-separated MLflow servers that a run started over HTTP or Airflow may use, besides the "
+        description="Comma-separated MLflow servers that a collect started over HTTP or Airflow may use, besides the "
         "configured one; no login is sent to them.",
     )
     panel_suites: Names = Field(
         (),
-        description="Comma-separated folders of suites that a run started over HTTP may use, besides the built-in "
+        description="Comma-separated folders of suites that a collect started over HTTP may use, besides the built-in "
         "suites.",
     )
     panel_session_hours: float = Field(12, gt=0, le=24 * 31, description="Hours until a browser session expires.")
@@ -161,18 +164,18 @@ class OperatorConfig(BaseModel):
     )
 
 
-def _settings_of(model: type[BaseModel]) -> list[Setting]:
+def _settings_of(config_class: type[BaseModel]) -> list[Setting]:
     settings = []
-    for key, info in model.model_fields.items():
+    for key, info in config_class.model_fields.items():
         default = "" if info.default in (None, ()) else str(info.default)
         if isinstance(info.default, bool):
             default = default.lower()  # as in TOML
         settings.append(
             Setting(
                 key,
-                _VARIABLES.get(key, (f"TIPBENCH_{key.upper()}",)),
-                _DEFAULT_TEXTS.get(key, default),
-                info.description or "",
+                variables=_VARIABLES.get(key, (f"TIPBENCH_{key.upper()}",)),
+                default=_DEFAULT_TEXTS.get(key, default),
+                meaning=info.description or "",
                 in_file=info.repr,  # secrets are neither shown nor read from a file
             )
         )
@@ -182,21 +185,27 @@ def _settings_of(model: type[BaseModel]) -> list[Setting]:
 SETTINGS: tuple[Setting, ...] = (
     Setting(
         "home",
-        ("TIPBENCH_HOME",),
-        f"./{LOCAL_HOME} if it exists, else tipbench in the user's data folder",
-        "Folder for weights, the local MLflow, journals and locks.",
+        variables=("TIPBENCH_HOME",),
+        default=f"./{LOCAL_HOME} if it exists, else tipbench in the user's data folder",
+        meaning="Folder for weights, the local MLflow, journals and locks.",
         in_file=False,
     ),
     *_settings_of(CollectConfig),
     *_settings_of(OperatorConfig),
     Setting(
         "events",
-        ("TIPBENCH_EVENTS",),
-        "",
-        "Internal: the file in which a job's command reports its progress. The panel sets it for each job.",
+        variables=("TIPBENCH_EVENTS",),
+        default="",
+        meaning="Internal: the file in which a job's command reports its progress. The panel sets it for each job.",
         in_file=False,
     ),
-    Setting("no_color", ("NO_COLOR",), "", "Any value: no colours on the terminal.", in_file=False),
+    Setting(
+        "no_color",
+        variables=("NO_COLOR",),
+        default="",
+        meaning="Any value: no colours on the terminal.",
+        in_file=False,
+    ),
 )
 
 
@@ -213,57 +222,67 @@ class Settings:
         value = self.values.get(key)
         return None if value is None else str(value)
 
-    def listed(self, key: str) -> tuple[str, ...]:
+    def get_list(self, key: str) -> tuple[str, ...]:
         """Return the items of a list setting; empty if it is not set."""
         return _split_list(self.values.get(key) or "")
 
-    def servers(self, key: str, listed: Iterable[str], *, find: bool = True) -> tuple[str, ...]:
-        """Return the servers that a run started over HTTP or Airflow may use: the configured one and `listed`.
+    def allowed_servers(self, key: str, others: Iterable[str], *, find: bool = True) -> tuple[str, ...]:
+        """Return the servers that a collect started over HTTP or Airflow may use: the configured one and `others`.
 
-        `key` is one of ADDRESSES. If no Ollama is configured, its default address is used. If no MLflow is configured,
+        `key` is one of URL_KEYS. If no Ollama is configured, its default address is used. If no MLflow is configured,
         the servers that may be found automatically are used; without `find`, none.
         """
-        configured = self.get(key) or CollectConfig.model_fields[key].default
-        if configured is not None:
-            return tuple(dict.fromkeys((configured, *listed)))
+        configured_or_default = self.get(key) or CollectConfig.model_fields[key].default
+        if configured_or_default is not None:
+            return tuple(dict.fromkeys((configured_or_default, *others)))
         if not find:
-            return tuple(dict.fromkeys(listed))
+            return tuple(dict.fromkeys(others))
         from tipbench.record.mlflow import default_servers
 
-        return (*default_servers(self.home), *listed)
+        return (*default_servers(self.home), *others)
 
     @property
     def mlflow(self) -> MlflowAccess:
         """The configured MLflow."""
         from tipbench.workflows.mlflow import MlflowAccess
 
-        keys = ("url", "username", "password", "token", "public_url", "host_header")
-        return MlflowAccess(self.home, *(self.get(f"mlflow_{key}") for key in keys))
+        return MlflowAccess(
+            self.home,
+            url=self.get("mlflow_url"),
+            username=self.get("mlflow_username"),
+            password=self.get("mlflow_password"),
+            token=self.get("mlflow_token"),
+            public_url=self.get("mlflow_public_url"),
+            host_header=self.get("mlflow_host_header"),
+        )
 
     def collect_config(self, flags: Mapping[str, object]) -> CollectConfig:
         """Return the configuration of a collect; flags override all other sources."""
-        return self._typed(CollectConfig, flags)
+        return self._validate(CollectConfig, flags)
 
-    def operator(self, *, host: str | None = None, port: int | None = None) -> OperatorConfig:
+    def operator_config(self, *, host: str | None = None, port: int | None = None) -> OperatorConfig:
         """Return the operator's settings; the flags of `tipbench panel` override all other sources."""
-        return self._typed(OperatorConfig, {"panel_host": host, "panel_port": port})
+        return self._validate(OperatorConfig, {"panel_host": host, "panel_port": port})
 
     @contextmanager
-    def errors_with_source(self) -> Iterator[None]:
+    def add_source_to_errors(self) -> Iterator[None]:
         """Add the source of a setting to a UsageError whose message begins with the key of the setting."""
         try:
             yield
         except UsageError as exc:
-            key = str(exc).partition(" ")[0]
+            key, _, _ = str(exc).partition(" ")
             if key not in self.sources:
                 raise
-            raise UsageError(f"{self.sources[key].removesuffix(f': {key}')}: {exc}") from exc
+            source = self.sources[key].removesuffix(f": {key}")  # the message has the key already
+            raise UsageError(f"{source}: {exc}") from exc
 
-    def _typed(self, model: type[_Model], flags: Mapping[str, object]) -> _Model:
-        flags = {key: value for key, value in flags.items() if value is not None}
-        values = {key: self.values[key] for key in model.model_fields if self.values.get(key) not in (None, "")}
-        flag_names = {key: "--" + key.removeprefix("panel_").replace("_", "-") for key in flags}
-        return validated(model, {**values, **flags}, {**self.sources, **flag_names})
+    def _validate(self, config_class: type[_Config], flags: Mapping[str, object]) -> _Config:
+        """Validate the settings of this class; a flag that is None is not given."""
+        given = {key: value for key, value in flags.items() if value is not None}
+        values = {key: self.values[key] for key in config_class.model_fields if self.values.get(key) not in (None, "")}
+        # The flag of `panel_port` is --port.
+        flag_names = {key: "--" + key.removeprefix("panel_").replace("_", "-") for key in given}
+        return validate_settings(config_class, {**values, **given}, {**self.sources, **flag_names})
 
 
 def load_settings(environment: Mapping[str, str] | None = None, folder: Path | None = None) -> Settings:
@@ -275,12 +294,14 @@ def load_settings(environment: Mapping[str, str] | None = None, folder: Path | N
     env = os.environ if environment is None else environment
     working_folder = folder or Path.cwd()
     home = find_home(env, working_folder)
-    check_own(home, "Set TIPBENCH_HOME to a folder of your own.")
+    check_ownership(home, "Set TIPBENCH_HOME to a folder of your own.")
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for path in dict.fromkeys((home / CONFIG_FILE, working_folder.resolve() / CONFIG_FILE)):
+    paths = (home / CONFIG_FILE, working_folder.resolve() / CONFIG_FILE)
+    for path in dict.fromkeys(paths):  # both are the same file if the home is the working folder
         for key, value in _read_file(path).items():
             if key in HOME_ONLY and path.parent != home:
+                # For `tipbench doctor` and the panel, which show it as ignored.
                 sources.setdefault(key, f"ignored in {path}; use TIPBENCH_{key.upper()} or {home / CONFIG_FILE}")
                 continue
             values[key] = value
@@ -291,26 +312,30 @@ def load_settings(environment: Mapping[str, str] | None = None, folder: Path | N
                 values[setting.key] = env[variable]
                 sources[setting.key] = variable
     if sources.get("ollama_url") == "OLLAMA_HOST":
-        values["ollama_url"] = ollama_url(values["ollama_url"])
+        values["ollama_url"] = parse_ollama_host(values["ollama_url"])
     return Settings(home, values, sources)
 
 
-def find_home(env: Mapping[str, str], here: Path) -> Path:
+def find_home(env: Mapping[str, str], working_folder: Path) -> Path:
     """Return TIPBENCH_HOME, else `.tipbench` in the working folder if it exists, else the user's data folder."""
     if env.get("TIPBENCH_HOME"):
         return Path(env["TIPBENCH_HOME"]).expanduser().resolve()
-    if (here / LOCAL_HOME).is_dir():
-        return (here / LOCAL_HOME).resolve()
-    data = env.get("XDG_DATA_HOME")
-    return (Path(data) if data else Path.home() / ".local" / "share") / "tipbench"
+    if (working_folder / LOCAL_HOME).is_dir():
+        return (working_folder / LOCAL_HOME).resolve()
+    if env.get("XDG_DATA_HOME"):
+        return Path(env["XDG_DATA_HOME"]) / "tipbench"
+    return Path.home() / ".local" / "share" / "tipbench"
 
 
-def ollama_url(host: str) -> str:
+def parse_ollama_host(host: str) -> str:
     """Parse OLLAMA_HOST as Ollama does: scheme and port are optional, and 0.0.0.0 means this machine."""
     text = host.strip().rstrip("/")
+    default_port = urlsplit(DEFAULT_OLLAMA_URL).port
     scheme, separator, rest = text.partition("://")
     if not separator:
         scheme, rest = "http", text
+    elif scheme in ("http", "https"):
+        default_port = 443 if scheme == "https" else 80
     try:
         parts = urlsplit(f"//{rest}")
         name, port = parts.hostname or "127.0.0.1", parts.port
@@ -318,8 +343,6 @@ def ollama_url(host: str) -> str:
         raise UsageError(f"OLLAMA_HOST is {host!r}, which is not an address: {exc}. Write host:port.") from None
     if name in ("0.0.0.0", "::"):  # noqa: S104 - a server's bind address, which clients reach through loopback
         name = "127.0.0.1"
-    ollama_port = urlsplit(DEFAULT_OLLAMA_URL).port
-    default_port = {"http": 80, "https": 443}.get(scheme, ollama_port) if separator else ollama_port
     url_host = f"[{name}]" if ":" in name else name  # IPv6
     return f"{scheme}://{url_host}:{port or default_port}{parts.path}"
 
@@ -327,10 +350,10 @@ def ollama_url(host: str) -> str:
 def _read_file(path: Path) -> dict[str, Any]:
     """Return the content of a tipbench.toml; empty if it does not exist. Raises UsageError if another user owns it."""
     next_step = "Work in a folder of your own, or replace the file."
-    check_own(path, next_step)
+    check_ownership(path, next_step)
     try:
         with path.open("rb") as file:
-            check_own(path, next_step, file.fileno())  # the file may have been replaced since the first check
+            check_ownership(path, next_step, file.fileno())  # the file may have been replaced since the first check
             content = tomllib.load(file)
     except (FileNotFoundError, NotADirectoryError):
         return {}

@@ -15,7 +15,7 @@ from sqlite3 import Connection, Row
 from typing import NamedTuple
 
 from tipbench.errors import QueueFull, TipbenchError, UsageError
-from tipbench.files import home_errors, make_folder, open_private, sync_folder
+from tipbench.files import convert_home_errors, make_folder, open_private, sync_folder
 
 __all__ = ["Connection", "Database", "GroupCommit", "Row"]
 
@@ -42,14 +42,14 @@ class Database:
         self._busy_s = busy_s
         self._lock = threading.RLock()
         make_folder(path.parent, private=True)
-        with home_errors(path, "cannot be opened"):
+        with convert_home_errors(path, "cannot be opened"):
             # Created here, not by SQLite, so that the file is private from the start.
             os.close(open_private(path))
             sync_folder(path.parent)
-        with self._errors():
+        with self._convert_errors():
             self._db = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
         try:
-            with self._errors():
+            with self._convert_errors():
                 self._db.row_factory = Row
                 if wal:
                     self._enable_wal()
@@ -64,15 +64,15 @@ class Database:
         with self._lock:
             self._db.close()
 
-    def rows(self, statement: str, values: Sequence[object] = ()) -> list[Row]:
-        """Execute one statement and return its rows."""
-        with self._lock, self._errors():
+    def execute(self, statement: str, values: Sequence[object] = ()) -> list[Row]:
+        """Execute one statement and return its rows; none if it only writes."""
+        with self._lock, self._convert_errors():
             return self._db.execute(statement, values).fetchall()
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """Execute several statements atomically; holds SQLite's write lock from the start."""
-        with self._lock, self._errors():
+        with self._lock, self._convert_errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -116,7 +116,7 @@ class Database:
         return int(self._db.execute("PRAGMA user_version").fetchone()[0])
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as exc:
@@ -127,9 +127,9 @@ class Database:
 
 
 class _Entry(NamedTuple):
-    """A queued statement; an empty one inserts the values as a row."""
+    """A queued row or statement."""
 
-    statement: str
+    statement: str | None  # None: insert the values as a row
     values: Sequence[object]
 
 
@@ -144,7 +144,7 @@ class GroupCommit:
         self,
         database: Database,
         table: str,
-        columns: int,
+        n_columns: int,
         *,
         capacity: int,
         lock: threading.RLock,
@@ -158,11 +158,11 @@ class GroupCommit:
         self._capacity = capacity
         self._changed = threading.Condition(lock)
         self._on_failure = on_failure
-        self._one_row = f"({', '.join('?' * columns)})"
+        self._one_row = f"({', '.join('?' * n_columns)})"
         self._insert = f"INSERT INTO {table} VALUES "  # noqa: S608
         self._queue: list[_Entry] = []
-        self._future = _running_future()
-        self._committing: Future[None] | None = None
+        self._next_commit = _running_future()  # of the queued entries
+        self._current_commit: Future[None] | None = None  # in progress
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"writer-{table}", daemon=True)
         self._thread.start()
@@ -175,28 +175,24 @@ class GroupCommit:
                 raise QueueFull(
                     f"At most {self._capacity:,} entries may wait for the disk; {problem}. Retry in a second."
                 )
-            return self.execute("", row)
+            return self._append(_Entry(None, row))
 
     def execute(self, statement: str, values: Sequence[object]) -> Future[None]:
         """Queue any statement and return the future of its commit, even if the queue is full.
 
         Statements and rows are executed in the order in which they were queued.
         """
-        with self._changed:
-            if not self._queue:
-                self._changed.notify()
-            self._queue.append(_Entry(statement, values))
-            return self._future
+        return self._append(_Entry(statement, values))
 
     @property
-    def waiting(self) -> int:
+    def n_waiting(self) -> int:
         """Number of queued entries, without those of the commit in progress."""
         return len(self._queue)
 
     def pending(self) -> Future[None] | None:
         """Return the future that completes once all current entries are committed, or None if they already are."""
         with self._changed:
-            return self._future if self._queue else self._committing
+            return self._next_commit if self._queue else self._current_commit
 
     def close(self) -> None:
         """Commit the queued entries and end the thread."""
@@ -205,47 +201,55 @@ class GroupCommit:
             self._changed.notify()
         self._thread.join()
 
+    def _append(self, entry: _Entry) -> Future[None]:
+        with self._changed:
+            if not self._queue:
+                self._changed.notify()
+            self._queue.append(entry)
+            return self._next_commit
+
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._committing = None
+                self._current_commit = None
                 while not self._queue:
                     if self._closed:
                         return
                     self._changed.wait()
                 queue, self._queue = self._queue, []
-                future = self._committing = self._future
-                self._future = _running_future()
+                commit = self._current_commit = self._next_commit
+                self._next_commit = _running_future()
             try:
                 with self._database.transaction() as db:
                     self._write(db, queue)
             except Exception as exc:  # noqa: BLE001 - the futures pass it on to the callers
                 with self._changed:
                     self._queue.clear()
-                    next_future, self._future = self._future, _running_future()
+                    next_commit, self._next_commit = self._next_commit, _running_future()
                     self._on_failure()
-                future.set_exception(exc)
-                next_future.set_exception(exc)
+                commit.set_exception(exc)
+                next_commit.set_exception(exc)
             else:
-                future.set_result(None)
+                commit.set_result(None)
 
     def _write(self, db: Connection, queue: list[_Entry]) -> None:
         # Inserts several rows per statement, because each statement releases the interpreter's lock and waits for it.
-        for are_rows, entries in groupby(queue, key=lambda entry: not entry.statement):
-            if not are_rows:
+        for statement, entries in groupby(queue, key=lambda entry: entry.statement):
+            if statement is not None:
                 for entry in entries:
-                    db.execute(entry.statement, entry.values)
+                    db.execute(statement, entry.values)
                 continue
             rows = [entry.values for entry in entries]
             while rows:
                 # Rounded down to a power of two, so that few different statements have to be prepared.
-                count = 1 << (min(len(rows), _MAX_ROWS).bit_length() - 1)
-                values = [value for row in rows[:count] for value in row]
-                db.execute(self._insert + ", ".join([self._one_row] * count), values)
-                del rows[:count]
+                n_rows = 1 << (min(len(rows), _MAX_ROWS).bit_length() - 1)
+                values = [value for row in rows[:n_rows] for value in row]
+                db.execute(self._insert + ", ".join([self._one_row] * n_rows), values)
+                del rows[:n_rows]
 
 
 def _running_future() -> Future[None]:
+    """Return a future that callers cannot cancel."""
     future: Future[None] = Future()
     future.set_running_or_notify_cancel()
     return future

@@ -16,14 +16,16 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u
 
 # Words
 
-# Two names for rows without a significant difference.
+# How rows without a significant difference are described.
 TIED = "tied"  # in tables
 UNCLEAR = "not clearly different"  # in sentences
 
 
 def plural(n: int, noun: str, many: str | None = None) -> str:
     """Format a count with its noun: 1 cell, 2,400 cells. `many` is an irregular plural."""
-    return f"{n:,} {noun if n == 1 else many or noun + 's'}"
+    if n == 1:
+        return f"1 {noun}"
+    return f"{n:,} {many or noun + 's'}"
 
 
 def join_names(names: Iterable[object], limit: int) -> str:
@@ -94,8 +96,10 @@ def duration(seconds: float | None) -> str:
     """Format seconds as 45 s, 12 min or 2.5 h."""
     if seconds is None:
         return "unknown"
+    if seconds == 0:
+        return "0 s"
     if seconds < 1:
-        return "under 1 s" if seconds else "0 s"
+        return "under 1 s"
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = seconds / 60

@@ -90,12 +90,12 @@ def command_of(task: subprocess.Popen[str]) -> int:
     return int(child)
 
 
-def left_behind(home: Path, url: str) -> str | None:
+def dead_holder(home: Path, url: str) -> str | None:
     """The model that the last holder of the server's lock did not unload; waits until the lock is free."""
     lock = ResourceLock(home, f"Ollama at {canonical_url(url)}", "a test")
     lock.acquire(wait=True, report=lambda _text: None)
     lock.release()
-    return lock.left_behind.model if lock.left_behind else None
+    return lock.dead_holder.model if lock.dead_holder else None
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_killed_task_ends_its_command_which_frees_the_memory(
         for number in signals:
             task.send_signal(number)
             time.sleep(0.3)
-    assert left_behind(home, slow.url) is None
+    assert dead_holder(home, slow.url) is None
     assert slow.resident == ()
 
 

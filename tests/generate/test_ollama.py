@@ -260,7 +260,7 @@ def test_an_unsupported_model_is_refused_with_its_reason(
 
 def test_a_thinking_model_is_set_not_to_think(server: ScriptedOllama, engine: OllamaEngine) -> None:
     server.add_model(ModelSpec("deep:1b", capabilities=("completion", "thinking")))
-    assert engine.facts("deep:1b").thinking
+    assert engine.facts("deep:1b").can_think
     assert engine._body(dataclasses.replace(ask(), disable_thinking=True))["think"] is False
     assert "think" not in engine._body(ask())
 
@@ -304,7 +304,7 @@ def test_the_next_model_waits_until_the_last_one_is_gone(server: ScriptedOllama,
 def test_a_model_that_does_not_unload_ends_the_run_instead_of_loading_a_second(
     server: ScriptedOllama, engine: OllamaEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ollama, "STUCK_DEADLINE_S", 0.5)
+    monkeypatch.setattr(ollama, "UNLOAD_TIMEOUT_S", 0.5)
     engine.prepare(engine.facts("alpha:135m"))
     completed(engine.complete(ask()))
     server.add_faults(Fault("stuck"))

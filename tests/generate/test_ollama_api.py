@@ -17,7 +17,7 @@ from support.mlflow_server import free_port
 from support.polling import eventually
 from support.scripted_ollama import Fault, ScriptedOllama
 from tipbench.errors import ModelRefused, OllamaError, OllamaUnavailable
-from tipbench.generate.ollama_api import Chat, Ending, OllamaApi, _Reader
+from tipbench.generate.ollama_api import Chat, Ending, OllamaApi, _AnswerReader
 
 BODY: dict[str, Any] = {"model": "alpha:135m", "messages": [{"role": "user", "content": "hello"}], "stream": True}
 
@@ -177,6 +177,6 @@ def test_too_many_open_files_are_not_an_unavailable_server(server: ScriptedOllam
 @pytest.mark.parametrize("line", [b"[" * 200_000, b'{"done": ' + b"9" * 5000 + b"}", b'{"a": ' * 100_000])
 def test_a_line_that_cannot_be_parsed_is_garbage(line: bytes) -> None:
     chat = Chat()
-    reader = _Reader(chat, 0.0)
+    reader = _AnswerReader(chat, 0.0)
     reader.feed(line + b"\n")
     assert chat.ending is Ending.GARBAGE

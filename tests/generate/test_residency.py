@@ -13,7 +13,7 @@ from tipbench.generate.residency import (
     Evidence,
     Monitor,
     Resident,
-    require_empty,
+    ensure_empty,
     wait_until_empty,
     wait_until_gone,
 )
@@ -44,19 +44,19 @@ def test_waiting_ends_when_the_list_is_empty() -> None:
 
 def test_our_model_is_gone_even_if_another_stays() -> None:
     memory = Memory([(OURS, FOREIGN), None, (OURS,), (FOREIGN,)])
-    assert wait_until_gone(memory, OURS.digest, stuck_s=5) == (FOREIGN,)
+    assert wait_until_gone(memory, OURS.digest, timeout_s=5) == (FOREIGN,)
 
 
 def test_a_missing_response_does_not_count_as_empty() -> None:
     with pytest.raises(OllamaUnavailable, match="did not report what is in memory"):
-        wait_until_gone(Memory([None]), OURS.digest, stuck_s=0.1)
+        wait_until_gone(Memory([None]), OURS.digest, timeout_s=0.1)
     with pytest.raises(ResidencyError, match="has not reported"):
         wait_until_empty(Memory([None]), wait_s=0.1)
 
 
 def test_a_model_that_does_not_unload_ends_the_wait_at_the_deadline() -> None:
     with pytest.raises(ResidencyError, match=r"ours:1b is still in memory .* unloading hangs\. Restart"):
-        wait_until_gone(Memory([(OURS,)]), OURS.digest, stuck_s=0.1)
+        wait_until_gone(Memory([(OURS,)]), OURS.digest, timeout_s=0.1)
 
 
 def test_a_foreign_model_that_stays_is_named() -> None:
@@ -66,29 +66,29 @@ def test_a_foreign_model_that_stays_is_named() -> None:
 
 def test_an_empty_server_is_accepted_at_the_start() -> None:
     memory = Memory([()])
-    require_empty(memory, leftover=None, evict=False, wait_s=1)
+    ensure_empty(memory, leftover_digest=None, evict=False, wait_s=1)
     assert not memory.unloaded
 
 
 def test_a_foreign_model_at_the_start_needs_evict() -> None:
     memory = Memory([(FOREIGN,)])
     with pytest.raises(ResidencyError, match=r"theirs:7b .* must be empty at the start.*--evict"):
-        require_empty(memory, leftover=None, evict=False, wait_s=1)
+        ensure_empty(memory, leftover_digest=None, evict=False, wait_s=1)
     assert not memory.unloaded
-    require_empty(memory, leftover=None, evict=True, wait_s=1)
+    ensure_empty(memory, leftover_digest=None, evict=True, wait_s=1)
     assert memory.unloaded == ["theirs:7b"]
 
 
 def test_weights_left_by_a_dead_collect_are_unloaded_without_evict() -> None:
     memory = Memory([(OURS,)])
-    require_empty(memory, leftover=OURS.digest, evict=False, wait_s=1)
+    ensure_empty(memory, leftover_digest=OURS.digest, evict=False, wait_s=1)
     assert memory.unloaded == ["ours:1b"]
 
 
 def test_a_leftover_does_not_excuse_a_foreign_model_next_to_it() -> None:
     memory = Memory([(OURS, FOREIGN)])
     with pytest.raises(ResidencyError, match="theirs:7b"):
-        require_empty(memory, leftover=OURS.digest, evict=False, wait_s=1)
+        ensure_empty(memory, leftover_digest=OURS.digest, evict=False, wait_s=1)
     assert not memory.unloaded
 
 

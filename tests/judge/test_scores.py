@@ -214,7 +214,7 @@ def test_a_run_gets_the_expected_composite_averaged_over_tips_then_judges(many: 
     assert found["format_ok"] == pytest.approx(fmean(each.format_ok for each in many))
     for name in TIPS.scale_names:
         assert found[name] == pytest.approx(fmean(fmean(tip.scores[name] for tip in each.tips) for each in many))
-    low, high = TIPS.range
+    low, high = TIPS.composite_range
     assert low <= found["composite"] <= high
 
 

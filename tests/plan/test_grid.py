@@ -13,8 +13,8 @@ from tipbench.plan.config import CollectConfig, make_config
 from tipbench.plan.grid import (
     ModelIdentity,
     PlannedCell,
-    blocks,
     cell_seed,
+    cells_by_model,
     choose_scenarios,
     conditions_of,
     plan_grid,
@@ -46,7 +46,7 @@ def test_four_models_and_three_prompts_have_48_cells_with_at_most_four_scenarios
 
 
 def test_each_model_is_one_block() -> None:
-    assert [(model, len(cells)) for model, cells in blocks(grid())] == [("a:1b", 24), ("b:1b", 24)]
+    assert [(model, len(cells)) for model, cells in cells_by_model(grid())] == [("a:1b", 24), ("b:1b", 24)]
 
 
 def test_two_names_of_one_digest_count_once() -> None:
@@ -114,6 +114,11 @@ def test_more_scenarios_than_there_are_means_all_with_a_warning() -> None:
     assert scenarios_warning(TIPS, 8) is None
 
 
+def test_the_warning_suggests_the_larger_suite_only_to_users_of_the_smaller() -> None:
+    assert "tips-32 has more" in (scenarios_warning(TIPS, 99) or "")
+    assert "has more" not in (scenarios_warning(load_suite("tips-32"), 99) or "")
+
+
 def test_conditions_depend_only_on_settings_that_reach_the_model() -> None:
     base = conditions_of(CollectConfig(), TIPS)
     different: list[dict[str, object]] = [{"n_tips": 3}, {"temperature": 0.1}, {"diversity": True}, {"num_ctx": 8192}]
@@ -131,7 +136,7 @@ REFERENCE = ModelIdentity("baseline:template", "sha-t", has_prompt=False)
 
 def test_model_without_a_prompt_has_one_cell_per_scenario() -> None:
     cells = grid([MODELS[0], REFERENCE])
-    own = [cell for cell in cells if cell.cell.model == REFERENCE.model]
+    own = [cell for cell in cells if cell.cell.model == REFERENCE.name]
     assert (len(cells), len(own)) == (24 + 8, 8)
     assert {cell.cell.prompt for cell in own} == {"none"}
     assert {cell.rendered.system + cell.rendered.user for cell in own} == {""}

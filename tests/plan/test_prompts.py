@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tipbench.errors import SuiteError
-from tipbench.plan.prompts import ASK_FOR_DIVERSITY, PLACEHOLDERS, Prompt, parse_prompt, render
+from tipbench.plan.prompts import DIVERSITY_SENTENCE, PLACEHOLDERS, Prompt, parse_prompt, render
 from tipbench.plan.scenarios import Scenario
 from tipbench.plan.suite import builtin_suites, load_suite
 
@@ -23,10 +23,10 @@ def parsed(text: str) -> Prompt:
 
 def test_every_known_placeholder_can_be_filled() -> None:
     prompt = Prompt("all", "s", "\n".join(f"{name}={{{{ {name} }}}}" for name in PLACEHOLDERS))
-    text = render(prompt, TIPS.scenarios[0], n_tips=7, diversity=True).user
+    text = render(prompt, TIPS.scenarios[0], n_tips=7, ask_for_diversity=True).user
     for expected in (
         "n_tips=7",
-        f"diversity={ASK_FOR_DIVERSITY}",
+        f"diversity={DIVERSITY_SENTENCE}",
         "name=Ines",
         "weekday=Monday",
         "date=27 April 2026",
@@ -38,10 +38,10 @@ def test_every_known_placeholder_can_be_filled() -> None:
 
 @given(st.sampled_from(TIPS_32.scenarios), st.sampled_from(list(TIPS_32.prompts)), st.integers(1, 50), st.booleans())
 def test_built_in_prompts_leave_no_placeholder(scenario: Scenario, version: str, n_tips: int, diversity: bool) -> None:
-    rendered = render(TIPS_32.prompts[version], scenario, n_tips=n_tips, diversity=diversity)
+    rendered = render(TIPS_32.prompts[version], scenario, n_tips=n_tips, ask_for_diversity=diversity)
     assert "{{" not in rendered.system + rendered.user
     assert f"exactly {n_tips} objects" in rendered.user
-    assert (ASK_FOR_DIVERSITY in rendered.user) == diversity
+    assert (DIVERSITY_SENTENCE in rendered.user) == diversity
 
 
 @pytest.mark.parametrize("name", builtin_suites())
@@ -54,7 +54,7 @@ def test_built_in_prompts_state_the_word_limit_of_the_rubric(name: str) -> None:
 def test_first_prompt_is_short_enough_for_a_small_model() -> None:
     """450 tokens are about 1800 characters of English."""
     for scenario in TIPS_32.scenarios:
-        rendered = render(TIPS_32.prompts["v1"], scenario, n_tips=5, diversity=False)
+        rendered = render(TIPS_32.prompts["v1"], scenario, n_tips=5, ask_for_diversity=False)
         assert len(rendered.system) + len(rendered.user) < 1800
 
 
@@ -79,7 +79,7 @@ def test_tasks_are_rendered_with_due_date_and_age_relative_to_the_day() -> None:
     tasks = tuple(dataclasses.replace(task, title=f"T{n}", due=due, age_days=n) for n, due in enumerate(dues))
     persona = dataclasses.replace(scenario.persona, tasks=tasks)
     prompt = Prompt("v", "s", "{{ tasks }}")
-    text = render(prompt, dataclasses.replace(scenario, persona=persona), n_tips=1, diversity=False).user
+    text = render(prompt, dataclasses.replace(scenario, persona=persona), n_tips=1, ask_for_diversity=False).user
     assert text.split("\n") == [
         "- T0 (priority 4 of 4, no due date, 0 days old)",
         "- T1 (priority 4 of 4, overdue by 1 day, 1 day old)",
@@ -92,13 +92,15 @@ def test_tasks_are_rendered_with_due_date_and_age_relative_to_the_day() -> None:
 def test_braces_in_a_persona_are_not_filled_in_again() -> None:
     scenario = TIPS.scenarios[0]
     odd = dataclasses.replace(scenario, persona=dataclasses.replace(scenario.persona, about="{{ n_tips }}"))
-    assert render(Prompt("v", "s", "{{ about }}"), odd, n_tips=3, diversity=False).user == "{{ n_tips }}"
+    assert render(Prompt("v", "s", "{{ about }}"), odd, n_tips=3, ask_for_diversity=False).user == "{{ n_tips }}"
 
 
 def test_prompt_without_the_placeholder_still_requests_diversity() -> None:
     prompt = Prompt("v", "system", "Write {{ n_tips }}.")
-    assert render(prompt, TIPS.scenarios[0], n_tips=3, diversity=True).user == f"Write 3.\n\n{ASK_FOR_DIVERSITY}"
-    assert render(prompt, TIPS.scenarios[0], n_tips=3, diversity=False).user == "Write 3."
+    assert (
+        render(prompt, TIPS.scenarios[0], n_tips=3, ask_for_diversity=True).user == f"Write 3.\n\n{DIVERSITY_SENTENCE}"
+    )
+    assert render(prompt, TIPS.scenarios[0], n_tips=3, ask_for_diversity=False).user == "Write 3."
 
 
 def test_comment_before_the_first_heading_is_not_part_of_the_prompt() -> None:

@@ -43,15 +43,15 @@ def test_range_is_the_lowest_and_highest_possible_composite(rubric: Rubric) -> N
         for scores in product(*values)
         for format_ok, overlong in product((False, True), repeat=2)
     ]
-    assert (min(composites), max(composites)) == rubric.range
-    assert rubric.range[0] <= rubric.floor_composite <= rubric.range[1]
+    assert (min(composites), max(composites)) == rubric.composite_range
+    assert rubric.composite_range[0] <= rubric.floor_composite <= rubric.composite_range[1]
 
 
 def test_tip_v1_has_the_documented_weights() -> None:
     scores = {"relevance": 4, "actionability": 3, "tone": 5}
     assert RUBRIC.composite(scores, format_ok=True, overlong=False) == 14
     assert RUBRIC.composite(scores, format_ok=False, overlong=True) == 11
-    assert RUBRIC.range == (2, 17)
+    assert RUBRIC.composite_range == (2, 17)
     assert RUBRIC.floor_composite == 3
     assert RUBRIC.word_limit == 40
 
@@ -99,7 +99,7 @@ def test_no_scale_value_makes_up_too_much_of_the_controls() -> None:
 def test_rubric_with_other_scales_works(folder: SuiteFolder) -> None:
     rubric = load_suite(str(folder)).rubric
     assert rubric.scale_names == ("usefulness",)
-    assert rubric.range == (-1, 7)
+    assert rubric.composite_range == (-1, 7)
     assert rubric.composite({"usefulness": 2}, format_ok=True, overlong=True) == 4
 
 

@@ -30,7 +30,7 @@ from tipbench.errors import (
     UsageError,
 )
 from tipbench.generate import ollama, ollama_api
-from tipbench.generate.engine import Memory
+from tipbench.generate.engine import FreeMemory
 from tipbench.judge.material import read_cells
 from tipbench.plan.design import Design, make_design, read_design
 from tipbench.plan.grid import conditions_of
@@ -398,7 +398,7 @@ def test_the_plan_counts_what_an_earlier_build_of_a_model_answered_as_stale(
         config,
         bench.home,
         lambda suite: read_recorded(bench.store, experiment, conditions_of(config, suite)),
-        lambda _model: Memory(),
+        lambda _model: FreeMemory(),
     )
     assert (len(plan.missing), plan.stale) == (12, 12)
     assert plan_json(plan)["stale"] == 12
@@ -631,8 +631,8 @@ def test_results_that_met_server_errors_of_mlflow_are_drained_and_no_half_writte
 def test_odd_lines_of_the_server_do_not_end_the_collect(
     bench: Collecting, monkeypatch: pytest.MonkeyPatch, line: bytes, failed: int
 ) -> None:
-    feed = ollama_api._Reader.feed
-    monkeypatch.setattr(ollama_api._Reader, "feed", lambda reader, _chunk: feed(reader, line + b"\n"))
+    feed = ollama_api._AnswerReader.feed
+    monkeypatch.setattr(ollama_api._AnswerReader, "feed", lambda reader, _chunk: feed(reader, line + b"\n"))
     summary = bench.run(models="alpha:135m", prompts="v1")
     assert (summary.generated, summary.failed) == (4, failed)
     assert len(bench.runs()) == 4
@@ -720,9 +720,9 @@ def test_two_homes_at_once_leave_one_counted_run_per_cell(
 ) -> None:
     both_have_planned = threading.Barrier(2, timeout=30)
 
-    def planned(_model: str) -> Memory:
+    def planned(_model: str) -> FreeMemory:
         both_have_planned.wait()
-        return Memory()
+        return FreeMemory()
 
     with ScriptedOllama(["alpha:135m"]) as second_server:
         second = replace(bench, home=tmp_path / "second", ollama_url=second_server.url, events=[], free_memory=planned)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.mlflow_server import free_port, require_mlflow
-from tipbench.errors import LocalServerError, MlflowUnavailable, TipbenchError, UsageError
+from tipbench.errors import LocalMlflowError, MlflowUnavailable, TipbenchError, UsageError
 from tipbench.http import canonical_url
 from tipbench.record import local_mlflow
 from tipbench.record.local_mlflow import LocalMlflow
@@ -188,22 +188,22 @@ def test_the_server_does_not_see_the_settings_of_another_mlflow(
 
 def test_a_server_that_dies_during_the_start_shows_the_end_of_its_log(home: Path) -> None:
     local = failing(home, "print('first'); import sys; sys.exit('no space left on device')")
-    with pytest.raises(LocalServerError, match="no space left on device"):
+    with pytest.raises(LocalMlflowError, match="no space left on device"):
         local.up(report=quiet)
     assert not local.status().running
 
 
 def test_the_log_of_an_earlier_start_is_not_blamed(home: Path) -> None:
-    with pytest.raises(LocalServerError, match="old trouble"):
+    with pytest.raises(LocalMlflowError, match="old trouble"):
         failing(home, "print('old trouble')").up(report=quiet)
-    with pytest.raises(LocalServerError) as caught:
+    with pytest.raises(LocalMlflowError) as caught:
         failing(home, "print('new trouble')").up(report=quiet)
     assert "old trouble" not in str(caught.value)
 
 
 def test_a_server_that_never_responds_is_given_up_and_can_be_stopped(home: Path) -> None:
     local = failing(home, "import time; time.sleep(60)")
-    with pytest.raises(LocalServerError, match=r"did not respond within 0\.5 s"):
+    with pytest.raises(LocalMlflowError, match=r"did not respond within 0\.5 s"):
         local.up(wait_s=0.5, report=quiet)
     assert local.status().running
     assert not local.status().healthy
@@ -211,18 +211,18 @@ def test_a_server_that_never_responds_is_given_up_and_can_be_stopped(home: Path)
 
 
 def test_a_missing_mlflow_names_the_extra(home: Path) -> None:
-    with pytest.raises(LocalServerError, match=r"pip install 'tipbench\[local\]'"):
+    with pytest.raises(LocalMlflowError, match=r"pip install 'tipbench\[local\]'"):
         LocalMlflow(home, command=[sys.executable, "-S", "-E", "-m", "mlflow"]).up(report=quiet)
 
 
 def test_a_missing_program_is_an_error_with_its_name(home: Path) -> None:
-    with pytest.raises(LocalServerError, match="No such file"):
+    with pytest.raises(LocalMlflowError, match="No such file"):
         LocalMlflow(home, command=["/nonexistent/mlflow"]).up(report=quiet)
 
 
 @pytest.mark.parametrize("line", ["Detected out-of-date database schema (found version 1)", "Can't locate revision 2"])
 def test_a_database_of_another_version_names_the_upgrade(home: Path, line: str) -> None:
-    with pytest.raises(LocalServerError, match=r"mlflow db upgrade sqlite:///mlflow\.db"):
+    with pytest.raises(LocalMlflowError, match=r"mlflow db upgrade sqlite:///mlflow\.db"):
         failing(home, f"import sys; sys.exit({line!r})").up(report=quiet)
 
 
@@ -277,14 +277,14 @@ def test_another_program_on_the_usual_port_is_not_taken_for_mlflow(
     home: Path, local: LocalMlflow, tmp_path: Path
 ) -> None:
     other = local.up(report=quiet)  # the fake server responds with "?" to every request
-    with pytest.raises(LocalServerError, match="tipbench mlflow up"):
+    with pytest.raises(LocalMlflowError, match="tipbench mlflow up"):
         find(None, tmp_path / "other", other)
 
 
 def test_a_port_that_never_responds_takes_a_second_at_most(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(LocalServerError, match="--mlflow-url"):
+        with pytest.raises(LocalMlflowError, match="--mlflow-url"):
             find(None, home, url, url + "/mlflow")
 
 

@@ -429,8 +429,8 @@ def test_on_a_full_disk_rewards_fail_and_nothing_is_lost_or_half_learned(tmp_pat
         learn(service, "egreedy/v1", 3)
         service.score("egreedy/v1", score_request(event_id="e"))
         service.log.wait()
-        pages = service.log.writing.rows("PRAGMA page_count")[0][0]
-        service.log.writing.rows(f"PRAGMA max_page_count = {pages}")
+        pages = service.log.writing.execute("PRAGMA page_count")[0][0]
+        service.log.writing.execute(f"PRAGMA max_page_count = {pages}")
         big = score_request(k=200)
         failed = None
         while failed is None:  # fills the pages that are still free
@@ -444,7 +444,7 @@ def test_on_a_full_disk_rewards_fail_and_nothing_is_lost_or_half_learned(tmp_pat
         assert service.stats("egreedy/v1", "u1")["n"] == committed
         with pytest.raises(EventNotFound):
             service.reward(None, reward_request(answer.body["event_id"]))
-        service.log.writing.rows("PRAGMA max_page_count = 1000000")
+        service.log.writing.execute("PRAGMA max_page_count = 1000000")
         last = service.reward("egreedy/v1", reward_request("e"))
         assert last.committed is not None
         last.committed.result()

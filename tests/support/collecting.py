@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tipbench.generate.engine import Memory
+from tipbench.generate.engine import FreeMemory
 from tipbench.plan.config import CollectConfig, make_config
 from tipbench.record.collect import CollectEnvironment, TrackingStore, run_collect
 from tipbench.record.events import Event, Message
@@ -25,7 +25,7 @@ class Collecting:
     ollama_url: str
     store: MemoryStore = field(default_factory=MemoryStore)
     events: list[Event] = field(default_factory=list)
-    free_memory: Callable[[str], Memory] = lambda _model: Memory()
+    free_memory: Callable[[str], FreeMemory] = lambda _model: FreeMemory()
 
     def config(self, **changes: object) -> CollectConfig:
         return make_config({**SMALL, "ollama_url": self.ollama_url, "models": "alpha:135m,beta:135m", **changes})

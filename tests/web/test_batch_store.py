@@ -97,8 +97,8 @@ def test_a_database_of_the_first_version_gets_the_new_tables_and_keeps_its_token
     raw.close()
     for _ in range(2):  # the second time there is nothing left to do
         database = panel_database(tmp_path)
-        assert [*database.rows("SELECT name FROM tokens")[0]] == ["anna"]
-        assert database.rows("PRAGMA user_version")[0][0] == VERSION
+        assert [*database.execute("SELECT name FROM tokens")[0]] == ["anna"]
+        assert database.execute("PRAGMA user_version")[0][0] == VERSION
         BatchStore(database).add(BATCH, "{}")
         database.close()
 
@@ -200,7 +200,7 @@ def test_without_a_judgement_there_is_nothing_to_undo(shelf: Shelf) -> None:
 
 
 def test_the_number_of_steps_of_an_item_is_limited(shelf: Shelf) -> None:
-    shelf.database.rows("PRAGMA synchronous = OFF")
+    shelf.database.execute("PRAGMA synchronous = OFF")
     for version in range(MAX_VERSIONS + 5):
         shelf.put(version, f"x{version}")
     assert len(shelf.store.history(SHEET, "i1")) == MAX_VERSIONS
@@ -266,7 +266,7 @@ def test_of_two_open_batches_the_one_last_worked_on_is_continued(shelf: Shelf) -
 
 
 def test_a_key_finds_its_batch_and_old_keys_are_deleted(shelf: Shelf) -> None:
-    shelf.database.rows("PRAGMA synchronous = OFF")
+    shelf.database.execute("PRAGMA synchronous = OFF")
     for number in range(MAX_KEYS + 1):
         shelf.clock.now += 1
         shelf.store.save_key("anna", f"k{number}", SHEET)
@@ -296,7 +296,7 @@ class Histories(RuleBasedStateMachine):
         super().__init__()
         self._folder = tempfile.TemporaryDirectory()
         self.shelf = Shelf(Path(self._folder.name))
-        self.shelf.database.rows("PRAGMA synchronous = OFF")
+        self.shelf.database.execute("PRAGMA synchronous = OFF")
         self.stack: dict[str, list[ItemJudgement]] = {}
         self.version: dict[str, int] = {}
         self.last: tuple[Any, ...] = ()
@@ -353,7 +353,7 @@ class Histories(RuleBasedStateMachine):
         self.shelf.database.close()
         clock = self.shelf.clock
         self.shelf.database = panel_database(Path(self._folder.name))
-        self.shelf.database.rows("PRAGMA synchronous = OFF")
+        self.shelf.database.execute("PRAGMA synchronous = OFF")
         self.shelf.store = BatchStore(self.shelf.database, clock)
 
     @invariant()

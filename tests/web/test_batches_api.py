@@ -317,7 +317,7 @@ def test_time_is_bounded_by_the_clock_of_the_server(judge_client: JudgeClient) -
 def test_the_median_time_of_an_item_is_there_for_the_judges_page(judge_client: JudgeClient) -> None:
     sheet = judge_client.open()["sheet"]
     database = judge_client.served.app.state.batches._store._database
-    database.rows("UPDATE batches SET opened = opened - 1000")
+    database.execute("UPDATE batches SET opened = opened - 1000")
     for number, item in enumerate(judge_client.whole(sheet)["items"][:3], start=1):
         body = judge_client.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item), seconds=60 * number).json()
     assert body["batch"]["minutes_per_item"] == pytest.approx(2.0)

@@ -40,7 +40,7 @@ def test_each_kind_of_failure_has_its_http_status() -> None:
         (errors.NotEnoughData, 409),
         (errors.MlflowUnavailable, 503),
         (errors.OllamaUnavailable, 503),
-        (errors.LocalServerError, 503),
+        (errors.LocalMlflowError, 503),
         (errors.MlflowError, 502),
         (errors.LockHeld, 409),
         (errors.MixedRubrics, 409),

@@ -301,9 +301,9 @@ def test_an_unavailable_job_store_ends_a_stream_without_a_traceback(
 ) -> None:
     with reading(watched.client, watched.job.id) as reader:
         reader.next()
-        watched.store._db.rows("ALTER TABLE jobs RENAME TO gone")
+        watched.store._db.execute("ALTER TABLE jobs RENAME TO gone")
         reader.rest()
-        watched.store._db.rows("ALTER TABLE gone RENAME TO jobs")
+        watched.store._db.execute("ALTER TABLE gone RENAME TO jobs")
     assert "event stream ended" in caplog.text
     assert "Traceback" not in caplog.text
 

@@ -81,7 +81,7 @@ def test_expired_entries_of_ended_sessions_are_removed(sessions: Sessions, datab
         sessions.end(sessions.begin("token-1"))
     clock.now += 200
     sessions.end(sessions.begin("token-1"))
-    assert len(database.rows("SELECT id FROM ended_sessions")) == 1
+    assert len(database.execute("SELECT id FROM ended_sessions")) == 1
 
 
 def test_a_session_of_another_key_is_refused(sessions: Sessions, database: Database, clock: Clock) -> None:

@@ -49,7 +49,9 @@ def test_a_token_is_found_by_its_secret_only(tokens: TokenStore) -> None:
 def test_a_token_is_valid_even_if_its_use_cannot_be_stored(tokens: TokenStore, clock: Clock) -> None:
     """As on a full disk."""
     token, secret = tokens.create(Role.JUDGE, "anna", life_s=None)
-    tokens._database.rows("CREATE TRIGGER full BEFORE UPDATE ON tokens BEGIN SELECT RAISE(FAIL, 'disk is full'); END")
+    tokens._database.execute(
+        "CREATE TRIGGER full BEFORE UPDATE ON tokens BEGIN SELECT RAISE(FAIL, 'disk is full'); END"
+    )
     assert tokens.find(secret) == token
 
 

@@ -33,7 +33,7 @@ from tipbench.generate.engine import ENGINES, engine_locks, engine_of, refusal_e
 from tipbench.http import canonical_url, is_http_url, is_loopback, matching_server, strip_login
 from tipbench.jobs.command import collect_request, command_arguments
 from tipbench.jobs.folder import EVENTS_VARIABLE
-from tipbench.plan.config import ADDRESSES, WAIT_FOR_JUDGE, CollectConfig, make_config, split_wait_for_judge
+from tipbench.plan.config import URL_KEYS, WAIT_FOR_JUDGE, CollectConfig, make_config, split_wait_for_judge
 from tipbench.record.events import Collected, Event, Failure, event_line, parse_line
 from tipbench.settings import Settings, load_settings
 
@@ -67,19 +67,19 @@ def read_conf(conf: Conf, settings: Settings, *, uses_ollama: bool = False) -> C
         values, _ = split_wait_for_judge(conf)
     except InvalidOption as exc:
         raise UsageError(f"conf {exc.key} {exc.problem}") from exc
-    for key in ADDRESSES:
+    for key in URL_KEYS:
         if "@" in urlsplit(str(conf.get(key) or "")).netloc:
             raise UsageError(
                 f"conf {key} has a login, but Airflow shows the conf of every run. Leave the login out, "
                 "and set it in the worker's environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
             )
     # None means that a key is missing; so does an empty URL.
-    missing = {key for key, value in values.items() if value is None or (key in ADDRESSES and not value)}
+    missing = {key for key, value in values.items() if value is None or (key in URL_KEYS and not value)}
     given = {key: value for key, value in values.items() if key not in missing}
-    worker_urls = {key: settings.values[key] for key in ADDRESSES if key in settings.values}
+    worker_urls = {key: settings.values[key] for key in URL_KEYS if key in settings.values}
     sources = {**settings.sources, **{key: f"conf {key}" for key in given}}
     config = make_config({**worker_urls, **given}, sources)
-    for key in ADDRESSES:
+    for key in URL_KEYS:
         if key in given and (uses_ollama or key != "ollama_url"):
             _check_server(getattr(config, key) or "", key, settings)
     return config
@@ -90,8 +90,10 @@ def _check_server(url: str, key: str, settings: Settings) -> None:
     list_key = "panel_mlflow_urls" if key == "mlflow_url" else "panel_urls"
     hosts: list[str] = []
     if key == "ollama_url":
-        hosts = [entry.partition("=")[2] for entry in settings.listed("ollama_hosts")]  # entries are NAME=URL
-    allowed = [each for each in settings.servers(key, (*hosts, *settings.listed(list_key))) if is_http_url(each)]
+        hosts = [entry.partition("=")[2] for entry in settings.get_list("ollama_hosts")]  # entries are NAME=URL
+    allowed = [
+        each for each in settings.allowed_servers(key, (*hosts, *settings.get_list(list_key))) if is_http_url(each)
+    ]
     if matching_server(url, allowed) is None:
         names = ", ".join(dict.fromkeys(map(strip_login, allowed)))
         raise UsageError(
@@ -116,7 +118,7 @@ def unload_left_behind(conf: Conf, ollama_url: str | None) -> dict[str, Any]:
             print_message("another collect uses the server; it unloads the model itself")
             return {"unloaded": None, "in_use": True}
         try:
-            leftover = lock.left_behind
+            leftover = lock.dead_holder
             engine = ENGINES[name]
             if leftover is not None and engine.unload and engine.server:
                 server_url = getattr(config, engine.server)  # `server` is a key of the configuration

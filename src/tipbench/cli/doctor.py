@@ -184,7 +184,7 @@ def _check_ollama(config: CollectConfig, settings: Settings) -> Iterator[Finding
 
 
 def _check_mlflow(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
-    from tipbench.errors import LocalServerError
+    from tipbench.errors import LocalMlflowError
     from tipbench.record.journal import count_unstored, journal_folder
     from tipbench.record.local_mlflow import LocalMlflow
     from tipbench.record.mlflow import find_tracking
@@ -194,7 +194,7 @@ def _check_mlflow(config: CollectConfig, settings: Settings) -> Iterator[Finding
         with open_store(settings, tracking.url) as store:
             experiments = [each for each in store.experiments() if each.name.startswith("tip-bench-")]
         yield Finding("mlflow", "ok", f"{tracking.description}; {plural(len(experiments), 'experiment')} of tipbench")
-    except (LocalServerError, NotEnoughData):
+    except (LocalMlflowError, NotEnoughData):
         has_data = "has data and " if LocalMlflow(settings.home).has_data() else ""
         if _installed_version("mlflow"):
             yield Finding("mlflow", "ok", f"none on localhost:5000; the local one {has_data}starts when needed")

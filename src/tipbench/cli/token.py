@@ -12,7 +12,7 @@ from tipbench.cli.console import print_json, print_message, print_table
 from tipbench.cli.options import JsonOption, command_group
 from tipbench.errors import UsageError
 from tipbench.files import writable_home
-from tipbench.settings import DEFAULT_LIFE, load_settings
+from tipbench.settings import DEFAULT_TOKEN_LIFETIME, load_settings
 
 if TYPE_CHECKING:
     from tipbench.web.auth import TokenStore
@@ -37,7 +37,7 @@ def create(
     ],
     expires: Annotated[
         str, typer.Option(metavar="12h|30d|8w|never", help="Lifetime of the token.", show_default=True)
-    ] = DEFAULT_LIFE,
+    ] = DEFAULT_TOKEN_LIFETIME,
     json_: JsonOption = False,
 ) -> None:
     """Create a token and print it once; only its hash is stored.

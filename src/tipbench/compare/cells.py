@@ -77,7 +77,7 @@ class CellFilter:
 
 def is_reference(pair: Pair) -> bool:
     """Return whether a pair is a reference, which is compared with the leader but not ranked."""
-    return engine_of(pair.model).kind == "baseline"
+    return engine_of(pair.model).is_reference
 
 
 def board_pair(pair: Pair) -> Pair:

@@ -337,7 +337,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         unplanned=unplanned,
         exclude=cells.cell_filter.exclude,
         judging=options.judging,
-        composite_range=cells.rubric_content.range if cells.rubric_content else None,
+        composite_range=cells.rubric_content.composite_range if cells.rubric_content else None,
         sizes={model: _size(run) for model, run in runs_by_model.items()},
         coverage=cells.coverage,
     )

@@ -35,7 +35,7 @@ class Diversity:
     score: float  # 1 − mean similarity of two tips: 0 for copies, 1 for tips without a shared word
 
 
-def diversity(tips: Sequence[str]) -> Diversity | None:
+def measure_diversity(tips: Sequence[str]) -> Diversity | None:
     """Return the diversity of the tips, or None below two. Their order does not matter."""
     if len(tips) < 2:
         return None
@@ -45,11 +45,13 @@ def diversity(tips: Sequence[str]) -> Diversity | None:
         text = " ".join(tip.split()).casefold()
         words = [match[0] for match in islice(_WORD.finditer(text), MAX_WORDS)]
         words = words or [text]  # a tip without letters or digits, such as an emoji
-        content = [word for word in words if word not in _FUNCTION_WORDS] or words
+        content_words = [word for word in words if word not in _FUNCTION_WORDS] or words
         bigrams += _bigrams(words)
-        features.append(frozenset(content + _bigrams(content)))
+        features.append(frozenset(content_words + _bigrams(content_words)))
+    distinct_2 = len(set(bigrams)) / len(bigrams)
     similarities = [len(first & second) / len(first | second) for first, second in combinations(features, 2)]
-    return Diversity(len(set(bigrams)) / len(bigrams), 1.0 - fsum(similarities) / len(similarities))
+    mean_similarity = fsum(similarities) / len(similarities)
+    return Diversity(distinct_2, score=1.0 - mean_similarity)
 
 
 def _bigrams(words: list[str]) -> list[str]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from tipbench.errors import ModelRefused, TipbenchError
 from tipbench.files import ResourceLock
@@ -33,7 +33,7 @@ class ModelFacts:
     quantization: str | None = None
     file_bytes: int | None = None
     kv_bytes_per_token: int | None = None
-    thinking: bool = False  # can think, and does so unless `disable_thinking` is set
+    can_think: bool = False  # does so before it answers, unless `disable_thinking` is set
     remote: bool = False  # a cloud model: the server has no local weights
     completes: bool = True  # False for embedding-only models
 
@@ -91,7 +91,7 @@ class FailureKind(StrEnum):
     INCOMPLETE = "incomplete"  # an error after the first token, or an empty response
     RESET = "reset"  # the connection broke while the server stayed up
     TIMEOUT = "timeout"
-    SERVER_GONE = "server_gone"  # not caused by the cell: the run pauses and retries
+    SERVER_GONE = "server_gone"  # not caused by the cell: the collect pauses and retries
     CANCELLED = "cancelled"  # stopped by tipbench itself; never recorded
 
 
@@ -134,7 +134,7 @@ class Engine(Protocol):
         ...
 
     def alive(self) -> bool:
-        """Return whether the engine can answer calls; False pauses the run."""
+        """Return whether the engine can answer calls; False pauses the collect."""
         ...
 
     def abort(self) -> None:
@@ -180,11 +180,11 @@ class InProcessEngine:
         pass
 
 
-_OVERHEAD = 1.1  # compute buffers, on top of weights and context
+_OVERHEAD = 1.1  # a rough estimate of compute buffers, on top of weights and context
 
 
 @dataclass(frozen=True)
-class Memory:
+class FreeMemory:
     """Free memory of the machine that runs the model, in bytes; None if unknown."""
 
     ram: int | None = None
@@ -220,24 +220,24 @@ def memory_needed(facts: ModelFacts, *, num_ctx: int, concurrency: int = 1) -> i
     return int((facts.file_bytes + context) * _OVERHEAD)
 
 
-def memory_warning(facts: ModelFacts, needed: int | None, free: Memory) -> str | None:
-    """Return a warning if a model is unlikely to fit; None if it fits or too little is known."""
-    room = max((space for space in (free.ram, free.vram) if space is not None), default=None)
-    if needed is None or room is None or needed <= room:
+def memory_warning(facts: ModelFacts, needed: int | None, free: FreeMemory) -> str | None:
+    """Return a warning if a model probably fits neither into RAM nor into VRAM; None if it fits or is unknown."""
+    larger = max((size for size in (free.ram, free.vram) if size is not None), default=None)
+    if needed is None or larger is None or needed <= larger:
         return None
     return (
-        f"{facts.model} needs about {needed / 2**30:.1f} GiB with its context; only {room / 2**30:.1f} GiB are free. "
+        f"{facts.model} needs about {needed / 2**30:.1f} GiB with its context; only {larger / 2**30:.1f} GiB are free. "
         "Expect slow answers or failed loads; free memory or lower --num-ctx."
     )
 
 
-def free_memory(model: str, config: CollectConfig) -> Memory:
+def free_memory(model: str, config: CollectConfig) -> FreeMemory:
     """Return the free RAM and VRAM for a model on this machine; unknown if it runs on another one.
 
     VRAM is the largest free memory of one NVIDIA card; other vendors' tools differ too much to rely on.
     """
     if not engine_of(model).runs_here(config):
-        return Memory()
+        return FreeMemory()
     ram = vram = None
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
@@ -248,7 +248,7 @@ def free_memory(model: str, config: CollectConfig) -> Memory:
         with suppress(OSError, subprocess.SubprocessError, ValueError):
             output = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
             vram = max(int(line) for line in output.split()) * 2**20
-    return Memory(ram, vram)
+    return FreeMemory(ram, vram)
 
 
 @dataclass(frozen=True)
@@ -268,10 +268,10 @@ class EngineType:
     name: str  # the prefix of its models' names
     build: Callable[[EngineDependencies], Engine]
     label: str  # in messages and lock names
-    kind: Literal["model", "baseline"] = "model"
+    is_reference: bool = False  # True: has no model; compared with, never ranked
     has_prompt: bool = True  # False: answers do not depend on the prompt
     holds_weights: bool = True  # False: needs almost no memory and time
-    server: str | None = None  # the setting with its server's URL; None: runs inside tipbench
+    server: str | None = None  # key of the setting with its server's URL; None: runs inside tipbench
     needs_lock: bool = False  # one collect, or one judging by a model, at a time
     # Called with (URL, model, digest); unloads what a killed process left loaded.
     unload: Callable[[str, str, str], None] | None = None
@@ -324,7 +324,9 @@ ENGINES: dict[str, EngineType] = {
     each.name: each
     for each in (
         EngineType("embedded", _build_embedded, "the embedded model"),
-        EngineType("baseline", _build_template, "the template", kind="baseline", has_prompt=False, holds_weights=False),
+        EngineType(
+            "baseline", _build_template, "the template", is_reference=True, has_prompt=False, holds_weights=False
+        ),
         _DEFAULT,
     )
 }
@@ -337,7 +339,7 @@ def engine_of(model: str) -> EngineType:
 
 def engine_types(models: Iterable[str]) -> list[EngineType]:
     """Return the engine types that the models need, each once."""
-    return list({engine.name: engine for engine in map(engine_of, models)}.values())
+    return list(dict.fromkeys(map(engine_of, models)))
 
 
 def engine_locks(config: CollectConfig, home: Path, purpose: str) -> dict[str, ResourceLock]:
@@ -352,11 +354,11 @@ def engine_resources(config: CollectConfig) -> set[str]:
     An embedded model shares memory with the servers on this machine, so it uses their resources too.
     """
     types = engine_types(config.model_names)
-    # An engine with a lock uses its resource even if it holds no weights.
-    using_types = {each for each in types if each.needs_lock or each.holds_weights}
-    if any(each.server is None for each in using_types):
-        using_types |= {each for each in ENGINES.values() if each.server is not None and each.runs_here(config)}
-    return {each.resource(config) for each in using_types}
+    # An engine with a lock occupies its resource even if it holds no weights.
+    occupying = {each for each in types if each.needs_lock or each.holds_weights}
+    if any(each.server is None for each in occupying):
+        occupying |= {each for each in ENGINES.values() if each.server is not None and each.runs_here(config)}
+    return {each.resource(config) for each in occupying}
 
 
 def build_engines(models: Iterable[str], dependencies: EngineDependencies) -> dict[str, Engine]:
@@ -369,25 +371,25 @@ def model_facts(engines: Mapping[str, Engine], config: CollectConfig) -> tuple[d
     accepted: dict[str, ModelFacts] = {}
     refused: dict[str, str] = {}
     for model in config.model_names:
-        checked = _check_model(engines[engine_of(model).name], model, config)
-        if checked.refusal is not None:
-            refused[model] = checked.refusal
-        elif checked.facts is not None:
-            accepted[model] = checked.facts
+        found = _look_up(engines[engine_of(model).name], model, config)
+        if found.refusal is not None:
+            refused[model] = found.refusal
+        elif found.facts is not None:
+            accepted[model] = found.facts
     return accepted, refused
 
 
 def refusal_error(
-    facts: Mapping[str, ModelFacts], refused: Mapping[str, str], config: CollectConfig, hint: str = ""
+    accepted: Mapping[str, ModelFacts], refused: Mapping[str, str], config: CollectConfig, hint: str = ""
 ) -> ModelRefused | None:
-    """Return the error to raise if refused models stop a run; None if the run may start.
+    """Return the error to raise if refused models stop a collect; None if it may start.
 
-    A run may start if no model is refused, or, with `skip_refused`, if any model is accepted.
+    It may start if no model is refused, or, with `skip_refused`, if any model is accepted.
     `hint` is added to the message if there are accepted models.
     """
-    if not refused or (config.skip_refused and facts):
+    if not refused or (config.skip_refused and accepted):
         return None
-    return ModelRefused(" ".join(refused.values()) + (hint if facts else ""))
+    return ModelRefused(" ".join(refused.values()) + (hint if accepted else ""))
 
 
 @dataclass(frozen=True)
@@ -401,8 +403,8 @@ class AvailableModel:
 
     def to_json(self) -> dict[str, object]:
         """Return plain values for `tipbench models list --json`."""
-        known = ("params_b", "quantization", "file_bytes", "digest")
-        facts = {key: getattr(self.facts, key) if self.facts else None for key in known}
+        keys = ("params_b", "quantization", "file_bytes", "digest")
+        facts = {key: getattr(self.facts, key, None) for key in keys}
         return {"model": self.model, "engine": self.engine, **facts, "refusal": self.refusal}
 
 
@@ -424,10 +426,10 @@ def available_models(config: CollectConfig, home: Path, engines: Iterable[Engine
     models: list[AvailableModel] = []
     errors: list[str] = []
     for engine_type in ENGINES.values() if engines is None else engines:
-        engine = engine_type.build(EngineDependencies(config, home, errors.append))
+        engine = engine_type.build(EngineDependencies(config, home, report=errors.append))
         try:
             for name in engine.list_models():
-                models.append(_check_model(engine, name, config))  # noqa: PERF401 - keeps those before an error
+                models.append(_look_up(engine, name, config))  # noqa: PERF401 - keeps those before an error
         except TipbenchError as exc:
             errors.append(str(exc))
         finally:
@@ -435,11 +437,11 @@ def available_models(config: CollectConfig, home: Path, engines: Iterable[Engine
     return Availability(tuple(models), tuple(errors))
 
 
-def _check_model(engine: Engine, model: str, config: CollectConfig) -> AvailableModel:
+def _look_up(engine: Engine, model: str, config: CollectConfig) -> AvailableModel:
     try:
         facts = engine.facts(model)
     except ModelRefused as exc:
-        return AvailableModel(model, engine.name, None, str(exc))
+        return AvailableModel(model, engine.name, facts=None, refusal=str(exc))
     return AvailableModel(model, engine.name, facts, refusal_reason(facts, config))
 
 

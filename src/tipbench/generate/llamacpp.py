@@ -26,7 +26,7 @@ from tipbench.generate.engine import (
 )
 from tipbench.generate.weights import EMBEDDED_MODELS, EmbeddedModel, is_fetched, weights_path
 
-_SAMPLERS = ("penalties", "top_k", "top_p", "min_p", "temperature")
+_SAMPLERS = ("penalties", "top_k", "top_p", "min_p", "temperature")  # in llama.cpp's default order
 _BATCH = 128  # prompt tokens between two checks of the timeout and of `cancel`
 _NO_SEED = 0xFFFFFFFF  # llama.cpp's value for a random seed
 _QUEUE_POLL_S = 0.2
@@ -43,8 +43,9 @@ class LlamaCppEngine(InProcessEngine):
     def __init__(self, home: Path, *, num_ctx: int, threads: int | None = None) -> None:
         self._home = home
         self._num_ctx = num_ctx
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._threads = threads or max(1, cores - 1)  # leaves one core free, because llama.cpp's threads busy-wait
+        if threads is None:
+            threads = max(1, _usable_cores() - 1)  # leaves one core free, because llama.cpp's threads busy-wait
+        self._threads = threads
 
     def facts(self, model: str) -> ModelFacts:
         """Return the model's facts without loading it."""
@@ -52,7 +53,7 @@ class LlamaCppEngine(InProcessEngine):
         return ModelFacts(
             model=model,
             engine=self.name,
-            engine_version=_version(model),
+            engine_version=_library_version(model),
             host=platform.node(),
             digest=embedded.sha256,
             params_b=embedded.params_b,
@@ -70,19 +71,19 @@ class LlamaCppEngine(InProcessEngine):
         if not _SHARED_MODEL.acquire(request.cancel):
             return EngineFailure(FailureKind.CANCELLED, "cancelled while waiting")
         try:
-            return self._answer(request, payload)
+            return self._generate_answer(request, payload)
         finally:
             if request.last:
                 _SHARED_MODEL.unload()
             _SHARED_MODEL.lock.release()
 
-    def release(self, model: str) -> None:  # noqa: ARG002  at most one model is loaded
+    def release(self, model: str = "") -> None:  # noqa: ARG002  at most one model is loaded
         """Unload the weights, also if another engine of this process loaded them. Waits for a running call."""
         with _SHARED_MODEL.lock:
             _SHARED_MODEL.unload()
 
     def close(self) -> None:
-        self.release("")
+        self.release()
 
     def _embedded_model(self, model: str) -> EmbeddedModel:
         """Return an embedded model; raises ModelRefused if it is unknown or its weights are missing."""
@@ -96,7 +97,7 @@ class LlamaCppEngine(InProcessEngine):
             )
         return embedded
 
-    def _answer(self, request: GenerationRequest, payload: dict[str, Any]) -> Completion | EngineFailure:
+    def _generate_answer(self, request: GenerationRequest, payload: dict[str, Any]) -> Completion | EngineFailure:
         try:
             embedded = self._embedded_model(request.model)
             num_ctx = min(int(request.options["num_ctx"]), embedded.context_length)
@@ -137,7 +138,7 @@ class _SharedModel:
         if self._loaded == wanted:
             return 0.0
         self.unload()
-        _version(model)  # raises ModelRefused if the library is not installed
+        _library_version(model)  # only for its error if the library is not installed
         library = importlib.import_module("xllamacpp")
         started = time.monotonic()
         self.server = library.Server(_parameters(library, path, num_ctx, threads))
@@ -180,7 +181,7 @@ class _Stream:
                     self._texts.append(text)
         except Exception as exc:  # noqa: BLE001  xllamacpp would swallow it, so `outcome` raises it
             self._exception = exc
-        if self._finish_reason is None:
+        if self._finish_reason is None:  # otherwise the answer is complete and is kept
             if self._request.cancel.is_set():
                 self._stop_kind = FailureKind.CANCELLED
             elif time.monotonic() - self._started > self._request.timeout_s:
@@ -207,16 +208,19 @@ class _Stream:
         if self._finish_reason is None:
             return self.failure(FailureKind.INCOMPLETE, "llama.cpp ended without a reason")
         timings = self._timings
+        prompt_tokens = timings["prompt_n"] + timings.get("cache_n", 0) if "prompt_n" in timings else None
         output_tokens = timings.get("predicted_n")
+        # llama.cpp counts the time after the first token, so that the rate of a single token is meaningless.
+        has_rate = output_tokens is not None and output_tokens > 1
         return Completion(
             text="".join(self._texts),
             done_reason="length" if self._finish_reason == "length" else "stop",
             latency_s=now - self._started,
             load_s=load_s,
             ttft_s=None if self._first_token_at is None else self._first_token_at - self._started,
-            prompt_tokens=timings["prompt_n"] + timings.get("cache_n", 0) if "prompt_n" in timings else None,
+            prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
-            tokens_per_s=timings.get("predicted_per_second") if output_tokens and output_tokens > 1 else None,
+            tokens_per_s=timings.get("predicted_per_second") if has_rate else None,
         )
 
     def failure(self, kind: FailureKind, reason: str) -> EngineFailure:
@@ -267,9 +271,9 @@ def _payload(request: GenerationRequest, max_ctx: int) -> dict[str, Any]:
         "top_p": options["top_p"],
         "min_p": options["min_p"],
         "repeat_penalty": options["repeat_penalty"],
-        "repeat_last_n": 64,
+        "repeat_last_n": 64,  # the default of llama.cpp and Ollama
         "samplers": _SAMPLERS,
-        "seed": int(options["seed"]) % _NO_SEED,
+        "seed": int(options["seed"]) % _NO_SEED,  # never the value for a random seed
         "cache_prompt": False,  # a cached prefix is computed in different batches, which may change the answer
         "stream": True,
         "return_progress": True,  # calls back during prompt processing too, so that the request can be cancelled
@@ -300,7 +304,13 @@ def _parameters(library: Any, path: Path, num_ctx: int, threads: int) -> Any:
     return parameters
 
 
-def _version(model: str) -> str:
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _library_version(model: str) -> str:
     """Return the version of xllamacpp; raises ModelRefused if it is not installed."""
     try:
         return importlib.metadata.version("xllamacpp")

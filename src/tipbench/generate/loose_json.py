@@ -82,7 +82,7 @@ class _Reader:
                 self.key = None
                 opener = "[" if token["close"] == "]" else "{"
                 if any(node.bracket == opener for node in self.stack):
-                    while self.stack.pop().bracket != opener:
+                    while self.stack.pop().bracket != opener:  # also closes the unclosed nodes inside
                         pass
             elif token["fence"]:
                 self.stack.clear()
@@ -90,26 +90,18 @@ class _Reader:
             elif token["quote"]:
                 self._read_string(token["quote"])
             elif token["bare"]:
-                self.key = self._as_key(token["bare"])
+                self.key = self._record_key(token["bare"])
         return self.roots
 
-    def _as_key(self, word: str) -> str | None:
-        """Return the word if it is a key, because a colon follows; else None. Adds a key to the keys of the node."""
+    def _record_key(self, word: str) -> str | None:
+        """Record the word as a key of the innermost node if a colon follows, and return it; else return None."""
         if _COLON.match(self.text, self.pos) is None:
             return None
         self.stack[-1].keys.append(word)
         return word
 
     def _read_string(self, opener: str) -> None:
-        end = None
-        marks = () if opener in self.unclosed else _QUOTES_AND_ESCAPES[opener].finditer(self.text, self.pos)
-        for mark in marks:
-            self.steps_left -= 1
-            if self.steps_left < 0:
-                break
-            if mark[0][0] != "\\" and _AFTER_STRING.match(self.text, mark.end()):
-                end = mark.start()
-                break
+        end = None if opener in self.unclosed else self._find_end(opener)
         if end is None:
             # A double quote that is not closed means that the text ends inside a string. Any other quote may be an
             # apostrophe, so only the quote is skipped.
@@ -119,10 +111,21 @@ class _Reader:
             return
         value = _unescape(self.text[self.pos : end])
         self.pos = end + 1
-        key = self._as_key(value)
+        key = self._record_key(value)
         if key is None:
             self.stack[-1].entries.append((self.key, value))
         self.key = key
+
+    def _find_end(self, opener: str) -> int | None:
+        """Return the position of the quote that closes the string at `pos`; None if it is not found."""
+        for match in _QUOTES_AND_ESCAPES[opener].finditer(self.text, self.pos):
+            self.steps_left -= 1
+            if self.steps_left < 0:
+                return None
+            is_escape = match[0].startswith("\\")
+            if not is_escape and _AFTER_STRING.match(self.text, match.end()):
+                return match.start()
+        return None
 
 
 def _unescape(body: str) -> str:
@@ -131,7 +134,9 @@ def _unescape(body: str) -> str:
 
     def decode_escape(match: re.Match[str]) -> str:
         code = match[1]
-        return chr(int(code[1:], 16)) if len(code) == 5 else _ESCAPED.get(code, code)
+        if len(code) == 5:  # u and four hex digits
+            return chr(int(code[1:], 16))
+        return _ESCAPED.get(code, code)
 
     def join_surrogates(match: re.Match[str]) -> str:
         return chr(0x10000 + ((ord(match[1]) - 0xD800) << 10) + (ord(match[2]) - 0xDC00))

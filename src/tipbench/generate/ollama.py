@@ -22,13 +22,13 @@ from tipbench.generate.engine import (
     ModelFacts,
     check_options,
 )
-from tipbench.generate.ollama_api import Chat, Ending, OllamaApi
+from tipbench.generate.ollama_api import Chat, Ending, OllamaApi, entry_name
 from tipbench.generate.residency import (
-    STUCK_DEADLINE_S,
+    UNLOAD_TIMEOUT_S,
     Evidence,
     Monitor,
     Resident,
-    require_empty,
+    ensure_empty,
     wait_until_empty,
     wait_until_gone,
 )
@@ -58,7 +58,7 @@ class OllamaEngine:
         self,
         url: str,
         *,
-        unload: Literal["model", "call"] = "model",  # after each
+        unload: Literal["model", "call"] = "model",  # after each model or after each call
         evict: bool = False,
         wait_s: float = 300.0,  # for memory to become free
         lock: ResourceLock | None = None,
@@ -76,7 +76,7 @@ class OllamaEngine:
             ),
         )
         self._cancelled = threading.Event()
-        self._current: ModelFacts | None = None
+        self._current: ModelFacts | None = None  # of the model that may be in memory
         self._released_at: float | None = None
         self._version: str | None = None
 
@@ -90,20 +90,20 @@ class OllamaEngine:
         if shown is None:
             raise ModelRefused(f"{model} is not on the Ollama server at {url}. Get it with `ollama pull {model}`.")
         entry = find_entry(self._api.tags(), model)
-        host = platform.node() if is_loopback(url) else urlsplit(url).hostname or url
+        host = platform.node() if is_loopback(url) else (urlsplit(url).hostname or url)
         return read_facts(model, shown, entry, version=self._version, host=host)
 
     def list_models(self) -> list[str]:
         """Return the names of the server's models, sorted."""
-        return sorted(str(entry.get("name") or entry.get("model")) for entry in self._api.tags())
+        return sorted(entry_name(entry) for entry in self._api.tags())
 
     # Memory
 
     def start(self) -> None:
-        leftover = None  # what an earlier holder of the lock had loaded when it died
-        if self._lock is not None and self._lock.left_behind is not None:
-            leftover = self._lock.left_behind.digest
-        require_empty(self._api, leftover=leftover, evict=self._evict, wait_s=self._wait_s)
+        leftover_digest = None
+        if self._lock is not None and self._lock.dead_holder is not None:
+            leftover_digest = self._lock.dead_holder.digest
+        ensure_empty(self._api, leftover_digest=leftover_digest, evict=self._evict, wait_s=self._wait_s)
         if self._lock is not None:
             self._lock.note_empty()
         self._monitor.start()
@@ -113,8 +113,8 @@ class OllamaEngine:
         if current_digest != facts.digest:
             raise OllamaError(_model_changed_message(facts.model))
         if self._evict:
-            for foreign in self._api.resident() or ():
-                self._api.unload(foreign.name)
+            for resident in self._api.resident() or ():
+                self._api.unload(resident.name)
         wait_until_empty(self._api, wait_s=self._wait_s)
         self._record_handover()
         if self._lock is not None:
@@ -128,8 +128,8 @@ class OllamaEngine:
         released_at = time.monotonic()
         if self._api.resident() != ():  # not empty, or unknown
             self._api.unload(model)
-        stuck_s = _INTERRUPT_WAIT_S if self._cancelled.is_set() else STUCK_DEADLINE_S
-        still_resident = wait_until_gone(self._api, self._current.digest, stuck_s=stuck_s)
+        timeout_s = _INTERRUPT_WAIT_S if self._cancelled.is_set() else UNLOAD_TIMEOUT_S
+        still_resident = wait_until_gone(self._api, self._current.digest, timeout_s=timeout_s)
         self._released_at = released_at
         if still_resident == ():  # otherwise `prepare` records the handover, once the memory is empty
             self._record_handover()
@@ -203,17 +203,18 @@ class OllamaEngine:
     def _result_or_retry(
         self, chat: Chat, request: GenerationRequest, retries: Counter[str]
     ) -> Completion | EngineFailure | _Retry:
-        """Return the result of a call. `retries` counts the retries by reason.
+        """Return the result of a call, or that it is to be retried. Failures caused by the model are not retried.
 
-        Failures caused by the model are not retried.
+        `retries` counts the retries so far by reason.
         """
 
-        def may_retry(reason: str, max_retries: int) -> bool:
+        def take_retry(reason: str, max_retries: int) -> bool:
+            """Count a retry, and return whether it is within the limit."""
             retries[reason] += 1
             return retries[reason] <= max_retries
 
         if chat.ending is Ending.CLEAN_END:  # it ended without `done`: retry once, then its text is the answer
-            if may_retry("clean end", 1):
+            if take_retry("clean end", 1):
                 return _Retry(0.0)
             if not chat.text:
                 return _failure(FailureKind.INCOMPLETE, chat, "the answer ended before its first token, twice")
@@ -230,7 +231,7 @@ class OllamaEngine:
                 return _failure(FailureKind.SERVER_GONE, chat, reason)
             if chat.ending is Ending.TIMEOUT:
                 return _failure(FailureKind.TIMEOUT, chat, chat.error)
-            if chat.status == 0 and may_retry("reset", _RESET_TRIES - 1):  # before the first byte
+            if chat.status == 0 and take_retry("reset", _RESET_TRIES - 1):  # before the first byte
                 return _Retry(_RETRY_WAIT_S)
             return _failure(FailureKind.RESET, chat, f"the connection broke: {chat.error}")
         if chat.ending in (Ending.ERROR_LINE, Ending.GARBAGE):
@@ -238,12 +239,12 @@ class OllamaEngine:
         if chat.status in (502, 504) and not self.alive():
             return _failure(FailureKind.SERVER_GONE, chat, f"{chat.status}: {chat.error}")
         if chat.status in (429, 502, 503, 504):
-            if may_retry("busy", _BUSY_TRIES - 1):
+            if take_retry("busy", _BUSY_TRIES - 1):
                 jitter = random.uniform(0.8, 1.2)  # noqa: S311
                 return _Retry(_RETRY_WAIT_S * 2.0 ** (retries["busy"] - 1) * jitter)
             return _failure(FailureKind.BUSY, chat, f"still {chat.status} after {_BUSY_TRIES} tries: {chat.error}")
         if chat.status >= 500:
-            if may_retry("load", 1):
+            if take_retry("load", 1):
                 return _Retry(_RETRY_WAIT_S)
             return _failure(FailureKind.LOAD_FAILED, chat, f"{chat.status} twice: {chat.error}")
         kind = FailureKind.REJECTED
@@ -268,13 +269,15 @@ def read_completion(chat: Chat, request: GenerationRequest) -> Completion:
     def without_load(seconds: float) -> float:
         return max(0.0, seconds - (load_s or 0.0))
 
-    reason = str(last.get("done_reason") or "stop") if chat.ending is Ending.DONE else "aborted"
-    words = len(request.system.split()) + len(request.user.split())
+    done_reason = "aborted"
+    if chat.ending is Ending.DONE:
+        done_reason = str(last.get("done_reason") or "stop")
+    n_words = len(request.system.split()) + len(request.user.split())
     # The server truncated the prompt if it counts fewer tokens than we sent words, or if the prompt fills the context.
-    truncated = prompt_tokens is not None and (prompt_tokens < words or prompt_tokens >= request.options["num_ctx"])
+    truncated = prompt_tokens is not None and (prompt_tokens < n_words or prompt_tokens >= request.options["num_ctx"])
     return Completion(
         text=chat.text,
-        done_reason=reason[:100],
+        done_reason=done_reason[:100],
         latency_s=without_load(total_s),
         load_s=load_s,
         ttft_s=None if chat.first_token_s is None else without_load(chat.first_token_s),
@@ -317,15 +320,16 @@ def find_entry(entries: list[dict[str, Any]], model: str) -> dict[str, Any]:
     """Return a model's entry in the server's list of models, empty if it is missing."""
     wanted = full_name(model)
     for entry in entries:
-        if full_name(str(entry.get("name") or entry.get("model"))) == wanted:
+        if full_name(entry_name(entry)) == wanted:
             return entry
     return {}
 
 
 def full_name(model: str) -> str:
     """Normalise a model name for comparison: in lower case, with its tag, which is :latest by default."""
-    has_tag = ":" in model.rpartition("/")[2]  # a colon before the last slash belongs to a registry's port
-    return (model if has_tag else f"{model}:latest").casefold()
+    _, _, base_name = model.rpartition("/")  # a colon before the last slash belongs to a registry's port
+    tagged = model if ":" in base_name else f"{model}:latest"
+    return tagged.casefold()
 
 
 def read_facts(
@@ -333,13 +337,13 @@ def read_facts(
 ) -> ModelFacts:
     """Build a model's facts from the responses of `/api/show` and `/api/tags`."""
 
-    def part(name: str) -> dict[str, Any]:
+    def table(name: str) -> dict[str, Any]:
         found = shown.get(name)
         return found if isinstance(found, dict) else {}
 
-    details, info = part("details"), part("model_info")
+    details, info = table("details"), table("model_info")
     parameters = _count(info.get("general.parameter_count"))
-    projector_parameters = _count(part("projector_info").get("general.parameter_count")) or 0
+    projector_parameters = _count(table("projector_info").get("general.parameter_count")) or 0  # of a vision model
     capabilities = shown.get("capabilities")
     if not isinstance(capabilities, list):
         capabilities = None  # an older server, which does not report them
@@ -357,7 +361,7 @@ def read_facts(
         quantization=str(details.get("quantization_level") or "") or None,
         file_bytes=_count(entry.get("size")) or None,
         kv_bytes_per_token=_kv_bytes_per_token(info),
-        thinking="thinking" in (capabilities or ()),
+        can_think="thinking" in (capabilities or ()),
         remote=remote,
         completes=capabilities is None or "completion" in capabilities,
     )

@@ -66,11 +66,15 @@ class OllamaApi:
         self._lock = threading.Lock()
 
     def version(self) -> str:
-        return str(_json_object(self._send("GET", "/api/version")).get("version", "unknown"))[:100]
+        content = _json_object(self._send("GET", "/api/version"))
+        return str(content.get("version", "unknown"))[:100]
 
     def tags(self) -> list[dict[str, Any]]:
+        """Return an entry for each model on the server; see `entry_name`."""
         models = _json_object(self._send("GET", "/api/tags")).get("models")
-        return [model for model in models if isinstance(model, dict)] if isinstance(models, list) else []
+        if not isinstance(models, list):
+            return []
+        return [model for model in models if isinstance(model, dict)]
 
     def show(self, model: str) -> dict[str, Any] | None:
         """Return the details of a model; None if it is missing. Raises ModelRefused if the server rejects it."""
@@ -101,9 +105,7 @@ class OllamaApi:
             models = response.json()["models"]
             if models is None:  # null means that the memory is empty
                 return ()
-            return tuple(
-                Resident(str(model.get("name") or model.get("model")), str(model.get("digest"))) for model in models
-            )
+            return tuple(Resident(entry_name(model), str(model.get("digest"))) for model in models)
         except (httpx.HTTPError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
             return None
 
@@ -123,13 +125,14 @@ class OllamaApi:
         started = time.monotonic()
         chat = Chat()
         try:
-            if not cancel.is_set():  # `abort_calls` skips a connection that is not busy yet
-                self._stream(connection, body, chat, started, timeout_s, cancel)
+            if not cancel.is_set():  # `abort_calls` may have been called before the connection was busy
+                self._stream(connection, body, chat, started=started, timeout_s=timeout_s, cancel=cancel)
         except httpx.TimeoutException as exc:
             chat.ending, chat.error = Ending.TIMEOUT, f"no answer within {timeout_s:g} s ({type(exc).__name__})"
         except httpx.ConnectError as exc:
             self._raise_if_too_many_files(exc)
-            chat.ending, chat.error = Ending.REFUSED if is_unreachable(exc) else Ending.RESET, str(exc)
+            chat.ending = Ending.REFUSED if is_unreachable(exc) else Ending.RESET
+            chat.error = str(exc)
         except httpx.HTTPError as exc:
             chat.ending, chat.error = Ending.RESET, f"{type(exc).__name__}: {exc}"
         finally:
@@ -183,6 +186,7 @@ class OllamaApi:
         connection: _Connection,
         body: Mapping[str, Any],
         chat: Chat,
+        *,
         started: float,
         timeout_s: float,
         cancel: threading.Event,
@@ -206,20 +210,19 @@ class OllamaApi:
                     content += chunk
                     if len(content) > _MAX_ERROR_BYTES:
                         break
-                chat.error = (
-                    _error_message(content) or content[:200].decode(errors="replace") or f"status {chat.status}"
-                )
+                start = content[:200].decode(errors="replace")
+                chat.error = _error_message(content) or start or f"status {chat.status}"
                 return
-            reader = _Reader(chat, started)
+            reader = _AnswerReader(chat, started)
             for chunk in response.iter_raw():
                 reader.feed(chunk)
-                late = time.monotonic() > deadline
-                if chat.ending is Ending.DONE and not late:
+                is_late = time.monotonic() > deadline
+                if chat.ending is Ending.DONE and not is_late:
                     continue  # a connection can be reused only if its stream is read to the end
                 if reader.ended or cancel.is_set():
                     break
-                if late:
-                    reader.end(Ending.TIMEOUT, f"the answer did not end within {timeout_s:g} s")
+                if is_late:
+                    reader.set_ending(Ending.TIMEOUT, f"the answer did not end within {timeout_s:g} s")
                     break
             reader.finish()
 
@@ -248,21 +251,23 @@ class _Connection:
             self._stream = info["return_value"]
 
     def shut_down(self) -> None:
-        sock = self._stream.get_extra_info("socket") if self._stream is not None else None
+        if self._stream is None:
+            return
+        sock = self._stream.get_extra_info("socket")
         if sock is not None:
             with suppress(OSError):  # already closed
                 sock.shutdown(socket.SHUT_RDWR)
 
 
-class _Reader:
-    """Assembles NDJSON objects from chunks and stores the answer so far in `chat`."""
+class _AnswerReader:
+    """Parses the NDJSON lines of a stream, and stores the answer and how it ended in `chat`."""
 
     def __init__(self, chat: Chat, started: float) -> None:
         self._chat = chat
         self._started = started
         self._rest = b""  # the incomplete last line
-        self._pieces: list[str] = []
-        self._chars = 0
+        self._pieces: list[str] = []  # of the answer
+        self._n_chars = 0
         self.ended = False
 
     def feed(self, chunk: bytes) -> None:
@@ -271,14 +276,15 @@ class _Reader:
             if not self.ended and line.strip():
                 self._parse_line(line)
         if len(self._rest) > _MAX_CHARS:
-            self.end(Ending.GARBAGE, "a line without end")
+            self.set_ending(Ending.GARBAGE, "a line without end")
 
     def finish(self) -> None:
+        """Parse the last line, and store the answer."""
         if self._rest.strip() and not self.ended:
             self._parse_line(self._rest)
         self._chat.text = "".join(self._pieces)
 
-    def end(self, ending: Ending, error: str = "") -> None:
+    def set_ending(self, ending: Ending, error: str = "") -> None:
         self._chat.ending, self._chat.error = ending, error
         self.ended = True
 
@@ -287,10 +293,10 @@ class _Reader:
             part = json.loads(line)
             error = str(part.get("error") or "")[:_MAX_MESSAGE_CHARS]
         except (ValueError, RecursionError, AttributeError):
-            self.end(Ending.GARBAGE, f"not a JSON object: {line[:80]!r}")
+            self.set_ending(Ending.GARBAGE, f"not a JSON object: {line[:80]!r}")
             return
         if error:
-            self.end(Ending.ERROR_LINE, error)
+            self.set_ending(Ending.ERROR_LINE, error)
             return
         message = part.get("message")
         content = message.get("content") if isinstance(message, dict) else None
@@ -298,13 +304,18 @@ class _Reader:
             if self._chat.first_token_s is None:
                 self._chat.first_token_s = time.monotonic() - self._started
             self._pieces.append(content)
-            self._chars += len(content)
-            if self._chars > _MAX_CHARS:
-                self.end(Ending.GARBAGE, f"an answer of more than {_MAX_CHARS} characters")
+            self._n_chars += len(content)
+            if self._n_chars > _MAX_CHARS:
+                self.set_ending(Ending.GARBAGE, f"an answer of more than {_MAX_CHARS} characters")
                 return
         if part.get("done") is True:
             self._chat.last = part
-            self.end(Ending.DONE)
+            self.set_ending(Ending.DONE)
+
+
+def entry_name(entry: Mapping[str, Any]) -> str:
+    """Return the model's name in an entry of `/api/tags` or `/api/ps`."""
+    return str(entry.get("name") or entry.get("model"))
 
 
 def _json_object(response: httpx.Response) -> dict[str, Any]:

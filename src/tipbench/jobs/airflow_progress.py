@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tipbench.errors import AirflowError, AirflowUnavailable
-from tipbench.files import home_errors, open_private, write_atomic
+from tipbench.files import convert_home_errors, open_private, write_atomic
 from tipbench.jobs.airflow_api import TASK_ENDED, TOO_LONG, AirflowDag, DagRun, LogLine, TaskInstance
 from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import JobState, JobStatus
@@ -102,7 +102,7 @@ def read_progress(folder: JobFolder) -> StoredProgress:
 
 def write_progress(folder: JobFolder, stored: StoredProgress) -> None:
     """Save the state atomically."""
-    with home_errors(folder.path, "cannot be written"):
+    with convert_home_errors(folder.path, "cannot be written"):
         folder.make()
         write_atomic(folder.path / _PROGRESS_FILE, stored.model_dump_json(by_alias=True).encode())
 
@@ -306,7 +306,7 @@ def _write_at(path: Path, size: int, content: bytes) -> int:
     """Write at byte `size`, after removing any output of a crashed process from there on. Returns the new size."""
     if not content:
         return size
-    with home_errors(path, "cannot be written"), os.fdopen(open_private(path), "r+b") as file:
+    with convert_home_errors(path, "cannot be written"), os.fdopen(open_private(path), "r+b") as file:
         file.truncate(size)
         file.seek(size)
         file.write(content)

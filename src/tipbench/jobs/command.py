@@ -10,14 +10,14 @@ from tipbench.generate.engine import engine_resources
 from tipbench.http import strip_login
 from tipbench.jobs.job import JobKind, JobRequest
 from tipbench.judge.automatic import JudgeChoice, JudgeKind
-from tipbench.plan.config import ADDRESSES, CollectConfig, make_config
+from tipbench.plan.config import URL_KEYS, CollectConfig, make_config
 from tipbench.simulate.simulation import EXPERIMENT as SIMULATIONS
 from tipbench.simulate.simulation import SimulationConfig
 from tipbench.workflows.judging import check_judge_options
 
 COMMANDS = {JobKind.COLLECT: ("collect",), JobKind.JUDGE: ("judge", "run"), JobKind.SIMULATE: ("simulate",)}
 PROGRAM_VARIABLE = "TIPBENCH_JUDGE_COMMAND"  # `judge run --with command` reads its program here: it may contain secrets
-_VARIABLES = {key: f"TIPBENCH_{key.upper()}" for key in ADDRESSES}  # for addresses that have a login
+_VARIABLES = {key: f"TIPBENCH_{key.upper()}" for key in URL_KEYS}  # for addresses that have a login
 
 
 def collect_request(config: CollectConfig, *, started_by: str = "", runner: str = "local") -> JobRequest:

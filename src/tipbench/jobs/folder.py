@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tipbench.errors import UsageError
-from tipbench.files import file_lock, home_errors, make_folder, open_private, write_atomic
+from tipbench.files import convert_home_errors, file_lock, make_folder, open_private, write_atomic
 from tipbench.jobs.job import LogTail, RecordedEvent
 from tipbench.jobs.progress import Progress
 from tipbench.record.events import MAX_LINE_BYTES, Event, event_line, parse_line, strip_logins
@@ -58,7 +58,7 @@ class JobFolder:
 
     def remove(self) -> None:
         """Remove the folder and its contents; does nothing if it does not exist."""
-        with home_errors(self.path, "cannot be removed"), suppress(FileNotFoundError):
+        with convert_home_errors(self.path, "cannot be removed"), suppress(FileNotFoundError):
             shutil.rmtree(self.path)
 
     @contextmanager
@@ -91,7 +91,7 @@ class JobFolder:
 
     def save_cancel_sent(self, now: float) -> None:
         """Save when a cancel request was sent."""
-        with home_errors(self._cancel_file, "cannot be written"):
+        with convert_home_errors(self._cancel_file, "cannot be written"):
             write_atomic(self._cancel_file, str(now).encode())
 
     @property
@@ -101,7 +101,7 @@ class JobFolder:
 
     def forbid_start(self) -> None:
         """Mark the job so that it is never started."""
-        with home_errors(self._forbidden_file, "cannot be written"):
+        with convert_home_errors(self._forbidden_file, "cannot be written"):
             write_atomic(self._forbidden_file, b"")
 
     def tail(self, max_bytes: int) -> LogTail:

@@ -127,7 +127,7 @@ class JobStore:
 
     def _find_existing(self, request: JobRequest, key: str | None, request_hash: str) -> Job | None:
         """Return the job with this key, or a retry of the same job that has not ended; None if there is neither."""
-        if key is not None and (rows := self._db.rows("SELECT * FROM jobs WHERE key = ?", (key,))):
+        if key is not None and (rows := self._db.execute("SELECT * FROM jobs WHERE key = ?", (key,))):
             [row] = rows
             if row["body"] != request_hash:
                 raise JobConflict(
@@ -139,14 +139,14 @@ class JobStore:
             return None
         ended_or_lost = _sql_list(ENDED | {JobState.LOST})
         query = f"SELECT * FROM jobs WHERE retry_of = ? AND state NOT IN {ended_or_lost}"  # noqa: S608
-        rows = self._db.rows(query, (request.retry_of,))
+        rows = self._db.execute(query, (request.retry_of,))
         return _job(rows[0]) if rows else None
 
     # Reading
 
     def get(self, job_id: str) -> Job:
         """Return the job. Raises JobNotFound if the id is unknown."""
-        rows = self._db.rows("SELECT * FROM jobs WHERE id = ?", (job_id,))
+        rows = self._db.execute("SELECT * FROM jobs WHERE id = ?", (job_id,))
         if not rows:
             raise JobNotFound(f"Unknown job {job_id[:80]!r}; see the list of jobs.")
         return _job(rows[0])
@@ -166,7 +166,7 @@ class JobStore:
             conditions["seq < ?"] = int(after)
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         query = f"SELECT * FROM jobs {where} ORDER BY seq DESC LIMIT ?"  # noqa: S608
-        rows = self._db.rows(query, [*conditions.values(), limit + 1])  # one more shows whether there is a next page
+        rows = self._db.execute(query, [*conditions.values(), limit + 1])  # one more shows whether there is a next page
         items = tuple(map(_job, rows[:limit]))
         has_next = len(rows) > limit
         return Page(items, next=str(rows[limit - 1]["seq"]) if has_next else None)
@@ -174,11 +174,11 @@ class JobStore:
     def in_states(self, states: Collection[JobState], *, limit: int = 1000) -> list[Job]:
         """Return the newest `limit` jobs in any of these states, oldest first."""
         query = f"SELECT * FROM jobs WHERE state IN {_sql_list(states)} ORDER BY seq DESC LIMIT ?"  # noqa: S608
-        return [_job(row) for row in reversed(self._db.rows(query, [limit]))]
+        return [_job(row) for row in reversed(self._db.execute(query, [limit]))]
 
     def by_key(self, key: str) -> Job | None:
         """Return the job with this idempotency key, or None."""
-        rows = self._db.rows("SELECT * FROM jobs WHERE key = ?", [key])
+        rows = self._db.execute("SELECT * FROM jobs WHERE key = ?", [key])
         return _job(rows[0]) if rows else None
 
     def expired(self, keep_s: float, *, limit: int = 100) -> list[Job]:
@@ -187,17 +187,17 @@ class JobStore:
         A lost job has no end time, so its start time is used.
         """
         query = f"SELECT * FROM jobs WHERE {_REMOVABLE} AND coalesce(ended, started, created) < ? ORDER BY seq LIMIT ?"  # noqa: S608
-        return [_job(row) for row in self._db.rows(query, [self.clock() - keep_s, limit])]
+        return [_job(row) for row in self._db.execute(query, [self.clock() - keep_s, limit])]
 
     def last_activity(self) -> float | None:
         """Return when a job was last queued, started or ended; None without jobs."""
         of_one_job = "max(created, coalesce(started, 0), coalesce(ended, 0))"
-        [(latest,)] = self._db.rows(f"SELECT max({of_one_job}) FROM jobs")  # noqa: S608
+        [(latest,)] = self._db.execute(f"SELECT max({of_one_job}) FROM jobs")  # noqa: S608
         return None if latest is None else float(latest)
 
     def counts(self) -> dict[JobState, int]:
         """Return the number of jobs in each state."""
-        rows = self._db.rows("SELECT state, count(*) AS number FROM jobs GROUP BY state", [])
+        rows = self._db.execute("SELECT state, count(*) AS number FROM jobs GROUP BY state", [])
         return dict.fromkeys(JobState, 0) | {JobState(row["state"]): int(row["number"]) for row in rows}
 
     # Changes

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tipbench.errors import JobConflict, JobStartError, ServerUnavailable, TipbenchError
-from tipbench.files import home_errors, open_private, try_lock, write_atomic
+from tipbench.files import convert_home_errors, open_private, try_lock, write_atomic
 from tipbench.jobs.job import (
     ACTIVE,
     RETRIABLE,
@@ -210,14 +210,14 @@ class Supervisor:
             days = (now - last_sweep) / 86_400
             _log.warning("the clock is %.0f days after the last sweep; expired jobs are kept for another day", days)
         plausible = self._jumped_at is None or time.monotonic() - self._jumped_at >= _CONFIRM_CLOCK_S
-        with home_errors(path, "cannot be written"):
+        with convert_home_errors(path, "cannot be written"):
             write_atomic(path, str(now if plausible else last_sweep).encode())
         return plausible
 
     def _acquire_lock(self) -> bool:
         if self._lock_fd is not None:
             return True
-        with home_errors(self._lock_path, "cannot be opened"):
+        with convert_home_errors(self._lock_path, "cannot be opened"):
             self._lock_path.parent.mkdir(parents=True, exist_ok=True)
             fd = open_private(self._lock_path)
         if try_lock(fd, self._lock_path):

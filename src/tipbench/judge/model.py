@@ -268,7 +268,7 @@ class ModelJudge:
                 options={**_SAMPLING, "num_ctx": config.num_ctx, "num_predict": question.num_predict},
                 timeout_s=config.timeout_s,
                 last=last and question is item_questions[-1],
-                disable_thinking=self._facts.thinking,
+                disable_thinking=self._facts.can_think,
                 answer_schema=question.answer_schema,
             )
             new_scores = self._skip_reason or self._request_scores(request, rubric, pause)

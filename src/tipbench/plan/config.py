@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
 from tipbench.errors import InvalidOption, UsageError
 from tipbench.http import is_http_url
@@ -19,7 +20,7 @@ DEFAULT_OLLAMA_URL = "http://localhost:11434"
 _MAX_NAME = 200
 
 
-def check_url(text: str) -> str:
+def _normalise_url(text: str) -> str:
     """Return a server's address without a trailing slash; raises ValueError if it is not an http or https URL."""
     if not is_http_url(text):
         raise ValueError(f"{text[:80]!r} is not a web address; write http://host:port")
@@ -34,11 +35,13 @@ def check_experiment_name(name: str) -> str:
             f"for example {EXPERIMENT_PREFIX}{name[:40] or 'auto'}"
         )
     if len(name) > _MAX_NAME or not name.isprintable():
-        raise ValueError(f"an experiment's name has at most {_MAX_NAME} printable characters (got {len(name)})")
+        raise ValueError(
+            f"an experiment's name has at most {_MAX_NAME} characters, all of them printable (this one has {len(name)})"
+        )
     return name
 
 
-Url = Annotated[str, AfterValidator(check_url)]
+Url = Annotated[str, AfterValidator(_normalise_url)]
 
 
 class CollectConfig(BaseModel):
@@ -48,7 +51,7 @@ class CollectConfig(BaseModel):
 
     models: str = Field(
         "qwen2.5:0.5b,qwen2.5:1.5b,gemma3:1b,llama3.2:3b",
-        description="Comma-separated models: Ollama tags, embedded:smollm2:135m, baseline:template.",
+        description="Comma-separated models: Ollama tags, embedded:smollm2:135m, or the reference baseline:template.",
     )
     prompts: str = Field("v1,v2-mentor,v3-few-shot", description="Comma-separated prompt versions of the suite.")
     n_tips: int = Field(5, ge=1, le=50, description="Tips per answer.")
@@ -74,7 +77,7 @@ class CollectConfig(BaseModel):
         description="When the leaderboard may decide: auto (every 8 scenarios, at most 4 times), one (at the end).",
     )
     suite: str = Field("tips", description="Built-in suite (tips, tips-32) or the path of a suite folder.")
-    repeats: int = Field(1, ge=1, le=100, description="Answers per cell, each with its own seed.")
+    repeats: int = Field(1, ge=1, le=100, description="Cells per model, prompt and scenario, each with its own seed.")
     seed: int = Field(42, ge=0, lt=2**31, description="Seed from which the seed of each cell is derived.")
     num_ctx: int = Field(4096, ge=256, le=2**20, description="Context window, in tokens.")
     num_predict: int = Field(1024, ge=1, le=2**17, description="Longest answer, in tokens.")
@@ -94,7 +97,9 @@ class CollectConfig(BaseModel):
     @field_validator("models", "prompts", mode="before")
     @classmethod
     def _join_list(cls, value: object) -> object:
-        return ",".join(value) if isinstance(value, list) and all(isinstance(name, str) for name in value) else value
+        if isinstance(value, list) and all(isinstance(name, str) for name in value):
+            return ",".join(value)
+        return value
 
     @field_validator("models", "prompts")
     @classmethod
@@ -127,7 +132,7 @@ class CollectConfig(BaseModel):
         return 1 if self.unload == "call" else self.concurrency
 
 
-ADDRESSES = tuple(key for key in CollectConfig.model_fields if key.endswith("_url"))  # names of the settings with URLs
+URL_KEYS = tuple(key for key in CollectConfig.model_fields if key.endswith("_url"))  # of the settings with URLs
 
 
 def split_wait_for_judge(options: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
@@ -136,18 +141,20 @@ def split_wait_for_judge(options: Mapping[str, Any]) -> tuple[dict[str, Any], bo
     Raises InvalidOption if `wait_for_judge` is not a boolean.
     """
     values = dict(options)
-    waits = values.pop(WAIT_FOR_JUDGE, False)
-    if not isinstance(waits, bool):
-        raise InvalidOption(WAIT_FOR_JUDGE, f"takes true or false (got {str(waits)[:80]!r}).")
-    return values, waits
+    wait = values.pop(WAIT_FOR_JUDGE, False)
+    if not isinstance(wait, bool):
+        raise InvalidOption(WAIT_FOR_JUDGE, f"takes true or false (got {str(wait)[:80]!r}).")
+    return values, wait
 
 
 def make_config(values: Mapping[str, object], sources: Mapping[str, str] | None = None) -> CollectConfig:
-    """Validate plain values as the configuration of a collect; see `validated`."""
-    return validated(CollectConfig, values, sources or {})
+    """Validate plain values as the configuration of a collect; see `validate_settings`."""
+    return validate_settings(CollectConfig, values, sources or {})
 
 
-def validated(settings_type: type[_Settings], values: Mapping[str, object], sources: Mapping[str, str]) -> _Settings:
+def validate_settings(
+    settings_type: type[_Settings], values: Mapping[str, object], sources: Mapping[str, str]
+) -> _Settings:
     """Validate plain values as settings of this type; raises UsageError with all problems.
 
     `sources` has the origin of each key for messages, such as an environment variable.
@@ -155,17 +162,20 @@ def validated(settings_type: type[_Settings], values: Mapping[str, object], sour
     try:
         return settings_type.model_validate(dict(values))
     except ValidationError as exc:
-        problems = []
-        for error in exc.errors():
-            key = ".".join(str(part) for part in error["loc"])
-            source = sources.get(key.partition(".")[0], key)
-            message = error["msg"].removeprefix("Value error, ")
-            if error["type"] == "extra_forbidden":
-                problems.append(f"{source} is not a setting of collect; see `tipbench collect --help`")
-                continue
-            found = f" (got {str(error['input'])[:80]!r})" if key and error["type"] != "value_error" else ""
-            problems.append(f"{source}: {message}{found}" if source else message)
-        raise UsageError("; ".join(problems)) from exc
+        raise UsageError("; ".join(_describe_problem(error, sources) for error in exc.errors())) from exc
+
+
+def _describe_problem(error: ErrorDetails, sources: Mapping[str, str]) -> str:
+    message = error["msg"].removeprefix("Value error, ")
+    if not error["loc"]:  # the problem concerns several settings, which the message names
+        return message
+    key = ".".join(map(str, error["loc"]))
+    source = sources.get(str(error["loc"][0]), key)
+    if error["type"] == "extra_forbidden":  # only `make_config` is called with keys that may be unknown
+        return f"{source} is not a setting of collect; see `tipbench collect --help`"
+    if error["type"] == "value_error":  # from a validator of tipbench, whose message is complete
+        return f"{source}: {message}"
+    return f"{source}: {message} (got {str(error['input'])[:80]!r})"
 
 
 def split_names(text: str) -> tuple[str, ...]:

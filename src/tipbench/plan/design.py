@@ -14,11 +14,14 @@ from math import ceil
 from typing import Any, Literal
 
 DESIGN_TAG = "tipbench.design"
-LEVELS = (0.05, 0.0294, 0.0221, 0.0182)  # significance level of each look in a design of one, two, three or four looks
+# Pocock's significance level of each look in a design of one, two, three or four looks.
+LEVELS = (0.05, 0.0294, 0.0221, 0.0182)
+_MAX_LOOKS = len(LEVELS)
 STEP = 8  # scenarios between two looks
 MIN_SCENARIOS = 6  # the smallest p of a sign-flip test is 2 / 2ⁿ for n scenarios; with fewer than 6 it exceeds 0.05
 
 _MAX_TAG_CHARS = 1500  # MLflow's limit for an experiment's tag is 5000
+_MAX_PARTS = 999  # the number of a tag has three digits
 
 LooksOption = Literal["auto", "one"]
 
@@ -36,34 +39,37 @@ class Design:
         return {"scenarios": list(self.scenarios), "looks": list(self.looks), "level": self.level}
 
 
-def make_design(scenarios: Iterable[str], looks: LooksOption = "auto") -> Design:
+def make_design(scenarios: Iterable[str], option: LooksOption = "auto") -> Design:
     """Return the design for these scenarios: a look after every 8 and after the last, but at most four looks."""
     order = tuple(dict.fromkeys(scenarios))
     n = len(order)
-    if looks == "one" or n <= STEP:
-        look_after: tuple[int, ...] = (n,)
-    elif n <= STEP * len(LEVELS):
-        look_after = (*range(STEP, n, STEP), n)
+    looks: tuple[int, ...]
+    if option == "one" or n <= STEP:
+        looks = (n,)
+    elif n <= STEP * _MAX_LOOKS:
+        looks = (*range(STEP, n, STEP), n)
     else:
-        look_after = tuple(ceil(n * number / len(LEVELS)) for number in range(1, len(LEVELS) + 1))
-    return Design(order, look_after, LEVELS[len(look_after) - 1])
+        looks = tuple(ceil(n * number / _MAX_LOOKS) for number in range(1, _MAX_LOOKS + 1))
+    return Design(order, looks, level=LEVELS[len(looks) - 1])
 
 
-def extend_design(before: Design | None, scenarios: Iterable[str], looks: LooksOption) -> Design:
+def extend_design(before: Design | None, scenarios: Iterable[str], option: LooksOption) -> Design:
     """Return the design with these scenarios added at the end; the same object if none are new."""
     wanted = tuple(scenarios)
     if before is None:
-        return make_design(wanted, looks)
+        return make_design(wanted, option)
     if set(wanted) <= set(before.scenarios):
         return before
-    made_with_one_look = len(before.looks) == 1 and len(before.scenarios) > STEP
-    return make_design((*before.scenarios, *wanted), "one" if made_with_one_look else looks)
+    # With more than STEP scenarios, only the option "one" makes a design with one look; the design keeps that option.
+    if len(before.looks) == 1 and len(before.scenarios) > STEP:
+        option = "one"
+    return make_design((*before.scenarios, *wanted), option)
 
 
 def design_tags(design: Design) -> dict[str, str]:
     """Return the experiment tags of a design; a long list of scenarios continues in numbered tags."""
     text = json.dumps(design.to_json(), ensure_ascii=False, separators=(",", ":"))
-    parts = [text[at : at + _MAX_TAG_CHARS] for at in range(0, len(text), _MAX_TAG_CHARS)]
+    parts = [text[start : start + _MAX_TAG_CHARS] for start in range(0, len(text), _MAX_TAG_CHARS)]
     if len(parts) == 1:
         return {DESIGN_TAG: text}
     return {DESIGN_TAG: json.dumps({"parts": len(parts)})} | {
@@ -76,16 +82,16 @@ def read_design(tags: Mapping[str, str]) -> Design | None:
     try:
         raw = json.loads(tags.get(DESIGN_TAG, "null"))
         if "parts" in raw:
-            numbers = range(1, min(raw["parts"], 999) + 1)
+            numbers = range(1, min(raw["parts"], _MAX_PARTS) + 1)
             raw = json.loads("".join(tags.get(f"{DESIGN_TAG}.{number:03}", "") for number in numbers))
-        scenarios, looks = tuple(str(each) for each in raw["scenarios"]), tuple(int(at) for at in raw["looks"])
+        scenarios = tuple(str(scenario) for scenario in raw["scenarios"])
+        looks = tuple(int(look) for look in raw["looks"])
         design = Design(scenarios, looks, float(raw["level"]))
     except (ValueError, KeyError, TypeError):
         return None
-    ascending = bool(looks) and list(looks) == sorted(set(looks))
-    if not ascending or looks[0] <= 0 or looks[-1] != len(scenarios):
-        return None
-    return design if 0 < design.level <= LEVELS[0] else None
+    are_looks_valid = looks and list(looks) == sorted(set(looks)) and looks[0] > 0 and looks[-1] == len(scenarios)
+    is_level_valid = 0 < design.level <= LEVELS[0]
+    return design if are_looks_valid and is_level_valid else None
 
 
 def least_scenarios(level: float) -> int:

@@ -9,7 +9,7 @@ from itertools import groupby, product
 
 from tipbench.errors import UsageError
 from tipbench.plan.config import CollectConfig
-from tipbench.plan.prompts import WITHOUT_PROMPT, Prompt, Rendered, render
+from tipbench.plan.prompts import WITHOUT_PROMPT, Prompt, RenderedPrompt, render
 from tipbench.plan.scenarios import Scenario
 from tipbench.plan.suite import Suite, load_suite
 from tipbench.text import fingerprint
@@ -36,7 +36,7 @@ class PlannedCell:
     cell: Cell
     scenario: Scenario
     prompt: Prompt
-    rendered: Rendered
+    rendered: RenderedPrompt
     options: Mapping[str, float | int]  # sampling options
     key: str  # the same for equal requests; stored with the run
 
@@ -45,9 +45,9 @@ class PlannedCell:
 class ModelIdentity:
     """The properties of a model that determine its cells and their keys."""
 
-    model: str
+    name: str
     digest: str  # in the keys instead of the name, because a name may later refer to other weights
-    thinking: bool = False  # whether the model can think before it answers
+    can_think: bool = False  # can write its reasoning before the answer
     has_prompt: bool = True  # if False, answers depend only on the scenario, so prompts add no cells
 
 
@@ -60,7 +60,7 @@ def plan_grid(suite: Suite, config: CollectConfig, models: Iterable[ModelIdentit
     for model in models:
         model_prompts = prompts if model.has_prompt else [WITHOUT_PROMPT]
         for prompt, scenario, repeat in product(model_prompts, scenarios, repeats):
-            rendered = render(prompt, scenario, n_tips=config.n_tips, diversity=config.diversity)
+            rendered = render(prompt, scenario, n_tips=config.n_tips, ask_for_diversity=config.diversity)
             options: dict[str, float | int] = {
                 **suite.sampling,
                 "temperature": config.temperature,
@@ -75,17 +75,18 @@ def plan_grid(suite: Suite, config: CollectConfig, models: Iterable[ModelIdentit
                 "repeat": repeat,
             }
             if model.has_prompt:
-                think = False if model.thinking else None  # as sent to the server: thinking is switched off
+                # The field `think` of the request: False switches thinking off; other models get no such field.
+                think = False if model.can_think else None
                 key_content |= {"system": rendered.system, "user": rendered.user, "think": think}
             else:
                 key_content |= {"n_tips": config.n_tips, "diversity": config.diversity}
             key = fingerprint(key_content)
-            cell = Cell(model.model, prompt.version, scenario.id, repeat)
+            cell = Cell(model.name, prompt.version, scenario.id, repeat)
             planned.setdefault(key, PlannedCell(cell, scenario, prompt, rendered, options, key))
     return list(planned.values())
 
 
-def blocks(cells: Iterable[PlannedCell]) -> Iterator[tuple[str, list[PlannedCell]]]:
+def cells_by_model(cells: Iterable[PlannedCell]) -> Iterator[tuple[str, list[PlannedCell]]]:
     """Yield each model with its cells, in grid order."""
     for model, group in groupby(cells, key=lambda planned: planned.cell.model):
         yield model, list(group)
@@ -94,7 +95,7 @@ def blocks(cells: Iterable[PlannedCell]) -> Iterator[tuple[str, list[PlannedCell
 def suite_for(config: CollectConfig) -> Suite:
     """Load the suite of a configuration. Raises UsageError for unknown prompts, before any server is contacted."""
     suite = load_suite(config.suite)
-    choose_prompts(suite, config.prompt_versions)
+    choose_prompts(suite, config.prompt_versions)  # only for its error
     return suite
 
 
@@ -116,20 +117,21 @@ def choose_prompts(suite: Suite, versions: Sequence[str]) -> list[Prompt]:
 
 def choose_scenarios(suite: Suite, n_scenarios: int) -> tuple[Scenario, ...]:
     """Return the first `n_scenarios` scenarios, or all for 0."""
-    return suite.scenarios[: n_scenarios or None]
+    return suite.scenarios[:n_scenarios] if n_scenarios else suite.scenarios
 
 
 def scenarios_warning(suite: Suite, n_scenarios: int) -> str | None:
     """Return a warning if the suite has fewer scenarios than requested."""
     if n_scenarios <= len(suite.scenarios):
         return None
+    hint = " Suite tips-32 has more." if suite.name == "tips" else ""
     return (
         f"The suite {suite.name} has {len(suite.scenarios)} scenarios, fewer than n_scenarios {n_scenarios}: "
-        "all of them are used. Suite tips-32 has more."
+        f"all of them are used.{hint}"
     )
 
 
 def cell_seed(seed: int, scenario: str, prompt: str, repeat: int) -> int:
     """Return the sampling seed of a cell. It is the same for all models."""
     text = f"{seed}|{scenario}|{prompt}|{repeat}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % 2**31
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % 2**31  # the range of the option `seed`

@@ -13,7 +13,7 @@ from tipbench.text import fingerprint
 
 SECTIONS = ("system", "user")
 NO_PROMPT_VERSION = "none"  # prompt version of cells whose engine uses no prompt
-ASK_FOR_DIVERSITY = "Make every tip come from a different angle: another task, habit, place or length of time."
+DIVERSITY_SENTENCE = "Make every tip come from a different angle: another task, habit, place or length of time."
 
 _HEADING = re.compile(rf"#\s+({'|'.join(SECTIONS)})\s*", re.IGNORECASE)
 _PLACEHOLDER = re.compile(r"\{\{([^{}\n]*)\}\}")
@@ -34,7 +34,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Rendered:
+class RenderedPrompt:
     """The messages sent to the model."""
 
     system: str
@@ -48,15 +48,15 @@ PLACEHOLDERS = (
 )  # fmt: skip
 
 
-def render(prompt: Prompt, scenario: Scenario, *, n_tips: int, diversity: bool) -> Rendered:
-    """Fill in both templates. With `diversity`, the user message asks for it even without its placeholder."""
+def render(prompt: Prompt, scenario: Scenario, *, n_tips: int, ask_for_diversity: bool) -> RenderedPrompt:
+    """Fill in both templates. `ask_for_diversity` adds its sentence even to templates without the placeholder."""
     user = prompt.user
-    if diversity and "diversity" not in _placeholders_in(prompt.system + prompt.user):
+    if ask_for_diversity and "diversity" not in _placeholders_in(prompt.system + prompt.user):
         user += "\n\n{{ diversity }}"
     persona, slot, day = scenario.persona, scenario.slot, scenario.day
     values = {
         "n_tips": str(n_tips),
-        "diversity": ASK_FOR_DIVERSITY if diversity else "",
+        "diversity": DIVERSITY_SENTENCE if ask_for_diversity else "",
         "name": persona.name,
         "role": persona.role,
         "about": persona.about,
@@ -77,13 +77,13 @@ def render(prompt: Prompt, scenario: Scenario, *, n_tips: int, diversity: bool) 
         text = re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)  # empty placeholders leave whitespace
         return re.sub(r"\n{3,}", "\n\n", text).strip()
 
-    return Rendered(fill_in(prompt.system), fill_in(user))
+    return RenderedPrompt(fill_in(prompt.system), fill_in(user))
 
 
 def parse_prompt(version: str, text: str, path: Path) -> Prompt:
     """Parse the two sections of a prompt file; text before the first heading is a comment and is not sent."""
     sections: dict[str, tuple[int, list[str]]] = {}  # name → line number of its heading, its lines
-    current: list[str] = []
+    current: list[str] = []  # lines of the current section; those before the first heading are not kept
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
         if heading := _HEADING.fullmatch(line):
             name = heading[1].lower()
@@ -123,10 +123,14 @@ def _placeholders_in(template: str) -> list[str]:
 def _due_text(task: Task, day: date) -> str:
     if task.due is None:
         return "no due date"
-    left = (task.due - day).days
-    if left < 0:
-        return f"overdue by {_days_text(-left)}"
-    return {0: "due today", 1: "due tomorrow"}.get(left, f"due in {left} days")
+    days_left = (task.due - day).days
+    if days_left < 0:
+        return f"overdue by {_days_text(-days_left)}"
+    if days_left == 0:
+        return "due today"
+    if days_left == 1:
+        return "due tomorrow"
+    return f"due in {days_left} days"
 
 
 def _days_text(count: int) -> str:

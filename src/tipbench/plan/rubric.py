@@ -30,7 +30,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class CalibratedTip:
-    """A tip with reference scores and the reason for them. The rubric's anchors are calibrated tips."""
+    """A tip with agreed scores and the reason for them. The rubric's anchors are calibrated tips."""
 
     scenario: str
     tip: str
@@ -67,26 +67,28 @@ class Rubric:
 
     def composite(self, scores: Mapping[str, float], *, format_ok: bool, overlong: bool) -> float:
         """Return the weighted sum of one tip's scores and flags."""
-        values = {**{name: scores[name] for name in self.scale_names}, "format_ok": format_ok, "overlong": overlong}
-        return float(sum(self.weights[name] * value for name, value in values.items()))
+        weighted = [self.weights[name] * scores[name] for name in self.scale_names]
+        weighted += [self.weights["format_ok"] * format_ok, self.weights["overlong"] * overlong]
+        return float(sum(weighted))
 
     @property
     def floor_composite(self) -> float:
         """The composite of an answer without a usable tip."""
-        format_ok, overlong = (bool(self.floor[name]) for name in FLAGS)
-        return self.composite(self.floor, format_ok=format_ok, overlong=overlong)
+        return self.composite(
+            self.floor, format_ok=bool(self.floor["format_ok"]), overlong=bool(self.floor["overlong"])
+        )
 
     @property
-    def range(self) -> tuple[float, float]:
+    def composite_range(self) -> tuple[float, float]:
         """The lowest and the highest possible composite."""
-        bounds = {**{scale.name: (scale.min, scale.max) for scale in self.scales}, **dict.fromkeys(FLAGS, (0, 1))}
-        # Sorted, because a negative weight reverses the bounds.
-        weighted = [sorted(self.weights[name] * bound for bound in bounds[name]) for name in bounds]
+        ranges = [(scale.name, scale.min, scale.max) for scale in self.scales] + [(flag, 0, 1) for flag in FLAGS]
+        # Sorted, because a negative weight reverses the range.
+        weighted = [sorted((self.weights[name] * low, self.weights[name] * high)) for name, low, high in ranges]
         return float(sum(low for low, _ in weighted)), float(sum(high for _, high in weighted))
 
 
 FENCE = "+++"  # the line before and after the TOML head
-# Metrics of a cell that are not scales or flags.
+# Metrics of a cell besides its scales and flags; a scale must have another name.
 OTHER_METRICS = frozenset(
     {
         *("composite", "diversity", "distinct_2", "latency_s", "load_s", "ttft_s"),
@@ -135,13 +137,14 @@ class _ControlsSchema(Schema):
 def parse_rubric(text: str, path: Path, scenario_ids: Collection[str] | None = None) -> Rubric:
     """Parse a rubric. `path` is for error messages. Without `scenario_ids`, anchors may use any scenario."""
     lines = text.split("\n")
-    fences = [number for number, line in enumerate(lines) if line.strip() == FENCE]
+    fences = [index for index, line in enumerate(lines) if line.strip() == FENCE]
     if len(fences) < 2 or any(line.strip() for line in lines[: fences[0]]):
         raise SuiteError(
             path, 1, f"a rubric begins with a TOML head between two '{FENCE}' lines; there is none. See docs/suites.md."
         )
-    source = TomlText(path, "\n".join(lines[fences[0] + 1 : fences[1]]), first_line=fences[0] + 2)
-    head = source.validated(_HeadSchema)
+    first, second, *_ = fences
+    source = TomlText(path, "\n".join(lines[first + 1 : second]), first_line=first + 2)
+    head = source.parse(_HeadSchema)
     scales = tuple(Scale(raw.name, raw.min, raw.max, raw.about, tuple(raw.steps)) for raw in head.scales)
     for index, scale in enumerate(scales):
         if scale.min >= scale.max:
@@ -181,7 +184,7 @@ def parse_rubric(text: str, path: Path, scenario_ids: Collection[str] | None = N
 def load_controls(path: Path, rubric: Rubric, scenario_ids: Collection[str]) -> tuple[Control, ...]:
     """Read a controls file and validate it against the rubric."""
     source = TomlText.read(path)
-    controls = source.validated(_ControlsSchema).controls
+    controls = source.parse(_ControlsSchema).controls
     _check_tips(source, "controls", controls, rubric.scales, scenario_ids)
     anchor_tips = {anchor.tip for anchor in rubric.anchors}
     for index, control in enumerate(controls):

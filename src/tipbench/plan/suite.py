@@ -57,25 +57,25 @@ def builtin_suites() -> list[str]:
 
 def load_suite(name_or_path: str) -> Suite:
     """Load and validate a suite, given as a built-in name or a folder. Raises SuiteError with file, line and reason."""
-    layers = _layers(_folder(name_or_path))
-    scenarios = _scenarios(layers)
+    layers = _read_layers(_find_folder(name_or_path))
+    scenarios = _combine_scenarios(layers)
     scenario_ids = [scenario.id for scenario in scenarios]
     # The rubric of the last layer that has one. If none has one, reading it from the first layer raises the error.
-    with_rubric = [index for index, layer in enumerate(layers) if (layer.folder / "rubric.md").exists()]
-    rubric_layer = with_rubric[-1] if with_rubric else 0
-    rubric_path = layers[rubric_layer].folder / "rubric.md"
+    indices = [index for index, layer in enumerate(layers) if (layer.folder / "rubric.md").exists()]
+    rubric_index = indices[-1] if indices else 0
+    rubric_path = layers[rubric_index].folder / "rubric.md"
     rubric = parse_rubric(read_text(rubric_path), rubric_path, scenario_ids)
     # The controls of earlier layers are scored under another rubric, so they do not apply.
-    control_files = [layer.folder / "controls.toml" for layer in layers[rubric_layer:]]
+    control_files = [layer.folder / "controls.toml" for layer in layers[rubric_index:]]
     control_groups = [load_controls(path, rubric, scenario_ids) for path in control_files if path.exists()]
     return Suite(
         name=layers[-1].content.name,
         title=layers[-1].content.title,
         scenarios=scenarios,
-        prompts=_prompts(layers),
+        prompts=_read_prompts(layers),
         rubric=rubric,
         controls=tuple(control for group in control_groups for control in group),
-        sampling=_sampling(layers),
+        sampling=_merge_sampling(layers),
     )
 
 
@@ -88,14 +88,14 @@ class _Layer:
     content: SuiteSchema
 
 
-def _folder(name_or_path: str, relative_to: Path | None = None) -> Path:
+def _find_folder(name_or_path: str, relative_to: Path | None = None) -> Path:
     """Return the folder of a built-in name or a path."""
     if name_or_path in builtin_suites():
         return _BUILT_IN / name_or_path
     return (relative_to or Path()) / Path(name_or_path).expanduser()
 
 
-def _layers(folder: Path) -> list[_Layer]:
+def _read_layers(folder: Path) -> list[_Layer]:
     """Return the layers of the suite and of all suites that it extends, the most basic first."""
     chain: list[_Layer] = []
     while True:
@@ -111,21 +111,21 @@ def _layers(folder: Path) -> list[_Layer]:
         if any(layer.folder.samefile(folder) for layer in chain):
             raise chain[-1].source.error(("extends",), "'extends' leads back to the same suite.")
         source = TomlText.read(folder / "suite.toml")
-        chain.append(_Layer(folder, source, source.validated(SuiteSchema)))
+        chain.append(_Layer(folder, source, source.parse(SuiteSchema)))
         parent = chain[-1].content.extends
         if parent is None:
             return chain[::-1]
-        folder = _folder(parent, relative_to=folder)
+        folder = _find_folder(parent, relative_to=folder)
 
 
-def _scenarios(layers: Sequence[_Layer]) -> tuple[Scenario, ...]:
+def _combine_scenarios(layers: Sequence[_Layer]) -> tuple[Scenario, ...]:
     """Combine the personas and slots of all layers, on the date of the last layer that has one."""
     personas: dict[str, Persona] = {}  # by id
     slots: dict[str, Slot] = {}  # by id
     day: date | None = None
     for layer in layers:
-        _add_new(personas, [persona.build() for persona in layer.content.personas], layer, "personas")
-        _add_new(slots, [Slot(**dict(slot)) for slot in layer.content.slots], layer, "slots")
+        _add(layer, "personas", [persona.build() for persona in layer.content.personas], to=personas)
+        _add(layer, "slots", [Slot(**dict(slot)) for slot in layer.content.slots], to=slots)
         day = layer.content.date or day
     source = layers[-1].source
     if day is None:
@@ -136,17 +136,17 @@ def _scenarios(layers: Sequence[_Layer]) -> tuple[Scenario, ...]:
     return build_scenarios(list(personas.values()), list(slots.values()), day)
 
 
-def _add_new(items_by_id: dict[str, Any], new: Sequence[Persona | Slot], layer: _Layer, table: str) -> None:
-    """Add new items of a table. Raises SuiteError for an id that is already used."""
-    for index, item in enumerate(new):
-        if item.id in items_by_id:
+def _add(layer: _Layer, table: str, items: Sequence[Persona | Slot], *, to: dict[str, Any]) -> None:
+    """Add the items of a layer's table to those of other layers. Raises SuiteError for an id that is already used."""
+    for index, item in enumerate(items):
+        if item.id in to:
             raise layer.source.error(
                 (table, index, "id"), f"the id '{item.id}' is already taken in '{table}'. Ids must differ."
             )
-        items_by_id[item.id] = item
+        to[item.id] = item
 
 
-def _sampling(layers: Sequence[_Layer]) -> dict[str, float | int]:
+def _merge_sampling(layers: Sequence[_Layer]) -> dict[str, float | int]:
     merged: dict[str, float | int] = {}
     for layer in layers:
         if layer.content.sampling:
@@ -157,7 +157,7 @@ def _sampling(layers: Sequence[_Layer]) -> dict[str, float | int]:
     return {name: merged[name] for name in SAMPLING}
 
 
-def _prompts(layers: Sequence[_Layer]) -> dict[str, Prompt]:
+def _read_prompts(layers: Sequence[_Layer]) -> dict[str, Prompt]:
     prompts: dict[str, Prompt] = {}
     for layer in layers:
         for path in sorted((layer.folder / "prompts").glob("*.md")):
@@ -201,9 +201,15 @@ class PersonaSchema(Schema):
 
     def build(self) -> Persona:
         """Return the persona with its tasks."""
-        tasks = tuple(Task(**dict(task)) for task in self.tasks)
-        lists = {"preferences": tuple(self.preferences), "habits": tuple(self.habits), "tasks": tasks}
-        return Persona(**{**dict(self), **lists})
+        return Persona(
+            id=self.id,
+            name=self.name,
+            role=self.role,
+            about=self.about,
+            preferences=tuple(self.preferences),
+            habits=tuple(self.habits),
+            tasks=tuple(Task(**dict(task)) for task in self.tasks),
+        )
 
 
 class SlotSchema(Schema):

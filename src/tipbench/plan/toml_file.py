@@ -16,7 +16,9 @@ from pydantic_core import ErrorDetails
 from tipbench.errors import SuiteError
 
 MAX_BYTES = 1_000_000
-_MAX_VALUE_LINES = 1000  # lines of one value; keys after a longer value have no line numbers in errors
+# Lines of one value whose end is searched for. Each more line parses all before it again; after a longer value, the
+# line numbers of keys are unknown.
+_MAX_VALUE_LINES = 1000
 
 Place = tuple[str | int, ...]  # a location in pydantic's format: ("personas", 0, "tasks", 2, "priority")
 
@@ -32,21 +34,21 @@ def is_id(text: str) -> bool:
     return re.fullmatch(r"[a-z0-9-]{1,64}", text) is not None
 
 
-def _checked_id(text: str) -> str:
+def _check_id(text: str) -> str:
     if not is_id(text):
         raise ValueError("must be 1 to 64 characters out of a-z, 0-9 and '-'")
     return text
 
 
-def _one_line(text: str) -> str:
+def _check_one_line(text: str) -> str:
     if any(ord(char) < 32 for char in text):
         raise ValueError("must be one line, without control characters")
     return text
 
 
-Id = Annotated[str, AfterValidator(_checked_id)]
+Id = Annotated[str, AfterValidator(_check_id)]
 Line = Annotated[
-    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000), AfterValidator(_one_line)
+    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000), AfterValidator(_check_one_line)
 ]
 AnySchema = TypeVar("AnySchema", bound=Schema)
 
@@ -81,14 +83,15 @@ class TomlText:
     def read(cls, path: Path) -> TomlText:
         return cls(path, read_text(path))
 
-    def validated(self, schema: type[AnySchema]) -> AnySchema:
+    def parse(self, schema: type[AnySchema]) -> AnySchema:
         """Parse the text and validate it against the schema. Raises SuiteError for the first error."""
         try:
             parsed = tomllib.loads(self.text)
         except tomllib.TOMLDecodeError as exc:
-            position = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(exc))
-            reason = str(exc)[: position.start()] if position else str(exc)
-            line = int(position[1]) if position and position[1] else len(self.text.split("\n"))
+            reason, line = str(exc), len(self.text.split("\n"))
+            if position := re.search(r" \(at (?:line (?P<line>\d+), column \d+|end of document)\)$", reason):
+                reason = reason[: position.start()]
+                line = int(position["line"] or line)
             raise SuiteError(self.path, self.first_line - 1 + line, f"not valid TOML: {reason}.") from None
         except RecursionError:
             raise SuiteError(self.path, None, "not valid TOML: nested too deeply.") from None
@@ -107,11 +110,11 @@ class TomlText:
 def _explain(error: ErrorDetails, schema: type[BaseModel]) -> str:
     """Return a message for a validation error, with the key, the rule and the value."""
     *parents, last = error["loc"] or ("",)
-    parent = parents[-1] if parents else ""
-    name = f"'{last}'" if isinstance(last, str) else f"'{parent}', entry {last + 1},"
+    name = f"'{last}'" if isinstance(last, str) else f"'{parents[-1]}', entry {last + 1},"
     context = error.get("ctx", {})
-    value = repr(error["input"]) if isinstance(error["input"], str) else f"{error['input']}"
-    value = value if len(value) <= 60 else f"{value[:57]}..."
+    value = repr(error["input"]) if isinstance(error["input"], str) else str(error["input"])
+    if len(value) > 60:
+        value = f"{value[:57]}..."
     match error["type"]:
         case "missing":
             return f"{name} is missing."
@@ -176,7 +179,7 @@ def _lines_of_keys(text: str) -> dict[Place, int]:
         first_line = number - len(statement) + 1
         is_header = statement[0].lstrip().startswith("[")
         statement = []
-        names: list[str] = []  # parts of the dotted key; each is the only key of its dictionary
+        names: list[str] = []  # parts of the dotted key; `a.b = 1` is parsed as {"a": {"b": 1}}
         while isinstance(value, dict) and value:
             name, value = next(iter(value.items()))
             names.append(name)

@@ -7,7 +7,7 @@ import uuid
 from dataclasses import dataclass
 
 import tipbench
-from tipbench.generate.diversity import diversity
+from tipbench.generate.diversity import measure_diversity
 from tipbench.generate.engine import Completion, ModelFacts, memory_needed
 from tipbench.generate.parsing import is_overlong, parse_answer, tips_json
 from tipbench.plan.config import CollectConfig
@@ -125,7 +125,7 @@ def _answer_fields(context: RunContext, result: Completion) -> tuple[dict[str, f
     if tips := answer.tips[: config.n_tips]:
         metrics["format_ok"] = float(answer.format_ok)
         metrics["overlong"] = sum(is_overlong(tip.tip, rubric.word_limit) for tip in tips) / len(tips)
-        if spread := diversity([tip.tip for tip in tips]):
+        if spread := measure_diversity([tip.tip for tip in tips]):
             metrics |= {"diversity": spread.score, "distinct_2": spread.distinct_2}
     else:
         metrics |= {**rubric.floor, "composite": rubric.floor_composite}

@@ -17,7 +17,7 @@ from tipbench.generate.engine import (
     Engine,
     EngineDependencies,
     EngineFailure,
-    Memory,
+    FreeMemory,
     ModelFacts,
     build_engines,
     close_engines,
@@ -29,7 +29,7 @@ from tipbench.generate.engine import (
 )
 from tipbench.plan.config import CollectConfig
 from tipbench.plan.design import design_tags, extend_design, read_design
-from tipbench.plan.grid import blocks, conditions_of, suite_for
+from tipbench.plan.grid import cells_by_model, conditions_of, suite_for
 from tipbench.plan.suite import Suite
 from tipbench.record.cell_run import RunContext, cell_run
 from tipbench.record.events import (
@@ -126,7 +126,7 @@ class Collector:
         """Generate the missing cells of each model; only one model is in memory at a time."""
         for warning in self._plan.warnings:
             self._observer(Message(warning, warning=True))
-        missing_blocks = list(blocks(self._plan.missing))
+        missing_blocks = list(cells_by_model(self._plan.missing))
         for engine_type in engine_types(model for model, _ in missing_blocks):
             self._pause.until_alive(self._engines[engine_type.name])
             self._engines[engine_type.name].start()
@@ -272,7 +272,7 @@ class CollectEnvironment:
 
     home: Path
     open_store: Callable[[], TrackingStore]  # called after the models are accepted
-    free_memory: Callable[[str], Memory]  # of the machine that runs the model of this name
+    free_memory: Callable[[str], FreeMemory]  # of the machine that runs the model of this name
     observer: Observer
 
     def message(self, text: str) -> None:
@@ -354,7 +354,10 @@ def record_design(store: RunStore, experiment: Experiment, plan: Plan, observer:
 
 
 def dry_run(
-    config: CollectConfig, home: Path, load_recorded: Callable[[Suite], Recorded], free_memory: Callable[[str], Memory]
+    config: CollectConfig,
+    home: Path,
+    load_recorded: Callable[[Suite], Recorded],
+    free_memory: Callable[[str], FreeMemory],
 ) -> Plan:
     """Return the plan of a collect. Takes no locks, writes no journal and calls no model."""
     suite = suite_for(config)

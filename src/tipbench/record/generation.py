@@ -163,7 +163,7 @@ class Block:
             options=planned.options,
             timeout_s=self._config.timeout_s,
             last=last,
-            disable_thinking=self._facts.thinking,
+            disable_thinking=self._facts.can_think,
             cancel=self._cancel,
         )
         crashes = 0

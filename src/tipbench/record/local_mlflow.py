@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tipbench.errors import LocalServerError
-from tipbench.files import home_errors, make_folder, try_lock, write_atomic
+from tipbench.errors import LocalMlflowError
+from tipbench.files import convert_home_errors, make_folder, try_lock, write_atomic
 
 HOST = "127.0.0.1"
 PORTS = range(5123, 5173)
@@ -87,7 +87,7 @@ class LocalMlflow:
         except importlib.metadata.PackageNotFoundError:
             raise _not_installed() from None
         make_folder(self.folder, private=True)
-        with home_errors(self._database, "cannot be made private"):  # it contains the keys of blind sheets
+        with convert_home_errors(self._database, "cannot be made private"):  # it contains the keys of blind sheets
             for path in self.folder.glob("mlflow.db*"):
                 path.chmod(0o600)
         deadline = time.monotonic() + wait_s
@@ -111,7 +111,7 @@ class LocalMlflow:
         with self._locked(time.monotonic() + STOP_S, lambda _: None):
             pid = _read_info(self._info_path).get("pid")
             if pid is None:
-                raise LocalServerError(
+                raise LocalMlflowError(
                     f"The local MLflow runs, but {self._info_path} does not name its process. "
                     f"End the process that has {self._log} open."
                 )
@@ -124,15 +124,15 @@ class LocalMlflow:
                 except ProcessLookupError:
                     pass
                 except PermissionError as exc:
-                    raise LocalServerError(f"The local MLflow (process {pid}) belongs to another user.") from exc
+                    raise LocalMlflowError(f"The local MLflow (process {pid}) belongs to another user.") from exc
                 while self._running() and time.monotonic() <= deadline:
                     time.sleep(POLL_S)
                 if not self._running():
                     return True
-        raise LocalServerError(f"The local MLflow (process group {pid}) does not end, even after SIGKILL.")
+        raise LocalMlflowError(f"The local MLflow (process group {pid}) does not end, even after SIGKILL.")
 
     def _running(self) -> bool:
-        with home_errors(self._log, "cannot be read"):
+        with convert_home_errors(self._log, "cannot be read"):
             try:
                 log = self._log.open("rb")
             except (FileNotFoundError, NotADirectoryError):
@@ -144,7 +144,7 @@ class LocalMlflow:
     def _locked(self, deadline: float, report: Callable[[str], None]) -> Iterator[None]:
         """Serialise commands that start or stop the server."""
         path = self.folder / "starting.lock"
-        with home_errors(path, "cannot be opened"):
+        with convert_home_errors(path, "cannot be opened"):
             lock = path.open("wb")
         with lock:
             reported = False
@@ -153,7 +153,7 @@ class LocalMlflow:
                     report("Waiting for another tipbench that is starting or stopping the local MLflow …")
                     reported = True
                 if time.monotonic() > deadline:
-                    raise LocalServerError(
+                    raise LocalMlflowError(
                         "Another tipbench is still starting or stopping the local MLflow. Try again later."
                     )
                 time.sleep(POLL_S)
@@ -162,9 +162,9 @@ class LocalMlflow:
     def _launch(self, port: int, version: str) -> int:
         """Start the server detached from this process, and return the position where its log begins."""
         info = {"url": f"http://{HOST}:{port}", "port": port, "version": version, "started": time.time()}
-        with home_errors(self._info_path, "cannot be written"):
+        with convert_home_errors(self._info_path, "cannot be written"):
             _write_info(self._info_path, info)
-        with home_errors(self._log, "cannot be written"):
+        with convert_home_errors(self._log, "cannot be written"):
             if self._log.exists() and self._log.stat().st_size > MAX_LOG_BYTES:
                 self._log.unlink()
             log = self._log.open("ab")
@@ -181,7 +181,7 @@ class LocalMlflow:
             deadline = time.monotonic() + 5.0
             while not try_lock(log.fileno(), self._log):  # a concurrent status check may hold the lock briefly
                 if time.monotonic() > deadline:
-                    raise LocalServerError(f"Another program has {log.name} locked; is a server still ending?")
+                    raise LocalMlflowError(f"Another program has {log.name} locked; is a server still ending?")
                 time.sleep(POLL_S)
             try:
                 launched = subprocess.run(  # returns once the server is forked; see `_become_server`
@@ -195,9 +195,9 @@ class LocalMlflow:
                     umask=0o077,
                 )
             except OSError as exc:
-                raise LocalServerError(f"The local MLflow could not be started: {exc}.") from exc
+                raise LocalMlflowError(f"The local MLflow could not be started: {exc}.") from exc
         if launched.returncode != 0:
-            raise LocalServerError(f"The local MLflow could not be started.\n{self._tail(log_start)}")
+            raise LocalMlflowError(f"The local MLflow could not be started.\n{self._tail(log_start)}")
         return log_start
 
     def _wait_until_healthy(
@@ -212,7 +212,7 @@ class LocalMlflow:
                 return f"http://{HOST}:{port}"
             now = time.monotonic()
             if now > deadline:
-                raise LocalServerError(
+                raise LocalMlflowError(
                     f"The local MLflow did not respond within {wait_s:g} s (log: {self._log}). It is still starting: "
                     "try again, or stop it with `tipbench mlflow down`."
                 )
@@ -222,34 +222,34 @@ class LocalMlflow:
             time.sleep(POLL_S)
         raise self._start_error(log_start)
 
-    def _start_error(self, log_start: int) -> LocalServerError:
+    def _start_error(self, log_start: int) -> LocalMlflowError:
         tail = self._tail(log_start)
         if "address already in use" in tail.lower():
             return _PortTakenError(f"The port of the local MLflow is taken.\n{tail}")
         if "No module named mlflow" in tail or "No module named 'mlflow'" in tail:
             return _not_installed()
         if "out-of-date database schema" in tail or "Can't locate revision" in tail:
-            return LocalServerError(
+            return LocalMlflowError(
                 f"The database in {self.folder} was made by another version of MLflow. If by an older one, keep a copy "
                 f"and run: cd {shlex.quote(str(self.folder))} && mlflow db upgrade sqlite:///mlflow.db . "
                 "If by a newer one, install that version, or use another TIPBENCH_HOME."
             )
-        return LocalServerError(f"The local MLflow ended while it was starting. The end of {self._log}:\n{tail}")
+        return LocalMlflowError(f"The local MLflow ended while it was starting. The end of {self._log}:\n{tail}")
 
     def _tail(self, log_start: int) -> str:
-        with home_errors(self._log, "cannot be read"), self._log.open("rb") as log:
+        with convert_home_errors(self._log, "cannot be read"), self._log.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(log_start, size - _TAIL_BYTES))
             lines = log.read().decode("utf-8", "replace").splitlines()
         return "\n".join(lines[-TAIL_LINES:])
 
 
-class _PortTakenError(LocalServerError):
+class _PortTakenError(LocalMlflowError):
     """Another process took the port first; the next one is tried."""
 
 
-def _not_installed() -> LocalServerError:
-    return LocalServerError(
+def _not_installed() -> LocalMlflowError:
+    return LocalMlflowError(
         "The local MLflow cannot be started: the package mlflow is not installed. Run pip install 'tipbench[local]', "
         "or give the address of a running server with --mlflow-url."
     )
@@ -284,7 +284,7 @@ def _free_port(last: int | None, taken: set[int]) -> int:
             except OSError:
                 continue
             return int(probe.getsockname()[1])
-    raise LocalServerError(f"No port is free on {HOST} for the local MLflow.")
+    raise LocalMlflowError(f"No port is free on {HOST} for the local MLflow.")
 
 
 def _healthy(port: int) -> bool:

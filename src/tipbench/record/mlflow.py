@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from tipbench.errors import LocalServerError, MlflowError, MlflowUnavailable
+from tipbench.errors import LocalMlflowError, MlflowError, MlflowUnavailable
 from tipbench.http import canonical_url
 from tipbench.record import mlflow_wire as wire
 from tipbench.record.local_mlflow import LocalMlflow
@@ -339,7 +339,7 @@ def find_tracking(
 ) -> Tracking:
     """Return the server to use: the one at `url`, else a server that responds at a `usual` URL, else the local one.
 
-    With `start`, the local server is started if no server responds; otherwise raises LocalServerError.
+    With `start`, the local server is started if no server responds; otherwise raises LocalMlflowError.
     """
     local = LocalMlflow(home)
     local_identity = f"local:{home.resolve()}"
@@ -365,7 +365,7 @@ def find_tracking(
     if status.healthy and status.url is not None:
         return Tracking(status.url, local_identity, f"local MLflow at {status.url}")
     if not start:
-        raise LocalServerError(
+        raise LocalMlflowError(
             f"No MLflow responds on {usual[0] if usual else 'its usual port'}, and the local one is not running. "
             "Start it with `tipbench mlflow up`, or give --mlflow-url."
         )

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tipbench.generate.engine import Memory, ModelFacts, engine_of, memory_needed, memory_warning
+from tipbench.generate.engine import FreeMemory, ModelFacts, engine_of, memory_needed, memory_warning
 from tipbench.plan.config import CollectConfig
 from tipbench.plan.design import Design, make_design
 from tipbench.plan.grid import (
     ModelIdentity,
     PlannedCell,
-    blocks,
+    cells_by_model,
     choose_prompts,
     choose_scenarios,
     conditions_of,
@@ -141,16 +141,16 @@ def make_plan(
     facts: Mapping[str, ModelFacts],
     refused: Mapping[str, str],
     recorded: Recorded,
-    free_memory: Callable[[str], Memory],
+    free_memory: Callable[[str], FreeMemory],
 ) -> Plan:
     """Build the plan; `free_memory` returns the free memory of the machine that runs a model."""
     identities = [
-        ModelIdentity(fact.model, fact.digest, fact.thinking, engine_of(fact.model).has_prompt)
+        ModelIdentity(fact.model, fact.digest, fact.can_think, engine_of(fact.model).has_prompt)
         for fact in facts.values()
     ]
     grid = plan_grid(suite, config, identities)
     models = []
-    for model, block in blocks(grid):
+    for model, block in cells_by_model(grid):
         fact = facts[model]
         keys = [cell.key for cell in block]
         n_recorded = sum(key in recorded.finished or key in recorded.journalled for key in keys)

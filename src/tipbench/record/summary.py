@@ -12,7 +12,7 @@ from typing import Any
 import tipbench
 from tipbench.generate.residency import Evidence
 from tipbench.http import strip_login
-from tipbench.plan.config import ADDRESSES, CollectConfig
+from tipbench.plan.config import URL_KEYS, CollectConfig
 from tipbench.record.events import Collected
 from tipbench.record.run import NewRun, RunKind, RunState, StoredRun
 
@@ -114,7 +114,7 @@ def collection_run(
     metrics = summary.totals()
     tags = {"ended": ended, "tipbench.version": tipbench.__version__}
     values = config.model_dump()
-    urls_without_login = {key: strip_login(values[key]) for key in ADDRESSES if values[key]}
+    urls_without_login = {key: strip_login(values[key]) for key in URL_KEYS if values[key]}
     texts = {"artifact:config.json": json.dumps(values | urls_without_login, indent=1)}
     if evidence is not None:
         metrics |= {

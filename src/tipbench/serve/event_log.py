@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json, to_json
 
 from tipbench.errors import UsageError
-from tipbench.files import ResourceLock, create_private, home_errors, make_folder
+from tipbench.files import ResourceLock, convert_home_errors, create_private, make_folder
 from tipbench.serve.request import check_user_id
 from tipbench.sqlite import Database, GroupCommit, Row
 
@@ -82,7 +82,7 @@ class Keys:
 def load_keys(home: Path) -> Keys:
     """Return the keys of a home folder; creates its secret if it is missing."""
     path = make_folder(home) / SECRET_FILE
-    with home_errors(path, "cannot be read"):
+    with convert_home_errors(path, "cannot be read"):
         if not path.exists():
             create_private(path, secrets.token_hex(32).encode() + b"\n")
         text = path.read_text("ascii", "replace").strip()
@@ -111,7 +111,7 @@ def open_store(home: Path) -> Database:
     """Open the SQLite file; creates it if it is missing. Any number of processes may read it."""
     path = make_folder(home / FOLDER, private=True) / FILE
     database = Database(path, _MIGRATIONS, "The store of the policy server", wal=True)
-    database.rows("PRAGMA secure_delete = ON")  # an erased user's events must not remain in free pages
+    database.execute("PRAGMA secure_delete = ON")  # an erased user's events must not remain in free pages
     return database
 
 
@@ -143,7 +143,7 @@ def read_entries(
         values.extend(kinds)
     query = f"SELECT {_COLUMNS} FROM log WHERE {' AND '.join(conditions)} ORDER BY seq LIMIT {page_size}"  # noqa: S608
     while True:
-        rows = database.rows(query, (after, *values))
+        rows = database.execute(query, (after, *values))
         for row in rows:
             yield _entry(row)
         if len(rows) < page_size:
@@ -153,19 +153,19 @@ def read_entries(
 
 def read_entry(database: Database, seq: int) -> Entry | None:
     """Return an entry by its number, or None if it is not committed yet or was erased."""
-    rows = database.rows(f"SELECT {_COLUMNS} FROM log WHERE seq = ?", (seq,))  # noqa: S608
+    rows = database.execute(f"SELECT {_COLUMNS} FROM log WHERE seq = ?", (seq,))  # noqa: S608
     return _entry(rows[0]) if rows else None
 
 
 def read_users(database: Database) -> list[str]:
     """Return the users with entries, sorted."""
-    return [user for (user,) in database.rows("SELECT DISTINCT user FROM log ORDER BY user")]
+    return [user for (user,) in database.execute("SELECT DISTINCT user FROM log ORDER BY user")]
 
 
 def read_resets(database: Database, user: str) -> tuple[int, int]:
     """Return the entry numbers of the user's last reset and of the last reset with `erase`; 0 if there is none."""
     reset = erased = 0
-    for seq, body in database.rows(
+    for seq, body in database.execute(
         "SELECT seq, body FROM log WHERE user = ? AND event IS NULL AND kind = 'reset' ORDER BY seq", (user,)
     ):
         reset = seq
@@ -190,7 +190,7 @@ class EventLog:
         self._writer = GroupCommit(
             self.writing, "log", columns=8, capacity=min(capacity, MAX_QUEUED), lock=lock, on_failure=on_failure
         )
-        self._seq: int = self.database.rows("SELECT coalesce(max(seq), 0) FROM log")[0][0]
+        self._seq: int = self.database.execute("SELECT coalesce(max(seq), 0) FROM log")[0][0]
 
     def append(
         self,
@@ -219,7 +219,7 @@ class EventLog:
 
     def truncate_wal(self) -> None:
         """Move the write-ahead log into the database file and empty it. Other readers may delay this."""
-        self.writing.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+        self.writing.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def wait(self) -> None:
         """Wait until all appended entries are committed; raises if a commit fails. The caller must not hold `lock`."""
@@ -232,7 +232,7 @@ class EventLog:
 
     def event_entries(self, user: str, event: str) -> list[Entry]:
         """Return the committed score and reward entries of an event, in order."""
-        rows = self.database.rows(
+        rows = self.database.execute(
             f"SELECT {_COLUMNS} FROM log WHERE user = ? AND event = ? "  # noqa: S608
             "AND kind IN ('score', 'reward', 'late') ORDER BY seq",
             (user, event),

@@ -469,7 +469,7 @@ def user_stats(
     database: Database, user: str, policy: str, ridge: Ridge, prior_hash: str | None, *, since: int
 ) -> dict[str, Any]:
     """Return the statistics of a policy for a user: θ, its standard deviations √Vᵢᵢ, and counts after entry `since`."""
-    rows = database.rows(
+    rows = database.execute(
         "SELECT kind, count(*) FROM log WHERE user = ? AND policy = ? AND seq > ? GROUP BY kind",
         (user, policy, since),
     )
@@ -484,7 +484,7 @@ def user_stats(
 
 def policy_totals(database: Database, policy: str, prior_hash: str | None) -> dict[str, Any]:
     """Return the totals of a policy over all users and the whole log."""
-    rows = database.rows("SELECT kind, count(*), total(reward) FROM log WHERE policy = ? GROUP BY kind", (policy,))
+    rows = database.execute("SELECT kind, count(*), total(reward) FROM log WHERE policy = ? GROUP BY kind", (policy,))
     counts = {kind: count for kind, count, _ in rows}
     reward_sum = sum(total for kind, _, total in rows if kind == "reward")
     return _stats(policy, prior_hash, counts.get("reward", 0), reward_sum, counts)

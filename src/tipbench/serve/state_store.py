@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tipbench.errors import StateError, UsageError
-from tipbench.files import home_errors, make_folder, sync_folder, write_atomic
+from tipbench.files import convert_home_errors, make_folder, sync_folder, write_atomic
 from tipbench.serve.event_log import FOLDER, EventLog, open_store, read_entries, read_resets, read_users, store_lock
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.prior import Prior
@@ -61,7 +61,7 @@ class SqliteStore:
         self._writes = writes
 
     def load(self, user: str) -> dict[str, bytes]:
-        rows = self._reads.rows("SELECT name, body FROM state WHERE user = ?", (user,))
+        rows = self._reads.execute("SELECT name, body FROM state WHERE user = ?", (user,))
         return {name: body for name, body in rows}  # noqa: C416
 
     def save(self, documents: Mapping[tuple[str, str], bytes | None]) -> None:
@@ -82,7 +82,7 @@ class SqliteStore:
         return f"row {row_id} of corrupt_state"
 
     def users(self) -> list[str]:
-        return [user for (user,) in self._reads.rows("SELECT DISTINCT user FROM state ORDER BY user")]
+        return [user for (user,) in self._reads.execute("SELECT DISTINCT user FROM state ORDER BY user")]
 
 
 class FileStore:
@@ -95,14 +95,14 @@ class FileStore:
         documents = {}
         for name in DOCUMENT_NAMES:
             path = self._path(user, name)
-            with home_errors(path, "cannot be read"), suppress(FileNotFoundError):
+            with convert_home_errors(path, "cannot be read"), suppress(FileNotFoundError):
                 documents[name] = path.read_bytes()
         return documents
 
     def save(self, documents: Mapping[tuple[str, str], bytes | None]) -> None:
         for (user, name), document in documents.items():
             path = self._path(user, name)
-            with home_errors(path, "cannot be written"):
+            with convert_home_errors(path, "cannot be written"):
                 if document is None:
                     path.unlink(missing_ok=True)
                     sync_folder(self.folder)
@@ -112,26 +112,26 @@ class FileStore:
     def set_aside(self, user: str, name: str) -> str:
         path = self._path(user, name)
         new_path = path.with_name(f"{path.name}.corrupt-{os.urandom(4).hex()}")
-        with home_errors(path, "cannot be renamed"):
+        with convert_home_errors(path, "cannot be renamed"):
             path.rename(new_path)
             sync_folder(self.folder)
         return str(new_path)
 
     def erase(self, user: str) -> None:
         """Delete all documents of a user, including corrupt ones that were set aside."""
-        with home_errors(self.folder, "cannot be cleaned"):
+        with convert_home_errors(self.folder, "cannot be cleaned"):
             for path in (*self.folder.glob(f"{user}_*"), *self.folder.glob(f".{user}_*")):
                 path.unlink(missing_ok=True)
             sync_folder(self.folder)
 
     def remove_leftovers(self) -> None:
         """Remove the temporary files of killed processes. No other process may write to the folder meanwhile."""
-        with home_errors(self.folder, "cannot be cleaned"):
+        with convert_home_errors(self.folder, "cannot be cleaned"):
             for path in self.folder.glob(".*.new"):
                 path.unlink(missing_ok=True)
 
     def users(self) -> list[str]:
-        with home_errors(self.folder, "cannot be read"):
+        with convert_home_errors(self.folder, "cannot be read"):
             return sorted(
                 {match[1] for entry in os.scandir(self.folder) if (match := _FILE_NAME.fullmatch(entry.name))}
             )

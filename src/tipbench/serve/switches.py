@@ -121,7 +121,7 @@ class Switches:
 
     def promotions(self, *, limit: int = 100, kind: str | None = None) -> list[Promotion]:
         """Return the newest `limit` rows of the record, newest first; −1 returns all rows."""
-        rows = self._database.rows(
+        rows = self._database.execute(
             "SELECT * FROM promotions WHERE ? IS NULL OR kind = ? ORDER BY id DESC LIMIT ?", (kind, kind, limit)
         )
         promotions = []
@@ -132,7 +132,7 @@ class Switches:
 
     def shadow_counts(self, name: str) -> ShadowCounts:
         """Return the saved counts of a shadow."""
-        rows = self._database.rows("SELECT value FROM switches WHERE name = ?", (f"counts:{name}",))
+        rows = self._database.execute("SELECT value FROM switches WHERE name = ?", (f"counts:{name}",))
         return ShadowCounts(**json.loads(rows[0]["value"])) if rows else ShadowCounts()
 
     def add_shadow_counts(self, name: str, more: ShadowCounts) -> None:
@@ -176,7 +176,7 @@ class Switches:
         now, read_at = time.monotonic(), self._read_at  # read once: another thread may set it to None
         if read_at is not None and now - read_at < REREAD_S:
             return
-        values = {row["name"]: row["value"] for row in self._database.rows("SELECT name, value FROM switches")}
+        values = {row["name"]: row["value"] for row in self._database.execute("SELECT name, value FROM switches")}
         self._values = values
         self._shadows = {name: values.get(name) == "on" for name in SHADOWS}
         self._read_at = now

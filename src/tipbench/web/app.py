@@ -68,7 +68,7 @@ def create_app(
     `runners` execute jobs, by name; by default this machine, and Airflow if it is configured. The application
     supervises jobs while it is served; jobs keep running when it stops.
     """
-    with settings.errors_with_source():
+    with settings.add_source_to_errors():
         webhook_options = hook_options(settings)
     panel, database = make_panel(settings, options or panel_options(settings), store, runners)
     webhook = make_webhook(webhook_options, panel, database, find_mlflow=store is None) if webhook_options else None

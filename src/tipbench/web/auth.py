@@ -21,7 +21,7 @@ from fastapi.security import APIKeyCookie, HTTPBearer
 from starlette.concurrency import run_in_threadpool
 
 from tipbench.errors import TipbenchError, UsageError
-from tipbench.files import check_own, create_private, home_errors, make_folder
+from tipbench.files import check_ownership, convert_home_errors, create_private, make_folder
 from tipbench.judge.check import name_problem, normalize_name
 from tipbench.sqlite import Database, Row
 from tipbench.text import iso
@@ -88,7 +88,7 @@ VERSION = len(_MIGRATIONS)
 def panel_folder(home: Path) -> Path:
     """Return the folder of the panel's secrets. Only its owner can access it. Creates the folder if missing."""
     folder = make_folder(home / FOLDER, private=True)
-    check_own(folder, "Set TIPBENCH_HOME to a folder of your own.")
+    check_ownership(folder, "Set TIPBENCH_HOME to a folder of your own.")
     return folder
 
 
@@ -160,7 +160,7 @@ class TokenStore:
         now = int(self.clock())
         token = Token(secrets.token_hex(_TOKEN_ID_BYTES), role, name, now, None if life_s is None else now + life_s)
         secret = f"tipbench_{token.id}_{secrets.token_urlsafe(32)}"
-        self._database.rows(
+        self._database.execute(
             "INSERT INTO tokens (id, sha256, role, name, created, expires) VALUES (?, ?, ?, ?, ?, ?)",
             (token.id, digest(secret), str(role), name, token.created, token.expires),
         )
@@ -182,7 +182,7 @@ class TokenStore:
         match = _TOKEN_PATTERN.fullmatch(secret)
         if match:
             statement = f"SELECT sha256, {_COLUMNS} FROM tokens WHERE id = ?"  # noqa: S608 - columns are fixed
-            rows = self._database.rows(statement, (match[1],))
+            rows = self._database.execute(statement, (match[1],))
         stored_hash = str(rows[0][0]) if rows else _UNKNOWN_HASH
         # Compares also if the id is unknown, so that response times do not reveal which ids exist.
         is_same = hmac.compare_digest(digest(secret), stored_hash)
@@ -192,25 +192,25 @@ class TokenStore:
         now = int(self.clock())
         if token.last_used is None or now - token.last_used >= _LAST_USED_INTERVAL_S:
             try:
-                self._database.rows("UPDATE tokens SET last_used = ? WHERE id = ?", (now, token.id))
+                self._database.execute("UPDATE tokens SET last_used = ? WHERE id = ?", (now, token.id))
             except TipbenchError as exc:  # the token is valid, even if the disk is full
                 log.warning("the use of token %s could not be stored: %s", token.id, exc)
         return token
 
     def get(self, token_id: str) -> Token | None:
         """Return the token with this id in any state, or None."""
-        rows = self._database.rows(f"SELECT {_COLUMNS} FROM tokens WHERE id = ?", (token_id,))  # noqa: S608
+        rows = self._database.execute(f"SELECT {_COLUMNS} FROM tokens WHERE id = ?", (token_id,))  # noqa: S608
         return _read_token(rows[0]) if rows else None
 
     def all(self) -> list[Token]:
         """Return all tokens, including expired and revoked ones, oldest first."""
-        rows = self._database.rows(f"SELECT {_COLUMNS} FROM tokens ORDER BY created, id")  # noqa: S608
+        rows = self._database.execute(f"SELECT {_COLUMNS} FROM tokens ORDER BY created, id")  # noqa: S608
         return [_read_token(row) for row in rows]
 
     def revoke(self, token_id: str) -> bool:
         """Revoke a token; return False if it is unknown or already revoked."""
         statement = "UPDATE tokens SET revoked = ? WHERE id = ? AND revoked IS NULL RETURNING id"
-        return bool(self._database.rows(statement, (int(self.clock()), token_id)))
+        return bool(self._database.execute(statement, (int(self.clock()), token_id)))
 
     def has_admin(self) -> bool:
         """Whether the store has an active admin token."""
@@ -316,13 +316,13 @@ class Sessions:
             return None
         if session.expires <= self._clock():
             return None
-        ended = self._database.rows("SELECT 1 FROM ended_sessions WHERE id = ?", (session.id,))
+        ended = self._database.execute("SELECT 1 FROM ended_sessions WHERE id = ?", (session.id,))
         return None if ended else session
 
     def end(self, session: Session) -> None:
         """End a session; all copies of its cookie become invalid."""
-        self._database.rows("DELETE FROM ended_sessions WHERE expires <= ?", (int(self._clock()),))
-        self._database.rows("INSERT OR IGNORE INTO ended_sessions VALUES (?, ?)", (session.id, session.expires))
+        self._database.execute("DELETE FROM ended_sessions WHERE expires <= ?", (int(self._clock()),))
+        self._database.execute("INSERT OR IGNORE INTO ended_sessions VALUES (?, ?)", (session.id, session.expires))
 
     def csrf(self, session: Session) -> str:
         """Return the CSRF token required for changes made with this session's cookie."""
@@ -339,7 +339,7 @@ class Sessions:
 def load_key(home: Path) -> bytes:
     """Return the key that signs cookies. Creates it on first use, readable by its owner only. Raises UsageError."""
     path = panel_folder(home) / KEY_FILE
-    with home_errors(path, "cannot be read"):
+    with convert_home_errors(path, "cannot be read"):
         if not path.exists():
             # Does not replace an existing file: if two panels start at the same time, both use the same key.
             create_private(path, secrets.token_bytes(_KEY_BYTES))

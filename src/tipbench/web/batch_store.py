@@ -138,7 +138,7 @@ class BatchStore:
 
     def content(self, sheet: str) -> str:
         """Return the public part of a batch's sheet, as JSON."""
-        return str(self._database.rows("SELECT content FROM batches WHERE sheet = ?", (sheet,))[0][0])
+        return str(self._database.execute("SELECT content FROM batches WHERE sheet = ?", (sheet,))[0][0])
 
     def find_open(self, experiment: str, judge: str, kind: Kind, place: str | None = None) -> Batch | None:
         """Return the judge's most recently updated open batch, or None; `place` limits it to one MLflow server."""
@@ -188,13 +188,13 @@ class BatchStore:
 
     def items(self, sheet: str) -> dict[str, ItemVersion]:
         """Return the current version of every item that has been edited, by item id."""
-        rows = self._database.rows(f"SELECT {_ITEM_COLUMNS} FROM batch_items WHERE sheet = ?", (sheet,))  # noqa: S608 - fixed
+        rows = self._database.execute(f"SELECT {_ITEM_COLUMNS} FROM batch_items WHERE sheet = ?", (sheet,))  # noqa: S608 - fixed
         return {saved.item: saved for saved in map(_read_version, rows)}
 
     def history(self, sheet: str, item: str) -> list[ItemVersion]:
         """Return the last versions of an item, up to MAX_VERSIONS, newest first."""
         statement = f"SELECT {_ITEM_COLUMNS} FROM batch_history WHERE sheet = ? AND item = ? ORDER BY version DESC"  # noqa: S608
-        return [_read_version(row) for row in self._database.rows(statement, (sheet, item))]
+        return [_read_version(row) for row in self._database.execute(statement, (sheet, item))]
 
     def put(self, sheet: str, item: str, version: int, judgement: ItemJudgement, seconds: float) -> ItemVersion:
         """Save the judgement of an item that the client has read as `version`. Repeating the request has no effect.
@@ -248,7 +248,7 @@ class BatchStore:
             "SELECT judge, seconds FROM batch_items JOIN batches USING (sheet)"
             " WHERE experiment = ? AND state = 'submitted' AND seconds > 0"
         )
-        for judge, seconds in self._database.rows(statement, (experiment,)):
+        for judge, seconds in self._database.execute(statement, (experiment,)):
             times[judge].append(seconds)
         return times
 
@@ -271,7 +271,7 @@ class BatchStore:
 
     def _batches(self, where: str, values: tuple[object, ...]) -> list[Batch]:
         statement = f"SELECT {_BATCH_COLUMNS} FROM batches WHERE {where} ORDER BY updated DESC, rowid DESC"  # noqa: S608
-        return [_read_batch(row) for row in self._database.rows(statement, values)]
+        return [_read_batch(row) for row in self._database.execute(statement, values)]
 
     def _check_writable(self, db: Connection, sheet: str, current: ItemVersion | None, version: int) -> None:
         """Raise Conflict if the batch is closed, VersionConflict unless `current` has this version."""

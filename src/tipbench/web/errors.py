@@ -79,7 +79,7 @@ KINDS: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first 
     (errors.MlflowUnavailable, 503, "mlflow_away"),
     (errors.AirflowUnavailable, 503, "airflow_away"),
     (errors.ServerUnavailable, 503, "server_away"),
-    (errors.LocalServerError, 503, "mlflow_away"),
+    (errors.LocalMlflowError, 503, "mlflow_away"),
     (errors.MlflowError, 502, "mlflow_refused"),
     (errors.OllamaError, 502, "ollama_refused"),
     (errors.AirflowError, 502, "airflow_refused"),

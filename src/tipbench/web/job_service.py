@@ -21,7 +21,7 @@ from tipbench.jobs.supervisor import Supervisor, queue_positions
 from tipbench.jobs.supervisor import retry as queue_retry
 from tipbench.judge.automatic import JudgeChoice, JudgeKind
 from tipbench.judge.command import default_name
-from tipbench.plan.config import ADDRESSES, WAIT_FOR_JUDGE, CollectConfig, make_config
+from tipbench.plan.config import URL_KEYS, WAIT_FOR_JUDGE, CollectConfig, make_config
 from tipbench.plan.grid import suite_for
 from tipbench.record.plan_check import configured_cells
 from tipbench.record.reader import count_states
@@ -72,7 +72,7 @@ class PanelMlflowLookup:
 
 def airflow_access(settings: Settings) -> AirflowAccess | None:
     """Return address and credentials of Airflow, or None if not configured. Raises UsageError if invalid."""
-    operator, get = settings.operator(), settings.get
+    operator, get = settings.operator_config(), settings.get
     if not operator.airflow_url:
         return None
     access = AirflowAccess(
@@ -83,7 +83,7 @@ def airflow_access(settings: Settings) -> AirflowAccess | None:
         dag_id=operator.airflow_dag,
         public_url=operator.airflow_public_url,
     )
-    with settings.errors_with_source():
+    with settings.add_source_to_errors():
         access.check()
     return access
 
@@ -99,11 +99,11 @@ def make_runners(settings: Settings, tracker: MlflowConnection) -> dict[str, Run
 
 def default_runner(settings: Settings, runners: Mapping[str, Runner]) -> str:
     """Return the default runner: the configured one, else Airflow if available. Raises UsageError if invalid."""
-    wanted = settings.operator().runner
+    wanted = settings.operator_config().runner
     if not wanted:
         return AirflowRunner.name if AirflowRunner.name in runners else next(iter(runners))
     if wanted not in runners:
-        with settings.errors_with_source():
+        with settings.add_source_to_errors():
             raise UsageError(
                 "runner is airflow, but no Airflow is configured. Set TIPBENCH_AIRFLOW_URL, or runner=local."
             )
@@ -128,7 +128,7 @@ class JobService:
     def of(cls, settings: Settings, runners: Mapping[str, Runner]) -> Self:
         """Create the service of a home folder with `runners` by name."""
         jobs = settings.home / "jobs"
-        keep_s = settings.operator().jobs_keep_days * _DAY_S
+        keep_s = settings.operator_config().jobs_keep_days * _DAY_S
         store = JobStore(jobs / "jobs.db")
         supervisor = Supervisor(store, runners, jobs / "supervisor.lock", keep_s=keep_s or None)
         return cls(store, runners, supervisor, ProgressCache(supervisor.runner_of), default_runner(settings, runners))
@@ -194,7 +194,7 @@ class JobService:
 
 
 # Options that Airflow's workers set themselves, unless the request sets them.
-SET_BY_WORKERS = {"skip_refused", *ADDRESSES} - {"mlflow_url"}
+SET_BY_WORKERS = {"skip_refused", *URL_KEYS} - {"mlflow_url"}
 _MAX_OPTION = 16_000  # characters per option, because of command line limits
 _JUDGE_SETTINGS = (*MODEL_OPTIONS, "mlflow_url", "suite", "wait")  # options that a judge run shares with a collect
 
@@ -288,7 +288,7 @@ def retry_job(panel: Panel, job_id: str, *, started_by: str, key: str | None = N
     Uses the currently configured judging program. Raises Forbidden if there is none.
     """
     old = panel.jobs.store.get(job_id)
-    limited = {name: old.arguments.get(name) for name in (*ADDRESSES, "suite")}
+    limited = {name: old.arguments.get(name) for name in (*URL_KEYS, "suite")}
     panel.allowed.config({name: value for name, value in limited.items() if value is not None})
     changes: dict[str, Any] = {}
     kind = str(old.arguments.get("with", "")).partition(":")[0]  # old jobs have the command line in `with`

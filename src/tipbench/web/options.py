@@ -10,7 +10,7 @@ from typing import Any
 
 from tipbench.errors import UsageError
 from tipbench.http import matching_server, strip_login
-from tipbench.plan.config import ADDRESSES, CollectConfig
+from tipbench.plan.config import URL_KEYS, CollectConfig
 from tipbench.plan.suite import builtin_suites
 from tipbench.settings import Settings
 from tipbench.web.errors import Forbidden, checked
@@ -42,7 +42,7 @@ class PanelOptions:
 
 def panel_options(settings: Settings, *, host: str | None = None, port: int | None = None) -> PanelOptions:
     """Return the options from flags and settings. Raises UsageError with the invalid setting."""
-    operator = settings.operator(host=host, port=port)
+    operator = settings.operator_config(host=host, port=port)
     name = operator.panel_host.strip().strip("[]")
     try:
         address = ipaddress.ip_address(name)
@@ -94,13 +94,13 @@ class RunPermissions:
     @classmethod
     def of(cls, settings: Settings, options: PanelOptions) -> RunPermissions:
         """Return the permissions for the configured servers and the servers listed in the options."""
-        listed = {key: options.mlflow_urls if key == "mlflow_url" else options.ollama_urls for key in ADDRESSES}
+        listed = {key: options.mlflow_urls if key == "mlflow_url" else options.ollama_urls for key in URL_KEYS}
         return cls(settings, listed, options.suites)
 
     @property
     def urls(self) -> Mapping[str, tuple[str, ...]]:
         """The configured and listed servers by configuration key. Servers found automatically are not included."""
-        return {key: self.settings.servers(key, self.listed[key], find=False) for key in ADDRESSES}
+        return {key: self.settings.allowed_servers(key, self.listed[key], find=False) for key in URL_KEYS}
 
     def config(self, values: Mapping[str, Any]) -> CollectConfig:
         """Return the settings overridden by `values`. Raises Invalid or Forbidden with the wrong key."""
@@ -108,7 +108,7 @@ class RunPermissions:
         requested = {key: value for key, value in values.items() if not (key == "mlflow_url" and value is None)}
         settings = {key: value for key, value in self.settings.values.items() if key in CollectConfig.model_fields}
         config = checked(CollectConfig, {**settings, **requested}, "body")
-        allowed_urls = {key: self._allowed_url(key, getattr(config, key)) for key in ADDRESSES if key in requested}
+        allowed_urls = {key: self._allowed_url(key, getattr(config, key)) for key in URL_KEYS if key in requested}
         if "suite" in requested:
             self.check_suite(config.suite)
         return config.model_copy(update=allowed_urls)
@@ -118,9 +118,9 @@ class RunPermissions:
         schema = CollectConfig.model_json_schema()
         properties = schema["properties"]
         for key, value in self.config({}).model_dump().items():
-            properties[key]["default"] = strip_login(value) if key in ADDRESSES and value else value
-        for key in ADDRESSES:
-            servers = map(strip_login, self.settings.servers(key, self.listed[key]))
+            properties[key]["default"] = strip_login(value) if key in URL_KEYS and value else value
+        for key in URL_KEYS:
+            servers = map(strip_login, self.settings.allowed_servers(key, self.listed[key]))
             properties[key]["enum"] = [None, *servers] if key == "mlflow_url" else [*servers]
         return schema
 
@@ -143,7 +143,7 @@ class RunPermissions:
 
     def _allowed_url(self, key: str, url: str) -> str:
         """Return the allowed URL of the same server, with its credentials. Raises Forbidden."""
-        servers = self.settings.servers(key, self.listed[key])
+        servers = self.settings.allowed_servers(key, self.listed[key])
         allowed_url = matching_server(url, servers)
         if allowed_url is None:
             shown_servers = ", ".join(map(strip_login, servers))

@@ -76,7 +76,7 @@ class WebhookOptions:
 
 def hook_options(settings: Settings) -> WebhookOptions | None:
     """Return the options of the configured webhook, or None. Raises UsageError if a setting is invalid."""
-    operator = settings.operator()
+    operator = settings.operator_config()
     if not operator.hook_url:
         return None
     hosts = frozenset(_allowed_host(text) for text in operator.hook_hosts)
@@ -206,12 +206,14 @@ class WebhookStore:
 
     def revision(self, watched: Watched) -> str | None:
         """Return the experiment's revision at the last check; None if it was never checked."""
-        rows = self._database.rows(f"SELECT revision FROM hook_seen WHERE {_WHERE_WATCHED}", (self._receiver, *watched))  # noqa: S608
+        statement = f"SELECT revision FROM hook_seen WHERE {_WHERE_WATCHED}"  # noqa: S608
+        rows = self._database.execute(statement, (self._receiver, *watched))
         return str(rows[0][0]) if rows else None
 
     def reported(self, watched: Watched) -> frozenset[str]:
         """Return the ids of the runs that were pending at the last check, and have been reported."""
-        rows = self._database.rows(f"SELECT run_id FROM hook_told WHERE {_WHERE_WATCHED}", (self._receiver, *watched))  # noqa: S608
+        statement = f"SELECT run_id FROM hook_told WHERE {_WHERE_WATCHED}"  # noqa: S608
+        rows = self._database.execute(statement, (self._receiver, *watched))
         return frozenset(str(run_id) for (run_id,) in rows)
 
     def save_check(self, watched: Watched, revision: str, pending: Collection[str], delivery: Delivery | None) -> None:
@@ -278,7 +280,7 @@ class WebhookStore:
     def queued(self) -> int:
         """Return the number of queued deliveries."""
         statement = "SELECT COUNT(*) FROM hook_deliveries WHERE receiver = ? AND state = ?"
-        return int(self._database.rows(statement, (self._receiver, DeliveryState.QUEUED))[0][0])
+        return int(self._database.execute(statement, (self._receiver, DeliveryState.QUEUED))[0][0])
 
     def abandon_others(self) -> None:
         """Mark queued deliveries to earlier receivers as failed, so that they are not sent to the new URL."""
@@ -294,13 +296,13 @@ class WebhookStore:
         db.execute(f"INSERT INTO hook_deliveries ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)  # noqa: S608
 
     def _read(self, where: str, values: tuple[object, ...]) -> list[Delivery]:
-        rows = self._database.rows(f"SELECT {_DELIVERY_COLUMNS} FROM hook_deliveries WHERE {where}", values)  # noqa: S608
+        rows = self._database.execute(f"SELECT {_DELIVERY_COLUMNS} FROM hook_deliveries WHERE {where}", values)  # noqa: S608
         attempts: dict[str, list[Attempt]] = {str(row[0]): [] for row in rows}  # by delivery id
         statement = (
             "SELECT delivery, number, time, took_s, status, reason FROM hook_attempts"
             " WHERE delivery IN (SELECT value FROM json_each(?)) ORDER BY number"
         )
-        for delivery_id, *attempt in self._database.rows(statement, (json.dumps(list(attempts)),)):
+        for delivery_id, *attempt in self._database.execute(statement, (json.dumps(list(attempts)),)):
             attempts[delivery_id].append(Attempt(*attempt))
         return [
             Delivery(id_, event, experiment, body, DeliveryState(state), created, next_try, tuple(attempts[id_]))

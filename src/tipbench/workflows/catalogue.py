@@ -94,7 +94,7 @@ def _catalogue_tips(answers: tuple[ScenarioAnswers, ...], pair: Pair, rubric: Ru
     composites: dict[str, list[float]] = defaultdict(list)
     scale_scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     hours: dict[str, set[float | None]] = defaultdict(set)
-    low, high = rubric.range
+    low, high = rubric.composite_range
     for scenario in answers:
         for answer in scenario.answers:
             if answer.pair != pair or not answer.format_ok:

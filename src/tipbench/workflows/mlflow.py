@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypedDict
 from urllib.parse import urlsplit
 
-from tipbench.errors import LocalServerError, NotEnoughData, UsageError
+from tipbench.errors import LocalMlflowError, NotEnoughData, UsageError
 from tipbench.http import canonical_url, is_http_url
 from tipbench.record.collect import TrackingStore
 from tipbench.record.local_mlflow import LocalMlflow
@@ -45,7 +45,7 @@ class MlflowAccess:
         has_data = LocalMlflow(self.home).has_data()
         try:
             return find_tracking(url or self.url, self.home, start=has_data, report=report)
-        except LocalServerError as exc:
+        except LocalMlflowError as exc:
             if has_data:
                 raise
             raise NotEnoughData(

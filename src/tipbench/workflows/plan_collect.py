@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tipbench.compare.statistics import smallest_detectable
-from tipbench.errors import LocalServerError, MlflowUnavailable, NotEnoughData
+from tipbench.errors import LocalMlflowError, MlflowUnavailable, NotEnoughData
 from tipbench.generate.engine import engine_of, free_memory
 from tipbench.plan.config import CollectConfig
 from tipbench.plan.design import MIN_SCENARIOS, make_design
@@ -47,7 +47,7 @@ def plan_collect(
                 return replace(recorded, journalled=journalled)
         except NotEnoughData:
             return Recorded()
-        except (LocalServerError, MlflowUnavailable) as exc:
+        except (LocalMlflowError, MlflowUnavailable) as exc:
             warnings.append(f"{exc} The plan counts nothing as recorded.")
             return Recorded()
 
@@ -91,7 +91,7 @@ class Outlook:
 def plan_outlook(plan: Plan) -> Outlook:
     """Return the outlook of a plan, estimated with PAIRED_SD and SECONDS_PER_TIP."""
     cells = [planned.cell for planned in plan.cells]
-    pairs = {(cell.model, cell.prompt) for cell in cells if engine_of(cell.model).kind == "model"}
+    pairs = {(cell.model, cell.prompt) for cell in cells if not engine_of(cell.model).is_reference}
     design = make_design((cell.scenario for cell in cells), plan.config.looks)
     scenarios = len(design.scenarios)
     detectable: float | None = None
@@ -106,5 +106,5 @@ def plan_outlook(plan: Plan) -> Outlook:
         detectable=detectable,
         answers=answers,
         judging_s=answers * plan.config.n_tips * SECONDS_PER_TIP,
-        composite_range=plan.suite.rubric.range,
+        composite_range=plan.suite.rubric.composite_range,
     )

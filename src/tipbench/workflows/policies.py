@@ -142,7 +142,7 @@ def _policy_summary(policy: str, stats: dict[str, Any], days: list[Mean], weight
 
 def _pooled_weights(database: Database, policy: str) -> list[Weight]:
     """Return the weights of one ridge regression over the newest rewards of all users; empty without rewards."""
-    rows = database.rows(
+    rows = database.execute(
         "SELECT body, reward FROM log WHERE policy = ? AND kind = 'reward' ORDER BY seq DESC LIMIT ?",
         (policy, MAX_POOLED_REWARDS),
     )
@@ -184,7 +184,7 @@ def means_over_time(database: Database, policy: str, kind: str, *, since: float,
     For the kind `reward`, it is the mean reward; for `signal`, the share of requests in which a shadow chose the served
     tip.
     """
-    rows = database.rows(
+    rows = database.execute(
         "SELECT CAST((received - ?1) / ?2 AS INTEGER) AS step, count(*), total(reward), total(reward * reward) "
         "FROM log WHERE policy = ?3 AND kind = ?4 AND received >= ?1 GROUP BY step ORDER BY step",
         (since, step_s, policy, kind),

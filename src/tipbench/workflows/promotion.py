@@ -119,7 +119,7 @@ def _check_log(
 def _logged_by_current_version(home: Path, policy: str) -> bool:
     """Return whether the policy's current version made its newest logged decision; True if there is none."""
     with closing(open_store(home)) as database:
-        newest = database.rows(
+        newest = database.execute(
             "SELECT json_extract(body, '$.version') FROM log WHERE policy = ? AND kind = 'score' "
             "ORDER BY seq DESC LIMIT 1",
             (policy,),

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel, Field
 
-from tipbench.settings import DEFAULT_LIFE
+from tipbench.settings import DEFAULT_TOKEN_LIFETIME
 from tipbench.web.api.models import COMMON_ERRORS, RequestBody, Shape, error_responses
 from tipbench.web.auth import ADMINS_ONLY, Role, checked_name, create_token, parse_lifetime
 from tipbench.web.deps import Admin, PanelState
@@ -25,7 +25,7 @@ class TokenRequest(RequestBody):
         description="admin: full access; judge: only its own sheets and batches; app: only the policy server."
     )
     name: str = Field(max_length=200, description="Name of the holder; a judge's scores are stored under it.")
-    expires: str = Field(DEFAULT_LIFE, max_length=40, description="Lifetime: 12h, 30d, 8w or never.")
+    expires: str = Field(DEFAULT_TOKEN_LIFETIME, max_length=40, description="Lifetime: 12h, 30d, 8w or never.")
 
 
 class TokenShape(Shape):

@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.http import strip_login
 from tipbench.markup import duration
-from tipbench.settings import DEFAULT_LIFE, SETTINGS, Setting, Settings
+from tipbench.settings import DEFAULT_TOKEN_LIFETIME, SETTINGS, Setting, Settings
 from tipbench.web.api import hook, tokens
 from tipbench.web.auth import ADMINS_ONLY, Identity
 from tipbench.web.deps import Admin, Panel, PanelState
@@ -66,16 +66,16 @@ def _displayed_value(settings: Settings, setting: Setting) -> str:
     if setting.key == "hook_url":
         return shown_address(settings.get(setting.key) or "")
     if setting.key.endswith(_URL_SUFFIXES):
-        return ", ".join(strip_login(each) for each in settings.listed(setting.key))
+        return ", ".join(strip_login(each) for each in settings.get_list(setting.key))
     value = settings.values[setting.key]
     if isinstance(value, list):
-        return ", ".join(settings.listed(setting.key))
+        return ", ".join(settings.get_list(setting.key))
     return str(value)
 
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
-_DEFAULT_FIELDS = {"role": "judge", "name": "", "expires": DEFAULT_LIFE}
+_DEFAULT_FIELDS = {"role": "judge", "name": "", "expires": DEFAULT_TOKEN_LIFETIME}
 _MAX_FORMS = 1000  # remembered
 _MAX_ID_CHARS = 64  # of a form; the page's own ids have 22
 _MAX_DELIVERIES = 10  # listed

@@ -175,8 +175,8 @@ class OfferedModels:
         """Ollama's models that may run, or the embedded models if there are none; and the reference."""
         accepted = [each.model for each in self.models if each.refusal is None]
         served = [name for name in accepted if engine_of(name).server]
-        embedded = [name for name in accepted if not engine_of(name).server and engine_of(name).kind == "model"]
-        references = [name for name in accepted if engine_of(name).kind == "baseline"]
+        embedded = [name for name in accepted if not engine_of(name).server and not engine_of(name).is_reference]
+        references = [name for name in accepted if engine_of(name).is_reference]
         return (*(served or embedded), *references)
 
 
@@ -573,7 +573,7 @@ def _render_form(
 def _model_note(model: AvailableModel) -> str:
     """Return a short description of a model: its size and where it runs."""
     engine = engine_of(model.model)
-    if engine.kind == "baseline":
+    if engine.is_reference:
         return "no model: tips from templates, the reference to beat"
     size = parameter_count(model.facts.params_b) if model.facts else None
     place = "Ollama" if engine.server else "inside tipbench"

@@ -96,7 +96,7 @@ def test_the_panel_responds_while_one_token_uses_all_its_slots(served: Served, m
     monkeypatch.setattr(deps, "JUDGING_WAIT_S", 120)
     path = f"{API}/judge/{EXPERIMENT}/batches"
     asking = [threading.Thread(target=served.post, args=(path,), kwargs={"token": served.judge}) for _ in range(60)]
-    with served.panel.tracker.judging_lock():  # each would wait for this, in a thread
+    with served.panel.mlflow.judging_lock():  # each would wait for this, in a thread
         for each in asking:
             each.start()
         time.sleep(0.5)
@@ -179,7 +179,7 @@ class Waits:
         async with self._panel.concurrency.filled_sheet():  # raises Busy unless the slot for sheets is free
 
             def take_lock() -> None:
-                with self._panel.tracker.judging_lock():
+                with self._panel.mlflow.judging_lock():
                     pass
 
             await asyncio.to_thread(take_lock)

@@ -265,7 +265,7 @@ def test_during_another_apply_the_page_shows_to_try_again(
 
     monkeypatch.setattr(deps, "JUDGING_WAIT_S", 0.0)
     place, page = preview_of(served, fill(exported.stored))
-    server = canonical_url(served.panel.tracker.open().url)
+    server = canonical_url(served.panel.mlflow.open().url)
     lock = ResourceLock(served.home, f"judging at {server}", "a test")
     lock.acquire(wait=False, report=lambda _text: None)
     response = confirm(served, place, page.text)

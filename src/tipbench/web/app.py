@@ -84,7 +84,7 @@ def create_app(
         if webhook is not None:
             await run_in_threadpool(webhook.close)
         await run_in_threadpool(panel.jobs.close)
-        await run_in_threadpool(panel.tracker.close)
+        await run_in_threadpool(panel.mlflow.close)
         await run_in_threadpool(database.close)
 
     app = FastAPI(
@@ -123,8 +123,8 @@ def make_panel(
     sessions = Sessions(load_key(settings.home), database, life_s=options.session_s)
     guard = Authenticator(TokenStore(database), sessions, LoginLimiter(), options.admin_token)
     queries, metrics = Queries(), Metrics()
-    tracker, streams = MlflowConnection(settings, store), StreamLimits()
-    service = JobService.of(settings, make_runners(settings, tracker) if runners is None else runners)
+    mlflow, streams = MlflowConnection(settings, store), StreamLimits()
+    service = JobService.of(settings, make_runners(settings, mlflow) if runners is None else runners)
     metrics.register("tipbench_info", "gauge", "Always 1.", lambda: {(("version", tipbench.__version__),): 1.0})
     metrics.register(
         "tipbench_cache_requests_total",
@@ -150,7 +150,7 @@ def make_panel(
         settings=settings,
         options=options,
         guard=guard,
-        tracker=tracker,
+        mlflow=mlflow,
         queries=queries,
         allowed=RunPermissions.of(settings, options),
         metrics=metrics,

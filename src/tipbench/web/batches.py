@@ -276,7 +276,7 @@ class BatchService:
     def _find_open(self, judge: Identity, experiment: str, kind: Kind) -> Batch | None:
         place = None
         with suppress(TipbenchError):  # an open batch can be continued without MLflow
-            place = self._panel.tracker.open().identity
+            place = self._panel.mlflow.open().identity
         return self._store.find_open(experiment, judge.name, kind, place)
 
     def _create(self, judge: Identity, experiment: str, kind: Kind, limit: int | None) -> tuple[Batch, bool]:
@@ -302,7 +302,7 @@ class BatchService:
                     duels = duel_request(store, mlflow_experiment, judge=judge.name, limit=limit or DEFAULT_DUELS)
                     stored = export_duels(store, mlflow_experiment, duels).stored
                 raw = duel_json(stored.sheet)
-            place, size = self._panel.tracker.open().identity, len(raw["items"])
+            place, size = self._panel.mlflow.open().identity, len(raw["items"])
             batch = Batch(raw["sheet"], place, experiment, judge.name, kind, size)
             return self._store.add(batch, canonical(raw)), True
 
@@ -357,7 +357,7 @@ class BatchService:
     def _try_recorded_status(self, batch: Batch) -> RecordedStatus:
         """Return `recorded_status`, or an empty one if MLflow is unavailable."""
         try:
-            return recorded_status(self._panel.tracker.open().store, batch)
+            return recorded_status(self._panel.mlflow.open().store, batch)
         except (TipbenchError, WebError):
             return RecordedStatus()
 
@@ -436,8 +436,8 @@ class BatchService:
     @contextmanager
     def _mlflow(self) -> Iterator[RunStore]:
         """Open MLflow, and hold this machine's lock for writing scores."""
-        tracker = self._panel.tracker
-        with tracker.connected() as opened, tracker.judging_lock():
+        mlflow = self._panel.mlflow
+        with mlflow.connected() as opened, mlflow.judging_lock():
             yield opened.store
 
 

@@ -103,7 +103,7 @@ class Panel:
     settings: Settings
     options: PanelOptions
     guard: Authenticator
-    tracker: MlflowConnection
+    mlflow: MlflowConnection
     queries: Queries
     allowed: RunPermissions
     metrics: Metrics
@@ -131,7 +131,7 @@ PanelState = Annotated[Panel, Depends(panel_of)]
 
 def open_store(panel: PanelState) -> Iterator[RunStore]:
     """Yield the MLflow store. Raises NotEnoughData if there is none yet."""
-    with panel.tracker.connected() as opened:
+    with panel.mlflow.connected() as opened:
         yield opened.store
 
 

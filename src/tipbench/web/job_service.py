@@ -43,13 +43,13 @@ _CACHED_JOBS = 64  # jobs whose number of pending cells is cached
 class PanelMlflowLookup:
     """MLflow access for Airflow jobs: the server's address, and the number of pending cells."""
 
-    tracker: MlflowConnection
+    mlflow: MlflowConnection
     counts: Cache = field(default_factory=lambda: Cache(_CACHED_JOBS))
 
     def address(self, job: Job) -> str:
         """Return the URL of the MLflow server, which workers use too. Raises NotEnoughData if there is none."""
         named = job.arguments.get("mlflow_url")
-        return str(named) if named else strip_login(self.tracker.open().url)
+        return str(named) if named else strip_login(self.mlflow.open().url)
 
     def pending(self, job: Job) -> int:
         """Return how many of the job's cells wait for a judge; cached per revision of the experiment.
@@ -57,7 +57,7 @@ class PanelMlflowLookup:
         Raises NotEnoughData if no cells are found, instead of returning 0.
         """
         config = make_config({key: value for key, value in job.arguments.items() if key in CollectConfig.model_fields})
-        with self.tracker.connected(job.private.get("TIPBENCH_MLFLOW_URL") or config.mlflow_url) as opened:
+        with self.mlflow.connected(job.private.get("TIPBENCH_MLFLOW_URL") or config.mlflow_url) as opened:
             experiment = opened.store.experiment(config.experiment)
 
             def count() -> int:
@@ -88,12 +88,12 @@ def airflow_access(settings: Settings) -> AirflowAccess | None:
     return access
 
 
-def make_runners(settings: Settings, tracker: MlflowConnection) -> dict[str, Runner]:
+def make_runners(settings: Settings, mlflow: MlflowConnection) -> dict[str, Runner]:
     """Create the configured runners, by name."""
     runners: dict[str, Runner] = {LocalRunner.name: LocalRunner(settings.home)}
     access = airflow_access(settings)
     if access is not None:
-        runners[AirflowRunner.name] = AirflowRunner(settings.home, AirflowApi(access), PanelMlflowLookup(tracker))
+        runners[AirflowRunner.name] = AirflowRunner(settings.home, AirflowApi(access), PanelMlflowLookup(mlflow))
     return runners
 
 
@@ -273,7 +273,7 @@ def start_judge(
         options["judge"] = judge
     if with_.kind is JudgeKind.MODEL:
         options["ollama_url"] = config.ollama_url
-    with panel.tracker.connected(config.mlflow_url) as opened:
+    with panel.mlflow.connected(config.mlflow_url) as opened:
         get_experiment(opened.store, experiment)
     try:
         request = judge_request(options, ollama_url=config.ollama_url, program=program, started_by=started_by)

@@ -600,10 +600,10 @@ def make_webhook(options: WebhookOptions, panel: Panel, database: Database, *, f
     def open_mlflow() -> TrackingStore:
         if find_mlflow:  # with start=False, because the local server may have been stopped on purpose
             find_tracking(panel.settings.get("mlflow_url"), panel.settings.home, start=False, report=log.debug)
-        return panel.tracker.open()
+        return panel.mlflow.open()
 
     store = WebhookStore(database, options.receiver)
     watcher = WebhookWatcher(
-        store, panel.jobs.store, open_mlflow, every_s=options.watch_s, on_unavailable=panel.tracker.locate_again
+        store, panel.jobs.store, open_mlflow, every_s=options.watch_s, on_unavailable=panel.mlflow.locate_again
     )
     return Webhook(Poster(options), store, watcher, lambda: panel.jobs.supervisor.holds_lock)

@@ -50,11 +50,11 @@ def readyz(panel: PanelState) -> Readiness:
         """Return the status of MLflow. Returns errors instead of raising them, so that failures are cached too."""
         try:
             panel.guard.tokens.get("")
-            panel.tracker.open().store.experiment(DEFAULT_EXPERIMENT)
+            panel.mlflow.open().store.experiment(DEFAULT_EXPERIMENT)
         except NotEnoughData:
             return "none yet"
         except TipbenchError as exc:
-            panel.tracker.locate_again()
+            panel.mlflow.locate_again()
             return exc
         return "answers"
 

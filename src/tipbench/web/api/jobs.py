@@ -117,7 +117,7 @@ def plan(config: RunConfig, panel: PanelState) -> PlanShape:
 
 def plan_of(panel: Panel, config: CollectConfig) -> dict[str, Any]:
     """Return the plan for the API and the page that starts a run."""
-    run_plan, warnings = plan_run(config, panel.settings.home, lambda: panel.tracker.connected(config.mlflow_url))
+    run_plan, warnings = plan_run(config, panel.settings.home, lambda: panel.mlflow.connected(config.mlflow_url))
     return {**plan_json(run_plan), "outlook": plan_outlook(run_plan).to_json(), "warnings": warnings}
 
 

@@ -108,7 +108,7 @@ def export(
     The mapping from items to runs stays in MLflow.
     """
     # Two concurrent requests of one judge must not create two sheets.
-    with panel.tracker.judging_lock() if query.own else nullcontext():
+    with panel.mlflow.judging_lock() if query.own else nullcontext():
         judging = get_or_export_sheet(store, experiment, query)
     return sheet_response(judging, query, 201)
 
@@ -143,7 +143,7 @@ def apply(
     seconds.
     """
     options = ApplyOptions.of(who, judge=judge, accept=accept_drift, dry_run=dry_run, final=final)
-    with panel.tracker.judging_lock():
+    with panel.mlflow.judging_lock():
         return AppliedShape.model_validate(apply_sheet(store, experiment, filled, options))
 
 

@@ -58,11 +58,11 @@ def experiments_page(
 ) -> ExperimentsPage:
     """Return a page of experiments for the API and the front page; empty if MLflow has never been used."""
     try:
-        return panel.queries.experiments(panel.tracker.open().store, q, limit=limit, after=after)
+        return panel.queries.experiments(panel.mlflow.open().store, q, limit=limit, after=after)
     except NotEnoughData:
         return ExperimentsPage()
     except MlflowUnavailable:
-        panel.tracker.locate_again()
+        panel.mlflow.locate_again()
         raise
 
 

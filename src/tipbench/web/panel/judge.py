@@ -175,9 +175,9 @@ def judge_page(request: Request, judge: Judge, panel: PanelState, experiment: Na
     """Show a form for the experiment's name. With a name, also show its batches, sheet download and sheet upload."""
     name = experiment.strip()
     try:
-        error = _experiment_error(panel.tracker.open().store, name) if name else None
+        error = _experiment_error(panel.mlflow.open().store, name) if name else None
     except MlflowUnavailable:
-        panel.tracker.locate_again()
+        panel.mlflow.locate_again()
         if not _batches(request, judge, name):
             raise
         return _judge_page(request, judge, name, mlflow_unavailable=True)  # open batches do not require MLflow
@@ -193,7 +193,7 @@ def open_batch(request: Request, judge: Judge, panel: PanelState, form: SentForm
     try:
         opened = batch_service_of(request.app).open(judge, name, kind=Kind(kind))
     except (Invalid, NotFound):
-        return _judge_page(request, judge, name, error=_experiment_error(panel.tracker.open().store, name))
+        return _judge_page(request, judge, name, error=_experiment_error(panel.mlflow.open().store, name))
     except NotEnoughData as exc:
         return _judge_page(request, judge, name, errors_by_field={"batch": str(exc)}, status=409)
     return RedirectResponse(f"/judge/batches/{opened.batch.sheet}", status_code=303)
@@ -212,7 +212,7 @@ def fetch_sheet(request: Request, judge: Judge, panel: PanelState, store: Store,
             options[key] = text
     try:
         query = parse_sheet_request(options, _as_judge(judge), panel.allowed)
-        with panel.tracker.judging_lock():
+        with panel.mlflow.judging_lock():
             stored = get_or_export_sheet(store, name, query)
     except Invalid as exc:
         return _judge_page(request, judge, name, errors_by_field=form_errors(exc), status=422)
@@ -245,7 +245,7 @@ def apply(
     if upload.outcome is None:
         options = ApplyOptions.of(_as_judge(judge), judge=None, accept=None, dry_run=False, final=final)
         try:
-            with panel.tracker.judging_lock():
+            with panel.mlflow.judging_lock():
                 result = apply_sheet(store, upload.experiment, parse_sheet(upload.content), options)
         except SheetRefused as exc:
             return _refused_page(request, judge, upload.experiment, upload.name, exc)
@@ -295,7 +295,7 @@ def _judge_page(
 def _scores_per_batch(request: Request, experiment: str) -> str | None:
     """Return a text with the approximate number of scores in a new batch, or None if it is unknown."""
     try:
-        store = panel_of(request).tracker.open().store
+        store = panel_of(request).mlflow.open().store
         experiment_id = get_experiment(store, experiment).experiment_id
         params = next(iter(store.search(experiment_id, where={"kind": str(RunKind.CELL)}, limit=1))).params
         tips, scales = int(params["n_tips"]), len(load_suite(params["suite"]).rubric.scales)
@@ -320,7 +320,7 @@ def _preview_upload(
         return _judge_page(request, judge, name, errors_by_field={"file": error}, status=422)
     options = ApplyOptions.of(_as_judge(judge), judge=None, accept=None, dry_run=True)
     try:
-        with panel.tracker.judging_lock():
+        with panel.mlflow.judging_lock():
             result = apply_sheet(store, name, parse_sheet(file.content), options)
     except SheetRefused as exc:
         return _refused_page(request, judge, name, file.name, exc)

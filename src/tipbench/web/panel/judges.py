@@ -355,7 +355,7 @@ def accept(sent: Sent) -> Response:
         if _is_batch(batch_service, sent.who, sheet, sent.experiment):
             batch_service.accept(sent.who, sheet, reason, sent.experiment)
         else:
-            with sent.panel.tracker.judging_lock():
+            with sent.panel.mlflow.judging_lock():
                 accept_drift(sent.store, sent.experiment, sheet, reason, sent.who)
     except _DECISION_ERRORS as exc:
         return sent.failed("accept", exc)

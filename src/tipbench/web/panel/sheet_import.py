@@ -90,7 +90,7 @@ def confirm(
         final = "final" in form.fields
         try:
             options = ApplyOptions.of(who, judge=upload.judge, accept=reason, dry_run=False, final=final)
-            with panel.tracker.judging_lock():
+            with panel.mlflow.judging_lock():
                 uploads.settle(upload, apply_sheet(store, experiment, parse_sheet(upload.content), options))
         except (Invalid, LockHeld, SheetRefused) as exc:
             return _preview_page(request, upload, who, store, status=getattr(exc, "status", 409), error=str(exc))

@@ -51,9 +51,9 @@ def start(request: Request, panel: PanelState, who: Admin, form: SentForm) -> Re
 def _page(request: Request, panel: Panel, values: dict[str, Any], *, form_error: str | None = None) -> HTMLResponse:
     mlflow_error, recorded = None, []
     try:
-        recorded = list(read_simulations(panel.tracker.open().store, _MAX_LISTED))
+        recorded = list(read_simulations(panel.mlflow.open().store, _MAX_LISTED))
     except TipbenchError as exc:
-        panel.tracker.locate_again()
+        panel.mlflow.locate_again()
         status, _ = status_and_code(exc)
         if status not in (404, 502, 503):
             raise

@@ -218,7 +218,7 @@ async def experiment_names(panel: Panel) -> tuple[str, ...]:
 
     def read_names() -> tuple[str, ...]:
         try:
-            recorded = experiments(panel.tracker.open().store)
+            recorded = experiments(panel.mlflow.open().store)
         except TipbenchError:
             return ()
         return tuple(each.name for each in recorded if each.name.isprintable())[:_MAX_NAMES]

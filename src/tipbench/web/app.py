@@ -24,7 +24,7 @@ from tipbench.web.errors import Json
 from tipbench.web.job_service import JobService, make_runners
 from tipbench.web.judge_service import UploadStore
 from tipbench.web.metrics import Metrics
-from tipbench.web.options import PanelOptions, RunPermissions, panel_options
+from tipbench.web.options import OperatorPermissions, PanelOptions, panel_options
 from tipbench.web.queries import Queries
 from tipbench.web.security import CompressionMiddleware, LoginLimiter, SecurityMiddleware, StreamLimits
 from tipbench.web.webhook import hook_options, make_webhook
@@ -152,7 +152,7 @@ def make_panel(
         guard=guard,
         mlflow=mlflow,
         queries=queries,
-        allowed=RunPermissions.of(settings, options),
+        permissions=OperatorPermissions.of(settings, options),
         metrics=metrics,
         jobs=service,
         streams=streams,

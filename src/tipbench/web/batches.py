@@ -288,7 +288,7 @@ class BatchService:
             if existing := self._find_open(judge, experiment, kind):  # opened by another tab while waiting for the lock
                 return existing, False
             if kind is Kind.SHEET:
-                request = parse_sheet_request({"limit": limit or DEFAULT_ANSWERS}, judge, self._panel.allowed)
+                request = parse_sheet_request({"limit": limit or DEFAULT_ANSWERS}, judge, self._panel.permissions)
                 raw = sheet_json(get_or_export_sheet(store, experiment, request).sheet)
             else:
                 mlflow_experiment = get_experiment(store, experiment)

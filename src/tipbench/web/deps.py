@@ -22,7 +22,7 @@ from tipbench.web.errors import options_at
 from tipbench.web.forms import read_json
 from tipbench.web.job_service import JobService
 from tipbench.web.metrics import Metrics
-from tipbench.web.options import PanelOptions, RunPermissions
+from tipbench.web.options import OperatorPermissions, PanelOptions
 from tipbench.web.queries import Queries
 from tipbench.web.security import MAX_JUDGE_SHEET_BYTES, ConcurrencyLimits, StreamLimits
 from tipbench.workflows.judging import judging_lock
@@ -105,7 +105,7 @@ class Panel:
     guard: Authenticator
     mlflow: MlflowConnection
     queries: Queries
-    allowed: RunPermissions
+    allowed: OperatorPermissions
     metrics: Metrics
     jobs: JobService
     streams: StreamLimits
@@ -143,8 +143,8 @@ async def read_run_body(request: Request, _admin: Annotated[Identity, Depends(re
 
 
 def read_run_config(body: Annotated[RunBody, Depends(read_run_body)], panel: PanelState) -> CollectConfig:
-    """Return the run's configuration: the settings, overridden by the body, and checked against the run permissions."""
-    return panel.allowed.config(body.values)
+    """Return the run's configuration: the settings, overridden by the body, and checked against the operator's permissions."""
+    return panel.permissions.config(body.values)
 
 
 Admin = Annotated[Identity, Depends(require_admin)]

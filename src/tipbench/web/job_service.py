@@ -223,7 +223,7 @@ class RunTarget:
 def start_run(
     panel: Panel, config: CollectConfig, *, started_by: str, key: str | None = None, target: RunTarget | None = None
 ) -> Submitted:
-    """Queue a collect; `panel.allowed` must have checked `config` before. Raises UsageError if its suite is invalid."""
+    """Queue a collect; `panel.permissions` must have checked `config` before. Raises UsageError if its suite is invalid."""
     target = target or RunTarget()
     runner = target.runner or panel.jobs.default_runner
     if runner not in panel.jobs.runners:
@@ -257,7 +257,7 @@ def start_judge(
 ) -> Submitted:
     """Queue a `judge run` of an existing experiment. Raises Invalid or Forbidden with the path of the option."""
     sent = body.model_dump(by_alias=True, exclude_defaults=True)
-    config = panel.allowed.config({name: sent[name] for name in _JUDGE_SETTINGS if name in sent})
+    config = panel.permissions.config({name: sent[name] for name in _JUDGE_SETTINGS if name in sent})
     with options_at("body"):
         judge = judge_name(body.judge)
     if body.with_.startswith(f"{JudgeKind.COMMAND}:"):  # it would run with the panel's permissions
@@ -283,13 +283,13 @@ def start_judge(
 
 
 def retry_job(panel: Panel, job_id: str, *, started_by: str, key: str | None = None) -> Submitted:
-    """Queue a copy of a job, if the run permissions still allow its servers and suite.
+    """Queue a copy of a job, if the operator's permissions still allow its servers and suite.
 
     Uses the currently configured judging program. Raises Forbidden if there is none.
     """
     old = panel.jobs.store.get(job_id)
     limited = {name: old.arguments.get(name) for name in (*ADDRESSES, "suite")}
-    panel.allowed.config({name: value for name, value in limited.items() if value is not None})
+    panel.permissions.config({name: value for name, value in limited.items() if value is not None})
     changes: dict[str, Any] = {}
     kind = str(old.arguments.get("with", "")).partition(":")[0]  # old jobs have the command line in `with`
     if kind == JudgeKind.COMMAND:

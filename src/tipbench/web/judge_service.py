@@ -32,7 +32,7 @@ from tipbench.web.auth import Identity
 from tipbench.web.board_query import ThemeName, drawing_lock
 from tipbench.web.errors import Forbidden, Invalid, NotFound, attachment, checked, options_at
 from tipbench.web.forms import JSON
-from tipbench.web.options import RunPermissions
+from tipbench.web.options import OperatorPermissions
 from tipbench.web.queries import Queries, get_experiment, revision
 from tipbench.workflows.board import judge_name
 from tipbench.workflows.judging import SheetRequest, apply_file, drift_reason, requested_sheet, sheet_file
@@ -43,7 +43,7 @@ MAX_REVISIONS = 5  # of one sheet by its judge
 _FIELDS_FOR_JUDGES = frozenset({"judge", "limit", "all", "sheet", "filled", "format"})
 
 
-def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPermissions) -> SheetRequest:
+def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: OperatorPermissions) -> SheetRequest:
     """Validate an export request. Raises Invalid with the wrong field.
 
     Raises Forbidden for a field that judges may not set: with a seed, a focus or another suite, a judge could find out

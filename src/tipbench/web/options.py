@@ -84,7 +84,7 @@ def check_secret(variable: str, text: str, min_length: int) -> None:
 
 
 @dataclass(frozen=True)
-class RunPermissions:
+class OperatorPermissions:
     """Servers and suites that the operator allows. URLs are used as configured, including their credentials."""
 
     settings: Settings
@@ -92,7 +92,7 @@ class RunPermissions:
     suites: tuple[Path, ...] = ()
 
     @classmethod
-    def of(cls, settings: Settings, options: PanelOptions) -> RunPermissions:
+    def of(cls, settings: Settings, options: PanelOptions) -> OperatorPermissions:
         """Return the permissions for the configured servers and the servers listed in the options."""
         listed = {key: options.mlflow_urls if key == "mlflow_url" else options.ollama_urls for key in ADDRESSES}
         return cls(settings, listed, options.suites)

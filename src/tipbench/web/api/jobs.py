@@ -127,7 +127,7 @@ def config(panel: PanelState) -> dict[str, Any]:
 
     The defaults are those of this server. Only allowed URLs are valid.
     """
-    return panel.allowed.schema()
+    return panel.permissions.schema()
 
 
 @run_router.get("/openapi.json", summary="Get the OpenAPI document", response_model=dict[str, Any])

@@ -69,7 +69,7 @@ _FILLED_BODY: dict[str, Any] = {
 
 async def read_sheet_request(request: Request, judge: Judge, panel: PanelState) -> SheetRequest:
     """Parse the export options and check them against the token's permissions."""
-    return parse_sheet_request(await read_json(request), judge, panel.allowed)
+    return parse_sheet_request(await read_json(request), judge, panel.permissions)
 
 
 async def read_filled(request: Request, _judge: Judge) -> AsyncIterator[dict[str, Any]]:

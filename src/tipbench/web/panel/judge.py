@@ -211,7 +211,7 @@ def fetch_sheet(request: Request, judge: Judge, panel: PanelState, store: Store,
         if text := fields.get(key, "").strip():
             options[key] = text
     try:
-        query = parse_sheet_request(options, _as_judge(judge), panel.allowed)
+        query = parse_sheet_request(options, _as_judge(judge), panel.permissions)
         with panel.mlflow.judging_lock():
             stored = get_or_export_sheet(store, name, query)
     except Invalid as exc:

@@ -339,7 +339,7 @@ def export(sent: Sent) -> Response:
             options["overlap"] = overlap
     options |= {name: True for name in _CHECKBOXES if name in sent.fields}
     try:
-        query = parse_sheet_request(options, sent.who, sent.panel.allowed)
+        query = parse_sheet_request(options, sent.who, sent.panel.permissions)
         stored = get_or_export_sheet(sent.store, sent.experiment, query)
     except (Invalid, NotEnoughData) as exc:
         return sent.failed("export", exc)

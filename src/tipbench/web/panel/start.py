@@ -46,7 +46,7 @@ from tipbench.web.deps import Admin, Panel, PanelState
 from tipbench.web.errors import Forbidden, Invalid, Json
 from tipbench.web.forms import FORM, content_type
 from tipbench.web.job_service import RunTarget, start_run
-from tipbench.web.options import RunPermissions
+from tipbench.web.options import OperatorPermissions
 from tipbench.web.panel.jobs import RUNNERS, new_idempotency_key
 from tipbench.web.panel.pages import page
 
@@ -80,10 +80,10 @@ def merge_values(schema: Schema, values: Values, pairs: Iterable[tuple[str, Any]
     return merged
 
 
-def check_values(allowed: RunPermissions, schema: Schema, values: Values) -> CollectConfig | dict[str, str]:
+def check_values(allowed: OperatorPermissions, schema: Schema, values: Values) -> CollectConfig | dict[str, str]:
     """Return the configuration, or the errors by key if a value is invalid.
 
-    The values are checked against the schema, the run permissions and the suite, so that the form reports errors
+    The values are checked against the schema, the operator's permissions and the suite, so that the form reports errors
     before a job starts.
     """
     errors = {}
@@ -175,9 +175,9 @@ async def offered_models(panel: Panel, values: Values, wait_s: float) -> Offered
     """Return the models of all engines. Waits at most `wait_s` for Ollama. Its server must be allowed."""
     limits = {key: values[key] for key in ("ollama_url", "max_model_b", "allow_unknown_size") if values.get(key)}
     try:
-        config, is_valid = panel.allowed.config(limits), True
+        config, is_valid = panel.permissions.config(limits), True
     except (Forbidden, Invalid):  # the form reports the error
-        config, is_valid = panel.allowed.config({}), False
+        config, is_valid = panel.permissions.config({}), False
     local = await run_in_threadpool(available_models, config, panel.settings.home, _engines(with_server=False))
     if not is_valid:
         return OfferedModels(local.models)
@@ -470,7 +470,7 @@ async def submit_form(request: Request, panel: PanelState, admin: Admin) -> Resp
 
 
 def _submit(panel: Panel, schema: Schema, form: StartForm, started_by: str) -> Submitted | Outcome:
-    config = check_values(panel.allowed, schema, form.values)
+    config = check_values(panel.permissions, schema, form.values)
     if isinstance(config, dict):
         return Outcome(config, status=422)
     if not form.start:
@@ -478,7 +478,7 @@ def _submit(panel: Panel, schema: Schema, form: StartForm, started_by: str) -> S
     if problem := start_problem(panel, config, form.target):
         return problem
     # A form sends every field. Only the values that differ from the defaults count as chosen.
-    defaults = panel.allowed.config({}).model_dump()
+    defaults = panel.permissions.config({}).model_dump()
     chosen_keys = frozenset(key for key, value in config.model_dump().items() if value != defaults[key])
     try:
         target = replace(form.target, explicit=chosen_keys)
@@ -524,7 +524,7 @@ def _render_form(
         values["models"] = ",".join(offered.preselected)
     offers = {
         "models": [Option(each.model, _model_note(each), each.refusal) for each in offered.models],
-        "prompts": list(map(Option, _prompt_names(panel.allowed, values["suite"]))),
+        "prompts": list(map(Option, _prompt_names(panel.permissions, values["suite"]))),
         "experiment": list(map(Option, experiment_names)),
         "suite": list(map(Option, _suite_names(panel))),
     }
@@ -561,14 +561,14 @@ def form_schema(panel: Panel) -> dict[str, Any]:
     If the operator allows no suite folders, the suite is an enum of the known suites. Of the MLflow servers, only the
     configured ones are offered, without those that are found automatically.
     """
-    schema = panel.allowed.schema()
-    schema["properties"]["mlflow_url"]["enum"] = [None, *map(strip_login, panel.allowed.urls["mlflow_url"])]
+    schema = panel.permissions.schema()
+    schema["properties"]["mlflow_url"]["enum"] = [None, *map(strip_login, panel.permissions.urls["mlflow_url"])]
     if not panel.options.suites:
         schema["properties"]["suite"]["enum"] = _suite_names(panel)
     return schema
 
 
-def _prompt_names(allowed: RunPermissions, suite: str) -> list[str]:
+def _prompt_names(allowed: OperatorPermissions, suite: str) -> list[str]:
     """Return the prompts of the selected suite; empty if the suite is invalid, which the suite's field reports."""
     try:
         allowed.check_suite(suite)

@@ -45,7 +45,7 @@ from tipbench.web.batch_items import (
     rubric_of,
 )
 from tipbench.web.batch_store import Batch, BatchStore, ItemVersion, Kind, State, Status, VersionConflict
-from tipbench.web.errors import Conflict, Forbidden, Invalid, NotFound, WebError, options_at
+from tipbench.web.errors import Conflict, Forbidden, Invalid, NotFound, WebError, convert_option_errors
 from tipbench.web.forms import DEFAULT_LIMIT, SortKey, page_of
 from tipbench.web.judge_service import ApplyOptions, accept_drift, apply_sheet, get_or_export_sheet, parse_sheet_request
 from tipbench.web.queries import check_name, get_experiment
@@ -236,7 +236,7 @@ class BatchService:
 
     def accept(self, admin: Identity, sheet: str, reason: str, experiment: str | None = None) -> BatchClosedShape:
         """Accept the drift of a held batch and save the reason. Raises Conflict if the batch is not held."""
-        with options_at("body"):
+        with convert_option_errors("body"):
             why = drift_reason(reason, "reason")
         batch = self._sync(self._visible(admin, sheet, experiment))
         if (batch.status, batch.accepted) != (Status.APPLIED, why):

@@ -24,7 +24,7 @@ from tipbench.record.reader import FILTERS, cells
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import short_name
 from tipbench.web.api.models import AnswerShape, DifferenceShape, MeetingShape, PairShape, ReferenceShape, SideShape
-from tipbench.web.errors import NotFound, invalid_at, options_at
+from tipbench.web.errors import NotFound, convert_option_errors, convert_validation_errors
 from tipbench.web.queries import Queries, experiment_path, quote_path, revision
 from tipbench.workflows.board import BoardQuery, board_query
 
@@ -54,7 +54,7 @@ def parse_board_query(
     ] = [],  # noqa: B006 - FastAPI copies it
 ) -> BoardQuery:
     """Parse the options of `tipbench compare` from the query string."""
-    with options_at("query"):
+    with convert_option_errors("query"):
         return board_query(
             baseline=baseline,
             where=[text[:_MAX_LENGTH] for text in where],
@@ -266,7 +266,7 @@ def page_query(request: Request) -> BoardQuery:
             options[name].append(value)
         elif name in _OPTIONS:
             options[name] = value
-    with invalid_at("query"):
+    with convert_validation_errors("query"):
         return _validated_query(**options)
 
 

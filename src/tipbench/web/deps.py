@@ -18,7 +18,7 @@ from tipbench.record.mlflow import find_tracking
 from tipbench.record.store import RunStore
 from tipbench.settings import Settings
 from tipbench.web.auth import Authenticator, Identity, authenticate, require_admin, require_judge
-from tipbench.web.errors import options_at
+from tipbench.web.errors import convert_option_errors
 from tipbench.web.forms import read_json
 from tipbench.web.job_service import JobService
 from tipbench.web.metrics import Metrics
@@ -138,7 +138,7 @@ def open_store(panel: PanelState) -> Iterator[RunStore]:
 async def read_run_body(request: Request, _admin: Annotated[Identity, Depends(require_admin)]) -> RunBody:
     """Parse the body. The dependency on `require_admin` authenticates the client before the body is read."""
     raw = await read_json(request)
-    with options_at("body"):
+    with convert_option_errors("body"):
         return RunBody(*split_wait_for_judge(raw))
 
 

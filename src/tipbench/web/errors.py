@@ -258,12 +258,12 @@ def checked(model: type[_M], raw: Mapping[str, Any], part: str) -> _M:
 
     `part` is the first element of this path, for example `body`.
     """
-    with invalid_at(part):
+    with convert_validation_errors(part):
         return model.model_validate(raw)
 
 
 @contextmanager
-def invalid_at(part: str) -> Iterator[None]:
+def convert_validation_errors(part: str) -> Iterator[None]:
     """Turn pydantic's ValidationError into Invalid; `part` is the validated part of the request, such as `query`."""
     try:
         yield
@@ -273,7 +273,7 @@ def invalid_at(part: str) -> Iterator[None]:
 
 
 @contextmanager
-def options_at(part: str) -> Iterator[None]:
+def convert_option_errors(part: str) -> Iterator[None]:
     """Turn InvalidOption into Invalid; `part` is the part of the request with the options, for example `body`."""
     try:
         yield
@@ -282,7 +282,7 @@ def options_at(part: str) -> Iterator[None]:
 
 
 @contextmanager
-def usage_errors_at(path: str) -> Iterator[None]:
+def convert_usage_errors(path: str) -> Iterator[None]:
     """Turn UsageError into Invalid; `path` is the path of the checked value in the request."""
     try:
         yield

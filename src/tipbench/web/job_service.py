@@ -28,7 +28,7 @@ from tipbench.record.reader import count_states
 from tipbench.settings import Settings
 from tipbench.web.api.models import JudgeRunRequest
 from tipbench.web.cache import Cache
-from tipbench.web.errors import Forbidden, Invalid, options_at
+from tipbench.web.errors import Forbidden, Invalid, convert_option_errors
 from tipbench.web.queries import get_experiment, revision
 from tipbench.workflows.board import judge_name
 from tipbench.workflows.judging import MODEL_OPTIONS
@@ -258,7 +258,7 @@ def start_judge(
     """Queue a `judge run` of an existing experiment. Raises Invalid or Forbidden with the path of the option."""
     sent = body.model_dump(by_alias=True, exclude_defaults=True)
     config = panel.permissions.config({name: sent[name] for name in _JUDGE_SETTINGS if name in sent})
-    with options_at("body"):
+    with convert_option_errors("body"):
         judge = judge_name(body.judge)
     if body.with_.startswith(f"{JudgeKind.COMMAND}:"):  # it would run with the panel's permissions
         raise Forbidden(

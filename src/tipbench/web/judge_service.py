@@ -30,7 +30,7 @@ from tipbench.record.store import RunStore
 from tipbench.web.api.models import SheetOptions
 from tipbench.web.auth import Identity
 from tipbench.web.board_query import ThemeName, drawing_lock
-from tipbench.web.errors import Forbidden, Invalid, NotFound, attachment, checked, options_at
+from tipbench.web.errors import Forbidden, Invalid, NotFound, attachment, checked, convert_option_errors
 from tipbench.web.forms import JSON
 from tipbench.web.options import OperatorPermissions
 from tipbench.web.queries import Queries, get_experiment, revision
@@ -72,7 +72,7 @@ def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: Operator
         seed=options.seed,
         suite=options.suite,
     )
-    with options_at("body"):
+    with convert_option_errors("body"):
         return SheetRequest(request, options.sheet, options.filled, options.focus, options.format, who.is_judge)
 
 
@@ -114,7 +114,7 @@ class ApplyOptions:
         """Validate the options. Judges can only apply under their own name, and cannot accept drift."""
         if accept is not None and who.is_judge:
             raise Forbidden("Only an admin can accept drift. Revise the sheet and apply it again.")
-        with options_at("query"):
+        with convert_option_errors("query"):
             reason = drift_reason(accept) if accept is not None else None
         return cls(who, _judge_name(judge, who, "query.judge"), reason, dry_run, final)
 
@@ -137,7 +137,7 @@ def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], options: App
                 path="body.sheet",
             )
 
-    with options_at("query"):
+    with convert_option_errors("query"):
         applied = apply_file(
             store,
             raw,
@@ -159,7 +159,7 @@ def _judge_name(name: str | None, who: Identity, path: str) -> str | None:
         if name is not None and normalize_name(name) != who.name:
             raise Forbidden(f"This token judges as {who.name} (got {name[:60]!r}).", path=path)
         return who.name
-    with options_at(path.partition(".")[0]):
+    with convert_option_errors(path.partition(".")[0]):
         return judge_name(name)
 
 

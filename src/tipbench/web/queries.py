@@ -33,7 +33,7 @@ from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import csv_text, iso, one_line, shorten
 from tipbench.web.cache import Cache
-from tipbench.web.errors import Invalid, NotFound, checked, options_at
+from tipbench.web.errors import Invalid, NotFound, checked, convert_option_errors
 from tipbench.web.forms import DEFAULT_LIMIT, MAX_LIMIT, SortKey, page_of
 from tipbench.workflows.board import BoardQuery, parse_filters
 
@@ -168,7 +168,7 @@ class RunFilters(BaseModel):
         """The filters on params and tags, by key. Raises Invalid if a key has two values."""
         texts = {key: _query_text(getattr(self, name)) for name, key in _FILTER_KEYS.items()}
         filters = {key: text for key, text in texts.items() if text is not None}
-        with options_at("query"):
+        with convert_option_errors("query"):
             where = parse_filters([text[:_MAX_CONDITION] for text in self.where], filters)
         return {"kind": str(self.kind), **dict(where)}
 

@@ -250,10 +250,10 @@ def refused_sheet(exc: errors.SheetRefused) -> dict[str, Any]:
 
 async def _validation_error(request: Request, exc: RequestValidationError) -> Response:
     problems = exc.errors()
-    return _respond(request, 422, error_json("invalid", validation_message(problems), place_of(problems[0])))
+    return _respond(request, 422, error_json("invalid", validation_message(problems), problem_path(problems[0])))
 
 
-def checked(model: type[_M], raw: Mapping[str, Any], part: str) -> _M:
+def validate_part(model: type[_M], raw: Mapping[str, Any], part: str) -> _M:
     """Validate a part of the request with a pydantic model. Raises Invalid with the path of the wrong field.
 
     `part` is the first element of this path, for example `body`.
@@ -269,7 +269,7 @@ def convert_validation_errors(part: str) -> Iterator[None]:
         yield
     except ValidationError as exc:
         problems = [{**error, "loc": (part, *error["loc"])} for error in exc.errors(include_url=False)]
-        raise Invalid(validation_message(problems), path=place_of(problems[0])) from exc
+        raise Invalid(validation_message(problems), path=problem_path(problems[0])) from exc
 
 
 @contextmanager
@@ -297,13 +297,13 @@ def validation_message(problems: Sequence[Any]) -> str:
         message = str(problem["msg"]).removeprefix("Value error, ")
         shows_value = problem["type"] not in ("missing", "value_error")
         got = f" (got {str(problem.get('input'))[:80]!r})" if shows_value else ""
-        texts.append(f"{place_of(problem)}: {message}{got}")
+        texts.append(f"{problem_path(problem)}: {message}{got}")
     if len(problems) > _MAX_PROBLEMS:
         texts.append(f"and {len(problems) - _MAX_PROBLEMS} more")
     return "; ".join(texts)
 
 
-def place_of(problem: Any) -> str:
+def problem_path(problem: Any) -> str:
     """Return the path of a pydantic error in the request."""
     return ".".join(str(part)[:80] for part in problem["loc"][:8]) or "body"
 

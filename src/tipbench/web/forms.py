@@ -15,7 +15,7 @@ from fastapi import Depends, Query, Request
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from tipbench.web.errors import Invalid, checked
+from tipbench.web.errors import Invalid, validate_part
 
 FORM = "application/x-www-form-urlencoded"
 JSON = "application/json"
@@ -103,7 +103,7 @@ def body_of(model: type[_M], require: Callable[..., Any]) -> Any:
     """
 
     async def read(request: Request, _caller: Any = Depends(require)) -> _M:  # noqa: B008 - an annotation cannot see `require`
-        return checked(model, await read_json(request), "body")
+        return validate_part(model, await read_json(request), "body")
 
     return Depends(read)
 

@@ -30,7 +30,7 @@ from tipbench.record.store import RunStore
 from tipbench.web.api.models import SheetOptions
 from tipbench.web.auth import Identity
 from tipbench.web.board_query import ThemeName, drawing_lock
-from tipbench.web.errors import Forbidden, Invalid, NotFound, attachment, checked, convert_option_errors
+from tipbench.web.errors import Forbidden, Invalid, NotFound, attachment, convert_option_errors, validate_part
 from tipbench.web.forms import JSON
 from tipbench.web.options import OperatorPermissions
 from tipbench.web.queries import Queries, get_experiment, revision
@@ -54,7 +54,7 @@ def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: Operator
             f"A judge's token may set {', '.join(sorted(_FIELDS_FOR_JUDGES))} (got {forbidden[0][:40]!r}).",
             path=f"body.{forbidden[0][:40]}",
         )
-    options = checked(SheetOptions, raw, "body")
+    options = validate_part(SheetOptions, raw, "body")
     if options.suite is not None:
         allowed.check_suite(options.suite)
     if who.is_judge and options.limit is not None and options.limit < MIN_ANSWERS:

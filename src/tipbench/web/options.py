@@ -13,7 +13,7 @@ from tipbench.http import matching_server, strip_login
 from tipbench.plan.config import ADDRESSES, CollectConfig
 from tipbench.plan.suite import builtin_suites
 from tipbench.settings import Settings
-from tipbench.web.errors import Forbidden, checked
+from tipbench.web.errors import Forbidden, validate_part
 from tipbench.web.security import Hosts, host_name, is_loopback_name
 
 MIN_ADMIN_TOKEN_LENGTH = 32  # characters, so that it cannot be guessed
@@ -107,7 +107,7 @@ class OperatorPermissions:
         # An mlflow_url of None means the server from the settings.
         requested = {key: value for key, value in values.items() if not (key == "mlflow_url" and value is None)}
         settings = {key: value for key, value in self.settings.values.items() if key in CollectConfig.model_fields}
-        config = checked(CollectConfig, {**settings, **requested}, "body")
+        config = validate_part(CollectConfig, {**settings, **requested}, "body")
         allowed_urls = {key: self._allowed_url(key, getattr(config, key)) for key in ADDRESSES if key in requested}
         if "suite" in requested:
             self.check_suite(config.suite)

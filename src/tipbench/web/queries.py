@@ -33,7 +33,7 @@ from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import csv_text, iso, one_line, shorten
 from tipbench.web.cache import Cache
-from tipbench.web.errors import Invalid, NotFound, checked, convert_option_errors
+from tipbench.web.errors import Invalid, NotFound, convert_option_errors, validate_part
 from tipbench.web.forms import DEFAULT_LIMIT, MAX_LIMIT, SortKey, page_of
 from tipbench.workflows.board import BoardQuery, parse_filters
 
@@ -191,7 +191,7 @@ def filters_of(query: Mapping[str, Any]) -> RunFilters:
     """Parse the filters of a page's URL; empty form fields are ignored."""
     values = {name: value for name, value in query.items() if value not in ("", None) and name != "where"}
     where = [text for text in query.get("where", []) if text.strip()]
-    return checked(RunFilters, {**values, "where": where}, "query")
+    return validate_part(RunFilters, {**values, "where": where}, "query")
 
 
 def _query_text(value: object) -> str | None:

@@ -35,7 +35,7 @@ from tipbench.web.errors import (
     Unauthorised,
     WebError,
     error_json,
-    place_of,
+    problem_path,
     status_and_code,
     validation_message,
 )
@@ -297,7 +297,7 @@ def _validate_body(validate: Callable[[bytes], Any], body: bytes) -> Any:
         first = errors[0]
         if first["type"] == "json_invalid":
             raise WebError(f"The body is not valid JSON: {first['msg']}.", path="body", code="not_json") from None
-        raise Invalid(validation_message(errors), path=place_of(first)) from None
+        raise Invalid(validation_message(errors), path=problem_path(first)) from None
 
 
 async def _read_body(announced_bytes: int, receive: Receive) -> bytes:

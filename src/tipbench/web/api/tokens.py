@@ -12,7 +12,7 @@ from tipbench.settings import DEFAULT_LIFE
 from tipbench.web.api.models import COMMON, RequestBody, Shape, error_responses
 from tipbench.web.auth import ADMINS_ONLY, Role, checked_name, create_token, parse_lifetime
 from tipbench.web.deps import Admin, PanelState
-from tipbench.web.errors import NotFound, checked, convert_usage_errors
+from tipbench.web.errors import NotFound, convert_usage_errors, validate_part
 from tipbench.web.forms import body_schema, read_json
 
 router = APIRouter(prefix="/api/bench/tokens", tags=["tokens"], dependencies=[ADMINS_ONLY], responses=COMMON)
@@ -94,7 +94,7 @@ def revoke(token_id: TokenId, panel: PanelState) -> TokenShape:
 
 def check_request(raw: Mapping[str, Any]) -> TokenRequest:
     """Validate the options of a new token. Raises Invalid with the path of the invalid field."""
-    token_request = checked(TokenRequest, raw, "body")
+    token_request = validate_part(TokenRequest, raw, "body")
     with convert_usage_errors("body.name"):
         checked_name(token_request.name, Role(token_request.role))
     with convert_usage_errors("body.expires"):

@@ -27,7 +27,7 @@ from tipbench.web.batch_items import MAX_ACCEPT_REASON, MAX_RETURN_NOTE, BatchSh
 from tipbench.web.batches import BatchService, batch_service_of
 from tipbench.web.board_query import ThemeName
 from tipbench.web.deps import LIMIT_SHEET_REQUESTS, Admin, Panel, PanelState, Store
-from tipbench.web.errors import Conflict, Forbidden, Invalid, NotFound, WebError, checked
+from tipbench.web.errors import Conflict, Forbidden, Invalid, NotFound, WebError, validate_part
 from tipbench.web.forms import MAX_LIMIT
 from tipbench.web.job_service import start_judge
 from tipbench.web.judge_service import (
@@ -380,7 +380,7 @@ def run_judge(sent: Sent) -> Response:
     if judge == JudgeKind.MODEL:
         judge = str(JudgeChoice(JudgeKind.MODEL, sent.fields.get("model", "").strip()))
     try:
-        options = checked(JudgeRunRequest, {"with": judge}, "body")
+        options = validate_part(JudgeRunRequest, {"with": judge}, "body")
         started = start_judge(sent.panel, sent.experiment, options, started_by=sent.who.name, key=key)
     except (WebError, TipbenchError) as exc:
         return sent.failed("run", exc)

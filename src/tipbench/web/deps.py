@@ -113,7 +113,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class RunBody:
+class CollectBody:
     """Parsed request body of a run: its configuration values, and whether it waits for the judge."""
 
     values: Mapping[str, Any]
@@ -135,14 +135,14 @@ def open_store(panel: PanelState) -> Iterator[RunStore]:
         yield opened.store
 
 
-async def read_run_body(request: Request, _admin: Annotated[Identity, Depends(require_admin)]) -> RunBody:
+async def read_collect_body(request: Request, _admin: Annotated[Identity, Depends(require_admin)]) -> CollectBody:
     """Parse the body. The dependency on `require_admin` authenticates the client before the body is read."""
     raw = await read_json(request)
     with convert_option_errors("body"):
-        return RunBody(*split_wait_for_judge(raw))
+        return CollectBody(*split_wait_for_judge(raw))
 
 
-def read_run_config(body: Annotated[RunBody, Depends(read_run_body)], panel: PanelState) -> CollectConfig:
+def read_collect_config(body: Annotated[CollectBody, Depends(read_collect_body)], panel: PanelState) -> CollectConfig:
     """Return the run's configuration: the settings, overridden by the body, and checked against the operator's permissions."""
     return panel.permissions.config(body.values)
 
@@ -150,8 +150,8 @@ def read_run_config(body: Annotated[RunBody, Depends(read_run_body)], panel: Pan
 Admin = Annotated[Identity, Depends(require_admin)]
 Judge = Annotated[Identity, Depends(require_judge)]  # judge or admin
 Store = Annotated[RunStore, Depends(open_store)]
-RunBodyParam = Annotated[RunBody, Depends(read_run_body)]
-RunConfig = Annotated[CollectConfig, Depends(read_run_config)]
+CollectBodyParam = Annotated[CollectBody, Depends(read_collect_body)]
+CollectConfigParam = Annotated[CollectConfig, Depends(read_collect_config)]
 
 
 async def limit_sheet_requests(

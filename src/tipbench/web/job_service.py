@@ -212,7 +212,7 @@ Key = Annotated[
 
 
 @dataclass(frozen=True)
-class RunTarget:
+class CollectTarget:
     """Where and how a run is executed."""
 
     runner: str | None = None  # None for the default
@@ -220,11 +220,11 @@ class RunTarget:
     explicit: frozenset[str] = frozenset()  # configuration keys that the request sets
 
 
-def start_run(
-    panel: Panel, config: CollectConfig, *, started_by: str, key: str | None = None, target: RunTarget | None = None
+def start_collect(
+    panel: Panel, config: CollectConfig, *, started_by: str, key: str | None = None, target: CollectTarget | None = None
 ) -> Submitted:
     """Queue a collect; `panel.permissions` must have checked `config` before. Raises UsageError if its suite is invalid."""
-    target = target or RunTarget()
+    target = target or CollectTarget()
     runner = target.runner or panel.jobs.default_runner
     if runner not in panel.jobs.runners:
         raise Invalid(

@@ -38,10 +38,10 @@ from tipbench.web.api.models import (
 )
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, Authenticator, Identity, require_admin, session_cookie
-from tipbench.web.deps import Admin, Panel, PanelState, RunBodyParam, RunConfig
+from tipbench.web.deps import Admin, CollectBodyParam, CollectConfigParam, Panel, PanelState
 from tipbench.web.errors import Json, error_json, to_json
 from tipbench.web.forms import DEFAULT_LIMIT, JSON, Limit, Next, body_of, body_schema
-from tipbench.web.job_service import JobService, Key, RunTarget, retry_job, start_judge, start_run
+from tipbench.web.job_service import CollectTarget, JobService, Key, retry_job, start_collect, start_judge
 from tipbench.web.security import StreamLimits
 from tipbench.workflows.plan_run import plan_outlook, plan_run
 
@@ -106,7 +106,7 @@ LastId = Annotated[
     openapi_extra=_CONFIG_BODY,
     responses=error_responses(409, 502, 503),
 )
-def plan(config: RunConfig, panel: PanelState) -> PlanShape:
+def plan(config: CollectConfigParam, panel: PanelState) -> PlanShape:
     """Return what a run with this configuration would do; nothing is generated or recorded.
 
     The plan has the number of cells, how many are already recorded, the refused models with reasons, and estimates of
@@ -145,8 +145,8 @@ def openapi(request: Request) -> Any:
     responses={**STARTED, **error_responses(409)},
 )
 def run(
-    config: RunConfig,
-    body: RunBodyParam,
+    config: CollectConfigParam,
+    body: CollectBodyParam,
     who: Admin,
     panel: PanelState,
     response: Response,
@@ -158,8 +158,8 @@ def run(
 
     Returns 409 if the Idempotency-Key was already used with other options.
     """
-    target = RunTarget(runner, wait_for_judge or body.wait_for_judge, frozenset(body.values))
-    return started(panel, start_run(panel, config, started_by=who.name, key=key, target=target), response)
+    target = CollectTarget(runner, wait_for_judge or body.wait_for_judge, frozenset(body.values))
+    return started(panel, start_collect(panel, config, started_by=who.name, key=key, target=target), response)
 
 
 @judge_router.post(

@@ -45,7 +45,7 @@ from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Admin, Panel, PanelState
 from tipbench.web.errors import Forbidden, Invalid, Json
 from tipbench.web.forms import FORM, content_type
-from tipbench.web.job_service import RunTarget, start_run
+from tipbench.web.job_service import CollectTarget, start_collect
 from tipbench.web.options import OperatorPermissions
 from tipbench.web.panel.jobs import RUNNERS, new_idempotency_key
 from tipbench.web.panel.pages import page
@@ -395,7 +395,7 @@ def plan_outcome(panel: Panel, config: CollectConfig) -> Outcome:
     return Outcome(plan={**plan, "models": models, "skip_refused": config.skip_refused})
 
 
-def start_problem(panel: Panel, config: CollectConfig, target: RunTarget) -> Outcome | None:
+def start_problem(panel: Panel, config: CollectConfig, target: CollectTarget) -> Outcome | None:
     """Return the reason why a run would fail, or None if it can start.
 
     Runs on Airflow are not checked: its workers have their own servers.
@@ -430,7 +430,7 @@ class StartForm:
     values: Values
     key: str
     start: bool = False
-    target: RunTarget = field(default_factory=RunTarget)
+    target: CollectTarget = field(default_factory=CollectTarget)
     preselect: bool = False  # whether to check the default models, because no models were chosen
 
 
@@ -439,7 +439,7 @@ async def start_page(
     request: Request, panel: PanelState, job_id: Annotated[str | None, Query(max_length=80, alias="from")] = None
 ) -> Response:
     """Show the form with the defaults, the values in the URL, or the options of an earlier job (?from=ID)."""
-    schema, target = form_schema(panel), RunTarget()
+    schema, target = form_schema(panel), CollectTarget()
     chosen_keys = set(request.query_params)  # configuration keys
     values = default_values(schema)
     if job_id is not None:
@@ -448,7 +448,7 @@ async def start_page(
             values = merge_values(schema, values, job.arguments.items())
             chosen_keys |= set(job.arguments)
             runner = job.runner if job.runner in panel.jobs.runners else None  # None if no longer configured
-            target = RunTarget(runner, bool(job.arguments.get(WAIT_FOR_JUDGE)))
+            target = CollectTarget(runner, bool(job.arguments.get(WAIT_FOR_JUDGE)))
     values = merge_values(schema, values, request.query_params.multi_items())
     preselect = "models" not in chosen_keys and panel.settings.get("models") is None
     form = StartForm(values, new_idempotency_key(), target=target, preselect=preselect)
@@ -482,7 +482,7 @@ def _submit(panel: Panel, schema: Schema, form: StartForm, started_by: str) -> S
     chosen_keys = frozenset(key for key, value in config.model_dump().items() if value != defaults[key])
     try:
         target = replace(form.target, explicit=chosen_keys)
-        return start_run(panel, config, started_by=started_by, key=form.key, target=target)
+        return start_collect(panel, config, started_by=started_by, key=form.key, target=target)
     except Invalid as exc:  # conflicting runner options
         return Outcome({WHOLE_FORM: str(exc)}, status=422)
     except JobConflict:
@@ -605,5 +605,5 @@ async def _read_form(request: Request, schema: Schema) -> StartForm:
         values["skip_refused"] = _YES
     is_valid_key = 0 < len(key) <= _MAX_KEY_CHARS and key.isascii() and key.isprintable() and key.strip() == key
     wait_for_judge = fields.get(WAIT_FOR_JUDGE, "").lower() in ("true", "on", "1")
-    target = RunTarget(fields.get("runner", "")[:40] or None, wait_for_judge)
+    target = CollectTarget(fields.get("runner", "")[:40] or None, wait_for_judge)
     return StartForm(values, key if is_valid_key else new_idempotency_key(), button in (_START, _SKIP), target)

@@ -478,7 +478,9 @@ async def authenticate(
     return identity
 
 
-async def identify(request: Request, identity: Annotated[Identity, Depends(authenticate)]) -> AsyncIterator[Identity]:
+async def admit_request(
+    request: Request, identity: Annotated[Identity, Depends(authenticate)]
+) -> AsyncIterator[Identity]:
     """Authenticate the client and check the CSRF token. A judge's requests wait for a concurrency slot.
 
     Raises Unauthorised, Busy, or Forbidden for a change with a session cookie but without its CSRF token.
@@ -499,14 +501,14 @@ async def identify(request: Request, identity: Annotated[Identity, Depends(authe
         yield identity
 
 
-def require_admin(identity: Annotated[Identity, Depends(identify)]) -> Identity:
+def require_admin(identity: Annotated[Identity, Depends(admit_request)]) -> Identity:
     """Require the role admin. Raises Forbidden for judges."""
     if identity.is_judge:
         raise Forbidden("A judge's token may judge, on sheets and batches of its own, and nothing else.")
     return identity
 
 
-def require_judge(identity: Annotated[Identity, Depends(identify)]) -> Identity:
+def require_judge(identity: Annotated[Identity, Depends(admit_request)]) -> Identity:
     """Require a role that may judge: judge or admin."""
     return identity
 

@@ -362,7 +362,7 @@ def _base64url(content: bytes) -> str:
 
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf"
-SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _OPERATOR_PREFIX = "environment-"  # of the token id of TIPBENCH_ADMIN_TOKEN
 _REJECTED = "The token is invalid, expired or revoked. Create one with `tipbench token create`."
 
@@ -487,7 +487,7 @@ async def admit_request(
     """
     panel: Panel = request.app.state.panel
     async with panel.concurrency.request(identity):
-        if identity.session is not None and request.method not in SAFE:
+        if identity.session is not None and request.method not in SAFE_METHODS:
             check_origin(request, panel.options.hosts)
             csrf = request.headers.get(CSRF_HEADER) or (await read_form(request)).get(CSRF_FIELD)
             if not panel.guard.sessions.is_csrf_token(identity.session, csrf or ""):

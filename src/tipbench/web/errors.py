@@ -67,7 +67,7 @@ INTERNAL = "Internal error in tipbench."
 _MAX_PROBLEMS = 10  # in one message
 _FORM_TYPES = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 
-KINDS: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first match applies
+STATUSES_AND_CODES: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first match applies
     (errors.InvalidOption, 422, "invalid"),
     (errors.SuiteError, 400, "suite_error"),
     (errors.ModelRefused, 409, "model_refused"),
@@ -102,7 +102,7 @@ KINDS: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first 
 
 def status_and_code(exc: Exception) -> tuple[int, str]:
     """Return the HTTP status and the error code of a TipbenchError."""
-    return next((status, code) for kind, status, code in KINDS if isinstance(exc, kind))
+    return next((status, code) for kind, status, code in STATUSES_AND_CODES if isinstance(exc, kind))
 
 
 # Errors whose messages are shown to judges; other messages may name a run or a model.

@@ -156,7 +156,7 @@ class TokenStore:
 
     def create(self, role: Role, name: str, *, life_s: int | None) -> tuple[Token, str]:
         """Create a token and return it with its secret, which is not stored and cannot be retrieved later."""
-        name = checked_name(name, role)
+        name = normalize_token_name(name, role)
         now = int(self.clock())
         token = Token(secrets.token_hex(_TOKEN_ID_BYTES), role, name, now, None if life_s is None else now + life_s)
         secret = f"tipbench_{token.id}_{secrets.token_urlsafe(32)}"
@@ -166,7 +166,7 @@ class TokenStore:
         )
         return token, secret
 
-    def same_judge(self, token: Token) -> list[str]:
+    def same_judge_ids(self, token: Token) -> list[str]:
         """Return the ids of other active judge tokens with the same name.
 
         The scores of all these tokens are stored as one judge's.
@@ -227,7 +227,7 @@ def create_token(store: TokenStore, role: str, name: str, lifetime: str) -> dict
     Raises UsageError if the name or the lifetime is invalid.
     """
     token, secret = store.create(Role(role), name, life_s=parse_lifetime(lifetime))
-    return {**token.to_json(store.clock()), "token": secret, "same_judge": store.same_judge(token)}
+    return {**token.to_json(store.clock()), "token": secret, "same_judge": store.same_judge_ids(token)}
 
 
 def digest(secret: str) -> str:
@@ -235,7 +235,7 @@ def digest(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def checked_name(name: str, role: Role) -> str:
+def normalize_token_name(name: str, role: Role) -> str:
     """Return the normalised name of a token. Raises UsageError if it is invalid."""
     if requirement := name_problem(name, allow_reserved=role is not Role.JUDGE):
         raise UsageError(f"A token's name must be {requirement} (got {name[:80]!r}).")

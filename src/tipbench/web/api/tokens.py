@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from tipbench.settings import DEFAULT_LIFE
 from tipbench.web.api.models import COMMON, RequestBody, Shape, error_responses
-from tipbench.web.auth import ADMINS_ONLY, Role, checked_name, create_token, parse_lifetime
+from tipbench.web.auth import ADMINS_ONLY, Role, create_token, normalize_token_name, parse_lifetime
 from tipbench.web.deps import Admin, PanelState
 from tipbench.web.errors import NotFound, convert_usage_errors, validate_part
 from tipbench.web.forms import body_schema, read_json
@@ -96,7 +96,7 @@ def check_request(raw: Mapping[str, Any]) -> TokenRequest:
     """Validate the options of a new token. Raises Invalid with the path of the invalid field."""
     token_request = validate_part(TokenRequest, raw, "body")
     with convert_usage_errors("body.name"):
-        checked_name(token_request.name, Role(token_request.role))
+        normalize_token_name(token_request.name, Role(token_request.role))
     with convert_usage_errors("body.expires"):
         parse_lifetime(token_request.expires)
     return token_request

@@ -105,7 +105,7 @@ class Panel:
     guard: Authenticator
     mlflow: MlflowConnection
     queries: Queries
-    allowed: OperatorPermissions
+    permissions: OperatorPermissions
     metrics: Metrics
     jobs: JobService
     streams: StreamLimits
@@ -143,7 +143,7 @@ async def read_collect_body(request: Request, _admin: Annotated[Identity, Depend
 
 
 def read_collect_config(body: Annotated[CollectBody, Depends(read_collect_body)], panel: PanelState) -> CollectConfig:
-    """Return the run's configuration: the settings, overridden by the body, and checked against the operator's permissions."""
+    """Return the collect's configuration: the settings, overridden by the body. Raises Forbidden if not permitted."""
     return panel.permissions.config(body.values)
 
 

@@ -223,7 +223,7 @@ class CollectTarget:
 def start_collect(
     panel: Panel, config: CollectConfig, *, started_by: str, key: str | None = None, target: CollectTarget | None = None
 ) -> Submitted:
-    """Queue a collect; `panel.permissions` must have checked `config` before. Raises UsageError if its suite is invalid."""
+    """Queue a collect; `config` comes from `panel.permissions.config`. Raises UsageError if its suite is invalid."""
     target = target or CollectTarget()
     runner = target.runner or panel.jobs.default_runner
     if runner not in panel.jobs.runners:

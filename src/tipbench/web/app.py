@@ -16,9 +16,10 @@ from tipbench.sqlite import Database
 from tipbench.web import errors, login
 from tipbench.web import panel as pages
 from tipbench.web.api import health, hook, jobs, judge, leaderboard, policies, runs, tokens
-from tipbench.web.auth import Authenticator, Sessions, TokenStore, load_key, panel_database
+from tipbench.web.auth import Authenticator, Sessions, TokenStore, load_key
 from tipbench.web.batch_store import BatchStore
 from tipbench.web.batches import BatchService
+from tipbench.web.database import panel_database
 from tipbench.web.deps import MlflowConnection, Panel
 from tipbench.web.errors import Json
 from tipbench.web.job_service import JobService, make_runners

@@ -21,10 +21,11 @@ from fastapi.security import APIKeyCookie, HTTPBearer
 from starlette.concurrency import run_in_threadpool
 
 from tipbench.errors import TipbenchError, UsageError
-from tipbench.files import check_own, create_private, home_errors, make_folder
+from tipbench.files import create_private, home_errors
 from tipbench.judge.check import name_problem, normalize_name
 from tipbench.sqlite import Database, Row
 from tipbench.text import iso
+from tipbench.web.database import panel_folder
 from tipbench.web.errors import Forbidden, TooManyAttempts, Unauthorised
 from tipbench.web.forms import read_form
 from tipbench.web.security import Hosts, LoginLimiter, client_key
@@ -33,70 +34,6 @@ if TYPE_CHECKING:
     from tipbench.web.deps import Panel
 
 log = logging.getLogger("tipbench.web")
-FOLDER = "panel"
-FILE = "panel.sqlite"
-_TOKENS = """
-CREATE TABLE IF NOT EXISTS tokens (
-    id TEXT PRIMARY KEY, sha256 TEXT NOT NULL, role TEXT NOT NULL, name TEXT NOT NULL,
-    created INTEGER NOT NULL, expires INTEGER, revoked INTEGER, last_used INTEGER
-) STRICT;
-CREATE TABLE IF NOT EXISTS ended_sessions (id TEXT PRIMARY KEY, expires INTEGER NOT NULL) STRICT;
-"""
-_BATCHES = """
-CREATE TABLE IF NOT EXISTS batches (
-    sheet TEXT PRIMARY KEY, place TEXT NOT NULL, experiment TEXT NOT NULL, judge TEXT NOT NULL, kind TEXT NOT NULL,
-    content TEXT NOT NULL, size INTEGER NOT NULL, status TEXT NOT NULL, revision INTEGER NOT NULL DEFAULT 0,
-    opened REAL NOT NULL, updated REAL NOT NULL, closed REAL, note TEXT, accepted TEXT, outcome TEXT
-) STRICT;
-CREATE INDEX IF NOT EXISTS batches_by_judge ON batches (experiment, judge, updated);
-CREATE TABLE IF NOT EXISTS batch_items (
-    sheet TEXT NOT NULL, item TEXT NOT NULL, version INTEGER NOT NULL, parent INTEGER, cause TEXT NOT NULL,
-    state TEXT NOT NULL, content TEXT NOT NULL, reason TEXT NOT NULL, seconds REAL NOT NULL, updated REAL NOT NULL,
-    PRIMARY KEY (sheet, item)
-) STRICT;
-CREATE TABLE IF NOT EXISTS batch_history (
-    sheet TEXT NOT NULL, item TEXT NOT NULL, version INTEGER NOT NULL, parent INTEGER, cause TEXT NOT NULL,
-    state TEXT NOT NULL, content TEXT NOT NULL, reason TEXT NOT NULL, seconds REAL NOT NULL, updated REAL NOT NULL,
-    PRIMARY KEY (sheet, item, version)
-) STRICT;
-CREATE TABLE IF NOT EXISTS batch_keys (
-    judge TEXT NOT NULL, key TEXT NOT NULL, sheet TEXT NOT NULL, used REAL NOT NULL, PRIMARY KEY (judge, key)
-) STRICT;
-"""
-_HOOK = """
-CREATE TABLE IF NOT EXISTS hook_deliveries (
-    id TEXT PRIMARY KEY, receiver TEXT NOT NULL, event TEXT NOT NULL, place TEXT NOT NULL, experiment_id TEXT NOT NULL,
-    experiment TEXT, body TEXT NOT NULL, state TEXT NOT NULL, created REAL NOT NULL, next_try REAL
-) STRICT;
-CREATE TABLE IF NOT EXISTS hook_attempts (
-    delivery TEXT NOT NULL, number INTEGER NOT NULL, time REAL NOT NULL, took_s REAL NOT NULL, status INTEGER,
-    reason TEXT NOT NULL, PRIMARY KEY (delivery, number)
-) STRICT;
-CREATE TABLE IF NOT EXISTS hook_seen (
-    receiver TEXT NOT NULL, place TEXT NOT NULL, experiment_id TEXT NOT NULL, revision TEXT NOT NULL,
-    PRIMARY KEY (receiver, place, experiment_id)
-) STRICT;
-CREATE TABLE IF NOT EXISTS hook_told (
-    receiver TEXT NOT NULL, place TEXT NOT NULL, experiment_id TEXT NOT NULL, run_id TEXT NOT NULL,
-    PRIMARY KEY (receiver, place, experiment_id, run_id)
-) STRICT, WITHOUT ROWID;
-"""
-_MIGRATIONS = (_TOKENS, _BATCHES, _HOOK)
-VERSION = len(_MIGRATIONS)
-
-
-def panel_folder(home: Path) -> Path:
-    """Return the folder of the panel's secrets. Only its owner can access it. Creates the folder if missing."""
-    folder = make_folder(home / FOLDER, private=True)
-    check_own(folder, "Set TIPBENCH_HOME to a folder of your own.")
-    return folder
-
-
-def panel_database(home: Path) -> Database:
-    """Open the panel's database; creates and migrates it as needed."""
-    return Database(panel_folder(home) / FILE, _MIGRATIONS, "The panel's database of tokens and drafts")
-
-
 EVERYBODY = "*"  # in place of a judge's name: all judges
 MAX_TOKEN_LENGTH = 256
 MAX_LIFE_S = 10 * 366 * 86400  # ten years

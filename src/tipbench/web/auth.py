@@ -42,7 +42,7 @@ _LAST_USED_INTERVAL_S = 60  # minimum time between two updates of a token's last
 _TOKEN_PATTERN = re.compile(r"tipbench_([0-9a-f]{12})_[A-Za-z0-9_-]{43}", re.ASCII)
 _LIFETIME_PATTERN = re.compile(r"([1-9][0-9]{0,5})([mhdw])", re.ASCII)
 _UNIT_S = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_UNKNOWN_HASH = hashlib.sha256(b"no token has this hash").hexdigest()
+_UNKNOWN_HASH = hashlib.sha256(b"no token has this hash").hexdigest()  # compared with if there is no stored hash
 _COLUMNS = "id, role, name, created, expires, revoked, last_used"
 
 
@@ -104,14 +104,14 @@ class TokenStore:
         return token, secret
 
     def same_judge_ids(self, token: Token) -> list[str]:
-        """Return the ids of other active judge tokens with the same name.
+        """Return the ids of the other active tokens of this judge; empty if it is not a judge's token.
 
-        The scores of all these tokens are stored as one judge's.
+        Tokens with the same name are one judge's: their scores are stored under that name.
         """
         if token.role is not Role.JUDGE:
             return []
-        others = (other for other in self.all() if other.id != token.id and self.is_active(other))
-        return [other.id for other in others if (other.role, other.name) == (Role.JUDGE, token.name)]
+        same_judge = (other for other in self.all() if (other.role, other.name) == (Role.JUDGE, token.name))
+        return [other.id for other in same_judge if other.id != token.id and self.is_active(other)]
 
     def find(self, secret: str) -> Token | None:
         """Return the active token with this secret, or None."""
@@ -120,10 +120,12 @@ class TokenStore:
         if match:
             statement = f"SELECT sha256, {_COLUMNS} FROM tokens WHERE id = ?"  # noqa: S608 - columns are fixed
             rows = self._database.rows(statement, (match[1],))
-        stored_hash = str(rows[0][0]) if rows else _UNKNOWN_HASH
+        token, stored_hash = None, _UNKNOWN_HASH
+        if rows:
+            stored_hash, *columns = rows[0]
+            token = _read_token(columns)
         # Compares also if the id is unknown, so that response times do not reveal which ids exist.
         is_same = hmac.compare_digest(digest(secret), stored_hash)
-        token = _read_token(rows[0][1:]) if rows else None
         if not is_same or token is None or not self.is_active(token):
             return None
         now = int(self.clock())
@@ -300,7 +302,7 @@ def _base64url(content: bytes) -> str:
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_OPERATOR_PREFIX = "environment-"  # of the token id of TIPBENCH_ADMIN_TOKEN
+_OPERATOR_PREFIX = "environment-"  # begins the token id of TIPBENCH_ADMIN_TOKEN, which is not in the TokenStore
 _REJECTED = "The token is invalid, expired or revoked. Create one with `tipbench token create`."
 
 # For the OpenAPI document only; `authenticate` reads the credentials itself.
@@ -353,25 +355,26 @@ class TokenGuard:
         It limits load and log messages; tokens are too long to be guessed.
         """
         if len(secret) > MAX_TOKEN_LENGTH:
-            secret = ""
+            secret = ""  # rejected below like every invalid token, without hashing a long text
         token = self.tokens.find(secret)
         if token is not None:
             if token.role in self._refused:
                 raise Forbidden(self._refused[token.role])
             return Identity(token.name, token.role, token.id)
         if self._admin_hash is not None and hmac.compare_digest(digest(secret), self._admin_hash):
-            return self._operator()
+            return self._operator(self._admin_hash)
         wait_s = self._limiter.count_failure(client)
         if wait_s > 0:
             raise TooManyAttempts(wait_s)
         raise Unauthorised(_REJECTED, path="header.authorization")
 
-    def _operator(self) -> Identity:
+    @staticmethod
+    def _operator(admin_hash: str) -> Identity:
         """Return the operator's identity.
 
         Its token id is derived from TIPBENCH_ADMIN_TOKEN, so that changing the token ends all sessions created with it.
         """
-        return Identity("operator", Role.ADMIN, f"{_OPERATOR_PREFIX}{(self._admin_hash or '')[:16]}")
+        return Identity("operator", Role.ADMIN, f"{_OPERATOR_PREFIX}{admin_hash[:16]}")
 
 
 class Authenticator(TokenGuard):
@@ -389,8 +392,10 @@ class Authenticator(TokenGuard):
         if session is None:
             return None
         if session.token_id.startswith(_OPERATOR_PREFIX):
-            operator = self._operator()
-            is_same = self._admin_hash is not None and hmac.compare_digest(operator.token_id, session.token_id)
+            if self._admin_hash is None:
+                return None
+            operator = self._operator(self._admin_hash)
+            is_same = hmac.compare_digest(operator.token_id, session.token_id)
             return replace(operator, session=session) if is_same else None
         token = self.tokens.get(session.token_id)
         if token is None or not self.tokens.is_active(token):
@@ -418,9 +423,9 @@ async def authenticate(
 async def admit_request(
     request: Request, identity: Annotated[Identity, Depends(authenticate)]
 ) -> AsyncIterator[Identity]:
-    """Authenticate the client and check the CSRF token. A judge's requests wait for a concurrency slot.
+    """Check the CSRF token of an authenticated request. A judge's requests wait for a concurrency slot.
 
-    Raises Unauthorised, Busy, or Forbidden for a change with a session cookie but without its CSRF token.
+    Raises Busy, or Forbidden for a change with a session cookie but without its CSRF token.
     """
     panel: Panel = request.app.state.panel
     async with panel.concurrency.request(identity):
@@ -439,14 +444,14 @@ async def admit_request(
 
 
 def require_admin(identity: Annotated[Identity, Depends(admit_request)]) -> Identity:
-    """Require the role admin. Raises Forbidden for judges."""
+    """Require the role admin. Raises Forbidden for judges; the role app is rejected by `authenticate`."""
     if identity.is_judge:
         raise Forbidden("A judge's token may judge, on sheets and batches of its own, and nothing else.")
     return identity
 
 
 def require_judge(identity: Annotated[Identity, Depends(admit_request)]) -> Identity:
-    """Require a role that may judge: judge or admin."""
+    """Require a role that may judge. Judges and admins may, and `authenticate` rejects all other roles."""
     return identity
 
 
@@ -473,7 +478,7 @@ def cookie_name(request: Request) -> str:
 
 
 def check_origin(request: Request, hosts: Hosts) -> None:
-    """Raise Forbidden for a cross-site request. Passes if `Origin` and `Sec-Fetch-Site` are missing: no browser."""
+    """Raise Forbidden for a cross-site request. Without `Origin` and `Sec-Fetch-Site`, it is not from a browser."""
     origin = request.headers.get("origin")
     fetch_site = request.headers.get("sec-fetch-site", "same-origin")
     is_foreign = origin is not None and not hosts.same_origin(origin, request.headers.get("host", ""))

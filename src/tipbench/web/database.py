@@ -60,7 +60,7 @@ CREATE TABLE IF NOT EXISTS hook_told (
     PRIMARY KEY (receiver, place, experiment_id, run_id)
 ) STRICT, WITHOUT ROWID;
 """
-_MIGRATIONS = (_TOKENS, _BATCHES, _HOOK)  # in the order in which the product got them
+_MIGRATIONS = (_TOKENS, _BATCHES, _HOOK)  # append only: the position is the version
 VERSION = len(_MIGRATIONS)
 
 

@@ -39,7 +39,7 @@ from tipbench.web.errors import (
     status_and_code,
     validation_message,
 )
-from tipbench.web.metrics import CONTENT_TYPE, Metrics
+from tipbench.web.metrics import CONTENT_TYPE, Labels, Metrics, labels
 from tipbench.web.security import client_key
 from tipbench.web.serving_schema import fast_validation, openapi_document
 
@@ -111,7 +111,7 @@ class PolicyServer:
         self._waiting: list[asyncio.Future[None]] = []  # one future per request that waits for `_committing`
         self._metrics = Metrics()
         self._metrics.register(
-            "tipbench_info", "gauge", "Always 1.", lambda: {(("version", tipbench.__version__),): 1.0}
+            "tipbench_info", "gauge", "Always 1.", lambda: {labels(version=tipbench.__version__): 1.0}
         )
         for name, title in (("calls", "Calls"), ("dropped", "Dropped calls"), ("errors", "Failed calls")):
             read_counts = partial(self._shadow_counts, name)
@@ -272,9 +272,9 @@ class PolicyServer:
             raise Invalid("The only parameter is one user_id.", path="query")
         return self._service.stats(policy, user_ids[0] if user_ids else None)
 
-    def _shadow_counts(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:
+    def _shadow_counts(self, name: str) -> dict[Labels, float]:
         shadows = self._recommender.policies()["shadows"]
-        return {(("shadow", shadow),): float(state[name]) for shadow, state in shadows.items()}
+        return {labels(shadow=shadow): float(state[name]) for shadow, state in shadows.items()}
 
 
 def _finish_waiting(waiting: list[asyncio.Future[None]], committed: Future[None]) -> None:

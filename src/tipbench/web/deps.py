@@ -40,7 +40,9 @@ class MlflowConnection:
     def __init__(self, settings: Settings, store: RunStore | None = None) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._fixed = TrackingStore(store, "given", "given", "http://given.invalid") if store is not None else None
+        self._fixed: TrackingStore | None = None
+        if store is not None:
+            self._fixed = TrackingStore(store, identity="given", how="given", url="http://given.invalid")
         self._opened: TrackingStore | None = None
         self._opened_url = ""
         self._must_locate = False
@@ -114,7 +116,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class CollectBody:
-    """Parsed request body of a run: its configuration values, and whether it waits for the judge."""
+    """Parsed request body for a collect: its configuration values, and whether it waits for the judge."""
 
     values: Mapping[str, Any]
     wait_for_judge: bool = False

@@ -1,8 +1,8 @@
-"""Error responses, all in one format: {"error": {"code", "message", "path"}}.
+"""Responses: JSON, the header of downloads, and errors, all in one format: {"error": {"code", "message", "path"}}.
 
 `code` is for programs and does not change. `message` is a sentence for people. `path` is the invalid part of the
-request (`body.n_tips`, `query.limit`, `header.host`), or null if there is no single one. The message of a 500
-contains only the request id; the log has the details under this id.
+request (`body.n_tips`, `query.limit`, `header.host`), or null if there is no single one. The message of an unexpected
+error contains only the request id; the log has the details under this id.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def attachment(name: str, extension: str) -> dict[str, str]:
     return {"Content-Disposition": f'attachment; filename="{stem}.{extension}"'}
 
 
-INTERNAL = "Internal error in tipbench."
+INTERNAL_ERROR = "Internal error in tipbench."  # begins the message of an unexpected error
 _MAX_PROBLEMS = 10  # in one message
 _FORM_TYPES = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 
@@ -79,7 +79,7 @@ STATUSES_AND_CODES: tuple[tuple[type[errors.TipbenchError], int, str], ...] = ( 
     (errors.MlflowUnavailable, 503, "mlflow_away"),
     (errors.AirflowUnavailable, 503, "airflow_away"),
     (errors.ServerUnavailable, 503, "server_away"),
-    (errors.LocalServerError, 503, "mlflow_away"),
+    (errors.LocalServerError, 503, "mlflow_away"),  # the MLflow server that tipbench starts itself
     (errors.MlflowError, 502, "mlflow_refused"),
     (errors.OllamaError, 502, "ollama_refused"),
     (errors.AirflowError, 502, "airflow_refused"),
@@ -219,8 +219,9 @@ async def _web_error(request: Request, exc: WebError) -> Response:
     if isinstance(exc, Unauthorised) and wants_page(request):
         target = "/"  # after login a form is not submitted again
         if request.method == "GET":
-            path, query = quote(request.scope["path"], safe="/"), request.url.query  # the scope has the decoded path
-            target = f"{path}?{query}" if query else path
+            target = quote(request.scope["path"], safe="/")  # the path in the scope is decoded, the query is not
+            if request.url.query:
+                target += f"?{request.url.query}"
         return RedirectResponse(f"/login?next={quote(target, safe='')}", status_code=303)
     detail = {} if exc.detail is None else {"detail": exc.detail}
     return _respond(request, exc.status, {**error_json(exc.code, str(exc), exc.path), **detail}, exc.headers)
@@ -243,9 +244,10 @@ async def _tipbench_error(request: Request, exc: errors.TipbenchError) -> Respon
 
 def refused_sheet(exc: errors.SheetRefused) -> dict[str, Any]:
     """Return the error response for an invalid sheet, with the fields of `judge apply --json` added."""
-    refusal = refused_json(exc)
     _, code = status_and_code(exc)
-    return {**error_json(code, str(exc), f"body.{refusal['errors'][0]['field']}"), **refusal}
+    refusal = refused_json(exc)
+    first, *_ = refusal["errors"]
+    return {**error_json(code, str(exc), path=f"body.{first['field']}"), **refusal}
 
 
 async def _validation_error(request: Request, exc: RequestValidationError) -> Response:
@@ -264,7 +266,7 @@ def validate_part(model: type[_M], raw: Mapping[str, Any], part: str) -> _M:
 
 @contextmanager
 def convert_validation_errors(part: str) -> Iterator[None]:
-    """Turn pydantic's ValidationError into Invalid; `part` is the validated part of the request, such as `query`."""
+    """Convert pydantic's ValidationError into Invalid; `part` is the validated part of the request, such as `query`."""
     try:
         yield
     except ValidationError as exc:
@@ -274,7 +276,7 @@ def convert_validation_errors(part: str) -> Iterator[None]:
 
 @contextmanager
 def convert_option_errors(part: str) -> Iterator[None]:
-    """Turn InvalidOption into Invalid; `part` is the part of the request with the options, for example `body`."""
+    """Convert InvalidOption into Invalid; `part` is the part of the request with the options, for example `body`."""
     try:
         yield
     except errors.InvalidOption as exc:
@@ -283,7 +285,7 @@ def convert_option_errors(part: str) -> Iterator[None]:
 
 @contextmanager
 def convert_usage_errors(path: str) -> Iterator[None]:
-    """Turn UsageError into Invalid; `path` is the path of the checked value in the request."""
+    """Convert UsageError into Invalid; `path` is the path of the validated value, for example `body.name`."""
     try:
         yield
     except errors.UsageError as exc:
@@ -295,6 +297,7 @@ def validation_message(problems: Sequence[Any]) -> str:
     texts = []
     for problem in problems[:_MAX_PROBLEMS]:
         message = str(problem["msg"]).removeprefix("Value error, ")
+        # A missing value cannot be shown, and messages of our own validators (value_error) contain the value.
         shows_value = problem["type"] not in ("missing", "value_error")
         got = f" (got {str(problem.get('input'))[:80]!r})" if shows_value else ""
         texts.append(f"{problem_path(problem)}: {message}{got}")
@@ -304,7 +307,7 @@ def validation_message(problems: Sequence[Any]) -> str:
 
 
 def problem_path(problem: Any) -> str:
-    """Return the path of a pydantic error in the request."""
+    """Return the path of a pydantic error in the request; shortened, because the client chooses the keys in it."""
     return ".".join(str(part)[:80] for part in problem["loc"][:8]) or "body"
 
 

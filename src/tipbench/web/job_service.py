@@ -47,9 +47,9 @@ class PanelMlflowLookup:
     counts: Cache = field(default_factory=lambda: Cache(_CACHED_JOBS))
 
     def address(self, job: Job) -> str:
-        """Return the URL of the MLflow server, which workers use too. Raises NotEnoughData if there is none."""
-        named = job.arguments.get("mlflow_url")
-        return str(named) if named else strip_login(self.mlflow.open().url)
+        """Return the MLflow URL for workers: the job's, or else the panel's. Raises NotEnoughData if there is none."""
+        url = job.arguments.get("mlflow_url") or strip_login(self.mlflow.open().url)
+        return str(url)
 
     def pending(self, job: Job) -> int:
         """Return how many of the job's cells wait for a judge; cached per revision of the experiment.
@@ -57,31 +57,35 @@ class PanelMlflowLookup:
         Raises NotEnoughData if no cells are found, instead of returning 0.
         """
         config = make_config({key: value for key, value in job.arguments.items() if key in CollectConfig.model_fields})
-        with self.mlflow.connected(job.private.get("TIPBENCH_MLFLOW_URL") or config.mlflow_url) as opened:
+        # A URL with a login is only in the job's environment variables.
+        url = job.private.get("TIPBENCH_MLFLOW_URL") or config.mlflow_url
+        with self.mlflow.connected(url) as opened:
+            not_found = NotEnoughData(f"{config.experiment} on MLflow at {opened.url} has no cells of this run.")
             experiment = opened.store.experiment(config.experiment)
+            if experiment is None:
+                raise not_found
 
             def count() -> int:
-                cells = configured_cells(opened.store, experiment.experiment_id, config) if experiment else []
+                cells = configured_cells(opened.store, experiment.experiment_id, config)
                 if not cells:
-                    raise NotEnoughData(f"{config.experiment} on MLflow at {opened.url} has no cells of this run.")
+                    raise not_found
                 return count_states(cells).pending
 
-            version = None if experiment is None else revision(experiment)
-            return self.counts.get((opened.identity, job.id), version, count)
+            return self.counts.get((opened.identity, job.id), revision(experiment), count)
 
 
 def airflow_access(settings: Settings) -> AirflowAccess | None:
     """Return address and credentials of Airflow, or None if not configured. Raises UsageError if invalid."""
-    operator, get = settings.operator(), settings.get
-    if not operator.airflow_url:
+    configured = settings.operator()
+    if not configured.airflow_url:
         return None
     access = AirflowAccess(
-        operator.airflow_url.rstrip("/"),
-        username=get("airflow_username"),
-        password=get("airflow_password"),
-        token=get("airflow_token"),
-        dag_id=operator.airflow_dag,
-        public_url=operator.airflow_public_url,
+        configured.airflow_url.rstrip("/"),
+        username=settings.get("airflow_username"),
+        password=settings.get("airflow_password"),
+        token=settings.get("airflow_token"),
+        dag_id=configured.airflow_dag,
+        public_url=configured.airflow_public_url,
     )
     with settings.errors_with_source():
         access.check()
@@ -99,19 +103,19 @@ def make_runners(settings: Settings, mlflow: MlflowConnection) -> dict[str, Runn
 
 def default_runner(settings: Settings, runners: Mapping[str, Runner]) -> str:
     """Return the default runner: the configured one, else Airflow if available. Raises UsageError if invalid."""
-    wanted = settings.operator().runner
-    if not wanted:
+    configured = settings.operator().runner
+    if not configured:
         return AirflowRunner.name if AirflowRunner.name in runners else next(iter(runners))
-    if wanted not in runners:
-        with settings.errors_with_source():
+    with settings.errors_with_source():
+        if configured not in runners:
             raise UsageError(
                 "runner is airflow, but no Airflow is configured. Set TIPBENCH_AIRFLOW_URL, or runner=local."
             )
-    return wanted
+    return configured
 
 
 _DAY_S = 86_400.0
-_ATTEMPTS = 3
+_POSITION_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -128,9 +132,10 @@ class JobService:
     def of(cls, settings: Settings, runners: Mapping[str, Runner]) -> Self:
         """Create the service of a home folder with `runners` by name."""
         jobs = settings.home / "jobs"
-        keep_s = settings.operator().jobs_keep_days * _DAY_S
+        keep_days = settings.operator().jobs_keep_days
+        keep_s = keep_days * _DAY_S if keep_days > 0 else None  # 0 keeps all jobs
         store = JobStore(jobs / "jobs.db")
-        supervisor = Supervisor(store, runners, jobs / "supervisor.lock", keep_s=keep_s or None)
+        supervisor = Supervisor(store, runners, jobs / "supervisor.lock", keep_s=keep_s)
         return cls(store, runners, supervisor, ProgressCache(supervisor.runner_of), default_runner(settings, runners))
 
     def close(self) -> None:
@@ -148,7 +153,7 @@ class JobService:
         return submitted
 
     def cancel(self, job_id: str) -> Job:
-        """Cancel a job. Raises JobConflict if it has already ended otherwise, JobNotFound if it does not exist."""
+        """Cancel a job. Raises JobConflict if it has succeeded or failed, JobNotFound if it does not exist."""
         job = self.store.request_cancel(job_id)
         self.supervisor.wake()
         return job
@@ -163,7 +168,7 @@ class JobService:
 
     def get_with_position(self, job_id: str) -> tuple[Job, int | None]:
         """Return a job and its position in the queue, None if it is not queued. Raises JobNotFound."""
-        for _ in range(_ATTEMPTS):  # again if the job starts between the two reads
+        for _ in range(_POSITION_ATTEMPTS):  # again if the job starts between the two reads
             job = self.store.get(job_id)
             if job.state is not JobState.QUEUED:
                 return job, None
@@ -190,11 +195,10 @@ class JobService:
         try:
             return self.supervisor.runner_of(job).log(job, max_bytes)
         except ServerUnavailable as exc:
-            return LogTail(f"{exc}\n", 0, cut=False)
+            return LogTail(f"{exc}\n", size=0, cut=False)
 
 
-# Options that Airflow's workers set themselves, unless the request sets them.
-SET_BY_WORKERS = {"skip_refused", *ADDRESSES} - {"mlflow_url"}
+SET_BY_WORKERS = {"skip_refused", "ollama_url"}  # options that Airflow's workers set, unless the request sets them
 _MAX_OPTION = 16_000  # characters per option, because of command line limits
 _JUDGE_SETTINGS = (*MODEL_OPTIONS, "mlflow_url", "suite", "wait")  # options that a judge run shares with a collect
 
@@ -213,7 +217,7 @@ Key = Annotated[
 
 @dataclass(frozen=True)
 class CollectTarget:
-    """Where and how a run is executed."""
+    """Where and how a collect is executed."""
 
     runner: str | None = None  # None for the default
     wait_for_judge: bool = False  # before comparing; with Airflow only
@@ -241,9 +245,10 @@ def start_collect(
     for name, value in config.model_dump().items():
         if isinstance(value, str) and len(value) > _MAX_OPTION:
             raise Invalid(f"{name} may have at most {_MAX_OPTION} characters (got {len(value)}).", path=f"body.{name}")
-    suite_for(config)
+    suite_for(config)  # raises UsageError
     request = collect_request(config, started_by=started_by, runner=runner)
-    if runner == AirflowRunner.name:  # the panel's URLs, such as localhost, may be other servers for a worker
+    if runner == AirflowRunner.name:
+        # A URL of the panel, such as that of localhost, can be another server for a worker.
         omitted = SET_BY_WORKERS - target.explicit
         arguments = {name: value for name, value in request.arguments.items() if name not in omitted}
         if target.wait_for_judge:
@@ -266,18 +271,18 @@ def start_judge(
             code="not_allowed",
             path="body.with",
         )
-    with_ = JudgeChoice.parse(body.with_)
-    program = _program(panel) if with_.kind is JudgeKind.COMMAND else None
+    judge_kind = JudgeChoice.parse(body.with_).kind
+    program = _program(panel) if judge_kind is JudgeKind.COMMAND else None
     options = {**sent, "with": body.with_, "experiment": experiment, "mlflow_url": config.mlflow_url}
-    if body.judge is not None:
+    if judge is not None:
         options["judge"] = judge
-    if with_.kind is JudgeKind.MODEL:
+    if judge_kind is JudgeKind.MODEL:  # other judges do not have this option
         options["ollama_url"] = config.ollama_url
     with panel.mlflow.connected(config.mlflow_url) as opened:
-        get_experiment(opened.store, experiment)
+        get_experiment(opened.store, experiment)  # raises NotFound
     try:
         request = judge_request(options, ollama_url=config.ollama_url, program=program, started_by=started_by)
-    except UsageError as exc:
+    except UsageError as exc:  # its message begins with a flag of the command line
         raise Invalid(str(exc).removeprefix("--"), path="body") from exc
     return panel.jobs.submit(request, key=key)
 
@@ -288,8 +293,10 @@ def retry_job(panel: Panel, job_id: str, *, started_by: str, key: str | None = N
     Uses the currently configured judging program. Raises Forbidden if there is none.
     """
     old = panel.jobs.store.get(job_id)
-    limited = {name: old.arguments.get(name) for name in (*ADDRESSES, "suite")}
-    panel.permissions.config({name: value for name, value in limited.items() if value is not None})
+    restricted = {name: old.arguments.get(name) for name in (*ADDRESSES, "suite")}
+    panel.permissions.config(
+        {name: value for name, value in restricted.items() if value is not None}
+    )  # raises Forbidden
     changes: dict[str, Any] = {}
     kind = str(old.arguments.get("with", "")).partition(":")[0]  # old jobs have the command line in `with`
     if kind == JudgeKind.COMMAND:

@@ -34,7 +34,7 @@ from tipbench.record.store import Experiment, RunStore
 from tipbench.text import csv_text, iso, one_line, shorten
 from tipbench.web.cache import Cache
 from tipbench.web.errors import Invalid, NotFound, convert_option_errors, validate_part
-from tipbench.web.forms import DEFAULT_LIMIT, MAX_LIMIT, SortKey, page_of
+from tipbench.web.forms import DEFAULT_LIMIT, MAX_CURSOR, MAX_LIMIT, SortKey, page_of
 from tipbench.workflows.board import BoardQuery, parse_filters
 
 SNAPSHOTS = 4  # experiments whose runs are cached; four experiments with 2400 cells each take about 40 MB
@@ -128,7 +128,6 @@ MAX_CONDITIONS = 20  # values of `where`
 # Maximum lengths in characters.
 _MAX_CONDITION = 500
 _MAX_VALUE = 250
-_MAX_CURSOR = 400
 _MAX_PREVIEW = 140  # the beginning of an answer in a list of runs
 # By field of RunFilters: the tag or param that it filters on.
 _FILTER_KEYS = {**FILTERS, "persona": "params.persona", "judge_pending": "judge_pending"}
@@ -160,7 +159,7 @@ class RunFilters(BaseModel):
         DEFAULT_LIMIT, ge=1, le=MAX_LIMIT, description=f"Maximum number of items per page, up to {MAX_LIMIT}."
     )
     next: str | None = Field(
-        None, max_length=_MAX_CURSOR, description="The `next` value of the previous page; omit it for the first page."
+        None, max_length=MAX_CURSOR, description="The `next` value of the previous page; omit it for the first page."
     )
 
     @property

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tipbench.errors import UsageError
 from tipbench.judge.sheet_file import MAX_BYTES as SHEET_BYTES
 from tipbench.text import plural
-from tipbench.web.errors import INTERNAL, Busy, Json, TooLarge, error_json
+from tipbench.web.errors import INTERNAL_ERROR, Busy, Json, TooLarge, error_json
 from tipbench.web.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class SecurityMiddleware:
             log.exception("request %s: %s %r failed", request_id, scope["method"], scope["path"][:200])
             if outgoing.status:
                 raise  # the response has started, so the connection is closed
-            message = f"{INTERNAL} The log has the details under {request_id}."
+            message = f"{INTERNAL_ERROR} The log has the details under {request_id}."
             await Json(error_json("internal", message), 500)(scope, receive, outgoing)
         finally:
             route = getattr(scope.get("route"), "path", "unmatched")

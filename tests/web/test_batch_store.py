@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tipbench.web import batch_store
-from tipbench.web.batch_items import canonical
+from tipbench.web.batch_items import canonical_json
 from tipbench.web.batch_store import (
     MAX_KEYS,
     MAX_VERSIONS,
@@ -218,8 +218,8 @@ def test_the_oldest_steps_of_a_batch_are_deleted_over_the_size_limit(
 
 def test_judgements_are_stored_exactly_and_a_lone_surrogate_as_its_escape() -> None:
     content = {"note": "Grüße 🌿 \\ \ud83c"}
-    assert canonical(content) == '{"note":"Grüße 🌿 \\\\ \\ud83c"}'
-    assert json.loads(canonical(content)) == content
+    assert canonical_json(content) == '{"note":"Grüße 🌿 \\\\ \\ud83c"}'
+    assert json.loads(canonical_json(content)) == content
 
 
 # time

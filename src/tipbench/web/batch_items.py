@@ -179,13 +179,13 @@ class SheetItems:
         self.raw = raw
         self._scales = rubric_of(raw).scales
 
-    def blank(self, item: RawItem) -> dict[str, Any]:
+    def blank_content(self, item: RawItem) -> dict[str, Any]:
         """Return the content of an untouched item: no scores, and the computed flags."""
         names = [scale.name for scale in self._scales]
         tips = [{"scores": dict.fromkeys(names), "overlong": tip["overlong"], "note": ""} for tip in item["tips"]]
         return {"format_ok": item["format_ok"], "tips": tips}
 
-    def checked(self, item: RawItem, request: ItemRequest) -> dict[str, Any]:
+    def parse_content(self, item: RawItem, request: ItemRequest) -> dict[str, Any]:
         """Return the content of a request, after the same checks as in `judge apply`. Raises Invalid."""
         _reject_field(request, "winner", "An item with tips has no winner")
         if request.tips and len(request.tips) != len(item["tips"]):
@@ -193,7 +193,7 @@ class SheetItems:
                 f"tips has all {len(item['tips'])} tips of the item in order, or none (got {len(request.tips)}).",
                 path="body.tips",
             )
-        content = self.blank(item)
+        content = self.blank_content(item)
         if request.format_ok is not None:
             content["format_ok"] = request.format_ok
         for tip, scored in zip(content["tips"], request.tips, strict=False):  # the request has all tips, or none
@@ -202,7 +202,7 @@ class SheetItems:
             tip["note"] = scored.note.replace("\r\n", "\n").replace("\r", "\n")
         tips = tuple(SheetTip(tip["tip"], tip["rationale"], tip["overlong"]) for tip in item["tips"])
         exported = TipItem(item["item"], item["scenario"], item["format_ok"], tips)
-        result = check_item(self.filled(item, content), exported, rubric_of(self.raw))
+        result = check_item(self.fill(item, content), exported, rubric_of(self.raw))
         if isinstance(result, list):  # problems
             first = result[0]
             place = "body" if first.tip is None else f"body.tips.{first.tip - 1}"
@@ -222,12 +222,12 @@ class SheetItems:
             )
         return content
 
-    def shown(self, item: RawItem) -> dict[str, Any]:
+    def item_json(self, item: RawItem) -> dict[str, Any]:
         """Return the scenario and tips with the computed flags."""
         tips = [{name: tip[name] for name in ("tip", "rationale", "overlong")} for tip in item["tips"]]
         return {"scenario": item["scenario"], "format_ok": item["format_ok"], "tips": tips}
 
-    def shown_content(self, item: RawItem, content: Mapping[str, Any]) -> dict[str, Any]:
+    def content_json(self, item: RawItem, content: Mapping[str, Any]) -> dict[str, Any]:
         """Return the content with `contested`: the computed flags that the judge has changed."""
         contested = ["format_ok"] if content["format_ok"] != item["format_ok"] else []
         for index, (tip, scored) in enumerate(zip(item["tips"], content["tips"], strict=True)):
@@ -235,7 +235,7 @@ class SheetItems:
                 contested.append(f"tips.{index}.overlong")
         return {**content, "contested": contested}
 
-    def filled(self, item: RawItem, content: Mapping[str, Any]) -> dict[str, Any]:
+    def fill(self, item: RawItem, content: Mapping[str, Any]) -> dict[str, Any]:
         """Return the item with scores, flags and notes filled in."""
         tips = [{**tip, **scored} for tip, scored in zip(item["tips"], content["tips"], strict=True)]
         return {**item, "format_ok": content["format_ok"], "tips": tips}
@@ -247,11 +247,11 @@ class DuelItems:
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.raw = raw
 
-    def blank(self, _item: RawItem) -> dict[str, Any]:
+    def blank_content(self, _item: RawItem) -> dict[str, Any]:
         """Return the content of an untouched duel: no winner."""
         return {"winner": None}
 
-    def checked(self, _item: RawItem, request: ItemRequest) -> dict[str, Any]:
+    def parse_content(self, _item: RawItem, request: ItemRequest) -> dict[str, Any]:
         """Return the content of a request; a submitted duel must have a winner. Raises Invalid."""
         _reject_field(request, "format_ok", "A duel has no flags")
         _reject_field(request, "tips", "A duel has no scores")
@@ -262,16 +262,16 @@ class DuelItems:
             )
         return {"winner": request.winner}
 
-    def shown(self, item: RawItem) -> dict[str, Any]:
+    def item_json(self, item: RawItem) -> dict[str, Any]:
         """Return the scenario and both answers."""
         sides = {side: [{"tip": tip["tip"], "rationale": tip["rationale"]} for tip in item[side]] for side in SIDES}
         return {"scenario": item["scenario"], **sides}
 
-    def shown_content(self, _item: RawItem, content: Mapping[str, Any]) -> dict[str, Any]:
+    def content_json(self, _item: RawItem, content: Mapping[str, Any]) -> dict[str, Any]:
         """Return the content unchanged."""
         return dict(content)
 
-    def filled(self, item: RawItem, content: Mapping[str, Any]) -> dict[str, Any]:
+    def fill(self, item: RawItem, content: Mapping[str, Any]) -> dict[str, Any]:
         """Return the item with its winner filled in."""
         return {**item, "winner": content["winner"]}
 
@@ -293,16 +293,16 @@ def parse_judgement(batch_items: BatchItems, item: RawItem, request: ItemRequest
     reason = " ".join(request.reason.split())
     if request.state is State.SKIPPED and not (reason and reason.isprintable()):
         raise Invalid("reason must say why the item is skipped.", path="body.reason")
-    content = batch_items.checked(item, request)
+    content = batch_items.parse_content(item, request)
     if request.state is State.EMPTY:
-        content = batch_items.blank(item)
-    return ItemJudgement(request.state, canonical(content), reason if request.state is State.SKIPPED else "")
+        content = batch_items.blank_content(item)
+    return ItemJudgement(request.state, canonical_json(content), reason if request.state is State.SKIPPED else "")
 
 
 def answer_shape(batch_items: BatchItems, item: RawItem, saved: ItemVersion | None) -> AnswerShape:
     """Return the field `answer` of a response: the judgement of an item; `saved` is None if it is untouched."""
     if saved is None:
-        blank = batch_items.shown_content(item, batch_items.blank(item))
+        blank = batch_items.content_json(item, batch_items.blank_content(item))
         return AnswerShape(version=0, state="empty", reason="", seconds=0.0, updated=None, can_undo=False, **blank)
     return AnswerShape(
         version=saved.version,
@@ -311,7 +311,7 @@ def answer_shape(batch_items: BatchItems, item: RawItem, saved: ItemVersion | No
         seconds=round(saved.seconds, 1),
         updated=iso(saved.updated),
         can_undo=saved.parent is not None,
-        **batch_items.shown_content(item, json.loads(saved.judgement.content)),
+        **batch_items.content_json(item, json.loads(saved.judgement.content)),
     )
 
 
@@ -323,7 +323,7 @@ def filled_file(batch_items: BatchItems, judge: str, versions: Mapping[str, Item
         if saved.judgement.state is State.SUBMITTED
     }
     items = [
-        batch_items.filled(item, submitted[item["item"]]) if item["item"] in submitted else item
+        batch_items.fill(item, submitted[item["item"]]) if item["item"] in submitted else item
         for item in batch_items.raw["items"]
     ]
     return {**batch_items.raw, "judge": judge, "items": items}
@@ -365,7 +365,7 @@ def rubric_json(rubric: Rubric) -> dict[str, Any]:
     }
 
 
-def canonical(value: object) -> str:
+def canonical_json(value: object) -> str:
     """Return JSON that is equal for equal values; escapes lone surrogates, which SQLite cannot store."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace").decode()

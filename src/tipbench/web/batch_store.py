@@ -147,7 +147,7 @@ class BatchStore:
         )
         return next((batch for batch in candidates if place is None or batch.place == place), None)
 
-    def listed(self, experiment: str, judge: str | None = None) -> list[Batch]:
+    def find_all(self, experiment: str, judge: str | None = None) -> list[Batch]:
         """Return the batches of an experiment, optionally of one judge, most recently updated first."""
         if judge is None:
             return self._batches("experiment = ?", (experiment,))

@@ -37,7 +37,7 @@ from tipbench.web.batch_items import (
     ItemSaved,
     ItemShape,
     answer_shape,
-    canonical,
+    canonical_json,
     filled_file,
     item_of,
     parse_judgement,
@@ -139,13 +139,13 @@ class BatchService:
         if who.is_judge and (judge == EVERYBODY or judge not in (None, who.name)):
             raise Forbidden(f"A judge's token can list only its own batches ({who.name}).", path="query.judge")
         only_judge = None if judge == EVERYBODY else judge or who.name
-        batches = sorted(self._store.listed(experiment, only_judge), key=_sort_key)
+        batches = sorted(self._store.find_all(experiment, only_judge), key=_sort_key)
         page, next_cursor = page_of(batches, _sort_key, limit=limit, after=after)
         return BatchList(items=[self._shape(self._sync(batch), who) for batch in page], next=next_cursor)
 
     def detail(self, who: Identity, sheet: str, experiment: str | None = None) -> BatchDetail:
         """Return a batch: all of it for its judge, only the status and the skipped items for an admin."""
-        batch = self._sync(self._visible(who, sheet, experiment))
+        batch = self._sync(self._get_visible(who, sheet, experiment))
         shape = self._shape(batch, who)
         if batch.judge != who.name:
             return BatchDetail(batch=shape, skips=self.skips(sheet))
@@ -159,15 +159,15 @@ class BatchService:
                     item=item["item"],
                     number=number,
                     answer=answer_shape(batch_items, item, versions.get(item["item"])),
-                    **batch_items.shown(item),
+                    **batch_items.item_json(item),
                 )
                 for number, item in enumerate(batch_items.raw["items"], start=1)
             ],
         )
 
-    def own(self, who: Identity, sheet: str, experiment: str | None = None) -> Batch:
+    def get_own(self, who: Identity, sheet: str, experiment: str | None = None) -> Batch:
         """Return a batch of the client. Raises NotFound, or Forbidden if an admin requests another judge's batch."""
-        batch = self._visible(who, sheet, experiment)
+        batch = self._get_visible(who, sheet, experiment)
         if batch.judge != who.name:
             raise Forbidden(f"This batch belongs to {batch.judge}; only its judge can edit it.", path="path.sheet")
         return batch
@@ -186,7 +186,7 @@ class BatchService:
         self, who: Identity, sheet: str, item: str, request: ItemRequest, experiment: str | None = None
     ) -> ItemSaved:
         """Save an item. Raises Conflict with the current version if the item has changed since it was read."""
-        batch, batch_items = self.own(who, sheet, experiment), self._batch_items(sheet)
+        batch, batch_items = self.get_own(who, sheet, experiment), self._batch_items(sheet)
         judgement = parse_judgement(batch_items, item_of(batch_items, item), request)
         with self._conflict_errors(batch_items, item):
             saved = self._store.put(sheet, item, request.version, judgement, request.seconds)
@@ -194,8 +194,8 @@ class BatchService:
 
     def undo(self, who: Identity, sheet: str, item: str, version: int, experiment: str | None = None) -> ItemSaved:
         """Restore the previous judgement. Raises Conflict like `save`, or if there is none."""
-        batch, batch_items = self.own(who, sheet, experiment), self._batch_items(sheet)
-        blank = canonical(batch_items.blank(item_of(batch_items, item)))
+        batch, batch_items = self.get_own(who, sheet, experiment), self._batch_items(sheet)
+        blank = canonical_json(batch_items.blank_content(item_of(batch_items, item)))
         with self._conflict_errors(batch_items, item):
             saved = self._store.undo(sheet, item, version, blank)
         return self._item_saved(who, batch, saved)
@@ -211,7 +211,7 @@ class BatchService:
         after: str | None = None,
     ) -> HistoryShape:
         """Return a page of an item's saved versions, newest first."""
-        self.own(who, sheet, experiment)
+        self.get_own(who, sheet, experiment)
         batch_items = self._batch_items(sheet)
         sheet_item = item_of(batch_items, item)
         versions = self._store.history(sheet, item)
@@ -223,25 +223,25 @@ class BatchService:
 
         Idempotent, even if an earlier call was interrupted.
         """
-        batch = self.own(who, sheet, experiment)
+        batch = self.get_own(who, sheet, experiment)
         if batch.status is Status.OPEN:
-            with self._mlflow() as store:
+            with self._locked_mlflow() as store:
                 batch = self._close(store, batch, final=True)
         return BatchClosedShape(batch=self._shape(batch, who), outcome=dict(batch.outcome or {}))
 
     def reopen(self, who: Identity, sheet: str, experiment: str | None = None) -> BatchAnswer:
         """Reopen the batch for revision. Applied scores count until the batch is closed again."""
-        self.own(who, sheet, experiment)
+        self.get_own(who, sheet, experiment)
         return BatchAnswer(batch=self._shape(self._store.reopen(sheet), who))
 
     def accept(self, admin: Identity, sheet: str, reason: str, experiment: str | None = None) -> BatchClosedShape:
         """Accept the drift of a held batch and save the reason. Raises Conflict if the batch is not held."""
         with convert_option_errors("body"):
             why = drift_reason(reason, "reason")
-        batch = self._sync(self._visible(admin, sheet, experiment))
+        batch = self._sync(self._get_visible(admin, sheet, experiment))
         if (batch.status, batch.accepted) != (Status.APPLIED, why):
             self._check_held(batch)
-            with self._mlflow() as store:
+            with self._locked_mlflow() as store:
                 result = accept_drift(store, batch.experiment, sheet, why, admin)
             changed = {name: result[name] for name in ("status", "applied", "held")}
             outcome = {**(batch.outcome or {}), **changed, "drift_accepted": why}
@@ -253,13 +253,13 @@ class BatchService:
         why = note.strip()
         if not why:
             raise Invalid("note must say what to revise.", path="body.note")
-        batch = self._sync(self._visible(admin, sheet, experiment))
+        batch = self._sync(self._get_visible(admin, sheet, experiment))
         if (batch.status, batch.note) != (Status.OPEN, why):
             self._check_held(batch)
             batch = self._store.reopen(sheet, note=why)
         return BatchAnswer(batch=self._shape(batch, admin))
 
-    def recorded_already(self, sheet: str) -> Status | None:
+    def status_applied_outside(self, sheet: str) -> Status | None:
         """Return the status in MLflow of an open batch whose scores were applied outside the panel, as from a file.
 
         None if none were applied, or if the batch is closed or was closed before.
@@ -284,7 +284,7 @@ class BatchService:
 
         Returns the batch, and whether it is new.
         """
-        with self._mlflow() as store:
+        with self._locked_mlflow() as store:
             if existing := self._find_open(judge, experiment, kind):  # opened by another tab while waiting for the lock
                 return existing, False
             if kind is Kind.SHEET:
@@ -304,7 +304,7 @@ class BatchService:
                 raw = duel_json(stored.sheet)
             place, size = self._panel.mlflow.open().identity, len(raw["items"])
             batch = Batch(raw["sheet"], place, experiment, judge.name, kind, size)
-            return self._store.add(batch, canonical(raw)), True
+            return self._store.add(batch, canonical_json(raw)), True
 
     def _close(self, store: RunStore, batch: Batch, *, final: bool) -> Batch:
         """Apply the submitted items and close the batch. `final` also finishes the sheet and checks the drift."""
@@ -346,10 +346,10 @@ class BatchService:
             return batch
         versions = self._store.items(batch.sheet).values()
         is_touched = any(saved.judgement.state is not State.EMPTY for saved in versions)
-        if is_touched or self.recorded_already(batch.sheet) is None:
+        if is_touched or self.status_applied_outside(batch.sheet) is None:
             return batch
         try:
-            with self._mlflow() as store:
+            with self._locked_mlflow() as store:
                 return self._close(store, batch, final=False)
         except (TipbenchError, WebError):
             return batch
@@ -361,7 +361,7 @@ class BatchService:
         except (TipbenchError, WebError):
             return RecordedStatus()
 
-    def _visible(self, who: Identity, sheet: str, experiment: str | None) -> Batch:
+    def _get_visible(self, who: Identity, sheet: str, experiment: str | None) -> Batch:
         """Return a batch that the client may see. Raises NotFound."""
         batch = self._store.get(sheet)
         if batch is None or experiment not in (None, batch.experiment) or (who.is_judge and batch.judge != who.name):
@@ -434,7 +434,7 @@ class BatchService:
             ) from exc
 
     @contextmanager
-    def _mlflow(self) -> Iterator[RunStore]:
+    def _locked_mlflow(self) -> Iterator[RunStore]:
         """Open MLflow, and hold this machine's lock for writing scores."""
         mlflow = self._panel.mlflow
         with mlflow.connected() as opened, mlflow.judging_lock():

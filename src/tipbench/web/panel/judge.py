@@ -149,7 +149,7 @@ def batch_page(request: Request, sheet: SheetPath, judge: Judge) -> HTMLResponse
     }
     if batch.status != "open":
         return page(request, "judge_outcome.html", view=batch_result(batch), **context)
-    return page(request, "judge_batch.html", recorded=batches.recorded_already(sheet), **context)
+    return page(request, "judge_batch.html", recorded=batches.status_applied_outside(sheet), **context)
 
 
 @router.post("/judge/batches/{sheet}/reopen")

@@ -390,7 +390,7 @@ def run_judge(sent: Sent) -> Response:
 def _is_batch(batch_service: BatchService, who: Identity, sheet: str, experiment: str) -> bool:
     """Return whether a sheet is a batch that some judge opened in the browser."""
     try:
-        batch_service.own(who, sheet, experiment)
+        batch_service.get_own(who, sheet, experiment)
     except Forbidden:  # another judge's batch
         return True
     except NotFound:

@@ -116,8 +116,11 @@ class BatchService:
             return BatchOpened(batch=self._shape(earlier, judge), new=False)
         existing = self._find_open(judge, experiment, kind)
         if existing is not None and self._sync(existing).status is not Status.OPEN:
-            existing = self._find_open(judge, experiment, kind)
-        batch, new = (existing, False) if existing else self._create(judge, experiment, kind, limit)
+            existing = self._find_open(judge, experiment, kind)  # another one, now that this one is closed
+        if existing is not None:
+            batch, new = existing, False
+        else:
+            batch, new = self._create(judge, experiment, kind, limit)
         if key is not None:
             self._store.save_key(judge.name, key, batch.sheet)
         return BatchOpened(batch=self._shape(batch, judge), new=new)
@@ -138,8 +141,9 @@ class BatchService:
         check_name(experiment)
         if who.is_judge and (judge == EVERYBODY or judge not in (None, who.name)):
             raise Forbidden(f"A judge's token can list only its own batches ({who.name}).", path="query.judge")
-        only_judge = None if judge == EVERYBODY else judge or who.name
-        batches = sorted(self._store.find_all(experiment, only_judge), key=_sort_key)
+        owner = judge or who.name
+        stored = self._store.find_all(experiment, judge=None if owner == EVERYBODY else owner)
+        batches = sorted(stored, key=_sort_key)
         page, next_cursor = page_of(batches, _sort_key, limit=limit, after=after)
         return BatchList(items=[self._shape(self._sync(batch), who) for batch in page], next=next_cursor)
 
@@ -239,7 +243,8 @@ class BatchService:
         with convert_option_errors("body"):
             why = drift_reason(reason, "reason")
         batch = self._sync(self._get_visible(admin, sheet, experiment))
-        if (batch.status, batch.accepted) != (Status.APPLIED, why):
+        is_repeated = (batch.status, batch.accepted) == (Status.APPLIED, why)
+        if not is_repeated:
             self._check_held(batch)
             with self._locked_mlflow() as store:
                 result = accept_drift(store, batch.experiment, sheet, why, admin)
@@ -254,7 +259,8 @@ class BatchService:
         if not why:
             raise Invalid("note must say what to revise.", path="body.note")
         batch = self._sync(self._get_visible(admin, sheet, experiment))
-        if (batch.status, batch.note) != (Status.OPEN, why):
+        is_repeated = (batch.status, batch.note) == (Status.OPEN, why)
+        if not is_repeated:
             self._check_held(batch)
             batch = self._store.reopen(sheet, note=why)
         return BatchAnswer(batch=self._shape(batch, admin))
@@ -262,7 +268,7 @@ class BatchService:
     def status_applied_outside(self, sheet: str) -> Status | None:
         """Return the status in MLflow of an open batch whose scores were applied outside the panel, as from a file.
 
-        None if none were applied, or if the batch is closed or was closed before.
+        None if there are no such scores, or if the batch has been closed in the panel, even if it is open again.
         """
         batch = self._store.get(sheet)
         if batch is None or batch.status is not Status.OPEN or batch.outcome is not None:
@@ -274,10 +280,10 @@ class BatchService:
         return {judge: median(seconds) / 60 for judge, seconds in sorted(self._store.seconds(experiment).items())}
 
     def _find_open(self, judge: Identity, experiment: str, kind: Kind) -> Batch | None:
-        place = None
+        server = None
         with suppress(TipbenchError):  # an open batch can be continued without MLflow
-            place = self._panel.mlflow.open().identity
-        return self._store.find_open(experiment, judge.name, kind, place)
+            server = self._panel.mlflow.open().identity
+        return self._store.find_open(experiment, judge.name, kind, server)
 
     def _create(self, judge: Identity, experiment: str, kind: Kind, limit: int | None) -> tuple[Batch, bool]:
         """Create a batch with the judge's open sheet in MLflow, or with a new sheet.
@@ -302,12 +308,18 @@ class BatchService:
                     duels = duel_request(store, mlflow_experiment, judge=judge.name, limit=limit or DEFAULT_DUELS)
                     stored = export_duels(store, mlflow_experiment, duels).stored
                 raw = duel_json(stored.sheet)
-            place, size = self._panel.mlflow.open().identity, len(raw["items"])
-            batch = Batch(raw["sheet"], place, experiment, judge.name, kind, size)
+            batch = Batch(
+                sheet=raw["sheet"],
+                server=self._panel.mlflow.open().identity,
+                experiment=experiment,
+                judge=judge.name,
+                kind=kind,
+                size=len(raw["items"]),
+            )
             return self._store.add(batch, canonical_json(raw)), True
 
     def _close(self, store: RunStore, batch: Batch, *, final: bool) -> Batch:
-        """Apply the submitted items and close the batch. `final` also finishes the sheet and checks the drift."""
+        """Apply the submitted items and close the batch; with `final`, finish the sheet, which checks the drift."""
         for _ in range(_CLOSE_ATTEMPTS):
             batch = self._store.get(batch.sheet) or batch
             if batch.status is not Status.OPEN:
@@ -315,16 +327,17 @@ class BatchService:
             versions = self._store.items(batch.sheet)
             has_submitted = any(saved.judgement.state is State.SUBMITTED for saved in versions.values())
             # A sheet without any score cannot be finished. The error below then asks the judge to submit an item.
-            final = final and (has_submitted or recorded_status(store, batch).status is not None)
+            is_final = final and (has_submitted or recorded_status(store, batch).status is not None)
             result = apply_sheet(
                 store,
                 batch.experiment,
                 filled_file(self._batch_items(batch.sheet), batch.judge, versions),
-                ApplyOptions(Identity(batch.judge, Role.JUDGE, ""), batch.judge, final=final),
+                ApplyOptions(Identity(batch.judge, Role.JUDGE, ""), batch.judge, final=is_final),
             )
-            if not result["applied"] + result["held"]:
+            if result["applied"] == 0 and result["held"] == 0:
                 raise NotEnoughData("No item of this batch is submitted yet. Submit an item, then close the batch.")
-            if not has_submitted and (batch.outcome is None or batch.outcome.get("by_file")):
+            was_by_file = batch.outcome is None or batch.outcome.get("by_file")  # up to this close
+            if was_by_file and not has_submitted:
                 result["by_file"] = True  # all scores were applied from a file
             closed = self._store.close(batch, Status(result["status"]), result)
             if closed is not None:
@@ -385,7 +398,7 @@ class BatchService:
         seconds = [saved.seconds for saved in submitted if saved.seconds > 0]
         url = f"/api/bench/judge/{quote(batch.experiment, safe='')}/batches/{batch.sheet}"
         links = {"self": url, **{name: f"{url}/{name}" for name in ("items", "close", "reopen")}}
-        links["page"] = f"/judge/batches/{batch.sheet}"
+        links["page"] = f"/judge/batches/{batch.sheet}"  # a dictionary: `self` cannot be a keyword argument
         return BatchShape(
             sheet=batch.sheet,
             experiment=batch.experiment,
@@ -409,8 +422,9 @@ class BatchService:
         )
 
     def _item_saved(self, who: Identity, batch: Batch, saved: ItemVersion) -> ItemSaved:
-        batch_items, updated_batch = self._batch_items(batch.sheet), self._store.get(batch.sheet) or batch
+        batch_items = self._batch_items(batch.sheet)
         answer = answer_shape(batch_items, item_of(batch_items, saved.item), saved)
+        updated_batch = self._store.get(batch.sheet) or batch
         return ItemSaved(item=saved.item, answer=answer, batch=self._shape(updated_batch, who))
 
     def _read_items(self, sheet: str) -> BatchItems:

@@ -141,8 +141,10 @@ class BatchService:
         check_name(experiment)
         if who.is_judge and (judge == EVERYBODY or judge not in (None, who.name)):
             raise Forbidden(f"A judge's token can list only its own batches ({who.name}).", path="query.judge")
-        owner = judge or who.name
-        stored = self._store.find_all(experiment, judge=None if owner == EVERYBODY else owner)
+        if judge == EVERYBODY:
+            stored = self._store.find_all(experiment)
+        else:
+            stored = self._store.find_all(experiment, judge or who.name)
         batches = sorted(stored, key=_sort_key)
         page, next_cursor = page_of(batches, _sort_key, limit=limit, after=after)
         return BatchList(items=[self._shape(self._sync(batch), who) for batch in page], next=next_cursor)

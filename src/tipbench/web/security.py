@@ -50,7 +50,8 @@ class Hosts:
         for name in names:
             text = name.strip().lower()
             host = _ipv6_address(text) or host_name(text)
-            has_port = ":" in text and _ipv6_address(text.strip("[]")) is None
+            is_ipv6 = _ipv6_address(text.strip("[]")) is not None
+            has_port = ":" in text and not is_ipv6
             if host is None or has_port:
                 raise UsageError(
                     "panel_hosts must be names or addresses without scheme and port, separated by commas "
@@ -64,7 +65,7 @@ class Hosts:
         name = host_name(header)
         return name is not None and (name in self.names or is_loopback_name(name))
 
-    def same_origin(self, origin: str, header: str) -> bool:
+    def same_origin(self, origin: str, host_header: str) -> bool:
         """Whether an Origin header is the panel's own: equal to the Host header, or a configured host name.
 
         The Host header includes the port, so another port of this machine is a different origin.
@@ -75,9 +76,10 @@ class Hosts:
             return False
         if parts.scheme not in ("http", "https") or not parts.netloc or "@" in parts.netloc:
             return False
+        if parts.netloc.lower() == host_header.lower():
+            return True
         name = host_name(parts.netloc)
-        is_configured = name in self.names and not is_loopback_name(name or "")
-        return parts.netloc.lower() == header.lower() or is_configured
+        return name is not None and name in self.names and not is_loopback_name(name)
 
 
 def host_name(header: str) -> str | None:
@@ -137,7 +139,7 @@ class _ClientFailures:
 
 
 class LoginLimiter:
-    """Limits failed attempts: a back-off per client, and a limit for all clients together. Thread-safe."""
+    """Limits failed attempts: a wait per client that doubles, and a limit for all clients together. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -211,6 +213,7 @@ HEADERS = {
 # Requests whose body is a filled sheet; their limit is SHEET_BYTES instead of MAX_BODY_BYTES.
 _SHEET_PATHS = re.compile(r"/api/bench/judge/.+/apply|/experiments/.+/judges/import|/judge/preview", re.DOTALL)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{8,64}", re.ASCII)
+_MAX_LENGTH_DIGITS = 20  # of Content-Length; enough for every limit, and int() rejects numbers of thousands of digits
 
 
 class SecurityMiddleware:
@@ -272,7 +275,8 @@ class SecurityMiddleware:
             )
             return Json(error_json("host_refused", message, "header.host"), 400)
         limit, length = _max_body(scope["path"]), Headers(scope=scope).get("content-length", "0")
-        if not (length.isascii() and length.isdigit()) or int(length[:20]) > limit:
+        is_number = length.isascii() and length.isdigit()
+        if not is_number or int(length[:_MAX_LENGTH_DIGITS]) > limit:
             return Json(error_json("too_large", _too_large(limit), "body"), 413, headers={"Connection": "close"})
         return None
 
@@ -321,7 +325,8 @@ def _limit_body(scope: Scope, receive: Receive, clock: Callable[[], float]) -> R
 
     Authentication may lower the limit with `state.max_bytes`. Sets `state.arrived` when the body is complete.
     """
-    announced_bytes, received_bytes = int(Headers(scope=scope).get("content-length", "0")[:20]), 0
+    announced_bytes = int(Headers(scope=scope).get("content-length", "0")[:_MAX_LENGTH_DIGITS])
+    received_bytes = 0
 
     async def limited_receive() -> Message:
         nonlocal received_bytes

@@ -185,7 +185,7 @@ def test_a_broken_form_is_a_client_error(served: Served) -> None:
 def test_a_file_that_is_too_large_is_refused_with_a_sentence(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     from tipbench.web import security
 
-    monkeypatch.setattr(security, "SHEET_BYTES", 2_000_000)
+    monkeypatch.setattr(security, "MAX_SHEET_BYTES", 2_000_000)
     assert upload(served, b"{" + b" " * 1_500_000).status_code == 303
     response = upload(served, b"{" + b" " * 2_000_000)
     assert response.status_code == 413

@@ -293,10 +293,9 @@ def retry_job(panel: Panel, job_id: str, *, started_by: str, key: str | None = N
     Uses the currently configured judging program. Raises Forbidden if there is none.
     """
     old = panel.jobs.store.get(job_id)
-    restricted = {name: old.arguments.get(name) for name in (*ADDRESSES, "suite")}
-    panel.permissions.config(
-        {name: value for name, value in restricted.items() if value is not None}
-    )  # raises Forbidden
+    arguments = {name: old.arguments.get(name) for name in (*ADDRESSES, "suite")}
+    restricted = {name: value for name, value in arguments.items() if value is not None}
+    panel.permissions.config(restricted)  # raises Forbidden
     changes: dict[str, Any] = {}
     kind = str(old.arguments.get("with", "")).partition(":")[0]  # old jobs have the command line in `with`
     if kind == JudgeKind.COMMAND:

@@ -24,7 +24,8 @@ from decisions import request_body
 from tipbench.serve.event_log import EventLog, Keys, load_keys
 from tipbench.serve.recommender import Recommender
 from tipbench.serve.service import PolicyService
-from tipbench.web.auth import POLICY_SERVER_REFUSED_ROLES, Role, TokenGuard, TokenStore, panel_database
+from tipbench.web.auth import POLICY_SERVER_REFUSED_ROLES, Role, TokenGuard, TokenStore
+from tipbench.web.database import panel_database
 from tipbench.web.security import LoginLimiter
 from tipbench.web.server import listen, run_server
 from tipbench.web.serving import PolicyServer, tune_garbage_collector

@@ -17,7 +17,7 @@ from page_parts import fenced, pretty, table
 from tipbench.judge.sheet_file import MAX_BYTES as SHEET_BYTES
 from tipbench.settings import load_settings
 from tipbench.web.app import create_app
-from tipbench.web.auth import CSRF_FIELD, identify, require_admin
+from tipbench.web.auth import CSRF_FIELD, admit_request, require_admin
 from tipbench.web.security import MAX_ADMIN_SHEET_REQUESTS, MAX_JUDGE_SHEET_BYTES
 
 EXAMPLES = Path(__file__).with_name("api_examples.json")
@@ -150,7 +150,7 @@ def _roles(app: Any) -> dict[tuple[str, str], str]:
         if not hasattr(original, "dependant"):
             continue
         calls = set(_calls(getattr(route, "dependant", None) or original.dependant))
-        role = "admin" if require_admin in calls else "admin, judge" if identify in calls else "public"
+        role = "admin" if require_admin in calls else "admin, judge" if admit_request in calls else "public"
         roles |= {(method, str(route.path_format)): role for method in route.methods}
     return roles
 

@@ -21,7 +21,8 @@ from tipbench.serve.catalogue import Catalogue
 from tipbench.serve.recommender import Recommender, ShadowScorer, score_shadow
 from tipbench.serve.request import RewardRequest, ScoreRequest
 from tipbench.serve.service import PolicyService
-from tipbench.web.auth import POLICY_SERVER_REFUSED_ROLES, Role, TokenGuard, TokenStore, panel_database
+from tipbench.web.auth import POLICY_SERVER_REFUSED_ROLES, Role, TokenGuard, TokenStore
+from tipbench.web.database import panel_database
 from tipbench.web.security import LoginLimiter
 from tipbench.web.serving import PolicyServer
 

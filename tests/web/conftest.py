@@ -29,9 +29,9 @@ def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests wait for a slot or lock as long as a loaded machine needs; tests of the limits set their own."""
     for module, name in (
-        (security, "WAIT_S"),
-        (security, "SHEET_WAIT_S"),
-        (security, "REQUEST_WAIT_S"),
+        (security, "SHEET_REQUEST_WAIT_S"),
+        (security, "FILLED_SHEET_WAIT_S"),
+        (security, "JUDGE_REQUEST_WAIT_S"),
         (deps, "JUDGING_WAIT_S"),
     ):
         monkeypatch.setattr(module, name, 300.0)

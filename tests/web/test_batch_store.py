@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tipbench.web import batch_store
-from tipbench.web.auth import FILE, FOLDER, VERSION, panel_database
-from tipbench.web.batch_items import canonical
+from tipbench.web.batch_items import canonical_json
 from tipbench.web.batch_store import (
     MAX_KEYS,
     MAX_VERSIONS,
@@ -31,6 +30,7 @@ from tipbench.web.batch_store import (
     Status,
     VersionConflict,
 )
+from tipbench.web.database import FILE, FOLDER, VERSION, panel_database
 from tipbench.web.errors import Conflict
 
 SHEET = "a" * 12
@@ -107,7 +107,7 @@ def test_a_database_of_the_first_version_gets_the_new_tables_and_keeps_its_token
 def test_saved_judgements_survive_a_kill(tmp_path: Path) -> None:
     """A process that dies right after a save loses nothing."""
     script = (
-        "import os, sys; from pathlib import Path; from tipbench.web.auth import panel_database\n"
+        "import os, sys; from pathlib import Path; from tipbench.web.database import panel_database\n"
         "from tipbench.web.batch_store import *\n"
         "s = BatchStore(panel_database(Path(sys.argv[1])))\n"
         f"s.add(Batch('{SHEET}', 'here', 'tip-bench-x', 'anna', Kind.SHEET, 3), '{{}}')\n"
@@ -218,8 +218,8 @@ def test_the_oldest_steps_of_a_batch_are_deleted_over_the_size_limit(
 
 def test_judgements_are_stored_exactly_and_a_lone_surrogate_as_its_escape() -> None:
     content = {"note": "Grüße 🌿 \\ \ud83c"}
-    assert canonical(content) == '{"note":"Grüße 🌿 \\\\ \\ud83c"}'
-    assert json.loads(canonical(content)) == content
+    assert canonical_json(content) == '{"note":"Grüße 🌿 \\\\ \\ud83c"}'
+    assert json.loads(canonical_json(content)) == content
 
 
 # time

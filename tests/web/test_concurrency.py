@@ -28,8 +28,8 @@ JSON = {"Content-Type": "application/json"}
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests wait only briefly for a slot."""
-    monkeypatch.setattr(security, "WAIT_S", 0.1)
-    monkeypatch.setattr(security, "SHEET_WAIT_S", 0.1)
+    monkeypatch.setattr(security, "SHEET_REQUEST_WAIT_S", 0.1)
+    monkeypatch.setattr(security, "FILLED_SHEET_WAIT_S", 0.1)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def under_way(served: Served, token: str, times: int = 1) -> Iterator[None]:
 def test_a_judges_parallel_reads_wait_without_slowing_others_down(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(security, "REQUEST_WAIT_S", 0.1)
+    monkeypatch.setattr(security, "JUDGE_REQUEST_WAIT_S", 0.1)
     judge, admin = (served.panel.guard.by_token(token, "test") for token in (served.judge, served.admin))
     portal = served.client.portal
     assert portal is not None
@@ -96,7 +96,7 @@ def test_the_panel_responds_while_one_token_uses_all_its_slots(served: Served, m
     monkeypatch.setattr(deps, "JUDGING_WAIT_S", 120)
     path = f"{API}/judge/{EXPERIMENT}/batches"
     asking = [threading.Thread(target=served.post, args=(path,), kwargs={"token": served.judge}) for _ in range(60)]
-    with served.panel.tracker.judging_lock():  # each would wait for this, in a thread
+    with served.panel.mlflow.judging_lock():  # each would wait for this, in a thread
         for each in asking:
             each.start()
         time.sleep(0.5)
@@ -179,7 +179,7 @@ class Waits:
         async with self._panel.concurrency.filled_sheet():  # raises Busy unless the slot for sheets is free
 
             def take_lock() -> None:
-                with self._panel.tracker.judging_lock():
+                with self._panel.mlflow.judging_lock():
                     pass
 
             await asyncio.to_thread(take_lock)
@@ -188,7 +188,7 @@ class Waits:
 def test_a_judges_apply_and_close_wait_without_lock_and_slot_for_sheets(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(security, "MAX_SHEETS", 1)
+    monkeypatch.setattr(security, "MAX_FILLED_SHEETS", 1)
     monkeypatch.setattr(deps, "JUDGING_WAIT_S", 0.1)
     base = f"{API}/judge/{EXPERIMENT}"
     with serving(home, answered()[0]) as served:
@@ -219,6 +219,6 @@ def test_a_judges_apply_and_close_wait_without_lock_and_slot_for_sheets(
 def test_filled_sheets_in_memory_are_limited(
     home: Path, monkeypatch: pytest.MonkeyPatch, most: int, statuses: list[int]
 ) -> None:
-    monkeypatch.setattr(security, "MAX_SHEETS", most)
+    monkeypatch.setattr(security, "MAX_FILLED_SHEETS", most)
     with serving(home, answered()[0]) as served:
         assert [served.post(APPLY, content=b"{", headers=JSON).status_code for _ in range(2)] == statuses

@@ -8,7 +8,7 @@ from fastapi import Request
 from starlette.responses import HTMLResponse
 
 from tipbench import errors
-from tipbench.web.errors import KINDS
+from tipbench.web.errors import STATUSES_AND_CODES
 from web.panels import API, EXPERIMENT, Served
 
 
@@ -20,16 +20,16 @@ def tree(kind: type[errors.TipbenchError]) -> Iterator[type[errors.TipbenchError
 
 
 def kind_of(kind: type[errors.TipbenchError]) -> tuple[int, str]:
-    return next((status, code) for known, status, code in KINDS if issubclass(kind, known))
+    return next((status, code) for known, status, code in STATUSES_AND_CODES if issubclass(kind, known))
 
 
 def test_every_exception_of_the_tree_has_a_status() -> None:
-    chosen = {known for known, _, _ in KINDS}
+    chosen = {known for known, _, _ in STATUSES_AND_CODES}
     assert set(tree(errors.TipbenchError)) <= chosen
 
 
 def test_a_subclass_is_matched_before_its_parent() -> None:
-    kinds = [known for known, _, _ in KINDS]
+    kinds = [known for known, _, _ in STATUSES_AND_CODES]
     for at, kind in enumerate(kinds):
         assert not any(issubclass(later, kind) for later in kinds[at + 1 :])
 

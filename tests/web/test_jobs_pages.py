@@ -270,7 +270,7 @@ def test_an_invalid_web_address_is_not_a_link(panel: ScriptedPanel) -> None:
 
 def test_a_login_in_a_reason_or_an_option_is_not_shown(home: Path) -> None:
     with scripted_panel(home, MLFLOW_TRACKING_URI="http://me:hidden@mlflow:5000") as panel:
-        config = panel.served.panel.allowed.config({"models": "a:1b"})
+        config = panel.served.panel.permissions.config({"models": "a:1b"})
         job = panel.served.panel.jobs.submit(collect_request(config)).job
         panel.status_by_job[job.id] = JobStatus(JobState.FAILED, 1, "http://me:hidden@mlflow:5000 is away")
         for _ in range(2):

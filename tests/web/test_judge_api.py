@@ -184,7 +184,7 @@ def test_an_apply_waits_for_the_lock_and_then_fails_with_a_message(
     """The lock is that of `judge apply` on the command line."""
     monkeypatch.setattr(deps, "JUDGING_WAIT_S", 0.0)
     raw = filled(served, exported(served, judge="anna", limit=6))
-    server = canonical_url(served.panel.tracker.open().url)
+    server = canonical_url(served.panel.mlflow.open().url)
     lock = ResourceLock(served.home, f"judging at {server}", "a test")
     lock.acquire(wait=False, report=lambda _text: None)
     assert served.error(applied(served, raw)) == (409, "in_use")

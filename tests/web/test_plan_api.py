@@ -32,7 +32,7 @@ def test_the_schemas_defaults_are_a_configuration_that_is_accepted(served: Serve
     schema = schema_of(served)
     defaults = {key: value["default"] for key, value in schema["properties"].items()}
     jsonschema.validate(defaults, schema)
-    assert served.panel.allowed.config(defaults) == CollectConfig()
+    assert served.panel.permissions.config(defaults) == CollectConfig()
 
 
 def test_the_schema_shows_what_applies_on_this_server(home: Path) -> None:
@@ -48,7 +48,7 @@ def test_credentials_are_not_in_the_schema(home: Path) -> None:
     environment = {"MLFLOW_TRACKING_URI": "http://me:hidden@mlflow:5000"}
     with serving(home, environment=environment) as served:
         text = served.get(f"{API}/config").text
-        assert served.panel.allowed.config({}).mlflow_url == "http://me:hidden@mlflow:5000"
+        assert served.panel.permissions.config({}).mlflow_url == "http://me:hidden@mlflow:5000"
     assert "hidden" not in text
     assert "http://mlflow:5000" in text
 
@@ -144,7 +144,7 @@ def test_an_allowed_server_is_used_as_configured(strict: Served) -> None:
         ("mlflow_url", None, "http://me:hidden@mlflow:5000/base"),
     ]
     for key, url, used in cases:
-        assert getattr(strict.panel.allowed.config({key: url}), key) == used
+        assert getattr(strict.panel.permissions.config({key: url}), key) == used
 
 
 def test_without_a_configured_mlflow_those_that_the_panel_finds_are_allowed(home: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fastapi import APIRouter
 
-from tipbench.web.auth import CSRF_FIELD, CSRF_HEADER, SAFE, Role
+from tipbench.web.auth import CSRF_FIELD, CSRF_HEADER, SAFE_METHODS, Role
 from web.panels import API, EXPERIMENT, Served, answered, route_list, serving
 
 Route = tuple[str, str]
@@ -188,7 +188,7 @@ def test_head_requests_of_a_judge_are_rejected_like_get(served: Served) -> None:
 
 def test_every_change_with_a_cookie_needs_the_csrf_token(served: Served) -> None:
     served.log_in(served.admin)
-    changes = [(method, path) for method, path in closed(served) if method not in SAFE]
+    changes = [(method, path) for method, path in closed(served) if method not in SAFE_METHODS]
     assert len(changes) > 8
     for method, path in changes:
         for body in (b"", b"csrf=", f"{CSRF_FIELD}={'x' * 43}".encode()):
@@ -201,7 +201,7 @@ def test_the_csrf_token_of_another_session_is_rejected(served: Served) -> None:
     served.client.cookies.clear()
     served.log_in(served.admin)
     for method, path in closed(served):
-        if method not in SAFE:
+        if method not in SAFE_METHODS:
             response = served.ask(method, filled(path), token=None, headers={CSRF_HEADER: other})
             assert status_and_code(served, response) == (403, "csrf"), path
 
@@ -217,7 +217,7 @@ def test_a_cross_site_change_is_rejected_even_with_a_csrf_token(served: Served) 
     for headers in cases:
         csrf = served.log_in(served.admin)
         for method, path in closed(served):
-            if method not in SAFE:
+            if method not in SAFE_METHODS:
                 response = served.ask(method, filled(path), token=None, headers={CSRF_HEADER: csrf, **headers})
                 assert status_and_code(served, response) == (403, "foreign_origin"), path
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tipbench.errors import UsageError
 from tipbench.sqlite import Database
-from tipbench.web.auth import FOLDER, KEY_FILE, Sessions, load_key, panel_database
+from tipbench.web.auth import KEY_FILE, Sessions, load_key
+from tipbench.web.database import FOLDER, panel_database
 from web.test_tokens import Clock, anything
 
 KEY = b"k" * 32

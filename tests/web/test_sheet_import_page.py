@@ -185,7 +185,7 @@ def test_a_broken_form_is_a_client_error(served: Served) -> None:
 def test_a_file_that_is_too_large_is_refused_with_a_sentence(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     from tipbench.web import security
 
-    monkeypatch.setattr(security, "SHEET_BYTES", 2_000_000)
+    monkeypatch.setattr(security, "MAX_SHEET_BYTES", 2_000_000)
     assert upload(served, b"{" + b" " * 1_500_000).status_code == 303
     response = upload(served, b"{" + b" " * 2_000_000)
     assert response.status_code == 413
@@ -265,7 +265,7 @@ def test_during_another_apply_the_page_shows_to_try_again(
 
     monkeypatch.setattr(deps, "JUDGING_WAIT_S", 0.0)
     place, page = preview_of(served, fill(exported.stored))
-    server = canonical_url(served.panel.tracker.open().url)
+    server = canonical_url(served.panel.mlflow.open().url)
     lock = ResourceLock(served.home, f"judging at {server}", "a test")
     lock.acquire(wait=False, report=lambda _text: None)
     response = confirm(served, place, page.text)

@@ -78,7 +78,7 @@ def test_the_untouched_form_is_the_default_configuration(home: Path) -> None:
     ):
         assert send(served, form_of(served).body(do="start")).status_code == 303
         arguments = jobs(served)[0]["arguments"]
-        assert CollectConfig.model_validate(arguments) == served.panel.allowed.config({})
+        assert CollectConfig.model_validate(arguments) == served.panel.permissions.config({})
 
 
 def test_an_unticked_box_is_false_even_if_the_default_is_true(home: Path) -> None:

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tipbench.errors import UsageError
-from tipbench.web.auth import FILE, FOLDER, MAX_LIFE_S, Role, TokenStore, panel_database, parse_lifetime
+from tipbench.web.auth import MAX_LIFE_S, Role, TokenStore, parse_lifetime
+from tipbench.web.database import FILE, FOLDER, panel_database
 
 anything = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 

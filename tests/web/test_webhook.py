@@ -20,7 +20,7 @@ from tipbench.plan.config import make_config
 from tipbench.record.collect import TrackingStore
 from tipbench.record.run import RunChange
 from tipbench.record.store import MemoryStore
-from tipbench.web.auth import panel_database
+from tipbench.web.database import panel_database
 from tipbench.web.signing import DELIVERY, Seen, verify
 from tipbench.web.webhook import (
     MAX_CHANGING_S,

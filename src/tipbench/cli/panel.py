@@ -69,7 +69,7 @@ def panel(
                 "TIPBENCH_PANEL_HOSTS"
             )
         try:  # MLflow is opened or started now, so that the first page does not wait for it
-            print_message(f"MLflow: {app.state.panel.tracker.open().url}")
+            print_message(f"MLflow: {app.state.panel.mlflow.open().url}")
         except NotEnoughData:
             print_message("MLflow: none yet; the first run starts one")
         except TipbenchError as exc:

@@ -62,7 +62,8 @@ def serve(
     from tipbench.serve.prior import load_prior
     from tipbench.serve.recommender import Recommender
     from tipbench.serve.service import PolicyService
-    from tipbench.web.auth import POLICY_SERVER_REFUSED_ROLES, Role, TokenGuard, TokenStore, panel_database
+    from tipbench.web.auth import POLICY_SERVER_REFUSED_ROLES, Role, TokenGuard, TokenStore
+    from tipbench.web.database import panel_database
     from tipbench.web.options import panel_options
     from tipbench.web.security import LoginLimiter
     from tipbench.web.server import listen, run_server, server_url

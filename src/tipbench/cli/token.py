@@ -131,7 +131,8 @@ def revoke(
 
 @contextmanager
 def _open_tokens() -> Iterator[TokenStore]:
-    from tipbench.web.auth import TokenStore, panel_database
+    from tipbench.web.auth import TokenStore
+    from tipbench.web.database import panel_database
 
     with closing(panel_database(writable_home(load_settings().home))) as database:
         yield TokenStore(database)

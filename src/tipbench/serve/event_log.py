@@ -188,7 +188,7 @@ class EventLog:
         self.database = open_store(home)  # for reads, which a commit on the other connection does not block
         self.writing = open_store(home)
         self._writer = GroupCommit(
-            self.writing, "log", columns=8, capacity=min(capacity, MAX_QUEUED), lock=lock, on_failure=on_failure
+            self.writing, "log", n_columns=8, capacity=min(capacity, MAX_QUEUED), lock=lock, on_failure=on_failure
         )
         self._seq: int = self.database.execute("SELECT coalesce(max(seq), 0) FROM log")[0][0]
 

@@ -16,15 +16,16 @@ from tipbench.sqlite import Database
 from tipbench.web import errors, login
 from tipbench.web import panel as pages
 from tipbench.web.api import health, hook, jobs, judge, leaderboard, policies, runs, tokens
-from tipbench.web.auth import Authenticator, Sessions, TokenStore, load_key, panel_database
+from tipbench.web.auth import Authenticator, Sessions, TokenStore, load_key
 from tipbench.web.batch_store import BatchStore
 from tipbench.web.batches import BatchService
+from tipbench.web.database import panel_database
 from tipbench.web.deps import MlflowConnection, Panel
 from tipbench.web.errors import Json
 from tipbench.web.job_service import JobService, make_runners
 from tipbench.web.judge_service import UploadStore
-from tipbench.web.metrics import Metrics
-from tipbench.web.options import PanelOptions, RunPermissions, panel_options
+from tipbench.web.metrics import Labels, Metrics, labels
+from tipbench.web.options import OperatorPermissions, PanelOptions, panel_options
 from tipbench.web.queries import Queries
 from tipbench.web.security import CompressionMiddleware, LoginLimiter, SecurityMiddleware, StreamLimits
 from tipbench.web.webhook import hook_options, make_webhook
@@ -71,11 +72,14 @@ def create_app(
     with settings.add_source_to_errors():
         webhook_options = hook_options(settings)
     panel, database = make_panel(settings, options or panel_options(settings), store, runners)
-    webhook = make_webhook(webhook_options, panel, database, find_mlflow=store is None) if webhook_options else None
+    webhook = None
+    if webhook_options is not None:
+        webhook = make_webhook(webhook_options, panel, database, find_mlflow=store is None)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        for route in app.router.routes:  # FastAPI builds a router's routes when it is matched for the first time
+        # FastAPI builds a router's routes when it is matched for the first time. Match once, so that no request waits.
+        for route in app.router.routes:
             route.matches({"type": "http", "method": "GET", "path": ""})
         panel.jobs.supervisor.start()
         if webhook is not None:
@@ -84,7 +88,7 @@ def create_app(
         if webhook is not None:
             await run_in_threadpool(webhook.close)
         await run_in_threadpool(panel.jobs.close)
-        await run_in_threadpool(panel.tracker.close)
+        await run_in_threadpool(panel.mlflow.close)
         await run_in_threadpool(database.close)
 
     app = FastAPI(
@@ -118,43 +122,43 @@ def make_panel(
     runners: Mapping[str, Runner] | None = None,
 ) -> tuple[Panel, Database]:
     """Create everything the handlers need. Raises UsageError for an invalid setting or file, before any request."""
-    settings.collect_config({})  # validates the settings
+    settings.collect_config({})  # raises for an invalid setting
     database = panel_database(settings.home)
     sessions = Sessions(load_key(settings.home), database, life_s=options.session_s)
     guard = Authenticator(TokenStore(database), sessions, LoginLimiter(), options.admin_token)
-    queries, metrics = Queries(), Metrics()
-    tracker, streams = MlflowConnection(settings, store), StreamLimits()
-    service = JobService.of(settings, make_runners(settings, tracker) if runners is None else runners)
-    metrics.register("tipbench_info", "gauge", "Always 1.", lambda: {(("version", tipbench.__version__),): 1.0})
-    metrics.register(
-        "tipbench_cache_requests_total",
-        "counter",
-        "Cache lookups.",
-        lambda: {
-            (("cache", name), ("result", result)): float(getattr(getattr(queries, name), result))
-            for name in ("snapshots", "counts", "small", "large")
-            for result in ("hits", "misses")
-        },
-    )
-    metrics.register(
-        "tipbench_jobs",
-        "gauge",
-        "Jobs by state.",
-        lambda: {(("state", state.value),): float(count) for state, count in service.store.counts().items()},
-    )
-    metrics.register(
-        "tipbench_queue_length", "gauge", "Queued jobs.", lambda: {(): float(service.store.counts()[JobState.QUEUED])}
-    )
-    metrics.register("tipbench_event_streams", "gauge", "Open event streams.", lambda: {(): float(streams.open)})
+    mlflow = MlflowConnection(settings, store)
     panel = Panel(
         settings=settings,
         options=options,
         guard=guard,
-        tracker=tracker,
-        queries=queries,
-        allowed=RunPermissions.of(settings, options),
-        metrics=metrics,
-        jobs=service,
-        streams=streams,
+        mlflow=mlflow,
+        queries=Queries(),
+        permissions=OperatorPermissions.of(settings, options),
+        metrics=Metrics(),
+        jobs=JobService.of(settings, make_runners(settings, mlflow) if runners is None else runners),
+        streams=StreamLimits(),
     )
+    _register_metrics(panel)
     return panel, database
+
+
+def _register_metrics(panel: Panel) -> None:
+    """Register the metrics of jobs, caches and event streams."""
+    queries, jobs, register = panel.queries, panel.jobs.store, panel.metrics.register
+    caches = {"snapshots": queries.snapshots, "counts": queries.counts, "small": queries.small, "large": queries.large}
+
+    def cache_requests() -> dict[Labels, float]:
+        hits = {labels(cache=name, result="hits"): float(cache.hits) for name, cache in caches.items()}
+        misses = {labels(cache=name, result="misses"): float(cache.misses) for name, cache in caches.items()}
+        return hits | misses
+
+    def jobs_by_state() -> dict[Labels, float]:
+        return {labels(state=state.value): float(count) for state, count in jobs.counts().items()}
+
+    register("tipbench_info", "gauge", "Always 1.", lambda: {labels(version=tipbench.__version__): 1.0})
+    register("tipbench_cache_requests_total", "counter", "Cache lookups.", cache_requests)
+    register("tipbench_jobs", "gauge", "Jobs by state.", jobs_by_state)
+    register(
+        "tipbench_queue_length", "gauge", "Queued jobs.", lambda: {labels(): float(jobs.counts()[JobState.QUEUED])}
+    )
+    register("tipbench_event_streams", "gauge", "Open event streams.", lambda: {labels(): float(panel.streams.open)})

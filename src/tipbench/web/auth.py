@@ -21,10 +21,11 @@ from fastapi.security import APIKeyCookie, HTTPBearer
 from starlette.concurrency import run_in_threadpool
 
 from tipbench.errors import TipbenchError, UsageError
-from tipbench.files import check_ownership, convert_home_errors, create_private, make_folder
+from tipbench.files import convert_home_errors, create_private
 from tipbench.judge.check import name_problem, normalize_name
 from tipbench.sqlite import Database, Row
 from tipbench.text import iso
+from tipbench.web.database import panel_folder
 from tipbench.web.errors import Forbidden, TooManyAttempts, Unauthorised
 from tipbench.web.forms import read_form
 from tipbench.web.security import Hosts, LoginLimiter, client_key
@@ -33,70 +34,6 @@ if TYPE_CHECKING:
     from tipbench.web.deps import Panel
 
 log = logging.getLogger("tipbench.web")
-FOLDER = "panel"
-FILE = "panel.sqlite"
-_TOKENS = """
-CREATE TABLE IF NOT EXISTS tokens (
-    id TEXT PRIMARY KEY, sha256 TEXT NOT NULL, role TEXT NOT NULL, name TEXT NOT NULL,
-    created INTEGER NOT NULL, expires INTEGER, revoked INTEGER, last_used INTEGER
-) STRICT;
-CREATE TABLE IF NOT EXISTS ended_sessions (id TEXT PRIMARY KEY, expires INTEGER NOT NULL) STRICT;
-"""
-_BATCHES = """
-CREATE TABLE IF NOT EXISTS batches (
-    sheet TEXT PRIMARY KEY, place TEXT NOT NULL, experiment TEXT NOT NULL, judge TEXT NOT NULL, kind TEXT NOT NULL,
-    content TEXT NOT NULL, size INTEGER NOT NULL, status TEXT NOT NULL, revision INTEGER NOT NULL DEFAULT 0,
-    opened REAL NOT NULL, updated REAL NOT NULL, closed REAL, note TEXT, accepted TEXT, outcome TEXT
-) STRICT;
-CREATE INDEX IF NOT EXISTS batches_by_judge ON batches (experiment, judge, updated);
-CREATE TABLE IF NOT EXISTS batch_items (
-    sheet TEXT NOT NULL, item TEXT NOT NULL, version INTEGER NOT NULL, parent INTEGER, cause TEXT NOT NULL,
-    state TEXT NOT NULL, content TEXT NOT NULL, reason TEXT NOT NULL, seconds REAL NOT NULL, updated REAL NOT NULL,
-    PRIMARY KEY (sheet, item)
-) STRICT;
-CREATE TABLE IF NOT EXISTS batch_history (
-    sheet TEXT NOT NULL, item TEXT NOT NULL, version INTEGER NOT NULL, parent INTEGER, cause TEXT NOT NULL,
-    state TEXT NOT NULL, content TEXT NOT NULL, reason TEXT NOT NULL, seconds REAL NOT NULL, updated REAL NOT NULL,
-    PRIMARY KEY (sheet, item, version)
-) STRICT;
-CREATE TABLE IF NOT EXISTS batch_keys (
-    judge TEXT NOT NULL, key TEXT NOT NULL, sheet TEXT NOT NULL, used REAL NOT NULL, PRIMARY KEY (judge, key)
-) STRICT;
-"""
-_HOOK = """
-CREATE TABLE IF NOT EXISTS hook_deliveries (
-    id TEXT PRIMARY KEY, receiver TEXT NOT NULL, event TEXT NOT NULL, place TEXT NOT NULL, experiment_id TEXT NOT NULL,
-    experiment TEXT, body TEXT NOT NULL, state TEXT NOT NULL, created REAL NOT NULL, next_try REAL
-) STRICT;
-CREATE TABLE IF NOT EXISTS hook_attempts (
-    delivery TEXT NOT NULL, number INTEGER NOT NULL, time REAL NOT NULL, took_s REAL NOT NULL, status INTEGER,
-    reason TEXT NOT NULL, PRIMARY KEY (delivery, number)
-) STRICT;
-CREATE TABLE IF NOT EXISTS hook_seen (
-    receiver TEXT NOT NULL, place TEXT NOT NULL, experiment_id TEXT NOT NULL, revision TEXT NOT NULL,
-    PRIMARY KEY (receiver, place, experiment_id)
-) STRICT;
-CREATE TABLE IF NOT EXISTS hook_told (
-    receiver TEXT NOT NULL, place TEXT NOT NULL, experiment_id TEXT NOT NULL, run_id TEXT NOT NULL,
-    PRIMARY KEY (receiver, place, experiment_id, run_id)
-) STRICT, WITHOUT ROWID;
-"""
-_MIGRATIONS = (_TOKENS, _BATCHES, _HOOK)
-VERSION = len(_MIGRATIONS)
-
-
-def panel_folder(home: Path) -> Path:
-    """Return the folder of the panel's secrets. Only its owner can access it. Creates the folder if missing."""
-    folder = make_folder(home / FOLDER, private=True)
-    check_ownership(folder, "Set TIPBENCH_HOME to a folder of your own.")
-    return folder
-
-
-def panel_database(home: Path) -> Database:
-    """Open the panel's database; creates and migrates it as needed."""
-    return Database(panel_folder(home) / FILE, _MIGRATIONS, "The panel's database of tokens and drafts")
-
-
 EVERYBODY = "*"  # in place of a judge's name: all judges
 MAX_TOKEN_LENGTH = 256
 MAX_LIFE_S = 10 * 366 * 86400  # ten years
@@ -105,7 +42,7 @@ _LAST_USED_INTERVAL_S = 60  # minimum time between two updates of a token's last
 _TOKEN_PATTERN = re.compile(r"tipbench_([0-9a-f]{12})_[A-Za-z0-9_-]{43}", re.ASCII)
 _LIFETIME_PATTERN = re.compile(r"([1-9][0-9]{0,5})([mhdw])", re.ASCII)
 _UNIT_S = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_UNKNOWN_HASH = hashlib.sha256(b"no token has this hash").hexdigest()
+_UNKNOWN_HASH = hashlib.sha256(b"no token has this hash").hexdigest()  # compared with if there is no stored hash
 _COLUMNS = "id, role, name, created, expires, revoked, last_used"
 
 
@@ -156,7 +93,7 @@ class TokenStore:
 
     def create(self, role: Role, name: str, *, life_s: int | None) -> tuple[Token, str]:
         """Create a token and return it with its secret, which is not stored and cannot be retrieved later."""
-        name = checked_name(name, role)
+        name = normalize_token_name(name, role)
         now = int(self.clock())
         token = Token(secrets.token_hex(_TOKEN_ID_BYTES), role, name, now, None if life_s is None else now + life_s)
         secret = f"tipbench_{token.id}_{secrets.token_urlsafe(32)}"
@@ -166,15 +103,15 @@ class TokenStore:
         )
         return token, secret
 
-    def same_judge(self, token: Token) -> list[str]:
-        """Return the ids of other active judge tokens with the same name.
+    def same_judge_ids(self, token: Token) -> list[str]:
+        """Return the ids of the other active tokens of this judge; empty if it is not a judge's token.
 
-        The scores of all these tokens are stored as one judge's.
+        Tokens with the same name are one judge's: their scores are stored under that name.
         """
         if token.role is not Role.JUDGE:
             return []
-        others = (other for other in self.all() if other.id != token.id and self.is_active(other))
-        return [other.id for other in others if (other.role, other.name) == (Role.JUDGE, token.name)]
+        same_judge = (other for other in self.all() if (other.role, other.name) == (Role.JUDGE, token.name))
+        return [other.id for other in same_judge if other.id != token.id and self.is_active(other)]
 
     def find(self, secret: str) -> Token | None:
         """Return the active token with this secret, or None."""
@@ -183,10 +120,12 @@ class TokenStore:
         if match:
             statement = f"SELECT sha256, {_COLUMNS} FROM tokens WHERE id = ?"  # noqa: S608 - columns are fixed
             rows = self._database.execute(statement, (match[1],))
-        stored_hash = str(rows[0][0]) if rows else _UNKNOWN_HASH
+        token, stored_hash = None, _UNKNOWN_HASH
+        if rows:
+            stored_hash, *columns = rows[0]
+            token = _read_token(columns)
         # Compares also if the id is unknown, so that response times do not reveal which ids exist.
         is_same = hmac.compare_digest(digest(secret), stored_hash)
-        token = _read_token(rows[0][1:]) if rows else None
         if not is_same or token is None or not self.is_active(token):
             return None
         now = int(self.clock())
@@ -227,7 +166,7 @@ def create_token(store: TokenStore, role: str, name: str, lifetime: str) -> dict
     Raises UsageError if the name or the lifetime is invalid.
     """
     token, secret = store.create(Role(role), name, life_s=parse_lifetime(lifetime))
-    return {**token.to_json(store.clock()), "token": secret, "same_judge": store.same_judge(token)}
+    return {**token.to_json(store.clock()), "token": secret, "same_judge": store.same_judge_ids(token)}
 
 
 def digest(secret: str) -> str:
@@ -235,7 +174,7 @@ def digest(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def checked_name(name: str, role: Role) -> str:
+def normalize_token_name(name: str, role: Role) -> str:
     """Return the normalised name of a token. Raises UsageError if it is invalid."""
     if requirement := name_problem(name, allow_reserved=role is not Role.JUDGE):
         raise UsageError(f"A token's name must be {requirement} (got {name[:80]!r}).")
@@ -362,8 +301,8 @@ def _base64url(content: bytes) -> str:
 
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf"
-SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-_OPERATOR_PREFIX = "environment-"  # of the token id of TIPBENCH_ADMIN_TOKEN
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_OPERATOR_PREFIX = "environment-"  # begins the token id of TIPBENCH_ADMIN_TOKEN, which is not in the TokenStore
 _REJECTED = "The token is invalid, expired or revoked. Create one with `tipbench token create`."
 
 # For the OpenAPI document only; `authenticate` reads the credentials itself.
@@ -416,25 +355,26 @@ class TokenGuard:
         It limits load and log messages; tokens are too long to be guessed.
         """
         if len(secret) > MAX_TOKEN_LENGTH:
-            secret = ""
+            secret = ""  # rejected below like every invalid token, without hashing a long text
         token = self.tokens.find(secret)
         if token is not None:
             if token.role in self._refused:
                 raise Forbidden(self._refused[token.role])
             return Identity(token.name, token.role, token.id)
         if self._admin_hash is not None and hmac.compare_digest(digest(secret), self._admin_hash):
-            return self._operator()
+            return self._operator(self._admin_hash)
         wait_s = self._limiter.count_failure(client)
         if wait_s > 0:
             raise TooManyAttempts(wait_s)
         raise Unauthorised(_REJECTED, path="header.authorization")
 
-    def _operator(self) -> Identity:
+    @staticmethod
+    def _operator(admin_hash: str) -> Identity:
         """Return the operator's identity.
 
         Its token id is derived from TIPBENCH_ADMIN_TOKEN, so that changing the token ends all sessions created with it.
         """
-        return Identity("operator", Role.ADMIN, f"{_OPERATOR_PREFIX}{(self._admin_hash or '')[:16]}")
+        return Identity("operator", Role.ADMIN, f"{_OPERATOR_PREFIX}{admin_hash[:16]}")
 
 
 class Authenticator(TokenGuard):
@@ -452,8 +392,10 @@ class Authenticator(TokenGuard):
         if session is None:
             return None
         if session.token_id.startswith(_OPERATOR_PREFIX):
-            operator = self._operator()
-            is_same = self._admin_hash is not None and hmac.compare_digest(operator.token_id, session.token_id)
+            if self._admin_hash is None:
+                return None
+            operator = self._operator(self._admin_hash)
+            is_same = hmac.compare_digest(operator.token_id, session.token_id)
             return replace(operator, session=session) if is_same else None
         token = self.tokens.get(session.token_id)
         if token is None or not self.tokens.is_active(token):
@@ -478,14 +420,16 @@ async def authenticate(
     return identity
 
 
-async def identify(request: Request, identity: Annotated[Identity, Depends(authenticate)]) -> AsyncIterator[Identity]:
-    """Authenticate the client and check the CSRF token. A judge's requests wait for a concurrency slot.
+async def admit_request(
+    request: Request, identity: Annotated[Identity, Depends(authenticate)]
+) -> AsyncIterator[Identity]:
+    """Check the CSRF token of an authenticated request. A judge's requests wait for a concurrency slot.
 
-    Raises Unauthorised, Busy, or Forbidden for a change with a session cookie but without its CSRF token.
+    Raises Busy, or Forbidden for a change with a session cookie but without its CSRF token.
     """
     panel: Panel = request.app.state.panel
     async with panel.concurrency.request(identity):
-        if identity.session is not None and request.method not in SAFE:
+        if identity.session is not None and request.method not in SAFE_METHODS:
             check_origin(request, panel.options.hosts)
             csrf = request.headers.get(CSRF_HEADER) or (await read_form(request)).get(CSRF_FIELD)
             if not panel.guard.sessions.is_csrf_token(identity.session, csrf or ""):
@@ -499,15 +443,15 @@ async def identify(request: Request, identity: Annotated[Identity, Depends(authe
         yield identity
 
 
-def require_admin(identity: Annotated[Identity, Depends(identify)]) -> Identity:
-    """Require the role admin. Raises Forbidden for judges."""
+def require_admin(identity: Annotated[Identity, Depends(admit_request)]) -> Identity:
+    """Require the role admin. Raises Forbidden for judges; the role app is rejected by `authenticate`."""
     if identity.is_judge:
         raise Forbidden("A judge's token may judge, on sheets and batches of its own, and nothing else.")
     return identity
 
 
-def require_judge(identity: Annotated[Identity, Depends(identify)]) -> Identity:
-    """Require a role that may judge: judge or admin."""
+def require_judge(identity: Annotated[Identity, Depends(admit_request)]) -> Identity:
+    """Require a role that may judge. Judges and admins may, and `authenticate` rejects all other roles."""
     return identity
 
 
@@ -534,7 +478,7 @@ def cookie_name(request: Request) -> str:
 
 
 def check_origin(request: Request, hosts: Hosts) -> None:
-    """Raise Forbidden for a cross-site request. Passes if `Origin` and `Sec-Fetch-Site` are missing: no browser."""
+    """Raise Forbidden for a cross-site request. Without `Origin` and `Sec-Fetch-Site`, it is not from a browser."""
     origin = request.headers.get("origin")
     fetch_site = request.headers.get("sec-fetch-site", "same-origin")
     is_foreign = origin is not None and not hosts.same_origin(origin, request.headers.get("host", ""))

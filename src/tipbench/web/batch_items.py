@@ -46,7 +46,7 @@ class TipRequest(RequestBody):
 
 
 class ItemRequest(RequestBody):
-    """The judge's answer to an item, and the version of the item it is based on."""
+    """What the judge enters for an item, and the version of the item that it is based on."""
 
     version: StrictInt = Field(ge=0, lt=2**53, description="The version the client has read; 0 for an untouched item.")
     state: State = Field(description="submitted counts when the batch closes; it needs every score.")
@@ -88,7 +88,7 @@ class BatchLinks(Shape):
 
 
 class BatchShape(Shape):
-    """A batch: tips or duels that one judge answers in the browser. `sheet` is its id."""
+    """A batch: tips or duels that one judge judges in the browser. `sheet` is its id."""
 
     sheet: str = Field(examples=["3f9a1c0b7e52"])
     experiment: str = Field(examples=["tip-bench-auto"])
@@ -125,7 +125,7 @@ class BatchList(Shape):
 
 
 class AnswerShape(Shape):
-    """The current answer to an item, with its scores and flags, or the winner of a duel."""
+    """What the judge has entered for an item: the state with the scores and flags, or with the winner of a duel."""
 
     version: int
     state: Literal["empty", "draft", "submitted", "skipped"]
@@ -179,13 +179,13 @@ class SheetItems:
         self.raw = raw
         self._scales = rubric_of(raw).scales
 
-    def blank(self, item: RawItem) -> dict[str, Any]:
+    def blank_content(self, item: RawItem) -> dict[str, Any]:
         """Return the content of an untouched item: no scores, and the computed flags."""
         names = [scale.name for scale in self._scales]
         tips = [{"scores": dict.fromkeys(names), "overlong": tip["overlong"], "note": ""} for tip in item["tips"]]
         return {"format_ok": item["format_ok"], "tips": tips}
 
-    def checked(self, item: RawItem, request: ItemRequest) -> dict[str, Any]:
+    def parse_content(self, item: RawItem, request: ItemRequest) -> dict[str, Any]:
         """Return the content of a request, after the same checks as in `judge apply`. Raises Invalid."""
         _reject_field(request, "winner", "An item with tips has no winner")
         if request.tips and len(request.tips) != len(item["tips"]):
@@ -193,41 +193,42 @@ class SheetItems:
                 f"tips has all {len(item['tips'])} tips of the item in order, or none (got {len(request.tips)}).",
                 path="body.tips",
             )
-        content = self.blank(item)
+        content = self.blank_content(item)
         if request.format_ok is not None:
             content["format_ok"] = request.format_ok
         for tip, scored in zip(content["tips"], request.tips, strict=False):  # the request has all tips, or none
             tip["scores"] |= scored.scores
-            tip["overlong"] = tip["overlong"] if scored.overlong is None else scored.overlong
+            if scored.overlong is not None:
+                tip["overlong"] = scored.overlong
             tip["note"] = scored.note.replace("\r\n", "\n").replace("\r", "\n")
         tips = tuple(SheetTip(tip["tip"], tip["rationale"], tip["overlong"]) for tip in item["tips"])
         exported = TipItem(item["item"], item["scenario"], item["format_ok"], tips)
-        result = check_item(self.filled(item, content), exported, rubric_of(self.raw))
+        result = check_item(self.fill(item, content), exported, rubric_of(self.raw))
         if isinstance(result, list):  # problems
             first = result[0]
-            place = "body" if first.tip is None else f"body.tips.{first.tip - 1}"
-            raise Invalid(" ".join(problem.message for problem in result[:5]), path=f"{place}.{first.field}")
-        is_incomplete = result is None
-        if is_incomplete and request.state is State.SUBMITTED:
-            index, scale = next(
-                (index, scale)
-                for index, tip in enumerate(content["tips"])
-                for scale in self._scales
-                if tip["scores"][scale.name] is None
-            )
-            raise Invalid(
-                f"tip {index + 1}, scores.{scale.name}: a submitted item needs a whole number from {scale.min} to "
-                f"{scale.max} (got null). Score it, or save the item as a draft.",
-                path=f"body.tips.{index}.scores.{scale.name}",
-            )
+            part = "body" if first.tip is None else f"body.tips.{first.tip - 1}"
+            raise Invalid(" ".join(problem.message for problem in result[:5]), path=f"{part}.{first.field}")
+        if request.state is State.SUBMITTED:
+            self._check_complete(content)
         return content
 
-    def shown(self, item: RawItem) -> dict[str, Any]:
-        """Return the scenario and tips with the computed flags."""
+    def _check_complete(self, content: Mapping[str, Any]) -> None:
+        """Raise Invalid with the first score that is missing."""
+        for index, tip in enumerate(content["tips"]):
+            for scale in self._scales:
+                if tip["scores"][scale.name] is None:
+                    raise Invalid(
+                        f"tip {index + 1}, scores.{scale.name}: a submitted item needs a whole number from {scale.min} "
+                        f"to {scale.max} (got null). Score it, or save the item as a draft.",
+                        path=f"body.tips.{index}.scores.{scale.name}",
+                    )
+
+    def item_json(self, item: RawItem) -> dict[str, Any]:
+        """Return the item as the judge sees it: the scenario, and the tips with the computed flags."""
         tips = [{name: tip[name] for name in ("tip", "rationale", "overlong")} for tip in item["tips"]]
         return {"scenario": item["scenario"], "format_ok": item["format_ok"], "tips": tips}
 
-    def shown_content(self, item: RawItem, content: Mapping[str, Any]) -> dict[str, Any]:
+    def content_json(self, item: RawItem, content: Mapping[str, Any]) -> dict[str, Any]:
         """Return the content with `contested`: the computed flags that the judge has changed."""
         contested = ["format_ok"] if content["format_ok"] != item["format_ok"] else []
         for index, (tip, scored) in enumerate(zip(item["tips"], content["tips"], strict=True)):
@@ -235,7 +236,7 @@ class SheetItems:
                 contested.append(f"tips.{index}.overlong")
         return {**content, "contested": contested}
 
-    def filled(self, item: RawItem, content: Mapping[str, Any]) -> dict[str, Any]:
+    def fill(self, item: RawItem, content: Mapping[str, Any]) -> dict[str, Any]:
         """Return the item with scores, flags and notes filled in."""
         tips = [{**tip, **scored} for tip, scored in zip(item["tips"], content["tips"], strict=True)]
         return {**item, "format_ok": content["format_ok"], "tips": tips}
@@ -247,11 +248,11 @@ class DuelItems:
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.raw = raw
 
-    def blank(self, _item: RawItem) -> dict[str, Any]:
+    def blank_content(self, _item: RawItem) -> dict[str, Any]:
         """Return the content of an untouched duel: no winner."""
         return {"winner": None}
 
-    def checked(self, _item: RawItem, request: ItemRequest) -> dict[str, Any]:
+    def parse_content(self, _item: RawItem, request: ItemRequest) -> dict[str, Any]:
         """Return the content of a request; a submitted duel must have a winner. Raises Invalid."""
         _reject_field(request, "format_ok", "A duel has no flags")
         _reject_field(request, "tips", "A duel has no scores")
@@ -262,16 +263,16 @@ class DuelItems:
             )
         return {"winner": request.winner}
 
-    def shown(self, item: RawItem) -> dict[str, Any]:
-        """Return the scenario and both answers."""
+    def item_json(self, item: RawItem) -> dict[str, Any]:
+        """Return the duel as the judge sees it: the scenario and both answers."""
         sides = {side: [{"tip": tip["tip"], "rationale": tip["rationale"]} for tip in item[side]] for side in SIDES}
         return {"scenario": item["scenario"], **sides}
 
-    def shown_content(self, _item: RawItem, content: Mapping[str, Any]) -> dict[str, Any]:
+    def content_json(self, _item: RawItem, content: Mapping[str, Any]) -> dict[str, Any]:
         """Return the content unchanged."""
         return dict(content)
 
-    def filled(self, item: RawItem, content: Mapping[str, Any]) -> dict[str, Any]:
+    def fill(self, item: RawItem, content: Mapping[str, Any]) -> dict[str, Any]:
         """Return the item with its winner filled in."""
         return {**item, "winner": content["winner"]}
 
@@ -290,19 +291,21 @@ def item_of(batch_items: BatchItems, item_id: str) -> RawItem:
 
 def parse_judgement(batch_items: BatchItems, item: RawItem, request: ItemRequest) -> ItemJudgement:
     """Return the judgement in a request. Raises Invalid with the wrong field."""
-    reason = " ".join(request.reason.split())
-    if request.state is State.SKIPPED and not (reason and reason.isprintable()):
-        raise Invalid("reason must say why the item is skipped.", path="body.reason")
-    content = batch_items.checked(item, request)
-    if request.state is State.EMPTY:
-        content = batch_items.blank(item)
-    return ItemJudgement(request.state, canonical(content), reason if request.state is State.SKIPPED else "")
+    reason = ""
+    if request.state is State.SKIPPED:
+        reason = " ".join(request.reason.split())
+        if not reason or not reason.isprintable():
+            raise Invalid("reason must say why the item is skipped.", path="body.reason")
+    content = batch_items.parse_content(item, request)
+    if request.state is State.EMPTY:  # cleared: the request is validated, but nothing of it is saved
+        content = batch_items.blank_content(item)
+    return ItemJudgement(request.state, canonical_json(content), reason)
 
 
 def answer_shape(batch_items: BatchItems, item: RawItem, saved: ItemVersion | None) -> AnswerShape:
-    """Return the field `answer` of a response: the judgement of an item; `saved` is None if it is untouched."""
+    """Return the field `answer` of a response, which is a judgement; `saved` is None for an untouched item."""
     if saved is None:
-        blank = batch_items.shown_content(item, batch_items.blank(item))
+        blank = batch_items.content_json(item, batch_items.blank_content(item))
         return AnswerShape(version=0, state="empty", reason="", seconds=0.0, updated=None, can_undo=False, **blank)
     return AnswerShape(
         version=saved.version,
@@ -311,21 +314,19 @@ def answer_shape(batch_items: BatchItems, item: RawItem, saved: ItemVersion | No
         seconds=round(saved.seconds, 1),
         updated=iso(saved.updated),
         can_undo=saved.parent is not None,
-        **batch_items.shown_content(item, json.loads(saved.judgement.content)),
+        **batch_items.content_json(item, json.loads(saved.judgement.content)),
     )
 
 
 def filled_file(batch_items: BatchItems, judge: str, versions: Mapping[str, ItemVersion]) -> dict[str, Any]:
     """Return the file with the submitted items filled in; `versions` is by item id. Other items stay blank."""
-    submitted = {
-        item_id: json.loads(saved.judgement.content)
-        for item_id, saved in versions.items()
-        if saved.judgement.state is State.SUBMITTED
-    }
-    items = [
-        batch_items.filled(item, submitted[item["item"]]) if item["item"] in submitted else item
-        for item in batch_items.raw["items"]
-    ]
+    items: list[RawItem] = []
+    for item in batch_items.raw["items"]:
+        saved = versions.get(item["item"])
+        if saved is None or saved.judgement.state is not State.SUBMITTED:
+            items.append(item)
+        else:
+            items.append(batch_items.fill(item, json.loads(saved.judgement.content)))
     return {**batch_items.raw, "judge": judge, "items": items}
 
 
@@ -365,7 +366,7 @@ def rubric_json(rubric: Rubric) -> dict[str, Any]:
     }
 
 
-def canonical(value: object) -> str:
+def canonical_json(value: object) -> str:
     """Return JSON that is equal for equal values; escapes lone surrogates, which SQLite cannot store."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace").decode()

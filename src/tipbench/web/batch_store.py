@@ -50,7 +50,7 @@ class Batch:
     """A sheet judged in the browser. Times are Unix seconds."""
 
     sheet: str
-    place: str  # identity of the MLflow server that stores the sheet
+    server: str  # identity of the MLflow server that stores the sheet; the column is called `place`
     experiment: str
     judge: str
     kind: Kind
@@ -86,11 +86,11 @@ class ItemVersion:
     parent: int | None
     cause: Cause
     judgement: ItemJudgement
-    seconds: float  # spent on the item so far
-    updated: float  # Unix seconds
+    seconds: float = 0.0  # spent on the item so far
+    updated: float = 0.0  # Unix seconds
 
     def made_by(self, cause: Cause, version: int) -> bool:
-        """Whether a request for `cause` on `version` may repeat the request that created this version."""
+        """Whether `cause` on `version` creates this version. If the same request comes again, it is a retry."""
         return (self.cause, self.version) == (cause, version + 1)
 
 
@@ -105,7 +105,7 @@ class VersionConflict(Exception):
 MAX_VERSIONS = 100  # stored per item
 MAX_HISTORY_BYTES = 8_000_000  # of all versions in a batch; the oldest are deleted first
 MAX_KEYS = 200  # idempotency keys per judge
-_BATCH_COLUMNS = (
+_BATCH_COLUMNS = (  # in the order of the fields of Batch
     "sheet, place, experiment, judge, kind, size, status, revision, opened, updated, closed, note, accepted, outcome"
 )
 _ITEM_COLUMNS = "item, version, parent, cause, state, content, reason, seconds, updated"
@@ -128,7 +128,7 @@ class BatchStore:
                 "INSERT INTO batches (sheet, place, experiment, judge, kind, content, size, status, opened, updated)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, 'open', ?, ?)"
                 " ON CONFLICT (sheet) DO UPDATE SET status = 'open', closed = NULL, updated = excluded.updated",
-                (batch.sheet, batch.place, batch.experiment, batch.judge, batch.kind, content, batch.size, now, now),
+                (batch.sheet, batch.server, batch.experiment, batch.judge, batch.kind, content, batch.size, now, now),
             )
             return _select_batch(db, batch.sheet)
 
@@ -138,16 +138,17 @@ class BatchStore:
 
     def content(self, sheet: str) -> str:
         """Return the public part of a batch's sheet, as JSON."""
-        return str(self._database.execute("SELECT content FROM batches WHERE sheet = ?", (sheet,))[0][0])
+        [(content,)] = self._database.execute("SELECT content FROM batches WHERE sheet = ?", (sheet,))
+        return str(content)
 
-    def find_open(self, experiment: str, judge: str, kind: Kind, place: str | None = None) -> Batch | None:
-        """Return the judge's most recently updated open batch, or None; `place` limits it to one MLflow server."""
+    def find_open(self, experiment: str, judge: str, kind: Kind, server: str | None = None) -> Batch | None:
+        """Return the judge's most recently updated open batch, or None; `server` limits it to one MLflow server."""
         candidates = self._batches(
             "experiment = ? AND judge = ? AND kind = ? AND status = 'open'", (experiment, judge, kind)
         )
-        return next((batch for batch in candidates if place is None or batch.place == place), None)
+        return next((batch for batch in candidates if server is None or batch.server == server), None)
 
-    def listed(self, experiment: str, judge: str | None = None) -> list[Batch]:
+    def find_all(self, experiment: str, judge: str | None = None) -> list[Batch]:
         """Return the batches of an experiment, optionally of one judge, most recently updated first."""
         if judge is None:
             return self._batches("experiment = ?", (experiment,))
@@ -207,12 +208,14 @@ class BatchStore:
                 return current
             self._check_writable(db, sheet, current, version)
             if current is None:
-                saved = ItemVersion(item, 1, 0, Cause.PUT, judgement, 0.0, 0.0)
+                saved = ItemVersion(item, version=1, parent=0, cause=Cause.PUT, judgement=judgement)
             else:
                 # Undo skips versions with the same judgement.
                 parent = current.parent if current.judgement == judgement else current.version
-                saved = ItemVersion(item, current.version + 1, parent, Cause.PUT, judgement, current.seconds, 0.0)
-            return self._write(db, sheet, saved, seconds)
+                saved = replace(
+                    current, version=current.version + 1, parent=parent, cause=Cause.PUT, judgement=judgement
+                )
+            return self._write(db, sheet, saved, spent_s=seconds)
 
     def undo(self, sheet: str, item: str, version: int, blank: str) -> ItemVersion:
         """Save the previous judgement as a new version. Each further undo goes one more step back.
@@ -231,7 +234,8 @@ class BatchStore:
             if current is None or current.parent is None:
                 raise nothing_to_undo
             if current.parent == 0:
-                previous = ItemVersion(item, 0, None, Cause.UNDO, ItemJudgement(State.EMPTY, blank), 0.0, 0.0)
+                untouched = ItemJudgement(State.EMPTY, blank)
+                previous = ItemVersion(item, version=0, parent=None, cause=Cause.UNDO, judgement=untouched)
             else:
                 statement = f"SELECT {_ITEM_COLUMNS} FROM batch_history WHERE sheet = ? AND item = ? AND version = ?"  # noqa: S608
                 row = db.execute(statement, (sheet, item, current.parent)).fetchone()
@@ -239,7 +243,7 @@ class BatchStore:
                     raise nothing_to_undo
                 previous = _read_version(row)
             saved = replace(previous, version=current.version + 1, cause=Cause.UNDO, seconds=current.seconds)
-            return self._write(db, sheet, saved, 0.0)
+            return self._write(db, sheet, saved, spent_s=0.0)
 
     def seconds(self, experiment: str) -> dict[str, list[float]]:
         """Return the seconds spent on each submitted item, by judge. Omits items without a recorded time."""
@@ -312,12 +316,13 @@ def _trim_history(db: Connection, sheet: str) -> None:
     The current versions are also in `batch_items`, which is not changed.
     """
     size = "LENGTH(CAST(content AS BLOB)) + LENGTH(CAST(reason AS BLOB))"
-    total = db.execute(f"SELECT TOTAL({size}) FROM batch_history WHERE sheet = ?", (sheet,)).fetchone()[0]  # noqa: S608
+    (total,) = db.execute(f"SELECT TOTAL({size}) FROM batch_history WHERE sheet = ?", (sheet,)).fetchone()  # noqa: S608
     if total > MAX_HISTORY_BYTES:
         running_total = f"SUM({size}) OVER (ORDER BY updated DESC, rowid DESC)"
         db.execute(
             "DELETE FROM batch_history WHERE rowid IN (SELECT id FROM"  # noqa: S608
-            f" (SELECT rowid AS id, {running_total} AS size FROM batch_history WHERE sheet = ?) WHERE size > ?)",
+            f" (SELECT rowid AS id, {running_total} AS running_total FROM batch_history WHERE sheet = ?)"
+            " WHERE running_total > ?)",
             (sheet, MAX_HISTORY_BYTES),
         )
 
@@ -334,10 +339,10 @@ def _select_item(db: Connection, sheet: str, item: str) -> ItemVersion | None:
 
 
 def _read_batch(row: Row) -> Batch:
-    *values, outcome = row
-    batch = Batch(*values)
-    parsed = None if outcome is None else json.loads(outcome)
-    return replace(batch, kind=Kind(batch.kind), status=Status(batch.status), outcome=parsed)
+    *columns, outcome = row
+    batch = Batch(*columns)
+    parsed_outcome = None if outcome is None else json.loads(outcome)
+    return replace(batch, kind=Kind(batch.kind), status=Status(batch.status), outcome=parsed_outcome)
 
 
 def _read_version(row: Row) -> ItemVersion:

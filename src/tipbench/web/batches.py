@@ -37,7 +37,7 @@ from tipbench.web.batch_items import (
     ItemSaved,
     ItemShape,
     answer_shape,
-    canonical,
+    canonical_json,
     filled_file,
     item_of,
     parse_judgement,
@@ -45,7 +45,7 @@ from tipbench.web.batch_items import (
     rubric_of,
 )
 from tipbench.web.batch_store import Batch, BatchStore, ItemVersion, Kind, State, Status, VersionConflict
-from tipbench.web.errors import Conflict, Forbidden, Invalid, NotFound, WebError, options_at
+from tipbench.web.errors import Conflict, Forbidden, Invalid, NotFound, WebError, convert_option_errors
 from tipbench.web.forms import DEFAULT_LIMIT, SortKey, page_of
 from tipbench.web.judge_service import ApplyOptions, accept_drift, apply_sheet, get_or_export_sheet, parse_sheet_request
 from tipbench.web.queries import check_name, get_experiment
@@ -116,8 +116,11 @@ class BatchService:
             return BatchOpened(batch=self._shape(earlier, judge), new=False)
         existing = self._find_open(judge, experiment, kind)
         if existing is not None and self._sync(existing).status is not Status.OPEN:
-            existing = self._find_open(judge, experiment, kind)
-        batch, new = (existing, False) if existing else self._create(judge, experiment, kind, limit)
+            existing = self._find_open(judge, experiment, kind)  # another one, now that this one is closed
+        if existing is not None:
+            batch, new = existing, False
+        else:
+            batch, new = self._create(judge, experiment, kind, limit)
         if key is not None:
             self._store.save_key(judge.name, key, batch.sheet)
         return BatchOpened(batch=self._shape(batch, judge), new=new)
@@ -136,16 +139,20 @@ class BatchService:
         Admins may request the batches of another judge, or of EVERYBODY, with counts and status only.
         """
         check_name(experiment)
+        # EVERYBODY is compared too, because tokens of judges could be named `*` in earlier versions.
         if who.is_judge and (judge == EVERYBODY or judge not in (None, who.name)):
             raise Forbidden(f"A judge's token can list only its own batches ({who.name}).", path="query.judge")
-        only_judge = None if judge == EVERYBODY else judge or who.name
-        batches = sorted(self._store.listed(experiment, only_judge), key=_sort_key)
+        if judge == EVERYBODY:
+            stored = self._store.find_all(experiment)
+        else:
+            stored = self._store.find_all(experiment, judge or who.name)
+        batches = sorted(stored, key=_sort_key)
         page, next_cursor = page_of(batches, _sort_key, limit=limit, after=after)
         return BatchList(items=[self._shape(self._sync(batch), who) for batch in page], next=next_cursor)
 
     def detail(self, who: Identity, sheet: str, experiment: str | None = None) -> BatchDetail:
         """Return a batch: all of it for its judge, only the status and the skipped items for an admin."""
-        batch = self._sync(self._visible(who, sheet, experiment))
+        batch = self._sync(self._get_visible(who, sheet, experiment))
         shape = self._shape(batch, who)
         if batch.judge != who.name:
             return BatchDetail(batch=shape, skips=self.skips(sheet))
@@ -159,15 +166,15 @@ class BatchService:
                     item=item["item"],
                     number=number,
                     answer=answer_shape(batch_items, item, versions.get(item["item"])),
-                    **batch_items.shown(item),
+                    **batch_items.item_json(item),
                 )
                 for number, item in enumerate(batch_items.raw["items"], start=1)
             ],
         )
 
-    def own(self, who: Identity, sheet: str, experiment: str | None = None) -> Batch:
+    def get_own(self, who: Identity, sheet: str, experiment: str | None = None) -> Batch:
         """Return a batch of the client. Raises NotFound, or Forbidden if an admin requests another judge's batch."""
-        batch = self._visible(who, sheet, experiment)
+        batch = self._get_visible(who, sheet, experiment)
         if batch.judge != who.name:
             raise Forbidden(f"This batch belongs to {batch.judge}; only its judge can edit it.", path="path.sheet")
         return batch
@@ -186,7 +193,7 @@ class BatchService:
         self, who: Identity, sheet: str, item: str, request: ItemRequest, experiment: str | None = None
     ) -> ItemSaved:
         """Save an item. Raises Conflict with the current version if the item has changed since it was read."""
-        batch, batch_items = self.own(who, sheet, experiment), self._batch_items(sheet)
+        batch, batch_items = self.get_own(who, sheet, experiment), self._batch_items(sheet)
         judgement = parse_judgement(batch_items, item_of(batch_items, item), request)
         with self._conflict_errors(batch_items, item):
             saved = self._store.put(sheet, item, request.version, judgement, request.seconds)
@@ -194,8 +201,8 @@ class BatchService:
 
     def undo(self, who: Identity, sheet: str, item: str, version: int, experiment: str | None = None) -> ItemSaved:
         """Restore the previous judgement. Raises Conflict like `save`, or if there is none."""
-        batch, batch_items = self.own(who, sheet, experiment), self._batch_items(sheet)
-        blank = canonical(batch_items.blank(item_of(batch_items, item)))
+        batch, batch_items = self.get_own(who, sheet, experiment), self._batch_items(sheet)
+        blank = canonical_json(batch_items.blank_content(item_of(batch_items, item)))
         with self._conflict_errors(batch_items, item):
             saved = self._store.undo(sheet, item, version, blank)
         return self._item_saved(who, batch, saved)
@@ -211,7 +218,7 @@ class BatchService:
         after: str | None = None,
     ) -> HistoryShape:
         """Return a page of an item's saved versions, newest first."""
-        self.own(who, sheet, experiment)
+        self.get_own(who, sheet, experiment)
         batch_items = self._batch_items(sheet)
         sheet_item = item_of(batch_items, item)
         versions = self._store.history(sheet, item)
@@ -223,25 +230,26 @@ class BatchService:
 
         Idempotent, even if an earlier call was interrupted.
         """
-        batch = self.own(who, sheet, experiment)
+        batch = self.get_own(who, sheet, experiment)
         if batch.status is Status.OPEN:
-            with self._mlflow() as store:
+            with self._locked_mlflow() as store:
                 batch = self._close(store, batch, final=True)
         return BatchClosedShape(batch=self._shape(batch, who), outcome=dict(batch.outcome or {}))
 
     def reopen(self, who: Identity, sheet: str, experiment: str | None = None) -> BatchAnswer:
         """Reopen the batch for revision. Applied scores count until the batch is closed again."""
-        self.own(who, sheet, experiment)
+        self.get_own(who, sheet, experiment)
         return BatchAnswer(batch=self._shape(self._store.reopen(sheet), who))
 
     def accept(self, admin: Identity, sheet: str, reason: str, experiment: str | None = None) -> BatchClosedShape:
         """Accept the drift of a held batch and save the reason. Raises Conflict if the batch is not held."""
-        with options_at("body"):
+        with convert_option_errors("body"):
             why = parse_drift_reason(reason, "reason")
-        batch = self._sync(self._visible(admin, sheet, experiment))
-        if (batch.status, batch.accepted) != (Status.APPLIED, why):
+        batch = self._sync(self._get_visible(admin, sheet, experiment))
+        is_repeated = (batch.status, batch.accepted) == (Status.APPLIED, why)
+        if not is_repeated:
             self._check_held(batch)
-            with self._mlflow() as store:
+            with self._locked_mlflow() as store:
                 result = accept_drift(store, batch.experiment, sheet, why, admin)
             changed = {name: result[name] for name in ("status", "applied", "held")}
             outcome = {**(batch.outcome or {}), **changed, "drift_accepted": why}
@@ -253,16 +261,17 @@ class BatchService:
         why = note.strip()
         if not why:
             raise Invalid("note must say what to revise.", path="body.note")
-        batch = self._sync(self._visible(admin, sheet, experiment))
-        if (batch.status, batch.note) != (Status.OPEN, why):
+        batch = self._sync(self._get_visible(admin, sheet, experiment))
+        is_repeated = (batch.status, batch.note) == (Status.OPEN, why)
+        if not is_repeated:
             self._check_held(batch)
             batch = self._store.reopen(sheet, note=why)
         return BatchAnswer(batch=self._shape(batch, admin))
 
-    def recorded_already(self, sheet: str) -> Status | None:
+    def status_applied_outside(self, sheet: str) -> Status | None:
         """Return the status in MLflow of an open batch whose scores were applied outside the panel, as from a file.
 
-        None if none were applied, or if the batch is closed or was closed before.
+        None if there are no such scores, or if the batch has been closed in the panel, even if it is open again.
         """
         batch = self._store.get(sheet)
         if batch is None or batch.status is not Status.OPEN or batch.outcome is not None:
@@ -274,21 +283,21 @@ class BatchService:
         return {judge: median(seconds) / 60 for judge, seconds in sorted(self._store.seconds(experiment).items())}
 
     def _find_open(self, judge: Identity, experiment: str, kind: Kind) -> Batch | None:
-        place = None
+        server = None
         with suppress(TipbenchError):  # an open batch can be continued without MLflow
-            place = self._panel.tracker.open().identity
-        return self._store.find_open(experiment, judge.name, kind, place)
+            server = self._panel.mlflow.open().identity
+        return self._store.find_open(experiment, judge.name, kind, server)
 
     def _create(self, judge: Identity, experiment: str, kind: Kind, limit: int | None) -> tuple[Batch, bool]:
         """Create a batch with the judge's open sheet in MLflow, or with a new sheet.
 
         Returns the batch, and whether it is new.
         """
-        with self._mlflow() as store:
+        with self._locked_mlflow() as store:
             if existing := self._find_open(judge, experiment, kind):  # opened by another tab while waiting for the lock
                 return existing, False
             if kind is Kind.SHEET:
-                request = parse_sheet_request({"limit": limit or DEFAULT_ANSWERS}, judge, self._panel.allowed)
+                request = parse_sheet_request({"limit": limit or DEFAULT_ANSWERS}, judge, self._panel.permissions)
                 raw = sheet_json(get_or_export_sheet(store, experiment, request).sheet)
             else:
                 mlflow_experiment = get_experiment(store, experiment)
@@ -302,12 +311,18 @@ class BatchService:
                     duels = duel_request(store, mlflow_experiment, judge=judge.name, limit=limit or DEFAULT_DUELS)
                     stored = export_duels(store, mlflow_experiment, duels).stored
                 raw = duel_json(stored.sheet)
-            place, size = self._panel.tracker.open().identity, len(raw["items"])
-            batch = Batch(raw["sheet"], place, experiment, judge.name, kind, size)
-            return self._store.add(batch, canonical(raw)), True
+            batch = Batch(
+                sheet=raw["sheet"],
+                server=self._panel.mlflow.open().identity,
+                experiment=experiment,
+                judge=judge.name,
+                kind=kind,
+                size=len(raw["items"]),
+            )
+            return self._store.add(batch, canonical_json(raw)), True
 
     def _close(self, store: RunStore, batch: Batch, *, final: bool) -> Batch:
-        """Apply the submitted items and close the batch. `final` also finishes the sheet and checks the drift."""
+        """Apply the submitted items and close the batch; with `final`, finish the sheet, which checks the drift."""
         for _ in range(_CLOSE_ATTEMPTS):
             batch = self._store.get(batch.sheet) or batch
             if batch.status is not Status.OPEN:
@@ -315,16 +330,17 @@ class BatchService:
             versions = self._store.items(batch.sheet)
             has_submitted = any(saved.judgement.state is State.SUBMITTED for saved in versions.values())
             # A sheet without any score cannot be finished. The error below then asks the judge to submit an item.
-            final = final and (has_submitted or recorded_status(store, batch).status is not None)
+            is_final = final and (has_submitted or recorded_status(store, batch).status is not None)
             result = apply_sheet(
                 store,
                 batch.experiment,
                 filled_file(self._batch_items(batch.sheet), batch.judge, versions),
-                ApplyOptions(Identity(batch.judge, Role.JUDGE, ""), batch.judge, final=final),
+                ApplyOptions(Identity(batch.judge, Role.JUDGE, ""), batch.judge, final=is_final),
             )
-            if not result["applied"] + result["held"]:
+            if result["applied"] == 0 and result["held"] == 0:
                 raise NotEnoughData("No item of this batch is submitted yet. Submit an item, then close the batch.")
-            if not has_submitted and (batch.outcome is None or batch.outcome.get("by_file")):
+            was_by_file = batch.outcome is None or batch.outcome.get("by_file")  # up to this close
+            if was_by_file and not has_submitted:
                 result["by_file"] = True  # all scores were applied from a file
             closed = self._store.close(batch, Status(result["status"]), result)
             if closed is not None:
@@ -346,10 +362,10 @@ class BatchService:
             return batch
         versions = self._store.items(batch.sheet).values()
         is_touched = any(saved.judgement.state is not State.EMPTY for saved in versions)
-        if is_touched or self.recorded_already(batch.sheet) is None:
+        if is_touched or self.status_applied_outside(batch.sheet) is None:
             return batch
         try:
-            with self._mlflow() as store:
+            with self._locked_mlflow() as store:
                 return self._close(store, batch, final=False)
         except (TipbenchError, WebError):
             return batch
@@ -357,11 +373,11 @@ class BatchService:
     def _try_recorded_status(self, batch: Batch) -> RecordedStatus:
         """Return `recorded_status`, or an empty one if MLflow is unavailable."""
         try:
-            return recorded_status(self._panel.tracker.open().store, batch)
+            return recorded_status(self._panel.mlflow.open().store, batch)
         except (TipbenchError, WebError):
             return RecordedStatus()
 
-    def _visible(self, who: Identity, sheet: str, experiment: str | None) -> Batch:
+    def _get_visible(self, who: Identity, sheet: str, experiment: str | None) -> Batch:
         """Return a batch that the client may see. Raises NotFound."""
         batch = self._store.get(sheet)
         if batch is None or experiment not in (None, batch.experiment) or (who.is_judge and batch.judge != who.name):
@@ -385,7 +401,7 @@ class BatchService:
         seconds = [saved.seconds for saved in submitted if saved.seconds > 0]
         url = f"/api/bench/judge/{quote(batch.experiment, safe='')}/batches/{batch.sheet}"
         links = {"self": url, **{name: f"{url}/{name}" for name in ("items", "close", "reopen")}}
-        links["page"] = f"/judge/batches/{batch.sheet}"
+        links["page"] = f"/judge/batches/{batch.sheet}"  # a dictionary: `self` cannot be a keyword argument
         return BatchShape(
             sheet=batch.sheet,
             experiment=batch.experiment,
@@ -409,8 +425,9 @@ class BatchService:
         )
 
     def _item_saved(self, who: Identity, batch: Batch, saved: ItemVersion) -> ItemSaved:
-        batch_items, updated_batch = self._batch_items(batch.sheet), self._store.get(batch.sheet) or batch
+        batch_items = self._batch_items(batch.sheet)
         answer = answer_shape(batch_items, item_of(batch_items, saved.item), saved)
+        updated_batch = self._store.get(batch.sheet) or batch
         return ItemSaved(item=saved.item, answer=answer, batch=self._shape(updated_batch, who))
 
     def _read_items(self, sheet: str) -> BatchItems:
@@ -434,10 +451,10 @@ class BatchService:
             ) from exc
 
     @contextmanager
-    def _mlflow(self) -> Iterator[RunStore]:
+    def _locked_mlflow(self) -> Iterator[RunStore]:
         """Open MLflow, and hold this machine's lock for writing scores."""
-        tracker = self._panel.tracker
-        with tracker.connected() as opened, tracker.judging_lock():
+        mlflow = self._panel.mlflow
+        with mlflow.connected() as opened, mlflow.judging_lock():
             yield opened.store
 
 

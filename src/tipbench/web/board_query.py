@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,10 +25,12 @@ from tipbench.record.reader import FILTERS, cells
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import short_name
 from tipbench.web.api.models import AnswerShape, DifferenceShape, MeetingShape, PairShape, ReferenceShape, SideShape
-from tipbench.web.errors import NotFound, invalid_at, options_at
+from tipbench.web.errors import NotFound, convert_option_errors, convert_validation_errors
 from tipbench.web.queries import Queries, experiment_path, quote_path, revision
 from tipbench.workflows.board import BoardQuery, board_query
 
+# Characters of a query parameter. In lists, `Query` limits only the number of values, so longer values are cut; no
+# stored name is that long.
 _MAX_LENGTH = 500
 
 
@@ -54,7 +57,7 @@ def parse_board_query(
     ] = [],  # noqa: B006 - FastAPI copies it
 ) -> BoardQuery:
     """Parse the options of `tipbench compare` from the query string."""
-    with options_at("query"):
+    with convert_option_errors("query"):
         return board_query(
             baseline=baseline,
             where=[text[:_MAX_LENGTH] for text in where],
@@ -107,7 +110,8 @@ def facets(queries: Queries, store: RunStore, experiment: Experiment) -> Facets:
     view = queries.view(store, experiment)
 
     def read() -> Facets:
-        runs = cells(view, experiment.experiment_id, {})
+        runs = cells(view, experiment.experiment_id, {})  # newest first
+        conditions = Counter(run.tags["conditions"] for run in runs if "conditions" in run.tags)
 
         def values(param: str) -> tuple[str, ...]:
             return tuple(sorted({run.params[param] for run in runs if run.params.get(param)}))
@@ -118,7 +122,7 @@ def facets(queries: Queries, store: RunStore, experiment: Experiment) -> Facets:
             prompts=values("prompt_version"),
             personas=values("persona"),
             suites=values("suite"),
-            conditions=tuple(Counter(run.tags["conditions"] for run in runs if "conditions" in run.tags).items()),
+            conditions=tuple(conditions.items()),  # a Counter keeps the order of the runs
         )
 
     return queries.small.get(("facets", experiment.experiment_id), revision(experiment), read)
@@ -141,7 +145,7 @@ def chart(
     return queries.charts.get((experiment.experiment_id, query, picture), revision(experiment), make)
 
 
-API = "/api/bench/leaderboard"
+_API = "/api/bench/leaderboard"
 _MAX_CHIP_CHARS = 60  # of a chip's label, and of its value
 _FILTER_NAMES = {key: name for name, key in FILTERS.items()}
 Params = tuple[tuple[str, str], ...]
@@ -171,7 +175,7 @@ class BoardUrl:
 
     def page(self, **changes: str | None) -> str:
         """Return the URL of the leaderboard page, with changes to `extra`."""
-        return self._at(experiment_path(self.experiment), {**self.extra, **changes})
+        return self._url(experiment_path(self.experiment), {**self.extra, **changes})
 
     def with_changes(self, **changes: Any) -> str:
         """Return the URL with changes to the board query.
@@ -184,20 +188,20 @@ class BoardUrl:
     def pair(self, pair: Pair, **extra: str | None) -> str:
         """Return the URL of a row's page."""
         row = {"model": pair.model, "prompt": pair.prompt}
-        return self._at(experiment_path(self.experiment, "pairs"), {**row, **extra})
+        return self._url(experiment_path(self.experiment, "pairs"), {**row, **extra})
 
     def scenario(self, scenario: str | None = None, **extra: str | None) -> str:
         """Return the URL of the scenario matrix, or of the answers of all pairs to one scenario."""
-        return self._at(experiment_path(self.experiment, "scenarios"), {"scenario": scenario, **extra})
+        return self._url(experiment_path(self.experiment, "scenarios"), {"scenario": scenario, **extra})
 
     def chart(self, kind: str, *, theme: str, narrow: bool, revision: str | None) -> str:
         """Return the URL of a chart; it contains the revision, so that browsers can cache the chart."""
         options = {"theme": theme, "narrow": "true" if narrow else None, "revision": revision}
-        return self._at(experiment_path(self.experiment, "charts", f"{kind}.svg"), options)
+        return self._url(experiment_path(self.experiment, "charts", f"{kind}.svg"), options)
 
     def api(self, *rest: str, **extra: str | None) -> str:
         """Return the URL of the board in the API: the JSON, or a download."""
-        return self._at("/".join([API, quote_path(self.experiment), *rest]), extra)
+        return self._url("/".join([_API, quote_path(self.experiment), *rest]), extra)
 
     def run(self, run_id: str) -> str:
         """Return the URL of a run's page."""
@@ -211,10 +215,9 @@ class BoardUrl:
             label = _FILTER_NAMES.get(key, key.removeprefix("params."))
             others = tuple((name, text) for name, text in query.where if name != key)
             filters.append((label, value, {"where": others}))
-        filters += [
-            ("without", name.removeprefix(f"{ALL}/"), {"exclude": tuple(sorted({*query.exclude} - {name}))})
-            for name in query.exclude
-        ]
+        for name in query.exclude:
+            other_names = tuple(other for other in query.exclude if other != name)
+            filters.append(("without", name.removeprefix(f"{ALL}/"), {"exclude": other_names}))
         if query.judge is not None:
             filters.append(("judge", query.judge, {"judge": None}))
         if query.cluster is not None:
@@ -232,9 +235,10 @@ class BoardUrl:
         """Return the parameters for the hidden fields of a form; `without` are the names of its visible fields."""
         return tuple((name, value) for name, value in (*self.params, *self.extra.items()) if name not in without)
 
-    def _at(self, path: str, extra: Mapping[str, str | None]) -> str:
-        params = [*self.params, *((name, value) for name, value in extra.items() if value is not None)]
-        return f"{path}?{urlencode(params, errors='backslashreplace')}" if params else path
+    def _url(self, path: str, extra: Mapping[str, str | None]) -> str:
+        """Return the path with the board query and the extra parameters that are not None."""
+        extra_params = [(name, value) for name, value in extra.items() if value is not None]
+        return _with_query(path, [*self.params, *extra_params])
 
 
 def query_params(query: BoardQuery) -> Params:
@@ -255,7 +259,9 @@ def baseline_text(query: BoardQuery) -> str:
 
 def row_text(pair: Pair, by: str | None) -> str:
     """Return MODEL/PROMPT, or only the model or the prompt on a board by model or by prompt."""
-    return {"model": pair.model, "prompt": pair.prompt}.get(by or "", str(pair))
+    if by == "model":
+        return pair.model
+    return pair.prompt if by == "prompt" else str(pair)
 
 
 def page_query(request: Request) -> BoardQuery:
@@ -266,7 +272,7 @@ def page_query(request: Request) -> BoardQuery:
             options[name].append(value)
         elif name in _OPTIONS:
             options[name] = value
-    with invalid_at("query"):
+    with convert_validation_errors("query"):
         return _validated_query(**options)
 
 
@@ -279,7 +285,11 @@ def tidy_url(request: Request, path: str) -> str | None:
     nonempty = list(_nonempty(params))
     if len(nonempty) == len(params):
         return None
-    return f"{path}?{urlencode(nonempty, errors='backslashreplace')}" if nonempty else path
+    return _with_query(path, nonempty)
+
+
+def _with_query(path: str, params: Sequence[tuple[str, str]]) -> str:
+    return f"{path}?{urlencode(params, errors='backslashreplace')}" if params else path
 
 
 def _nonempty(params: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
@@ -287,8 +297,8 @@ def _nonempty(params: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
     return ((name, value) for name, value in params if value.strip())
 
 
-TIE = 1e-9  # points; smaller differences are ties
-Role = Literal["leader", "baseline", "runner-up", "next row"]
+TIE = 1e-9  # points; smaller differences are rounding errors of means that are equal
+OtherRole = Literal["leader", "baseline", "runner-up", "next row"]
 
 
 @dataclass(frozen=True)
@@ -334,7 +344,7 @@ class OtherRow:
     """The row that a row is compared with."""
 
     standing: Standing
-    role: Role
+    role: OtherRole
     difference: Difference | None  # own − other, with the board's p
 
 
@@ -350,14 +360,16 @@ class PairView:
     def count(self, sign: int) -> int:
         """Return the number of scenarios won (1), lost (−1) or tied (0)."""
         differences = [each.difference for each in self.comparisons if each.difference is not None]
-        return sum((difference > TIE) - (difference < -TIE) == sign for difference in differences)
+        if sign == 0:
+            return sum(abs(difference) <= TIE for difference in differences)
+        return sum(sign * difference > TIE for difference in differences)
 
     def response(self) -> PairShape:
         """Return the API's response; numbers are not rounded."""
-        reference = difference = None
+        other = difference = None
         if self.other is not None:
             pair, estimate = self.other.standing.pair, self.other.difference
-            reference = ReferenceShape(model=pair.model, prompt_version=pair.prompt, role=self.other.role)
+            other = ReferenceShape(model=pair.model, prompt_version=pair.prompt, role=self.other.role)
             if estimate is not None:
                 difference = DifferenceShape(
                     mean=estimate.mean, ci_low=estimate.ci_low, ci_high=estimate.ci_high, p=estimate.p
@@ -366,7 +378,7 @@ class PairView:
             experiment=self.board.experiment,
             model=self.standing.pair.model,
             prompt_version=self.standing.pair.prompt,
-            reference=reference,
+            reference=other,  # the API calls the other row the reference
             difference=difference,
             wins=self.count(1),
             losses=self.count(-1),
@@ -393,40 +405,47 @@ def pair_view(queries: Queries, store: RunStore, experiment: Experiment, query: 
             path="query.model",
         )
 
+    def largest_loss_first(comparison: ScenarioComparison) -> tuple[float, str]:
+        difference = comparison.difference
+        return math.inf if difference is None else difference, comparison.scenario
+
     def make() -> PairView:
         other = _other_row(board, standing)
-        comparisons = sorted(
-            _comparisons(queries, store, experiment, query, pair, other.standing.pair if other else None),
-            key=lambda each: (each.difference is None, each.difference or 0.0, each.scenario),
-        )
-        return PairView(board, standing, other, tuple(comparisons))
+        other_pair = other.standing.pair if other is not None else None
+        comparisons = _comparisons(queries, store, experiment, query, pair, other_pair)
+        return PairView(board, standing, other, tuple(sorted(comparisons, key=largest_loss_first)))
 
     return queries.pairs.get((experiment.experiment_id, query, pair), revision(experiment), make)
 
 
 def _other_row(board: Leaderboard, standing: Standing) -> OtherRow | None:
-    """Return the row to compare with: the baseline if there is one, else the leader, and for the leader the next row.
+    """Return the row to compare with: the baseline if there is one, else the leader, and for the leader the runner-up.
 
-    None if no other row has a score.
+    Without a leader it is the first other row with a score; None if there is none.
     """
     rows = {each.pair: each for each in (*board.standings, *board.references)}
-    candidates: tuple[tuple[Pair | None, Role, Difference | None], ...] = (
+    named_rows: tuple[tuple[Pair | None, OtherRole, Difference | None], ...] = (
         (board.baseline, "baseline", standing.result.to_baseline),
         (board.ranking.leader, "leader", standing.result.to_leader),
     )
-    for pair, role, difference in candidates:
+    for pair, role, difference in named_rows:
         if pair is not None and pair != standing.pair and pair in rows:
             return OtherRow(rows[pair], role, difference)
-    following = next((each for each in board.standings if each.pair != standing.pair and each.result.estimate), None)
-    if following is None:
+    first_scored = next((each for each in board.standings if each.pair != standing.pair and each.result.estimate), None)
+    if first_scored is None:
         return None
-    if not (following.result.ranked and board.ranking.leader):
-        return OtherRow(following, "next row", None)
-    difference = following.result.to_leader
-    if difference is not None:  # runner-up − leader; negated, because this page shows the leader's row
-        low, high = (None if end is None else -end for end in (difference.ci_high, difference.ci_low))
-        difference = replace(difference, mean=-difference.mean, ci_low=low, ci_high=high)
-    return OtherRow(following, "runner-up", difference)
+    if board.ranking.leader is None or not first_scored.result.ranked:
+        return OtherRow(first_scored, "next row", difference=None)
+    return OtherRow(first_scored, "runner-up", _negated(first_scored.result.to_leader))
+
+
+def _negated(difference: Difference | None) -> Difference | None:
+    """Return leader − runner-up for the difference runner-up − leader."""
+    if difference is None:
+        return None
+    low = None if difference.ci_high is None else -difference.ci_high
+    high = None if difference.ci_low is None else -difference.ci_low
+    return replace(difference, mean=-difference.mean, ci_low=low, ci_high=high)
 
 
 def _comparisons(
@@ -436,13 +455,19 @@ def _comparisons(
     # The comparison is by scenario, even if the page's board is clustered by persona.
     board = queries.board(store, experiment, replace(query, cluster=None, baseline=None))
     all_cells = queries.cells(store, experiment, query)
-    pairs = {row: _pairs_of(row, {cell.pair for cell in all_cells.cells}, query.by) for row in (own, other) if row}
-    compared_pairs = {pair for row in pairs.values() for pair in row}
-    cells = replace(all_cells, cells=tuple(cell for cell in all_cells.cells if cell.pair in compared_pairs))
-    scenario_answers = read_answers(queries.view(store, experiment), experiment, board, cells)
-    own_sides = _sides(board, own, pairs[own], scenario_answers)
-    other_sides = _sides(board, other, pairs[other], scenario_answers) if other else {}
-    cards = {each.scenario: each.card for each in reversed(scenario_answers)}
+    all_pairs = {cell.pair for cell in all_cells.cells}
+    own_pairs = _pairs_of(own, all_pairs, query.by)
+    other_pairs = _pairs_of(other, all_pairs, query.by) if other is not None else []
+    compared_pairs = {*own_pairs, *other_pairs}
+    compared_cells = tuple(cell for cell in all_cells.cells if cell.pair in compared_pairs)
+    view = queries.view(store, experiment)
+    scenario_answers = read_answers(view, experiment, board, replace(all_cells, cells=compared_cells))
+    own_sides = _sides(board, own, own_pairs, scenario_answers)
+    other_sides = _sides(board, other, other_pairs, scenario_answers) if other is not None else {}
+    cards: dict[str, Mapping[str, Any] | None] = {}
+    for each in scenario_answers:
+        # A board has one version of a scenario, except for a version that only failed cells have. One card is enough.
+        cards.setdefault(each.scenario, each.card)
     for scenario, own_side in own_sides.items():
         other_side, difference = other_sides.get(scenario), None
         if other_side is not None and own_side.composite is not None and other_side.composite is not None:
@@ -460,17 +485,21 @@ def _sides(
             if answer.pair in pairs:
                 answers[each.scenario].append(answer)
     matrix = board.references_matrix if row in board.references_matrix.pairs else board.matrix
-    column, means = matrix.column(row), {}
+    column = matrix.column(row)
+    composites: dict[str, float] = {}  # by judged scenario
     if column is not None:
-        judged = (i for i in range(len(matrix.scenarios)) if matrix.judged[i, column])
-        means = {matrix.scenarios[i]: float(matrix.values[i, column]) for i in judged}
-    return {scenario: Side(means.get(scenario), tuple(own_answers)) for scenario, own_answers in answers.items()}
+        for index, scenario in enumerate(matrix.scenarios):
+            if matrix.judged[index, column]:
+                composites[scenario] = float(matrix.values[index, column])
+    return {scenario: Side(composites.get(scenario), tuple(each)) for scenario, each in answers.items()}
 
 
 def _pairs_of(row: Pair, pairs: Collection[Pair], by: Literal["model", "prompt"] | None) -> Sequence[Pair]:
-    """Return the pairs whose cells are merged into the row, such as a model with each prompt that all models have."""
+    """Return the pairs that a row averages, as in `ScoreMatrix.by`: a model with each prompt that all models have."""
     if by is None or is_reference(row):
         return [row] if row in pairs else []
     pairs = {pair for pair in pairs if not is_reference(pair)}
-    shared = shared_by_all(pairs, by)
-    return sorted(pair for pair in pairs if averaged_pair(pair, by) == row and getattr(pair, OTHER_SIDE[by]) in shared)
+    shared_names = shared_by_all(pairs, by)
+    averaged_side = OTHER_SIDE[by]
+    same_row = [pair for pair in pairs if averaged_pair(pair, by) == row]
+    return sorted(pair for pair in same_row if getattr(pair, averaged_side) in shared_names)

@@ -18,11 +18,11 @@ from tipbench.record.mlflow import find_tracking
 from tipbench.record.store import RunStore
 from tipbench.settings import Settings
 from tipbench.web.auth import Authenticator, Identity, authenticate, require_admin, require_judge
-from tipbench.web.errors import options_at
+from tipbench.web.errors import convert_option_errors
 from tipbench.web.forms import read_json
 from tipbench.web.job_service import JobService
 from tipbench.web.metrics import Metrics
-from tipbench.web.options import PanelOptions, RunPermissions
+from tipbench.web.options import OperatorPermissions, PanelOptions
 from tipbench.web.queries import Queries
 from tipbench.web.security import MAX_JUDGE_SHEET_BYTES, ConcurrencyLimits, StreamLimits
 from tipbench.workflows.judging import judging_lock
@@ -40,7 +40,9 @@ class MlflowConnection:
     def __init__(self, settings: Settings, store: RunStore | None = None) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._fixed = TrackingStore(store, "given", "given", "http://given.invalid") if store is not None else None
+        self._fixed: TrackingStore | None = None
+        if store is not None:
+            self._fixed = TrackingStore(store, identity="given", description="given", url="http://given.invalid")
         self._opened: TrackingStore | None = None
         self._opened_url = ""
         self._must_locate = False
@@ -103,9 +105,9 @@ class Panel:
     settings: Settings
     options: PanelOptions
     guard: Authenticator
-    tracker: MlflowConnection
+    mlflow: MlflowConnection
     queries: Queries
-    allowed: RunPermissions
+    permissions: OperatorPermissions
     metrics: Metrics
     jobs: JobService
     streams: StreamLimits
@@ -113,8 +115,8 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class RunBody:
-    """Parsed request body of a run: its configuration values, and whether it waits for the judge."""
+class CollectBody:
+    """Parsed request body for a collect: its configuration values, and whether it waits for the judge."""
 
     values: Mapping[str, Any]
     wait_for_judge: bool = False
@@ -131,27 +133,27 @@ PanelState = Annotated[Panel, Depends(panel_of)]
 
 def open_store(panel: PanelState) -> Iterator[RunStore]:
     """Yield the MLflow store. Raises NotEnoughData if there is none yet."""
-    with panel.tracker.connected() as opened:
+    with panel.mlflow.connected() as opened:
         yield opened.store
 
 
-async def read_run_body(request: Request, _admin: Annotated[Identity, Depends(require_admin)]) -> RunBody:
+async def read_collect_body(request: Request, _admin: Annotated[Identity, Depends(require_admin)]) -> CollectBody:
     """Parse the body. The dependency on `require_admin` authenticates the client before the body is read."""
     raw = await read_json(request)
-    with options_at("body"):
-        return RunBody(*split_wait_for_judge(raw))
+    with convert_option_errors("body"):
+        return CollectBody(*split_wait_for_judge(raw))
 
 
-def read_run_config(body: Annotated[RunBody, Depends(read_run_body)], panel: PanelState) -> CollectConfig:
-    """Return the run's configuration: the settings, overridden by the body, and checked against the run permissions."""
-    return panel.allowed.config(body.values)
+def read_collect_config(body: Annotated[CollectBody, Depends(read_collect_body)], panel: PanelState) -> CollectConfig:
+    """Return the collect's configuration: the settings, overridden by the body. Raises Forbidden if not permitted."""
+    return panel.permissions.config(body.values)
 
 
 Admin = Annotated[Identity, Depends(require_admin)]
 Judge = Annotated[Identity, Depends(require_judge)]  # judge or admin
 Store = Annotated[RunStore, Depends(open_store)]
-RunBodyParam = Annotated[RunBody, Depends(read_run_body)]
-RunConfig = Annotated[CollectConfig, Depends(read_run_config)]
+CollectBodyParam = Annotated[CollectBody, Depends(read_collect_body)]
+CollectConfigParam = Annotated[CollectConfig, Depends(read_collect_config)]
 
 
 async def limit_sheet_requests(

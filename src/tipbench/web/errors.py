@@ -1,8 +1,8 @@
-"""Error responses, all in one format: {"error": {"code", "message", "path"}}.
+"""Responses: JSON, the header of downloads, and errors, all in one format: {"error": {"code", "message", "path"}}.
 
 `code` is for programs and does not change. `message` is a sentence for people. `path` is the invalid part of the
-request (`body.n_tips`, `query.limit`, `header.host`), or null if there is no single one. The message of a 500
-contains only the request id; the log has the details under this id.
+request (`body.n_tips`, `query.limit`, `header.host`), or null if there is no single one. The message of an unexpected
+error contains only the request id; the log has the details under this id.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def attachment(name: str, extension: str) -> dict[str, str]:
     return {"Content-Disposition": f'attachment; filename="{stem}.{extension}"'}
 
 
-INTERNAL = "Internal error in tipbench."
+INTERNAL_ERROR = "Internal error in tipbench."  # begins the message of an unexpected error
 _MAX_PROBLEMS = 10  # in one message
 _FORM_TYPES = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 
-KINDS: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first match applies
+STATUSES_AND_CODES: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first match applies
     (errors.InvalidOption, 422, "invalid"),
     (errors.SuiteError, 400, "suite_error"),
     (errors.ModelRefused, 409, "model_refused"),
@@ -79,7 +79,7 @@ KINDS: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first 
     (errors.MlflowUnavailable, 503, "mlflow_away"),
     (errors.AirflowUnavailable, 503, "airflow_away"),
     (errors.ServerUnavailable, 503, "server_away"),
-    (errors.LocalMlflowError, 503, "mlflow_away"),
+    (errors.LocalMlflowError, 503, "mlflow_away"),  # the MLflow server that tipbench starts itself
     (errors.MlflowError, 502, "mlflow_refused"),
     (errors.OllamaError, 502, "ollama_refused"),
     (errors.AirflowError, 502, "airflow_refused"),
@@ -102,7 +102,7 @@ KINDS: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first 
 
 def status_and_code(exc: Exception) -> tuple[int, str]:
     """Return the HTTP status and the error code of a TipbenchError."""
-    return next((status, code) for kind, status, code in KINDS if isinstance(exc, kind))
+    return next((status, code) for kind, status, code in STATUSES_AND_CODES if isinstance(exc, kind))
 
 
 # Errors whose messages are shown to judges; other messages may name a run or a model.
@@ -219,8 +219,9 @@ async def _web_error(request: Request, exc: WebError) -> Response:
     if isinstance(exc, Unauthorised) and wants_page(request):
         target = "/"  # after login a form is not submitted again
         if request.method == "GET":
-            path, query = quote(request.scope["path"], safe="/"), request.url.query  # the scope has the decoded path
-            target = f"{path}?{query}" if query else path
+            target = quote(request.scope["path"], safe="/")  # the path in the scope is decoded, the query is not
+            if request.url.query:
+                target += f"?{request.url.query}"
         return RedirectResponse(f"/login?next={quote(target, safe='')}", status_code=303)
     detail = {} if exc.detail is None else {"detail": exc.detail}
     return _respond(request, exc.status, {**error_json(exc.code, str(exc), exc.path), **detail}, exc.headers)
@@ -243,38 +244,39 @@ async def _tipbench_error(request: Request, exc: errors.TipbenchError) -> Respon
 
 def refused_sheet(exc: errors.SheetRefused) -> dict[str, Any]:
     """Return the error response for an invalid sheet, with the fields of `judge apply --json` added."""
-    refusal = refused_json(exc)
     _, code = status_and_code(exc)
-    return {**error_json(code, str(exc), f"body.{refusal['errors'][0]['field']}"), **refusal}
+    refusal = refused_json(exc)
+    first, *_ = refusal["errors"]
+    return {**error_json(code, str(exc), path=f"body.{first['field']}"), **refusal}
 
 
 async def _validation_error(request: Request, exc: RequestValidationError) -> Response:
     problems = exc.errors()
-    return _respond(request, 422, error_json("invalid", validation_message(problems), place_of(problems[0])))
+    return _respond(request, 422, error_json("invalid", validation_message(problems), problem_path(problems[0])))
 
 
-def checked(model: type[_M], raw: Mapping[str, Any], part: str) -> _M:
+def validate_part(model: type[_M], raw: Mapping[str, Any], part: str) -> _M:
     """Validate a part of the request with a pydantic model. Raises Invalid with the path of the wrong field.
 
     `part` is the first element of this path, for example `body`.
     """
-    with invalid_at(part):
+    with convert_validation_errors(part):
         return model.model_validate(raw)
 
 
 @contextmanager
-def invalid_at(part: str) -> Iterator[None]:
-    """Turn pydantic's ValidationError into Invalid; `part` is the validated part of the request, such as `query`."""
+def convert_validation_errors(part: str) -> Iterator[None]:
+    """Convert pydantic's ValidationError into Invalid; `part` is the validated part of the request, such as `query`."""
     try:
         yield
     except ValidationError as exc:
         problems = [{**error, "loc": (part, *error["loc"])} for error in exc.errors(include_url=False)]
-        raise Invalid(validation_message(problems), path=place_of(problems[0])) from exc
+        raise Invalid(validation_message(problems), path=problem_path(problems[0])) from exc
 
 
 @contextmanager
-def options_at(part: str) -> Iterator[None]:
-    """Turn InvalidOption into Invalid; `part` is the part of the request with the options, for example `body`."""
+def convert_option_errors(part: str) -> Iterator[None]:
+    """Convert InvalidOption into Invalid; `part` is the part of the request with the options, for example `body`."""
     try:
         yield
     except errors.InvalidOption as exc:
@@ -282,8 +284,8 @@ def options_at(part: str) -> Iterator[None]:
 
 
 @contextmanager
-def usage_errors_at(path: str) -> Iterator[None]:
-    """Turn UsageError into Invalid; `path` is the path of the checked value in the request."""
+def convert_usage_errors(path: str) -> Iterator[None]:
+    """Convert UsageError into Invalid; `path` is the path of the validated value, for example `body.name`."""
     try:
         yield
     except errors.UsageError as exc:
@@ -295,16 +297,17 @@ def validation_message(problems: Sequence[Any]) -> str:
     texts = []
     for problem in problems[:_MAX_PROBLEMS]:
         message = str(problem["msg"]).removeprefix("Value error, ")
+        # A missing value cannot be shown, and messages of our own validators (value_error) contain the value.
         shows_value = problem["type"] not in ("missing", "value_error")
         got = f" (got {str(problem.get('input'))[:80]!r})" if shows_value else ""
-        texts.append(f"{place_of(problem)}: {message}{got}")
+        texts.append(f"{problem_path(problem)}: {message}{got}")
     if len(problems) > _MAX_PROBLEMS:
         texts.append(f"and {len(problems) - _MAX_PROBLEMS} more")
     return "; ".join(texts)
 
 
-def place_of(problem: Any) -> str:
-    """Return the path of a pydantic error in the request."""
+def problem_path(problem: Any) -> str:
+    """Return the path of a pydantic error in the request; shortened, because the client chooses the keys in it."""
     return ".".join(str(part)[:80] for part in problem["loc"][:8]) or "body"
 
 

@@ -1,4 +1,4 @@
-"""Request bodies (forms, file uploads, JSON that is parsed after authentication) and pagination."""
+"""Request bodies and pagination. Bodies are forms, file uploads, or JSON that is parsed after authentication."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastapi import Depends, Query, Request
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from tipbench.web.errors import Invalid, checked
+from tipbench.web.errors import Invalid, validate_part
 
 FORM = "application/x-www-form-urlencoded"
 JSON = "application/json"
@@ -103,7 +103,7 @@ def body_of(model: type[_M], require: Callable[..., Any]) -> Any:
     """
 
     async def read(request: Request, _caller: Any = Depends(require)) -> _M:  # noqa: B008 - an annotation cannot see `require`
-        return checked(model, await read_json(request), "body")
+        return validate_part(model, await read_json(request), "body")
 
     return Depends(read)
 
@@ -111,26 +111,29 @@ def body_of(model: type[_M], require: Callable[..., Any]) -> Any:
 def body_schema(
     model: type[BaseModel], example: dict[str, Any], *, about: str | None = None, required: bool = True
 ) -> dict[str, Any]:
-    """Return the `openapi_extra` of a route whose body is parsed by `body_of`."""
+    """Return the `openapi_extra` of a route whose body is parsed by `body_of`; `about` describes the body."""
     schema = model.model_json_schema()
     body: dict[str, Any] = {}
     if about:
         body["description"] = about
     if required:
         body["required"] = True
-    body["content"] = {JSON: {"schema": _inlined(schema, schema.pop("$defs", {})), "example": example}}
+    definitions = schema.pop("$defs", {})
+    body["content"] = {JSON: {"schema": _inline_references(schema, definitions), "example": example}}
     return {"requestBody": body}
 
 
-def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
-    """Replace references by their definitions; FastAPI collects only those of bodies that it parses itself."""
+def _inline_references(schema: Any, definitions: dict[str, Any]) -> Any:
+    """Replace references by their definitions; FastAPI collects them only from bodies that it parses itself."""
     if isinstance(schema, list):
-        return [_inlined(each, definitions) for each in schema]
+        return [_inline_references(each, definitions) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
-    merged = {**definitions.get(name, {}), **{key: value for key, value in schema.items() if key != "$ref"}}
-    return {key: _inlined(value, definitions) for key, value in merged.items()}
+    keywords = dict(schema)
+    if "$ref" in keywords:
+        name = str(keywords.pop("$ref")).removeprefix("#/$defs/")
+        keywords = {**definitions.get(name, {}), **keywords}
+    return {key: _inline_references(value, definitions) for key, value in keywords.items()}
 
 
 def _reject_constant(name: str) -> object:
@@ -139,7 +142,7 @@ def _reject_constant(name: str) -> object:
 
 DEFAULT_LIMIT = 50  # items per page, by default
 MAX_LIMIT = 500  # items per page, at most
-_MAX_CURSOR = 400
+MAX_CURSOR = 400  # characters
 
 _T = TypeVar("_T")
 
@@ -154,7 +157,7 @@ class SortKey(NamedTuple):
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description=f"Maximum number of items per page, up to {MAX_LIMIT}.")]
 Next = Annotated[
     str | None,
-    Query(max_length=_MAX_CURSOR, description="The `next` value of the previous page; omit it for the first page."),
+    Query(max_length=MAX_CURSOR, description="The `next` value of the previous page; omit it for the first page."),
 ]
 
 

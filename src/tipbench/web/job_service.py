@@ -28,7 +28,7 @@ from tipbench.record.reader import count_states
 from tipbench.settings import Settings
 from tipbench.web.api.models import JudgeRunRequest
 from tipbench.web.cache import Cache
-from tipbench.web.errors import Forbidden, Invalid, options_at
+from tipbench.web.errors import Forbidden, Invalid, convert_option_errors
 from tipbench.web.queries import get_experiment, revision
 from tipbench.workflows.board import judge_name
 from tipbench.workflows.judging import MODEL_OPTIONS
@@ -43,13 +43,13 @@ _CACHED_JOBS = 64  # jobs whose number of pending cells is cached
 class PanelMlflowLookup:
     """MLflow access for Airflow jobs: the server's address, and the number of pending cells."""
 
-    tracker: MlflowConnection
+    mlflow: MlflowConnection
     counts: Cache = field(default_factory=lambda: Cache(_CACHED_JOBS))
 
     def address(self, job: Job) -> str:
-        """Return the URL of the MLflow server, which workers use too. Raises NotEnoughData if there is none."""
-        named = job.arguments.get("mlflow_url")
-        return str(named) if named else strip_login(self.tracker.open().url)
+        """Return the MLflow URL for workers: the job's, or else the panel's. Raises NotEnoughData if there is none."""
+        url = job.arguments.get("mlflow_url") or strip_login(self.mlflow.open().url)
+        return str(url)
 
     def pending(self, job: Job) -> int:
         """Return how many of the job's cells wait for a judge; cached per revision of the experiment.
@@ -57,61 +57,65 @@ class PanelMlflowLookup:
         Raises NotEnoughData if no cells are found, instead of returning 0.
         """
         config = make_config({key: value for key, value in job.arguments.items() if key in CollectConfig.model_fields})
-        with self.tracker.connected(job.private.get("TIPBENCH_MLFLOW_URL") or config.mlflow_url) as opened:
+        # A URL with a login is only in the job's environment variables.
+        url = job.private.get("TIPBENCH_MLFLOW_URL") or config.mlflow_url
+        with self.mlflow.connected(url) as opened:
+            not_found = NotEnoughData(f"{config.experiment} on MLflow at {opened.url} has no cells of this run.")
             experiment = opened.store.experiment(config.experiment)
+            if experiment is None:
+                raise not_found
 
             def count() -> int:
-                cells = configured_cells(opened.store, experiment.experiment_id, config) if experiment else []
+                cells = configured_cells(opened.store, experiment.experiment_id, config)
                 if not cells:
-                    raise NotEnoughData(f"{config.experiment} on MLflow at {opened.url} has no cells of this run.")
+                    raise not_found
                 return count_states(cells).pending
 
-            version = None if experiment is None else revision(experiment)
-            return self.counts.get((opened.identity, job.id), version, count)
+            return self.counts.get((opened.identity, job.id), revision(experiment), count)
 
 
 def airflow_access(settings: Settings) -> AirflowAccess | None:
     """Return address and credentials of Airflow, or None if not configured. Raises UsageError if invalid."""
-    operator, get = settings.operator_config(), settings.get
-    if not operator.airflow_url:
+    configured = settings.operator_config()
+    if not configured.airflow_url:
         return None
     access = AirflowAccess(
-        operator.airflow_url.rstrip("/"),
-        username=get("airflow_username"),
-        password=get("airflow_password"),
-        token=get("airflow_token"),
-        dag_id=operator.airflow_dag,
-        public_url=operator.airflow_public_url,
+        configured.airflow_url.rstrip("/"),
+        username=settings.get("airflow_username"),
+        password=settings.get("airflow_password"),
+        token=settings.get("airflow_token"),
+        dag_id=configured.airflow_dag,
+        public_url=configured.airflow_public_url,
     )
     with settings.add_source_to_errors():
         access.check()
     return access
 
 
-def make_runners(settings: Settings, tracker: MlflowConnection) -> dict[str, Runner]:
+def make_runners(settings: Settings, mlflow: MlflowConnection) -> dict[str, Runner]:
     """Create the configured runners, by name."""
     runners: dict[str, Runner] = {LocalRunner.name: LocalRunner(settings.home)}
     access = airflow_access(settings)
     if access is not None:
-        runners[AirflowRunner.name] = AirflowRunner(settings.home, AirflowApi(access), PanelMlflowLookup(tracker))
+        runners[AirflowRunner.name] = AirflowRunner(settings.home, AirflowApi(access), PanelMlflowLookup(mlflow))
     return runners
 
 
 def default_runner(settings: Settings, runners: Mapping[str, Runner]) -> str:
     """Return the default runner: the configured one, else Airflow if available. Raises UsageError if invalid."""
-    wanted = settings.operator_config().runner
-    if not wanted:
+    configured = settings.operator_config().runner
+    if not configured:
         return AirflowRunner.name if AirflowRunner.name in runners else next(iter(runners))
-    if wanted not in runners:
-        with settings.add_source_to_errors():
+    with settings.add_source_to_errors():
+        if configured not in runners:
             raise UsageError(
                 "runner is airflow, but no Airflow is configured. Set TIPBENCH_AIRFLOW_URL, or runner=local."
             )
-    return wanted
+    return configured
 
 
 _DAY_S = 86_400.0
-_ATTEMPTS = 3
+_POSITION_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -128,9 +132,10 @@ class JobService:
     def of(cls, settings: Settings, runners: Mapping[str, Runner]) -> Self:
         """Create the service of a home folder with `runners` by name."""
         jobs = settings.home / "jobs"
-        keep_s = settings.operator_config().jobs_keep_days * _DAY_S
+        keep_days = settings.operator_config().jobs_keep_days
+        keep_s = keep_days * _DAY_S if keep_days > 0 else None  # 0 keeps all jobs
         store = JobStore(jobs / "jobs.db")
-        supervisor = Supervisor(store, runners, jobs / "supervisor.lock", keep_s=keep_s or None)
+        supervisor = Supervisor(store, runners, jobs / "supervisor.lock", keep_s=keep_s)
         return cls(store, runners, supervisor, ProgressCache(supervisor.runner_of), default_runner(settings, runners))
 
     def close(self) -> None:
@@ -148,7 +153,7 @@ class JobService:
         return submitted
 
     def cancel(self, job_id: str) -> Job:
-        """Cancel a job. Raises JobConflict if it has already ended otherwise, JobNotFound if it does not exist."""
+        """Cancel a job. Raises JobConflict if it has succeeded or failed, JobNotFound if it does not exist."""
         job = self.store.request_cancel(job_id)
         self.supervisor.wake()
         return job
@@ -163,7 +168,7 @@ class JobService:
 
     def get_with_position(self, job_id: str) -> tuple[Job, int | None]:
         """Return a job and its position in the queue, None if it is not queued. Raises JobNotFound."""
-        for _ in range(_ATTEMPTS):  # again if the job starts between the two reads
+        for _ in range(_POSITION_ATTEMPTS):  # again if the job starts between the two reads
             job = self.store.get(job_id)
             if job.state is not JobState.QUEUED:
                 return job, None
@@ -190,11 +195,10 @@ class JobService:
         try:
             return self.supervisor.runner_of(job).log(job, max_bytes)
         except ServerUnavailable as exc:
-            return LogTail(f"{exc}\n", 0, cut=False)
+            return LogTail(f"{exc}\n", size=0, cut=False)
 
 
-# Options that Airflow's workers set themselves, unless the request sets them.
-SET_BY_WORKERS = {"skip_refused", *URL_KEYS} - {"mlflow_url"}
+SET_BY_WORKERS = {"skip_refused", "ollama_url"}  # options that Airflow's workers set, unless the request sets them
 _MAX_OPTION = 16_000  # characters per option, because of command line limits
 _JUDGE_SETTINGS = (*MODEL_OPTIONS, "mlflow_url", "suite", "wait")  # options that a judge run shares with a collect
 
@@ -212,19 +216,19 @@ Key = Annotated[
 
 
 @dataclass(frozen=True)
-class RunTarget:
-    """Where and how a run is executed."""
+class CollectTarget:
+    """Where and how a collect is executed."""
 
     runner: str | None = None  # None for the default
     wait_for_judge: bool = False  # before comparing; with Airflow only
     explicit: frozenset[str] = frozenset()  # configuration keys that the request sets
 
 
-def start_run(
-    panel: Panel, config: CollectConfig, *, started_by: str, key: str | None = None, target: RunTarget | None = None
+def start_collect(
+    panel: Panel, config: CollectConfig, *, started_by: str, key: str | None = None, target: CollectTarget | None = None
 ) -> Submitted:
-    """Queue a collect; `panel.allowed` must have checked `config` before. Raises UsageError if its suite is invalid."""
-    target = target or RunTarget()
+    """Queue a collect; `config` comes from `panel.permissions.config`. Raises UsageError if its suite is invalid."""
+    target = target or CollectTarget()
     runner = target.runner or panel.jobs.default_runner
     if runner not in panel.jobs.runners:
         raise Invalid(
@@ -241,9 +245,10 @@ def start_run(
     for name, value in config.model_dump().items():
         if isinstance(value, str) and len(value) > _MAX_OPTION:
             raise Invalid(f"{name} may have at most {_MAX_OPTION} characters (got {len(value)}).", path=f"body.{name}")
-    suite_for(config)
+    suite_for(config)  # raises UsageError
     request = collect_request(config, started_by=started_by, runner=runner)
-    if runner == AirflowRunner.name:  # the panel's URLs, such as localhost, may be other servers for a worker
+    if runner == AirflowRunner.name:
+        # A URL of the panel, such as that of localhost, can be another server for a worker.
         omitted = SET_BY_WORKERS - target.explicit
         arguments = {name: value for name, value in request.arguments.items() if name not in omitted}
         if target.wait_for_judge:
@@ -257,8 +262,8 @@ def start_judge(
 ) -> Submitted:
     """Queue a `judge run` of an existing experiment. Raises Invalid or Forbidden with the path of the option."""
     sent = body.model_dump(by_alias=True, exclude_defaults=True)
-    config = panel.allowed.config({name: sent[name] for name in _JUDGE_SETTINGS if name in sent})
-    with options_at("body"):
+    config = panel.permissions.config({name: sent[name] for name in _JUDGE_SETTINGS if name in sent})
+    with convert_option_errors("body"):
         judge = judge_name(body.judge)
     if body.with_.startswith(f"{JudgeKind.COMMAND}:"):  # it would run with the panel's permissions
         raise Forbidden(
@@ -266,30 +271,31 @@ def start_judge(
             code="not_allowed",
             path="body.with",
         )
-    with_ = JudgeChoice.parse(body.with_)
-    program = _program(panel) if with_.kind is JudgeKind.COMMAND else None
+    judge_kind = JudgeChoice.parse(body.with_).kind
+    program = _program(panel) if judge_kind is JudgeKind.COMMAND else None
     options = {**sent, "with": body.with_, "experiment": experiment, "mlflow_url": config.mlflow_url}
-    if body.judge is not None:
+    if judge is not None:
         options["judge"] = judge
-    if with_.kind is JudgeKind.MODEL:
+    if judge_kind is JudgeKind.MODEL:  # other judges do not have this option
         options["ollama_url"] = config.ollama_url
-    with panel.tracker.connected(config.mlflow_url) as opened:
-        get_experiment(opened.store, experiment)
+    with panel.mlflow.connected(config.mlflow_url) as opened:
+        get_experiment(opened.store, experiment)  # raises NotFound
     try:
         request = judge_request(options, ollama_url=config.ollama_url, program=program, started_by=started_by)
-    except UsageError as exc:
+    except UsageError as exc:  # its message begins with a flag of the command line
         raise Invalid(str(exc).removeprefix("--"), path="body") from exc
     return panel.jobs.submit(request, key=key)
 
 
 def retry_job(panel: Panel, job_id: str, *, started_by: str, key: str | None = None) -> Submitted:
-    """Queue a copy of a job, if the run permissions still allow its servers and suite.
+    """Queue a copy of a job, if the operator's permissions still allow its servers and suite.
 
     Uses the currently configured judging program. Raises Forbidden if there is none.
     """
     old = panel.jobs.store.get(job_id)
-    limited = {name: old.arguments.get(name) for name in (*URL_KEYS, "suite")}
-    panel.allowed.config({name: value for name, value in limited.items() if value is not None})
+    arguments = {name: old.arguments.get(name) for name in (*URL_KEYS, "suite")}
+    restricted = {name: value for name, value in arguments.items() if value is not None}
+    panel.permissions.config(restricted)  # raises Forbidden
     changes: dict[str, Any] = {}
     kind = str(old.arguments.get("with", "")).partition(":")[0]  # old jobs have the command line in `with`
     if kind == JudgeKind.COMMAND:

@@ -30,20 +30,21 @@ from tipbench.record.store import RunStore
 from tipbench.web.api.models import SheetOptions
 from tipbench.web.auth import Identity
 from tipbench.web.board_query import ThemeName, drawing_lock
-from tipbench.web.errors import Forbidden, Invalid, NotFound, attachment, checked, options_at
+from tipbench.web.errors import Forbidden, Invalid, NotFound, attachment, convert_option_errors, validate_part
 from tipbench.web.forms import JSON
-from tipbench.web.options import RunPermissions
+from tipbench.web.options import OperatorPermissions
 from tipbench.web.queries import Queries, get_experiment, revision
 from tipbench.workflows.board import judge_name
 from tipbench.workflows.judging import SheetRequest, apply_file, parse_drift_reason, requested_sheet, sheet_file
 
 CSV = "text/csv"
-MIN_ANSWERS = MIN_CONTROLS  # on a judge's sheet; smaller sheets have too few control tips
+# Measuring a judge's drift needs MIN_CONTROLS control tips, and a small sheet has one control tip per answer.
+MIN_ANSWERS = MIN_CONTROLS
 MAX_REVISIONS = 5  # of one sheet by its judge
 _FIELDS_FOR_JUDGES = frozenset({"judge", "limit", "all", "sheet", "filled", "format"})
 
 
-def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPermissions) -> SheetRequest:
+def parse_sheet_request(raw: Mapping[str, Any], who: Identity, permissions: OperatorPermissions) -> SheetRequest:
     """Validate an export request. Raises Invalid with the wrong field.
 
     Raises Forbidden for a field that judges may not set: with a seed, a focus or another suite, a judge could find out
@@ -54,9 +55,9 @@ def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPermi
             f"A judge's token may set {', '.join(sorted(_FIELDS_FOR_JUDGES))} (got {forbidden[0][:40]!r}).",
             path=f"body.{forbidden[0][:40]}",
         )
-    options = checked(SheetOptions, raw, "body")
+    options = validate_part(SheetOptions, raw, "body")
     if options.suite is not None:
-        allowed.check_suite(options.suite)
+        permissions.check_suite(options.suite)
     if who.is_judge and options.limit is not None and options.limit < MIN_ANSWERS:
         raise Invalid(
             f"limit must be {MIN_ANSWERS} or more for a judge: smaller sheets have too few control tips "
@@ -64,7 +65,7 @@ def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPermi
             path="body.limit",
         )
     request = ExportRequest(
-        judge=_judge_name(options.judge, who, "body.judge"),
+        judge=_judge_name(options.judge, who, part="body"),
         limit=options.limit,
         overlap=options.overlap,
         everything=options.all,
@@ -72,8 +73,15 @@ def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPermi
         seed=options.seed,
         suite=options.suite,
     )
-    with options_at("body"):
-        return SheetRequest(request, options.sheet, options.filled, options.focus, options.format, who.is_judge)
+    with convert_option_errors("body"):
+        return SheetRequest(
+            request,
+            sheet=options.sheet,
+            filled=options.filled,
+            focus=options.focus,
+            format=options.format,
+            own=who.is_judge,
+        )
 
 
 def get_or_export_sheet(store: RunStore, name: str, request: SheetRequest) -> StoredSheet:
@@ -102,8 +110,8 @@ class ApplyOptions:
     """Options for applying a filled sheet."""
 
     who: Identity
-    judge: str | None = None
-    accept: str | None = None
+    judge: str | None = None  # used if the sheet names no judge
+    accept: str | None = None  # why the drift is accepted
     dry_run: bool = False
     final: bool = False  # finish the sheet: check the drift even if items are unscored
 
@@ -114,18 +122,20 @@ class ApplyOptions:
         """Validate the options. Judges can only apply under their own name, and cannot accept drift."""
         if accept is not None and who.is_judge:
             raise Forbidden("Only an admin can accept drift. Revise the sheet and apply it again.")
-        with options_at("query"):
+        with convert_option_errors("query"):
             reason = parse_drift_reason(accept) if accept is not None else None
-        return cls(who, _judge_name(judge, who, "query.judge"), reason, dry_run, final)
+        name = _judge_name(judge, who, part="query")
+        return cls(who, judge=name, accept=reason, dry_run=dry_run, final=final)
 
 
 def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], options: ApplyOptions) -> dict[str, Any]:
     """Apply a sheet and return the output of `judge apply --json`, without `alpha` for judges. Raises SheetRefused."""
-    get_experiment(store, name)
+    get_experiment(store, name)  # raises NotFound
     if raw.get("experiment") != name:
-        raise refusal([Problem(None, None, "experiment", shown(raw.get("experiment")), f"{name!r}, as in the URL")])
+        seen, expected = shown(raw.get("experiment")), f"{name!r}, as in the URL"
+        raise refusal([Problem(item=None, tip=None, field="experiment", seen=seen, expected=expected)])
 
-    def check(applier: SheetApplier) -> None:
+    def check_revisions(applier: SheetApplier) -> None:
         # A judge who changes one item at a time and compares the verdicts could find the controls.
         stored = applier.stored
         is_limited = options.who.is_judge and not options.dry_run
@@ -137,7 +147,7 @@ def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], options: App
                 path="body.sheet",
             )
 
-    with options_at("query"):
+    with convert_option_errors("query"):
         applied = apply_file(
             store,
             raw,
@@ -145,7 +155,7 @@ def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], options: App
             accept=options.accept,
             final=options.final,
             dry_run=options.dry_run,
-            check=check,
+            check=check_revisions,
         )
     result = applied.to_json()
     if options.who.is_judge:
@@ -153,13 +163,16 @@ def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], options: App
     return result
 
 
-def _judge_name(name: str | None, who: Identity, path: str) -> str | None:
-    """Return the judge's name. Raises Forbidden if a judge's token is used with another name."""
+def _judge_name(name: str | None, who: Identity, part: str) -> str | None:
+    """Return the normalised name in the option `judge`, and for a judge's token its own name.
+
+    `part` is the part of the request with the option. Raises Forbidden if a judge's token is used with another name.
+    """
     if who.is_judge:
         if name is not None and normalize_name(name) != who.name:
-            raise Forbidden(f"This token judges as {who.name} (got {name[:60]!r}).", path=path)
+            raise Forbidden(f"This token judges as {who.name} (got {name[:60]!r}).", path=f"{part}.judge")
         return who.name
-    with options_at(path.partition(".")[0]):
+    with convert_option_errors(part):
         return judge_name(name)
 
 
@@ -224,8 +237,8 @@ class UploadQuota:
     bytes: int
 
 
-JUDGES_QUOTA = UploadQuota(4, 16_000_000)
-ADMINS_QUOTA = UploadQuota(16, 96_000_000)
+JUDGES_QUOTA = UploadQuota(files=4, bytes=16_000_000)
+ADMINS_QUOTA = UploadQuota(files=16, bytes=96_000_000)
 
 
 @dataclass(frozen=True)
@@ -262,11 +275,19 @@ class UploadStore:
         quota: UploadQuota = JUDGES_QUOTA,
     ) -> Upload:
         """Store a file. Above a limit, drops the oldest uploads, first of this owner and then of all owners."""
-        digest = hashlib.sha256(content).hexdigest()
-        upload = Upload(secrets.token_hex(16), owner, experiment, name[:200], content, digest, self._clock(), judge)
+        upload = Upload(
+            id=secrets.token_hex(16),
+            owner=owner,
+            experiment=experiment,
+            name=name[:200],
+            content=content,
+            sha256=hashlib.sha256(content).hexdigest(),
+            uploaded_at=self._clock(),
+            judge=judge,
+        )
         with self._lock:
             self._uploads[upload.id] = upload
-            self._drop_oldest(quota, owner)
+            self._drop_oldest(quota, owner=owner)
             self._enforce_limits()
         return upload
 
@@ -275,7 +296,9 @@ class UploadStore:
         with self._lock:
             self._enforce_limits()
             upload = self._uploads.get(id_)
-        return upload if upload and (upload.owner, upload.experiment) == (owner, experiment) else None
+        if upload is None or (upload.owner, upload.experiment) != (owner, experiment):
+            return None
+        return upload
 
     def settle(self, upload: Upload, outcome: Mapping[str, Any]) -> None:
         """Save the result of applying an upload, and drop its content."""
@@ -291,11 +314,11 @@ class UploadStore:
         expired_before = self._clock() - UPLOAD_LIFE_S
         for expired in [upload for upload in self._uploads.values() if upload.uploaded_at < expired_before]:
             del self._uploads[expired.id]
-        self._drop_oldest(UploadQuota(MAX_UPLOADS, MAX_UPLOAD_BYTES))
+        self._drop_oldest(UploadQuota(files=MAX_UPLOADS, bytes=MAX_UPLOAD_BYTES))
 
     def _drop_oldest(self, quota: UploadQuota, owner: str | None = None) -> None:
         """Drop the oldest uploads of an owner, or of all owners, above the quota. Always keeps the newest."""
-        uploads = [upload for upload in self._uploads.values() if owner in (None, upload.owner)]
+        uploads = [upload for upload in self._uploads.values() if owner is None or upload.owner == owner]
         size = sum(len(upload.content) for upload in uploads)
         while len(uploads) > quota.files or (len(uploads) > 1 and size > quota.bytes):
             oldest = uploads.pop(0)

@@ -87,13 +87,14 @@ async def login_page(request: Request, panel: PanelState, next: _Next = "/") -> 
 async def log_in(request: Request, panel: PanelState) -> Response:
     """Set the session cookie. Repeated failures are rate limited with increasing delays."""
     check_origin(request, panel.options.hosts)
-    by_form = content_type(request) == FORM
-    body: dict[str, Any] = await read_form(request) if by_form else await read_json(request)
-    target, secret = local_path(str(body.get("next", "/"))), str(body.get("token", "")).strip()
+    is_form = content_type(request) == FORM
+    body: dict[str, Any] = await read_form(request) if is_form else await read_json(request)
+    target = local_path(str(body.get("next", "/")))
+    secret = str(body.get("token", "")).strip()
     try:
         identity = await run_in_threadpool(panel.guard.by_token, secret, client_of(request))
     except (Unauthorised, Forbidden, TooManyAttempts) as exc:
-        if by_form:
+        if is_form:
             return HTMLResponse(_render_page(request, target, str(exc)), exc.status, headers=exc.headers)
         raise
     sessions = panel.guard.sessions
@@ -101,7 +102,7 @@ async def log_in(request: Request, panel: PanelState) -> Response:
     if previous is not None:
         await run_in_threadpool(sessions.end, previous)
     session = sessions.begin(identity.token_id)
-    if by_form:
+    if is_form:
         response: Response = RedirectResponse(_landing_path(identity, target), status_code=303)
     else:
         logged_in = LoggedIn(
@@ -127,8 +128,8 @@ async def log_out(
     """Invalidate the session cookie. Bearer tokens have no session; revoke the token instead."""
     if identity.session is not None:
         await run_in_threadpool(panel.guard.sessions.end, identity.session)
-    by_form = content_type(request) == FORM
-    response = RedirectResponse("/login", status_code=303) if by_form else Response(status_code=204)
+    is_form = content_type(request) == FORM
+    response = RedirectResponse("/login", status_code=303) if is_form else Response(status_code=204)
     _set_cookie(request, response, "", life_s=0)
     return response
 

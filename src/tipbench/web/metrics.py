@@ -11,7 +11,13 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BUCKETS_S = (0.005, 0.025, 0.1, 0.3, 1.0, 3.0, 10.0)
 _KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
-Reading = Callable[[], Mapping[tuple[tuple[str, str], ...], float]]  # labels → value
+Labels = tuple[tuple[str, str], ...]  # names with values
+Reading = Callable[[], Mapping[Labels, float]]
+
+
+def labels(**values: str) -> Labels:
+    """Return labels, for example `labels(state="queued")`."""
+    return tuple(values.items())
 
 
 class Metrics:
@@ -34,28 +40,27 @@ class Metrics:
             self._seconds[route] += seconds
 
     def register(self, name: str, kind: str, description: str, reading: Reading) -> None:
-        """Register a gauge or counter; `reading` is called on every scrape."""
+        """Register a gauge or counter; `reading` returns its values by labels, and is called on every scrape."""
         self._registered[name] = (kind, description, reading)
 
     def text(self) -> str:
         """Return all metrics."""
-        name = "tipbench_http_requests_total"
-        lines = _header(name, "counter", "Number of requests.")
+        requests, durations = "tipbench_http_requests_total", "tipbench_http_request_seconds"
+        lines = _header(requests, "counter", "Number of requests.")
         with self._lock:
             for (method, route, status), count in sorted(self._requests.items()):
-                lines.append(f"{name}{_labels({'method': method, 'route': route, 'status': str(status)})} {count}")
-            name = "tipbench_http_request_seconds"
-            lines += _header(name, "histogram", "Time to the start of the response.")
+                lines.append(f"{requests}{_format(labels(method=method, route=route, status=str(status)))} {count}")
+            lines += _header(durations, "histogram", "Time to the start of the response.")
             for route, buckets in sorted(self._buckets.items()):
-                total = 0
+                total = 0  # Prometheus' buckets are cumulative
                 for bound, count in zip((*map(str, BUCKETS_S), "+Inf"), buckets, strict=True):
                     total += count
-                    lines.append(f"{name}_bucket{_labels({'route': route, 'le': bound})} {total}")
-                lines.append(f"{name}_sum{_labels({'route': route})} {self._seconds[route]:.6f}")
-                lines.append(f"{name}_count{_labels({'route': route})} {total}")
+                    lines.append(f"{durations}_bucket{_format(labels(route=route, le=bound))} {total}")
+                lines.append(f"{durations}_sum{_format(labels(route=route))} {self._seconds[route]:.6f}")
+                lines.append(f"{durations}_count{_format(labels(route=route))} {total}")
         for name, (kind, description, reading) in self._registered.items():
             lines += _header(name, kind, description)
-            lines += [f"{name}{_labels(dict(labels))} {value:g}" for labels, value in sorted(reading().items())]
+            lines += [f"{name}{_format(labelled)} {value:g}" for labelled, value in sorted(reading().items())]
         return "\n".join(lines) + "\n"
 
 
@@ -63,7 +68,7 @@ def _header(name: str, kind: str, description: str) -> list[str]:
     return [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]
 
 
-def _labels(labels: Mapping[str, str]) -> str:
+def _format(labelled: Labels) -> str:
     escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-    inside = ",".join(f'{name}="{value.translate(escapes)}"' for name, value in labels.items())
+    inside = ",".join(f'{name}="{value.translate(escapes)}"' for name, value in labelled)
     return f"{{{inside}}}" if inside else ""

@@ -13,7 +13,7 @@ from tipbench.http import matching_server, strip_login
 from tipbench.plan.config import URL_KEYS, CollectConfig
 from tipbench.plan.suite import builtin_suites
 from tipbench.settings import Settings
-from tipbench.web.errors import Forbidden, checked
+from tipbench.web.errors import Forbidden, validate_part
 from tipbench.web.security import Hosts, host_name, is_loopback_name
 
 MIN_ADMIN_TOKEN_LENGTH = 32  # characters, so that it cannot be guessed
@@ -24,13 +24,13 @@ _MAX_SECRET_LENGTH = 200  # characters
 class PanelOptions:
     """Options of the panel: addresses, allowed servers and suites, session length and the operator's token."""
 
-    host: str = "127.0.0.1"
+    host: str = "127.0.0.1"  # to listen on
     port: int = 0
-    hosts: Hosts = field(default_factory=lambda: Hosts(frozenset()))
+    hosts: Hosts = field(default_factory=lambda: Hosts(frozenset()))  # accepted in the Host header
     proxies: tuple[str, ...] = ()
-    ollama_urls: tuple[str, ...] = ()
+    ollama_urls: tuple[str, ...] = ()  # allowed in addition to the configured one, like mlflow_urls and suites
     mlflow_urls: tuple[str, ...] = ()
-    suites: tuple[Path, ...] = ()
+    suites: tuple[Path, ...] = ()  # folders
     session_s: int = 12 * 3600
     admin_token: str | None = None
 
@@ -42,19 +42,22 @@ class PanelOptions:
 
 def panel_options(settings: Settings, *, host: str | None = None, port: int | None = None) -> PanelOptions:
     """Return the options from flags and settings. Raises UsageError with the invalid setting."""
-    operator = settings.operator_config(host=host, port=port)
-    name = operator.panel_host.strip().strip("[]")
+    configured = settings.operator_config(host=host, port=port)
+    name = configured.panel_host.strip().strip("[]")
     try:
         address = ipaddress.ip_address(name)
     except ValueError:
         if host_name(name) is None or ":" in name:
             raise UsageError(
-                f"--host must be a name or an address without a port (got {operator.panel_host[:80]!r}), "
+                f"--host must be a name or an address without a port (got {configured.panel_host[:80]!r}), "
                 "for example 127.0.0.1"
             ) from None
         listen_host, on_all_interfaces = name, False
     else:
-        listen_host, on_all_interfaces = str(address), address.is_unspecified  # 0.0.0.0 or ::, which are not host names
+        listen_host, on_all_interfaces = str(address), address.is_unspecified
+    hosts = list(configured.panel_hosts)
+    if not on_all_interfaces:  # 0.0.0.0 and :: are not names by which the panel is reached
+        hosts.append(listen_host)
     token = settings.get("admin_token")
     if token is not None:
         check_secret("TIPBENCH_ADMIN_TOKEN", token, MIN_ADMIN_TOKEN_LENGTH)
@@ -62,13 +65,13 @@ def panel_options(settings: Settings, *, host: str | None = None, port: int | No
             raise UsageError("TIPBENCH_ADMIN_TOKEN must not contain spaces. Create one with `openssl rand -hex 32`.")
     return PanelOptions(
         host=listen_host,
-        port=operator.panel_port,
-        hosts=Hosts.of(operator.panel_hosts if on_all_interfaces else (*operator.panel_hosts, listen_host)),
-        proxies=operator.panel_proxies,
-        ollama_urls=operator.panel_urls,  # TIPBENCH_PANEL_URLS lists Ollama servers
-        mlflow_urls=operator.panel_mlflow_urls,
-        suites=tuple(Path(each).expanduser() for each in operator.panel_suites),
-        session_s=max(1, int(operator.panel_session_hours * 3600)),
+        port=configured.panel_port,
+        hosts=Hosts.of(hosts),
+        proxies=configured.panel_proxies,
+        ollama_urls=configured.panel_urls,  # TIPBENCH_PANEL_URLS lists Ollama servers
+        mlflow_urls=configured.panel_mlflow_urls,
+        suites=tuple(Path(each).expanduser() for each in configured.panel_suites),
+        session_s=max(1, int(configured.panel_session_hours * 3600)),
         admin_token=token,
     )
 
@@ -84,7 +87,7 @@ def check_secret(variable: str, text: str, min_length: int) -> None:
 
 
 @dataclass(frozen=True)
-class RunPermissions:
+class OperatorPermissions:
     """Servers and suites that the operator allows. URLs are used as configured, including their credentials."""
 
     settings: Settings
@@ -92,9 +95,9 @@ class RunPermissions:
     suites: tuple[Path, ...] = ()
 
     @classmethod
-    def of(cls, settings: Settings, options: PanelOptions) -> RunPermissions:
+    def of(cls, settings: Settings, options: PanelOptions) -> OperatorPermissions:
         """Return the permissions for the configured servers and the servers listed in the options."""
-        listed = {key: options.mlflow_urls if key == "mlflow_url" else options.ollama_urls for key in URL_KEYS}
+        listed = {"ollama_url": options.ollama_urls, "mlflow_url": options.mlflow_urls}
         return cls(settings, listed, options.suites)
 
     @property
@@ -107,7 +110,7 @@ class RunPermissions:
         # An mlflow_url of None means the server from the settings.
         requested = {key: value for key, value in values.items() if not (key == "mlflow_url" and value is None)}
         settings = {key: value for key, value in self.settings.values.items() if key in CollectConfig.model_fields}
-        config = checked(CollectConfig, {**settings, **requested}, "body")
+        config = validate_part(CollectConfig, {**settings, **requested}, "body")
         allowed_urls = {key: self._allowed_url(key, getattr(config, key)) for key in URL_KEYS if key in requested}
         if "suite" in requested:
             self.check_suite(config.suite)
@@ -121,6 +124,7 @@ class RunPermissions:
             properties[key]["default"] = strip_login(value) if key in URL_KEYS and value else value
         for key in URL_KEYS:
             servers = map(strip_login, self.settings.allowed_servers(key, self.listed[key]))
+            # An mlflow_url of null means the configured server, or one that the panel finds.
             properties[key]["enum"] = [None, *servers] if key == "mlflow_url" else [*servers]
         return schema
 
@@ -147,9 +151,10 @@ class RunPermissions:
         allowed_url = matching_server(url, servers)
         if allowed_url is None:
             shown_servers = ", ".join(map(strip_login, servers))
+            variable = "TIPBENCH_PANEL_MLFLOW_URLS" if key == "mlflow_url" else "TIPBENCH_PANEL_URLS"
             raise Forbidden(
                 f"{key} must be a server that the operator allows: {shown_servers} (got {strip_login(url)[:120]}). "
-                f"TIPBENCH_PANEL_{'MLFLOW_' if key == 'mlflow_url' else ''}URLS adds others.",
+                f"{variable} adds others.",
                 code="not_allowed",
                 path=f"body.{key}",
             )

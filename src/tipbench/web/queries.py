@@ -33,8 +33,8 @@ from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import csv_text, iso, one_line, shorten
 from tipbench.web.cache import Cache
-from tipbench.web.errors import Invalid, NotFound, checked, options_at
-from tipbench.web.forms import DEFAULT_LIMIT, MAX_LIMIT, SortKey, page_of
+from tipbench.web.errors import Invalid, NotFound, convert_option_errors, validate_part
+from tipbench.web.forms import DEFAULT_LIMIT, MAX_CURSOR, MAX_LIMIT, SortKey, page_of
 from tipbench.workflows.board import BoardQuery, parse_filters
 
 SNAPSHOTS = 4  # experiments whose runs are cached; four experiments with 2400 cells each take about 40 MB
@@ -68,14 +68,18 @@ class SnapshotStore:
         """Return all runs of a kind, newest first."""
         experiment_id = self._experiment.experiment_id
 
+        def newest_first(item: tuple[StoredRun, Mapping[str, str]]) -> tuple[int, str]:
+            run, _ = item
+            return -run.start_ms, run.run_id
+
         def load() -> Snapshot:
-            loaded = []
+            loaded: list[tuple[StoredRun, Mapping[str, str]]] = []
             for run, texts in self._store.read(experiment_id, where={"kind": kind}, texts=_CACHED_TEXTS.get(kind, ())):
                 loaded.append((run, texts))
                 # Fill the cache of `read_scores` while MLflow prepares the next page.
                 with suppress(CorruptText):  # raised again when the scores are used
                     read_scores(texts.get(SCORES))
-            return tuple(sorted(loaded, key=lambda item: (-item[0].start_ms, item[0].run_id)))
+            return tuple(sorted(loaded, key=newest_first))
 
         return self._cache.get(("snapshot", experiment_id, kind), revision(self._experiment), load)
 
@@ -111,7 +115,7 @@ PAIRS = 32  # comparisons of two rows of a leaderboard, up to a few hundred kB e
 CHARTS = 96  # about 25 kB each
 TABLES = 16  # rendered leaderboards, half a MB for 300 rows
 
-_MAX_COPIES = 10  # runs with the same record id; usually there is only one
+_MAX_COPIES = 10  # runs with the same record id; a repeated request to MLflow can create a second one
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,6 @@ MAX_CONDITIONS = 20  # values of `where`
 # Maximum lengths in characters.
 _MAX_CONDITION = 500
 _MAX_VALUE = 250
-_MAX_CURSOR = 400
 _MAX_PREVIEW = 140  # the beginning of an answer in a list of runs
 # By field of RunFilters: the tag or param that it filters on.
 _FILTER_KEYS = {**FILTERS, "persona": "params.persona", "judge_pending": "judge_pending"}
@@ -160,7 +163,7 @@ class RunFilters(BaseModel):
         DEFAULT_LIMIT, ge=1, le=MAX_LIMIT, description=f"Maximum number of items per page, up to {MAX_LIMIT}."
     )
     next: str | None = Field(
-        None, max_length=_MAX_CURSOR, description="The `next` value of the previous page; omit it for the first page."
+        None, max_length=MAX_CURSOR, description="The `next` value of the previous page; omit it for the first page."
     )
 
     @property
@@ -168,13 +171,13 @@ class RunFilters(BaseModel):
         """The filters on params and tags, by key. Raises Invalid if a key has two values."""
         texts = {key: _query_text(getattr(self, name)) for name, key in _FILTER_KEYS.items()}
         filters = {key: text for key, text in texts.items() if text is not None}
-        with options_at("query"):
+        with convert_option_errors("query"):
             where = parse_filters([text[:_MAX_CONDITION] for text in self.where], filters)
         return {"kind": str(self.kind), **dict(where)}
 
     @property
     def narrowed(self) -> bool:
-        """Whether any filter other than kind is set."""
+        """Whether any filter is set. `kind` and `superseded` do not count."""
         return any(getattr(self, name) is not None for name in (*_FILTER_KEYS, "q")) or bool(self.where)
 
     def query(self, **changes: object) -> str:
@@ -191,7 +194,7 @@ def filters_of(query: Mapping[str, Any]) -> RunFilters:
     """Parse the filters of a page's URL; empty form fields are ignored."""
     values = {name: value for name, value in query.items() if value not in ("", None) and name != "where"}
     where = [text for text in query.get("where", []) if text.strip()]
-    return checked(RunFilters, {**values, "where": where}, "query")
+    return validate_part(RunFilters, {**values, "where": where}, "query")
 
 
 def _query_text(value: object) -> str | None:
@@ -257,7 +260,7 @@ class Queries:
         try:
             run, texts = store.get(run_id)
         except MlflowError as exc:
-            if exc.status == 404 and exc.code:
+            if exc.status == 404 and exc.code:  # without a code, the 404 is not from MLflow but from a proxy
                 raise not_found from exc
             raise
         # MLflow finds a run by its id in any experiment, so check that it belongs to this one.
@@ -274,8 +277,8 @@ class Queries:
         experiment = get_experiment(store, name)
 
         def load() -> tuple[ScenarioAnswers, ...]:
-            view, cells = self.view(store, experiment), self.cells(store, experiment, query)
-            return read_answers(view, experiment, self.board(store, experiment, query), cells)
+            board, board_cells = self.board(store, experiment, query), self.cells(store, experiment, query)
+            return read_answers(self.view(store, experiment), experiment, board, board_cells)
 
         return self.large.get(("answers", experiment.experiment_id, query), revision(experiment), load)
 
@@ -303,7 +306,7 @@ class Queries:
         def load() -> Leaderboard:
             view = self.view(store, experiment)
             try:
-                return query.read(view, experiment)[0]
+                board, _ = query.read(view, experiment)
             except UsageError:
                 if query.baseline is None:
                     raise
@@ -314,7 +317,8 @@ class Queries:
                 same_spelling = [pair for pair in pairs if str(pair).strip() == spelling and pair != query.baseline]
                 if len(same_spelling) != 1:
                     raise
-                return replace(query, baseline=same_spelling[0]).read(view, experiment)[0]
+                board, _ = replace(query, baseline=same_spelling[0]).read(view, experiment)
+            return board
 
         return self.small.get(("board", experiment.experiment_id, query), revision(experiment), load)
 
@@ -349,10 +353,10 @@ class Queries:
             }
 
         counts = self.counts.get(experiment.experiment_id, revision(experiment), count)
-        has_scores = counts["judged"] or counts["provisional"]
-        has_board = self.small.has(("board", experiment.experiment_id, BoardQuery()), revision(experiment))
+        has_scores = counts["judged"] > 0 or counts["provisional"] > 0
+        is_cached = self.small.has(("board", experiment.experiment_id, BoardQuery()), revision(experiment))
         leader: dict[str, Any] | None = None
-        if has_scores and (use_snapshot or has_board):
+        if has_scores and (use_snapshot or is_cached):
             with suppress(TipbenchError):  # the page of the leaderboard shows the error
                 board = self.board(store, experiment, BoardQuery())
                 if pair := board.ranking.leader:
@@ -381,7 +385,7 @@ def experiment_path(name: str, *rest: str) -> str:
 
 
 def check_name(name: str, path: str = "path.experiment") -> None:
-    """Raise Invalid unless the name is valid for an experiment; `path` is its place in the request."""
+    """Raise Invalid unless the name is valid for an experiment; `path` is the path of the name in the request."""
     try:
         check_experiment_name(name)
     except ValueError as exc:
@@ -444,8 +448,8 @@ _COLUMNS = (
 class Neighbours:
     """A run's position in a list, and the ids of the runs before and after it."""
 
-    newer: str | None = None
-    older: str | None = None
+    newer: str | None = None  # before it; newer only if the list is sorted by time
+    older: str | None = None  # after it
     place: int | None = None  # starting at 1; None if the run is not in the list
     total: int = 0
 
@@ -496,8 +500,8 @@ class RunQueries:
         key = ("stale", self.experiment.experiment_id)
 
         def read() -> frozenset[str]:
-            cells = self._runs(str(RunKind.CELL))
-            return frozenset(stale_runs([run for run in cells if run.tags.get(SUPERSEDED_TAG) != "true"]))
+            cell_runs = self._runs(str(RunKind.CELL))
+            return frozenset(stale_runs([run for run in cell_runs if run.tags.get(SUPERSEDED_TAG) != "true"]))
 
         return self._queries.small.get(key, revision(self.experiment), read)
 

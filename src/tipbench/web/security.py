@@ -23,9 +23,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tipbench.errors import UsageError
-from tipbench.judge.sheet_file import MAX_BYTES as SHEET_BYTES
+from tipbench.judge.sheet_file import MAX_BYTES as MAX_SHEET_BYTES
 from tipbench.text import plural
-from tipbench.web.errors import INTERNAL, Busy, Json, TooLarge, error_json
+from tipbench.web.errors import INTERNAL_ERROR, Busy, Json, TooLarge, error_json
 from tipbench.web.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class Hosts:
         for name in names:
             text = name.strip().lower()
             host = _ipv6_address(text) or host_name(text)
-            has_port = ":" in text and _ipv6_address(text.strip("[]")) is None
+            is_ipv6 = _ipv6_address(text.strip("[]")) is not None
+            has_port = ":" in text and not is_ipv6
             if host is None or has_port:
                 raise UsageError(
                     "panel_hosts must be names or addresses without scheme and port, separated by commas "
@@ -64,7 +65,7 @@ class Hosts:
         name = host_name(header)
         return name is not None and (name in self.names or is_loopback_name(name))
 
-    def same_origin(self, origin: str, header: str) -> bool:
+    def same_origin(self, origin: str, host_header: str) -> bool:
         """Whether an Origin header is the panel's own: equal to the Host header, or a configured host name.
 
         The Host header includes the port, so another port of this machine is a different origin.
@@ -75,9 +76,10 @@ class Hosts:
             return False
         if parts.scheme not in ("http", "https") or not parts.netloc or "@" in parts.netloc:
             return False
+        if parts.netloc.lower() == host_header.lower():
+            return True
         name = host_name(parts.netloc)
-        is_configured = name in self.names and not is_loopback_name(name or "")
-        return parts.netloc.lower() == header.lower() or is_configured
+        return name is not None and name in self.names and not is_loopback_name(name)
 
 
 def host_name(header: str) -> str | None:
@@ -137,7 +139,7 @@ class _ClientFailures:
 
 
 class LoginLimiter:
-    """Limits failed attempts: a back-off per client, and a limit for all clients together. Thread-safe."""
+    """Limits failed attempts: a wait per client that doubles, and a limit for all clients together. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -208,9 +210,10 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
     "Cache-Control": "no-store",
 }
-# Requests whose body is a filled sheet; their limit is SHEET_BYTES instead of MAX_BODY_BYTES.
+# Requests whose body is a filled sheet; their limit is MAX_SHEET_BYTES instead of MAX_BODY_BYTES.
 _SHEET_PATHS = re.compile(r"/api/bench/judge/.+/apply|/experiments/.+/judges/import|/judge/preview", re.DOTALL)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{8,64}", re.ASCII)
+_MAX_LENGTH_DIGITS = 20  # of Content-Length; enough for every limit, and int() rejects numbers of thousands of digits
 
 
 class SecurityMiddleware:
@@ -253,7 +256,7 @@ class SecurityMiddleware:
             log.exception("request %s: %s %r failed", request_id, scope["method"], scope["path"][:200])
             if outgoing.status:
                 raise  # the response has started, so the connection is closed
-            message = f"{INTERNAL} The log has the details under {request_id}."
+            message = f"{INTERNAL_ERROR} The log has the details under {request_id}."
             await Json(error_json("internal", message), 500)(scope, receive, outgoing)
         finally:
             route = getattr(scope.get("route"), "path", "unmatched")
@@ -272,7 +275,8 @@ class SecurityMiddleware:
             )
             return Json(error_json("host_refused", message, "header.host"), 400)
         limit, length = _max_body(scope["path"]), Headers(scope=scope).get("content-length", "0")
-        if not (length.isascii() and length.isdigit()) or int(length[:20]) > limit:
+        is_number = length.isascii() and length.isdigit()
+        if not is_number or int(length[:_MAX_LENGTH_DIGITS]) > limit:
             return Json(error_json("too_large", _too_large(limit), "body"), 413, headers={"Connection": "close"})
         return None
 
@@ -321,7 +325,8 @@ def _limit_body(scope: Scope, receive: Receive, clock: Callable[[], float]) -> R
 
     Authentication may lower the limit with `state.max_bytes`. Sets `state.arrived` when the body is complete.
     """
-    announced_bytes, received_bytes = int(Headers(scope=scope).get("content-length", "0")[:20]), 0
+    announced_bytes = int(Headers(scope=scope).get("content-length", "0")[:_MAX_LENGTH_DIGITS])
+    received_bytes = 0
 
     async def limited_receive() -> Message:
         nonlocal received_bytes
@@ -329,7 +334,7 @@ def _limit_body(scope: Scope, receive: Receive, clock: Callable[[], float]) -> R
         if message["type"] == "http.request" and not message.get("more_body", False):
             scope["state"]["arrived"] = clock()
         received_bytes += len(message.get("body", b""))
-        limit = min(_max_body(scope["path"]), scope["state"].get("max_bytes", SHEET_BYTES))
+        limit = min(_max_body(scope["path"]), scope["state"].get("max_bytes", MAX_SHEET_BYTES))
         if max(received_bytes, announced_bytes) > limit:
             raise TooLarge(_too_large(limit), path="body", headers={"Connection": "close"})
         return message
@@ -338,7 +343,7 @@ def _limit_body(scope: Scope, receive: Receive, clock: Callable[[], float]) -> R
 
 
 def _max_body(path: str) -> int:
-    return SHEET_BYTES if _SHEET_PATHS.fullmatch(path) else MAX_BODY_BYTES
+    return MAX_SHEET_BYTES if _SHEET_PATHS.fullmatch(path) else MAX_BODY_BYTES
 
 
 def _too_large(limit: int) -> str:
@@ -350,13 +355,13 @@ MAX_JUDGE_SHEET_REQUESTS = 1
 MAX_ADMIN_SHEET_REQUESTS = 4
 # Concurrent requests of any kind per judge's token: as many as a browser sends at once. More wait without a thread.
 MAX_JUDGE_REQUESTS = 6
-MAX_SHEETS = 2  # filled sheets in memory, of all tokens together
-MAX_JUDGE_SHEET_BYTES = 8_000_000  # size of a judge's filled sheet; the limit of admins is SHEET_BYTES
+MAX_FILLED_SHEETS = 2  # filled sheets in memory, of all tokens together
+MAX_JUDGE_SHEET_BYTES = 8_000_000  # size of a judge's filled sheet; the limit of admins is MAX_SHEET_BYTES
 JUDGES_RESPONSE_S = 2.0  # from a judge's request to its response; see `wait_to_respond`
 # Maximum waits for a free slot.
-WAIT_S = 5.0  # while the token's other request runs, for example that of a second tab; longer than JUDGES_RESPONSE_S
-SHEET_WAIT_S = 20.0
-REQUEST_WAIT_S = 20.0
+SHEET_REQUEST_WAIT_S = 5.0  # longer than JUDGES_RESPONSE_S, so that a second tab of the judge succeeds after the first
+FILLED_SHEET_WAIT_S = 20.0
+JUDGE_REQUEST_WAIT_S = 20.0
 
 
 class ConcurrencyLimits:
@@ -366,7 +371,7 @@ class ConcurrencyLimits:
     """
 
     def __init__(self) -> None:
-        self._filled_sheets = Semaphore(MAX_SHEETS)
+        self._filled_sheets = Semaphore(MAX_FILLED_SHEETS)
         # By token id.
         self._judge_requests: defaultdict[str, Semaphore] = defaultdict(lambda: Semaphore(MAX_JUDGE_REQUESTS))
         self._sheet_requests: dict[str, Semaphore] = {}
@@ -376,14 +381,14 @@ class ConcurrencyLimits:
 
     @asynccontextmanager
     async def sheet_request(self, who: Identity) -> AsyncIterator[None]:
-        """Hold one of the token's slots for requests on sheets. Raises Busy if none becomes free within WAIT_S."""
+        """Hold one of the token's slots for requests on sheets. Raises Busy after SHEET_REQUEST_WAIT_S."""
         limit = MAX_JUDGE_SHEET_REQUESTS if who.is_judge else MAX_ADMIN_SHEET_REQUESTS
-        refusal = (
+        busy_message = (
             f"A token may run {plural(limit, 'export, preview, apply or close request')} at a time. "
             "Nothing was changed; try again when the running request has finished."
         )
         slots = self._sheet_requests.setdefault(who.token_id, Semaphore(limit))
-        async with _hold_slot(slots, WAIT_S, refusal):
+        async with _hold_slot(slots, SHEET_REQUEST_WAIT_S, busy_message):
             yield
 
     async def wait_to_respond(self, arrived: float) -> None:
@@ -399,30 +404,30 @@ class ConcurrencyLimits:
 
     @asynccontextmanager
     async def request(self, who: Identity) -> AsyncIterator[None]:
-        """Hold one of a judge's slots for any request. Raises Busy after REQUEST_WAIT_S. Admins are not limited."""
+        """Hold one of a judge's slots for any request. Raises Busy after JUDGE_REQUEST_WAIT_S. Admins have no limit."""
         if not who.is_judge:
             yield
             return
-        refusal = f"A judge's token may send {MAX_JUDGE_REQUESTS} requests at a time. Try again shortly."
-        async with _hold_slot(self._judge_requests[who.token_id], REQUEST_WAIT_S, refusal):
+        busy_message = f"A judge's token may send {MAX_JUDGE_REQUESTS} requests at a time. Try again shortly."
+        async with _hold_slot(self._judge_requests[who.token_id], JUDGE_REQUEST_WAIT_S, busy_message):
             yield
 
     @asynccontextmanager
     async def filled_sheet(self) -> AsyncIterator[None]:
-        """Hold a slot for one filled sheet in memory. Raises Busy after SHEET_WAIT_S."""
-        refusal = "The panel is processing other filled sheets. Nothing was changed; try again shortly."
-        async with _hold_slot(self._filled_sheets, SHEET_WAIT_S, refusal):
+        """Hold a slot for one filled sheet in memory. Raises Busy after FILLED_SHEET_WAIT_S."""
+        busy_message = "The panel is processing other filled sheets. Nothing was changed; try again shortly."
+        async with _hold_slot(self._filled_sheets, FILLED_SHEET_WAIT_S, busy_message):
             yield
 
 
 @asynccontextmanager
-async def _hold_slot(slots: Semaphore, wait_s: float, refusal: str) -> AsyncIterator[None]:
-    """Hold one of the slots. Raises Busy with the message `refusal` if none becomes free within `wait_s`."""
+async def _hold_slot(slots: Semaphore, wait_s: float, busy_message: str) -> AsyncIterator[None]:
+    """Hold one of the slots. Raises Busy with the message `busy_message` if none becomes free within `wait_s`."""
     try:
         async with asyncio.timeout(wait_s):
             await slots.acquire()
     except TimeoutError as exc:
-        raise Busy(refusal) from exc
+        raise Busy(busy_message) from exc
     try:
         yield
     finally:

@@ -21,7 +21,8 @@ from tipbench.errors import TipbenchError, UsageError
 from tipbench.web.security import client_key
 
 _BACKLOG = 128  # connections that the kernel queues
-# Connections that asyncio accepts before other code runs. Few, so that those over a limit are closed before the next.
+# Connections that asyncio accepts in a row before other code runs. It is small, so that connections over a limit are
+# closed before many more are accepted.
 _ACCEPTED_AT_ONCE = 16
 _OPEN_FILES = 8192  # soft limit of open files, set at startup as far as the hard limit allows
 _MAX_CONNECTIONS = 2048
@@ -66,7 +67,7 @@ def server_url(sock: socket.socket, host: str) -> str:
 
 
 def raise_file_limit() -> int:
-    """Raise the soft limit of open files to _OPEN_FILES if permitted. Return the number of files to plan with."""
+    """Raise the soft limit of open files to _OPEN_FILES if permitted. Return how many files this process may open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     target = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
     if soft == resource.RLIM_INFINITY or soft >= target:

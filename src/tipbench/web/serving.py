@@ -35,22 +35,24 @@ from tipbench.web.errors import (
     Unauthorised,
     WebError,
     error_json,
-    place_of,
+    problem_path,
     status_and_code,
     validation_message,
 )
-from tipbench.web.metrics import CONTENT_TYPE, Metrics
+from tipbench.web.metrics import CONTENT_TYPE, Labels, Metrics, labels
 from tipbench.web.security import client_key
 from tipbench.web.serving_schema import fast_validation, openapi_document
 
 MAX_BODY = 256 * 1024  # bytes
 TOKEN_CACHE_S = 5.0  # how long a token is accepted without another check
-_RENEW_S = 1.0  # in the last second of TOKEN_CACHE_S, one request checks the token again, so that no other has to wait
+_RENEW_S = (
+    1.0  # in this last part of TOKEN_CACHE_S, one request checks the token again while others still use the cache
+)
 _MAX_CACHED_TOKENS = 1000
 _JSON = b"application/json"
 _NO_STORE = (b"cache-control", b"no-store")
 _RETRY_AFTER = ((b"retry-after", b"1"),)
-_GC_THRESHOLD = 50_000  # allocations between two collections of the youngest generation
+_GC_THRESHOLDS = (50_000, 20, 100)  # allocations, and for the older generations collections of the younger one
 _validate_recommend = fast_validation(RECOMMEND, check_decision_request)
 _validate_score = fast_validation(SCORE, check_decision_request)
 _validate_reward = REWARD.validator.validate_json
@@ -66,7 +68,7 @@ def tune_garbage_collector() -> None:
     """Collect garbage less often, because requests allocate many objects but no cycles. Affects the whole process."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD, 20, 100)
+    gc.set_threshold(*_GC_THRESHOLDS)
 
 
 class Route(NamedTuple):
@@ -111,7 +113,7 @@ class PolicyServer:
         self._waiting: list[asyncio.Future[None]] = []  # one future per request that waits for `_committing`
         self._metrics = Metrics()
         self._metrics.register(
-            "tipbench_info", "gauge", "Always 1.", lambda: {(("version", tipbench.__version__),): 1.0}
+            "tipbench_info", "gauge", "Always 1.", lambda: {labels(version=tipbench.__version__): 1.0}
         )
         for name, title in (("calls", "Calls"), ("dropped", "Dropped calls"), ("errors", "Failed calls")):
             read_counts = partial(self._shadow_counts, name)
@@ -132,7 +134,7 @@ class PolicyServer:
             self._routes[f"/score/{policy}"] = {"POST": Route(partial(service.score, policy), _validate_score)}
             self._routes[f"/reward/{policy}"] = {"POST": Route(partial(service.reward, policy), _validate_reward)}
             self._routes[f"/stats/{policy}"] = {
-                "GET": Route(partial(self._stats, policy), None, "query.user_id", in_thread=True)
+                "GET": Route(partial(self._stats, policy), error_path="query.user_id", in_thread=True)
             }
         for verb in ("score", "reward", "stats"):
             self._routes[f"/{verb}/egreedy"] = self._routes[f"/{verb}/egreedy/v1"]
@@ -151,8 +153,9 @@ class PolicyServer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request. Shadows run after the response has been sent."""
         if scope["type"] == "lifespan":
-            while (await receive())["type"] != "lifespan.shutdown":
-                await send({"type": "lifespan.startup.complete"})
+            await receive()  # lifespan.startup
+            await send({"type": "lifespan.startup.complete"})
+            await receive()  # lifespan.shutdown
             await send({"type": "lifespan.shutdown.complete"})
             return
         if scope["type"] != "http":
@@ -186,7 +189,8 @@ class PolicyServer:
         headers = dict(scope["headers"])
         authorization = headers.get(b"authorization", b"")
         left_s = self._authorised.get(authorization, 0.0) - self._clock()
-        if left_s <= 0.0 or (left_s < _RENEW_S and authorization not in self._checking):
+        is_expired = left_s <= 0.0
+        if is_expired or (left_s < _RENEW_S and authorization not in self._checking):
             await self._authorise(scope)
         if validate is not None:
             announced_bytes = int(headers.get(b"content-length", 0))
@@ -202,7 +206,7 @@ class PolicyServer:
         if not isinstance(result, Result):
             return Response(200, to_json(result))
         for_shadows = result if validate is _validate_recommend and self._recommender.has_shadows() else None
-        response = Response(200, _encode(result.body), (), _JSON, for_shadows)
+        response = Response(200, _encode(result.body), for_shadows=for_shadows)
         committed = result.committed
         # Keep only the response while waiting for the commit. With the dictionaries of all waiting requests in memory,
         # each request takes more CPU time, probably because they do not fit in the CPU's cache.
@@ -216,7 +220,7 @@ class PolicyServer:
 
     async def _respond_without_route(self, method: str, path: str, scope: Scope) -> Response:
         """Respond to requests for health, metrics, the OpenAPI document, and unknown paths and methods."""
-        allowed = self.paths.get(path, ("GET", "HEAD") if path == "/healthz" else ())
+        allowed = ("GET", "HEAD") if path == "/healthz" else self.paths.get(path, ())
         if not allowed:
             raise NotFound(f"There is nothing at {path[:200]}. GET /openapi.json lists the routes.")
         if method not in allowed:
@@ -272,9 +276,9 @@ class PolicyServer:
             raise Invalid("The only parameter is one user_id.", path="query")
         return self._service.stats(policy, user_ids[0] if user_ids else None)
 
-    def _shadow_counts(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:
+    def _shadow_counts(self, name: str) -> dict[Labels, float]:
         shadows = self._recommender.policies()["shadows"]
-        return {(("shadow", shadow),): float(state[name]) for shadow, state in shadows.items()}
+        return {labels(shadow=shadow): float(state[name]) for shadow, state in shadows.items()}
 
 
 def _finish_waiting(waiting: list[asyncio.Future[None]], committed: Future[None]) -> None:
@@ -297,7 +301,7 @@ def _validate_body(validate: Callable[[bytes], Any], body: bytes) -> Any:
         first = errors[0]
         if first["type"] == "json_invalid":
             raise WebError(f"The body is not valid JSON: {first['msg']}.", path="body", code="not_json") from None
-        raise Invalid(validation_message(errors), path=place_of(first)) from None
+        raise Invalid(validation_message(errors), path=problem_path(first)) from None
 
 
 async def _read_body(announced_bytes: int, receive: Receive) -> bytes:

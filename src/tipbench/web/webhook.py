@@ -76,15 +76,15 @@ class WebhookOptions:
 
 def hook_options(settings: Settings) -> WebhookOptions | None:
     """Return the options of the configured webhook, or None. Raises UsageError if a setting is invalid."""
-    operator = settings.operator_config()
-    if not operator.hook_url:
+    configured = settings.operator_config()
+    if not configured.hook_url:
         return None
-    hosts = frozenset(_allowed_host(text) for text in operator.hook_hosts)
-    url = operator.hook_url.strip()
+    hosts = frozenset(_allowed_host(text) for text in configured.hook_hosts)
+    url = configured.hook_url.strip()
     if len(url) > _MAX_URL_LENGTH or not url.isascii() or not is_http_url(url):
         raise UsageError(
             f"hook_url must be an HTTP URL of at most {_MAX_URL_LENGTH} ASCII characters (got "
-            f"{shown_address(operator.hook_url)[:80]!r}), for example https://judge.example.org/tipbench"
+            f"{shown_address(configured.hook_url)[:80]!r}), for example https://judge.example.org/tipbench"
         )
     parts = urlsplit(url)
     if "@" in parts.netloc or parts.fragment:
@@ -99,7 +99,7 @@ def hook_options(settings: Settings) -> WebhookOptions | None:
             "Create one with `openssl rand -hex 32` and configure it in the receiver too."
         )
     check_secret("TIPBENCH_HOOK_SECRET", secret, MIN_SECRET_LENGTH)
-    options = WebhookOptions(url, secret, hosts, operator.hook_watch_s)
+    options = WebhookOptions(url, secret, hosts, configured.hook_watch_s)
     options.check()
     return options
 
@@ -110,7 +110,7 @@ def shown_address(url: str) -> str:
         parts = urlsplit(url)
     except ValueError:
         return "not an address"
-    host = parts.netloc.rpartition("@")[2]
+    _, _, host = parts.netloc.rpartition("@")
     return f"{parts.scheme}://{host}/…" if parts.scheme and host else "not an address"
 
 
@@ -130,7 +130,7 @@ def _allowed_host(text: str) -> str:
 
 MAX_FINISHED = 500  # stored deliveries that are not queued; the oldest are deleted first
 _DELIVERY_COLUMNS = "id, event, experiment, body, state, created, next_try"
-_WHERE_WATCHED = "receiver = ? AND place = ? AND experiment_id = ?"
+_WHERE_WATCHED = "receiver = ? AND place = ? AND experiment_id = ?"  # `place` is the identity of the MLflow server
 
 Event = Literal["cells.pending", "test"]
 Watched = tuple[str, str]  # identity of an MLflow server, id of an experiment on it
@@ -150,14 +150,14 @@ class Attempt:
     """An attempt to send a delivery."""
 
     number: int  # starting at 1
-    time: float
+    time: float  # of its start, in Unix seconds
     took_s: float
     status: int | None  # of the response; None without one
     reason: str  # why the attempt failed; empty if it succeeded
 
     @property
     def final_state(self) -> DeliveryState:
-        """State of the delivery if this is its last attempt."""
+        """State of the delivery if no attempt follows this one."""
         accepted = self.status is not None and 200 <= self.status < 300
         return DeliveryState.DELIVERED if accepted else DeliveryState.FAILED
 
@@ -208,7 +208,7 @@ class WebhookStore:
         """Return the experiment's revision at the last check; None if it was never checked."""
         statement = f"SELECT revision FROM hook_seen WHERE {_WHERE_WATCHED}"  # noqa: S608
         rows = self._database.execute(statement, (self._receiver, *watched))
-        return str(rows[0][0]) if rows else None
+        return next((str(revision) for (revision,) in rows), None)
 
     def reported(self, watched: Watched) -> frozenset[str]:
         """Return the ids of the runs that were pending at the last check, and have been reported."""
@@ -268,7 +268,7 @@ class WebhookStore:
         """Save a test delivery with its only attempt. Return the delivery in its final state."""
         delivery = replace(delivery, state=attempt.final_state, next_try=None, attempts=(attempt,))
         with self._database.transaction() as db:
-            self._insert(db, delivery, ("", ""))
+            self._insert(db, delivery, watched=("", ""))  # a test is not about an experiment in MLflow
             _insert_attempt(db, delivery.id, attempt)
         self._delete_old()
         return delivery
@@ -280,7 +280,8 @@ class WebhookStore:
     def queued(self) -> int:
         """Return the number of queued deliveries."""
         statement = "SELECT COUNT(*) FROM hook_deliveries WHERE receiver = ? AND state = ?"
-        return int(self._database.execute(statement, (self._receiver, DeliveryState.QUEUED))[0][0])
+        [(count,)] = self._database.execute(statement, (self._receiver, DeliveryState.QUEUED))
+        return int(count)
 
     def abandon_others(self) -> None:
         """Mark queued deliveries to earlier receivers as failed, so that they are not sent to the new URL."""
@@ -443,7 +444,7 @@ class WebhookWatcher:
         self.problem: str | None = None  # the first error of the last check
 
     def due(self) -> bool:
-        """Whether to check now: `every_s` after the last check, or when a collect job is no longer running."""
+        """Whether to check now: `every_s` after the last check, or if a collect job has ended since the last call."""
         running = self._jobs.in_states({JobState.RUNNING})
         collecting = {job.experiment for job in running if job.kind is JobKind.COLLECT}
         just_collected = self._collecting - collecting
@@ -484,7 +485,8 @@ class WebhookWatcher:
             return
         if experiment.name in self._collecting:
             return  # reported once, when the job ends
-        watched, current = (tracking.identity, experiment.experiment_id), revision(experiment) or ""
+        watched = (tracking.identity, experiment.experiment_id)
+        current = revision(experiment) or ""
         if self._store.revision(watched) == current:
             self._changing.pop(watched, None)
             return
@@ -510,7 +512,7 @@ class Webhook:
     """Watches experiments and sends deliveries. `start` calls `tick` in a thread until `close`."""
 
     def __init__(self, poster: Poster, store: WebhookStore, watcher: WebhookWatcher, leads: Callable[[], bool]) -> None:
-        """If several panels share a home folder, only the one whose `leads` returns True sends."""
+        """`leads` returns whether this process sends: of several panels that share a home folder, only one does."""
         self._poster, self._store, self._watcher, self._leads = poster, store, watcher, leads
         self._stop = threading.Event()
         self._testing = threading.Lock()
@@ -600,12 +602,13 @@ def make_webhook(options: WebhookOptions, panel: Panel, database: Database, *, f
     """Create the webhook of a panel. With `find_mlflow`, each check first tests whether MLflow is running."""
 
     def open_mlflow() -> TrackingStore:
-        if find_mlflow:  # with start=False, because the local server may have been stopped on purpose
+        if find_mlflow:
+            # Raises if MLflow is not running. A check does not start it, because it may have been stopped on purpose.
             find_tracking(panel.settings.get("mlflow_url"), panel.settings.home, start=False, report=log.debug)
-        return panel.tracker.open()
+        return panel.mlflow.open()
 
     store = WebhookStore(database, options.receiver)
     watcher = WebhookWatcher(
-        store, panel.jobs.store, open_mlflow, every_s=options.watch_s, on_unavailable=panel.tracker.locate_again
+        store, panel.jobs.store, open_mlflow, every_s=options.watch_s, on_unavailable=panel.mlflow.locate_again
     )
     return Webhook(Poster(options), store, watcher, lambda: panel.jobs.supervisor.holds_lock)

@@ -51,11 +51,11 @@ def readyz(panel: PanelState) -> Readiness:
         """Return the status of MLflow, or the error: the cache stores returned errors, but not raised ones."""
         try:
             panel.guard.tokens.get("")  # raises if the database is not readable
-            panel.tracker.open().store.experiment(DEFAULT_EXPERIMENT)
+            panel.mlflow.open().store.experiment(DEFAULT_EXPERIMENT)
         except NotEnoughData:
             return "none yet"
         except TipbenchError as exc:
-            panel.tracker.locate_again()  # a local MLflow may have restarted on another port
+            panel.mlflow.locate_again()  # a local MLflow may have restarted on another port
             return exc
         return "answers"
 

@@ -38,10 +38,10 @@ from tipbench.web.api.models import (
 )
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, Authenticator, Identity, require_admin, session_cookie
-from tipbench.web.deps import Admin, Panel, PanelState, RunBodyParam, RunConfig
+from tipbench.web.deps import Admin, CollectBodyParam, CollectConfigParam, Panel, PanelState
 from tipbench.web.errors import Json, error_json, to_json
 from tipbench.web.forms import DEFAULT_LIMIT, JSON, Limit, Next, body_of, body_schema
-from tipbench.web.job_service import JobService, Key, RunTarget, retry_job, start_judge, start_run
+from tipbench.web.job_service import CollectTarget, JobService, Key, retry_job, start_collect, start_judge
 from tipbench.web.security import StreamLimits
 from tipbench.workflows.plan_collect import plan_collect, plan_outlook
 
@@ -112,7 +112,7 @@ LastEventId = Annotated[
     openapi_extra=_CONFIG_BODY,
     responses=error_responses(409, 502, 503),
 )
-def plan(config: RunConfig, panel: PanelState) -> PlanShape:
+def plan(config: CollectConfigParam, panel: PanelState) -> PlanShape:
     """Return what a run with this configuration would do; nothing is generated or recorded.
 
     The plan has the number of cells, how many are already recorded, the refused models with reasons, and estimates of
@@ -124,7 +124,7 @@ def plan(config: RunConfig, panel: PanelState) -> PlanShape:
 def plan_of(panel: Panel, config: CollectConfig) -> dict[str, Any]:
     """Return the plan for the API and the page that starts a run."""
     run_plan, warnings = plan_collect(
-        config, panel.settings.home, open_mlflow=lambda: panel.tracker.connected(config.mlflow_url)
+        config, panel.settings.home, open_mlflow=lambda: panel.mlflow.connected(config.mlflow_url)
     )
     return {**plan_json(run_plan), "outlook": plan_outlook(run_plan).to_json(), "warnings": warnings}
 
@@ -135,7 +135,7 @@ def config(panel: PanelState) -> dict[str, Any]:
 
     The defaults are those of this server. Only allowed URLs are valid.
     """
-    return panel.allowed.schema()
+    return panel.permissions.schema()
 
 
 @run_router.get("/openapi.json", summary="Get the OpenAPI document", response_model=dict[str, Any])
@@ -153,8 +153,8 @@ def openapi(request: Request) -> Any:
     responses={**STARTED_RESPONSE, **error_responses(409)},
 )
 def run(
-    config: RunConfig,
-    body: RunBodyParam,
+    config: CollectConfigParam,
+    body: CollectBodyParam,
     who: Admin,
     panel: PanelState,
     response: Response,
@@ -166,8 +166,8 @@ def run(
 
     Returns 409 if the Idempotency-Key was already used with other options.
     """
-    target = RunTarget(runner, wait_for_judge or body.wait_for_judge, explicit=frozenset(body.values))
-    submitted = start_run(panel, config, started_by=who.name, key=key, target=target)
+    target = CollectTarget(runner, wait_for_judge or body.wait_for_judge, explicit=frozenset(body.values))
+    submitted = start_collect(panel, config, started_by=who.name, key=key, target=target)
     return respond_with_job(panel, submitted, response)
 
 

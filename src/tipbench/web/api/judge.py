@@ -76,7 +76,7 @@ _FILLED_BODY: dict[str, Any] = {
 
 async def read_sheet_request(request: Request, judge: Judge, panel: PanelState) -> SheetRequest:
     """Parse the export options and check them against the token's permissions."""
-    return parse_sheet_request(await read_json(request), judge, panel.allowed)
+    return parse_sheet_request(await read_json(request), judge, panel.permissions)
 
 
 async def read_filled_sheet(request: Request, _judge: Judge) -> AsyncIterator[dict[str, Any]]:
@@ -115,7 +115,7 @@ def export(
     The mapping from items to runs stays in MLflow.
     """
     # Two concurrent requests of one judge must not create two sheets. Admins may have several.
-    lock = panel.tracker.judging_lock() if sheet_request.by_judge else nullcontext()
+    lock = panel.mlflow.judging_lock() if sheet_request.by_judge else nullcontext()
     with lock:
         stored = get_or_export_sheet(store, experiment, sheet_request)
     return sheet_response(stored, sheet_request, status=201)
@@ -152,7 +152,7 @@ def apply(
     seconds.
     """
     options = ApplyOptions.of(who, judge=judge, accept=accept_drift, dry_run=dry_run, final=final)
-    with panel.tracker.judging_lock():
+    with panel.mlflow.judging_lock():
         return AppliedShape.model_validate(apply_sheet(store, experiment, filled, options))
 
 

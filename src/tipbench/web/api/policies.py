@@ -24,7 +24,7 @@ from tipbench.web.api.models import (
 )
 from tipbench.web.auth import ADMINS_ONLY, require_admin
 from tipbench.web.deps import Admin, Panel, PanelState, Store
-from tipbench.web.errors import usage_errors_at
+from tipbench.web.errors import convert_usage_errors
 from tipbench.web.forms import body_of, body_schema
 from tipbench.web.job_service import Key
 from tipbench.workflows.policies import PoliciesReport, read_policies
@@ -47,7 +47,7 @@ UserId = Annotated[
 @router.get("/policies", summary="Get policies and shadows")
 def policies(panel: PanelState, user_id: UserId = None) -> PoliciesReport:
     """Return the active policy with counts, daily rewards with 95 % intervals and weights, and the shadow policies."""
-    with usage_errors_at("query.user_id"):
+    with convert_usage_errors("query.user_id"):
         return read_policies(panel.settings.home, user_id)
 
 

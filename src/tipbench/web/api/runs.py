@@ -73,7 +73,7 @@ def find_experiments(
 ) -> ExperimentsPage:
     """Return a page of experiments for the API and the front page; empty if MLflow has never been used."""
     try:
-        with panel.tracker.connected() as tracking:
+        with panel.mlflow.connected() as tracking:
             return panel.queries.experiments(tracking.store, name_contains, limit=limit, after=after)
     except NotEnoughData:
         return ExperimentsPage()

@@ -10,9 +10,9 @@ from pydantic import BaseModel, Field
 
 from tipbench.settings import DEFAULT_TOKEN_LIFETIME
 from tipbench.web.api.models import COMMON_ERRORS, RequestBody, Shape, error_responses
-from tipbench.web.auth import ADMINS_ONLY, Role, checked_name, create_token, parse_lifetime
+from tipbench.web.auth import ADMINS_ONLY, Role, create_token, normalize_token_name, parse_lifetime
 from tipbench.web.deps import Admin, PanelState
-from tipbench.web.errors import NotFound, checked, usage_errors_at
+from tipbench.web.errors import NotFound, convert_usage_errors, validate_part
 from tipbench.web.forms import body_schema, read_json
 
 router = APIRouter(prefix="/api/bench/tokens", tags=["tokens"], dependencies=[ADMINS_ONLY], responses=COMMON_ERRORS)
@@ -94,10 +94,10 @@ def revoke(token_id: TokenId, panel: PanelState) -> TokenShape:
 
 def validate_token_request(raw: Mapping[str, Any]) -> TokenRequest:
     """Validate the options of a new token. Raises Invalid with the path of the invalid field."""
-    token_request = checked(TokenRequest, raw, "body")
+    token_request = validate_part(TokenRequest, raw, "body")
     # `create_token` normalises the name and parses the lifetime again; here only their errors matter.
-    with usage_errors_at("body.name"):
-        checked_name(token_request.name, Role(token_request.role))
-    with usage_errors_at("body.expires"):
+    with convert_usage_errors("body.name"):
+        normalize_token_name(token_request.name, Role(token_request.role))
+    with convert_usage_errors("body.expires"):
         parse_lifetime(token_request.expires)
     return token_request

@@ -154,7 +154,7 @@ def batch_page(request: Request, sheet: SheetPath, judge: Judge) -> HTMLResponse
     }
     if batch.status != "open":
         return page(request, "judge_outcome.html", view=batch_result(batch), **context)
-    return page(request, "judge_batch.html", recorded=batches.recorded_already(sheet), **context)
+    return page(request, "judge_batch.html", recorded=batches.status_applied_outside(sheet), **context)
 
 
 @router.post("/judge/batches/{sheet}/reopen")
@@ -182,7 +182,7 @@ def judge_page(request: Request, judge: Judge, panel: PanelState, experiment: Na
     if not name:
         return _judge_page(request, judge, name)
     try:
-        with panel.tracker.connected() as tracking:
+        with panel.mlflow.connected() as tracking:
             error = _experiment_error(tracking.store, name)
     except MlflowUnavailable:
         if not _own_batches(request, judge, name):
@@ -201,7 +201,7 @@ def open_batch(request: Request, judge: Judge, panel: PanelState, form: SentForm
     try:
         opened = batch_service_of(request.app).open(judge, name, kind=Kind(kind))
     except (Invalid, NotFound):  # of the experiment; the form has no other value that could be wrong
-        return _judge_page(request, judge, name, error=_experiment_error(panel.tracker.open().store, name))
+        return _judge_page(request, judge, name, error=_experiment_error(panel.mlflow.open().store, name))
     except NotEnoughData as exc:
         return _judge_page(request, judge, name, errors_by_field={"batch": str(exc)}, status=409)
     return RedirectResponse(f"/judge/batches/{opened.batch.sheet}", status_code=303)
@@ -219,8 +219,8 @@ def fetch_sheet(request: Request, judge: Judge, panel: PanelState, store: Store,
         if text := fields.get(key, "").strip():
             options[key] = text
     try:
-        sheet_request = parse_sheet_request(options, _as_judge(judge), panel.allowed)
-        with panel.tracker.judging_lock():
+        sheet_request = parse_sheet_request(options, _as_judge(judge), panel.permissions)
+        with panel.mlflow.judging_lock():
             stored = get_or_export_sheet(store, name, sheet_request)
     except Invalid as exc:
         return _judge_page(request, judge, name, errors_by_field=form_errors(exc), status=422)
@@ -254,7 +254,7 @@ def apply(
     if upload.outcome is None:
         options = ApplyOptions.of(_as_judge(judge), judge=None, accept=None, dry_run=False, final=final)
         try:
-            with panel.tracker.judging_lock():
+            with panel.mlflow.judging_lock():
                 result = apply_sheet(store, upload.experiment, parse_sheet(upload.content), options)
         except SheetRefused as exc:
             return _refused_page(request, judge, upload.experiment, upload.name, exc)
@@ -306,7 +306,7 @@ def _judge_page(
 def _scores_per_batch(request: Request, experiment: str) -> str | None:
     """Return a text with the approximate number of scores in a new batch, or None if it is unknown."""
     try:
-        store = panel_of(request).tracker.open().store
+        store = panel_of(request).mlflow.open().store
         experiment_id = get_experiment(store, experiment).experiment_id
         cell = next(iter(store.search(experiment_id, where={"kind": str(RunKind.CELL)}, limit=1)), None)
         if cell is None:
@@ -335,7 +335,7 @@ def _preview_upload(
         return _judge_page(request, judge, name, errors_by_field={"file": error}, status=422)
     options = ApplyOptions.of(_as_judge(judge), judge=None, accept=None, dry_run=True)
     try:
-        with panel.tracker.judging_lock():
+        with panel.mlflow.judging_lock():
             result = apply_sheet(store, name, parse_sheet(file.content), options)
     except SheetRefused as exc:
         return _refused_page(request, judge, name, file.name, exc)

@@ -26,7 +26,7 @@ from tipbench.web.batch_items import MAX_ACCEPT_REASON, MAX_RETURN_NOTE, BatchSh
 from tipbench.web.batches import BatchService, batch_service_of
 from tipbench.web.board_query import ThemeName
 from tipbench.web.deps import LIMIT_SHEET_REQUESTS, Admin, Panel, PanelState, Store
-from tipbench.web.errors import Conflict, Forbidden, Invalid, NotFound, WebError, checked
+from tipbench.web.errors import Conflict, Forbidden, Invalid, NotFound, WebError, validate_part
 from tipbench.web.forms import MAX_LIMIT
 from tipbench.web.job_service import start_judge
 from tipbench.web.judge_service import (
@@ -358,7 +358,7 @@ def export(sent: Sent) -> Response:
             options["overlap"] = overlap  # the validation below reports it
     options |= {name: True for name in _EXPORT_CHECKBOXES if name in sent.fields}
     try:
-        sheet_request = parse_sheet_request(options, sent.who, sent.panel.allowed)
+        sheet_request = parse_sheet_request(options, sent.who, sent.panel.permissions)
         stored = get_or_export_sheet(sent.store, sent.experiment, sheet_request)
     except (Invalid, NotEnoughData) as exc:
         return sent.failed("export", exc)
@@ -375,7 +375,7 @@ def accept(sent: Sent) -> Response:
         if _is_batch(batch_service, sent.who, sheet, sent.experiment):
             batch_service.accept(sent.who, sheet, reason, sent.experiment)
         else:
-            with sent.panel.tracker.judging_lock():
+            with sent.panel.mlflow.judging_lock():
                 accept_drift(sent.store, sent.experiment, sheet, reason, sent.who)
     except _DECISION_ERRORS as exc:
         return sent.failed("accept", exc)
@@ -401,7 +401,7 @@ def run_judge(sent: Sent) -> Response:
     if judge == JudgeKind.MODEL:
         judge = str(JudgeChoice(JudgeKind.MODEL, sent.fields.get("model", "").strip()))
     try:
-        options = checked(JudgeRunRequest, {"with": judge}, "body")
+        options = validate_part(JudgeRunRequest, {"with": judge}, "body")
         started = start_judge(sent.panel, sent.experiment, options, started_by=sent.who.name, key=key)
     except (WebError, TipbenchError) as exc:
         return sent.failed("run", exc)
@@ -411,7 +411,7 @@ def run_judge(sent: Sent) -> Response:
 def _is_batch(batch_service: BatchService, who: Identity, sheet: str, experiment: str) -> bool:
     """Return whether a sheet is a batch that some judge opened in the browser."""
     try:
-        batch_service.own(who, sheet, experiment)
+        batch_service.get_own(who, sheet, experiment)
     except NotFound:
         return False
     except Forbidden:  # another judge's batch

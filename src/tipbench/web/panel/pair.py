@@ -18,9 +18,9 @@ from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.board_query import (
     BoardUrl,
+    OtherRole,
     PageQuery,
     PairView,
-    Role,
     ScenarioComparison,
     baseline_text,
     pair_view,
@@ -36,7 +36,7 @@ PAGE_SIZE = 20  # scenarios
 EXPANDED = 3  # scenarios expanded at the top of each page
 Order = Literal["losses", "wins", "name"]
 ORDERS: tuple[tuple[Order, str], ...] = (("losses", "Losses first"), ("wins", "Wins first"), ("name", "By name"))
-_ROLES: Mapping[Role, str] = {
+_ROLES: Mapping[OtherRole, str] = {
     "leader": "the leader",
     "baseline": "the baseline",
     "runner-up": "the runner-up",

@@ -42,7 +42,7 @@ def configured(settings: Settings) -> list[dict[str, Any]]:
 
 def network_facts(panel: Panel) -> list[tuple[str, str]]:
     """Return the panel's network settings and the servers and suites that runs may use."""
-    options, allowed = panel.options, panel.allowed
+    options, allowed = panel.options, panel.permissions
     return [
         ("Listens on", f"{options.host}, this machine only" if options.on_loopback else options.host),
         ("Allowed hosts", ", ".join(["localhost", *sorted(options.hosts.names)])),

@@ -91,7 +91,7 @@ def confirm(
         final = "final" in form.fields
         try:
             options = ApplyOptions.of(who, judge=upload.judge, accept=reason, dry_run=False, final=final)
-            with panel.tracker.judging_lock():
+            with panel.mlflow.judging_lock():
                 result = apply_sheet(store, experiment, parse_sheet(upload.content), options)
                 uploads.settle(upload, result)
         except Invalid as exc:

@@ -54,7 +54,7 @@ def start(request: Request, panel: PanelState, who: Admin, form: SentForm) -> Re
 def _page(request: Request, panel: Panel, values: dict[str, Any], *, form_error: str | None = None) -> HTMLResponse:
     mlflow_error, recorded = None, []
     try:
-        with panel.tracker.connected() as tracking:
+        with panel.mlflow.connected() as tracking:
             recorded = list(read_simulations(tracking.store, _MAX_RECORDED))
     except NotEnoughData:
         recorded = []  # MLflow has never been used

@@ -45,8 +45,8 @@ from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Admin, Panel, PanelState
 from tipbench.web.errors import Forbidden, Invalid, Json
 from tipbench.web.forms import FORM, content_type
-from tipbench.web.job_service import RunTarget, start_run
-from tipbench.web.options import RunPermissions
+from tipbench.web.job_service import CollectTarget, start_collect
+from tipbench.web.options import OperatorPermissions
 from tipbench.web.panel.jobs import RUNNERS, new_idempotency_key
 from tipbench.web.panel.pages import page
 
@@ -80,10 +80,10 @@ def merge_values(schema: Schema, values: Values, pairs: Iterable[tuple[str, Any]
     return merged
 
 
-def check_values(allowed: RunPermissions, schema: Schema, values: Values) -> CollectConfig | dict[str, str]:
+def check_values(allowed: OperatorPermissions, schema: Schema, values: Values) -> CollectConfig | dict[str, str]:
     """Return the configuration, or the errors by key if a value is invalid.
 
-    The values are checked against the schema, the run permissions and the suite, so that the form reports errors
+    The values are checked against the schema, the operator's permissions and the suite, so that the form reports errors
     before a job starts.
     """
     errors = {}
@@ -184,9 +184,9 @@ async def offered_models(panel: Panel, values: Values, wait_s: float) -> Offered
     """Return the models of all engines. Waits at most `wait_s` for Ollama. Its server must be allowed."""
     options = {key: values[key] for key in ("ollama_url", "max_model_b", "allow_unknown_size") if values.get(key)}
     try:
-        config, is_valid = panel.allowed.config(options), True
+        config, is_valid = panel.permissions.config(options), True
     except (Forbidden, Invalid):  # the form reports the error
-        config, is_valid = panel.allowed.config({}), False
+        config, is_valid = panel.permissions.config({}), False
     local = await run_in_threadpool(available_models, config, panel.settings.home, _engines(with_server=False))
     if not is_valid:
         return OfferedModels(local.models)
@@ -228,7 +228,7 @@ async def experiment_names(panel: Panel) -> tuple[str, ...]:
 
     def read_names() -> tuple[str, ...]:
         try:
-            recorded = experiments(panel.tracker.open().store)
+            recorded = experiments(panel.mlflow.open().store)
         except TipbenchError:
             return ()
         return tuple(each.name for each in recorded if each.name.isprintable())[:_MAX_NAMES]
@@ -412,7 +412,7 @@ def plan_outcome(panel: Panel, config: CollectConfig) -> Outcome:
     return Outcome(plan={**plan, "models": models, "skip_refused": config.skip_refused})
 
 
-def start_problem(panel: Panel, config: CollectConfig, target: RunTarget) -> Outcome | None:
+def start_problem(panel: Panel, config: CollectConfig, target: CollectTarget) -> Outcome | None:
     """Return the reason why a run would fail, or None if it can start.
 
     Runs on Airflow are not checked: its workers have their own servers.
@@ -453,7 +453,7 @@ class StartForm:
     values: Values
     key: str
     start: bool = False
-    target: RunTarget = field(default_factory=RunTarget)
+    target: CollectTarget = field(default_factory=CollectTarget)
     preselect: bool = False  # whether to check the default models, because no models were chosen
 
 
@@ -465,14 +465,14 @@ async def start_page(
     schema = form_schema(panel)
     values = default_values(schema)
     chosen_keys = set(request.query_params)  # of the configuration, in the URL or in the earlier job
-    target = RunTarget()
+    target = CollectTarget()
     if job_id is not None:
         with suppress(JobNotFound):
             job = await run_in_threadpool(panel.jobs.store.get, job_id)
             values = merge_values(schema, values, job.arguments.items())
             chosen_keys |= set(job.arguments)
             runner = job.runner if job.runner in panel.jobs.runners else None  # None if no longer configured
-            target = RunTarget(runner, bool(job.arguments.get(WAIT_FOR_JUDGE)))
+            target = CollectTarget(runner, bool(job.arguments.get(WAIT_FOR_JUDGE)))
     values = merge_values(schema, values, request.query_params.multi_items())
     preselect = "models" not in chosen_keys and panel.settings.get("models") is None
     form = StartForm(values, new_idempotency_key(), target=target, preselect=preselect)
@@ -494,7 +494,7 @@ async def submit_form(request: Request, panel: PanelState, admin: Admin) -> Resp
 
 
 def _submit(panel: Panel, schema: Schema, form: StartForm, started_by: str) -> Submitted | Outcome:
-    config = check_values(panel.allowed, schema, form.values)
+    config = check_values(panel.permissions, schema, form.values)
     if isinstance(config, dict):
         return Outcome(config, status=422)
     if not form.start:
@@ -502,11 +502,11 @@ def _submit(panel: Panel, schema: Schema, form: StartForm, started_by: str) -> S
     if problem := start_problem(panel, config, form.target):
         return problem
     # A form sends every field. Only the values that differ from the defaults count as chosen.
-    defaults = panel.allowed.config({}).model_dump()
+    defaults = panel.permissions.config({}).model_dump()
     chosen_keys = frozenset(key for key, value in config.model_dump().items() if value != defaults[key])
     try:
         target = replace(form.target, explicit=chosen_keys)
-        return start_run(panel, config, started_by=started_by, key=form.key, target=target)
+        return start_collect(panel, config, started_by=started_by, key=form.key, target=target)
     except Invalid as exc:  # conflicting runner options
         return Outcome({WHOLE_FORM: str(exc)}, status=422)
     except JobConflict:
@@ -548,7 +548,7 @@ def _render_form(
         values["models"] = ",".join(offered.preselected)
     offers = {
         "models": [Option(each.model, _model_note(each), each.refusal) for each in offered.models],
-        "prompts": list(map(Option, _prompt_names(panel.allowed, values["suite"]))),
+        "prompts": list(map(Option, _prompt_names(panel.permissions, values["suite"]))),
         "experiment": list(map(Option, experiment_names)),
         "suite": list(map(Option, _suite_names(panel))),
     }
@@ -586,14 +586,14 @@ def form_schema(panel: Panel) -> dict[str, Any]:
     If the operator allows no suite folders, the suite is an enum of the known suites. Of the MLflow servers, only the
     configured ones are offered, without those that are found automatically.
     """
-    schema = panel.allowed.schema()
-    schema["properties"]["mlflow_url"]["enum"] = [None, *map(strip_login, panel.allowed.urls["mlflow_url"])]
+    schema = panel.permissions.schema()
+    schema["properties"]["mlflow_url"]["enum"] = [None, *map(strip_login, panel.permissions.urls["mlflow_url"])]
     if not panel.options.suites:
         schema["properties"]["suite"]["enum"] = _suite_names(panel)
     return schema
 
 
-def _prompt_names(allowed: RunPermissions, suite: str) -> list[str]:
+def _prompt_names(allowed: OperatorPermissions, suite: str) -> list[str]:
     """Return the prompts of the selected suite; empty if the suite is invalid, which the suite's field reports."""
     try:
         allowed.check_suite(suite)
@@ -633,5 +633,5 @@ async def _read_form(request: Request, schema: Schema) -> StartForm:
     if not (is_short and key.isascii() and key.isprintable() and key.strip() == key):
         key = new_idempotency_key()
     wait_for_judge = fields.get(WAIT_FOR_JUDGE, "").lower() in ("true", "on", "1")
-    target = RunTarget(fields.get("runner", "")[:40] or None, wait_for_judge)
+    target = CollectTarget(fields.get("runner", "")[:40] or None, wait_for_judge)
     return StartForm(values, key, start=button in (_START, _SKIP), target=target)

@@ -21,7 +21,7 @@ from tipbench.judge.drift import (
     measure_drift,
     self_agreement,
 )
-from tipbench.judge.material import JudgedCell
+from tipbench.judge.material import AnsweredCell
 from tipbench.judge.scores import (
     NO_SCORES,
     RUBRIC,
@@ -115,7 +115,7 @@ class SheetApplier:
         """Whether the scores differ from those applied last."""
         return self._scores != self.stored.scores
 
-    def cells_have_scores(self, cells: Iterable[JudgedCell]) -> bool:
+    def cells_have_scores(self, cells: Iterable[AnsweredCell]) -> bool:
         """Return whether the cells that are on the sheet already have its scores. Other cells are ignored."""
         return all(self._change(cell) is None for cell in cells if cell.run.run_id in self._cell_items)
 
@@ -240,7 +240,9 @@ class SheetApplier:
                 pooled, sheets = pooled + scores, sheets + 1
         return measure_drift(rubric.scales, pooled, sheets=sheets)
 
-    def _repeated_tips(self, cells: Mapping[str, JudgedCell]) -> Iterator[tuple[Mapping[str, int], Mapping[str, int]]]:
+    def _repeated_tips(
+        self, cells: Mapping[str, AnsweredCell]
+    ) -> Iterator[tuple[Mapping[str, int], Mapping[str, int]]]:
         """Yield the earlier and the new scores of each repeated tip."""
         for run_id, item in self._repeat_items.items():
             earlier = cells[run_id].scores.judges.get(self._judge) if run_id in cells else None
@@ -279,7 +281,7 @@ class SheetApplier:
         )
         self._wrote = True
 
-    def _write_cells(self, cells: Mapping[str, JudgedCell] | None, progress: Progress | None) -> None:
+    def _write_cells(self, cells: Mapping[str, AnsweredCell] | None, progress: Progress | None) -> None:
         """Write the scores of outdated cells. If `cells` is None, each cell is read here."""
         run_of_item = {item: run_id for run_id, item in self._cell_items.items()}
         written = []
@@ -327,7 +329,7 @@ class SheetApplier:
         self._read_next_cell(item)  # as an update of a cell does
         self._read_next_cell(item)  # as the verification of a cell does
 
-    def _read_cells(self) -> dict[str, JudgedCell]:
+    def _read_cells(self) -> dict[str, AnsweredCell]:
         """Return the scored cells and repeats by run id. For each control, another cell is read, to take as long."""
         cells = {run_id: self._read_cell(run_id) for run_id in (*self._cell_items, *self._repeat_items)}
         for entry in self.stored.entries:
@@ -335,7 +337,7 @@ class SheetApplier:
                 self._read_next_cell(entry.item.id)
         return {run_id: cell for run_id, cell in cells.items() if cell is not None}
 
-    def _read_next_cell(self, item: str) -> JudgedCell | None:
+    def _read_next_cell(self, item: str) -> AnsweredCell | None:
         """Read the first cell after a hidden item on the sheet, continuing at the top after the last item."""
         entries = self.stored.entries
         start = next(index for index, entry in enumerate(entries) if entry.item.id == item)
@@ -343,10 +345,10 @@ class SheetApplier:
         run_id = next((entry.run_id for entry in following if entry.kind is ItemKind.CELL), None)
         return self._read_cell(run_id) if run_id is not None else None
 
-    def _read_cell(self, run_id: str) -> JudgedCell | None:
+    def _read_cell(self, run_id: str) -> AnsweredCell | None:
         """Return the cell as it is in MLflow now, or None if its run was deleted."""
         with _skip_deleted(run_id, self._deleted):
-            return JudgedCell(*self._store.get(run_id))
+            return AnsweredCell(*self._store.get(run_id))
         return None
 
     def _write(self, run_id: str) -> bool:
@@ -360,7 +362,7 @@ class SheetApplier:
                 return True
         return False
 
-    def _change(self, cell: JudgedCell) -> RunChange | None:
+    def _change(self, cell: AnsweredCell) -> RunChange | None:
         """Return the update that adds the sheet's scores to the cell's run, or None if it has them."""
         scores = self._with_sheet_scores(cell)
         if scores.counted and scores.counted[0].rubric not in self._rubrics:
@@ -379,7 +381,7 @@ class SheetApplier:
         texts = {name: text for name, text in change.texts.items() if name != RUBRIC or text != stored_rubric}
         return replace(change, texts=texts)
 
-    def _with_sheet_scores(self, cell: JudgedCell) -> CellScores:
+    def _with_sheet_scores(self, cell: AnsweredCell) -> CellScores:
         """Return the cell's scores, including those of this sheet."""
         new = self._judgement(self._scores[self._cell_items[cell.run.run_id]])
         return cell.scores.with_judgement(new, provisional=self.stored.provisional)

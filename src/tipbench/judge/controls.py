@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from tipbench.generate.parsing import Tip, is_overlong
 from tipbench.judge.drift import MIN_CONTROLS
-from tipbench.judge.material import Candidate, JudgedCell
+from tipbench.judge.material import AnsweredCell, Candidate
 from tipbench.judge.sheet import SheetTip, TipItem
 from tipbench.judge.sheet_store import ItemKind, SheetEntry, StoredSheet, control_id
 from tipbench.plan.rubric import Control, Rubric, Scale
@@ -418,7 +418,7 @@ _MAX_APART = 1  # steps between the judges' scores of a tip on any scale
 
 
 def agreed_controls(
-    cells: Iterable[JudgedCell],
+    cells: Iterable[AnsweredCell],
     rubric: Rubric,
     *,
     judges: int = MIN_JUDGES,

@@ -16,7 +16,7 @@ from typing import Any
 from tipbench.errors import NotEnoughData
 from tipbench.generate.parsing import Tip
 from tipbench.judge.check import Location, Problem, check_file, check_text, check_unchanged, describe_value, shown
-from tipbench.judge.material import JudgedCell, load_material, read_cells
+from tipbench.judge.material import AnsweredCell, load_material, read_cells
 from tipbench.judge.scores import RUBRIC
 from tipbench.judge.sheet import Sheet, SheetItem, file_json
 from tipbench.judge.sheet_store import (
@@ -496,7 +496,7 @@ def _consistency(stored: StoredDuelSheet) -> tuple[int, int]:
     return len(both), sum(len(set(winners)) == 1 for winners in both)
 
 
-def _stored_rubric(store: RunStore, cells: Sequence[JudgedCell], tag: str) -> Rubric:
+def _stored_rubric(store: RunStore, cells: Sequence[AnsweredCell], tag: str) -> Rubric:
     """Return the rubric with this tag, as stored with one of the cells."""
     for cell in cells:
         if cell.run.tags.get("scores_rubric") == tag:

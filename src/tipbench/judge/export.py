@@ -12,7 +12,7 @@ from tipbench.errors import NotEnoughData
 from tipbench.judge.apply import update_floor_scores
 from tipbench.judge.controls import JudgeHistory, compose
 from tipbench.judge.drift import MIN_CONTROLS
-from tipbench.judge.material import Candidate, JudgedCell, load_material, read_cells
+from tipbench.judge.material import AnsweredCell, Candidate, load_material, read_cells
 from tipbench.judge.sheet import Sheet, instructions
 from tipbench.judge.sheet_store import (
     ItemKind,
@@ -69,7 +69,7 @@ class ExportResult:
 
 
 def export_sheet(
-    store: RunStore, experiment: Experiment, request: ExportRequest, cells: Sequence[JudgedCell] | None = None
+    store: RunStore, experiment: Experiment, request: ExportRequest, cells: Sequence[AnsweredCell] | None = None
 ) -> ExportResult:
     """Create a sheet and store it in MLflow. Without `cells`, they are read with `read_cells`.
 
@@ -246,7 +246,7 @@ def _rounded_up(number: float) -> int:
 
 
 def _judge_history(
-    store: RunStore, experiment: Experiment, request: ExportRequest, rubric: str, cells: Iterable[JudgedCell]
+    store: RunStore, experiment: Experiment, request: ExportRequest, rubric: str, cells: Iterable[AnsweredCell]
 ) -> JudgeHistory:
     judge = request.judge
     shown = controls_shown_to(store, judge) if judge else []
@@ -266,7 +266,7 @@ def _count_control_tips(entries: Iterable[SheetEntry]) -> int:
     return sum(len(entry.controls) for entry in entries)
 
 
-def _scored_by(cell: JudgedCell, rubric: str, request: ExportRequest) -> frozenset[str]:
+def _scored_by(cell: AnsweredCell, rubric: str, request: ExportRequest) -> frozenset[str]:
     """Return the judges who have scored the cell.
 
     Held scores, which do not count because of drift, are included only for the judge of the request.
@@ -281,7 +281,7 @@ def _scored_by(cell: JudgedCell, rubric: str, request: ExportRequest) -> frozens
 
 
 def _nothing_pending_message(
-    experiment: str, request: ExportRequest, cells: Sequence[JudgedCell], n_unknown: int
+    experiment: str, request: ExportRequest, cells: Sequence[AnsweredCell], n_unknown: int
 ) -> str:
     for_judge = f"for {request.judge}" if request.judge else "for a judge"
     if not cells and n_unknown:

@@ -42,7 +42,7 @@ class Material:
 
 
 @dataclass(frozen=True)
-class JudgedCell:
+class AnsweredCell:
     """A recorded cell with its stored texts. Scores and tips are parsed on first access."""
 
     run: StoredRun
@@ -90,7 +90,7 @@ class JudgedCell:
         return Candidate(self.run.run_id, self.scenario_key[0], self.tips, self.format_ok, scored_by)
 
 
-def load_material(cells: Sequence[JudgedCell], name: str | None) -> Material:
+def load_material(cells: Sequence[AnsweredCell], name: str | None) -> Material:
     """Load the material of the suite `name`, which may be a folder. If it is None, use the suites of the cells.
 
     Raises UsageError if the suites of the cells have different rubrics or are not built in.
@@ -109,7 +109,7 @@ def load_material(cells: Sequence[JudgedCell], name: str | None) -> Material:
     return Material(cards, suites[0].rubric, tuple(controls.values()))
 
 
-def _suites_of(cells: Sequence[JudgedCell]) -> list[Suite]:
+def _suites_of(cells: Sequence[AnsweredCell]) -> list[Suite]:
     names = sorted({cell.run.params.get("suite", "") for cell in cells})
     quoted_names = ", ".join(repr(name) for name in names)
     try:
@@ -121,7 +121,7 @@ def _suites_of(cells: Sequence[JudgedCell]) -> list[Suite]:
         ) from exc
 
 
-def read_cells(store: RunStore, experiment_id: str) -> list[JudgedCell]:
+def read_cells(store: RunStore, experiment_id: str) -> list[AnsweredCell]:
     """Return the answered cells of an experiment. Superseded, twin and stale runs are excluded."""
     where = {"kind": str(RunKind.CELL)}
     answered = [
@@ -131,4 +131,4 @@ def read_cells(store: RunStore, experiment_id: str) -> list[JudgedCell]:
     ]
     runs = [run for run, _ in answered]
     excluded = stale_runs(runs) | twin_runs(runs)
-    return [JudgedCell(run, texts) for run, texts in answered if run.run_id not in excluded]
+    return [AnsweredCell(run, texts) for run, texts in answered if run.run_id not in excluded]

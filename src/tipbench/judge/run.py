@@ -16,7 +16,7 @@ from tipbench.errors import MlflowUnavailable, NotEnoughData
 from tipbench.judge.apply import ApplyResult, SheetApplier
 from tipbench.judge.check import check_item
 from tipbench.judge.export import ExportRequest, export_sheet
-from tipbench.judge.material import JudgedCell, read_cells
+from tipbench.judge.material import AnsweredCell, read_cells
 from tipbench.judge.sheet import FilledSheet, ItemScore, TipItem, TipSheet, sheet_text
 from tipbench.judge.sheet_store import (
     FILLED,
@@ -279,7 +279,9 @@ class _Run:
             raise
         return self._judge(stored, continued=False)
 
-    def _finish_earlier(self, last: StoredSheet, cells: Sequence[JudgedCell], *, accepting: bool) -> JudgeResult | None:
+    def _finish_earlier(
+        self, last: StoredSheet, cells: Sequence[AnsweredCell], *, accepting: bool
+    ) -> JudgeResult | None:
         """Apply the scores of an interrupted run, or of a run whose drift is now accepted.
 
         Return None if they are applied already.

@@ -10,7 +10,7 @@ from typing import Any
 
 from tipbench.judge.apply import alpha_by_scale, control_scores
 from tipbench.judge.drift import Trends, measure_trends
-from tipbench.judge.material import JudgedCell, read_cells
+from tipbench.judge.material import AnsweredCell, read_cells
 from tipbench.judge.sheet_store import DUEL, SHEET_KIND, SheetStatus, StoredSheet, stored_sheets
 from tipbench.record.run import RunKind, RunState
 from tipbench.record.store import Experiment, RunStore
@@ -138,7 +138,7 @@ def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
 
 def _judge_status(
     name: str,
-    cells: Sequence[JudgedCell],
+    cells: Sequence[AnsweredCell],
     sheets: Sequence[StoredSheet],
     duels: Mapping[str, int],
     *,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from tipbench.generate.parsing import Tip, is_overlong
 from tipbench.judge.drift import MIN_CONTROLS
-from tipbench.judge.material import AnsweredCell, Candidate
+from tipbench.judge.material import AnsweredCell, EligibleCell
 from tipbench.judge.sheet import SheetTip, TipItem
 from tipbench.judge.sheet_store import ItemKind, SheetEntry, StoredSheet, control_id
 from tipbench.plan.rubric import Control, Rubric, Scale
@@ -45,12 +45,12 @@ class JudgeHistory:
 
     judge: str | None = None
     shown: Sequence[str] = ()  # id of each control shown to this judge in any experiment, repeated for each showing
-    scored: Sequence[Candidate] = ()  # cells that this judge has scored under the sheet's rubric
+    scored: Sequence[EligibleCell] = ()  # cells that this judge has scored under the sheet's rubric
     sheets: Sequence[StoredSheet] = ()  # the experiment's sheets of all judges under this rubric, oldest first
 
 
 def compose(
-    cells: Sequence[Candidate],
+    cells: Sequence[EligibleCell],
     cards: Mapping[str, Mapping[str, Any]],
     controls: Sequence[Control],
     rubric: Rubric,
@@ -131,7 +131,7 @@ def control_tips(cells: int, tips_per_answer: float) -> int:
 
 
 def _returning_controls(
-    answers: Sequence[Candidate], controls: Sequence[Control], history: JudgeHistory, rng: random.Random
+    answers: Sequence[EligibleCell], controls: Sequence[Control], history: JudgeHistory, rng: random.Random
 ) -> list[SheetEntry]:
     """Draw control answers of earlier sheets, each as likely as a comparable real answer is to be on the new sheet.
 
@@ -169,7 +169,9 @@ def _returning_controls(
     return drawn
 
 
-def _choose_repeats(real: Sequence[Candidate], scored: Sequence[Candidate], rng: random.Random) -> list[Candidate]:
+def _choose_repeats(
+    real: Sequence[EligibleCell], scored: Sequence[EligibleCell], rng: random.Random
+) -> list[EligibleCell]:
     """Sample cells of the sheet's scenarios that the judge has scored before, about a tenth as many as new cells."""
     scenarios, on_sheet = {cell.scenario for cell in real}, {cell.run_id for cell in real}
     candidates = {cell.run_id: cell for cell in scored if cell.scenario in scenarios and cell.run_id not in on_sheet}
@@ -184,7 +186,7 @@ def _choose_repeats(real: Sequence[Candidate], scored: Sequence[Candidate], rng:
 class _ScenarioPool:
     """A scenario of the sheet for which there are controls."""
 
-    donors: Sequence[Candidate]  # real answers whose shape a control answer may have
+    donors: Sequence[EligibleCell]  # real answers whose shape a control answer may have
     max_items: int  # maximum number of control items
     controls: Sequence[Control]  # least often shown first, ties in random order
     showings: Sequence[int]  # how often each of `controls` was shown
@@ -198,8 +200,8 @@ class _Option(NamedTuple):
 
 
 def _scenario_pools(
-    real: Sequence[Candidate],
-    repeats: Sequence[Candidate],
+    real: Sequence[EligibleCell],
+    repeats: Sequence[EligibleCell],
     controls: Sequence[Control],
     showings: Mapping[str, int],
     rng: random.Random,
@@ -225,7 +227,7 @@ def _scenario_pools(
     ]
 
 
-def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Random) -> list[list[Candidate]]:
+def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Random) -> list[list[EligibleCell]]:
     """Draw each scenario's donors, with `wanted` tips in total.
 
     If no donors have this total, it is the next larger one that is possible, or else the largest. The donors are drawn
@@ -308,7 +310,7 @@ def _combine(one: _Option, other: _Option) -> _Option:
 
 def _draw_donors(
     pool: _ScenarioPool, log_chances: Sequence[Mapping[int, float]], tips: int, rng: random.Random
-) -> list[Candidate]:
+) -> list[EligibleCell]:
     """Draw donors that have `tips` tips in total, as independent draws would on this condition."""
     n_donors = _draw_key({count: chances[tips] for count, chances in enumerate(log_chances) if tips in chances}, rng)
     donors = []

@@ -12,7 +12,7 @@ from tipbench.errors import NotEnoughData
 from tipbench.judge.apply import update_floor_scores
 from tipbench.judge.controls import JudgeHistory, compose
 from tipbench.judge.drift import MIN_CONTROLS
-from tipbench.judge.material import AnsweredCell, Candidate, load_material, read_cells
+from tipbench.judge.material import AnsweredCell, EligibleCell, load_material, read_cells
 from tipbench.judge.sheet import Sheet, instructions
 from tipbench.judge.sheet_store import (
     ItemKind,
@@ -90,7 +90,7 @@ def export_sheet(
     }
     seed = random.SystemRandom().randrange(2**63) if request.seed is None else request.seed
     candidates = [
-        cell.candidate(_scored_by(cell, rubric.tag, request))
+        cell.to_eligible(_scored_by(cell, rubric.tag, request))
         for run_id, cell in known_cells.items()
         if not cell.floored and (request.only is None or run_id in request.only) and run_id not in request.without
     ]
@@ -115,7 +115,7 @@ def export_sheet(
     sheet_id = uuid.uuid4().hex[:12]
     history = _judge_history(store, experiment, request, rubric.tag, known_cells.values())
 
-    def compose_entries(selected: Sequence[Candidate]) -> tuple[SheetEntry, ...]:
+    def compose_entries(selected: Sequence[EligibleCell]) -> tuple[SheetEntry, ...]:
         cards = {cell.scenario: material.cards[known_cells[cell.run_id].scenario_key] for cell in selected}
         return compose(selected, cards, material.controls, rubric, history, sheet_id=sheet_id, rng=rng)
 
@@ -158,12 +158,12 @@ def export_sheet(
 
 
 def choose_cells(
-    candidates: Iterable[Candidate],
+    candidates: Iterable[EligibleCell],
     request: ExportRequest,
     with_controls: Collection[str],
     rng: random.Random,
     first: Sequence[str] = (),
-) -> list[Candidate]:
+) -> list[EligibleCell]:
     """Select the cells of a sheet, scenario by scenario, beginning with the scenarios in `first`.
 
     Without a judge's name, only unscored cells are selected.
@@ -179,7 +179,7 @@ def choose_cells(
     scored_by_both = len(by_others) - len(only_by_others)
     overlap_missing = _rounded_up(request.overlap * len(by_others)) - scored_by_both
     # Take as many scenarios scored by others, in order, as the missing overlap needs.
-    shared_groups: list[list[Candidate]] = []
+    shared_groups: list[list[EligibleCell]] = []
     for group in _by_scenario(only_by_others, order):
         if sum(map(len, shared_groups)) < overlap_missing:
             shared_groups.append(group)
@@ -194,7 +194,7 @@ def choose_cells(
 
 
 def _scenario_order(
-    cells: Sequence[Candidate],
+    cells: Sequence[EligibleCell],
     judge: str | None,
     with_controls: Collection[str],
     rng: random.Random,
@@ -222,16 +222,16 @@ def _scenario_order(
     return sorted(scenarios, key=sort_key)
 
 
-def _by_scenario(cells: Iterable[Candidate], order: Sequence[str] = ()) -> list[list[Candidate]]:
-    groups: dict[str, list[Candidate]] = {scenario: [] for scenario in order}
+def _by_scenario(cells: Iterable[EligibleCell], order: Sequence[str] = ()) -> list[list[EligibleCell]]:
+    groups: dict[str, list[EligibleCell]] = {scenario: [] for scenario in order}
     for cell in cells:
         groups.setdefault(cell.scenario, []).append(cell)
     return [group for group in groups.values() if group]
 
 
-def _take_scenarios(groups: Sequence[list[Candidate]], limit: int | None, rng: random.Random) -> list[Candidate]:
+def _take_scenarios(groups: Sequence[list[EligibleCell]], limit: int | None, rng: random.Random) -> list[EligibleCell]:
     """Return the cells of whole scenarios up to the limit; of the last scenario, a random sample that fits."""
-    chosen: list[Candidate] = []
+    chosen: list[EligibleCell] = []
     for group in groups:
         remaining = len(group) if limit is None else limit - len(chosen)
         if len(group) > remaining:
@@ -256,7 +256,7 @@ def _judge_history(
     for cell in cells:
         judgement = cell.scores.judges.get(judge) if judge else None
         if judgement and judgement.rubric == rubric:
-            scored.append(cell.candidate(frozenset()))
+            scored.append(cell.to_eligible(frozenset()))
     newest_first = stored_sheets(store, experiment)
     sheets = [stored for stored in newest_first if not stored.provisional and stored.sheet.rubric.tag == rubric]
     return JudgeHistory(judge, shown, scored=scored, sheets=sheets[::-1])

@@ -22,7 +22,7 @@ RAW = "artifact:raw.txt"
 
 
 @dataclass(frozen=True)
-class Candidate:
+class EligibleCell:
     """A cell eligible for judging, with the tips to score."""
 
     run_id: str
@@ -85,9 +85,9 @@ class AnsweredCell:
     def floored(self) -> bool:
         return self.run.tags.get("floored") == "true"
 
-    def candidate(self, scored_by: frozenset[str]) -> Candidate:
+    def to_eligible(self, scored_by: frozenset[str]) -> EligibleCell:
         """Return the cell as a candidate for a sheet."""
-        return Candidate(self.run.run_id, self.scenario_key[0], self.tips, self.format_ok, scored_by)
+        return EligibleCell(self.run.run_id, self.scenario_key[0], self.tips, self.format_ok, scored_by)
 
 
 def load_material(cells: Sequence[AnsweredCell], name: str | None) -> Material:

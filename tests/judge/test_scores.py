@@ -82,7 +82,7 @@ def test_scores_survive_their_text(scores: CellScores) -> None:
 
 
 def everything(scores: CellScores) -> list[Judgement]:
-    return [*scores.judges.values(), *scores.held.values(), *scores.history]
+    return [*scores.applied.values(), *scores.held.values(), *scores.history]
 
 
 @settings(max_examples=15)
@@ -110,7 +110,7 @@ def test_of_many_judgements_of_one_sheet_the_newest_five_replaced_ones_are_kept_
     scores = NO_SCORES
     for number in (5, 4, 1, 2, 3, 4, 5):
         scores = scores.with_judgement(one_tip(number, str(number)))
-    kept = [each.tips[0] for each in (*scores.history, scores.judges["anna"])]
+    kept = [each.tips[0] for each in (*scores.history, scores.applied["anna"])]
     assert [(tip.scores["tone"], tip.note) for tip in kept] == [(4, ""), (1, ""), (2, ""), (3, ""), (4, "4"), (5, "5")]
 
 
@@ -118,10 +118,10 @@ def test_of_many_judgements_of_one_sheet_the_newest_five_replaced_ones_are_kept_
 @given(cell_scores(), judgements())
 def test_a_judgement_changes_no_other_judge(scores: CellScores, given_: Judgement) -> None:
     after = scores.with_judgement(given_)
-    for one, other in ((scores.judges, after.judges), (scores.held, after.held)):
+    for one, other in ((scores.applied, after.applied), (scores.held, after.held)):
         names = (one.keys() | other.keys()) - {given_.judge}
         assert all(one[name] == other[name] for name in names)
-    assert not any(kept.held for kept in after.judges.values())
+    assert not any(kept.held for kept in after.applied.values())
     assert all(kept.held for kept in after.held.values())
 
 
@@ -176,7 +176,7 @@ def test_a_held_sheet_that_is_accepted_too_late_is_history(old: Judgement, new: 
 @given(cell_scores(), judgements())
 def test_a_provisional_judgement_changes_no_counted_score(scores: CellScores, given_: Judgement) -> None:
     after = scores.with_judgement(given_, provisional=True)
-    assert (after.judges, after.counted, after.history) == (scores.judges, scores.counted, scores.history)
+    assert (after.applied, after.counted, after.history) == (scores.applied, scores.counted, scores.history)
 
 
 @settings(max_examples=15)
@@ -184,8 +184,8 @@ def test_a_provisional_judgement_changes_no_counted_score(scores: CellScores, gi
 def test_release_and_hold_add_no_history(given_: Judgement, held: bool) -> None:
     scores = NO_SCORES.with_judgement(given_).with_judgement(replace(given_, held=held, at="later"))
     assert scores.history == ()
-    assert (scores.held if held else scores.judges).keys() == {given_.judge}
-    assert not (scores.judges if held else scores.held)
+    assert (scores.held if held else scores.applied).keys() == {given_.judge}
+    assert not (scores.applied if held else scores.held)
 
 
 @settings(max_examples=15)
@@ -194,9 +194,9 @@ def test_what_counts_is_free_and_under_one_rubric(scores: CellScores) -> None:
     counted = scores.counted
     assert not any(given_.held for given_ in counted)
     assert len({given_.rubric for given_ in counted}) <= 1
-    assert bool(counted) == bool(scores.judges)
+    assert bool(counted) == bool(scores.applied)
     if counted:
-        newest = max(given_.exported for given_ in scores.judges.values())
+        newest = max(given_.exported for given_ in scores.applied.values())
         assert max(given_.exported for given_ in counted) == newest
 
 

@@ -245,7 +245,7 @@ class SheetApplier:
     ) -> Iterator[tuple[Mapping[str, int], Mapping[str, int]]]:
         """Yield the earlier and the new scores of each repeated tip."""
         for run_id, item in self._repeat_items.items():
-            earlier = cells[run_id].scores.judges.get(self._judge) if run_id in cells else None
+            earlier = cells[run_id].scores.applied.get(self._judge) if run_id in cells else None
             if earlier is not None and earlier.rubric == self.stored.sheet.rubric.tag:
                 for old, new in zip(earlier.tips, self._scores[item].tips, strict=False):
                     yield old.scores, new.scores

@@ -254,7 +254,7 @@ def _judge_history(
         return JudgeHistory(judge, shown)
     scored = []
     for cell in cells:
-        judgement = cell.scores.judges.get(judge) if judge else None
+        judgement = cell.scores.applied.get(judge) if judge else None
         if judgement and judgement.rubric == rubric:
             scored.append(cell.to_eligible(frozenset()))
     newest_first = stored_sheets(store, experiment)
@@ -275,7 +275,7 @@ def _scored_by(cell: AnsweredCell, rubric: str, request: ExportRequest) -> froze
         judgements = list(cell.scores.provisional.values())
     else:
         held = [judgement for name, judgement in cell.scores.held.items() if name == request.judge]
-        judgements = [*cell.scores.judges.values(), *held]
+        judgements = [*cell.scores.applied.values(), *held]
     any_rubric = not (request.rejudge or request.provisional)
     return frozenset(judgement.judge for judgement in judgements if any_rubric or judgement.rubric == rubric)
 

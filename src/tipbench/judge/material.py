@@ -66,7 +66,7 @@ class AnsweredCell:
     @cached_property
     def format_ok(self) -> bool:
         """Whether the answer has the requested format, as computed from its text and not as corrected by judges."""
-        judged = self.scores.judges or self.scores.held or self.scores.history
+        judged = self.scores.applied or self.scores.held or self.scores.history
         # After judging, the metric is the judges' mean, which must not be shown to the next judge.
         if judged and RAW in self.texts:
             return parse_answer(self.texts[RAW], self._n_tips).format_ok

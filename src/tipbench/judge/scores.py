@@ -49,7 +49,7 @@ class CellScores:
     A judge may have both a counted and a held judgement, from different sheets.
     """
 
-    judges: Mapping[str, Judgement]  # by judge; not held
+    applied: Mapping[str, Judgement]  # by judge; not held
     provisional: Mapping[str, Judgement]  # by judge; do not count
     history: tuple[Judgement, ...] = ()  # replaced judgements, oldest first
     held: Mapping[str, Judgement] = field(default_factory=dict)  # by judge; do not count
@@ -60,19 +60,19 @@ class CellScores:
             former = self.provisional.get(new.judge)
             same = former is not None and former.equals_except_time(new)
             return self if same else replace(self, provisional={**self.provisional, new.judge: new})
-        return self._with_held(new) if new.held else self._with_counted(new)
+        return self._with_held(new) if new.held else self._with_applied(new)
 
     def without_judge(self, judge: str) -> CellScores:
         """Return the scores without this judge's judgements. Provisional ones are kept."""
         history = tuple(judgement for judgement in self.history if judgement.judge != judge)
-        return replace(self, judges=_without(self.judges, judge), held=_without(self.held, judge), history=history)
+        return replace(self, applied=_without(self.applied, judge), held=_without(self.held, judge), history=history)
 
-    def _with_counted(self, new: Judgement) -> CellScores:
+    def _with_applied(self, new: Judgement) -> CellScores:
         """Add a counted judgement and remove the held one of the same sheet.
 
         A current judgement from a sheet exported later is not replaced.
         """
-        current = self.judges.get(new.judge)
+        current = self.applied.get(new.judge)
         released = _only_from_sheet(self.held.get(new.judge), new.sheet)
         keep_current = _is_of_later_sheet(current, new)
         if released is None and (keep_current or (current is not None and current.equals_except_time(new))):
@@ -80,7 +80,7 @@ class CellScores:
         replaced = [released] if keep_current else _replaced_by(new, current, released)
         return replace(
             self,
-            judges=self.judges if keep_current else {**self.judges, new.judge: new},
+            applied=self.applied if keep_current else {**self.applied, new.judge: new},
             held=_without(self.held, new.judge) if released else self.held,
             history=_shortened((*self.history, *filter(None, replaced))),
         )
@@ -91,14 +91,14 @@ class CellScores:
         The judge's newest counted judgement from another sheet is restored from the history. A held judgement from a
         sheet exported later is not replaced.
         """
-        withdrawn = _only_from_sheet(self.judges.get(new.judge), new.sheet)
+        withdrawn = _only_from_sheet(self.applied.get(new.judge), new.sheet)
         former = self.held.get(new.judge)
         keep_former = _is_of_later_sheet(former, new)
         if withdrawn is None and (keep_former or (former is not None and former.equals_except_time(new))):
             return self
-        judges, history = self.judges, self.history
+        applied, history = self.applied, self.history
         if withdrawn is not None:
-            judges = _without(judges, new.judge)
+            applied = _without(applied, new.judge)
             latest_by_sheet = {judgement.sheet: judgement for judgement in history if judgement.judge == new.judge}
             restorable = [
                 judgement
@@ -106,12 +106,12 @@ class CellScores:
                 if judgement.sheet != new.sheet and not judgement.held
             ]
             if restored := max(restorable, key=lambda judgement: judgement.exported, default=None):
-                judges = {**judges, new.judge: restored}
+                applied = {**applied, new.judge: restored}
                 history = tuple(judgement for judgement in history if judgement is not restored)
         replaced = [withdrawn] if keep_former else _replaced_by(new, withdrawn, former)
         return replace(
             self,
-            judges=judges,
+            applied=applied,
             held=self.held if keep_former else {**self.held, new.judge: new},
             history=_shortened((*history, *filter(None, replaced))),
         )
@@ -119,10 +119,10 @@ class CellScores:
     @cached_property
     def counted(self) -> list[Judgement]:
         """The judgements under the current rubric, which is the one of the sheet exported last."""
-        if not self.judges:
+        if not self.applied:
             return []
-        current = max(self.judges.values(), key=lambda judgement: judgement.exported).rubric
-        return [judgement for judgement in self.judges.values() if judgement.rubric == current]
+        current = max(self.applied.values(), key=lambda judgement: judgement.exported).rubric
+        return [judgement for judgement in self.applied.values() if judgement.rubric == current]
 
     @property
     def latest_provisional(self) -> Judgement | None:
@@ -184,7 +184,7 @@ def read_scores(text: str | None) -> CellScores:
         judges, held = parsed(raw["judges"]), parsed(raw.get("held", {}))
         return CellScores(
             # Earlier versions of tipbench stored held judgements under "judges".
-            judges={judge: judgement for judge, judgement in judges.items() if not judgement.held},
+            applied={judge: judgement for judge, judgement in judges.items() if not judgement.held},
             provisional=parsed(raw["provisional"]),
             history=tuple(_judgement(each["judge"], each) for each in raw["history"]),
             held={judge: judgement for judge, judgement in judges.items() if judgement.held} | held,
@@ -201,7 +201,7 @@ def scores_text(scores: CellScores) -> str:
 
     value = {
         "format": FORMAT,
-        "judges": by_judge(scores.judges),
+        "judges": by_judge(scores.applied),
         "held": by_judge(scores.held),
         "provisional": by_judge(scores.provisional),
         "history": [{"judge": judgement.judge, **_judgement_json(judgement)} for judgement in scores.history],

@@ -114,7 +114,7 @@ def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
     rubric = {stored.sheet.rubric.tag: stored.sheet.rubric for stored in sheets}.get(most_used)
     where = {"kind": str(RunKind.JUDGING), SHEET_KIND: DUEL}
     duels = Counter(run.tags.get("judge", "") for run in store.search(experiment.experiment_id, where=where))
-    people = {name for cell in cells for name in (*cell.scores.judges, *cell.scores.held)}
+    people = {name for cell in cells for name in (*cell.scores.applied, *cell.scores.held)}
     people |= {stored.owner for stored in sheets if stored.owner and not stored.provisional}
     automatic = {name for cell in cells for name in cell.scores.provisional}
     automatic |= {stored.owner for stored in sheets if stored.owner and stored.provisional}
@@ -162,7 +162,7 @@ def _judge_status(
     return JudgeStatus(
         judge=name,
         provisional=provisional,
-        cells=sum(name in (cell.scores.provisional if provisional else cell.scores.judges) for cell in cells),
+        cells=sum(name in (cell.scores.provisional if provisional else cell.scores.applied) for cell in cells),
         held=0 if provisional else sum(name in cell.scores.held for cell in cells),
         sheets=len(own_sheets),
         open_items=sum(len(stored.unscored) for stored in own_sheets if not stored.final),

@@ -87,7 +87,7 @@ def shipped_sheets(cells_per_scenario: int = 5, most_tips: int | None = None, co
     def exported(seed: int) -> Scores:
         rng = random.Random(seed)
         entries = compose(cells, cards, suite.controls, suite.rubric, JudgeHistory(), sheet_id=f"sheet {seed}", rng=rng)
-        agreed = [reference for entry in entries for reference in entry.references]
+        agreed = [reference for entry in entries for reference in entry.agreed_scores]
         return np.array([[reference[scale.name] for scale in SCALES] for reference in agreed])[:most_tips]
 
     return [exported(seed) for seed in range(count)]

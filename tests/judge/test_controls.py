@@ -150,7 +150,7 @@ def test_the_key_names_the_controls_and_their_references_in_the_items_order(worl
     for entry in hidden(world.sheet(seed)):
         behind = [known[name] for name in entry.controls]
         assert [control.tip for control in behind] == [tip.tip for tip in entry.item.tips]
-        assert [control.scores for control in behind] == list(entry.references)
+        assert [control.scores for control in behind] == list(entry.agreed_scores)
         assert {control.scenario for control in behind} == {entry.item.card["id"]}
         assert entry.run_id is None
 
@@ -259,7 +259,7 @@ def test_overlong_follows_the_rubrics_word_limit_for_cells_and_controls() -> Non
 
 
 def shares(entries: Sequence[SheetEntry], scale: str) -> dict[int, float]:
-    counted = Counter(scores[scale] for entry in entries for scores in entry.references)
+    counted = Counter(scores[scale] for entry in entries for scores in entry.agreed_scores)
     return {step: count / counted.total() for step, count in counted.items()}
 
 

@@ -544,7 +544,9 @@ def fill_warm(judging: Any, shift: int = 0, seed: int = 1) -> dict[str, Any]:
     for entry, item in zip(judging.entries, raw["items"], strict=True):
         for at, tip in enumerate(item["tips"]):
             for scale in judging.sheet.rubric.scales:
-                agreed = entry.references[at][scale.name] if entry.references else rng.randint(scale.min, scale.max)
+                agreed = (
+                    entry.agreed_scores[at][scale.name] if entry.agreed_scores else rng.randint(scale.min, scale.max)
+                )
                 tip["scores"][scale.name] = min(scale.max, max(scale.min, agreed + shift))
     return raw
 

@@ -116,7 +116,7 @@ def compose(
                     make_item(donor.scenario, tips, format_ok),
                     ItemKind.CONTROL,
                     controls=tuple(map(control_id, answer_controls)),
-                    references=tuple(control.scores for control in answer_controls),
+                    agreed_scores=tuple(control.scores for control in answer_controls),
                 )
             )
     rng.shuffle(entries)
@@ -138,7 +138,7 @@ def _returning_controls(
     Real answers are comparable if they belong to the same scenario, were on the same earlier sheets, and were scored
     or left open there like the control answer.
     """
-    current_references = {control_id(control): control.scores for control in controls}
+    current_scores = {control_id(control): control.scores for control in controls}
     on_new_sheet, seen_by_judge = {cell.run_id for cell in answers}, set(history.shown)
     occurrences_of: dict[Source, set[tuple[int, bool]]] = defaultdict(set)
     entry_of: dict[Source, SheetEntry] = {}
@@ -160,7 +160,7 @@ def _returning_controls(
         comparable = runs_of[entry.item.card["id"], frozenset(occurrences_of[ids])]
         if not comparable or random_number >= len(comparable & on_new_sheet) / len(comparable):
             continue
-        outdated = [current_references.get(id_) for id_ in ids] != list(entry.references)
+        outdated = [current_scores.get(id_) for id_ in ids] != list(entry.agreed_scores)
         new_to_judge = judges_sheets.isdisjoint(sheet_number for sheet_number, _ in occurrences_of[ids])
         seen_in_another_answer = new_to_judge and not seen_by_judge.isdisjoint(ids)
         if not outdated and not seen_in_another_answer and drawn_ids.isdisjoint(ids):
@@ -352,7 +352,7 @@ class _PoolChoice(NamedTuple):
 def _choose_controls(pools: Sequence[_ScenarioPool], tips: Sequence[int], rubric: Rubric) -> list[list[Control]]:
     """Choose the least shown controls of each pool, and return them by pool. `tips` is how many of each.
 
-    Controls that were shown equally often are swapped to balance the references over the steps of each scale.
+    Controls that were shown equally often are swapped to balance the agreed scores over the steps of each scale.
     """
     choices = []
     for pool, count in zip(pools, tips, strict=True):
@@ -367,7 +367,7 @@ def _choose_controls(pools: Sequence[_ScenarioPool], tips: Sequence[int], rubric
 
 
 class _Balance:
-    """How far the references exceed their target, per scale and step. In thousandths of a control, to be exact."""
+    """How far the agreed scores exceed their target, per scale and step. In thousandths of a control, to be exact."""
 
     def __init__(self, scales: Sequence[Scale], controls: Sequence[Control]) -> None:
         self._names = [scale.name for scale in scales]
@@ -404,7 +404,7 @@ class _Balance:
 
 
 def _target_shares(scale: Scale) -> tuple[int, ...]:
-    """Return each step's target share of references in thousandths: most in the middle, enough at the ends."""
+    """Return each step's target share of the agreed scores in thousandths: most in the middle, enough at the ends."""
     steps = scale.max - scale.min + 1
     if steps == len(_FIVE_STEP_SHARES):
         return _FIVE_STEP_SHARES
@@ -447,9 +447,9 @@ def agreed_controls(
             if tip.tip in used or not agreed:
                 continue
             used.add(tip.tip)
-            references = {name: median_low(values) for name, values in by_scale.items()}
+            agreed_scores = {name: median_low(values) for name, values in by_scale.items()}
             why = f"Agreed by {len(counted)} judges."
-            by_scenario[scenario].append(Control(scenario, tip.tip, tip.rationale, references, why))
+            by_scenario[scenario].append(Control(scenario, tip.tip, tip.rationale, agreed_scores, why))
     return [
         control for _, group in sorted(by_scenario.items()) for control in _evenly_spread(group, rubric, per_scenario)
     ]

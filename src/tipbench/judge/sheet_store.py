@@ -49,7 +49,7 @@ class SheetEntry:
     kind: ItemKind
     run_id: str | None = None  # for cells and repeats
     controls: tuple[str, ...] = ()  # ids of the control tips, in the item's order
-    references: tuple[Mapping[str, int], ...] = ()  # reference scores of the control tips, by scale
+    agreed_scores: tuple[Mapping[str, int], ...] = ()  # of each control tip, by scale
 
 
 def control_id(control: Control) -> str:
@@ -171,7 +171,7 @@ def record_sheet(store: RunStore, experiment_id: str, stored: StoredSheet) -> st
             "behind": str(entry.kind),
             "run": entry.run_id,
             "controls": list(entry.controls),
-            "references": [dict(reference) for reference in entry.references],
+            "references": [dict(scores) for scores in entry.agreed_scores],
         }
         for entry in entries
     }
@@ -289,7 +289,7 @@ def _read_sheets(store: RunStore, experiment: Experiment, where: Mapping[str, st
                     kind=ItemKind(source["behind"]),
                     run_id=source["run"],
                     controls=tuple(source["controls"]),
-                    references=tuple(source["references"]),
+                    agreed_scores=tuple(source["references"]),
                 )
             )
         items = tuple(entry.item for entry in entries)

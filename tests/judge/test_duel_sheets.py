@@ -187,7 +187,7 @@ def test_answers_without_a_tip_are_left_out() -> None:
 def test_applied_duels_are_read_back(driver: SheetDriver) -> None:
     done = export(driver)
     applied = apply(driver, filled(done, beta_wins))
-    assert (applied.finished, applied.unfinished, applied.twice, applied.same) == (16, 0, 8, 8)
+    assert (applied.finished, applied.unfinished, applied.in_both_orders, applied.same_in_both_orders) == (16, 0, 8, 8)
     duels = read_duels(driver.store, driver.experiment)
     assert len(duels) == 16
     assert {duel.pairs["ab".index(str(duel.winner))][0] for duel in duels} == {MODELS[1]}
@@ -238,7 +238,7 @@ def test_a_revised_item_keeps_its_history(driver: SheetDriver) -> None:
 
 def test_a_preference_for_the_first_position_is_reported(driver: SheetDriver) -> None:
     applied = apply(driver, filled(export(driver), lambda _a, _b: "a"))
-    assert (applied.twice, applied.same) == (8, 0)
+    assert (applied.in_both_orders, applied.same_in_both_orders) == (8, 0)
 
 
 def test_no_cell_is_touched(driver: SheetDriver) -> None:

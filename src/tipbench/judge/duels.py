@@ -376,8 +376,8 @@ class DuelApplyResult:
     finished: int
     unfinished: int
     changes: tuple[DuelChange, ...]
-    twice: int  # match-ups judged in both orders
-    same: int  # of these, with the same result in both
+    in_both_orders: int  # match-ups judged in both orders
+    same_in_both_orders: int  # of these, with the same result in both
     blank: int = 0  # items blank in the file that have an earlier winner
     dry_run: bool = False
 
@@ -394,8 +394,8 @@ class DuelApplyResult:
             "changed": len(self.changes),
             "errors": [],
             "drift": None,
-            "judged_in_both_orders": self.twice,
-            "same_in_both_orders": self.same,
+            "judged_in_both_orders": self.in_both_orders,
+            "same_in_both_orders": self.same_in_both_orders,
             **({"dry_run": True, "changes": [vars(change) for change in self.changes]} if self.dry_run else {}),
         }
 
@@ -420,9 +420,11 @@ def apply_duels(
             if former is not None:
                 replaced.append(former)
             choices[item] = DuelChoice(item, winner, at)
-    twice, same = _consistency(replace(stored, choices=choices))
+    in_both_orders, same = _consistency(replace(stored, choices=choices))
     if changes and not dry_run:
-        metrics = {"finished": float(len(choices))} | ({"same_in_both_orders": same / twice} if twice else {})
+        metrics = {"finished": float(len(choices))} | (
+            {"same_in_both_orders": same / in_both_orders} if in_both_orders else {}
+        )
         content = {
             "answers": {item: {"winner": choice.winner, "at": choice.at} for item, choice in sorted(choices.items())},
             "history": [asdict(choice) for choice in replaced],
@@ -441,8 +443,8 @@ def apply_duels(
         finished=len(choices),
         unfinished=len(stored.sheet.items) - len(choices),
         changes=tuple(changes),
-        twice=twice,
-        same=same,
+        in_both_orders=in_both_orders,
+        same_in_both_orders=same,
         blank=len(stored.choices.keys() - filled.finished.keys()),
         dry_run=dry_run,
     )

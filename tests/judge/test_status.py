@@ -97,7 +97,7 @@ def test_held_cells_are_pending_and_held_until_another_judge_has_scored_them(dri
     assert counts(state) == (CELLS, CELLS, CELLS, 0)
     anna = of(state, "anna")
     assert (anna.cells, anna.held, anna.drift) == (0, CELLS, "beyond the limit")
-    assert state.use_of(anna) == "held"
+    assert state.use_of_scores(anna) == "held"
     driver.judged_by("ben")
     assert counts(status(driver)) == (CELLS, 0, 0, CELLS)
     assert of(status(driver), "anna").held == CELLS
@@ -106,12 +106,12 @@ def test_held_cells_are_pending_and_held_until_another_judge_has_scored_them(dri
 def test_the_use_of_a_judges_scores_depends_on_what_is_held_accepted_and_unchecked() -> None:
     judging = boards.judging()
     anna, ben, rules = judging.judges
-    assert [judging.use_of(each) for each in judging.judges] == ["count", "count, drift accepted", "provisional"]
-    assert judging.use_of(replace(ben, held=1)) == "partly held"
-    assert judging.use_of(replace(ben, held=1, cells=0)) == "held"
-    assert judging.use_of(replace(anna, unchecked=2)) == "count, unchecked"
-    assert judging.use_of(replace(rules, held=1)) == "provisional"
-    assert judging.use_of(replace(anna, cells=0)) == "none"  # has a sheet, and scored nothing yet
+    assert [judging.use_of_scores(each) for each in judging.judges] == ["count", "count, drift accepted", "provisional"]
+    assert judging.use_of_scores(replace(ben, held=1)) == "partly held"
+    assert judging.use_of_scores(replace(ben, held=1, cells=0)) == "held"
+    assert judging.use_of_scores(replace(anna, unchecked=2)) == "count, unchecked"
+    assert judging.use_of_scores(replace(rules, held=1)) == "provisional"
+    assert judging.use_of_scores(replace(anna, cells=0)) == "none"  # has a sheet, and scored nothing yet
 
 
 def test_a_judges_trends_cover_all_measured_sheets_and_are_in_the_json(driver: SheetDriver) -> None:

@@ -75,7 +75,7 @@ def _show_status(judging: JudgingStatus, rules_errors: dict[str, dict[str, dict[
         rows = [
             [
                 judge.judge,
-                judging.use_of(judge),
+                judging.use_of_scores(judge),
                 judge.cells,
                 judge.held,
                 judge.sheets,

@@ -217,7 +217,7 @@ def _judge_grid(status: JudgingStatus) -> Grid:
     rows = [
         (
             _short(each.judge),
-            status.use_of(each),
+            status.use_of_scores(each),
             f"{each.cells}" + (f" ({each.held} held)" if each.held else ""),
             verdict_words(each.drift),
             _dash(number(each.error)),

@@ -82,7 +82,7 @@ class JudgingStatus:
     history: tuple[SheetSummary, ...]  # applied and held sheets, oldest first
     open_sheets: tuple[SheetSummary, ...] = ()  # unfinished sheets with unscored items, oldest first
 
-    def use_of(self, judge: JudgeStatus) -> str:
+    def use_of_scores(self, judge: JudgeStatus) -> str:
         """Return a phrase for how the judge's scores are used."""
         if judge.provisional:
             return "provisional"

@@ -75,7 +75,9 @@ class JudgeBatches:
 def judge_views(judging: JudgingStatus) -> list[dict[str, Any]]:
     """Return each judge's status, latest drift verdict and bias by scale. Judges who need a decision come first."""
     views = []
-    for status in sorted(judging.judges, key=lambda each: (_USES_BY_URGENCY.index(judging.use_of(each)), each.judge)):
+    for status in sorted(
+        judging.judges, key=lambda each: (_USES_BY_URGENCY.index(judging.use_of_scores(each)), each.judge)
+    ):
         sheets = [
             each for each in judging.history if each.judge == status.judge and each.provisional == status.provisional
         ]
@@ -97,7 +99,7 @@ def judge_views(judging: JudgingStatus) -> list[dict[str, Any]]:
                 "verdict": drift.get("verdict", "unknown"),
                 "sentences": drift_summary(drift),
                 "scales": scales,
-                "use": judging.use_of(status),  # of the judge's scores
+                "use": judging.use_of_scores(status),  # of the judge's scores
             }
         )
     return views

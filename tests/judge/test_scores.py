@@ -48,7 +48,7 @@ def judgements(draw: st.DrawFn, rubric: Rubric | None = None) -> Judgement:
         judge=draw(st.sampled_from(["anna", "ben", "Zoë 😀"])),
         sheet=draw(st.text("abcdef0123456789", min_size=1, max_size=12)),
         exported=draw(times),
-        at=draw(times),
+        applied_at=draw(times),
         rubric=chosen.tag,
         format_ok=format_ok,
         tips=tips,
@@ -71,7 +71,7 @@ def test_the_same_judgement_again_gives_the_same_object(
     scores: CellScores, given_: Judgement, provisional: bool, later: str
 ) -> None:
     once = scores.with_judgement(given_, provisional=provisional)
-    assert once.with_judgement(replace(given_, at=later), provisional=provisional) is once
+    assert once.with_judgement(replace(given_, applied_at=later), provisional=provisional) is once
 
 
 @settings(max_examples=15)
@@ -91,7 +91,7 @@ def test_every_judgement_is_kept_somewhere(scores: CellScores, given_: Judgement
     """Released or withdrawn with the same scores it only moves; else it becomes history, until five newer ones are."""
     after = everything(scores.with_judgement(given_))
     for former in everything(scores):
-        moved = replace(former, held=given_.held, at=given_.at) == given_
+        moved = replace(former, held=given_.held, applied_at=given_.applied_at) == given_
         old = former in scores.history and sum(kept.sheet == former.sheet for kept in after) >= 5
         assert moved or old or any(bare(kept).equals_except_time(bare(former)) for kept in after)
 
@@ -182,7 +182,7 @@ def test_a_provisional_judgement_changes_no_counted_score(scores: CellScores, gi
 @settings(max_examples=15)
 @given(judgements(), st.booleans())
 def test_release_and_hold_add_no_history(given_: Judgement, held: bool) -> None:
-    scores = NO_SCORES.with_judgement(given_).with_judgement(replace(given_, held=held, at="later"))
+    scores = NO_SCORES.with_judgement(given_).with_judgement(replace(given_, held=held, applied_at="later"))
     assert scores.history == ()
     assert (scores.held if held else scores.applied).keys() == {given_.judge}
     assert not (scores.applied if held else scores.held)
@@ -247,7 +247,7 @@ def test_of_several_provisional_judges_the_latest_counts_and_is_named() -> None:
     tip = TipScore({"relevance": 1, "actionability": 1, "tone": 1}, overlong=False)
     means = tip_means(TIPS, ItemScore("", True, (tip,)))
     rules = Judgement("rules", "s", "2026-01-01", "2026-01-03", TIPS.tag, format_ok=True, tips=(tip,), means=means)
-    model = replace(rules, judge="ollama:x", at="2026-01-02", means=dict.fromkeys(means, 5.0))
+    model = replace(rules, judge="ollama:x", applied_at="2026-01-02", means=dict.fromkeys(means, 5.0))
     scores = NO_SCORES.with_judgement(rules, provisional=True).with_judgement(model, provisional=True)
     change = run_change(scores, RUBRICS, 7)
     assert change.tags["provisional_judge"] == "rules"

@@ -256,7 +256,7 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], cell_filter: Cell
     too_few_by_people = coverage.people < min(MIN_SCENARIOS, coverage.scenarios)
     provisional = cell_filter.provisional or (judge is None and bool(provisional_judgements) and too_few_by_people)
     if provisional:  # of several automatic judges, the latest counts
-        latest = max(provisional_judgements, key=lambda judgement: judgement.at, default=None)
+        latest = max(provisional_judgements, key=lambda judgement: judgement.applied_at, default=None)
         judge = latest.judge if latest is not None else ""  # the name of no judge
     cells = _drop_older_references([_scored_cell(run, scores, judge, provisional) for run, scores in current])
     judges = {name for cell in cells for name in cell.judges}

@@ -392,7 +392,7 @@ class SheetApplier:
             judge=self._judge,
             sheet=stored.sheet.id,
             exported=stored.exported,
-            at=self._at,
+            applied_at=self._at,
             rubric=stored.sheet.rubric.tag,
             format_ok=score.format_ok,
             tips=score.tips,

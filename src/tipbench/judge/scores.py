@@ -30,7 +30,7 @@ class Judgement:
     judge: str
     sheet: str
     exported: str  # ISO time of the sheet's export
-    at: str  # ISO time of applying the sheet
+    applied_at: str  # ISO time; `at` in JSON
     rubric: str  # id@sha256
     format_ok: bool
     tips: tuple[TipScore, ...]
@@ -39,7 +39,7 @@ class Judgement:
 
     def equals_except_time(self, other: Judgement) -> bool:
         """Return whether the judgements are equal, ignoring the time of applying."""
-        return replace(self, at="") == replace(other, at="")
+        return replace(self, applied_at="") == replace(other, applied_at="")
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class CellScores:
     @property
     def latest_provisional(self) -> Judgement | None:
         """The provisional judgement applied last, or None."""
-        return max(self.provisional.values(), key=lambda judgement: judgement.at, default=None)
+        return max(self.provisional.values(), key=lambda judgement: judgement.applied_at, default=None)
 
 
 NO_SCORES = CellScores({}, {})
@@ -144,7 +144,7 @@ def _is_of_later_sheet(judgement: Judgement | None, new: Judgement) -> bool:
 
 def _replaced_by(new: Judgement, *former: Judgement | None) -> list[Judgement | None]:
     """Return the former judgements that differ from `new`, ignoring the held flag and the time."""
-    return [old for old in former if old is not None and replace(old, held=new.held, at=new.at) != new]
+    return [old for old in former if old is not None and replace(old, held=new.held, applied_at=new.applied_at) != new]
 
 
 def _shortened(history: Sequence[Judgement]) -> tuple[Judgement, ...]:
@@ -250,8 +250,16 @@ def floor_change(rubric: Rubric, at_ms: int) -> RunChange:
 
 
 def _judgement_json(judgement: Judgement) -> dict[str, Any]:
-    value = {key: getattr(judgement, key) for key in ("sheet", "exported", "at", "rubric", "format_ok", "held")}
-    return value | {"means": dict(judgement.means), "tips": [tip.to_json() for tip in judgement.tips]}
+    return {
+        "sheet": judgement.sheet,
+        "exported": judgement.exported,
+        "at": judgement.applied_at,
+        "rubric": judgement.rubric,
+        "format_ok": judgement.format_ok,
+        "held": judgement.held,
+        "means": dict(judgement.means),
+        "tips": [tip.to_json() for tip in judgement.tips],
+    }
 
 
 def _judgement(judge: str, raw: Mapping[str, Any]) -> Judgement:
@@ -259,7 +267,7 @@ def _judgement(judge: str, raw: Mapping[str, Any]) -> Judgement:
         judge=judge,
         sheet=raw["sheet"],
         exported=raw["exported"],
-        at=raw["at"],
+        applied_at=raw["at"],
         rubric=raw["rubric"],
         format_ok=bool(raw["format_ok"]),
         tips=tuple(map(TipScore.from_json, raw["tips"])),

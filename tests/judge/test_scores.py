@@ -129,7 +129,7 @@ def test_a_judgement_changes_no_other_judge(scores: CellScores, given_: Judgemen
 @given(cell_scores(), judgements())
 def test_a_counted_judgement_is_replaced_only_by_a_later_sheet(scores: CellScores, given_: Judgement) -> None:
     new = replace(given_, held=False)
-    standing = scores.with_judgement(new).judges[new.judge]
+    standing = scores.with_judgement(new).applied[new.judge]
     assert standing.equals_except_time(new) or (standing.sheet != new.sheet and standing.exported > new.exported)
     held = scores.with_judgement(new).held.get(new.judge)
     assert held is None or held.sheet != new.sheet

@@ -442,8 +442,8 @@ def control_scores(entries: Sequence[SheetEntry], scores: Mapping[str, ItemScore
     for index, entry in enumerate(entries):
         if entry.kind is ItemKind.CONTROL and entry.item.id in scores:
             position = index / max(1, len(entries) - 1)
-            for tip, reference in zip(scores[entry.item.id].tips, entry.agreed_scores, strict=True):
-                yield ControlScore(tip.scores, reference, entry.item.id, position)
+            for tip, agreed in zip(scores[entry.item.id].tips, entry.agreed_scores, strict=True):
+                yield ControlScore(tip.scores, agreed, entry.item.id, position)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.errors import MlflowUnavailable, NotEnoughData, SheetRefused, TipbenchError
-from tipbench.judge.controls import control_tips
+from tipbench.judge.controls import n_control_tips
 from tipbench.judge.drift import limit_sentences
 from tipbench.judge.sheet_file import parse_sheet
 from tipbench.markup import number, percent
@@ -301,7 +301,7 @@ def _scores_per_batch(request: Request, experiment: str) -> str | None:
         tips, scales = int(params["n_tips"]), len(load_suite(params["suite"]).rubric.scales)
     except (StopIteration, KeyError, ValueError, NotFound, TipbenchError):
         return None
-    items = DEFAULT_ANSWERS + ceil(control_tips(DEFAULT_ANSWERS, tips) / tips)
+    items = DEFAULT_ANSWERS + ceil(n_control_tips(DEFAULT_ANSWERS, tips) / tips)
     return f"about {round(items * tips * scales, -1)} scores: {items} items of {tips} tips, {scales} scales"
 
 

@@ -80,7 +80,7 @@ def _show_status(judging: JudgingStatus, rules_errors: dict[str, dict[str, dict[
                 judge.held,
                 judge.sheets,
                 judge.open_items,
-                judge.drift and verdict_words(judge.drift),
+                judge.verdict and verdict_words(judge.verdict),
                 judge.error,
                 percent(judge.self_exact),
                 judge.minutes_per_item,

@@ -219,7 +219,7 @@ def _judge_grid(status: JudgingStatus) -> Grid:
             _short(each.judge),
             status.use_of_scores(each),
             f"{each.cells}" + (f" ({each.held} held)" if each.held else ""),
-            verdict_words(each.drift),
+            verdict_words(each.verdict),
             _dash(number(each.error)),
             _dash(percent(each.self_exact)),
             *(bias(newest.get((each.judge, each.provisional), {}).get(name)) for name in names),

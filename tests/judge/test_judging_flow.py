@@ -607,7 +607,7 @@ def test_under_another_rubric_all_scores_and_floors_are_new(tmp_path: Path) -> N
     assert left_alone.older_rubric == CELLS
     done = driver.export("anna", suite=str(folder), rejudge=True)
     assert (done.cells, done.older_rubric) == (CELLS - floored, 0)
-    assert len(done.stored.refloor) == floored
+    assert len(done.stored.outdated_floors) == floored
     raw = fill_warm(done.stored)
     assert all(tip["overlong"] for item in items_of(raw, done.stored).values() for tip in item["tips"])
     driver.apply(raw)

@@ -170,7 +170,7 @@ class SheetApplier:
             self._save_scores(result, final=final)
             self._write_cells(cells, progress)
             if complete and not self._held and not stored.provisional:
-                self._wrote |= update_floor_scores(self._store, stored.refloor, rubric, self._at) > 0
+                self._wrote |= update_floor_scores(self._store, stored.outdated_floors, rubric, self._at) > 0
             if self._wrote:
                 self._store.touch(self._experiment.experiment_id)
         if drift is None or result.verdict_only:

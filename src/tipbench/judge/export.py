@@ -143,7 +143,7 @@ def export_sheet(
         exported=now_iso(),
         provisional=request.provisional,
         owner=request.judge,
-        refloor=outdated_floors,
+        outdated_floors=outdated_floors,
         seed=seed,
     )
     run_id = record_sheet(store, experiment.experiment_id, stored)

@@ -104,7 +104,7 @@ def test_tips_rationales_and_notes_are_shown_exactly(visit: Visit, hostile: Show
     for run_id, scores in driver.scores().items():
         tips = json.loads(driver.store.get(run_id)[1].get("artifact:candidates.json", "[]"))
         there = {(place, printed(tip[place])): tip[place] for tip in tips for place in ("tip", "rationale")}
-        notes = [tip.note for given in scores.judges.values() for tip in given.tips]
+        notes = [tip.note for given in scores.applied.values() for tip in given.tips]
         there |= {("note", printed(note)): note for note in notes}
         new = wanted & there.keys()
         if new:

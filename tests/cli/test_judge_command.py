@@ -474,7 +474,7 @@ def test_a_coding_agent_gets_from_the_instructions_to_a_verdict_through_its_mist
     right = {
         tip.tip: dict(reference)
         for entry in judging.entries
-        for tip, reference in zip(entry.item.tips, entry.references, strict=False)
+        for tip, reference in zip(entry.item.tips, entry.agreed_scores, strict=False)
     }
     (folder / "right.json").write_text(json.dumps(right), encoding="utf-8")
 

@@ -58,7 +58,7 @@ def test_one_judges_board_shows_that_judges_scores(driver: SheetDriver) -> None:
     scores = driver.scores()
     _, found = read(driver, CellFilter(judge="ben"))
     given = {tuple(tip.scores.values()) for answer in all_answers(found) for tip in answer.tips}
-    own = {tuple(map(float, tip.scores.values())) for cell in scores.values() for tip in cell.judges["ben"].tips}
+    own = {tuple(map(float, tip.scores.values())) for cell in scores.values() for tip in cell.applied["ben"].tips}
     assert given == own
 
 

@@ -135,7 +135,7 @@ def test_provisional_scores_show_only_while_no_judge_has_scored() -> None:
     waiting, judged = run(A, composite=None), run(B)
     before = chosen([(waiting, rules), (run(B, composite=None), rules)])
     assert (before.provisional, before.judges, set(composites(before).values())) == (True, ("rules",), {7.0})
-    after = chosen([(waiting, rules), (judged, replace(rules, judges={"anna": given_by("anna", 10.0)}))])
+    after = chosen([(waiting, rules), (judged, replace(rules, applied={"anna": given_by("anna", 10.0)}))])
     assert (after.provisional, after.judges) == (False, ("anna",))
     assert composites(after) == {waiting.run_id: None, judged.run_id: 10.0}
     selected = chosen([(waiting, rules), (judged, rules)], provisional=True)

@@ -163,7 +163,7 @@ def _check_nothing_is_mixed(driver: SheetDriver, judging: StoredSheet, versions:
     """Check that each cell has the scores of one version: the one being applied or the one before."""
     found = driver.store.read(driver.experiment.experiment_id, where={"kind": "cell"}, texts=[SCORES])
     for run, texts in found:
-        given = read_scores(texts.get(SCORES)).judges.get("anna")
+        given = read_scores(texts.get(SCORES)).applied.get("anna")
         if given is None:
             assert (run.state, len(versions)) == ("pending", 1)
             assert "composite" not in run.metrics

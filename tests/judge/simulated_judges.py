@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tipbench.generate.parsing import Tip
 from tipbench.judge.controls import JudgeHistory, compose
 from tipbench.judge.drift import ControlScore, Trends, Verdict, measure_drift, measure_trends
-from tipbench.judge.material import Candidate
+from tipbench.judge.material import EligibleCell
 from tipbench.plan.rubric import Scale
 from tipbench.plan.suite import load_suite
 
@@ -82,12 +82,12 @@ def shipped_sheets(cells_per_scenario: int = 5, most_tips: int | None = None, co
     suite = load_suite("tips")
     cards = {scenario.id: scenario.to_card() for scenario in suite.scenarios}
     answer = (Tip("Open the form.", "It is short."),) * TIPS
-    cells = [Candidate(f"{s} {n}", s, answer, True, frozenset()) for s in cards for n in range(cells_per_scenario)]
+    cells = [EligibleCell(f"{s} {n}", s, answer, True, frozenset()) for s in cards for n in range(cells_per_scenario)]
 
     def exported(seed: int) -> Scores:
         rng = random.Random(seed)
         entries = compose(cells, cards, suite.controls, suite.rubric, JudgeHistory(), sheet_id=f"sheet {seed}", rng=rng)
-        agreed = [reference for entry in entries for reference in entry.references]
+        agreed = [reference for entry in entries for reference in entry.agreed_scores]
         return np.array([[reference[scale.name] for scale in SCALES] for reference in agreed])[:most_tips]
 
     return [exported(seed) for seed in range(count)]

@@ -97,7 +97,7 @@ def test_scores_written_by_another_machine_during_an_apply_are_not_lost(driver: 
 
     store.meanwhile = meanwhile
     driver.apply(fill(anna))
-    assert {frozenset(scores.judges) for scores in driver.scores().values()} == {frozenset(("anna", "ben"))}
+    assert {frozenset(scores.applied) for scores in driver.scores().values()} == {frozenset(("anna", "ben"))}
     assert {run.tags["judges"] for run in driver.cells().values()} == {'["anna", "ben"]'}
 
 
@@ -117,7 +117,7 @@ def test_scores_overwritten_by_another_machine_are_written_again(driver: SheetDr
     store.meanwhile = meanwhile
     driver.apply(fill(judging))
     assert undone == [first]
-    assert all("anna" in scores.judges for scores in driver.scores().values())
+    assert all("anna" in scores.applied for scores in driver.scores().values())
 
 
 # Deleted runs

@@ -30,7 +30,7 @@ from tipbench.judge.check import MAX_NOTE, check_sheet
 from tipbench.judge.controls import JudgeHistory, compose
 from tipbench.judge.drift import MIN_CONTROLS
 from tipbench.judge.export import ExportRequest, choose_cells
-from tipbench.judge.material import Candidate
+from tipbench.judge.material import EligibleCell
 from tipbench.judge.sheet import Sheet, TipSheet, sheet_json, sheet_text
 from tipbench.judge.sheet_store import ItemKind, SheetEntry, StoredSheet, control_id, stored_sheets
 from tipbench.plan.rubric import Control
@@ -47,7 +47,7 @@ WORDS = ("open", "the list", "write", "one line", "stop", "after", "ten minutes"
 SHEETS = 60
 
 
-def candidates(rng: random.Random) -> list[Candidate]:
+def candidates(rng: random.Random) -> list[EligibleCell]:
     """96 answers of four models; their text and format come from one distribution."""
     return [
         _answer(f"{model}/{prompt}/{scenario}", scenario, rng)
@@ -57,11 +57,11 @@ def candidates(rng: random.Random) -> list[Candidate]:
     ]
 
 
-def _answer(run_id: str, scenario: str, rng: random.Random) -> Candidate:
+def _answer(run_id: str, scenario: str, rng: random.Random) -> EligibleCell:
     size = rng.choices([5, 4, 3, 2], [8, 1, 2, 1])[0]
     reasons = rng.random() < 0.8
     tips = tuple(Tip(" ".join(rng.choices(WORDS, k=9)), "It helps." if reasons else "") for _ in range(size))
-    return Candidate(run_id, scenario, tips, size == 5 and reasons and rng.random() < 0.9, frozenset())
+    return EligibleCell(run_id, scenario, tips, size == 5 and reasons and rng.random() < 0.9, frozenset())
 
 
 def controls(per_scenario: int = 12) -> list[Control]:
@@ -78,7 +78,7 @@ def _scores(rng: random.Random) -> Mapping[str, int]:
 
 
 @cache
-def make_entries(seed: int, given: tuple[Candidate, ...] | None = None) -> tuple[SheetEntry, ...]:
+def make_entries(seed: int, given: tuple[EligibleCell, ...] | None = None) -> tuple[SheetEntry, ...]:
     rng = random.Random(seed)
     given = given or tuple(candidates(random.Random(seed + 1000)))
     chosen = choose_cells(given, ExportRequest("ann"), set(CARDS), rng)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tipbench.generate.parsing import Tip, is_overlong
 from tipbench.judge.controls import JudgeHistory, compose
-from tipbench.judge.material import Candidate
+from tipbench.judge.material import EligibleCell
 from tipbench.judge.sheet_store import ItemKind, SheetEntry, control_id
 from tipbench.plan.rubric import Control, Rubric, Scale
 from tipbench.plan.suite import load_suite
@@ -28,10 +28,10 @@ SPREAD = {1: 0.15, 2: 0.20, 3: 0.30, 4: 0.20, 5: 0.15}
 class World:
     """Everything a sheet is made of."""
 
-    cells: Sequence[Candidate]
+    cells: Sequence[EligibleCell]
     controls: Sequence[Control]
     shown: Sequence[str] = ()
-    earlier: Sequence[Candidate] = ()
+    earlier: Sequence[EligibleCell] = ()
     rubric: Rubric = RUBRIC
 
     def sheet(self, seed: int = 0) -> tuple[SheetEntry, ...]:
@@ -47,12 +47,12 @@ class World:
         )
 
 
-def answer(run_id: str, scenario: str, size: int = 5, *, format_ok: bool = True, why: str = "So.") -> Candidate:
+def answer(run_id: str, scenario: str, size: int = 5, *, format_ok: bool = True, why: str = "So.") -> EligibleCell:
     tips = tuple(Tip(f"{run_id} says {number}", why) for number in range(size))
-    return Candidate(run_id, scenario, tips, format_ok, frozenset())
+    return EligibleCell(run_id, scenario, tips, format_ok, frozenset())
 
 
-def grid(per_scenario: int = 12, size: int = 5, name: str = "run") -> list[Candidate]:
+def grid(per_scenario: int = 12, size: int = 5, name: str = "run") -> list[EligibleCell]:
     return [answer(f"{name}-{s}-{number}", s, size) for s in SCENARIOS for number in range(per_scenario)]
 
 
@@ -150,7 +150,7 @@ def test_the_key_names_the_controls_and_their_references_in_the_items_order(worl
     for entry in hidden(world.sheet(seed)):
         behind = [known[name] for name in entry.controls]
         assert [control.tip for control in behind] == [tip.tip for tip in entry.item.tips]
-        assert [control.scores for control in behind] == list(entry.references)
+        assert [control.scores for control in behind] == list(entry.agreed_scores)
         assert {control.scenario for control in behind} == {entry.item.card["id"]}
         assert entry.run_id is None
 
@@ -259,7 +259,7 @@ def test_overlong_follows_the_rubrics_word_limit_for_cells_and_controls() -> Non
 
 
 def shares(entries: Sequence[SheetEntry], scale: str) -> dict[int, float]:
-    counted = Counter(scores[scale] for entry in entries for scores in entry.references)
+    counted = Counter(scores[scale] for entry in entries for scores in entry.agreed_scores)
     return {step: count / counted.total() for step, count in counted.items()}
 
 

@@ -34,8 +34,8 @@ from tipbench.judge.duels import (
     duel_text,
     export_duels,
     find_duel,
-    in_both_orders,
-    match_ups,
+    find_match_ups,
+    order_showings,
     read_duels,
 )
 from tipbench.judge.sheet import sheet_text
@@ -187,7 +187,7 @@ def test_answers_without_a_tip_are_left_out() -> None:
 def test_applied_duels_are_read_back(driver: SheetDriver) -> None:
     done = export(driver)
     applied = apply(driver, filled(done, beta_wins))
-    assert (applied.finished, applied.unfinished, applied.twice, applied.same) == (16, 0, 8, 8)
+    assert (applied.finished, applied.unfinished, applied.in_both_orders, applied.same_in_both_orders) == (16, 0, 8, 8)
     duels = read_duels(driver.store, driver.experiment)
     assert len(duels) == 16
     assert {duel.pairs["ab".index(str(duel.winner))][0] for duel in duels} == {MODELS[1]}
@@ -238,7 +238,7 @@ def test_a_revised_item_keeps_its_history(driver: SheetDriver) -> None:
 
 def test_a_preference_for_the_first_position_is_reported(driver: SheetDriver) -> None:
     applied = apply(driver, filled(export(driver), lambda _a, _b: "a"))
-    assert (applied.twice, applied.same) == (8, 0)
+    assert (applied.in_both_orders, applied.same_in_both_orders) == (8, 0)
 
 
 def test_no_cell_is_touched(driver: SheetDriver) -> None:
@@ -376,8 +376,8 @@ def contenders(pairs: int, scenarios: int) -> list[Contender]:
 @settings(max_examples=30)
 @given(st.integers(2, 5), st.integers(1, 6), st.integers(0, 9))
 def test_both_orders_of_a_comparison_are_far_apart(pairs: int, scenarios: int, seed: int) -> None:
-    found = match_ups(contenders(pairs, scenarios))
-    shows = [(a.run_id, b.run_id) for a, b in in_both_orders(found, random.Random(seed))]
+    found = find_match_ups(contenders(pairs, scenarios))
+    shows = [(a.run_id, b.run_id) for a, b in order_showings(found, random.Random(seed))]
     assert len(shows) == len(set(shows)) == 2 * len(found)
     assert all(abs(shows.index((b, a)) - at) >= 0.75 * len(found) for at, (a, b) in enumerate(shows))
 
@@ -386,31 +386,31 @@ def test_both_orders_of_a_comparison_are_far_apart(pairs: int, scenarios: int, s
 @given(st.permutations(range(12)))
 def test_the_order_of_answers_does_not_change_the_comparisons(order: list[int]) -> None:
     all_ = contenders(3, 4)
-    assert match_ups([all_[at] for at in order]) == match_ups(all_)
+    assert find_match_ups([all_[at] for at in order]) == find_match_ups(all_)
 
 
 def test_answers_of_the_same_repeat_are_compared() -> None:
     two = [
         replace(each, run_id=f"{each.run_id}-{repeat}", repeat=repeat) for each in contenders(2, 1) for repeat in "01"
     ]
-    assert [each.one.repeat == each.other.repeat for each in match_ups(two)] == [True, True]
+    assert [each.one.repeat == each.other.repeat for each in find_match_ups(two)] == [True, True]
 
 
 def test_a_limit_takes_whole_scenarios_first() -> None:
-    found = match_ups(contenders(3, 6))
+    found = find_match_ups(contenders(3, 6))
     chosen = choose_match_ups(found, 7, random.Random(1))
     counts = Counter(each.scenario for each in chosen)
     assert sorted(counts.values()) == [1, 3, 3]
 
 
 def test_a_small_limit_spreads_the_comparisons_over_scenarios() -> None:
-    chosen = choose_match_ups(match_ups(contenders(6, 8)), 20, random.Random(1))
+    chosen = choose_match_ups(find_match_ups(contenders(6, 8)), 20, random.Random(1))
     assert sorted(Counter(each.scenario for each in chosen).values()) == [2, 2, 2, 2, 3, 3, 3, 3]
 
 
 @pytest.mark.parametrize("limit", [4, 20, 60])
 def test_no_pair_is_drawn_more_often_than_another(limit: int) -> None:
-    found = match_ups(contenders(6, 8))
+    found = find_match_ups(contenders(6, 8))
     shown: Counter[str] = Counter()
     for seed in range(400):
         for each in choose_match_ups(found, limit, random.Random(seed)):

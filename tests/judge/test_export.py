@@ -13,28 +13,28 @@ from hypothesis import strategies as st
 
 from tipbench.generate.parsing import Tip
 from tipbench.judge.export import ExportRequest, choose_cells
-from tipbench.judge.material import Candidate
+from tipbench.judge.material import EligibleCell
 
 SCENARIOS = [f"persona{number}@slot" for number in range(8)]
 
 
-def cell(run_id: str, scenario: str, *judges: str) -> Candidate:
-    return Candidate(run_id, scenario, (Tip("Write one line."),), True, frozenset(judges))
+def cell(run_id: str, scenario: str, *judges: str) -> EligibleCell:
+    return EligibleCell(run_id, scenario, (Tip("Write one line."),), True, frozenset(judges))
 
 
-def grid(*judges: str, scenarios: list[str] = SCENARIOS, pairs: int = 12, name: str = "run") -> list[Candidate]:
+def grid(*judges: str, scenarios: list[str] = SCENARIOS, pairs: int = 12, name: str = "run") -> list[EligibleCell]:
     return [cell(f"{name}-{scenario}-{pair}", scenario, *judges) for scenario in scenarios for pair in range(pairs)]
 
 
 def choose(
-    candidates: list[Candidate], seed: int = 0, controls: tuple[str, ...] = (), **options: object
-) -> list[Candidate]:
+    candidates: list[EligibleCell], seed: int = 0, controls: tuple[str, ...] = (), **options: object
+) -> list[EligibleCell]:
     values = {"judge": None, "limit": None, **options}
     first = values.pop("first", ())
     return choose_cells(candidates, ExportRequest(**values), controls, random.Random(seed), first)  # type: ignore[arg-type]
 
 
-def scenarios_of(cells: list[Candidate]) -> list[str]:
+def scenarios_of(cells: list[EligibleCell]) -> list[str]:
     """Each once, in the order of their first cells."""
     return list(dict.fromkeys(cell.scenario for cell in cells))
 
@@ -56,7 +56,7 @@ ordered = st.lists(st.sampled_from(SCENARIOS), unique=True, max_size=4)
 @settings(max_examples=30)
 @given(worlds, requests, ordered, ordered, st.integers(0, 99), st.randoms(use_true_random=False))
 def test_the_order_of_the_candidates_changes_nothing(
-    world: list[Candidate],
+    world: list[EligibleCell],
     request: ExportRequest,
     controls: list[str],
     first: list[str],
@@ -71,7 +71,7 @@ def test_the_order_of_the_candidates_changes_nothing(
 @settings(max_examples=30)
 @given(worlds, requests, ordered, st.integers(0, 99))
 def test_no_judge_gets_a_cell_twice_or_an_unsuitable_one(
-    world: list[Candidate], request: ExportRequest, controls: list[str], seed: int
+    world: list[EligibleCell], request: ExportRequest, controls: list[str], seed: int
 ) -> None:
     chosen = choose_cells(world, request, controls, random.Random(seed))
     assert len({cell.run_id for cell in chosen}) == len(chosen)
@@ -81,7 +81,7 @@ def test_no_judge_gets_a_cell_twice_or_an_unsuitable_one(
 @settings(max_examples=30)
 @given(worlds, requests, ordered, st.integers(0, 99))
 def test_a_limit_is_used_up_and_never_exceeded(
-    world: list[Candidate], request: ExportRequest, controls: list[str], seed: int
+    world: list[EligibleCell], request: ExportRequest, controls: list[str], seed: int
 ) -> None:
     unlimited = replace(request, limit=None)
     available = len(choose_cells(world, unlimited, controls, random.Random(seed)))
@@ -92,7 +92,7 @@ def test_a_limit_is_used_up_and_never_exceeded(
 @settings(max_examples=30)
 @given(worlds, requests, ordered, st.integers(0, 99))
 def test_at_most_one_scenario_is_cut_in_each_part(
-    world: list[Candidate], request: ExportRequest, controls: list[str], seed: int
+    world: list[EligibleCell], request: ExportRequest, controls: list[str], seed: int
 ) -> None:
     chosen = choose_cells(world, request, controls, random.Random(seed))
     for part in (True, False):
@@ -106,7 +106,7 @@ def test_at_most_one_scenario_is_cut_in_each_part(
 @settings(max_examples=30)
 @given(worlds, st.sampled_from([0.0, 0.07, 0.2, 1.0]), st.integers(0, 99))
 def test_without_a_limit_a_judge_gets_all_fresh_cells_and_the_overlap_in_whole_scenarios(
-    world: list[Candidate], overlap: float, seed: int
+    world: list[EligibleCell], overlap: float, seed: int
 ) -> None:
     chosen = choose_cells(world, ExportRequest("ann", overlap=overlap), (), random.Random(seed))
     others = Counter(cell.scenario for cell in world if cell.scored_by and "ann" not in cell.scored_by)

@@ -544,7 +544,9 @@ def fill_warm(judging: Any, shift: int = 0, seed: int = 1) -> dict[str, Any]:
     for entry, item in zip(judging.entries, raw["items"], strict=True):
         for at, tip in enumerate(item["tips"]):
             for scale in judging.sheet.rubric.scales:
-                agreed = entry.references[at][scale.name] if entry.references else rng.randint(scale.min, scale.max)
+                agreed = (
+                    entry.agreed_scores[at][scale.name] if entry.agreed_scores else rng.randint(scale.min, scale.max)
+                )
                 tip["scores"][scale.name] = min(scale.max, max(scale.min, agreed + shift))
     return raw
 
@@ -605,7 +607,7 @@ def test_under_another_rubric_all_scores_and_floors_are_new(tmp_path: Path) -> N
     assert left_alone.older_rubric == CELLS
     done = driver.export("anna", suite=str(folder), rejudge=True)
     assert (done.cells, done.older_rubric) == (CELLS - floored, 0)
-    assert len(done.stored.refloor) == floored
+    assert len(done.stored.outdated_floors) == floored
     raw = fill_warm(done.stored)
     assert all(tip["overlong"] for item in items_of(raw, done.stored).values() for tip in item["tips"])
     driver.apply(raw)

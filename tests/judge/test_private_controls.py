@@ -50,14 +50,14 @@ def test_tips_that_judges_agree_on_become_controls_with_the_lower_median(judged:
 
 def test_disagreement_too_few_judges_and_known_tips_are_left_out(judged: SheetDriver) -> None:
     cells = read_cells(judged.store, judged.experiment.experiment_id)
-    assert agreed_controls(cells, SUITE.rubric, judges=3) == []
+    assert agreed_controls(cells, SUITE.rubric, min_judges=3) == []
     every = [tip.tip for cell in cells for tip in cell.tips]
     assert agreed_controls(cells, SUITE.rubric, exclude=every) == []
     driver = SheetDriver(SeededStore(), judged.experiment)
     driver.store.copy_from(judged.store)  # type: ignore[attr-defined]
     raw = fill(driver.export("carla", everything=True, seed=2).stored, at_random)
     driver.apply(raw, accept="at random")
-    noisy = agreed_controls(read_cells(driver.store, driver.experiment.experiment_id), SUITE.rubric, judges=3)
+    noisy = agreed_controls(read_cells(driver.store, driver.experiment.experiment_id), SUITE.rubric, min_judges=3)
     assert len(noisy) < len(agreed_controls(cells, SUITE.rubric, per_scenario=1000))
 
 

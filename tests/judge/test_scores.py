@@ -48,7 +48,7 @@ def judgements(draw: st.DrawFn, rubric: Rubric | None = None) -> Judgement:
         judge=draw(st.sampled_from(["anna", "ben", "Zoë 😀"])),
         sheet=draw(st.text("abcdef0123456789", min_size=1, max_size=12)),
         exported=draw(times),
-        at=draw(times),
+        applied_at=draw(times),
         rubric=chosen.tag,
         format_ok=format_ok,
         tips=tips,
@@ -71,7 +71,7 @@ def test_the_same_judgement_again_gives_the_same_object(
     scores: CellScores, given_: Judgement, provisional: bool, later: str
 ) -> None:
     once = scores.with_judgement(given_, provisional=provisional)
-    assert once.with_judgement(replace(given_, at=later), provisional=provisional) is once
+    assert once.with_judgement(replace(given_, applied_at=later), provisional=provisional) is once
 
 
 @settings(max_examples=15)
@@ -82,7 +82,7 @@ def test_scores_survive_their_text(scores: CellScores) -> None:
 
 
 def everything(scores: CellScores) -> list[Judgement]:
-    return [*scores.judges.values(), *scores.held.values(), *scores.history]
+    return [*scores.applied.values(), *scores.held.values(), *scores.history]
 
 
 @settings(max_examples=15)
@@ -91,7 +91,7 @@ def test_every_judgement_is_kept_somewhere(scores: CellScores, given_: Judgement
     """Released or withdrawn with the same scores it only moves; else it becomes history, until five newer ones are."""
     after = everything(scores.with_judgement(given_))
     for former in everything(scores):
-        moved = replace(former, held=given_.held, at=given_.at) == given_
+        moved = replace(former, held=given_.held, applied_at=given_.applied_at) == given_
         old = former in scores.history and sum(kept.sheet == former.sheet for kept in after) >= 5
         assert moved or old or any(bare(kept).equals_except_time(bare(former)) for kept in after)
 
@@ -110,7 +110,7 @@ def test_of_many_judgements_of_one_sheet_the_newest_five_replaced_ones_are_kept_
     scores = NO_SCORES
     for number in (5, 4, 1, 2, 3, 4, 5):
         scores = scores.with_judgement(one_tip(number, str(number)))
-    kept = [each.tips[0] for each in (*scores.history, scores.judges["anna"])]
+    kept = [each.tips[0] for each in (*scores.history, scores.applied["anna"])]
     assert [(tip.scores["tone"], tip.note) for tip in kept] == [(4, ""), (1, ""), (2, ""), (3, ""), (4, "4"), (5, "5")]
 
 
@@ -118,10 +118,10 @@ def test_of_many_judgements_of_one_sheet_the_newest_five_replaced_ones_are_kept_
 @given(cell_scores(), judgements())
 def test_a_judgement_changes_no_other_judge(scores: CellScores, given_: Judgement) -> None:
     after = scores.with_judgement(given_)
-    for one, other in ((scores.judges, after.judges), (scores.held, after.held)):
+    for one, other in ((scores.applied, after.applied), (scores.held, after.held)):
         names = (one.keys() | other.keys()) - {given_.judge}
         assert all(one[name] == other[name] for name in names)
-    assert not any(kept.held for kept in after.judges.values())
+    assert not any(kept.held for kept in after.applied.values())
     assert all(kept.held for kept in after.held.values())
 
 
@@ -129,7 +129,7 @@ def test_a_judgement_changes_no_other_judge(scores: CellScores, given_: Judgemen
 @given(cell_scores(), judgements())
 def test_a_counted_judgement_is_replaced_only_by_a_later_sheet(scores: CellScores, given_: Judgement) -> None:
     new = replace(given_, held=False)
-    standing = scores.with_judgement(new).judges[new.judge]
+    standing = scores.with_judgement(new).applied[new.judge]
     assert standing.equals_except_time(new) or (standing.sheet != new.sheet and standing.exported > new.exported)
     held = scores.with_judgement(new).held.get(new.judge)
     assert held is None or held.sheet != new.sheet
@@ -176,16 +176,16 @@ def test_a_held_sheet_that_is_accepted_too_late_is_history(old: Judgement, new: 
 @given(cell_scores(), judgements())
 def test_a_provisional_judgement_changes_no_counted_score(scores: CellScores, given_: Judgement) -> None:
     after = scores.with_judgement(given_, provisional=True)
-    assert (after.judges, after.counted, after.history) == (scores.judges, scores.counted, scores.history)
+    assert (after.applied, after.counted, after.history) == (scores.applied, scores.counted, scores.history)
 
 
 @settings(max_examples=15)
 @given(judgements(), st.booleans())
 def test_release_and_hold_add_no_history(given_: Judgement, held: bool) -> None:
-    scores = NO_SCORES.with_judgement(given_).with_judgement(replace(given_, held=held, at="later"))
+    scores = NO_SCORES.with_judgement(given_).with_judgement(replace(given_, held=held, applied_at="later"))
     assert scores.history == ()
-    assert (scores.held if held else scores.judges).keys() == {given_.judge}
-    assert not (scores.judges if held else scores.held)
+    assert (scores.held if held else scores.applied).keys() == {given_.judge}
+    assert not (scores.applied if held else scores.held)
 
 
 @settings(max_examples=15)
@@ -194,9 +194,9 @@ def test_what_counts_is_free_and_under_one_rubric(scores: CellScores) -> None:
     counted = scores.counted
     assert not any(given_.held for given_ in counted)
     assert len({given_.rubric for given_ in counted}) <= 1
-    assert bool(counted) == bool(scores.judges)
+    assert bool(counted) == bool(scores.applied)
     if counted:
-        newest = max(given_.exported for given_ in scores.judges.values())
+        newest = max(given_.exported for given_ in scores.applied.values())
         assert max(given_.exported for given_ in counted) == newest
 
 
@@ -247,7 +247,7 @@ def test_of_several_provisional_judges_the_latest_counts_and_is_named() -> None:
     tip = TipScore({"relevance": 1, "actionability": 1, "tone": 1}, overlong=False)
     means = tip_means(TIPS, ItemScore("", True, (tip,)))
     rules = Judgement("rules", "s", "2026-01-01", "2026-01-03", TIPS.tag, format_ok=True, tips=(tip,), means=means)
-    model = replace(rules, judge="ollama:x", at="2026-01-02", means=dict.fromkeys(means, 5.0))
+    model = replace(rules, judge="ollama:x", applied_at="2026-01-02", means=dict.fromkeys(means, 5.0))
     scores = NO_SCORES.with_judgement(rules, provisional=True).with_judgement(model, provisional=True)
     change = run_change(scores, RUBRICS, 7)
     assert change.tags["provisional_judge"] == "rules"

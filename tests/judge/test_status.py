@@ -50,7 +50,7 @@ def test_an_exported_sheet_counts_as_open_items(driver: SheetDriver) -> None:
     done = driver.export("anna")
     anna = of(status(driver), "anna")
     assert (anna.sheets, anna.open_items, anna.cells) == (1, len(done.stored.entries), 0)
-    assert (anna.drift, anna.error, anna.minutes_per_item, anna.self_exact) == (None, None, None, None)
+    assert (anna.verdict, anna.error, anna.minutes_per_item, anna.self_exact) == (None, None, None, None)
     assert status(driver).history == (), "it has not come back"
 
 
@@ -76,7 +76,7 @@ def test_what_is_applied_counts_and_the_judge_is_measured(driver: SheetDriver) -
     assert counts(state) == (CELLS, 0, 0, CELLS)
     assert state.rubrics == ("tip-v1",)
     anna = of(state, "anna")
-    assert (anna.cells, anna.held, anna.open_items, anna.drift, anna.error) == (CELLS, 0, 0, "fine", 0.0)
+    assert (anna.cells, anna.held, anna.open_items, anna.verdict, anna.error) == (CELLS, 0, 0, "fine", 0.0)
     assert anna.minutes_per_item is not None
     assert 0 <= anna.minutes_per_item < 1
     assert state.twice == 0
@@ -96,8 +96,8 @@ def test_held_cells_are_pending_and_held_until_another_judge_has_scored_them(dri
     state = status(driver)
     assert counts(state) == (CELLS, CELLS, CELLS, 0)
     anna = of(state, "anna")
-    assert (anna.cells, anna.held, anna.drift) == (0, CELLS, "beyond the limit")
-    assert state.use_of(anna) == "held"
+    assert (anna.cells, anna.held, anna.verdict) == (0, CELLS, "beyond the limit")
+    assert state.use_of_scores(anna) == "held"
     driver.judged_by("ben")
     assert counts(status(driver)) == (CELLS, 0, 0, CELLS)
     assert of(status(driver), "anna").held == CELLS
@@ -106,12 +106,12 @@ def test_held_cells_are_pending_and_held_until_another_judge_has_scored_them(dri
 def test_the_use_of_a_judges_scores_depends_on_what_is_held_accepted_and_unchecked() -> None:
     judging = boards.judging()
     anna, ben, rules = judging.judges
-    assert [judging.use_of(each) for each in judging.judges] == ["count", "count, drift accepted", "provisional"]
-    assert judging.use_of(replace(ben, held=1)) == "partly held"
-    assert judging.use_of(replace(ben, held=1, cells=0)) == "held"
-    assert judging.use_of(replace(anna, unchecked=2)) == "count, unchecked"
-    assert judging.use_of(replace(rules, held=1)) == "provisional"
-    assert judging.use_of(replace(anna, cells=0)) == "none"  # has a sheet, and scored nothing yet
+    assert [judging.use_of_scores(each) for each in judging.judges] == ["count", "count, drift accepted", "provisional"]
+    assert judging.use_of_scores(replace(ben, held=1)) == "partly held"
+    assert judging.use_of_scores(replace(ben, held=1, cells=0)) == "held"
+    assert judging.use_of_scores(replace(anna, unchecked=2)) == "count, unchecked"
+    assert judging.use_of_scores(replace(rules, held=1)) == "provisional"
+    assert judging.use_of_scores(replace(anna, cells=0)) == "none"  # has a sheet, and scored nothing yet
 
 
 def test_a_judges_trends_cover_all_measured_sheets_and_are_in_the_json(driver: SheetDriver) -> None:

@@ -118,7 +118,7 @@ def fill(judging: StoredSheet, rule: Rule = agreed, *, judge: str | None = None,
         raw["judge"] = judge
     for entry, item in zip(judging.entries, raw["items"], strict=True):
         for at, tip in enumerate(item["tips"]):
-            reference = entry.references[at] if entry.kind is ItemKind.CONTROL else {}
+            reference = entry.agreed_scores[at] if entry.kind is ItemKind.CONTROL else {}
             tip["scores"] = {name: rule(rng, reference.get(name) or rng.randint(1, 5)) for name in tip["scores"]}
     return raw
 

@@ -132,7 +132,7 @@ def test_judging_over_http_ends_in_the_scores_that_files_give(bench: tuple[httpx
     body = client.post(f"{API}/judge/{name}/apply", json=raw).json()
     assert body["status"] in ("applied", "held")
     assert body["unfinished"] == 0
-    assert {given.judge for scores in driver.scores().values() for given in scores.judges.values()} == {"ben"}
+    assert {given.judge for scores in driver.scores().values() for given in scores.applied.values()} == {"ben"}
 
 
 def raw_request(url: str, *lines: str) -> bytes:

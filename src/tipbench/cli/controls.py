@@ -54,7 +54,7 @@ def make(
     controls = agreed_controls(
         [cell for cell in cells if cell.scenario_key in material.cards],
         material.rubric,
-        judges=judges,
+        min_judges=judges,
         per_scenario=per_scenario,
         exclude=existing,
     )

@@ -331,8 +331,10 @@ def _show_duels(applied: DuelApplyResult) -> None:
     unfinished = f", {applied.unfinished} unfinished and still open" if applied.unfinished else ""
     would_be = "would be " if applied.dry_run else ""
     print(f"duels {applied.sheet} by {applied.judge}: {applied.finished} {would_be}applied{unfinished}")
-    if applied.twice:
-        print(f"{applied.same} of {applied.twice} match-ups have the same winner in both orders")
+    if applied.in_both_orders:
+        print(
+            f"{applied.same_in_both_orders} of {applied.in_both_orders} match-ups have the same winner in both orders"
+        )
 
 
 # Files

@@ -107,12 +107,12 @@ def _show_judges(judging: JudgingStatus) -> None:
     rows = [
         {
             "judge": judge.judge,
-            "scores": judging.use_of(judge),
+            "scores": judging.use_of_scores(judge),
             "cells": judge.cells,
             "held": judge.held,
             "sheets": judge.sheets,
             "open items": judge.open_items,
-            "drift": None if judge.drift is None else verdict_words(judge.drift),
+            "drift": None if judge.verdict is None else verdict_words(judge.verdict),
             "error": judge.error,
             "repeat consistency": percent(judge.self_exact),
             "min/item": judge.minutes_per_item,

@@ -267,7 +267,7 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], cell_filter: Cell
     too_few_by_people = coverage.n_by_people < min(MIN_SCENARIOS, coverage.n_scenarios)
     provisional = cell_filter.provisional or (judge is None and bool(provisional_judgements) and too_few_by_people)
     if provisional:  # of several automatic judges, the latest counts
-        latest = max(provisional_judgements, key=lambda judgement: judgement.at, default=None)
+        latest = max(provisional_judgements, key=lambda judgement: judgement.applied_at, default=None)
         judge = latest.judge if latest is not None else ""  # matches no judge
     cells = _drop_older_references([_scored_cell(run, scores, judge, provisional) for run, scores in current])
     judges = {name for cell in cells for name in cell.judges}
@@ -365,7 +365,7 @@ def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisio
     elif judged:
         judgement = next((each for each in scores.counted if each.judge == judge), None)
     if judgement is None:
-        return BoardCell(run, {}, recomputed_flags={} if scores.judges else None)
+        return BoardCell(run, {}, recomputed_flags={} if scores.applied else None)
     return BoardCell(run, {**run.metrics, **judgement.means}, rubric=judgement.rubric, judges=(judgement.judge,))
 
 

@@ -218,9 +218,9 @@ def _judge_grid(status: JudgingStatus) -> Grid:
     rows = [
         (
             _short(each.judge),
-            status.use_of(each),
+            status.use_of_scores(each),
             f"{each.cells}" + (f" ({each.held} held)" if each.held else ""),
-            verdict_words(each.drift),
+            verdict_words(each.verdict),
             _dash(number(each.error)),
             _dash(percent(each.self_exact)),
             *(bias_text(latest.get((each.judge, each.provisional), {}).get(name)) for name in names),

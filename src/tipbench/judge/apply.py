@@ -21,7 +21,7 @@ from tipbench.judge.drift import (
     measure_drift,
     self_agreement,
 )
-from tipbench.judge.material import JudgedCell
+from tipbench.judge.material import AnsweredCell
 from tipbench.judge.scores import (
     NO_SCORES,
     RUBRIC,
@@ -81,11 +81,11 @@ class SheetApplier:
         self._scores = {**stored.scores, **filled.finished}  # by item id
         changed = [score for item, score in stored.scores.items() if self._scores[item] != score]
         self._replaced = (*stored.replaced, *(ReplacedScore(score, self._at) for score in changed))
-        self._blank = sum(item in stored.scores for item in filled.unfinished)
+        self._n_blank = sum(item in stored.scores for item in filled.unfinished)
         self._cell_items = self._scored_items(ItemKind.CELL)  # item ids by run id
-        self._repeat_items = self._scored_items(ItemKind.REPEAT)
+        self._repeat_items = self._scored_items(ItemKind.REPEAT)  # likewise
         self._rubrics = {stored.sheet.rubric.tag: stored.sheet.rubric}  # by tag; others are added when needed
-        self._held = stored.status is SheetStatus.HELD
+        self._held = stored.status is SheetStatus.HELD  # until `run` decides it
         self._deleted: set[str] = set()  # ids of runs deleted in MLflow
         self._wrote = False  # whether this apply has written anything to MLflow
 
@@ -99,6 +99,7 @@ class SheetApplier:
         and duels are not checked.
         """
         experiment, stored = find_original(store, raw, FORMAT, find_sheet)
+        # A sheet that was exported without a name belongs to the first judge who applied it.
         expected = replace(stored.sheet, judge=stored.owner or stored.sheet.judge)
         filled = check_sheet(raw, expected, judge=judge, allow_reserved=stored.provisional)
         if not stored.provisional and not accepting:
@@ -115,7 +116,7 @@ class SheetApplier:
         """Whether the scores differ from those applied last."""
         return self._scores != self.stored.scores
 
-    def cells_have_scores(self, cells: Iterable[JudgedCell]) -> bool:
+    def cells_have_scores(self, cells: Iterable[AnsweredCell]) -> bool:
         """Return whether the cells that are on the sheet already have its scores. Other cells are ignored."""
         return all(self._change(cell) is None for cell in cells if cell.run.run_id in self._cell_items)
 
@@ -129,9 +130,10 @@ class SheetApplier:
     ) -> ApplyResult:
         """Write the sheet's scores to MLflow. With `dry_run`, only return the changes, without reading runs.
 
-        The drift is measured once every item is scored or the sheet is `final`. The first verdict is returned with
-        its numbers, unless few items are scored. In that case, and for a revision, only its word is returned: numbers
-        that change with a single item would reveal whether the item is a control.
+        The drift is measured once every item is scored or the sheet is `final`. `accept` is the reason for accepting a
+        drift beyond the limit. The first verdict is returned with its numbers, unless few items are scored. In that
+        case, and for a revision, only its word is returned: numbers that change with a single item would reveal whether
+        the item is a control.
         """
         if dry_run:
             return self._result(SheetStatus.APPLIED, dry_run=True)
@@ -140,16 +142,16 @@ class SheetApplier:
         complete = final or stored.provisional or len(self._scores) == len(stored.entries)
         # 1. Measure the drift, and decide whether the scores count or are held.
         drift = self._measure_drift() if complete else None
-        beyond = self._held if drift is None else drift.verdict is Verdict.BEYOND
+        is_beyond = self._held if drift is None else drift.verdict is Verdict.BEYOND
         accepted = stored.acceptance_of(self._scores)
-        if accept is not None and drift is not None and beyond:
+        if accept is not None and drift is not None and is_beyond:
             accepted = accept  # only a measured drift can be accepted
-        self._held = beyond and not stored.provisional and accepted is None
-        revision = complete and not stored.provisional and stored.drift is not None
+        self._held = is_beyond and not stored.provisional and accepted is None
+        is_revision = complete and not stored.provisional and stored.drift is not None
         # 2. Compare with the judge's own earlier scores and with other judges.
         cells = self._read_cells() if complete else None  # a partial apply reads each run only when it writes to it
         agreement, alphas = None, {}
-        if cells is not None and not revision:
+        if cells is not None and not is_revision:
             agreement = self_agreement(rubric.scales, list(self._repeated_tips(cells)))
         if cells is not None and not stored.provisional:
             scores = [self._with_sheet_scores(cell) for run_id, cell in cells.items() if run_id in self._cell_items]
@@ -158,7 +160,7 @@ class SheetApplier:
             self._result(SheetStatus.HELD if self._held else SheetStatus.APPLIED),
             drift=drift,
             accepted=accepted,
-            revision=revision,
+            revision=is_revision,
             few=complete and not stored.provisional and not self._enough_for_numbers(),
             self_agreement=agreement,
             alpha=alphas,
@@ -168,7 +170,7 @@ class SheetApplier:
             self._save_scores(result, final=final)
             self._write_cells(cells, progress)
             if complete and not self._held and not stored.provisional:
-                self._wrote |= update_floor_scores(self._store, stored.refloor, rubric, self._at) > 0
+                self._wrote |= update_floor_scores(self._store, stored.outdated_floors, rubric, self._at) > 0
             if self._wrote:
                 self._store.mark_changed(self._experiment.experiment_id)
         if drift is None or result.verdict_only:
@@ -203,25 +205,25 @@ class SheetApplier:
             unfinished=len(stored.entries) - len(self._scores),
             changes=tuple(changes),
             dry_run=dry_run,
-            blank=self._blank,
+            blank=self._n_blank,
         )
 
     def _enough_for_numbers(self) -> bool:
         """Return whether enough items are scored that the numbers of the drift do not reveal a single control."""
-        controls = sum(1 for _ in control_scores(self.stored.entries, self._scores))
-        return controls >= MIN_CONTROLS or len(self._scores) == len(self.stored.entries)
+        n_controls = len(list(control_scores(self.stored.entries, self._scores)))
+        return n_controls >= MIN_CONTROLS or len(self._scores) == len(self.stored.entries)
 
     def _measure_drift(self) -> Drift:
         """Measure the drift on the sheet's controls.
 
-        If they are too few, the controls of the judge's earlier sheets under this rubric are added, newest first. Held
-        sheets are left out.
+        If they are too few, the controls of the judge's earlier sheets under this rubric are added, newest first, until
+        there are as many as on a full sheet. Held sheets are left out.
         """
         stored, rubric = self.stored, self.stored.sheet.rubric
-        pooled, sheets = list(control_scores(stored.entries, self._scores)), 1
+        pooled = list(control_scores(stored.entries, self._scores))
         if stored.provisional or len(pooled) >= MIN_CONTROLS:
             return measure_drift(rubric.scales, pooled)
-        earlier = [
+        earlier_sheets = [
             other
             for experiment in self._store.experiments()
             if experiment.name.startswith(EXPERIMENT_PREFIX)
@@ -234,22 +236,26 @@ class SheetApplier:
                 and not other.provisional
             )
         ]
-        for other in sorted(earlier, key=lambda other: other.exported, reverse=True):
+        n_sheets = 1
+        for other in sorted(earlier_sheets, key=lambda other: other.exported, reverse=True):
             scores = list(control_scores(other.entries, other.scores))
             if len(pooled) < CONTROL_TIPS and scores:
-                pooled, sheets = pooled + scores, sheets + 1
-        return measure_drift(rubric.scales, pooled, sheets=sheets)
+                pooled += scores
+                n_sheets += 1
+        return measure_drift(rubric.scales, pooled, sheets=n_sheets)
 
-    def _repeated_tips(self, cells: Mapping[str, JudgedCell]) -> Iterator[tuple[Mapping[str, int], Mapping[str, int]]]:
+    def _repeated_tips(
+        self, cells: Mapping[str, AnsweredCell]
+    ) -> Iterator[tuple[Mapping[str, int], Mapping[str, int]]]:
         """Yield the earlier and the new scores of each repeated tip."""
         for run_id, item in self._repeat_items.items():
-            earlier = cells[run_id].scores.judges.get(self._judge) if run_id in cells else None
+            earlier = cells[run_id].scores.applied.get(self._judge) if run_id in cells else None
             if earlier is not None and earlier.rubric == self.stored.sheet.rubric.tag:
                 for old, new in zip(earlier.tips, self._scores[item].tips, strict=False):
                     yield old.scores, new.scores
 
     def _save_scores(self, result: ApplyResult, *, final: bool) -> None:
-        """Save all scores in the sheet's run. Called before any cell is updated."""
+        """Save all scores in the sheet's run, unless nothing has changed. Called before any cell is updated."""
         stored, drift, agreement = self.stored, result.drift, result.self_agreement
         same_state = result.status is stored.status and final == stored.final and result.accepted == stored.accepted
         if same_state and not self.changes_scores:
@@ -273,13 +279,12 @@ class SheetApplier:
             metrics |= {f"self_difference_{scale.scale}": scale.difference for scale in agreement.scales}
         if result.accepted is not None:
             tags |= {"drift_accepted": result.accepted, "drift_accepted_for": scores_fingerprint(self._scores)}
-        known = {name: value for name, value in metrics.items() if value is not None}
-        self._store.update(
-            stored.run_id, RunChange(metrics=known, tags=tags, texts=texts, at_ms=milliseconds(self._at))
-        )
+        known_metrics = {name: value for name, value in metrics.items() if value is not None}
+        change = RunChange(metrics=known_metrics, tags=tags, texts=texts, at_ms=milliseconds(self._at))
+        self._store.update(stored.run_id, change)
         self._wrote = True
 
-    def _write_cells(self, cells: Mapping[str, JudgedCell] | None, progress: Progress | None) -> None:
+    def _write_cells(self, cells: Mapping[str, AnsweredCell] | None, progress: Progress | None) -> None:
         """Write the scores of outdated cells. If `cells` is None, each cell is read here."""
         run_of_item = {item: run_id for run_id, item in self._cell_items.items()}
         written = []
@@ -288,9 +293,12 @@ class SheetApplier:
             if run_id is None:
                 self._imitate_write(item, already_read=cells is not None)
             else:
-                cell = cells.get(run_id) if cells is not None else None
-                outdated = cells is None or (cell is not None and self._change(cell) is not None)
-                if outdated and self._write(run_id):
+                if cells is None:
+                    may_be_outdated = True
+                else:
+                    cell = cells.get(run_id)  # None if its run was deleted
+                    may_be_outdated = cell is not None and self._change(cell) is not None
+                if may_be_outdated and self._write(run_id):
                     written.append(run_id)
                     # `_imitate_write` updates the sheet's run, and an update reads it.
                     self._store.get(self.stored.run_id)
@@ -302,8 +310,8 @@ class SheetApplier:
     def _imitate_write(self, item: str, *, already_read: bool) -> None:
         """Make the same calls for a hidden item as for writing a cell: reads of the next cell, and an update.
 
-        Otherwise the duration of an apply would reveal which items are hidden, above all with long notes. The update
-        adds metrics, tags and a text to the sheet's run, which are never read.
+        Otherwise the duration of an apply would reveal which items are hidden, above all with long notes. The metrics,
+        tags and text that the update adds to the sheet's run are never used.
         """
         score = self._scores[item]
         judgement = self._judgement(score)  # computed for an unchanged cell, too
@@ -327,7 +335,7 @@ class SheetApplier:
         self._read_next_cell(item)  # as an update of a cell does
         self._read_next_cell(item)  # as the verification of a cell does
 
-    def _read_cells(self) -> dict[str, JudgedCell]:
+    def _read_cells(self) -> dict[str, AnsweredCell]:
         """Return the scored cells and repeats by run id. For each control, another cell is read, to take as long."""
         cells = {run_id: self._read_cell(run_id) for run_id in (*self._cell_items, *self._repeat_items)}
         for entry in self.stored.entries:
@@ -335,18 +343,18 @@ class SheetApplier:
                 self._read_next_cell(entry.item.id)
         return {run_id: cell for run_id, cell in cells.items() if cell is not None}
 
-    def _read_next_cell(self, item: str) -> JudgedCell | None:
+    def _read_next_cell(self, item: str) -> AnsweredCell | None:
         """Read the first cell after a hidden item on the sheet, continuing at the top after the last item."""
         entries = self.stored.entries
         start = next(index for index, entry in enumerate(entries) if entry.item.id == item)
-        following = (*entries[start:], *entries[:start])
-        run_id = next((entry.run_id for entry in following if entry.kind is ItemKind.CELL), None)
+        from_item_on = (*entries[start:], *entries[:start])
+        run_id = next((entry.run_id for entry in from_item_on if entry.kind is ItemKind.CELL), None)
         return self._read_cell(run_id) if run_id is not None else None
 
-    def _read_cell(self, run_id: str) -> JudgedCell | None:
+    def _read_cell(self, run_id: str) -> AnsweredCell | None:
         """Return the cell as it is in MLflow now, or None if its run was deleted."""
-        with _skip_deleted(run_id, self._deleted):
-            return JudgedCell(*self._store.get(run_id))
+        with _suppress_deleted(run_id, self._deleted):
+            return AnsweredCell(*self._store.get(run_id))
         return None
 
     def _write(self, run_id: str) -> bool:
@@ -354,20 +362,19 @@ class SheetApplier:
         cell = self._read_cell(run_id)
         change = None if cell is None else self._change(cell)
         if change is not None:
-            with _skip_deleted(run_id, self._deleted):
+            with _suppress_deleted(run_id, self._deleted):
                 self._store.update(run_id, change)
                 self._wrote = True
                 return True
         return False
 
-    def _change(self, cell: JudgedCell) -> RunChange | None:
+    def _change(self, cell: AnsweredCell) -> RunChange | None:
         """Return the update that adds the sheet's scores to the cell's run, or None if it has them."""
         scores = self._with_sheet_scores(cell)
         if scores.counted and scores.counted[0].rubric not in self._rubrics:
-            # The scores that count are of another sheet, which has stored its rubric.
-            sheet_id = scores.counted[0].sheet
-            other = find_sheet(self._store, self._experiment, sheet_id)
-            if other:
+            # The scores that count are of another sheet, and its rubric is stored with it.
+            other = find_sheet(self._store, self._experiment, scores.counted[0].sheet)
+            if other is not None:
                 self._rubrics[other.sheet.rubric.tag] = other.sheet.rubric
         change = run_change(scores, self._rubrics, milliseconds(self._at))
         # Comparing scores is not enough: a writer may have crashed between writing a run's texts and its tags.
@@ -375,11 +382,12 @@ class SheetApplier:
         same_metrics = change.metrics.items() <= cell.run.metrics.items()
         if scores is cell.scores and same_tags and same_metrics:
             return None
-        stored_rubric = cell.texts.get(RUBRIC)
-        texts = {name: text for name, text in change.texts.items() if name != RUBRIC or text != stored_rubric}
+        texts = dict(change.texts)
+        if RUBRIC in texts and texts[RUBRIC] == cell.texts.get(RUBRIC):
+            del texts[RUBRIC]
         return replace(change, texts=texts)
 
-    def _with_sheet_scores(self, cell: JudgedCell) -> CellScores:
+    def _with_sheet_scores(self, cell: AnsweredCell) -> CellScores:
         """Return the cell's scores, including those of this sheet."""
         new = self._judgement(self._scores[self._cell_items[cell.run.run_id]])
         return cell.scores.with_judgement(new, provisional=self.stored.provisional)
@@ -390,7 +398,7 @@ class SheetApplier:
             judge=self._judge,
             sheet=stored.sheet.id,
             exported=stored.exported,
-            at=self._at,
+            applied_at=self._at,
             rubric=stored.sheet.rubric.tag,
             format_ok=score.format_ok,
             tips=score.tips,
@@ -401,30 +409,31 @@ class SheetApplier:
 
 def update_floor_scores(store: RunStore, run_ids: Iterable[str], rubric: Rubric, at: str) -> int:
     """Rewrite the floor scores of runs without a usable tip for this rubric. Returns how many runs changed."""
-    changed = 0
+    n_changed = 0
     for run_id in run_ids:
-        with _skip_deleted(run_id, set()):
+        with _suppress_deleted(run_id, set()):
             run, _ = store.get(run_id)
             if run.tags.get("scores_rubric") != rubric.tag:
                 store.update(run_id, floor_change(rubric, milliseconds(at)))
-                changed += 1
-    return changed
+                n_changed += 1
+    return n_changed
 
 
 @contextmanager
-def _skip_deleted(run_id: str, deleted: set[str]) -> Iterator[None]:
+def _suppress_deleted(run_id: str, deleted: set[str]) -> Iterator[None]:
     """Suppress the error that this run was deleted in MLflow, and add its id to `deleted`."""
     try:
         yield
     except MlflowError as exc:
-        purged, marked_as_deleted = exc.code == "RESOURCE_DOES_NOT_EXIST", "Current state is deleted" in str(exc)
-        if not purged and not marked_as_deleted:
+        is_purged = exc.code == "RESOURCE_DOES_NOT_EXIST"
+        is_marked_as_deleted = "Current state is deleted" in str(exc)
+        if not is_purged and not is_marked_as_deleted:
             raise
         deleted.add(run_id)
 
 
 def alpha_by_scale(rubric: Rubric, cells: Iterable[CellScores]) -> dict[str, float | None]:
-    """Return Krippendorff's alpha per scale, over the tips scored by two or more counted judges."""
+    """Return Krippendorff's alpha per scale, over the tips with counted scores of two or more judges."""
     scores_by_tip: list[tuple[TipScore, ...]] = []  # for each tip, its scores by all judges
     for cell in cells:
         judgements = [judgement for judgement in cell.counted if judgement.rubric == rubric.tag]
@@ -440,8 +449,8 @@ def control_scores(entries: Sequence[SheetEntry], scores: Mapping[str, ItemScore
     for index, entry in enumerate(entries):
         if entry.kind is ItemKind.CONTROL and entry.item.id in scores:
             position = index / max(1, len(entries) - 1)
-            for tip, reference in zip(scores[entry.item.id].tips, entry.references, strict=True):
-                yield ControlScore(tip.scores, reference, entry.item.id, position)
+            for tip, agreed in zip(scores[entry.item.id].tips, entry.agreed_scores, strict=True):
+                yield ControlScore(tip.scores, agreed, entry.item.id, position)
 
 
 @dataclass(frozen=True)
@@ -462,15 +471,15 @@ class ApplyResult:
     rubric: Rubric
     judge: str
     status: SheetStatus
-    finished: int  # fully scored items, including hidden ones, which judges cannot distinguish
+    finished: int  # fully scored items, including hidden ones: judges cannot distinguish them
     unfinished: int
     drift: Drift | None = None  # None before the first verdict and in a dry run
-    revision: bool = False  # an earlier apply has returned a verdict
-    few: bool = False  # too few items are scored to show numbers
+    revision: bool = False  # whether an earlier apply has returned a verdict
+    few: bool = False  # whether too few items are scored to show numbers
     self_agreement: SelfAgreement | None = None
     alpha: Mapping[str, float | None] = field(default_factory=dict)
     changes: tuple[ItemChange, ...] = ()
-    accepted: str | None = None
+    accepted: str | None = None  # reason for accepting the drift
     dry_run: bool = False
     blank: int = 0  # items that are blank in the file but have earlier scores
     deleted: int | None = None  # answers whose run was deleted in MLflow; None unless this is the first verdict
@@ -525,21 +534,22 @@ class ApplyResult:
     def _drift_json(self, drift: Drift) -> dict[str, Any]:
         """Return the drift, rounded.
 
-        Counts are withheld if the sheet is unfinished, and all numbers if the verdict is unknown.
+        Counts are None if the sheet is unfinished, and all numbers if the verdict is unknown.
         """
-        unknown = drift.verdict is Verdict.UNKNOWN
-        withheld = {"icc", "se"}
-        if unknown or self.unfinished:
-            withheld |= {"n_controls", "n"}
-        if unknown:
-            withheld |= {"bias", "interval", "difference", "error", "error_limit", "contrast", "contrast_limit"}
+        is_unknown = drift.verdict is Verdict.UNKNOWN
+        hidden = {"icc", "se"}
+        if is_unknown or self.unfinished:
+            hidden |= {"n_controls", "n"}
+        if is_unknown:
+            hidden |= {"bias", "interval", "difference", "error", "error_limit", "contrast", "contrast_limit"}
 
-        def without_withheld(values: Mapping[str, Any]) -> dict[str, Any]:
-            return {name: None if name in withheld else _rounded(value) for name, value in values.items()}
+        def visible(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: None if name in hidden else _rounded(value) for name, value in values.items()}
 
         full = drift.to_json()
-        scales = [without_withheld(scale) for scale in full["scales"]]
-        return without_withheld(full) | {"false_alarm_rate": drift.false_alarm_rate, "scales": scales}
+        scales = [visible(scale) for scale in full["scales"]]
+        # The rate is known, and one decimal would not show it.
+        return visible(full) | {"false_alarm_rate": drift.false_alarm_rate, "scales": scales}
 
     def sentences(self) -> list[str]:
         """Return messages for users, one line each: drift, blank items and deleted answers."""

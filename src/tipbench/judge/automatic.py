@@ -29,15 +29,17 @@ class JudgeChoice:
     @classmethod
     def parse(cls, text: object) -> JudgeChoice:
         """Parse the value of `--with`; raises InvalidOption."""
-        kind, _, target = text.partition(":") if isinstance(text, str) else ("", "", "")
+        if not isinstance(text, str):
+            raise _invalid(text)
         if text in (JudgeKind.RULES, JudgeKind.COMMAND):
-            return cls(JudgeKind(kind))
+            return cls(JudgeKind(text))
+        kind, _, target = text.partition(":")
         if kind not in (JudgeKind.COMMAND, JudgeKind.MODEL) or not target.strip():
             raise _invalid(text)
         return cls(JudgeKind(kind), target)
 
     def with_program(self, program: str | None) -> JudgeChoice:
-        """Return the choice; `command` without a program gets `program`. Raises InvalidOption if that is missing."""
+        """Return the choice, with `program` if it is `command` without one. Raises InvalidOption if both are empty."""
         if self.kind is not JudgeKind.COMMAND or self.target:
             return self
         if program is None or not program.strip():

@@ -117,26 +117,26 @@ def check_sheet(
 def check_file(
     raw: Mapping[str, Any],
     sheet: Sheet[ItemT],
-    check: Callable[[Mapping[str, Any], ItemT], FilledT | list[Problem] | None],
+    check_one: Callable[[Mapping[str, Any], ItemT], FilledT | list[Problem] | None],
     *,
     judge: str | None = None,
     allow_reserved: bool = False,
 ) -> FilledSheet[FilledT]:
     """Validate a filled file of tips or duels. Raises SheetRefused with every problem.
 
-    `sheet` is the exported sheet that the file names.
-    `check` validates one item and returns its scores or winner, the problems, or None if the item is unfinished.
+    `sheet` is the exported sheet that the file names, and `judge` the option --judge. `check_one` validates one item
+    and returns its scores or winner, the problems, or None if the item is unfinished.
     """
-    top = Location([])
+    top = Location(problems=[])
     rubric = raw.get("rubric")
     if not isinstance(rubric, Mapping):
         top.add_problem("rubric", describe_value(raw, "rubric"), "an object with the rubric's id and sha256")
     else:
-        expect(top, rubric, "id", sheet.rubric.id, "rubric.id")
-        expect(top, rubric, "sha256", sheet.rubric.sha256, "rubric.sha256")
+        check_value(top, rubric, "id", sheet.rubric.id, field="rubric.id")
+        check_value(top, rubric, "sha256", sheet.rubric.sha256, field="rubric.sha256")
         if "text" in rubric:
-            check_text(top, rubric, "text", sheet.rubric.text, "rubric.text")
-    name = _check_judge(top, raw, sheet.judge, judge, allow_reserved=allow_reserved)
+            check_text(top, rubric, "text", sheet.rubric.text, field="rubric.text")
+    judge_name = _check_judge(top, raw, owner=sheet.judge, option=judge, allow_reserved=allow_reserved)
     raw_items = raw.get("items")
     if not isinstance(raw_items, list):
         top.add_problem("items", describe_value(raw, "items"), "a list of the sheet's items")
@@ -159,21 +159,21 @@ def check_file(
             expected = "each item once; remove one of the two"
             replace(top, item=item.id, row=row).add_problem(path, "a duplicate", expected)
         else:
-            outcome = check(raw_item, item)
-            if isinstance(outcome, list):
-                top.problems.extend(outcome)
+            result = check_one(raw_item, item)
+            if isinstance(result, list):
+                top.problems.extend(result)
                 checked[item.id] = None
             else:
-                checked[item.id] = outcome
-    if top.problems or name is None:
+                checked[item.id] = result
+    if top.problems or judge_name is None:
         raise refusal(top.problems)
     finished = {id_: filled for id_ in items if (filled := checked.get(id_)) is not None}
-    return FilledSheet(name, finished, unfinished=tuple(id_ for id_ in items if id_ not in finished))
+    return FilledSheet(judge_name, finished, unfinished=tuple(id_ for id_ in items if id_ not in finished))
 
 
 def check_item(raw_item: Mapping[str, Any], item: TipItem, rubric: Rubric) -> ItemScore | list[Problem] | None:
     """Validate one item. Returns its scores, None if any score is blank, or its problems."""
-    location = Location([], item.id, row=_row_of(raw_item))
+    location = Location(problems=[], item=item.id, row=_row_of(raw_item))
     check_unchanged(location, raw_item, item)
     format_ok = _read_flag(location, raw_item, "format_ok")
     raw_tips = raw_item.get("tips")
@@ -189,21 +189,24 @@ def check_item(raw_item: Mapping[str, Any], item: TipItem, rubric: Rubric) -> It
     ]
     if location.problems:
         return location.problems
-    finished = [tip for tip in tips if tip is not None]
-    return ItemScore(item.id, format_ok, tuple(finished)) if len(finished) == len(tips) else None
+    finished = tuple(tip for tip in tips if tip is not None)
+    if len(finished) < len(tips):
+        return None
+    return ItemScore(item.id, format_ok, finished)
 
 
 def check_unchanged(location: Location, raw_item: Mapping[str, Any], item: SheetItem) -> None:
     """Check that an item's id, hash and scenario card are as exported."""
-    expect(location, raw_item, "item", item.id)
-    expect(location, raw_item, "sha256", item.sha256)
-    if "scenario" not in raw_item:
+    check_value(location, raw_item, "item", item.id)
+    check_value(location, raw_item, "sha256", item.sha256)
+    if "scenario" not in raw_item:  # as in CSV; the hash includes the card
         return
     raw_card, card = raw_item["scenario"], item.card
     if not isinstance(raw_card, Mapping):
         location.add_problem("scenario", shown(raw_card), "the card as exported")
         return
-    changed_names = (name for name in {**card, **raw_card} if raw_card.get(name, _MISSING) != card.get(name, _MISSING))
+    all_names = {**card, **raw_card}
+    changed_names = (name for name in all_names if raw_card.get(name, _MISSING) != card.get(name, _MISSING))
     for name in islice(changed_names, 5):
         seen = describe_value(raw_card, name) if name in card else shown(raw_card[name])
         location.add_problem(f"scenario.{shown_name(name)}", seen, "the card as exported")
@@ -244,29 +247,30 @@ class Location:
 def _check_judge(
     location: Location, raw: Mapping[str, Any], owner: str | None, option: str | None, *, allow_reserved: bool
 ) -> str | None:
-    """Return the judge's name. The file, --judge and the sheet's owner must not contradict each other."""
+    """Return the judge's name. The names in the file, in the option --judge and of the sheet's owner must be equal."""
     in_file = raw.get("judge")
     if isinstance(in_file, str) and not in_file.strip():
         in_file = None
-    candidates = [name for name in (in_file, option, owner) if name is not None]
-    if not candidates:
+    given = [name for name in (in_file, option, owner) if name is not None]
+    if not given:
         location.add_problem("judge", shown(in_file), "the judge's name: write it into the file or pass --judge NAME")
         return None
-    for name in candidates:
+    for name in given:
         if requirement := name_problem(name, allow_reserved=allow_reserved):
             location.add_problem("judge", shown(name), requirement)
             return None
-    names = [normalize_name(name) for name in candidates]
+    names = [normalize_name(name) for name in given]
     expected = names[-1]  # the owner's name; without an owner, the one of --judge
-    why = "as given by --judge; use one of the two names" if owner is None else "whose sheet this is"
+    reason = "as given by --judge; use one of the two names" if owner is None else "whose sheet this is"
     for name in names:
         if name != expected:
-            location.add_problem("judge", shown(name), f"{shown(expected)}, {why}")
+            location.add_problem("judge", shown(name), f"{shown(expected)}, {reason}")
             return None
     return expected
 
 
 def _check_tip(location: Location, raw: object, tip: SheetTip, rubric: Rubric) -> TipScore | None:
+    """Return the tip's scores, or None if any is blank or invalid. Problems are added to the location."""
     if not isinstance(raw, Mapping):
         location.add_problem("tip", shown(raw), "the tip as exported, with its scores")
         return None
@@ -285,18 +289,19 @@ def _check_tip(location: Location, raw: object, tip: SheetTip, rubric: Rubric) -
 
 
 def _read_scores(location: Location, raw: Mapping[str, Any], rubric: Rubric) -> dict[str, int] | None:
-    """Return the scores by scale, or None if any is blank."""
+    """Return the scores by scale, or None if any is blank or invalid."""
     raw_scores = raw.get("scores")
     if not isinstance(raw_scores, Mapping):
         location.add_problem("scores", describe_value(raw, "scores"), f"an object with {', '.join(rubric.scale_names)}")
         return None
-    for name in islice((name for name in raw_scores if name not in rubric.scale_names), 20):
+    unknown_names = (name for name in raw_scores if name not in rubric.scale_names)
+    for name in islice(unknown_names, 20):
         expected = f"only the rubric's scales: {', '.join(rubric.scale_names)}"
         location.add_problem(f"scores.{shown_name(name)}", shown(raw_scores[name]), expected)
     scores: dict[str, int] = {}
     for scale in rubric.scales:
         value = raw_scores.get(scale.name, _MISSING)
-        if value is None:
+        if value is None:  # blank
             continue
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number and scale.min <= value <= scale.max and value == int(value):
@@ -317,8 +322,8 @@ def _read_flag(location: Location, raw: Mapping[str, Any], key: str) -> bool:
     return value is True
 
 
-def expect(location: Location, raw: Mapping[str, Any], key: str, value: str, field: str = "") -> None:
-    """Check that `raw[key]` is the exported `value`."""
+def check_value(location: Location, raw: Mapping[str, Any], key: str, value: str, field: str = "") -> None:
+    """Check that `raw[key]` is the exported `value`. `field` names it in the problem, if not by its key."""
     if raw.get(key) != value:
         location.add_problem(field or key, describe_value(raw, key), f"{shown(value)}, as exported")
 
@@ -332,7 +337,8 @@ def check_text(location: Location, raw: Mapping[str, Any], key: str, text: str, 
     current = _normalize_newlines(value)
     if current == original or (CSV_ROW in raw and f"'{current}" == original):
         return
-    differences = (index for index, pair in enumerate(zip(current, original, strict=False)) if pair[0] != pair[1])
+    characters = enumerate(zip(current, original, strict=False))
+    differences = (index for index, (now, before) in characters if now != before)
     first_difference = next(differences, min(len(current), len(original)))
     start = max(0, first_difference - 12)  # show some characters before the difference
     position = f" from character {start + 1} on" if start else ""
@@ -344,9 +350,10 @@ def describe_value(raw: Mapping[str, Any], key: str) -> str:
     """Describe the value of a key. If the key is missing, name a similar key."""
     if key in raw:
         return shown(raw[key])
+    # The limits bound the time that a file made to be slow can take.
     others = {name.casefold(): name for name in islice(raw, 50) if isinstance(name, str) and len(name) <= 40}
-    close = difflib.get_close_matches(key, others, n=1, cutoff=0.75)
-    return f"no such key, but {shown(others[close[0]])}" if close else "no such key"
+    similar = difflib.get_close_matches(key, others, n=1, cutoff=0.75)
+    return f"no such key, but {shown(others[similar[0]])}" if similar else "no such key"
 
 
 def _row_of(raw: object) -> int | None:

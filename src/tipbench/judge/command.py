@@ -30,13 +30,19 @@ _POLL_S = 0.05
 _REMOVED_PREFIXES = ("TIPBENCH_", "MLFLOW_TRACKING_")  # of environment variables; the program does not get these
 
 
+def check_command(command: str) -> None:
+    """Raise UsageError if the command cannot be split into a program and its arguments."""
+    _split_command(command)
+
+
 def default_name(command: str) -> str:
     """Return the default judge name: the program's base name."""
-    return safe_line(os.path.basename(_split_command(command)[0]), MAX_NAME) or "command"  # noqa: PTH119 - not always a path
+    program, *_ = _split_command(command)
+    return safe_line(os.path.basename(program), MAX_NAME) or "command"  # noqa: PTH119 - not always a path
 
 
 class CommandJudge:
-    """Runs `command` for each batch of items, and retries once with the items that have no valid scores.
+    """Runs a command for each batch of items, and retries once with the items that have no valid scores.
 
     The command runs without a shell, in the current directory and environment (agents need both) minus the settings of
     tipbench and MLflow. The sheet is sent on stdin, unless the command has `{sheet}`: this is replaced by the path of a
@@ -58,9 +64,9 @@ class CommandJudge:
             raise UsageError(f"The judge's program {program[:200]!r} {problem}. Check its name, permissions and PATH.")
 
     def fill(self, sheet: TipSheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
-        size = self._batch or max(1, len(sheet.items))
-        for first in range(0, len(sheet.items), size):
-            items = sheet.items[first : first + size]
+        batch_size = self._batch or max(1, len(sheet.items))
+        for first in range(0, len(sheet.items), batch_size):
+            items = sheet.items[first : first + batch_size]
             reasons: dict[str, str] = {}  # of the unscored items, by id
             for result in self._run_once(replace(sheet, items=items), report):
                 if isinstance(result, Unscored):
@@ -69,8 +75,8 @@ class CommandJudge:
                     yield result
             if reasons:
                 first_reason = next(iter(reasons.values()))
-                scored = len(items) - len(reasons)
-                report(f"{self.name}: {scored} of {len(items)} scored; retrying the others once ({first_reason})")
+                n_scored = len(items) - len(reasons)
+                report(f"{self.name}: {n_scored} of {len(items)} scored; retrying the others once ({first_reason})")
                 retried = tuple(item for item in items if item.id in reasons)
                 yield from self._run_once(replace(sheet, items=retried), report)
 
@@ -81,7 +87,7 @@ class CommandJudge:
         with TemporaryDirectory(prefix="tipbench-judge-", ignore_cleanup_errors=True) as folder:
             sheet_path, out_path = Path(folder, "sheet.json"), Path(folder, "out.json")
             program, *arguments = self._command
-            has_sheet = any("{sheet}" in argument for argument in arguments)
+            names_sheet = any("{sheet}" in argument for argument in arguments)
             try:
                 content = sheet_text(sheet).encode()
             except UnicodeEncodeError:  # a lone surrogate in a tip cannot be encoded
@@ -95,7 +101,7 @@ class CommandJudge:
             arguments = [
                 argument.replace("{sheet}", str(sheet_path)).replace("{out}", str(out_path)) for argument in arguments
             ]
-            with Path(os.devnull if has_sheet else sheet_path).open("rb") as stdin:
+            with Path(os.devnull if names_sheet else sheet_path).open("rb") as stdin:
                 stdout, failure = _run_program([program, *arguments], stdin, self._timeout_s)
             written, filled = _read_output(out_path), _read_output(sheet_path)
         if filled == content:
@@ -129,8 +135,8 @@ def _read_output(path: Path) -> bytes:
 def _run_program(command: Sequence[str], stdin: IO[bytes], timeout_s: float) -> tuple[bytes, str]:
     """Run the program until it exits or exceeds the time or size limit; then end its process group.
 
-    Return its output, and why it failed: empty if it exited with code 0. Its streams are files: reading pipes would
-    block while a child process keeps them open.
+    Return its output, and the reason for failure: empty if it exited with code 0. Its streams are files: reading pipes
+    would block while a child process keeps them open.
     """
     # Without tipbench and MLflow settings, which would give access to the hidden controls.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_REMOVED_PREFIXES)}
@@ -140,8 +146,8 @@ def _run_program(command: Sequence[str], stdin: IO[bytes], timeout_s: float) -> 
                 command, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True, env=environment
             )
         except (OSError, ValueError) as exc:
-            why = exc.strerror if isinstance(exc, OSError) else exc
-            raise UsageError(f"The judge's program {command[0][:200]!r} could not be started: {why}.") from exc
+            reason = exc.strerror if isinstance(exc, OSError) else exc
+            raise UsageError(f"The judge's program {command[0][:200]!r} could not be started: {reason}.") from exc
         exceeded = ""  # the limit that was exceeded, if any
         try:
             deadline = time.monotonic() + timeout_s
@@ -178,14 +184,14 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 def _failure(code: int, exceeded: str, stderr: bytes) -> str:
     """Return why the program failed, with its last line on stderr; empty if it exited with code 0."""
     if exceeded:
-        ended = f"the program exceeded {exceeded} and was stopped"
-    elif code < 0:
-        known = {each.value for each in signal.Signals}
-        name = signal.Signals(-code).name if -code in known else f"signal {-code}"
-        ended = f"the program was ended by {name}"
+        reason = f"the program exceeded {exceeded} and was stopped"
+    elif code < 0:  # the negative number of the signal that ended it
+        known_signals = {each.value for each in signal.Signals}
+        name = signal.Signals(-code).name if -code in known_signals else f"signal {-code}"
+        reason = f"the program was ended by {name}"
     elif code > 0:
-        ended = f"the program ended with exit code {code}"
+        reason = f"the program ended with exit code {code}"
     else:
         return ""
     lines = [line for line in stderr.decode("utf-8", "replace").splitlines() if line.strip()]
-    return f"{ended}: {safe_line(lines[-1], 160)}" if lines else ended
+    return f"{reason}: {safe_line(lines[-1], 160)}" if lines else reason

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 
 from tipbench.generate.parsing import Tip, is_overlong
 from tipbench.judge.drift import MIN_CONTROLS
-from tipbench.judge.material import Candidate, JudgedCell
-from tipbench.judge.sheet import SheetTip, TipItem
+from tipbench.judge.material import AnsweredCell, EligibleCell
+from tipbench.judge.sheet import SheetTip, TipItem, random_item_id
 from tipbench.judge.sheet_store import ItemKind, SheetEntry, StoredSheet, control_id
 from tipbench.plan.rubric import Control, Rubric, Scale
-from tipbench.text import fingerprint
 
 CONTROL_TIPS = 40  # per sheet; on smaller sheets, one per cell
 CONTROL_ANSWERS = 10  # minimum per sheet, because tips of one answer are scored alike; fewer on small sheets
@@ -30,13 +29,13 @@ MAX_REPEATS = 8  # per sheet
 MIN_CELLS_FOR_REPEATS = 10  # on a smaller sheet nothing is repeated
 
 _ONE_CONTROL = 1000  # balances and target shares are in thousandths of a control
-# Target share of each step of a five-step scale: few enough threes to detect a judge who always scores 3.
+# Target share of each step of a five-step scale. More threes would hide a judge who always scores 3.
 _FIVE_STEP_SHARES = (150, 200, 300, 200, 150)
 _OWN_SHOWINGS = 10_000  # weight of a showing to this judge; one to another judge has the weight 1
 _MAX_SPARE = 4  # spare controls considered per control needed, to bound the work on a very large pool
 
 Source = str | tuple[str, ...]  # an item's content: the id of a run, or the ids of the controls of a control answer
-Occurrences = frozenset[tuple[int, bool]]  # number of each earlier sheet with an item, and whether it was scored there
+Occurrences = frozenset[tuple[int, bool]]  # the earlier sheets with an item: number, and whether it was scored there
 
 
 @dataclass(frozen=True)
@@ -44,13 +43,13 @@ class JudgeHistory:
     """The items that judges have seen before a new sheet: its own judge and the others."""
 
     judge: str | None = None
-    shown: Sequence[str] = ()  # id of each control shown to this judge in any experiment, repeated for each showing
-    scored: Sequence[Candidate] = ()  # cells that this judge has scored under the sheet's rubric
+    shown: Sequence[str] = ()  # ids of the controls shown to this judge in any experiment, once for each showing
+    scored: Sequence[EligibleCell] = ()  # cells that this judge has scored under the sheet's rubric
     sheets: Sequence[StoredSheet] = ()  # the experiment's sheets of all judges under this rubric, oldest first
 
 
 def compose(
-    cells: Sequence[Candidate],
+    cells: Sequence[EligibleCell],
     cards: Mapping[str, Mapping[str, Any]],
     controls: Sequence[Control],
     rubric: Rubric,
@@ -76,35 +75,35 @@ def compose(
     showings.update(control for entry in earlier_entries for control in entry.controls)
     earlier_runs = {entry.run_id for entry in earlier_entries}
     possible_donors = [cell for cell in real if cell.run_id not in earlier_runs]
-    with_tips = [cell for cell in real if cell.tips]
-    wanted_tips = control_tips(len(real), sum(len(cell.tips) for cell in with_tips) / max(1, len(with_tips)))
-    new_tips = round(wanted_tips * len(possible_donors) / len(real)) if real else 0
-    if len(returning_ids) + new_tips < min(MIN_CONTROLS, wanted_tips):
+    tip_counts = [len(cell.tips) for cell in real if cell.tips]
+    n_wanted = n_control_tips(len(real), tips_per_answer=sum(tip_counts) / max(1, len(tip_counts)))
+    n_new = round(n_wanted * len(possible_donors) / len(real)) if real else 0
+    if len(returning_ids) + n_new < min(MIN_CONTROLS, n_wanted):
         # Too few controls to measure the judge, as after a change of the suite's controls.
-        possible_donors, new_tips = real, wanted_tips - len(returning_ids)
+        possible_donors, n_new = real, n_wanted - len(returning_ids)
     pools = _scenario_pools(possible_donors, repeats, unused, showings, rng)
-    donors_by_pool = _draw_all_donors(pools, new_tips, rng)
-    tips_by_pool = [sum(len(donor.tips) for donor in donors) for donors in donors_by_pool]
-    controls_by_pool = _choose_controls(pools, tips_by_pool, rubric)
+    donors_by_pool = _draw_all_donors(pools, n_new, rng)
+    n_by_pool = [sum(len(donor.tips) for donor in donors) for donors in donors_by_pool]
+    controls_by_pool = _choose_controls(pools, n_by_pool, rubric)
 
-    def make_item(scenario: str, tips: Sequence[Tip], format_ok: bool) -> TipItem:
+    def make_item(scenario: str, tips: Sequence[Tip], *, format_ok: bool) -> TipItem:
         flagged = tuple(SheetTip(tip.tip, tip.rationale, is_overlong(tip.tip, rubric.word_limit)) for tip in tips)
-        return TipItem("", cards[scenario], format_ok, flagged)
+        return TipItem("", cards[scenario], format_ok, flagged)  # without an id until the order is known
 
     entries = [
-        SheetEntry(make_item(cell.scenario, cell.tips, cell.format_ok), kind, cell.run_id)
+        SheetEntry(make_item(cell.scenario, cell.tips, format_ok=cell.format_ok), kind, cell.run_id)
         for kind, group in ((ItemKind.CELL, real), (ItemKind.REPEAT, repeats))
         for cell in group
     ]
     entries += [
-        replace(entry, item=make_item(entry.item.card["id"], entry.item.tips, entry.item.format_ok))
+        replace(entry, item=make_item(entry.item.card["id"], entry.item.tips, format_ok=entry.item.format_ok))
         for entry in returning
     ]
     for donors, chosen in zip(donors_by_pool, controls_by_pool, strict=True):
         rng.shuffle(chosen)
-        remaining = iter(chosen)
+        next_controls = iter(chosen)
         for donor in donors:
-            answer_controls = list(islice(remaining, len(donor.tips)))
+            answer_controls = list(islice(next_controls, len(donor.tips)))
             tips = [
                 Tip(control.tip, control.rationale if donor_tip.rationale else "")
                 for control, donor_tip in zip(answer_controls, donor.tips, strict=True)
@@ -113,33 +112,36 @@ def compose(
             format_ok = donor.format_ok and all(tip.rationale for tip in tips)
             entries.append(
                 SheetEntry(
-                    make_item(donor.scenario, tips, format_ok),
+                    make_item(donor.scenario, tips, format_ok=format_ok),
                     ItemKind.CONTROL,
                     controls=tuple(map(control_id, answer_controls)),
-                    references=tuple(control.scores for control in answer_controls),
+                    agreed_scores=tuple(control.scores for control in answer_controls),
                 )
             )
     rng.shuffle(entries)
-    ids = [fingerprint([sheet_id, rng.getrandbits(64), position], 12) for position in range(len(entries))]
-    return tuple(replace(entry, item=replace(entry.item, id=id_)) for entry, id_ in zip(entries, ids, strict=True))
+    return tuple(
+        replace(entry, item=replace(entry.item, id=random_item_id(sheet_id, position, rng)))
+        for position, entry in enumerate(entries)
+    )
 
 
-def control_tips(cells: int, tips_per_answer: float) -> int:
+def n_control_tips(n_cells: int, tips_per_answer: float) -> int:
     """Return how many control tips to hide among this many cells."""
-    tips_of_answers = min(MAX_CONTROL_TIPS, round(min(CONTROL_ANSWERS, cells / 4) * tips_per_answer))
-    return max(min(CONTROL_TIPS, cells), tips_of_answers)
+    n_answers = min(CONTROL_ANSWERS, n_cells / 4)  # one for every four cells on small sheets
+    tips_of_answers = min(MAX_CONTROL_TIPS, round(n_answers * tips_per_answer))
+    return max(min(CONTROL_TIPS, n_cells), tips_of_answers)
 
 
 def _returning_controls(
-    answers: Sequence[Candidate], controls: Sequence[Control], history: JudgeHistory, rng: random.Random
+    answers: Sequence[EligibleCell], controls: Sequence[Control], history: JudgeHistory, rng: random.Random
 ) -> list[SheetEntry]:
     """Draw control answers of earlier sheets, each as likely as a comparable real answer is to be on the new sheet.
 
     Real answers are comparable if they belong to the same scenario, were on the same earlier sheets, and were scored
     or left open there like the control answer.
     """
-    current_references = {control_id(control): control.scores for control in controls}
-    on_new_sheet, seen_by_judge = {cell.run_id for cell in answers}, set(history.shown)
+    current_scores = {control_id(control): control.scores for control in controls}
+    on_new_sheet, shown_to_judge = {cell.run_id for cell in answers}, set(history.shown)
     occurrences_of: dict[Source, set[tuple[int, bool]]] = defaultdict(set)
     entry_of: dict[Source, SheetEntry] = {}
     for sheet_number, stored in enumerate(history.sheets):
@@ -152,7 +154,7 @@ def _returning_controls(
         if isinstance(source, str):
             runs_of[entry.item.card["id"], frozenset(occurrences_of[source])].add(source)
     judge = history.judge
-    judges_sheets = {number for number, stored in enumerate(history.sheets) if judge and stored.owner == judge}
+    sheets_of_judge = {number for number, stored in enumerate(history.sheets) if judge and stored.owner == judge}
     drawn: list[SheetEntry] = []
     drawn_ids: set[str] = set()
     for ids in sorted(source for source in entry_of if isinstance(source, tuple)):
@@ -160,21 +162,23 @@ def _returning_controls(
         comparable = runs_of[entry.item.card["id"], frozenset(occurrences_of[ids])]
         if not comparable or random_number >= len(comparable & on_new_sheet) / len(comparable):
             continue
-        outdated = [current_references.get(id_) for id_ in ids] != list(entry.references)
-        new_to_judge = judges_sheets.isdisjoint(sheet_number for sheet_number, _ in occurrences_of[ids])
-        seen_in_another_answer = new_to_judge and not seen_by_judge.isdisjoint(ids)
-        if not outdated and not seen_in_another_answer and drawn_ids.isdisjoint(ids):
+        outdated = [current_scores.get(id_) for id_ in ids] != list(entry.agreed_scores)
+        new_to_judge = sheets_of_judge.isdisjoint(sheet_number for sheet_number, _ in occurrences_of[ids])
+        shown_in_another_answer = new_to_judge and not shown_to_judge.isdisjoint(ids)
+        if not outdated and not shown_in_another_answer and drawn_ids.isdisjoint(ids):
             drawn.append(entry)
             drawn_ids.update(ids)
     return drawn
 
 
-def _choose_repeats(real: Sequence[Candidate], scored: Sequence[Candidate], rng: random.Random) -> list[Candidate]:
+def _choose_repeats(
+    real: Sequence[EligibleCell], scored: Sequence[EligibleCell], rng: random.Random
+) -> list[EligibleCell]:
     """Sample cells of the sheet's scenarios that the judge has scored before, about a tenth as many as new cells."""
     scenarios, on_sheet = {cell.scenario for cell in real}, {cell.run_id for cell in real}
-    candidates = {cell.run_id: cell for cell in scored if cell.scenario in scenarios and cell.run_id not in on_sheet}
+    possible = {cell.run_id: cell for cell in scored if cell.scenario in scenarios and cell.run_id not in on_sheet}
     wanted = min(MAX_REPEATS, round(len(real) / 10)) if len(real) >= MIN_CELLS_FOR_REPEATS else 0
-    return rng.sample([candidates[run_id] for run_id in sorted(candidates)], min(wanted, len(candidates)))
+    return rng.sample([possible[run_id] for run_id in sorted(possible)], min(wanted, len(possible)))
 
 
 # Number of control tips per scenario
@@ -184,8 +188,8 @@ def _choose_repeats(real: Sequence[Candidate], scored: Sequence[Candidate], rng:
 class _ScenarioPool:
     """A scenario of the sheet for which there are controls."""
 
-    donors: Sequence[Candidate]  # real answers whose shape a control answer may have
-    max_items: int  # maximum number of control items
+    donors: Sequence[EligibleCell]  # real answers whose shape a control answer may have
+    max_items: int  # maximum number of control items: as many as there are real ones
     controls: Sequence[Control]  # least often shown first, ties in random order
     showings: Sequence[int]  # how often each of `controls` was shown
 
@@ -198,8 +202,8 @@ class _Option(NamedTuple):
 
 
 def _scenario_pools(
-    real: Sequence[Candidate],
-    repeats: Sequence[Candidate],
+    real: Sequence[EligibleCell],
+    repeats: Sequence[EligibleCell],
     controls: Sequence[Control],
     showings: Mapping[str, int],
     rng: random.Random,
@@ -225,7 +229,7 @@ def _scenario_pools(
     ]
 
 
-def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Random) -> list[list[Candidate]]:
+def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Random) -> list[list[EligibleCell]]:
     """Draw each scenario's donors, with `wanted` tips in total.
 
     If no donors have this total, it is the next larger one that is possible, or else the largest. The donors are drawn
@@ -234,7 +238,7 @@ def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Ra
     """
     largest = max((len(donor.tips) for pool in pools for donor in pool.donors), default=1)
     bound = wanted + largest - 1  # with more tips, a donor could be left out
-    log_chances = [_log_probabilities(pool, bound) for pool in pools]
+    log_chances = [_log_chances(pool, bound) for pool in pools]
     options = [_options(pool, chances) for pool, chances in zip(pools, log_chances, strict=True)]
     tables = [{0: _Option(0, 0.0)}]  # element i: the option for each total possible with the last i scenarios
     for scenario_options in reversed(options):
@@ -255,22 +259,21 @@ def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Ra
     drawn = []
     later_tables = reversed(tables[:-1])  # for each scenario, the table of the scenarios after it
     for pool, chances, scenario_options, later in zip(pools, log_chances, options, later_tables, strict=True):
-        candidates = {
+        combined = {
             tips: _combine(option, later[remaining - tips])
             for tips, option in scenario_options.items()
             if remaining - tips in later
         }
-        least = min(option.showings for option in candidates.values())
-        tips = _draw_key(
-            {tips: option.log_ways for tips, option in candidates.items() if option.showings == least}, rng
-        )
+        least = min(option.showings for option in combined.values())
+        log_ways_by_tips = {tips: option.log_ways for tips, option in combined.items() if option.showings == least}
+        tips = _draw_key(log_ways_by_tips, rng)
         drawn.append(_draw_donors(pool, chances, tips, rng))
         remaining -= tips
     return drawn
 
 
-def _log_probabilities(pool: _ScenarioPool, bound: int) -> list[dict[int, float]]:
-    """Return a list whose element k has the log probability of each total number of tips of k drawn donors."""
+def _log_chances(pool: _ScenarioPool, bound: int) -> list[dict[int, float]]:
+    """Return a list whose element k has the log probabilities of the total number of tips of k drawn donors."""
     most_tips = min(bound, len(pool.controls))
     donors_of_size = Counter(len(donor.tips) for donor in pool.donors)
     log_chances = [{0: 0.0}]
@@ -308,17 +311,17 @@ def _combine(one: _Option, other: _Option) -> _Option:
 
 def _draw_donors(
     pool: _ScenarioPool, log_chances: Sequence[Mapping[int, float]], tips: int, rng: random.Random
-) -> list[Candidate]:
+) -> list[EligibleCell]:
     """Draw donors that have `tips` tips in total, as independent draws would on this condition."""
     n_donors = _draw_key({count: chances[tips] for count, chances in enumerate(log_chances) if tips in chances}, rng)
     donors = []
-    for donors_left in range(n_donors - 1, -1, -1):
-        candidates = {}
-        for number, donor in enumerate(pool.donors):
-            tips_left = tips - len(donor.tips)
-            if tips_left in log_chances[donors_left]:
-                candidates[number] = log_chances[donors_left][tips_left]
-        chosen = pool.donors[_draw_key(candidates, rng)]
+    for n_after in reversed(range(n_donors)):  # number of donors still to be drawn after this one
+        log_chance_of: dict[int, float] = {}  # by index of the donor
+        for index, donor in enumerate(pool.donors):
+            tips_after = tips - len(donor.tips)
+            if tips_after in log_chances[n_after]:
+                log_chance_of[index] = log_chances[n_after][tips_after]
+        chosen = pool.donors[_draw_key(log_chance_of, rng)]
         donors.append(chosen)
         tips -= len(chosen.tips)
     return donors
@@ -327,7 +330,9 @@ def _draw_donors(
 def _draw_key(log_weights: Mapping[int, float], rng: random.Random) -> int:
     """Draw a key with these weights, which are logarithms."""
     largest = max(log_weights.values())  # subtracted below, so that exp does not overflow
-    return rng.choices(list(log_weights), [exp(value - largest) for value in log_weights.values()])[0]
+    weights = [exp(value - largest) for value in log_weights.values()]
+    [key] = rng.choices(list(log_weights), weights)
+    return key
 
 
 def _log_sum(logs: Sequence[float]) -> float:
@@ -347,25 +352,26 @@ class _PoolChoice(NamedTuple):
     spare: list[Control]
 
 
-def _choose_controls(pools: Sequence[_ScenarioPool], tips: Sequence[int], rubric: Rubric) -> list[list[Control]]:
-    """Choose the least shown controls of each pool, and return them by pool. `tips` is how many of each.
+def _choose_controls(pools: Sequence[_ScenarioPool], counts: Sequence[int], rubric: Rubric) -> list[list[Control]]:
+    """Choose this many controls of each pool, those shown least, and return them by pool.
 
-    Controls that were shown equally often are swapped to balance the references over the steps of each scale.
+    Controls that were shown equally often are swapped to balance the agreed scores over the steps of each scale.
     """
     choices = []
-    for pool, count in zip(pools, tips, strict=True):
+    for pool, count in zip(pools, counts, strict=True):
         fixed, tied = _fixed_and_tied(pool, count)
         spare_end = min(fixed + tied, count + _MAX_SPARE * count)
         choices.append(_PoolChoice(list(pool.controls[:count]), fixed, list(pool.controls[count:spare_end])))
     balance = _Balance(rubric.scales, [control for choice in choices for control in choice.chosen])
-    swaps = 1
-    while swaps:
-        swaps = sum(balance.improve(choice) for choice in choices)
+    improving = True
+    while improving:
+        n_swaps = sum(balance.improve(choice) for choice in choices)
+        improving = n_swaps > 0
     return [choice.chosen for choice in choices]
 
 
 class _Balance:
-    """How far the references exceed their target, per scale and step. In thousandths of a control, to be exact."""
+    """How far the agreed scores exceed their target, per scale and step. Integers, in thousandths of a control."""
 
     def __init__(self, scales: Sequence[Scale], controls: Sequence[Control]) -> None:
         self._names = [scale.name for scale in scales]
@@ -402,7 +408,7 @@ class _Balance:
 
 
 def _target_shares(scale: Scale) -> tuple[int, ...]:
-    """Return each step's target share of references in thousandths: most in the middle, enough at the ends."""
+    """Return each step's target share of the agreed scores in thousandths: most in the middle, enough at the ends."""
     steps = scale.max - scale.min + 1
     if steps == len(_FIVE_STEP_SHARES):
         return _FIVE_STEP_SHARES
@@ -418,16 +424,16 @@ _MAX_APART = 1  # steps between the judges' scores of a tip on any scale
 
 
 def agreed_controls(
-    cells: Iterable[JudgedCell],
+    cells: Iterable[AnsweredCell],
     rubric: Rubric,
     *,
-    judges: int = MIN_JUDGES,
+    min_judges: int = MIN_JUDGES,
     per_scenario: int = MAX_PER_SCENARIO,
     exclude: Iterable[str] = (),
 ) -> list[Control]:
-    """Return new controls: tips on which at least `judges` judges agree, within one step on every scale.
+    """Return new controls: tips on which at least `min_judges` judges agree, within one step on every scale.
 
-    Only counted scores are used. The reference is their median, or the lower of two medians. If a scenario has more
+    Only counted scores are used. The agreed score is their median, or the lower of two medians. If a scenario has more
     than `per_scenario` such tips, those are returned that spread evenly over the composite. Tips in `exclude`, such as
     existing controls and anchors, are left out.
     """
@@ -435,7 +441,7 @@ def agreed_controls(
     by_scenario: dict[str, list[Control]] = defaultdict(list)
     for cell in sorted(cells, key=lambda cell: cell.run.run_id):
         counted = [judgement for judgement in cell.scores.counted if judgement.rubric == rubric.tag]
-        if len(counted) < judges:
+        if len(counted) < min_judges:
             continue
         scenario = cell.scenario_key[0]
         scores_by_tip = zip(*(judgement.tips for judgement in counted), strict=True)
@@ -445,9 +451,9 @@ def agreed_controls(
             if tip.tip in used or not agreed:
                 continue
             used.add(tip.tip)
-            references = {name: median_low(values) for name, values in by_scale.items()}
+            agreed_scores = {name: median_low(values) for name, values in by_scale.items()}
             why = f"Agreed by {len(counted)} judges."
-            by_scenario[scenario].append(Control(scenario, tip.tip, tip.rationale, references, why))
+            by_scenario[scenario].append(Control(scenario, tip.tip, tip.rationale, agreed_scores, why))
     return [
         control for _, group in sorted(by_scenario.items()) for control in _evenly_spread(group, rubric, per_scenario)
     ]

@@ -1,4 +1,4 @@
-"""Measurement of judges: agreement (Krippendorff's alpha), repeat consistency, and drift on the hidden controls."""
+"""Measurement of judges: agreement (Krippendorff's alpha), self-agreement, and drift on the hidden controls."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ def alpha(scale: Scale, scores: Sequence[Sequence[int]]) -> float | None:
     `scores` has one score per judge for each tip. Only tips with two or more scores count. Returns None with fewer than
     two such tips, or if all their scores are equal, since alpha is undefined without variation.
     """
-    units = [unit for unit in scores if len(unit) >= 2]
-    values = {score for unit in units for score in unit}
-    if len(units) < 2 or len(values) < 2:
+    by_tip = [tip_scores for tip_scores in scores if len(tip_scores) >= 2]
+    distinct_scores = {score for tip_scores in by_tip for score in tip_scores}
+    if len(by_tip) < 2 or len(distinct_scores) < 2:
         return None
     from krippendorff import alpha as krippendorff_alpha
 
-    steps = scale.max - scale.min + 1
-    counts = np.array([np.bincount(np.array(unit) - scale.min, minlength=steps) for unit in units])
     domain = np.arange(scale.min, scale.max + 1)
+    counts = np.array([np.bincount(np.array(each) - scale.min, minlength=len(domain)) for each in by_tip])
     return float(krippendorff_alpha(value_counts=counts, value_domain=domain, level_of_measurement="ordinal"))
 
 
@@ -78,13 +77,17 @@ def self_agreement(
 
 MIN_CONTROLS = 20  # with fewer control tips the verdict is unknown
 FALSE_ALARM_RATE = 0.05  # of the whole verdict, for an honest judge
-BIAS_SHARE = 0.031  # part of this rate for the biases of all scales together
-POOLED_SHARE = 0.003  # part for error and contrast each; the rest is a margin, because the design effect is estimated
-POOLED_QUANTILE = NormalDist().inv_cdf(1 - POOLED_SHARE)
-HONEST_NOISE = 1.0  # the largest noise accepted as honest, in points of a five-step scale
-NOISES = np.linspace(0.05, 1.5, 59)  # candidates when estimating a judge's noise, in the same points
-PRIOR_DEGREES = 20  # added to the degrees of freedom by items in the test of a bias
-MIN_SPREAD = 0.25  # minimum standard deviation of errors, so that no interval has zero width; in the same points
+# The tests use BIAS_RATE + 2 * POOLED_RATE = 0.037 of it. The rest is a margin, because the design effect is estimated.
+BIAS_RATE = 0.031  # of the biases of all scales together
+POOLED_RATE = 0.003  # of the error, and of the contrast
+POOLED_QUANTILE = NormalDist().inv_cdf(1 - POOLED_RATE)
+# A judge's noise is the standard deviation of the normal error before rounding, in points of a five-step scale.
+HONEST_NOISE = 1.0  # the largest noise accepted as honest
+NOISES = np.linspace(0.05, 1.5, 59)  # values tried when estimating a judge's noise
+MIN_SPREAD = 0.25  # minimum standard deviation of errors, in the same points, so that no interval has zero width
+# Added to the degrees of freedom by items in the test of a bias. With fewer, small biases are missed; with more, honest
+# judges are held too often. The rates of both are in docs/judging.md.
+PRIOR_DEGREES = 20
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -99,16 +102,18 @@ class Verdict(StrEnum):
 
 
 def verdict_words(verdict: str | None) -> str:
-    """Return a stored verdict in the words that users see."""
-    return "too far off" if verdict == Verdict.BEYOND else verdict or "unknown"
+    """Return a stored verdict in the words that users see. None is unknown, too."""
+    if verdict == Verdict.BEYOND:
+        return "too far off"
+    return verdict or "unknown"
 
 
 @dataclass(frozen=True)
 class ControlScore:
-    """A judge's scores of one control tip, with its reference scores and its item."""
+    """A judge's scores of one control tip, with its agreed scores and its item."""
 
-    scores: Mapping[str, int]
-    reference: Mapping[str, int]
+    scores: Mapping[str, int]  # by scale
+    agreed: Mapping[str, int]  # by scale
     item: str = ""  # id of the item that contains the tip
     position: float = 0.0  # of that item on its sheet, from 0 (first) to 1 (last)
 
@@ -119,12 +124,12 @@ class ScaleDrift:
 
     scale: str
     n: int
-    bias: float | None  # mean of score − expected score of an honest judge at that reference
+    bias: float | None  # mean of score − the score expected of an honest judge, given the agreed score
     interval: tuple[float, float] | None  # confidence interval of the bias, at the level of its test
     se: float | None  # standard error of the bias
-    difference: float | None  # plain mean of score − reference
-    error: float | None  # mean absolute value of score − reference
-    beyond: bool  # whether the bias differs from 0 by more than chance
+    difference: float | None  # mean of score − agreed score
+    error: float | None  # mean of |score − agreed score|
+    beyond: bool  # whether the bias differs from 0 by more than chance explains
 
 
 @dataclass(frozen=True)
@@ -135,10 +140,10 @@ class Drift:
     n_controls: int
     false_alarm_rate: float
     scales: tuple[ScaleDrift, ...]
-    error: float | None  # mean absolute difference from the references
+    error: float | None  # mean absolute difference from the agreed scores
     error_limit: float | None
     error_beyond: bool
-    contrast: float | None  # slope of score on reference: 1 if scores follow the references fully, 0 if not at all
+    contrast: float | None  # slope of score on agreed score: 1 if scores follow them fully, 0 if not at all
     contrast_limit: float | None
     contrast_beyond: bool
     icc: float | None = None  # intraclass correlation: how alike a judge's errors are within an item
@@ -169,18 +174,18 @@ class Drift:
         ranges = {scale.name: f"{scale.min} to {scale.max}" for scale in rubric.scales}
         sentences = []
         for scale in self.scales:
-            if scale.beyond:
-                bias, (low, high) = scale.bias or 0.0, scale.interval or (0.0, 0.0)
-                least, most = sorted((abs(low), abs(high)))
+            if scale.beyond and scale.bias is not None and scale.interval is not None:
+                direction = "high" if scale.bias > 0 else "low"
+                least, most = sorted(map(abs, scale.interval))
                 sentences.append(
-                    f"{scale.scale} is scored too {'high' if bias > 0 else 'low'}: by {abs(bias):.1f} points on "
+                    f"{scale.scale} is scored too {direction}: by {abs(scale.bias):.1f} points on "
                     f"average, on a scale of {ranges[scale.scale]} (allowing for chance, by {least:.1f} to {most:.1f})."
                 )
         return [*sentences, *limit_sentences(self.to_json(), points)]
 
 
 def limit_sentences(drift: Mapping[str, Any], points: str = "points") -> Iterator[str]:
-    """Yield a sentence for each pooled limit, of error and contrast, that a drift exceeds. `drift` is its JSON."""
+    """Yield a sentence for each limit that a drift exceeds, of its error and its contrast. `drift` is its JSON."""
     if drift.get("error_beyond"):
         yield (
             f"The scores differ from the reference scores by {drift['error']:.1f} {points} on average, "
@@ -195,15 +200,15 @@ def limit_sentences(drift: Mapping[str, Any], points: str = "points") -> Iterato
 
 
 def measure_drift(scales: Sequence[Scale], scored: Sequence[ControlScore], *, sheets: int = 1) -> Drift:
-    """Compare the scores of control tips with their references. Below MIN_CONTROLS tips the verdict is unknown.
+    """Compare the scores of control tips with their agreed scores. Below MIN_CONTROLS tips the verdict is unknown.
 
-    A judge's errors are alike within an item, so tips of one item count for less than independent ones. All
-    standard errors are therefore inflated by the design effect of the intraclass correlation, which is estimated from
-    the judge's own errors on all scales. Every tip has a score and a reference on every scale.
+    A judge's errors are alike within an item, so tips of one item count for less than independent ones. All standard
+    errors are therefore inflated by the design effect. It is computed from the intraclass correlation of the judge's
+    own errors, over all scales. Every tip has a score and an agreed score on every scale.
     """
     columns = [_Column.of(scale, scored) for scale in scales]
     icc = _intraclass_correlation(columns)
-    by_scale = tuple(_scale_drift(column, BIAS_SHARE / len(scales), icc) for column in columns)
+    by_scale = tuple(_scale_drift(column, icc, false_alarm_rate=BIAS_RATE / len(scales)) for column in columns)
     enough = len(scored) >= MIN_CONTROLS
     error, error_limit = _pooled_error(columns, icc)
     contrast, contrast_limit = _pooled_contrast(columns, icc) if scored else (None, None)
@@ -235,20 +240,21 @@ class _Column:
 
     scale: Scale
     score: Ints  # in steps above the scale's minimum
-    reference: Ints  # likewise
+    agreed: Ints  # the agreed score, in steps above the scale's minimum
     item: Ints  # index of the tip's item
     position: Floats  # of the tip's item on its sheet, from 0 to 1
 
     @classmethod
     def of(cls, scale: Scale, scored: Sequence[ControlScore]) -> _Column:
         name = scale.name
-        values = np.array([(tip.scores[name], tip.reference[name]) for tip in scored], dtype=np.int64).reshape(-1, 2)
+        values = np.array([(tip.scores[name], tip.agreed[name]) for tip in scored], dtype=np.int64).reshape(-1, 2)
         if values.size and (values.min() < scale.min or values.max() > scale.max):
             raise ValueError(f"{name} goes from {scale.min} to {scale.max}; seen {values.min()} to {values.max()}.")
-        score, reference = (values - scale.min).T
-        index_of = {item: index for index, item in enumerate(dict.fromkeys(tip.item for tip in scored))}
+        score, agreed = (values - scale.min).T
+        items = dict.fromkeys(tip.item for tip in scored)  # in order of occurrence
+        index_of = {item: index for index, item in enumerate(items)}
         item = np.array([index_of[tip.item] for tip in scored], dtype=np.int64)
-        return cls(scale, score, reference, item, np.array([tip.position for tip in scored]))
+        return cls(scale, score, agreed, item, position=np.array([tip.position for tip in scored]))
 
     @property
     def n(self) -> int:
@@ -259,9 +265,9 @@ class _Column:
         return len(np.unique(self.item))
 
     @property
-    def unit(self) -> float:
+    def point(self) -> float:
         """One point of a five-step scale, in steps of this scale."""
-        return _unit(self.scale.max - self.scale.min)
+        return _point(self.scale.max - self.scale.min)
 
     @property
     def honest(self) -> _HonestErrors:
@@ -270,36 +276,54 @@ class _Column:
 
     @cached_property
     def counts(self) -> Ints:
-        """The number of tips at each reference."""
-        return np.bincount(self.reference, minlength=self.scale.max - self.scale.min + 1)
+        """The number of tips with each agreed score."""
+        return np.bincount(self.agreed, minlength=self.scale.max - self.scale.min + 1)
 
     @cached_property
     def error(self) -> Ints:
-        return self.score - self.reference
+        return self.score - self.agreed
 
     @cached_property
     def excess(self) -> Floats:
-        """Errors minus the mean error of an equally noisy honest judge, which the ends of the scale cause."""
+        """Errors minus the mean error that the ends of the scale cause for an equally noisy honest judge."""
         honest = self.honest
-        # Find the noise whose error variance at these references is closest to the judge's. A bias does not change it.
+        # Find the noise whose error variance is closest to the judge's: a bias does not change the variance. The
+        # variance over all tips is the mean of the variances plus the variance of the means.
         shares = self.counts / self.n
-        expected = honest.variance @ shares + honest.mean**2 @ shares - (honest.mean @ shares) ** 2
-        noise = int(np.abs(expected - np.var(self.error)).argmin())
-        return np.asarray(self.error - honest.mean[noise][self.reference])
+        variance_by_noise = honest.variance @ shares + honest.mean**2 @ shares - (honest.mean @ shares) ** 2
+        closest = int(np.abs(variance_by_noise - np.var(self.error)).argmin())
+        return np.asarray(self.error - honest.mean[closest][self.agreed])
+
+    @property
+    def bias(self) -> float:
+        return float(self.excess.mean())
 
     @property
     def spread(self) -> float:
         """The standard deviation of `excess`, at least MIN_SPREAD."""
-        return max(float(self.excess.std(ddof=1)) if self.n > 1 else 0.0, MIN_SPREAD * self.unit)
+        least = MIN_SPREAD * self.point
+        return max(float(self.excess.std(ddof=1)), least) if self.n > 1 else least
 
-    def design_effect(self, correlation: float | None, weights: NDArray[np.floating[Any]] | None = None) -> float:
-        """Return the factor by which correlation within items inflates the variance of a weighted sum of errors."""
+    def bias_se(self, icc: float | None) -> float:
+        """Return the standard error of the bias."""
+        return self.spread * sqrt(self.design_effect(icc) / self.n)
+
+    def bias_degrees(self, icc: float | None) -> int:
+        """Return the degrees of freedom of the bias: by tips, or fewer if errors may be correlated within items."""
+        by_tips = self.n - 1
+        return by_tips if icc is None else min(by_tips, self.n_items - 1 + PRIOR_DEGREES)
+
+    def design_effect(self, icc: float | None, weights: NDArray[np.floating[Any]] | None = None) -> float:
+        """Return the factor by which correlation within items inflates the variance of a weighted sum of errors.
+
+        It is 1 + icc * (m - 1) after Kish, where m is the number of tips per item, averaged over the tips.
+        """
         weights = np.ones(self.n) if weights is None else weights
         total = float(weights @ weights)
-        if not total:
+        if icc is None or not total:
             return 1.0
-        clustering = float(np.square(np.bincount(self.item, weights)).sum()) / total
-        return 1 + (correlation or 0.0) * (clustering - 1)
+        tips_per_item = float(np.square(np.bincount(self.item, weights)).sum()) / total
+        return 1 + icc * (tips_per_item - 1)
 
 
 def _intraclass_correlation(columns: Sequence[_Column]) -> float | None:
@@ -308,8 +332,8 @@ def _intraclass_correlation(columns: Sequence[_Column]) -> float | None:
     It is estimated by a one-way analysis of variance, pooled over the scales. None unless there are two items, one of
     them with two tips.
     """
-    between = within = between_degrees = within_degrees = 0.0
-    sizes = []  # for each scale, the effective number of tips per item
+    between = within = between_degrees = within_degrees = 0.0  # sums of squares, and their degrees of freedom
+    sizes = []  # for each scale, the number of tips per item, adjusted for unequal numbers
     for column in columns:
         tips = np.bincount(column.item)  # per item
         if len(tips) < 2 or column.n == len(tips):
@@ -328,68 +352,71 @@ def _intraclass_correlation(columns: Sequence[_Column]) -> float | None:
     return max(0.0, (mean_between - mean_within) / total) if total > 0 else 0.0
 
 
-def _unit(steps: int) -> float:
+def _point(steps: int) -> float:
     """Return one point of a five-step scale, in steps of a scale of `steps` + 1 values."""
+    # Not a quarter step on a scale of two values: rounding would hide almost all of an honest judge's noise.
     return max(steps / 4, 0.5)
 
 
 @dataclass(frozen=True)
 class _HonestErrors:
-    """Moments of an honest judge's error. Arrays have one column per reference."""
+    """Moments of an honest judge's error. Arrays have one column per agreed score."""
 
     mean: Floats  # one row per noise in NOISES, and a last row for HONEST_NOISE
-    variance: Floats  # likewise
+    variance: Floats  # the same rows
     absolute: Floats  # rows: mean, variance and third central moment of |error| at HONEST_NOISE; additive over tips
 
 
 @lru_cache(maxsize=64)
 def _honest_errors(steps: int) -> _HonestErrors:
-    """Compute the exact moments for a scale of `steps` + 1 values, with score = clip(round(reference + noise))."""
+    """Compute the exact moments for a scale of `steps` + 1 values, with score = clip(round(agreed score + noise))."""
     from scipy.special import ndtr
 
-    noises = np.append(NOISES, HONEST_NOISE) * _unit(steps)
+    noises = np.append(NOISES, HONEST_NOISE) * _point(steps)
     values = np.arange(steps + 1)
-    # By noise, reference and score: the probability of at most this score, and then of exactly this score.
-    cumulative = ndtr((values[:-1] + 0.5 - values[:, None])[None] / noises[:, None, None])
-    ends = np.ones((len(noises), steps + 1, 1))
-    probabilities = np.diff(np.concatenate([0 * ends, cumulative, ends], axis=2), axis=2)
-    error = values[None, :] - values[:, None]
+    # The axes of three-dimensional arrays are noise, agreed score and score.
+    upper_ends = values[:-1] + 0.5  # of the interval that is rounded to a score; the last score has no upper end
+    at_most = ndtr((upper_ends - values[:, None])[None] / noises[:, None, None])
+    certain = np.ones((len(noises), steps + 1, 1))
+    cumulative = np.concatenate([0 * certain, at_most, certain], axis=2)
+    probabilities = np.diff(cumulative, axis=2)
+    error = values[None, :] - values[:, None]  # by agreed score and score
     mean = (probabilities * error).sum(axis=2)
     variance = (probabilities * error**2).sum(axis=2) - mean**2
-    first, second, third = ((probabilities[-1] * np.abs(error) ** power).sum(axis=1) for power in (1, 2, 3))
+    at_honest_noise = probabilities[-1]
+    first, second, third = ((at_honest_noise * np.abs(error) ** power).sum(axis=1) for power in (1, 2, 3))
     absolute = np.stack([first, second - first**2, third - 3 * first * second + 2 * first**3])
     return _HonestErrors(mean, variance, absolute)
 
 
-def _scale_drift(column: _Column, rate: float, icc: float | None) -> ScaleDrift:
-    """Measure the drift on one scale. Its bias is tested at the false-alarm rate `rate`."""
-    name, n = column.scale.name, column.n
-    if not n:
-        return ScaleDrift(name, 0, None, None, None, None, None, beyond=False)
-    bias = float(column.excess.mean())
+def _scale_drift(column: _Column, icc: float | None, *, false_alarm_rate: float) -> ScaleDrift:
+    """Measure the drift on one scale, and test its bias at this rate."""
     interval: tuple[float, float] | None = None
     se: float | None = None
-    if n >= 2:
-        se = column.spread * sqrt(column.design_effect(icc) / n)
-        half_width = _t_quantile(rate, _degrees_of_freedom(column, icc)) * se
-        interval = (bias - half_width, bias + half_width)
-    beyond = n >= MIN_CONTROLS and interval is not None and not interval[0] <= 0 <= interval[1]
-    difference, error = float(column.error.mean()), float(np.abs(column.error).mean())
-    return ScaleDrift(name, n, bias, interval, se, difference, error, beyond)
-
-
-def _degrees_of_freedom(column: _Column, icc: float | None) -> int:
-    """Return the degrees of freedom of a bias: by tips, or fewer if errors may be correlated within items."""
-    by_tips = column.n - 1
-    return by_tips if icc is None else min(by_tips, column.n_items - 1 + PRIOR_DEGREES)
+    beyond = False
+    if column.n >= 2:
+        se = column.bias_se(icc)
+        half_width = _t_quantile(false_alarm_rate, column.bias_degrees(icc)) * se
+        low, high = interval = (column.bias - half_width, column.bias + half_width)
+        beyond = column.n >= MIN_CONTROLS and not low <= 0 <= high
+    return ScaleDrift(
+        scale=column.scale.name,
+        n=column.n,
+        bias=column.bias if column.n else None,
+        interval=interval,
+        se=se,
+        difference=float(column.error.mean()) if column.n else None,
+        error=float(np.abs(column.error).mean()) if column.n else None,
+        beyond=beyond,
+    )
 
 
 @lru_cache(maxsize=1024)
-def _t_quantile(rate: float, degrees: int) -> float:
-    """Return the quantile of Student's t for a two-sided test at the false-alarm rate `rate`."""
+def _t_quantile(false_alarm_rate: float, degrees: int) -> float:
+    """Return the quantile of Student's t for a two-sided test at this rate."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(degrees, 1 - rate / 2))
+    return float(stdtrit(degrees, 1 - false_alarm_rate / 2))
 
 
 def _pooled_error(columns: Sequence[_Column], icc: float | None) -> tuple[float | None, float | None]:
@@ -397,42 +424,47 @@ def _pooled_error(columns: Sequence[_Column], icc: float | None) -> tuple[float 
     total = sum(column.n for column in columns)
     if not total:
         return None, None
-    error = sum(float(np.abs(column.error).sum()) / column.unit for column in columns)
-    correlation = icc or 0.0
-    # The correlation of |error|, if errors are normal.
-    absolute_icc = (sqrt(1 - correlation**2) + correlation * asin(correlation) - 1) * 2 / (pi - 2)
-    mean = variance = third = inflated_variance = 0.0
+    error = sum(float(np.abs(column.error).sum()) / column.point for column in columns)
+    r = icc or 0.0
+    # The correlation of |x| and |y|, if x and y are bivariate normal with the correlation r. It follows from
+    # E|xy| = (sqrt(1 - r²) + r asin r) 2/pi, E|x| = sqrt(2/pi) and E x² = 1.
+    absolute_icc = (sqrt(1 - r**2) + r * asin(r) - 1) * 2 / (pi - 2)
+    mean = variance = third = inflated_variance = 0.0  # moments of the sum of an honest judge's |error|
     for column in columns:
-        moments = column.honest.absolute @ column.counts / column.unit ** np.arange(1, 4)
-        mean += float(moments[0])
-        variance += float(moments[1])
-        third += float(moments[2])
-        inflated_variance += float(moments[1]) * column.design_effect(absolute_icc)
+        powers = np.array([1, 2, 3])  # of the unit of each moment
+        moments = (column.honest.absolute @ column.counts) / column.point**powers
+        column_mean, column_variance, column_third = moments.tolist()
+        mean += column_mean
+        variance += column_variance
+        third += column_third
+        inflated_variance += column_variance * column.design_effect(absolute_icc)
     z = POOLED_QUANTILE
     quantile = z + (z**2 - 1) / 6 * third / variance**1.5  # corrected for skewness (Cornish-Fisher)
     return error / total, (mean + quantile * sqrt(inflated_variance)) / total
 
 
 def _pooled_contrast(columns: Sequence[_Column], icc: float | None) -> tuple[float | None, float | None]:
-    """Return the pooled slope of score on reference, and its limit: the smallest value explained by chance.
+    """Return the pooled slope of score on agreed score, and its limit: the smallest value explained by chance.
 
-    Both are None if the references do not vary.
+    Both are None if the agreed scores do not vary.
     """
-    observed = expected = variance = weight = 0.0
+    # The slope of a regression is Sxy / Sxx. Here both sums are over all scales; x is the agreed score, y the score.
+    sxy = honest_sxy = honest_sxy_variance = sxx = 0.0
     for column in columns:
         values = np.arange(len(column.counts))
-        centered = (values - float(values @ column.counts) / column.n) / column.unit
-        weights, effect = centered * column.counts, column.design_effect(icc, centered[column.reference])
-        observed += float(centered[column.reference] @ column.score) / column.unit
-        expected += float(weights @ (values + column.honest.mean[-1])) / column.unit
-        variance += float(weights * centered @ column.honest.variance[-1]) / column.unit**2 * effect
-        weight += float(weights @ centered)
-    if weight <= 0:
+        centered = (values - float(values @ column.counts) / column.n) / column.point  # x minus its mean, by value
+        weights, effect = centered * column.counts, column.design_effect(icc, centered[column.agreed])
+        honest_mean, honest_variance = column.honest.mean[-1], column.honest.variance[-1]
+        sxy += float(centered[column.agreed] @ column.score) / column.point
+        honest_sxy += float(weights @ (values + honest_mean)) / column.point
+        honest_sxy_variance += float(weights * centered @ honest_variance) / column.point**2 * effect
+        sxx += float(weights @ centered)
+    if sxx <= 0:
         return None, None
-    return observed / weight, (expected - POOLED_QUANTILE * sqrt(variance)) / weight
+    return sxy / sxx, (honest_sxy - POOLED_QUANTILE * sqrt(honest_sxy_variance)) / sxx
 
 
-CUSUM_SLACK = 0.5  # standard errors subtracted per sheet
+CUSUM_SLACK = 0.5  # subtracted per sheet, in standard errors; as usual, half of the smallest bias to be detected
 CUSUM_LIMIT = 6.5  # over 20 sheets, the sums of all scales stay below it for 97 % of honest judges
 TREND_RATE = 0.01  # false-alarm rate of fatigue and compression each
 _MIN_ITEMS = 8  # with fewer, fatigue and compression are unknown
@@ -463,7 +495,12 @@ class Slope:
 
     @property
     def beyond(self) -> bool:
-        return abs(self.value) > 1e-9 and not self.ci_low <= 0 <= self.ci_high  # smaller values are rounding errors
+        is_rounding_error = abs(self.value) <= 1e-9
+        return not is_rounding_error and not self.ci_low <= 0 <= self.ci_high
+
+    def to_json(self) -> dict[str, Any]:
+        """Return unrounded JSON-serializable values."""
+        return {**asdict(self), "beyond": self.beyond}
 
 
 @dataclass(frozen=True)
@@ -472,14 +509,14 @@ class Trends:
 
     sums: tuple[BiasSum, ...]
     fatigue: Slope | None  # growth of the absolute error from the first to the last item of a sheet
-    compression: Slope | None  # error per point of the reference: negative if good and poor tips move together
+    compression: Slope | None  # error per point of the agreed score: negative if good and poor tips are scored alike
 
     def to_json(self) -> dict[str, Any]:
         """Return unrounded JSON-serializable values; None where unknown."""
         return {
             "sums": [{**asdict(each), "limit": CUSUM_LIMIT, "beyond": each.beyond} for each in self.sums],
-            "fatigue": self.fatigue and {**asdict(self.fatigue), "beyond": self.fatigue.beyond},
-            "compression": self.compression and {**asdict(self.compression), "beyond": self.compression.beyond},
+            "fatigue": self.fatigue.to_json() if self.fatigue else None,
+            "compression": self.compression.to_json() if self.compression else None,
         }
 
     def sentences(self) -> list[str]:
@@ -497,7 +534,7 @@ class Trends:
             change = "too close together" if self.compression.value < 0 else "too far apart"
             found.append(
                 f"Scores of good and poor tips are {change}: by {abs(self.compression.value):.2f} points "
-                "for each point between their references."
+                "for each point between their reference scores."
             )
         return found
 
@@ -510,61 +547,65 @@ def measure_trends(scales: Sequence[Scale], sheets: Sequence[Sequence[ControlSco
 
 
 def _bias_sums(sheets: Sequence[Sequence[_Column]]) -> Iterator[BiasSum]:
-    """Yield the sums of each scale with a known bias."""
+    """Yield the sums of each scale, over the sheets with two or more control tips."""
     from scipy.special import ndtri, stdtr
 
-    measured: dict[str, list[tuple[float, float]]] = {}  # by scale: bias and z score of each sheet
+    measured: dict[str, list[tuple[float, float]]] = defaultdict(list)  # by scale: bias and z score of each sheet
     for columns in sheets:
         icc = _intraclass_correlation(columns)
         for column in columns:
-            drift = _scale_drift(column, TREND_RATE, icc)
-            if drift.bias is not None and drift.se:
-                z = float(ndtri(stdtr(_degrees_of_freedom(column, icc), drift.bias / drift.se)))
-                measured.setdefault(drift.scale, []).append((drift.bias, z))
+            if column.n >= 2:
+                t = column.bias / column.bias_se(icc)
+                z = float(ndtri(stdtr(column.bias_degrees(icc), t)))
+                measured[column.scale.name].append((column.bias, z))
     for name, values in measured.items():
         high = low = 0.0
         for _, z in values:
             high = max(0.0, high + z - CUSUM_SLACK)
             low = max(0.0, low - z - CUSUM_SLACK)
-        yield BiasSum(name, len(values), sum(bias for bias, _ in values) / len(values), high, low)
+        mean_bias = sum(bias for bias, _ in values) / len(values)
+        yield BiasSum(name, len(values), mean_bias, high, low)
 
 
 def _fatigue(sheets: Sequence[Sequence[_Column]]) -> Slope | None:
     """Regress the mean absolute error of items on their position, within sheets."""
     x, y = [], []  # position and error, minus their means over the sheet
     for columns in sheets:
-        errors: dict[float, list[float]] = defaultdict(list)  # by position, minus the mean of an honest judge
+        errors_at: dict[float, list[float]] = defaultdict(list)  # by position: |error| minus an honest judge's mean
         for column in columns:
-            excess = (np.abs(column.error) - column.honest.absolute[0][column.reference]) / column.unit
+            honest_mean = column.honest.absolute[0]
+            excess = (np.abs(column.error) - honest_mean[column.agreed]) / column.point
             for position, error in zip(column.position.tolist(), excess.tolist(), strict=True):
-                errors[position].append(error)
-        means = [fmean(values) for values in errors.values()]
-        x += [position - fmean(errors) for position in errors]
-        y += [mean - fmean(means) for mean in means]
-    degrees, sum_of_squares = len(x) - len(sheets) - 1, float(np.dot(x, x))
-    if len(x) < _MIN_ITEMS or degrees < 1 or not sum_of_squares:
+                errors_at[position].append(error)
+        positions, errors = list(errors_at), [fmean(values) for values in errors_at.values()]
+        x += [position - fmean(positions) for position in positions]
+        y += [error - fmean(errors) for error in errors]
+    degrees, sxx = len(x) - len(sheets) - 1, float(np.dot(x, x))
+    if len(x) < _MIN_ITEMS or degrees < 1 or not sxx:
         return None
-    slope = float(np.dot(x, y)) / sum_of_squares
+    slope = float(np.dot(x, y)) / sxx
     residuals = np.array(y) - slope * np.array(x)
-    se = sqrt(float(residuals @ residuals) / degrees / sum_of_squares)
+    se = sqrt(float(residuals @ residuals) / degrees / sxx)
     return _with_interval(slope, se, degrees)
 
 
 def _compression(columns: Sequence[_Column]) -> Slope | None:
-    """Regress errors on references over all scales. The variance allows for correlation within items."""
+    """Regress errors on agreed scores over all scales. The variance allows for correlation within items."""
     n_items = columns[0].n_items  # the same on every scale
     if n_items < _MIN_ITEMS:
         return None
-    x = [(column.reference - column.reference.mean()) / column.unit for column in columns]
-    y = [(column.excess - column.excess.mean()) / column.unit for column in columns]
-    sum_of_squares = sum(float(each @ each) for each in x)
-    if not sum_of_squares:
+    # For each scale, the agreed scores and the errors, minus their means.
+    xs = [(column.agreed - column.agreed.mean()) / column.point for column in columns]
+    ys = [(column.excess - column.excess.mean()) / column.point for column in columns]
+    sxx = sum(float(x @ x) for x in xs)
+    if not sxx:
         return None
-    slope = sum(float(a @ b) for a, b in zip(x, y, strict=True)) / sum_of_squares
+    slope = sum(float(x @ y) for x, y in zip(xs, ys, strict=True)) / sxx
     cluster_sums = np.zeros(n_items)  # per item; for the cluster-robust variance
-    for column, a, b in zip(columns, x, y, strict=True):
-        cluster_sums += np.bincount(column.item, a * (b - slope * a), minlength=n_items)
-    se = sqrt(float(cluster_sums @ cluster_sums) * n_items / (n_items - 1)) / sum_of_squares
+    for column, x, y in zip(columns, xs, ys, strict=True):
+        residuals = y - slope * x
+        cluster_sums += np.bincount(column.item, x * residuals, minlength=n_items)
+    se = sqrt(float(cluster_sums @ cluster_sums) * n_items / (n_items - 1)) / sxx
     return _with_interval(slope, se, n_items - 1)
 
 

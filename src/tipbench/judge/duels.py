@@ -16,9 +16,9 @@ from typing import Any
 from tipbench.errors import NotEnoughData
 from tipbench.generate.parsing import Tip
 from tipbench.judge.check import Location, Problem, check_file, check_text, check_unchanged, describe_value, shown
-from tipbench.judge.material import JudgedCell, load_material, read_cells
+from tipbench.judge.material import AnsweredCell, load_material, read_cells
 from tipbench.judge.scores import RUBRIC
-from tipbench.judge.sheet import Sheet, SheetItem, file_json
+from tipbench.judge.sheet import Sheet, SheetItem, file_json, random_item_id
 from tipbench.judge.sheet_store import (
     DUEL,
     FILLED,
@@ -37,7 +37,7 @@ from tipbench.judge.sheet_store import (
 from tipbench.plan.rubric import Rubric, parse_rubric
 from tipbench.record.run import RunChange, StoredRun
 from tipbench.record.store import Experiment, RunStore
-from tipbench.text import TIED, fingerprint
+from tipbench.text import TIED
 
 PairName = tuple[str, str]  # model and prompt version of a pair
 
@@ -69,8 +69,8 @@ class MatchUp:
         return frozenset({self.one.run_id, self.other.run_id})
 
 
-def match_ups(contenders: Iterable[Contender], done: Collection[frozenset[str]] = ()) -> list[MatchUp]:
-    """Return all match-ups of different pairs within a scenario and repeat, except those in `done`."""
+def find_match_ups(contenders: Iterable[Contender], done: Collection[frozenset[str]] = ()) -> list[MatchUp]:
+    """Return all match-ups of different pairs within a scenario and repeat, except those whose runs are in `done`."""
     groups: dict[tuple[str, str], list[Contender]] = defaultdict(list)  # by scenario and repeat
     for contender in sorted(contenders, key=lambda each: (each.scenario, each.repeat, each.pair, each.run_id)):
         groups[contender.scenario, contender.repeat].append(contender)
@@ -84,29 +84,32 @@ def choose_match_ups(found: Sequence[MatchUp], limit: int | None, rng: random.Ra
     If the limit is below two whole scenarios, takes one match-up per scenario in turn, since a single scenario has no
     error bar.
     """
-    groups: dict[str, list[MatchUp]] = defaultdict(list)  # by scenario, in random order
-    for each in rng.sample(sorted(found, key=lambda each: sorted(each.runs)), len(found)):
+    groups: dict[str, list[MatchUp]] = defaultdict(list)  # by scenario
+    in_fixed_order = sorted(found, key=lambda each: sorted(each.runs))
+    for each in rng.sample(in_fixed_order, len(in_fixed_order)):
         groups[each.scenario].append(each)
-    scenarios = list(groups.values())
-    if limit is not None and limit < sum(map(len, scenarios[:2])):
-        return [each for turn in zip_longest(*scenarios) for each in turn if each is not None][:limit]
-    return [each for scenario in scenarios for each in scenario][:limit]
+    first_scenarios = list(groups.values())[:2]
+    if limit is not None and limit < sum(map(len, first_scenarios)):
+        turns = zip_longest(*groups.values())  # one match-up of each scenario, or None if it has no more
+        return [each for turn in turns for each in turn if each is not None][:limit]
+    return [each for group in groups.values() for each in group][:limit]
 
 
-def in_both_orders(chosen: Sequence[MatchUp], rng: random.Random) -> list[tuple[Contender, Contender]]:
-    """Return each match-up twice, the second time with sides swapped and far from the first.
+def order_showings(chosen: Sequence[MatchUp], rng: random.Random) -> list[tuple[Contender, Contender]]:
+    """Return each match-up twice, as the answers a and b: first all of them, then all with the sides swapped.
 
-    In between are at least three quarters of the other match-ups.
+    Between the two showings of a match-up are at least three quarters of the other match-ups.
     """
     order = list(chosen)
     rng.shuffle(order)
     first = [(each.one, each.other) if rng.random() < 0.5 else (each.other, each.one) for each in order]
-    block = max(1, len(order) // 4)  # the second half is shuffled within blocks only
+    # A shuffle of the whole second half could put the two showings of a match-up next to each other.
+    block_size = max(1, len(order) // 4)
     second: list[tuple[Contender, Contender]] = []
-    for start in range(0, len(first), block):
-        part = [(b, a) for a, b in first[start : start + block]]
-        rng.shuffle(part)
-        second += part
+    for start in range(0, len(first), block_size):
+        block = [(b, a) for a, b in first[start : start + block_size]]
+        rng.shuffle(block)
+        second += block
     return first + second
 
 
@@ -171,7 +174,7 @@ INSTRUCTIONS = (
 
 def check_duel(raw_item: Mapping[str, Any], item: DuelItem) -> Winner | list[Problem] | None:
     """Validate one item; return its winner, None if it is blank, or the problems."""
-    location = Location([], item.id)
+    location = Location(problems=[], item=item.id)
     check_unchanged(location, raw_item, item)
     for side, tips in item.tips_by_key.items():
         raw_tips = raw_item.get(side)
@@ -186,13 +189,14 @@ def check_duel(raw_item: Mapping[str, Any], item: DuelItem) -> Winner | list[Pro
                 continue
             check_text(at_tip, raw_tip, "tip", tip.tip, f"{side}.tip")
             check_text(at_tip, raw_tip, "rationale", tip.rationale, f"{side}.rationale")
-    value = raw_item.get("winner")
-    if value is None and "winner" in raw_item:
-        return location.problems or None
-    word = value.strip().casefold() if isinstance(value, str) else ""
-    if word not in set(Winner):
+    winner = raw_item.get("winner")
+    is_blank = "winner" in raw_item and winner is None
+    word = winner.strip().casefold() if isinstance(winner, str) else ""
+    if not is_blank and word not in set(Winner):
         location.add_problem("winner", describe_value(raw_item, "winner"), "'a', 'b' or 'tie', or null")
-    return location.problems or Winner(word)
+    if location.problems:
+        return location.problems
+    return None if is_blank else Winner(word)
 
 
 @dataclass(frozen=True)
@@ -201,7 +205,7 @@ class DuelChoice:
 
     item: str
     winner: Winner
-    at: str
+    at: str  # ISO time of applying it
 
 
 @dataclass(frozen=True)
@@ -239,7 +243,7 @@ def record_duel(store: RunStore, experiment_id: str, stored: StoredDuelSheet) ->
         metrics={},
         tags={SHEET_KIND: DUEL},
         content=content,
-        key={"judge": sheet.judge, "items": stored.sides, "runs": stored.pairs},
+        key={"judge": sheet.judge, "items": stored.sides, "runs": stored.pairs},  # not shown to the judge
     )
     return store.record(experiment_id, run)
 
@@ -255,25 +259,29 @@ def stored_duel_sheets(store: RunStore, experiment: Experiment) -> Iterator[Stor
 
 
 def _read_sheets(store: RunStore, experiment: Experiment, where: Mapping[str, str]) -> Iterator[StoredDuelSheet]:
-    def choice(raw: Mapping[str, Any]) -> DuelChoice:
-        return DuelChoice(raw["item"], Winner(raw["winner"]), raw["at"])
+    def parse_choice(item: str, raw: Mapping[str, Any]) -> DuelChoice:
+        return DuelChoice(item, Winner(raw["winner"]), raw["at"])
 
     def parse(run: StoredRun, texts: Mapping[str, str], rubric: Rubric) -> StoredDuelSheet:
         content, key = json.loads(texts[SHEET]), json.loads(texts[KEY])
-        filled = json.loads(texts[FILLED]) if FILLED in texts else {"answers": {}, "history": []}
+        not_filled: dict[str, Any] = {"answers": {}, "history": []}
+        filled = json.loads(texts[FILLED]) if FILLED in texts else not_filled
         tip_lists = [tuple(Tip(*tip) for tip in tips) for tips in content["answers"]]
         cards = content["cards"]
-        items = tuple(DuelItem(id_, cards[card], tip_lists[a], tip_lists[b]) for id_, card, a, b in content["items"])
+        items = tuple(
+            DuelItem(id_, cards[scenario], a=tip_lists[a_index], b=tip_lists[b_index])
+            for id_, scenario, a_index, b_index in content["items"]
+        )
         return StoredDuelSheet(
             sheet=Sheet(run.tags["sheet"], experiment.name, key["judge"], rubric, items),
-            sides={item: (runs[0], runs[1]) for item, runs in key["items"].items()},
-            pairs={run_id: (pair[0], pair[1]) for run_id, pair in key["runs"].items()},
+            sides={item: (a_run, b_run) for item, (a_run, b_run) in key["items"].items()},
+            pairs={run_id: (model, prompt) for run_id, (model, prompt) in key["runs"].items()},
             exported=run.tags["exported_at"],
             seed=int(run.params["seed"]),
             run_id=run.run_id,
             status=SheetStatus(run.tags["sheet_status"]),
-            choices={item: choice({"item": item, **raw}) for item, raw in filled["answers"].items()},
-            replaced=tuple(choice(raw) for raw in filled["history"]),
+            choices={item: parse_choice(item, raw) for item, raw in filled["answers"].items()},
+            replaced=tuple(parse_choice(raw["item"], raw) for raw in filled["history"]),
             owner=run.tags.get("judge"),
         )
 
@@ -304,9 +312,9 @@ class DuelExport:
 
 
 def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) -> DuelExport:
-    """Create a duel sheet and store it in MLflow; this closes the judge's sheets of tips in the experiment.
+    """Create a duel sheet and store it in MLflow. Afterwards the judge gets no more sheets of tips in the experiment.
 
-    Raises NotEnoughData if there is nothing left to compare, SheetsClosed if the judge has an open sheet of tips.
+    Raises SheetsClosed if the judge has not finished a sheet of tips, and NotEnoughData if nothing is left to compare.
     """
     if request.judge:
         check_no_open_sheet(store, experiment, request.judge)
@@ -321,22 +329,19 @@ def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) 
         for run_id, cell in with_tips.items()
     ]
     done = _judged_in_both_orders(stored_duel_sheets(store, experiment), request.judge)
-    found = match_ups(contenders, done)
+    found = find_match_ups(contenders, done)
     if not found:
-        raise NotEnoughData(_nothing_to_compare_message(experiment.name, request, done, len(cells) - len(known)))
+        n_unknown = len(cells) - len(known)
+        raise NotEnoughData(_nothing_to_compare_message(experiment.name, request, done, n_unknown))
     seed = random.SystemRandom().randrange(2**63) if request.seed is None else request.seed
     rng = random.Random(seed)  # noqa: S311 - for shuffling, not a secret
-    chosen = choose_match_ups(found, request.limit and max(1, request.limit // 2), rng)
+    max_match_ups = None if request.limit is None else max(1, request.limit // 2)  # each is shown twice
+    chosen = choose_match_ups(found, max_match_ups, rng)
     rubric = _stored_rubric(store, cells, request.rubric)
-    showings = in_both_orders(chosen, rng)
+    showings = order_showings(chosen, rng)
     sheet_id = uuid.uuid4().hex[:12]
     items = tuple(
-        DuelItem(
-            fingerprint([sheet_id, rng.getrandbits(64), index], 12),
-            cards[with_tips[a.run_id].scenario_key],
-            a.tips,
-            b.tips,
-        )
+        DuelItem(random_item_id(sheet_id, index, rng), cards[with_tips[a.run_id].scenario_key], a=a.tips, b=b.tips)
         for index, (a, b) in enumerate(showings)
     )
     stored = StoredDuelSheet(
@@ -376,9 +381,9 @@ class DuelApplyResult:
     finished: int
     unfinished: int
     changes: tuple[DuelChange, ...]
-    twice: int  # match-ups judged in both orders
-    same: int  # of these, with the same result in both
-    blank: int = 0  # items blank in the file that have an earlier winner
+    in_both_orders: int  # match-ups judged in both orders
+    same_in_both_orders: int  # of these, with the same result in both
+    blank: int = 0  # items that are blank in the file but have an earlier winner
     dry_run: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -394,8 +399,8 @@ class DuelApplyResult:
             "changed": len(self.changes),
             "errors": [],
             "drift": None,
-            "judged_in_both_orders": self.twice,
-            "same_in_both_orders": self.same,
+            "judged_in_both_orders": self.in_both_orders,
+            "same_in_both_orders": self.same_in_both_orders,
             **({"dry_run": True, "changes": [vars(change) for change in self.changes]} if self.dry_run else {}),
         }
 
@@ -408,9 +413,10 @@ def apply_duels(
     Raises SheetRefused with every problem, SheetsClosed if the judge has an open sheet of tips.
     """
     experiment, stored = find_original(store, raw, FORMAT, find_duel)
+    # A sheet that was exported without a name belongs to the first judge who applied it.
     expected = replace(stored.sheet, judge=stored.owner or stored.sheet.judge)
     filled = check_file(raw, expected, check_duel, judge=judge)
-    check_no_open_sheet(store, experiment, filled.judge)  # the file may have been exported without a name
+    check_no_open_sheet(store, experiment, filled.judge)  # again: the export without a name could not check it
     at = now_iso()
     changes, choices, replaced = [], dict(stored.choices), list(stored.replaced)
     for item, winner in filled.finished.items():
@@ -420,9 +426,11 @@ def apply_duels(
             if former is not None:
                 replaced.append(former)
             choices[item] = DuelChoice(item, winner, at)
-    twice, same = _consistency(replace(stored, choices=choices))
+    in_both_orders, same_in_both_orders = _count_both_orders(replace(stored, choices=choices))
     if changes and not dry_run:
-        metrics = {"finished": float(len(choices))} | ({"same_in_both_orders": same / twice} if twice else {})
+        metrics = {"finished": float(len(choices))}
+        if in_both_orders:
+            metrics["same_in_both_orders"] = same_in_both_orders / in_both_orders
         content = {
             "answers": {item: {"winner": choice.winner, "at": choice.at} for item, choice in sorted(choices.items())},
             "history": [asdict(choice) for choice in replaced],
@@ -441,8 +449,8 @@ def apply_duels(
         finished=len(choices),
         unfinished=len(stored.sheet.items) - len(choices),
         changes=tuple(changes),
-        twice=twice,
-        same=same,
+        in_both_orders=in_both_orders,
+        same_in_both_orders=same_in_both_orders,
         blank=len(stored.choices.keys() - filled.finished.keys()),
         dry_run=dry_run,
     )
@@ -454,7 +462,7 @@ class JudgedDuel:
 
     scenario: str
     runs: tuple[str, str]  # shown as a and as b
-    pairs: tuple[PairName, PairName]
+    pairs: tuple[PairName, PairName]  # of these runs
     winner: Winner
     judge: str
     rubric: str  # id@sha256
@@ -462,20 +470,26 @@ class JudgedDuel:
 
 def read_duels(store: RunStore, experiment: Experiment) -> list[JudgedDuel]:
     """Return the comparisons of an experiment. If a judge repeats one on a later sheet, the later one counts."""
-    kept: dict[tuple[str, tuple[str, str]], JudgedDuel] = {}
-    for stored in reversed(list(stored_duel_sheets(store, experiment))):
-        judge, rubric = stored.owner or "", stored.sheet.rubric.tag
+    newest_first = stored_duel_sheets(store, experiment)
+    duels: dict[tuple[str, tuple[str, str]], JudgedDuel] = {}  # by judge and runs; a later duel replaces an earlier one
+    for stored in reversed(list(newest_first)):
+        judge = stored.owner or ""
         for item in stored.sheet.items:
             if choice := stored.choices.get(item.id):
-                runs = stored.sides[item.id]
-                pairs = stored.pairs[runs[0]], stored.pairs[runs[1]]
-                duel = JudgedDuel(item.card["id"], runs, pairs, choice.winner, judge, rubric)
-                kept[judge, runs] = duel
-    return list(kept.values())
+                a, b = stored.sides[item.id]
+                duels[judge, (a, b)] = JudgedDuel(
+                    scenario=item.card["id"],
+                    runs=(a, b),
+                    pairs=(stored.pairs[a], stored.pairs[b]),
+                    winner=choice.winner,
+                    judge=judge,
+                    rubric=stored.sheet.rubric.tag,
+                )
+    return list(duels.values())
 
 
 def _judged_in_both_orders(sheets: Iterator[StoredDuelSheet], judge: str | None) -> Collection[frozenset[str]]:
-    """Return the match-ups judged in both orders by this judge, or by any single judge if None."""
+    """Return the runs of the match-ups that this judge has judged in both orders, or any single judge if None."""
     orders = {
         (stored.owner, stored.sides[item])
         for stored in sheets
@@ -486,17 +500,18 @@ def _judged_in_both_orders(sheets: Iterator[StoredDuelSheet], judge: str | None)
     return {runs for (_, runs), count in counts.items() if count == 2}
 
 
-def _consistency(stored: StoredDuelSheet) -> tuple[int, int]:
+def _count_both_orders(stored: StoredDuelSheet) -> tuple[int, int]:
     """Return the number of match-ups judged in both orders, and how many of these have the same result."""
-    winners_of: dict[frozenset[str], list[str | None]] = defaultdict(list)
+    winners_of: dict[frozenset[str], list[str | None]] = defaultdict(list)  # winning run of each order; None for a tie
     for item, choice in stored.choices.items():
         a, b = stored.sides[item]
-        winners_of[frozenset((a, b))].append({Winner.A: a, Winner.B: b}.get(choice.winner))
-    both = [winners for winners in winners_of.values() if len(winners) == 2]
-    return len(both), sum(len(set(winners)) == 1 for winners in both)
+        winning_run = {Winner.A: a, Winner.B: b, Winner.TIE: None}[choice.winner]
+        winners_of[frozenset((a, b))].append(winning_run)
+    in_both_orders = [winners for winners in winners_of.values() if len(winners) == 2]
+    return len(in_both_orders), sum(one == other for one, other in in_both_orders)
 
 
-def _stored_rubric(store: RunStore, cells: Sequence[JudgedCell], tag: str) -> Rubric:
+def _stored_rubric(store: RunStore, cells: Sequence[AnsweredCell], tag: str) -> Rubric:
     """Return the rubric with this tag, as stored with one of the cells."""
     for cell in cells:
         if cell.run.tags.get("scores_rubric") == tag:
@@ -506,14 +521,16 @@ def _stored_rubric(store: RunStore, cells: Sequence[JudgedCell], tag: str) -> Ru
     raise NotEnoughData("None of the answers to compare has been judged yet.")
 
 
-def _nothing_to_compare_message(name: str, request: DuelRequest, done: Collection[frozenset[str]], unknown: int) -> str:
+def _nothing_to_compare_message(
+    experiment: str, request: DuelRequest, done: Collection[frozenset[str]], n_unknown: int
+) -> str:
     if done:
-        who = request.judge or "a judge"
-        more = "" if request.judge else " --judge NAME gives them to another judge."
-        return f"Every match-up of the {TIED} pairs in {name} has been judged by {who}, in both orders.{more}"
-    if unknown:
+        judge = request.judge or "a judge"
+        hint = "" if request.judge else " --judge NAME gives them to another judge."
+        return f"Every match-up of the {TIED} pairs in {experiment} has been judged by {judge}, in both orders.{hint}"
+    if n_unknown:
         return (
-            f"{unknown} answers of {name} do not belong to a scenario of the current suite. "
+            f"{n_unknown} answers of {experiment} do not belong to a scenario of the current suite. "
             "Pass the suite they were collected with (--suite)."
         )
-    return f"The {TIED} pairs in {name} share no scenario in which both have a tip: there is nothing to compare."
+    return f"The {TIED} pairs in {experiment} share no scenario in which both have a tip: there is nothing to compare."

@@ -12,7 +12,7 @@ from tipbench.errors import NotEnoughData
 from tipbench.judge.apply import update_floor_scores
 from tipbench.judge.controls import JudgeHistory, compose
 from tipbench.judge.drift import MIN_CONTROLS
-from tipbench.judge.material import Candidate, JudgedCell, load_material, read_cells
+from tipbench.judge.material import AnsweredCell, EligibleCell, load_material, read_cells
 from tipbench.judge.sheet import Sheet, instructions
 from tipbench.judge.sheet_store import (
     ItemKind,
@@ -33,10 +33,10 @@ class ExportRequest:
     """Options of a sheet export."""
 
     judge: str | None = None
-    limit: int | None = None
+    limit: int | None = None  # of cells
     overlap: float = 0.2  # of the cells that others have scored, the share that this judge should score too
     everything: bool = False  # also include all cells that only others have scored
-    rejudge: bool = False
+    rejudge: bool = False  # also include cells scored under another rubric
     seed: int | None = None
     suite: str | None = None
     provisional: bool = False  # for an automatic judge whose scores never count as a person's
@@ -69,12 +69,12 @@ class ExportResult:
 
 
 def export_sheet(
-    store: RunStore, experiment: Experiment, request: ExportRequest, cells: Sequence[JudgedCell] | None = None
+    store: RunStore, experiment: Experiment, request: ExportRequest, cells: Sequence[AnsweredCell] | None = None
 ) -> ExportResult:
     """Create a sheet and store it in MLflow. Without `cells`, they are read with `read_cells`.
 
-    Raises NotEnoughData if there is nothing for this judge to score. With `rejudge`, outdated floor scores (those
-    of answers without a usable tip) are then updated to the current rubric at once, else when the sheet is applied.
+    With `rejudge`, outdated floor scores (those of answers without a usable tip) are updated to the current rubric when
+    the sheet is applied. Raises NotEnoughData if there is nothing for this judge to score; then they are updated first.
     """
     if request.judge and not request.provisional:
         check_no_duels(store, experiment, request.judge)
@@ -89,16 +89,17 @@ def export_sheet(
         run_id for run_id, cell in known_cells.items() if cell.run.tags.get("scores_rubric", rubric.tag) != rubric.tag
     }
     seed = random.SystemRandom().randrange(2**63) if request.seed is None else request.seed
-    candidates = [
-        cell.candidate(_scored_by(cell, rubric.tag, request))
+    eligible = [
+        cell.to_eligible(_scored_by(cell, rubric.tag, request))
         for run_id, cell in known_cells.items()
         if not cell.floored and (request.only is None or run_id in request.only) and run_id not in request.without
     ]
     with_controls = {control.scenario for control in material.controls}
     rng = random.Random(seed)  # noqa: S311 - for shuffling, not a secret
     design = read_design(experiment.tags)
-    first_scenarios = (*(design.scenarios if design else ()), *request.first)
-    chosen = choose_cells(candidates, request, with_controls, rng, first_scenarios)
+    planned_scenarios = design.scenarios if design else ()
+    first_scenarios = (*planned_scenarios, *request.first)
+    chosen = choose_cells(eligible, request, with_controls, rng, first_scenarios)
     outdated_floors: tuple[str, ...] = ()  # runs whose floor scores are updated to this rubric
     if request.rejudge and not request.provisional:
         outdated_floors = tuple(
@@ -115,16 +116,16 @@ def export_sheet(
     sheet_id = uuid.uuid4().hex[:12]
     history = _judge_history(store, experiment, request, rubric.tag, known_cells.values())
 
-    def compose_entries(selected: Sequence[Candidate]) -> tuple[SheetEntry, ...]:
+    def compose_entries(selected: Sequence[EligibleCell]) -> tuple[SheetEntry, ...]:
         cards = {cell.scenario: material.cards[known_cells[cell.run_id].scenario_key] for cell in selected}
         return compose(selected, cards, material.controls, rubric, history, sheet_id=sheet_id, rng=rng)
 
-    entries, added = compose_entries(chosen), 0
+    entries, n_added = compose_entries(chosen), 0
     if request.limit is not None and not request.provisional and _count_control_tips(entries) < MIN_CONTROLS:
         # Add scenarios, those already on the sheet first, until there is room for enough control tips.
         restarted_rng = random.Random(seed)  # noqa: S311 - same seed, same order of scenarios
         without_limit = replace(request, limit=None)
-        all_cells = choose_cells(candidates, without_limit, with_controls, restarted_rng, first_scenarios)
+        all_cells = choose_cells(eligible, without_limit, with_controls, restarted_rng, first_scenarios)
         chosen_runs, chosen_scenarios = {cell.run_id for cell in chosen}, {cell.scenario for cell in chosen}
         remaining = _by_scenario(cell for cell in all_cells if cell.run_id not in chosen_runs)
         extended = list(chosen)
@@ -132,43 +133,44 @@ def export_sheet(
             extended += group
             extended_entries = compose_entries(extended)
             if _count_control_tips(extended_entries) >= MIN_CONTROLS:
-                added, chosen, entries = len(extended) - len(chosen), extended, extended_entries
+                n_added = len(extended) - len(chosen)
+                chosen, entries = extended, extended_entries
                 break
     items = tuple(entry.item for entry in entries)
     stored = StoredSheet(
-        Sheet(sheet_id, experiment.name, request.judge, rubric, items, instructions(rubric)),
-        entries,
-        now_iso(),
+        sheet=Sheet(sheet_id, experiment.name, request.judge, rubric, items, instructions(rubric)),
+        entries=entries,
+        exported=now_iso(),
         provisional=request.provisional,
         owner=request.judge,
-        refloor=outdated_floors,
+        outdated_floors=outdated_floors,
         seed=seed,
     )
     run_id = record_sheet(store, experiment.experiment_id, stored)
     store.mark_changed(experiment.experiment_id)
-    newest = max(known_cells.values(), key=lambda cell: cell.run.start_ms).run
-    conditions = newest.tags.get("conditions")
+    newest_run = max(known_cells.values(), key=lambda cell: cell.run.start_ms).run
+    conditions = newest_run.tags.get("conditions")
     return ExportResult(
         replace(stored, run_id=run_id),
         unknown_scenarios=n_unknown,
         older_rubric=0 if request.rejudge else len(outdated_runs),
         other_conditions=sum(known_cells[cell.run_id].run.tags.get("conditions") != conditions for cell in chosen),
-        added=added,
+        added=n_added,
     )
 
 
 def choose_cells(
-    candidates: Iterable[Candidate],
+    eligible: Iterable[EligibleCell],
     request: ExportRequest,
     with_controls: Collection[str],
     rng: random.Random,
     first: Sequence[str] = (),
-) -> list[Candidate]:
+) -> list[EligibleCell]:
     """Select the cells of a sheet, scenario by scenario, beginning with the scenarios in `first`.
 
     Without a judge's name, only unscored cells are selected.
     """
-    cells = sorted(candidates, key=lambda cell: cell.run_id)
+    cells = sorted(eligible, key=lambda cell: cell.run_id)
     order = _scenario_order(cells, request.judge, with_controls, rng, first)
     unscored = [cell for cell in cells if not cell.scored_by]
     by_others = [cell for cell in cells if request.judge and cell.scored_by - {request.judge}]
@@ -176,16 +178,17 @@ def choose_cells(
     if request.everything or request.provisional:
         return _take_scenarios(_by_scenario([*unscored, *only_by_others], order), request.limit, rng)
     unscored_groups = _by_scenario(unscored, order)
-    scored_by_both = len(by_others) - len(only_by_others)
-    overlap_missing = _rounded_up(request.overlap * len(by_others)) - scored_by_both
     # Take as many scenarios scored by others, in order, as the missing overlap needs.
-    shared_groups: list[list[Candidate]] = []
+    n_by_both = len(by_others) - len(only_by_others)
+    overlap_missing = _rounded_up(request.overlap * len(by_others)) - n_by_both
+    shared_groups: list[list[EligibleCell]] = []
+    n_shared = 0
     for group in _by_scenario(only_by_others, order):
-        if sum(map(len, shared_groups)) < overlap_missing:
+        if n_shared < overlap_missing:
             shared_groups.append(group)
+            n_shared += len(group)
     if request.limit is None:
-        return _take_scenarios(unscored_groups, None, rng) + _take_scenarios(shared_groups, None, rng)
-    n_shared = sum(map(len, shared_groups))
+        return [cell for group in (*unscored_groups, *shared_groups) for cell in group]
     # Shared cells are at most `overlap` times the unscored ones, unless there are too few unscored ones.
     min_unscored = _rounded_up(request.limit / (1 + request.overlap))
     n_unscored = min(len(unscored), max(min_unscored, request.limit - n_shared))
@@ -194,7 +197,7 @@ def choose_cells(
 
 
 def _scenario_order(
-    cells: Sequence[Candidate],
+    cells: Sequence[EligibleCell],
     judge: str | None,
     with_controls: Collection[str],
     rng: random.Random,
@@ -222,21 +225,22 @@ def _scenario_order(
     return sorted(scenarios, key=sort_key)
 
 
-def _by_scenario(cells: Iterable[Candidate], order: Sequence[str] = ()) -> list[list[Candidate]]:
-    groups: dict[str, list[Candidate]] = {scenario: [] for scenario in order}
+def _by_scenario(cells: Iterable[EligibleCell], order: Sequence[str] = ()) -> list[list[EligibleCell]]:
+    groups: dict[str, list[EligibleCell]] = {scenario: [] for scenario in order}
     for cell in cells:
         groups.setdefault(cell.scenario, []).append(cell)
     return [group for group in groups.values() if group]
 
 
-def _take_scenarios(groups: Sequence[list[Candidate]], limit: int | None, rng: random.Random) -> list[Candidate]:
+def _take_scenarios(groups: Sequence[list[EligibleCell]], limit: int | None, rng: random.Random) -> list[EligibleCell]:
     """Return the cells of whole scenarios up to the limit; of the last scenario, a random sample that fits."""
-    chosen: list[Candidate] = []
+    chosen: list[EligibleCell] = []
     for group in groups:
-        remaining = len(group) if limit is None else limit - len(chosen)
-        if len(group) > remaining:
-            group = sorted(rng.sample(group, max(0, remaining)), key=lambda cell: cell.run_id)  # noqa: PLW2901
-        chosen += group
+        remaining = len(group) if limit is None else max(0, limit - len(chosen))
+        if len(group) <= remaining:
+            chosen += group
+        else:
+            chosen += sorted(rng.sample(group, remaining), key=lambda cell: cell.run_id)
     return chosen
 
 
@@ -246,7 +250,7 @@ def _rounded_up(number: float) -> int:
 
 
 def _judge_history(
-    store: RunStore, experiment: Experiment, request: ExportRequest, rubric: str, cells: Iterable[JudgedCell]
+    store: RunStore, experiment: Experiment, request: ExportRequest, rubric: str, cells: Iterable[AnsweredCell]
 ) -> JudgeHistory:
     judge = request.judge
     shown = controls_shown_to(store, judge) if judge else []
@@ -254,9 +258,9 @@ def _judge_history(
         return JudgeHistory(judge, shown)
     scored = []
     for cell in cells:
-        judgement = cell.scores.judges.get(judge) if judge else None
+        judgement = cell.scores.applied.get(judge) if judge else None
         if judgement and judgement.rubric == rubric:
-            scored.append(cell.candidate(frozenset()))
+            scored.append(cell.to_eligible(frozenset()))
     newest_first = stored_sheets(store, experiment)
     sheets = [stored for stored in newest_first if not stored.provisional and stored.sheet.rubric.tag == rubric]
     return JudgeHistory(judge, shown, scored=scored, sheets=sheets[::-1])
@@ -266,32 +270,33 @@ def _count_control_tips(entries: Iterable[SheetEntry]) -> int:
     return sum(len(entry.controls) for entry in entries)
 
 
-def _scored_by(cell: JudgedCell, rubric: str, request: ExportRequest) -> frozenset[str]:
-    """Return the judges who have scored the cell.
+def _scored_by(cell: AnsweredCell, rubric: str, request: ExportRequest) -> frozenset[str]:
+    """Return the judges who have scored the cell, under any rubric or, if it may be scored again, under this rubric.
 
-    Held scores, which do not count because of drift, are included only for the judge of the request.
+    Held scores do not count, so a cell with those of another judge is still unscored. The judge's own are included.
     """
     if request.provisional:
         judgements = list(cell.scores.provisional.values())
     else:
-        held = [judgement for name, judgement in cell.scores.held.items() if name == request.judge]
-        judgements = [*cell.scores.judges.values(), *held]
-    any_rubric = not (request.rejudge or request.provisional)
+        own_held = [judgement for name, judgement in cell.scores.held.items() if name == request.judge]
+        judgements = [*cell.scores.applied.values(), *own_held]
+    any_rubric = not request.rejudge and not request.provisional
     return frozenset(judgement.judge for judgement in judgements if any_rubric or judgement.rubric == rubric)
 
 
 def _nothing_pending_message(
-    experiment: str, request: ExportRequest, cells: Sequence[JudgedCell], n_unknown: int
+    experiment: str, request: ExportRequest, cells: Sequence[AnsweredCell], n_unknown: int
 ) -> str:
-    for_judge = f"for {request.judge}" if request.judge else "for a judge"
+    for_judge = f"for {request.judge or 'a judge'}"
     if not cells and n_unknown:
         return (
             f"None of the {n_unknown} cells of {experiment} belongs to a scenario of the current suite. "
             "Pass the suite they were collected with (--suite)."
         )
-    if not request.provisional and (held := sum(request.judge in cell.scores.held for cell in cells)):
+    n_held = 0 if request.provisional else sum(request.judge in cell.scores.held for cell in cells)
+    if n_held:
         return (
-            f"Nothing in {experiment} is pending {for_judge} except {held} answers whose scores are held: revise "
+            f"Nothing in {experiment} is pending {for_judge} except {n_held} answers whose scores are held: revise "
             "their sheet and apply it again, or accept the drift. `tipbench judge status` names the sheet."
         )
     message = (

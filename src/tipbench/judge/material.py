@@ -17,19 +17,20 @@ from tipbench.record.reader import stale_runs, twin_runs
 from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import RunStore
 
-CANDIDATES = "artifact:candidates.json"
-RAW = "artifact:raw.txt"
+# Names of texts in a cell's run.
+CANDIDATES = "artifact:candidates.json"  # the tips of the answer
+RAW = "artifact:raw.txt"  # the answer as returned
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A cell eligible for judging, with the tips to score."""
+class EligibleCell:
+    """A cell that may be put on a sheet, with the tips to score."""
 
     run_id: str
     scenario: str
     tips: tuple[Tip, ...]
     format_ok: bool
-    scored_by: frozenset[str]
+    scored_by: frozenset[str]  # judges
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class Material:
 
 
 @dataclass(frozen=True)
-class JudgedCell:
-    """A recorded cell with its stored texts. Scores and tips are parsed on first access."""
+class AnsweredCell:
+    """A cell with an answer, judged or not. Scores and tips are parsed on first access."""
 
     run: StoredRun
     texts: Mapping[str, str]
@@ -66,7 +67,7 @@ class JudgedCell:
     @cached_property
     def format_ok(self) -> bool:
         """Whether the answer has the requested format, as computed from its text and not as corrected by judges."""
-        judged = self.scores.judges or self.scores.held or self.scores.history
+        judged = self.scores.applied or self.scores.held or self.scores.history
         # After judging, the metric is the judges' mean, which must not be shown to the next judge.
         if judged and RAW in self.texts:
             return parse_answer(self.texts[RAW], self._n_tips).format_ok
@@ -83,33 +84,34 @@ class JudgedCell:
 
     @property
     def floored(self) -> bool:
+        """Whether the answer has no usable tip, and so gets the rubric's floor scores."""
         return self.run.tags.get("floored") == "true"
 
-    def candidate(self, scored_by: frozenset[str]) -> Candidate:
-        """Return the cell as a candidate for a sheet."""
-        return Candidate(self.run.run_id, self.scenario_key[0], self.tips, self.format_ok, scored_by)
+    def to_eligible(self, scored_by: frozenset[str]) -> EligibleCell:
+        """Return the values by which cells are chosen for a sheet."""
+        scenario, _ = self.scenario_key
+        return EligibleCell(self.run.run_id, scenario, self.tips, self.format_ok, scored_by)
 
 
-def load_material(cells: Sequence[JudgedCell], name: str | None) -> Material:
-    """Load the material of the suite `name`, which may be a folder. If it is None, use the suites of the cells.
+def load_material(cells: Sequence[AnsweredCell], suite: str | None) -> Material:
+    """Load the material of a suite, given as its name or folder. Without one, use the suites of the cells.
 
     Raises UsageError if the suites of the cells have different rubrics or are not built in.
     """
-    suites = [load_suite(name)] if name is not None else _suites_of(cells)
-    rubrics = {suite.rubric.tag: suite for suite in suites}
-    if len(rubrics) > 1:
-        names = ", ".join(f"{suite.name} ({suite.rubric.id})" for suite in rubrics.values())
+    suites = [load_suite(suite)] if suite is not None else _suites_of(cells)
+    suite_by_rubric = {each.rubric.tag: each for each in suites}
+    if len(suite_by_rubric) > 1:
+        names = ", ".join(f"{each.name} ({each.rubric.id})" for each in suite_by_rubric.values())
         raise UsageError(
             f"The cells come from suites with different rubrics: {names}. One sheet has one rubric: pass --suite."
         )
-    cards = {
-        (scenario.id, scenario.content_hash): scenario.to_card() for suite in suites for scenario in suite.scenarios
-    }
-    controls = {(control.scenario, control.tip): control for suite in suites for control in suite.controls}
+    cards = {(scenario.id, scenario.content_hash): scenario.to_card() for each in suites for scenario in each.scenarios}
+    # Suites may share controls: those of `tips` are in `tips-32`, too.
+    controls = {(control.scenario, control.tip): control for each in suites for control in each.controls}
     return Material(cards, suites[0].rubric, tuple(controls.values()))
 
 
-def _suites_of(cells: Sequence[JudgedCell]) -> list[Suite]:
+def _suites_of(cells: Sequence[AnsweredCell]) -> list[Suite]:
     names = sorted({cell.run.params.get("suite", "") for cell in cells})
     quoted_names = ", ".join(repr(name) for name in names)
     try:
@@ -121,8 +123,8 @@ def _suites_of(cells: Sequence[JudgedCell]) -> list[Suite]:
         ) from exc
 
 
-def read_cells(store: RunStore, experiment_id: str) -> list[JudgedCell]:
-    """Return the answered cells of an experiment. Superseded, twin and stale runs are excluded."""
+def read_cells(store: RunStore, experiment_id: str) -> list[AnsweredCell]:
+    """Return the answered cells of an experiment, each once: superseded, twin and stale runs are excluded."""
     where = {"kind": str(RunKind.CELL)}
     answered = [
         (run, texts)
@@ -131,4 +133,4 @@ def read_cells(store: RunStore, experiment_id: str) -> list[JudgedCell]:
     ]
     runs = [run for run, _ in answered]
     excluded = stale_runs(runs) | twin_runs(runs)
-    return [JudgedCell(run, texts) for run, texts in answered if run.run_id not in excluded]
+    return [AnsweredCell(run, texts) for run, texts in answered if run.run_id not in excluded]

@@ -53,7 +53,7 @@ class Hooks:
 
     tasks: tuple[str, ...]
     now: tuple[str, ...]  # routines and places at this hour
-    joined: bool  # whether the tip links its action to a routine in `now` ("after your coffee …")
+    is_linked: bool  # whether the tip links its action to a routine in `now` ("after your coffee …")
     personal: tuple[str, ...]  # other routines, preferences, people
     role_words: tuple[str, ...]  # stems from the person's role and circumstances, too general to count as hooks
     names_hour: bool  # whether the tip names the time of day in general words
@@ -95,11 +95,13 @@ def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
     # Except at the start of the tip, 'leave …' ends the action and does not postpone it.
     clauses = [clause for index, clause in enumerate(parsed.clauses) if index == 0 or opening(clause) != "leave"]
     plain = f" {' '.join(word.lower for clause in clauses for word in clause)} "
-    postponing = PHRASES["later_days"] + (PHRASES["later_today"] if card.minute < EVENING * 60 else ())
+    postponing = PHRASES["later_days"]
+    if card.minute < EVENING * 60:
+        postponing += PHRASES["later_today"]
     return Hooks(
         tasks=_texts(tasks),
         now=_texts(now),
-        joined=any(_is_linked_to(clause, now_stems) for clause in parsed.clauses),
+        is_linked=any(_is_linked_to(clause, now_stems) for clause in parsed.clauses),
         personal=(*_texts(personal), *_texts(preferences), *dict.fromkeys(word.text for word in people)),
         role_words=tuple(sorted(other_stems & card.role_words)),
         names_hour=hints_at_routine or bool(other_stems & card.slot_words) or in_daypart,
@@ -169,7 +171,7 @@ def relevance(hooks: Hooks) -> Finding:
     ]
     if hooks.contradictions:
         return Finding(2, (f"against the card: {hooks.contradictions[0]}", *reasons))
-    if hooks.tasks and hooks.now and (hooks.joined or hooks.personal):
+    if hooks.tasks and hooks.now and (hooks.is_linked or hooks.personal):
         return Finding(5, (*reasons, "joined"))
     if hooks.n_kinds >= 2 or (hooks.n_kinds and hooks.names_hour):
         if hooks.names_hour:
@@ -258,14 +260,15 @@ def find_instructions(parsed: ParsedTip, card: Card) -> Instructions:
 def _verb_kind(clause: Sequence[Word], index: int, card: Card) -> str:
     """Return the kind of the verb at this index: "step", "action", "direction" or "none"."""
     verb, rest = clause[index].lower, [word.lower for word in clause[index + 1 :]]
-    main_verb = _main_verb(verb, rest)
-    if main_verb is not None:
-        return _verb_kind(clause, index + 1 + main_verb, card)
+    main_verb_index = _find_main_verb(verb, rest)
+    if main_verb_index is not None:
+        return _verb_kind(clause, index + 1 + main_verb_index, card)
     if verb in WORDS["light_verbs"] and set(rest[:4]) & WORDS["vague_objects"] and not set(rest) & WORDS["units"]:
         return "direction"
     if verb in {"use", "spend"} and not set(rest) & WORDS["units"]:
         return "direction"
-    if f"{verb} {rest[0] if rest else ''}" in PHRASES["step_pairs"] or verb in WORDS["step_verbs"]:
+    first_two_words = " ".join((verb, *rest[:1]))
+    if first_two_words in PHRASES["step_pairs"] or verb in WORDS["step_verbs"]:
         return "step"
     if verb in {"stop", "remember"}:
         return "none"
@@ -274,7 +277,7 @@ def _verb_kind(clause: Sequence[Word], index: int, card: Card) -> str:
     return "direction" if verb in WORDS["vague_verbs"] else "none"
 
 
-def _main_verb(verb: str, rest: Sequence[str]) -> int | None:
+def _find_main_verb(verb: str, rest: Sequence[str]) -> int | None:
     """Return the index in `rest` of the main verb, as in 'try to open' or 'use the break to reflect', or None."""
     if verb in {"try", "remember", "start", "begin", "decide", "aim"} and rest[:1] == ["to"]:
         return 1 if len(rest) > 1 and rest[1] in INSTRUCTION_VERBS else None
@@ -294,8 +297,10 @@ def actionability(instructions: Instructions, hooks: Hooks) -> Finding:
         if instructions.directions:
             return Finding(2, (f"direction only: {instructions.directions[0]}",))
         return Finding(1, ("nothing to do",))
-    reasons = [f"action: {', '.join((*instructions.steps, *instructions.actions)[:3])}"]
-    reasons += ["start"] if instructions.has_start else []
+    verbs = (*instructions.steps, *instructions.actions)
+    reasons = [f"action: {', '.join(verbs[:3])}"]
+    if instructions.has_start:
+        reasons.append("start")
     details = {"duration": instructions.duration, "size": instructions.size, "stop": instructions.stop}
     reasons += [f"{name}: {text}" for name, text in details.items() if text]
     if instructions.unnamed_object and not hooks.tasks:
@@ -306,8 +311,7 @@ def actionability(instructions: Instructions, hooks: Hooks) -> Finding:
         return Finding(3, (*reasons, f"not now: {(*hooks.later, *hooks.contradictions)[0]}"))
     if instructions.has_start and instructions.duration and instructions.stop:
         return Finding(5, tuple(reasons))
-    several_actions = len(instructions.steps) + len(instructions.actions) > 1
-    n_details = instructions.has_start + bool(instructions.size) + bool(instructions.stop) + several_actions
+    n_details = instructions.has_start + bool(instructions.size) + bool(instructions.stop) + (len(verbs) > 1)
     return Finding(4 if instructions.duration or n_details >= 2 else 3, tuple(reasons))
 
 
@@ -359,7 +363,7 @@ def _base_tone(parsed: ParsedTip, card: Card, hooks: Hooks, instructions: Instru
         return 3, "about the person, not to them"
     if n_words < 9:
         return 3, "curt"
-    if parsed.has(PHRASES["stiff"]) or n_words / parsed.sentences > 34:
+    if parsed.has(PHRASES["stiff"]) or n_words / parsed.n_sentences > 34:
         return 3, "stiff or wordy"
     if not instructions.has_action and not hooks.n_kinds:
         return 3, "flat"
@@ -459,7 +463,7 @@ def check_rubric(rubric: Rubric) -> None:
 def rules_error(
     examples: Sequence[CalibratedTip], cards: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, float | None]]:
-    """Return the error of the rules against the examples' reference scores, by scale.
+    """Return the error of the rules against the examples' agreed scores, by scale.
 
     `n` is the number of examples, `bias` the mean error, `error` the mean absolute error, and `within_one` the share of
     scores at most one step off. Without examples for a scale, `n` is 0 and the other values are None. `cards` maps
@@ -469,7 +473,7 @@ def rules_error(
     scored = [(explain_tip(parsed[example.scenario], example.tip).scores, example.scores) for example in examples]
     errors: dict[str, dict[str, float | None]] = {}
     for scale in SCALES:
-        differences = [scores[scale] - reference[scale] for scores, reference in scored if scale in reference]
+        differences = [scores[scale] - agreed[scale] for scores, agreed in scored if scale in agreed]
         n = len(differences)
         errors[scale] = {
             "n": n,

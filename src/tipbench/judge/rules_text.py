@@ -63,7 +63,7 @@ class ParsedTip:
     clauses: tuple[tuple[Word, ...], ...]
     plain: str  # lower-case words separated and surrounded by single spaces, for phrase lookup
     raw: str
-    sentences: int  # at least 1
+    n_sentences: int  # at least 1
 
     @property
     def stems(self) -> frozenset[str]:
@@ -81,9 +81,9 @@ def parse_tip(tip: str) -> ParsedTip:
     parts = [part for part in _CLAUSE_END.split(text) if part.strip()]
     clauses = [clause for part in parts for clause in _clauses(_words(part))]
     words = tuple(word for clause in clauses for word in clause)
-    sentences = len([part for part in re.split(r"[.!?](?=\s|$)", text) if part.strip()])
+    sentences = [part for part in re.split(r"[.!?](?=\s|$)", text) if part.strip()]
     plain = f" {' '.join(word.lower for word in words)} "
-    return ParsedTip(words, tuple(clauses), plain, raw, max(1, sentences))
+    return ParsedTip(words, tuple(clauses), plain, raw, n_sentences=max(1, len(sentences)))
 
 
 @lru_cache(maxsize=8192)
@@ -92,7 +92,8 @@ def stem(word: str) -> str:
     word = word.removesuffix("'s").removesuffix("'")
     if len(word) > 5:
         word = word.replace("our", "or").replace("isation", "ization")
-        word = word.removesuffix("al") if word.endswith("wal") else word
+        if word.endswith("wal"):  # as in 'renewal'
+            word = word.removesuffix("al")
     if len(word) > 4 and word.endswith("ies"):
         word = word[:-3] + "y"
     elif len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")):
@@ -100,9 +101,11 @@ def stem(word: str) -> str:
     for ending in ("ing", "ed"):
         if len(word) > len(ending) + 2 and word.endswith(ending) and re.search("[aeiouy]", word[: -len(ending)]):
             word = word.removesuffix(ending)
-            word = word[:-1] if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "ls" else word
+            if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "ls":  # as in 'planning', not 'calling'
+                word = word[:-1]
             break
-    word = word[:-3] + "iz" if word.endswith("ise") and len(word) > 5 else word
+    if len(word) > 5 and word.endswith("ise"):
+        word = word[:-3] + "iz"
     return word.removesuffix("e") if len(word) > 3 else word
 
 
@@ -136,9 +139,9 @@ def clause_verb(clause: Sequence[Word], verbs: frozenset[str]) -> int | None:
         return start
     for index in range(start + 1, len(clause)):
         previous, word = clause[index - 1].lower, clause[index].lower
-        # As in 'it is best to open …'.
-        urged = previous == "to" and any(w.lower in WORDS["urges"] for w in clause[max(0, index - 4) : index - 1])
-        if word in verbs and (previous in WORDS["modals"] or urged):
+        before = {earlier.lower for earlier in clause[max(0, index - 4) : index - 1]}
+        is_urged = previous == "to" and bool(before & WORDS["urges"])  # as in 'it is best to open …'
+        if word in verbs and (previous in WORDS["modals"] or is_urged):
             return index
     return None
 
@@ -301,8 +304,8 @@ def _split_preference(text: str) -> tuple[str, str]:
     """Split a preference into the wanted part and the ruled-out part; either may be empty."""
     if re.match(r"(?i)(no|not|never|without)\b", text):
         return "", text
-    wanted, _, ruled_out = re.sub(r"(?i)\b(over|rather than|instead of|not)\b", "\0", text, count=1).partition("\0")
-    return wanted, ruled_out
+    wanted, *rest = re.split(r"(?i)\b(?:over|rather than|instead of|not)\b", text, maxsplit=1)
+    return wanted, "".join(rest)
 
 
 def _names(texts: Iterable[str]) -> frozenset[str]:
@@ -328,12 +331,13 @@ def clock_times(text: str, *, bare: bool = True) -> list[int]:
         if match["h"]:
             times.append((int(match["h"]) % 24) * 60 + int(match["m"]) % 60)
             continue
-        minutes = 0  # after the hour
-        if match["part"]:
-            minutes = _PART_MINUTES[match["part"]] if match["way"] == "past" else -_PART_MINUTES[match["part"]]
+        minutes = _PART_MINUTES[match["part"]] if match["part"] else 0
+        if match["way"] == "to":  # as in 'quarter to nine'
+            minutes = -minutes
         hour = _HOURS[match["word"] or match["plain"]] % 12
-        afternoon = 12 * 60 if hour < 5 else 0
-        times.append(hour * 60 + minutes + afternoon)
+        if hour < 5:
+            hour += 12  # in the afternoon
+        times.append(hour * 60 + minutes)
     return times
 
 
@@ -343,7 +347,8 @@ def _routine_time(text: str, minute: int) -> RoutineTime:
     mornings = [time for time in times if 5 * 60 <= time < 12 * 60 and "until" not in text]
     evenings = [time + 12 * 60 for time in mornings]  # "eight" may be morning or evening
     if len(times) == 2 and re.search(r"\bto\b", text):
-        spans_now = times[0] <= minute <= times[1]
+        first, last = times
+        spans_now = first <= minute <= last
     else:
         ends = [time + 12 * 60 if time < 6 * 60 else time for time in times]  # "until five" is in the afternoon
         duration = 4 * 60  # assumed for a routine "until" a time

@@ -16,7 +16,7 @@ from tipbench.errors import MlflowUnavailable, NotEnoughData
 from tipbench.judge.apply import ApplyResult, SheetApplier
 from tipbench.judge.check import check_item
 from tipbench.judge.export import ExportRequest, export_sheet
-from tipbench.judge.material import JudgedCell, read_cells
+from tipbench.judge.material import AnsweredCell, read_cells
 from tipbench.judge.sheet import FilledSheet, ItemScore, TipItem, TipSheet, sheet_text
 from tipbench.judge.sheet_store import (
     FILLED,
@@ -98,7 +98,8 @@ def recover_items(output: bytes, sheet: TipSheet) -> RecoveredItems:
             continue
         # The object is a sheet with items, or a single item if the output is truncated.
         items = candidate.get("items")
-        for item in items if isinstance(items, list) else [candidate]:
+        raw_items = items if isinstance(items, list) else [candidate]
+        for item in raw_items:
             item_id = item.get("item") if isinstance(item, dict) else None
             if isinstance(item_id, str) and item_id in expected_ids:
                 item_versions = versions.setdefault(item_id, [])
@@ -164,13 +165,13 @@ def _find_objects(text: str) -> list[dict[str, Any]]:
     has_key: deque[bool] = deque(maxlen=_MAX_DEPTH)  # whether each open bracket directly contains one of _KEYS
     budget = _MAX_PARSED_FACTOR * len(text) + _MAX_PARSED_EXTRA  # characters that may still be parsed
     for token in _TOKEN.finditer(text):
-        first_char = token[0][0]
-        if first_char in "[{":
+        word = token.group()  # a bracket or a string
+        if word in ("[", "{"):
             starts.append(token.start())
             has_key.append(False)
-        elif first_char == '"' and starts and token[0] in _KEYS:
+        elif word in _KEYS and starts:
             has_key[-1] = True
-        elif first_char in "]}" and starts:
+        elif word in ("]", "}") and starts:
             start = starts.pop()
             if not has_key.pop() or budget <= 0:
                 continue
@@ -200,11 +201,11 @@ SAVE_INTERVAL_S = 20.0  # seconds between saves of new scores
 
 @dataclass(frozen=True)
 class JudgeResult:
-    """The result of an automatic judge's run."""
+    """The result of `run_judge`."""
 
     applied: ApplyResult
     unscored: tuple[Unscored, ...]
-    continued: bool = False  # whether the run continued a sheet of an earlier one
+    continued: bool = False  # whether a sheet of an earlier call was continued
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON of `judge apply`, with the unscored items and their reasons added."""
@@ -214,7 +215,7 @@ class JudgeResult:
 
 @dataclass(frozen=True)
 class JudgeEnvironment:
-    """Callbacks and settings of a judge run."""
+    """Callbacks and settings of `run_judge`."""
 
     report: Callable[[str], None] = lambda _text: None
     progress: Callable[[int, int, int], None] = lambda _scored, _unscored, _total: None  # called with numbers of items
@@ -233,13 +234,16 @@ def run_judge(
     accept: str | None = None,
     environment: JudgeEnvironment | None = None,
 ) -> JudgeResult:
-    """Score pending cells with an automatic judge. Raises NotEnoughData if there are none."""
+    """Score pending cells with an automatic judge. Raises NotEnoughData if there are none.
+
+    `accept` is the reason for accepting a drift beyond the limit, of this sheet or of the judge's last one.
+    """
     request = replace(request, judge=judge.name, provisional=judge.provisional)
-    return _Run(store, experiment, judge, request, accept, environment or JudgeEnvironment()).run()
+    return _Call(store, experiment, judge, request, accept, environment or JudgeEnvironment()).run()
 
 
 @dataclass(frozen=True)
-class _Run:
+class _Call:
     """One call of `run_judge`."""
 
     store: RunStore
@@ -250,12 +254,11 @@ class _Run:
     environment: JudgeEnvironment
 
     def run(self) -> JudgeResult:
-        experiment = self.experiment
-        sheets = stored_sheets(self.store, experiment, self.request.judge)
-        # The judge's newest sheet with scores. If it is not applied, the run that filled it was interrupted.
-        provisional = self.request.provisional
-        last = next((stored for stored in sheets if stored.scores and stored.provisional == provisional), None)
-        if last is not None and last.status is SheetStatus.EXPORTED:
+        experiment, provisional = self.experiment, self.request.provisional
+        newest_first = stored_sheets(self.store, experiment, self.request.judge)
+        scored_sheets = (stored for stored in newest_first if stored.scores and stored.provisional == provisional)
+        last = next(scored_sheets, None)
+        if last is not None and last.status is SheetStatus.EXPORTED:  # the call that filled it was interrupted
             self.environment.report(
                 f"continuing the sheet {last.sheet.id}: {len(last.scores)} of {len(last.entries)} items are scored"
             )
@@ -279,10 +282,12 @@ class _Run:
             raise
         return self._judge(stored, continued=False)
 
-    def _finish_earlier(self, last: StoredSheet, cells: Sequence[JudgedCell], *, accepting: bool) -> JudgeResult | None:
-        """Apply the scores of an interrupted run, or of a run whose drift is now accepted.
+    def _finish_earlier(
+        self, last: StoredSheet, cells: Sequence[AnsweredCell], *, accepting: bool
+    ) -> JudgeResult | None:
+        """Apply the judge's last sheet again if the apply was interrupted, or if its drift is now accepted.
 
-        Return None if they are applied already.
+        Return None if its scores are applied already.
         """
         no_new_scores: FilledSheet[ItemScore] = FilledSheet(self.judge.name, {})
         if not accepting:
@@ -312,7 +317,8 @@ class _Run:
                 return applier.run(accept=self.accept, final=True)
 
         try:
-            for result in self.judge.fill(remaining, environment.report) if remaining.items else ():
+            results = self.judge.fill(remaining, environment.report) if remaining.items else ()
+            for result in results:
                 if isinstance(result, Unscored):
                     unscored.append(result)
                 else:
@@ -323,7 +329,7 @@ class _Run:
             applied = retry_while_unavailable(apply, "MLflow", environment.wait_s, observer)
         except MlflowUnavailable as exc:
             raise MlflowUnavailable(f"{exc} {self._save_to_file(stored, scores)}".strip()) from exc
-        except BaseException:
+        except BaseException:  # also if the user interrupts the command
             scores.save()
             if message := self._save_to_file(stored, scores):
                 environment.report(message)
@@ -332,7 +338,7 @@ class _Run:
 
     def _save_to_file(self, stored: StoredSheet, scores: _SheetScores) -> str:
         """Save unsaved scores to a file; return a message with its path, or an empty string."""
-        if not scores.unsaved or self.environment.rescue is None:
+        if not scores.has_unsaved or self.environment.rescue is None:
             return ""
         path = self.environment.rescue(stored.sheet.id, sheet_text(stored.sheet, scores.all))
         return (
@@ -352,8 +358,8 @@ class _SheetScores:
     stored: StoredSheet
     report: Callable[[str], None]
     new: dict[str, ItemScore] = field(default_factory=dict)  # by item id
-    _saved: int = 0  # number of new scores that are saved
-    _saved_at: float = field(default_factory=time.monotonic)  # time of the last attempt to save
+    _n_saved: int = 0  # number of new scores that are saved
+    _tried_at: float = field(default_factory=time.monotonic)  # time of the last attempt to save
     _reported: bool = False  # whether a failed attempt was reported
 
     @property
@@ -361,25 +367,25 @@ class _SheetScores:
         return {**self.stored.scores, **self.new}
 
     @property
-    def unsaved(self) -> bool:
-        return len(self.new) > self._saved
+    def has_unsaved(self) -> bool:
+        return len(self.new) > self._n_saved
 
     def add(self, score: ItemScore) -> None:
         self.new[score.item] = score
-        if time.monotonic() - self._saved_at > SAVE_INTERVAL_S:
+        if time.monotonic() - self._tried_at > SAVE_INTERVAL_S:
             self.save()
 
     def save(self) -> None:
         """Save new scores; if MLflow is unavailable, they are saved by the next call."""
-        if self.unsaved:
+        if self.has_unsaved:
             change = RunChange(
                 texts={FILLED: item_scores_text(self.all, self.stored.replaced)}, at_ms=milliseconds(now_iso())
             )
             try:
                 self.store.update(self.stored.run_id, change)
-                self._saved = len(self.new)
+                self._n_saved = len(self.new)
             except MlflowUnavailable as exc:
                 if not self._reported:
                     self.report(f"{exc} Judging continues; the scores are kept in memory until it is available.")
                 self._reported = True
-        self._saved_at = time.monotonic()
+        self._tried_at = time.monotonic()

@@ -16,6 +16,7 @@ from tipbench.plan.rubric import FLAGS, Rubric
 from tipbench.record.run import RunChange, RunState
 
 FORMAT = "tipbench-scores/1"
+# Names of texts in a cell's run.
 SCORES = "artifact:scores.json"
 RUBRIC = "artifact:rubric.md"
 PROVISIONAL = "provisional_"  # prefix of metrics
@@ -30,26 +31,26 @@ class Judgement:
     judge: str
     sheet: str
     exported: str  # ISO time of the sheet's export
-    at: str  # ISO time of applying the sheet
+    applied_at: str  # ISO time; `at` in JSON
     rubric: str  # id@sha256
     format_ok: bool
     tips: tuple[TipScore, ...]
-    means: Mapping[str, float]  # over the tips, of the composite, each scale and each flag
+    means: Mapping[str, float]  # over the tips: see `tip_means`
     held: bool = False  # stored but not counted, because the drift limit was exceeded
 
-    def equals_except_time(self, other: Judgement) -> bool:
-        """Return whether the judgements are equal, ignoring the time of applying."""
-        return replace(self, at="") == replace(other, at="")
+    def equals_except_time(self, other: Judgement | None) -> bool:
+        """Return whether the other judgement is equal, ignoring the time of applying."""
+        return other is not None and replace(other, applied_at=self.applied_at) == self
 
 
 @dataclass(frozen=True)
 class CellScores:
     """All judgements of a cell: the current ones by judge, and the replaced ones.
 
-    A judge may have both a counted and a held judgement, from different sheets.
+    A judge may have both an applied and a held judgement, from different sheets.
     """
 
-    judges: Mapping[str, Judgement]  # by judge; not held
+    applied: Mapping[str, Judgement]  # by judge; they count if their rubric is the current one
     provisional: Mapping[str, Judgement]  # by judge; do not count
     history: tuple[Judgement, ...] = ()  # replaced judgements, oldest first
     held: Mapping[str, Judgement] = field(default_factory=dict)  # by judge; do not count
@@ -57,83 +58,83 @@ class CellScores:
     def with_judgement(self, new: Judgement, *, provisional: bool = False) -> CellScores:
         """Add a judgement. A replaced one moves to the history unless provisional. Return self if nothing changes."""
         if provisional:
-            former = self.provisional.get(new.judge)
-            same = former is not None and former.equals_except_time(new)
-            return self if same else replace(self, provisional={**self.provisional, new.judge: new})
-        return self._with_held(new) if new.held else self._with_counted(new)
+            if new.equals_except_time(self.provisional.get(new.judge)):
+                return self
+            return replace(self, provisional={**self.provisional, new.judge: new})
+        return self._with_held(new) if new.held else self._with_applied(new)
 
     def without_judge(self, judge: str) -> CellScores:
         """Return the scores without this judge's judgements. Provisional ones are kept."""
         history = tuple(judgement for judgement in self.history if judgement.judge != judge)
-        return replace(self, judges=_without(self.judges, judge), held=_without(self.held, judge), history=history)
+        return replace(self, applied=_without(self.applied, judge), held=_without(self.held, judge), history=history)
 
-    def _with_counted(self, new: Judgement) -> CellScores:
-        """Add a counted judgement and remove the held one of the same sheet.
+    def _with_applied(self, new: Judgement) -> CellScores:
+        """Add a judgement of an applied sheet, and remove the held judgement of the same sheet.
 
         A current judgement from a sheet exported later is not replaced.
         """
-        current = self.judges.get(new.judge)
-        released = _only_from_sheet(self.held.get(new.judge), new.sheet)
-        keep_current = _is_of_later_sheet(current, new)
-        if released is None and (keep_current or (current is not None and current.equals_except_time(new))):
+        current = self.applied.get(new.judge)
+        released = _if_of_sheet(new.sheet, self.held.get(new.judge))  # is no longer held
+        if _is_of_later_sheet(current, new):
+            if released is None:
+                return self
+            applied, replaced = self.applied, [released]
+        elif released is None and new.equals_except_time(current):
             return self
-        replaced = [released] if keep_current else _replaced_by(new, current, released)
-        return replace(
-            self,
-            judges=self.judges if keep_current else {**self.judges, new.judge: new},
-            held=_without(self.held, new.judge) if released else self.held,
-            history=_shortened((*self.history, *filter(None, replaced))),
-        )
+        else:
+            applied, replaced = {**self.applied, new.judge: new}, _replaced_by(new, current, released)
+        held = self.held if released is None else _without(self.held, new.judge)
+        return replace(self, applied=applied, held=held, history=_limit_history((*self.history, *replaced)))
 
     def _with_held(self, new: Judgement) -> CellScores:
-        """Add a held judgement and withdraw the counted one of the same sheet.
+        """Add a held judgement, and withdraw the applied judgement of the same sheet.
 
-        The judge's newest counted judgement from another sheet is restored from the history. A held judgement from a
-        sheet exported later is not replaced.
+        The judge's newest applied judgement from another sheet is then restored from the history. A held judgement from
+        a sheet exported later is not replaced.
         """
-        withdrawn = _only_from_sheet(self.judges.get(new.judge), new.sheet)
         former = self.held.get(new.judge)
-        keep_former = _is_of_later_sheet(former, new)
-        if withdrawn is None and (keep_former or (former is not None and former.equals_except_time(new))):
+        withdrawn = _if_of_sheet(new.sheet, self.applied.get(new.judge))
+        if _is_of_later_sheet(former, new):
+            if withdrawn is None:
+                return self
+            held, replaced = self.held, [withdrawn]
+        elif withdrawn is None and new.equals_except_time(former):
             return self
-        judges, history = self.judges, self.history
+        else:
+            held, replaced = {**self.held, new.judge: new}, _replaced_by(new, withdrawn, former)
+        applied, history = self.applied, self.history
         if withdrawn is not None:
-            judges = _without(judges, new.judge)
-            latest_by_sheet = {judgement.sheet: judgement for judgement in history if judgement.judge == new.judge}
+            applied = _without(applied, new.judge)
+            # The history is oldest first, so the last judgement of each sheet remains.
+            last_by_sheet = {judgement.sheet: judgement for judgement in history if judgement.judge == new.judge}
             restorable = [
-                judgement
-                for judgement in latest_by_sheet.values()
-                if judgement.sheet != new.sheet and not judgement.held
+                judgement for judgement in last_by_sheet.values() if judgement.sheet != new.sheet and not judgement.held
             ]
-            if restored := max(restorable, key=lambda judgement: judgement.exported, default=None):
-                judges = {**judges, new.judge: restored}
+            restored = max(restorable, key=lambda judgement: judgement.exported, default=None)
+            if restored is not None:
+                applied = {**applied, new.judge: restored}
                 history = tuple(judgement for judgement in history if judgement is not restored)
-        replaced = [withdrawn] if keep_former else _replaced_by(new, withdrawn, former)
-        return replace(
-            self,
-            judges=judges,
-            held=self.held if keep_former else {**self.held, new.judge: new},
-            history=_shortened((*history, *filter(None, replaced))),
-        )
+        return replace(self, applied=applied, held=held, history=_limit_history((*history, *replaced)))
 
     @cached_property
     def counted(self) -> list[Judgement]:
-        """The judgements under the current rubric, which is the one of the sheet exported last."""
-        if not self.judges:
+        """The judgements that count: of applied sheets, under the current rubric, that of the sheet exported last."""
+        if not self.applied:
             return []
-        current = max(self.judges.values(), key=lambda judgement: judgement.exported).rubric
-        return [judgement for judgement in self.judges.values() if judgement.rubric == current]
+        newest = max(self.applied.values(), key=lambda judgement: judgement.exported)
+        return [judgement for judgement in self.applied.values() if judgement.rubric == newest.rubric]
 
     @property
     def latest_provisional(self) -> Judgement | None:
         """The provisional judgement applied last, or None."""
-        return max(self.provisional.values(), key=lambda judgement: judgement.at, default=None)
+        return max(self.provisional.values(), key=lambda judgement: judgement.applied_at, default=None)
 
 
-NO_SCORES = CellScores({}, {})
+NO_SCORES = CellScores(applied={}, provisional={})
 
 
-def _only_from_sheet(judgement: Judgement | None, sheet: str) -> Judgement | None:
+def _if_of_sheet(sheet: str, judgement: Judgement | None) -> Judgement | None:
+    """Return the judgement if it is from this sheet, else None."""
     return judgement if judgement is not None and judgement.sheet == sheet else None
 
 
@@ -142,23 +143,25 @@ def _is_of_later_sheet(judgement: Judgement | None, new: Judgement) -> bool:
     return judgement is not None and judgement.sheet != new.sheet and judgement.exported > new.exported
 
 
-def _replaced_by(new: Judgement, *former: Judgement | None) -> list[Judgement | None]:
-    """Return the former judgements that differ from `new`, ignoring the held flag and the time."""
-    return [old for old in former if old is not None and replace(old, held=new.held, at=new.at) != new]
+def _replaced_by(new: Judgement, *former: Judgement | None) -> list[Judgement]:
+    """Return the former judgements that differ from `new` in more than `held` and the time of applying."""
+    return [old for old in former if old is not None and replace(old, held=new.held, applied_at=new.applied_at) != new]
 
 
-def _shortened(history: Sequence[Judgement]) -> tuple[Judgement, ...]:
-    """Return the newest _MAX_REPLACED judgements of each sheet. Only the newest one keeps its notes.
+def _limit_history(history: Sequence[Judgement]) -> tuple[Judgement, ...]:
+    """Return the newest _MAX_REPLACED judgements of each sheet. Only the newest keeps its notes: it may be restored.
 
-    Without a limit, each revision would make the cell's run slower to read and write. Controls have no
-    run, so a judge could tell them from answers by the time of an apply. The newest may be restored.
+    Without a limit, each revision would make the cell's run slower to read and write. Controls have no run, so the
+    duration of an apply would reveal to a judge which items are controls.
     """
-    counts: Counter[str] = Counter()  # by sheet
+    seen: Counter[str] = Counter()  # by sheet
     kept = []
     for judgement in reversed(history):
-        counts[judgement.sheet] += 1
-        if counts[judgement.sheet] <= _MAX_REPLACED:
-            kept.append(judgement if counts[judgement.sheet] == 1 else _without_notes(judgement))
+        seen[judgement.sheet] += 1
+        if seen[judgement.sheet] == 1:
+            kept.append(judgement)
+        elif seen[judgement.sheet] <= _MAX_REPLACED:
+            kept.append(_without_notes(judgement))
     return tuple(reversed(kept))
 
 
@@ -176,18 +179,18 @@ def read_scores(text: str | None) -> CellScores:
     if text is None:
         return NO_SCORES
 
-    def parsed(judgements: Mapping[str, Any]) -> dict[str, Judgement]:
-        return {judge: _judgement(judge, raw) for judge, raw in judgements.items()}
+    def parse_by_judge(raw_judgements: Mapping[str, Any]) -> dict[str, Judgement]:
+        return {judge: _parse_judgement(judge, raw) for judge, raw in raw_judgements.items()}
 
     try:
         raw = json.loads(text)
-        judges, held = parsed(raw["judges"]), parsed(raw.get("held", {}))
+        # Earlier versions of tipbench stored held judgements under "judges", too.
+        applied_or_held, held = parse_by_judge(raw["judges"]), parse_by_judge(raw.get("held", {}))
         return CellScores(
-            # Earlier versions of tipbench stored held judgements under "judges".
-            judges={judge: judgement for judge, judgement in judges.items() if not judgement.held},
-            provisional=parsed(raw["provisional"]),
-            history=tuple(_judgement(each["judge"], each) for each in raw["history"]),
-            held={judge: judgement for judge, judgement in judges.items() if judgement.held} | held,
+            applied={judge: judgement for judge, judgement in applied_or_held.items() if not judgement.held},
+            provisional=parse_by_judge(raw["provisional"]),
+            history=tuple(_parse_judgement(each["judge"], each) for each in raw["history"]),
+            held={judge: judgement for judge, judgement in applied_or_held.items() if judgement.held} | held,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise CorruptText(f"The text {SCORES} has an unexpected format ({type(exc).__name__}: {exc}).") from exc
@@ -201,7 +204,7 @@ def scores_text(scores: CellScores) -> str:
 
     value = {
         "format": FORMAT,
-        "judges": by_judge(scores.judges),
+        "judges": by_judge(scores.applied),
         "held": by_judge(scores.held),
         "provisional": by_judge(scores.provisional),
         "history": [{"judge": judgement.judge, **_judgement_json(judgement)} for judgement in scores.history],
@@ -210,7 +213,7 @@ def scores_text(scores: CellScores) -> str:
 
 
 def tip_means(rubric: Rubric, score: ItemScore) -> dict[str, float]:
-    """Return the means over a cell's tips of the composite, each scale and each flag."""
+    """Return the means over an answer's tips: of the composite, of each scale, and of each flag as 0 or 1."""
     means = {name: fmean(tip.scores[name] for tip in score.tips) for name in rubric.scale_names}
     means["format_ok"] = float(score.format_ok)
     means["overlong"] = fmean(tip.overlong for tip in score.tips)
@@ -221,7 +224,7 @@ def tip_means(rubric: Rubric, score: ItemScore) -> dict[str, float]:
 
 
 def run_change(scores: CellScores, rubrics: Mapping[str, Rubric], at_ms: int) -> RunChange:
-    """Return the update of the cell's run, with the text of the current rubric. `rubrics` are by `id@sha256`."""
+    """Return the update of the cell's run, with the text of the current rubric if it is in `rubrics`, by its tag."""
     texts = {SCORES: scores_text(scores)}
     tags: dict[str, str] = {}
     metrics: dict[str, float] = {}
@@ -232,34 +235,43 @@ def run_change(scores: CellScores, rubrics: Mapping[str, Rubric], at_ms: int) ->
         tags |= {"state": str(RunState.JUDGED), "judge_pending": "false", "scores_rubric": rubric}
         if rubric in rubrics:
             texts[RUBRIC] = rubrics[rubric].text
-    elif scores.held:
+    elif scores.held:  # they may have counted before
         tags |= {"state": str(RunState.PENDING), "judge_pending": "true"}
     tags["judges"] = json.dumps(sorted(judgement.judge for judgement in counted), ensure_ascii=False)
     tags["held"] = str(bool(scores.held)).lower()
     provisional = scores.latest_provisional
     if provisional is not None:
+        # Without flags: automatic judges do not correct the computed ones.
         metrics |= {PROVISIONAL + name: value for name, value in provisional.means.items() if name not in FLAGS}
         tags |= {"provisional_judge": provisional.judge, "provisional_rubric": provisional.rubric}
     return RunChange(metrics=metrics, tags=tags, texts=texts, at_ms=at_ms)
 
 
 def floor_change(rubric: Rubric, at_ms: int) -> RunChange:
-    """Return the update of a cell without a usable tip, which gets the rubric's floor scores."""
+    """Return the update that gives the rubric's floor scores to a cell without a usable tip."""
     metrics = {**rubric.floor, "composite": rubric.floor_composite}
     return RunChange(metrics=metrics, tags={"scores_rubric": rubric.tag}, texts={RUBRIC: rubric.text}, at_ms=at_ms)
 
 
 def _judgement_json(judgement: Judgement) -> dict[str, Any]:
-    value = {key: getattr(judgement, key) for key in ("sheet", "exported", "at", "rubric", "format_ok", "held")}
-    return value | {"means": dict(judgement.means), "tips": [tip.to_json() for tip in judgement.tips]}
+    return {
+        "sheet": judgement.sheet,
+        "exported": judgement.exported,
+        "at": judgement.applied_at,
+        "rubric": judgement.rubric,
+        "format_ok": judgement.format_ok,
+        "held": judgement.held,
+        "means": dict(judgement.means),
+        "tips": [tip.to_json() for tip in judgement.tips],
+    }
 
 
-def _judgement(judge: str, raw: Mapping[str, Any]) -> Judgement:
+def _parse_judgement(judge: str, raw: Mapping[str, Any]) -> Judgement:
     return Judgement(
         judge=judge,
         sheet=raw["sheet"],
         exported=raw["exported"],
-        at=raw["at"],
+        applied_at=raw["at"],
         rubric=raw["rubric"],
         format_ok=bool(raw["format_ok"]),
         tips=tuple(map(TipScore.from_json, raw["tips"])),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -115,6 +116,11 @@ class FilledSheet(Generic[FilledT]):
     judge: str
     finished: Mapping[str, FilledT]  # by item id
     unfinished: tuple[str, ...] = ()  # item ids
+
+
+def random_item_id(sheet_id: str, position: int, rng: random.Random) -> str:
+    """Return the id of a new item. It reveals nothing about the item, and ids of a sheet are distinct."""
+    return fingerprint([sheet_id, rng.getrandbits(64), position], 12)
 
 
 def sheet_json(sheet: TipSheet, scores: Mapping[str, ItemScore] | None = None) -> dict[str, Any]:

@@ -21,12 +21,14 @@ from tipbench.record.run import NewRun, RunKind, StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import fingerprint
 
+# Names of texts in a sheet's run.
 SHEET = "artifact:sheet.json"
-KEY = "artifact:key.json"
+KEY = "artifact:key.json"  # the source of each item, which the judge must not see
 FILLED = "artifact:answers.json"  # what the judge has filled in: scores, or the winners of duels
 DRIFT = "artifact:drift.json"
-SHEET_KIND = "sheet_kind"  # tag; absent on an ordinary sheet
-DUEL = "duel"  # its value on a duel sheet
+SHEET_KIND = "sheet_kind"  # tag; absent on a sheet of tips
+TIPS = "sheet"  # the kind of a sheet without this tag
+DUEL = "duel"
 FINAL = "sheet_final"  # tag
 REVISIONS = "sheet_revisions"  # tag
 HIDDEN = "hidden_"  # prefix of the metrics, tags and texts that imitate the update of a cell for a hidden item
@@ -49,7 +51,7 @@ class SheetEntry:
     kind: ItemKind
     run_id: str | None = None  # for cells and repeats
     controls: tuple[str, ...] = ()  # ids of the control tips, in the item's order
-    references: tuple[Mapping[str, int], ...] = ()  # reference scores of the control tips, by scale
+    agreed_scores: tuple[Mapping[str, int], ...] = ()  # of each control tip, by scale
 
 
 def control_id(control: Control) -> str:
@@ -111,7 +113,7 @@ class StoredSheet:
     entries: tuple[SheetEntry, ...]  # in the sheet's order
     exported: str  # ISO time
     provisional: bool = False
-    refloor: tuple[str, ...] = ()  # runs whose floor scores are updated to the sheet's rubric on apply
+    outdated_floors: tuple[str, ...] = ()  # runs whose floor scores are updated to the sheet's rubric on apply
     seed: int = 0
     run_id: str = ""
     status: SheetStatus = SheetStatus.EXPORTED
@@ -171,7 +173,7 @@ def record_sheet(store: RunStore, experiment_id: str, stored: StoredSheet) -> st
             "behind": str(entry.kind),
             "run": entry.run_id,
             "controls": list(entry.controls),
-            "references": [dict(reference) for reference in entry.references],
+            "references": [dict(scores) for scores in entry.agreed_scores],
         }
         for entry in entries
     }
@@ -185,7 +187,7 @@ def record_sheet(store: RunStore, experiment_id: str, stored: StoredSheet) -> st
         metrics={**counts, "n_control_tips": float(sum(len(entry.controls) for entry in entries))},
         tags={"provisional": str(stored.provisional).lower()},
         content=content,
-        key={"judge": sheet.judge, "items": sources, "refloor": list(stored.refloor)},
+        key={"judge": sheet.judge, "items": sources, "refloor": list(stored.outdated_floors)},
     )
     return store.record(experiment_id, run)
 
@@ -270,7 +272,7 @@ def controls_shown_to(store: RunStore, judge: str) -> list[str]:
         if not experiment.name.startswith(EXPERIMENT_PREFIX):
             continue
         for run, texts in store.read(experiment.experiment_id, where=where, texts=(KEY,)):
-            if run.tags.get(SHEET_KIND, "sheet") == "sheet":
+            if run.tags.get(SHEET_KIND, TIPS) == TIPS:
                 for item in json.loads(texts[KEY])["items"].values():
                     shown += item["controls"]
     return shown
@@ -289,7 +291,7 @@ def _read_sheets(store: RunStore, experiment: Experiment, where: Mapping[str, st
                     kind=ItemKind(source["behind"]),
                     run_id=source["run"],
                     controls=tuple(source["controls"]),
-                    references=tuple(source["references"]),
+                    agreed_scores=tuple(source["references"]),
                 )
             )
         items = tuple(entry.item for entry in entries)
@@ -299,7 +301,7 @@ def _read_sheets(store: RunStore, experiment: Experiment, where: Mapping[str, st
             entries=tuple(entries),
             exported=run.tags["exported_at"],
             provisional=run.tags.get("provisional") == "true",
-            refloor=tuple(key["refloor"]),
+            outdated_floors=tuple(key["refloor"]),
             seed=int(run.params["seed"]),
             run_id=run.run_id,
             status=SheetStatus(run.tags["sheet_status"]),
@@ -315,7 +317,7 @@ def _read_sheets(store: RunStore, experiment: Experiment, where: Mapping[str, st
             self_exact=run.metrics.get("self_exact"),
         )
 
-    return read_judgings(store, experiment, "sheet", where, parse)
+    return read_judgings(store, experiment, TIPS, where, parse)
 
 
 def read_judgings(
@@ -325,7 +327,7 @@ def read_judgings(
     where: Mapping[str, str],
     parse: Callable[[StoredRun, Mapping[str, str], Rubric], StoredT],
 ) -> Iterator[StoredT]:
-    """Yield the parsed judging runs of a kind, newest first. Raises CorruptText if a run has an unexpected format."""
+    """Yield the parsed sheets of a kind, newest first. Raises CorruptText if a run has an unexpected format."""
     conditions = {"kind": str(RunKind.JUDGING)}
     if kind == DUEL:
         conditions[SHEET_KIND] = DUEL
@@ -333,7 +335,7 @@ def read_judgings(
     names = (SHEET, KEY, RUBRIC, FILLED, DRIFT)
     rubrics: dict[str, Rubric] = {}  # by text, because most sheets have the same rubric
     for run, texts in store.read(experiment.experiment_id, where=conditions, texts=names):
-        if run.tags.get(SHEET_KIND, "sheet") != kind:  # ordinary sheets lack the tag, so the search cannot select them
+        if run.tags.get(SHEET_KIND, TIPS) != kind:  # sheets of tips lack the tag, so the search cannot select them
             continue
         try:
             text = texts[RUBRIC]

@@ -10,7 +10,7 @@ from typing import Any
 
 from tipbench.judge.apply import alpha_by_scale, control_scores
 from tipbench.judge.drift import Trends, measure_trends
-from tipbench.judge.material import JudgedCell, read_cells
+from tipbench.judge.material import AnsweredCell, read_cells
 from tipbench.judge.sheet_store import DUEL, SHEET_KIND, SheetStatus, StoredSheet, stored_sheets
 from tipbench.record.run import RunKind, RunState
 from tipbench.record.store import Experiment, RunStore
@@ -26,13 +26,18 @@ class JudgeStatus:
     held: int  # cells with held scores of this judge
     sheets: int
     open_items: int  # unscored items on unfinished sheets
-    drift: str | None  # verdict on the judge's newest applied or held sheet
+    verdict: str | None  # on the drift of the judge's newest applied or held sheet; `drift` in JSON
     error: float | None  # mean absolute error on that sheet's controls
     self_exact: float | None  # share of equal scores on repeated tips
     minutes_per_item: float | None  # from export to apply, so an upper bound
     unchecked: int = 0  # scored items on applied sheets without a drift verdict; their scores count
     duels: int = 0  # number of duel sheets
     trends: Trends | None = None  # over the sheets with a drift verdict and the newest sheet's rubric
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the status as JSON-serializable values."""
+        fields = {"drift" if name == "verdict" else name: value for name, value in asdict(self).items()}
+        return {**fields, "trends": self.trends.to_json() if self.trends else None}
 
 
 @dataclass(frozen=True)
@@ -46,8 +51,8 @@ class SheetSummary:
     provisional: bool
     items: int
     finished: int
-    drift: Mapping[str, Any] | None
-    accepted: str | None
+    drift: Mapping[str, Any] | None  # the JSON of a Drift; None until the first verdict
+    accepted: str | None  # reason for accepting the drift
 
     @classmethod
     def of(cls, stored: StoredSheet) -> SheetSummary:
@@ -82,7 +87,7 @@ class JudgingStatus:
     history: tuple[SheetSummary, ...]  # applied and held sheets, oldest first
     open_sheets: tuple[SheetSummary, ...] = ()  # unfinished sheets with unscored items, oldest first
 
-    def use_of(self, judge: JudgeStatus) -> str:
+    def use_of_scores(self, judge: JudgeStatus) -> str:
         """Return a phrase for how the judge's scores are used."""
         if judge.provisional:
             return "provisional"
@@ -97,7 +102,7 @@ class JudgingStatus:
 
     def to_json(self) -> dict[str, Any]:
         """Return the status as JSON-serializable values."""
-        judges = [{**asdict(each), "trends": each.trends and each.trends.to_json()} for each in self.judges]
+        judges = [each.to_json() for each in self.judges]
         open_keys = ("sheet", "judge", "exported", "provisional", "items", "finished")
         open_sheets = [{key: getattr(sheet, key) for key in open_keys} for sheet in self.open_sheets]
         return {**asdict(self), "judges": judges, "open_sheets": open_sheets}
@@ -105,21 +110,23 @@ class JudgingStatus:
 
 def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
     """Read the cells and sheets of an experiment and return the judging status."""
-    sheets = list(stored_sheets(store, experiment))[::-1]
+    newest_first = stored_sheets(store, experiment)
+    sheets = list(newest_first)[::-1]
     cells = read_cells(store, experiment.experiment_id)
     judged = [cell for cell in cells if cell.run.state == RunState.JUDGED]
     pending = [cell for cell in cells if cell.run.state == RunState.PENDING]
-    rubric_counts = Counter(score.rubric for cell in judged for score in cell.scores.counted)
+    rubric_counts = Counter(judgement.rubric for cell in judged for judgement in cell.scores.counted)
     most_used = max(rubric_counts, key=rubric_counts.__getitem__, default="")
-    rubric = {stored.sheet.rubric.tag: stored.sheet.rubric for stored in sheets}.get(most_used)
+    rubrics = {stored.sheet.rubric.tag: stored.sheet.rubric for stored in sheets}
+    rubric = rubrics.get(most_used)
     where = {"kind": str(RunKind.JUDGING), SHEET_KIND: DUEL}
-    duels = Counter(run.tags.get("judge", "") for run in store.search(experiment.experiment_id, where=where))
-    people = {name for cell in cells for name in (*cell.scores.judges, *cell.scores.held)}
+    n_duels = Counter(run.tags.get("judge", "") for run in store.search(experiment.experiment_id, where=where))
+    people = {name for cell in cells for name in (*cell.scores.applied, *cell.scores.held)}
     people |= {stored.owner for stored in sheets if stored.owner and not stored.provisional}
     automatic = {name for cell in cells for name in cell.scores.provisional}
     automatic |= {stored.owner for stored in sheets if stored.owner and stored.provisional}
-    statuses = [_judge_status(name, cells, sheets, duels, provisional=False) for name in sorted(people)]
-    statuses += [_judge_status(name, cells, sheets, duels, provisional=True) for name in sorted(automatic)]
+    statuses = [_judge_status(name, cells, sheets, n_duels, provisional=False) for name in sorted(people)]
+    statuses += [_judge_status(name, cells, sheets, n_duels, provisional=True) for name in sorted(automatic)]
     return JudgingStatus(
         experiment=experiment.name,
         cells=len(cells),
@@ -138,17 +145,18 @@ def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
 
 def _judge_status(
     name: str,
-    cells: Sequence[JudgedCell],
+    cells: Sequence[AnsweredCell],
     sheets: Sequence[StoredSheet],
-    duels: Mapping[str, int],
+    n_duels: Mapping[str, int],
     *,
     provisional: bool,
 ) -> JudgeStatus:
+    """Return the status of one judge. `sheets` are oldest first; `n_duels` is the number of duel sheets by judge."""
     own_sheets = [stored for stored in sheets if stored.owner == name and stored.provisional == provisional]
-    applied = [stored for stored in own_sheets if stored.status is not SheetStatus.EXPORTED]
+    applied = [stored for stored in own_sheets if stored.status is not SheetStatus.EXPORTED]  # or held
     newest = applied[-1] if applied else None
     drift = newest.drift if newest and newest.drift else {}
-    scored_items = sum(len(stored.scores) for stored in applied)
+    n_scored = sum(len(stored.scores) for stored in applied)
     rubric = newest.sheet.rubric if newest else None
     measured = [
         stored for stored in applied if stored.drift is not None and rubric and stored.sheet.rubric.tag == rubric.tag
@@ -162,15 +170,15 @@ def _judge_status(
     return JudgeStatus(
         judge=name,
         provisional=provisional,
-        cells=sum(name in (cell.scores.provisional if provisional else cell.scores.judges) for cell in cells),
+        cells=sum(name in (cell.scores.provisional if provisional else cell.scores.applied) for cell in cells),
         held=0 if provisional else sum(name in cell.scores.held for cell in cells),
         sheets=len(own_sheets),
         open_items=sum(len(stored.unscored) for stored in own_sheets if not stored.final),
-        drift=drift.get("verdict"),
+        verdict=drift.get("verdict"),
         error=drift.get("error"),
         self_exact=newest.self_exact if newest else None,
-        minutes_per_item=sum(seconds) / 60 / scored_items if scored_items and seconds else None,
+        minutes_per_item=sum(seconds) / 60 / n_scored if n_scored and seconds else None,
         unchecked=sum(len(stored.scores) for stored in applied if stored.drift is None),
-        duels=0 if provisional else duels[name],
+        duels=0 if provisional else n_duels[name],
         trends=measure_trends(rubric.scales, controls) if rubric and any(controls) else None,
     )

@@ -80,7 +80,7 @@ def parse_sheet_request(raw: Mapping[str, Any], who: Identity, permissions: Oper
             filled=options.filled,
             focus=options.focus,
             format=options.format,
-            own=who.is_judge,
+            by_judge=who.is_judge,
         )
 
 

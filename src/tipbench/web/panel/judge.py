@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.errors import MlflowUnavailable, NotEnoughData, SheetRefused, TipbenchError
-from tipbench.judge.controls import control_tips
+from tipbench.judge.controls import n_control_tips
 from tipbench.judge.drift import limit_sentences
 from tipbench.judge.sheet_file import parse_sheet
 from tipbench.markup import number, percent
@@ -315,7 +315,7 @@ def _scores_per_batch(request: Request, experiment: str) -> str | None:
         n_scales = len(load_suite(cell.params["suite"]).rubric.scales)
     except (KeyError, ValueError, NotFound, TipbenchError):  # the number is only a help
         return None
-    n_items = DEFAULT_ANSWERS + ceil(control_tips(DEFAULT_ANSWERS, n_tips) / n_tips)
+    n_items = DEFAULT_ANSWERS + ceil(n_control_tips(DEFAULT_ANSWERS, n_tips) / n_tips)
     n_scores = round(n_items * n_tips * n_scales, -1)  # to tens
     return f"about {n_scores} scores: {n_items} items of {n_tips} tips, {n_scales} scales"
 

@@ -76,7 +76,7 @@ def judge_views(judging: JudgingStatus) -> list[dict[str, Any]]:
     """Return each judge's status, latest drift verdict and bias by scale. Judges who need a decision come first."""
 
     def urgency(status: JudgeStatus) -> int:
-        return _USES_BY_URGENCY.index(judging.use_of(status))
+        return _USES_BY_URGENCY.index(judging.use_of_scores(status))
 
     views = []
     for status in sorted(judging.judges, key=lambda each: (urgency(each), each.judge)):
@@ -102,7 +102,7 @@ def judge_views(judging: JudgingStatus) -> list[dict[str, Any]]:
                 "verdict": drift.get("verdict", "unknown"),
                 "sentences": drift_summary(drift),
                 "scales": scales,
-                "use": judging.use_of(status),  # of the judge's scores
+                "use": judging.use_of_scores(status),  # of the judge's scores
             }
         )
     return views

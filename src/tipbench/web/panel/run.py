@@ -136,7 +136,7 @@ def answer_view(run: Mapping[str, Any]) -> AnswerView:
 
 def _current_judgements(scores: CellScores) -> Iterator[UsedJudgement]:
     counted = {judgement.judge for judgement in scores.counted}
-    for name, judgement in sorted(scores.judges.items()):
+    for name, judgement in sorted(scores.applied.items()):
         yield ("counts" if name in counted else "other rubric"), judgement
     for _, judgement in sorted(scores.held.items()):
         yield "held", judgement

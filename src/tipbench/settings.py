@@ -108,17 +108,17 @@ class OperatorConfig(BaseModel):
     )
     panel_urls: Urls = Field(
         (),
-        description="Comma-separated Ollama servers that a collect started over HTTP or Airflow may use, besides the "
+        description="Comma-separated Ollama servers that a job started over HTTP or Airflow may use, besides the "
         "configured one.",
     )
     panel_mlflow_urls: Urls = Field(
         (),
-        description="Comma-separated MLflow servers that a collect started over HTTP or Airflow may use, besides the "
+        description="Comma-separated MLflow servers that a job started over HTTP or Airflow may use, besides the "
         "configured one; no login is sent to them.",
     )
     panel_suites: Names = Field(
         (),
-        description="Comma-separated folders of suites that a collect started over HTTP may use, besides the built-in "
+        description="Comma-separated folders of suites that a job started over HTTP may use, besides the built-in "
         "suites.",
     )
     panel_session_hours: float = Field(12, gt=0, le=24 * 31, description="Hours until a browser session expires.")
@@ -227,7 +227,7 @@ class Settings:
         return _split_list(self.values.get(key) or "")
 
     def allowed_servers(self, key: str, others: Iterable[str], *, find: bool = True) -> tuple[str, ...]:
-        """Return the servers that a collect started over HTTP or Airflow may use: the configured one and `others`.
+        """Return the servers that a job started over HTTP or Airflow may use: the configured one and `others`.
 
         `key` is one of URL_KEYS. If no Ollama is configured, its default address is used. If no MLflow is configured,
         the servers that may be found automatically are used; without `find`, none.

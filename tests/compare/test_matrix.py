@@ -83,7 +83,7 @@ def test_an_empty_matrix_has_no_complete_row() -> None:
     assert matrix.averaged_by_persona().values.shape == (0, 0)
 
 
-def test_only_drops_the_scenarios_that_are_left_without_a_number() -> None:
+def test_select_drops_the_scenarios_that_are_left_without_a_number() -> None:
     matrix = board(np.array([[1, 2, 3], [NAN, NAN, 4]])).select(np.array([True, True, False]))
     assert matrix.scenarios == ("s000",)
     assert matrix.values.tolist() == [[1, 2]]

@@ -195,24 +195,24 @@ def test_leader_is_compared_with_the_reference() -> None:
 
 
 def test_concern_about_the_only_judge_is_stated() -> None:
-    concerns = {"anna": "is not checked against agreed scores yet"}
+    concerns = {"anna": "is not checked against reference scores yet"}
     text = planned(8, [1.0, 0.5], concerns=concerns).verdict
-    assert "Judged by anna. anna, the only judge, is not checked against agreed scores yet." in text
+    assert "Judged by anna. anna, the only judge, is not checked against reference scores yet." in text
     two = planned(8, [1.0, 0.5], concerns=concerns, judges=("anna", "ben")).verdict
-    assert "Judged by anna and ben. anna is not checked against agreed scores yet." in two
+    assert "Judged by anna and ben. anna is not checked against reference scores yet." in two
 
 
 @pytest.mark.parametrize(
     ("sheets", "concern"),
     [
-        ([{}], "is not checked against agreed scores yet"),
-        ([{"drift": "unknown"}], "is not checked against agreed scores yet"),
+        ([{}], "is not checked against reference scores yet"),
+        ([{"drift": "unknown"}], "is not checked against reference scores yet"),
         ([{"drift": "fine"}], None),
         ([{"drift": "unknown"}, {"drift": "fine"}], None),
-        ([{"drift": "fine"}, {}], "has scores that are not checked against agreed scores yet"),
+        ([{"drift": "fine"}, {}], "has scores that are not checked against reference scores yet"),
         (
             [{"drift": "beyond the limit", "drift_accepted": "yes"}],
-            "was accepted although too far off the agreed scores",
+            "was accepted although too far off the reference scores",
         ),
     ],
 )

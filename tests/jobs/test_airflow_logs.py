@@ -168,6 +168,23 @@ def test_all_pages_of_an_earlier_attempt_are_read(site: Site) -> None:
     ]
 
 
+class EndlessAtFirst(AirflowDag):
+    """A DAG whose first attempt has a log without an end, as of a server that ignores the token."""
+
+    def log(self, _run_id: str, _task: TaskInstance, _attempt: int, *, token: str | None, skip: int) -> LogPage:  # noqa: ARG002
+        return LogPage((LogLine("again"),), "same")
+
+
+def test_a_log_without_an_end_does_not_stop_the_poll(site: Site) -> None:
+    folder, dag = JobFolder(site.home / "jobs", "one"), EndlessAtFirst(site.rest)
+    folder.make()
+    output = JobOutput(folder, StoredProgress(run_id="x"), time.time)
+    task = TaskInstance(task_id="collect", state="running", try_number=2)
+    output.read_logs(dag, DagRun(state="running", tasks=(task,)))
+    output.save()
+    assert folder.tail(100_000).text.count("] again") == airflow_progress._MAX_PAGES
+
+
 @pytest.mark.parametrize("status", [403, 500])
 def test_an_unreadable_log_loses_progress_but_not_the_job(site: Site, status: int) -> None:
     site.airflow.broken, site.airflow.broken_with = "/logs/", status

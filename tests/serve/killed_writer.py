@@ -30,7 +30,7 @@ from tipbench.serve.event_log import open_store, read_entries
 from tipbench.serve.state_store import export_state, import_state, rebuild_state
 
 WRITES = {
-    files.__file__: {"write_atomic", "_synced_copy", "sync_folder"},
+    files.__file__: {"write_atomic", "_temporary_file", "sync_folder"},
     sqlite.__file__: {"transaction", "_run", "_write"},
     state_store.__file__: {"save", "erase"},
 }

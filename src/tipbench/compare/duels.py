@@ -100,11 +100,11 @@ class DuelTable:
         }
 
 
-def duel_table(duels: Sequence[Duel], tied: Collection[Pair] = ()) -> DuelTable | Unknown:
+def duel_table(duels: Sequence[Duel], contenders: Collection[Pair] = ()) -> DuelTable | Unknown:
     """Estimate the strengths of the rows.
 
     Returns Unknown if there are no duels, or if some rows are not connected by a chain of duels. There is no winner
-    until each row of `tied` has a duel.
+    until each row of `contenders` has a duel.
     """
     if not duels:
         return Unknown("No duel has been judged.")
@@ -116,7 +116,7 @@ def duel_table(duels: Sequence[Duel], tied: Collection[Pair] = ()) -> DuelTable 
     # Strengths are rounded, so that rows that differ only by numerical errors are in the order of their names.
     order = sorted(range(len(games.pairs)), key=lambda row: (-round(float(strengths[row]), 9), games.pairs[row]))
     standings = tuple(_standing(games, duels, strengths, row, top=order[0]) for row in order)
-    absent = tuple(sorted(set(tied) - set(games.pairs)))
+    absent = tuple(sorted(set(contenders) - set(games.pairs)))
     lower_bounds = [each.behind_top.ci_low for each in standings if each.behind_top]  # of the top row's leads
     clearly_best = all(bound is not None and bound > 0 for bound in lower_bounds)
     winner = None

@@ -136,7 +136,7 @@ class JudgingRecord:
     """The pace of the judges of an experiment, and the concerns about them, from its sheets."""
 
     minutes_per_answer: float | None = None  # between export and apply of a sheet; None if no sheet was applied
-    concerns: Mapping[str, str] = field(default_factory=dict)  # judge → concern, such as "is far off the agreed scores"
+    concerns: Mapping[str, str] = field(default_factory=dict)  # by judge, such as "is far off the reference scores"
     held: frozenset[str] = frozenset()  # judges with scores that are stored but not counted
 
 
@@ -555,7 +555,7 @@ def read_judging(store: RunStore, experiment_id: str) -> JudgingRecord:
         if is_timed and tags.get("provisional") != "true":
             duration = datetime.fromisoformat(tags["applied_at"]) - datetime.fromisoformat(tags["exported_at"])
             minutes += duration.total_seconds() / 60
-            # Some items are controls; of the finished ones, the same share as of all.
+            # Some items are controls or repeats; of the finished ones, the same share as of all.
             n_answers += n_finished * run.metrics.get("n_cells", n_items) / n_items
     concerns = {judge: _concern(runs) for judge, runs in applied.items()}
     return JudgingRecord(
@@ -570,12 +570,12 @@ def _concern(sheets: Iterable[StoredRun]) -> str | None:
     all_tags = [run.tags for run in sheets]
     verdicts = {tags.get("drift") for tags in all_tags}
     if any("drift_accepted" in tags for tags in all_tags):
-        return "was accepted although too far off the agreed scores"
+        return "was accepted although too far off the reference scores"
     if Verdict.BEYOND in verdicts:
-        return "is far off the agreed scores"
+        return "is far off the reference scores"
     if Verdict.FINE not in verdicts:
-        return "is not checked against agreed scores yet"
-    return "has scores that are not checked against agreed scores yet" if None in verdicts else None
+        return "is not checked against reference scores yet"
+    return "has scores that are not checked against reference scores yet" if None in verdicts else None
 
 
 def duels_of(store: RunStore, experiment: Experiment, cells: BoardCells) -> list[Duel]:

@@ -145,7 +145,7 @@ class Ranking:
     references: tuple[PairResult, ...] = ()  # best first
     to_reference: Difference | None = None  # leader − best reference, as a single test
     silent: tuple[Pair, ...] = ()  # rows without any answer; they do not prevent a decision
-    missing_scores: MissingScores | None = None  # None if a row is ranked; added by `make_board`
+    missing_scores: MissingScores | None = None  # None if a row can lead or nothing is judged; added by `make_board`
 
     @cached_property
     def ranked(self) -> frozenset[Pair]:

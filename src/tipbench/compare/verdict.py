@@ -30,7 +30,7 @@ class VerdictFacts:
     unplanned: str | None = None  # why the tests are not one of the planned looks
     fragile: bool = False  # decided, but a few unusable answers of the leader could undo it
     judges: tuple[str, ...] = ()
-    concerns: Mapping[str, str] = field(default_factory=dict)  # judge → concern, such as "is far off the agreed scores"
+    concerns: Mapping[str, str] = field(default_factory=dict)  # by judge, such as "is far off the reference scores"
 
 
 _NO_FACTS = VerdictFacts()

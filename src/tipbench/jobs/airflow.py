@@ -134,7 +134,7 @@ class AirflowRunner:
 
         Returns False, without changes, if this job is not a retry or that DAG run cannot be continued.
         """
-        may_have_own_run = stored.run_id == run_id_of(job)  # an earlier call was interrupted by its trigger request
+        may_have_own_run = stored.run_id == run_id_of(job)  # an earlier call was interrupted after it saved this id
         if job.retry_of is None or may_have_own_run:
             return False
         previous = read_progress(JobFolder(self._jobs, job.retry_of))

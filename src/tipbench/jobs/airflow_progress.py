@@ -24,6 +24,7 @@ from tipbench.record.events import event_json, event_line, parse_line
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024  # of all tasks of a job together; a collect of 10 000 cells prints 3 MB
 _PROGRESS_FILE = "airflow.json"
 _MAX_WAITING = 10  # servers per task that are stored as waited for
+_MAX_PAGES = 100  # of a task's log per poll; the next poll continues
 # Not copied from the tasks: the job emits these itself, once. Evidence is about the models in memory.
 _MERGED_EVENTS = (events.Started, events.Collected, events.Evidence, events.Failure, events.Exit)
 
@@ -137,7 +138,7 @@ class JobOutput:
         position = self.stored.log_positions.setdefault(task.key, LogPosition(attempt=first_attempt))
         if position.attempt > task.try_number or (position.attempt == task.try_number and position.is_complete):
             return
-        while True:
+        for _ in range(_MAX_PAGES):  # an earlier attempt may have several
             is_last_attempt = position.attempt == task.try_number
             try:
                 page = dag.log(self.stored.run_id, task, position.attempt, token=position.token, skip=position.lines)

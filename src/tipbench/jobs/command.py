@@ -70,7 +70,7 @@ def command_arguments(job: JobRequest) -> tuple[str, ...]:
         if value is True:
             words.append(f"--{option}")
         elif value is False:
-            if job.kind is JobKind.COLLECT:  # the other commands have no `--no-` options, and False is their default
+            if job.kind is JobKind.COLLECT:  # no option that other jobs can set to False has a `--no-` form
                 words.append(f"--no-{option}")
         else:
             words.append(f"--{option}={value}")

@@ -416,7 +416,7 @@ def apply_duels(
     # A sheet that was exported without a name belongs to the first judge who applied it.
     expected = replace(stored.sheet, judge=stored.owner or stored.sheet.judge)
     filled = check_file(raw, expected, check_duel, judge=judge)
-    check_no_open_sheet(store, experiment, filled.judge)  # again: the export without a name could not check it
+    check_no_open_sheet(store, experiment, filled.judge)  # the export of a sheet without a name could not check it
     at = now_iso()
     changes, choices, replaced = [], dict(stored.choices), list(stored.replaced)
     for item, winner in filled.finished.items():

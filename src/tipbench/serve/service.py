@@ -112,9 +112,8 @@ class PolicyService:
             self.keys = load_keys(home)
             self.log = EventLog(home, lock=self._lock, on_failure=self._clear_memory, capacity=queue)
             opened.callback(self.log.close)
-            self._stats_database = open_store(
-                home
-            )  # a separate connection: long queries must not block scores and commits
+            # A separate connection: long queries must not block scores and commits.
+            self._stats_database = open_store(home)
             opened.callback(self._stats_database.close)
             self._store = open_state(home, state, self.log.database, self.log.writing)
             if isinstance(self._store, FileStore):

@@ -29,9 +29,8 @@ Ints = NDArray[np.int64]
 PROFILE_KEYS = ("completion_rate_30d", "dismiss_rate_30d", "mean_dwell_ms_30d", "preferred_hour", "tip_volume_30d")
 ACTIONS = ("completed", "snoozed", "dismissed", "ignored")
 COMPLETED = ACTIONS.index("completed")
-_ACTION_REWARDS = np.array(
-    [REWARD_BY_ACTION.get(action, 0.0) for action in ACTIONS]
-)  # a completion's depends on the dwell
+# The reward of a completion depends on the dwell; here it is 0.
+_ACTION_REWARDS = np.array([REWARD_BY_ACTION.get(action, 0.0) for action in ACTIONS])
 _DWELL_LIMITS_MS, _DWELL_REWARDS = np.array(REWARD_BY_DWELL).T
 # Part of the seed of each random generator, so that the numbers for different purposes are independent.
 _USER_STREAM, _DRIFT_STREAM, _OFFER_STREAM, _OUTCOME_STREAM, _DRAW_STREAM = range(5)

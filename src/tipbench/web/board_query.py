@@ -495,7 +495,10 @@ def _sides(
 
 
 def _pairs_of(row: Pair, pairs: Collection[Pair], by: Literal["model", "prompt"] | None) -> Sequence[Pair]:
-    """Return the pairs that a row averages, as in `ScoreMatrix.by`: a model with each prompt that all models have."""
+    """Return the pairs that a row averages: a model with each prompt that all models have, or the other way round.
+
+    `ScoreMatrix.averaged_by` uses the same pairs.
+    """
     if by is None or is_reference(row):
         return [row] if row in pairs else []
     pairs = {pair for pair in pairs if not is_reference(pair)}

@@ -297,7 +297,7 @@ def validation_message(problems: Sequence[Any]) -> str:
     texts = []
     for problem in problems[:_MAX_PROBLEMS]:
         message = str(problem["msg"]).removeprefix("Value error, ")
-        # A missing value cannot be shown, and messages of our own validators (value_error) contain the value.
+        # A missing value cannot be shown, and our own validators (value_error) word their messages themselves.
         shows_value = problem["type"] not in ("missing", "value_error")
         got = f" (got {str(problem.get('input'))[:80]!r})" if shows_value else ""
         texts.append(f"{problem_path(problem)}: {message}{got}")

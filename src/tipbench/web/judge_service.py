@@ -38,7 +38,7 @@ from tipbench.workflows.board import judge_name
 from tipbench.workflows.judging import SheetRequest, apply_file, parse_drift_reason, requested_sheet, sheet_file
 
 CSV = "text/csv"
-# Measuring a judge's drift needs MIN_CONTROLS control tips, and a small sheet has one control tip per answer.
+# Measuring a judge's drift needs MIN_CONTROLS control tips, and a small sheet has at least one control tip per answer.
 MIN_ANSWERS = MIN_CONTROLS
 MAX_REVISIONS = 5  # of one sheet by its judge
 _FIELDS_FOR_JUDGES = frozenset({"judge", "limit", "all", "sheet", "filled", "format"})

@@ -438,13 +438,16 @@ class WebhookWatcher:
         self._every_s, self._clock, self._on_unavailable = every_s, clock, on_unavailable
         self._next_check_at = 0.0
         self._collecting: set[str] = set()  # names of experiments with a running collect job
-        self._collected: set[str] = set()  # names of experiments whose collect job ended after the last complete check
+        self._collected: set[str] = set()  # those whose job has stopped running since the last complete check
         self._changing: dict[Watched, _Change] = {}
         self.checked_at: float | None = None  # time of the last check without an error
         self.problem: str | None = None  # the first error of the last check
 
     def due(self) -> bool:
-        """Whether to check now: `every_s` after the last check, or if a collect job has ended since the last call."""
+        """Whether to check now.
+
+        That is `every_s` after the last check, and when an experiment no longer has a running collect job.
+        """
         running = self._jobs.in_states({JobState.RUNNING})
         collecting = {job.experiment for job in running if job.kind is JobKind.COLLECT}
         just_collected = self._collecting - collecting

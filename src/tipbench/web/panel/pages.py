@@ -143,7 +143,10 @@ def render(request: Request, name: str, /, **context: Any) -> str:
 
 
 def is_mlflow_error(exc: TipbenchError) -> bool:
-    """Return whether MLflow is unavailable (503) or returned an error (502). Pages then show what works without it."""
+    """Return whether MLflow is unavailable (503) or returned an error (502). Pages then show what works without it.
+
+    Other servers have the same statuses; the callers catch errors of calls to MLflow only.
+    """
     status, _ = status_and_code(exc)
     return status in (502, 503)
 

@@ -18,7 +18,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u
 
 # How rows without a significant difference are described.
 TIED = "tied"  # in tables
-UNCLEAR = "not clearly different"  # in sentences
+NOT_CLEARLY_DIFFERENT = "not clearly different"  # in sentences
 
 
 def plural(n: int, noun: str, many: str | None = None) -> str:
@@ -26,6 +26,11 @@ def plural(n: int, noun: str, many: str | None = None) -> str:
     if n == 1:
         return f"1 {noun}"
     return f"{n:,} {many or noun + 's'}"
+
+
+def capitalized(text: str) -> str:
+    """Return the text with a capital first letter; unlike `str.capitalize`, the other letters stay as they are."""
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def join_names(names: Iterable[object], limit: int) -> str:

@@ -28,7 +28,7 @@ from tipbench.plan.design import make_design
 from tipbench.plan.suite import load_suite
 from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import MemoryStore
-from tipbench.text import UNCLEAR
+from tipbench.text import NOT_CLEARLY_DIFFERENT
 
 A, B, C, D, E, F = (Pair(f"{letter}:1b", "v1") for letter in "abcdef")
 LOW = [9.0, 12.0, 10.5, 8.0, 13.0, 11.0, 9.5, 12.5]
@@ -310,4 +310,4 @@ def test_ties_are_worded_in_one_module() -> None:
     for path in sorted(package.rglob("*.html")):
         found = re.findall(r'[^"\n]{0,20}(?<!["-])\btied\b|clearly different', path.read_text("utf-8"))
         elsewhere += [(path.name, text) for text in found]
-    assert elsewhere == [("text.py", UNCLEAR)]
+    assert elsewhere == [("text.py", NOT_CLEARLY_DIFFERENT)]

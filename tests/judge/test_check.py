@@ -275,7 +275,7 @@ def test_the_option_may_not_change_the_judge_of_a_sheet() -> None:
 def test_the_names_of_provisional_judges_are_reserved(name: str) -> None:
     sheet = replace(SHEET, judge=None)
     assert "provisional" in problems_of(filled(sheet, judge=name), sheet)[0].message
-    assert check_sheet(filled(sheet, judge=name), sheet, allow_reserved=True).judge == name.strip()
+    assert check_sheet(filled(sheet, judge=name), sheet, allow_reserved_name=True).judge == name.strip()
 
 
 @pytest.mark.parametrize(

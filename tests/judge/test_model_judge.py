@@ -29,11 +29,11 @@ from tipbench.judge.model import (
     MAX_TIPS,
     ModelJudge,
     Question,
+    estimate_tokens,
     open_model_judge,
     parse_scores,
     questions,
     system_prompt,
-    tokens,
 )
 from tipbench.judge.run import Unscored
 from tipbench.judge.sheet import ItemScore, Sheet, SheetTip, TipItem, TipSheet
@@ -330,7 +330,7 @@ def test_every_tip_is_sent_once_in_full_and_within_the_context(tips: list[str], 
     shown = []
     for question in prompts:
         assert question.n_tips <= MAX_TIPS
-        assert tokens(system) + tokens(question.user) + question.num_predict <= num_ctx
+        assert estimate_tokens(system) + estimate_tokens(question.user) + question.num_predict <= num_ctx
         body = question.user.split("<tips>\n")[1].split("\n</tips>")[0]
         shown += [entry["tip"] for entry in json.loads(body)]
     assert shown == tips

@@ -11,7 +11,7 @@ from tipbench.errors import CorruptText
 from tipbench.record import mlflow_wire, texts
 from tipbench.record.mlflow_wire import CurrentRun, change_batches, text_tags_after
 from tipbench.record.run import RunChange, StoredRun
-from tipbench.record.texts import TAG_CHARS, escape, from_tags, leftovers, multi_request_tags, to_tags, unescape
+from tipbench.record.texts import TAG_CHARS, escape, from_tags, multi_request_tags, to_tags, unescape, unneeded_tags
 
 ANY_TEXT = st.text(st.characters(exclude_categories=())) | st.text("\x00\ud83d\ude00␛0241bd8")
 KEY = "artifact:raw.txt"
@@ -149,7 +149,7 @@ def test_leftovers_and_parts_ahead_are_not_read() -> None:
         ({KEY + ".meta": "", KEY + ".001": "a part that came ahead"}, None),
     ]:
         assert from_tags(tags).get(KEY) == text
-        for tag in leftovers(KEY, tags):
+        for tag in unneeded_tags(KEY, tags):
             del tags[tag]
             assert from_tags(tags).get(KEY) == text
         assert tags == ({} if text is None else to_tags(KEY, text))
@@ -164,9 +164,9 @@ def test_a_damaged_text_that_is_not_requested_is_ignored() -> None:
 
 
 def test_leftovers_of_a_text_with_a_nonsensical_meta_are_unchanged() -> None:
-    assert leftovers(KEY, {KEY: "x", KEY + ".meta": "nonsense", KEY + ".001": "y"}) == []
+    assert unneeded_tags(KEY, {KEY: "x", KEY + ".meta": "nonsense", KEY + ".001": "y"}) == []
     huge = json.dumps({"parts": 10**15, "chars": 10**16, "sha256": ""})
-    assert leftovers(KEY, {KEY + ".meta": huge, KEY + ".001": "y"}) == []
+    assert unneeded_tags(KEY, {KEY + ".meta": huge, KEY + ".001": "y"}) == []
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def steps(new: Mapping[str, str], version: str, tags: dict[str, str]) -> Iterato
         tags.update({tag["key"]: tag["value"] for tag in batch.tags})
         yield
     for key in new:
-        for tag in leftovers(key, tags):
+        for tag in unneeded_tags(key, tags):
             del tags[tag]
             yield
 
@@ -223,7 +223,7 @@ def test_wherever_writers_die_each_text_reads_as_the_old_or_the_new_one(planned:
         if not died:
             assert read() == before | new
             assert tags["version"] == str(number)
-            assert not [tag for key in new for tag in leftovers(key, tags)]
+            assert not [tag for key in new for tag in unneeded_tags(key, tags)]
 
 
 @pytest.mark.usefixtures("small_limits")

@@ -15,7 +15,7 @@ from tipbench.compare.matrix import Pair
 from tipbench.compare.report import STATE_TEXTS, State, best_text, label_of, rank_text, state_of
 from tipbench.compare.verdict import filter_text
 from tipbench.markup import NOTHING
-from tipbench.text import TIED, UNCLEAR, interval, join_names, number, one_line, plural, short_name
+from tipbench.text import NOT_CLEARLY_DIFFERENT, TIED, interval, join_names, number, one_line, plural, short_name
 
 WIDE = 760  # total width in pixels
 NARROW = 320  # on a phone
@@ -446,7 +446,7 @@ def forest(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, ti
     if filters := filter_text(board.where, board.judge):
         lines.append(short_name(filters, 110))
     if board.ranking.tied_ranked:
-        lines.append(f"shaded: the leader and the rows {UNCLEAR} from it (by paired differences)")
+        lines.append(f"shaded: the leader and the rows {NOT_CLEARLY_DIFFERENT} from it (by paired differences)")
     return chart.properties(title=alt.Title(f"Scores of the {rows_name}", subtitle=lines))
 
 
@@ -509,8 +509,8 @@ def _full_name(board: Leaderboard, pair: Pair) -> str:
 CHARTS: Mapping[ChartKind, BoardChart] = {
     "forest": BoardChart(
         "Composite with its 95 % interval",
-        f"Shaded rows are {UNCLEAR} from the leader. Rows are compared by paired differences, so a row can "
-        "be clearly worse although the intervals overlap.",
+        f"Shaded rows are {NOT_CLEARLY_DIFFERENT} from the leader. Rows are compared by paired differences, so a row "
+        "can be clearly worse although the intervals overlap.",
         forest,
         _describe_forest,
     ),

@@ -25,7 +25,7 @@ from tipbench.errors import UsageError
 from tipbench.judge.sheet_store import milliseconds
 from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import Experiment, RunStore
-from tipbench.text import TIED, UNCLEAR, interval, number
+from tipbench.text import NOT_CLEARLY_DIFFERENT, TIED, interval, number
 
 MARKDOWN = "artifact:decision.md"
 MAX_REASON_LENGTH = 2000
@@ -84,7 +84,9 @@ class Decision:
         elif state is State.LEADER or result.rank == 1:  # several rows with equal means share the lead
             sentences.append(standing_sentence(board.ranking, board.verdict_facts))
         elif state is State.TIED:
-            sentences.append(f"{chosen} does not lead: {leader} does, but the two are {UNCLEAR} ({numbers}).")
+            sentences.append(
+                f"{chosen} does not lead: {leader} does, but the two are {NOT_CLEARLY_DIFFERENT} ({numbers})."
+            )
         else:
             sentences.append(f"{chosen} does not lead: it is clearly worse than {leader} ({numbers}).")
         if leader is not None and board.ranking.unranked and state is not State.INCOMPLETE:

@@ -18,7 +18,7 @@ from tipbench.compare.report import markdown_table, plain_markdown
 from tipbench.compare.statistics import Difference, estimate_json, simultaneous_differences
 from tipbench.compare.verdict import excluded_text, filter_text
 from tipbench.errors import MixedRubrics, NotEnoughData, UsageError
-from tipbench.text import UNCLEAR, csv_text, join_names
+from tipbench.text import NOT_CLEARLY_DIFFERENT, capitalized, csv_text, join_names
 
 COLUMNS = ("model", "prompt", "scenarios", "first", "second", "diff", "low", "high", "p")
 
@@ -77,11 +77,11 @@ class ExperimentComparison:
         n_unshared = sum(each.n_scenarios == 0 for each in self.pairs)
         n_unclear = len(self.pairs) - len(better) - len(worse) - n_unshared
         if n_unclear:
-            parts.append(f"{n_unclear} of {len(self.pairs)} pairs are {UNCLEAR} from their results in {first}")
+            pairs = f"{n_unclear} of {len(self.pairs)} pairs"
+            parts.append(f"{pairs} are {NOT_CLEARLY_DIFFERENT} from their results in {first}")
         if n_unshared:
             parts.append(f"{n_unshared} of {len(self.pairs)} pairs have no scenario scored in both")
-        sentence = "; ".join(parts)
-        verdict = f"{sentence[:1].upper()}{sentence[1:]}."
+        verdict = f"{capitalized('; '.join(parts))}."
         return f"Provisional: {verdict}" if self.provisional else verdict
 
     def to_json(self) -> dict[str, Any]:
@@ -132,7 +132,9 @@ def compare_experiments(
     second_scores = np.array(
         [[second_means.get((pair, scenario), np.nan) for scenario in scenarios] for _, pair in matched]
     )
-    differences = simultaneous_differences((second_scores - first_scores).T, np.zeros(len(scenarios)))
+    # Each pair has its own difference, second − first, and all pairs are tested against 0 as one family.
+    changes = (second_scores - first_scores).T  # one column per pair
+    differences = simultaneous_differences(changes, against=np.zeros(len(scenarios)))
     pairs = []
     for row, ((first_pair, second_pair), difference) in enumerate(zip(matched, differences, strict=True)):
         shared = ~np.isnan(first_scores[row]) & ~np.isnan(second_scores[row])
@@ -146,7 +148,12 @@ def compare_experiments(
                 difference=difference,
             )
         )
-    return ExperimentComparison(names, tuple(pairs), first.provisional, tuple(_notes(names, first, second, matched)))
+    return ExperimentComparison(
+        experiments=names,
+        pairs=tuple(pairs),
+        provisional=first.provisional,  # if the other board differs in this, one of them has no scores
+        notes=tuple(_notes(names, first, second, matched)),
+    )
 
 
 def _check_comparable(names: tuple[str, str], first: BoardCells, second: BoardCells) -> None:
@@ -214,7 +221,7 @@ def _notes(
         judges = f"{_judges_text(first)}; {_judges_text(second)}"
         yield f"Scored by different judges ({judges}): differences may come from the judges."
     if filters := filter_text(first.cell_filter.where, first.cell_filter.judge):
-        yield f"{filters[:1].upper()}{filters[1:]}."
+        yield f"{capitalized(filters)}."
     if first.conditions != second.conditions:
         before = first.cells[0].run.params if first.cells else {}
         after = second.cells[0].run.params if second.cells else {}
@@ -224,15 +231,17 @@ def _notes(
             if before.get(name) != after.get(name)
         ]
         yield f"Collected under different conditions: {', '.join(changed) or 'see `tipbench runs show`'}."
-    compared_pairs = zip(*matched, strict=True)  # those of the first experiment, then those of the second
+    compared_pairs = ({first_pair for first_pair, _ in matched}, {second_pair for _, second_pair in matched})
     for name, board, compared in zip(names, (first, second), compared_pairs, strict=True):
-        unmatched = {cell.pair for cell in board.cells} - set(compared)
+        unmatched = {cell.pair for cell in board.cells} - compared
         if unmatched:
             yield f"Only in {name}: {_pairs_text(unmatched)}."
         if board.n_other_conditions:
-            yield f"{excluded_text(board.n_other_conditions, f'of {name} under other conditions')}; see --where."
+            excluded = excluded_text(board.n_other_conditions, f"of {name} under other conditions")
+            yield f"{excluded}; see --where."
         if n_stale := sum(board.stale.values()):
-            yield f"{excluded_text(n_stale, f'of {name} of older model builds, prompts or scenarios')}."
+            excluded = excluded_text(n_stale, f"of {name} of older model builds, prompts or scenarios")
+            yield f"{excluded}."
 
 
 def _judges_text(board: BoardCells) -> str:

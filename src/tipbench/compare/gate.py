@@ -32,7 +32,7 @@ class Outcome(StrEnum):
     NOT_WORSE = "not worse"  # lower bound above −margin
     WORSE = "worse"  # upper bound below −margin
     UNDECIDED = "undecided"  # −margin within the interval
-    UNKNOWN = "not enough data"
+    UNKNOWN = "not enough data"  # too few shared scenarios, scenarios without the candidate, or no scores by people
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,10 @@ class GateResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form; unknown values are None."""
-        evidence = {field.name: getattr(self.evidence, field.name, None) for field in fields(GateEvidence)}
+        if self.evidence is not None:
+            evidence = vars(self.evidence)
+        else:
+            evidence = dict.fromkeys(field.name for field in fields(GateEvidence))
         return {
             "candidate": self.candidate.to_json(),
             "baseline": self.baseline.to_json(),
@@ -100,10 +103,11 @@ class GateResult:
 def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
     """Compare the paired-t interval of candidate − baseline with −margin.
 
-    There is a result only if the candidate is judged in every scenario of the baseline, and in at least six. Otherwise
-    a candidate could pass by failing in the scenarios in which it is weak. With `failed_as_floor`, its failed cells
-    count with the rubric's lowest scores instead.
+    The outcome is UNKNOWN unless the candidate is judged in every scenario in which the baseline is judged, and in at
+    least MIN_SCENARIOS. Otherwise a candidate could pass by failing in the scenarios in which it is weak. With
+    `failed_as_floor`, its failed cells count with the rubric's lowest scores, so that they are not missing.
     """
+    # A reference may be given with a prompt, but has none on the board.
     candidate, baseline, margin = board_pair(options.candidate), board_pair(options.baseline), options.margin
     check_on_board(cells, candidate, baseline)
     if candidate == baseline:
@@ -126,11 +130,11 @@ def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
     matrix = score_matrix(scores, (candidate, baseline))
     baseline_values = matrix.values[:, matrix.pairs.index(baseline)]
     candidate_values = matrix.values[:, matrix.pairs.index(candidate)]
-    (p,) = step_down((candidate_values - baseline_values)[:, None])
+    (p,) = step_down((candidate_values - baseline_values)[:, None])  # for the JSON; only the interval decides
     difference = paired_difference(baseline_values, candidate_values, p)
     if difference is None or difference.n < MIN_SCENARIOS or evidence.missing:
         n = difference.n if difference else 0
-        why = _missing_text(candidate_cells, candidate, baseline, evidence, n)
+        why = _unknown_reason(candidate_cells, candidate, baseline, evidence, n)
         return unknown_result(options, why, n_scenarios=n, evidence=evidence)
     outcome, why = _outcome_and_reason(difference, margin)
     numbers = f"{number(difference.mean, '+.2f')}"
@@ -144,7 +148,8 @@ def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
     if outcome is Outcome.UNDECIDED:
         needed = scenarios_needed(difference.mean + margin, difference.sd, at_least=difference.n + 1)
         if needed is None:
-            reason += " The number of scenarios needed cannot be estimated: the difference equals the margin."
+            limit = f"−{margin:.2f}"
+            reason += f" The number of scenarios needed cannot be estimated: the difference is too close to {limit}."
         else:
             reason += f" About {needed} scenarios in total would decide."
     return GateResult(
@@ -177,15 +182,16 @@ def _evidence(
     )
 
 
-def _missing_text(
+def _unknown_reason(
     candidate_cells: Sequence[BoardCell], candidate: Pair, baseline: Pair, evidence: GateEvidence, n: int
 ) -> str:
-    """Return a sentence about the missing scenarios, and the commands that add them."""
+    """Return why there is not enough data: scenarios without the candidate, or too few; and the commands that help."""
     missing = set(evidence.missing)
     if not missing:
         both = f"{candidate} and {baseline} are both judged in {plural(n, 'scenario')}"
         more = "judge more scenarios of both with `tipbench judge export`"
         return f"{both}; at least {MIN_SCENARIOS} are needed: {more}."
+    # A scenario may be both: one of its repeats has failed and another one is pending.
     failed = {cell.scenario for cell in candidate_cells if cell.failed} & missing
     pending = {cell.scenario for cell in candidate_cells if cell.waiting} & missing
     commands = []
@@ -201,7 +207,7 @@ def _missing_text(
 
 
 def _outcome_and_reason(difference: Difference, margin: float) -> tuple[Outcome, str]:
-    """Return the outcome, and why it is the outcome.
+    """Return the outcome and its reason.
 
     If the difference is the same in all scenarios there is no interval, and the difference itself is compared.
     """
@@ -211,7 +217,7 @@ def _outcome_and_reason(difference: Difference, margin: float) -> tuple[Outcome,
         same = f"the same difference in all {difference.n} scenarios"
         above_limit = difference.mean + margin
         if abs(above_limit) < TOLERANCE:
-            return Outcome.UNDECIDED, f"{same} has no interval"
+            return Outcome.UNDECIDED, f"{same}, exactly {limit_text}"
         if above_limit > 0:
             return Outcome.NOT_WORSE, same
         return Outcome.WORSE, f"{same}, below {limit_text}"
@@ -256,9 +262,14 @@ def junit_xml(experiment: str, result: GateResult, *, strict: bool = False) -> s
 
     Worse is a failure and not enough data is an error. Undecided is a failure if `strict`, else skipped.
     """
-    status = {Outcome.NOT_WORSE: None, Outcome.UNKNOWN: "error"}.get(result.outcome, "failure")
-    if result.outcome is Outcome.UNDECIDED and not strict:
+    if result.outcome is Outcome.NOT_WORSE:
+        status = None
+    elif result.outcome is Outcome.UNKNOWN:
+        status = "error"
+    elif result.outcome is Outcome.UNDECIDED and not strict:
         status = "skipped"
+    else:
+        status = "failure"
     counts = {
         "tests": "1",
         "failures": str(int(status == "failure")),

@@ -10,7 +10,7 @@ from tipbench.compare.matrix import Pair
 from tipbench.compare.report import STATE_TEXTS, State, best_text, label_of, p_text, rank_text, state_of
 from tipbench.compare.statistics import Difference
 from tipbench.markup import NOTHING, duration
-from tipbench.text import UNCLEAR, interval, number, percent, short_name
+from tipbench.text import NOT_CLEARLY_DIFFERENT, interval, number, percent, short_name
 
 MAX_NAME_CHARS = 90  # in a table; JSON and CSV have the full name
 FLAGS = {
@@ -189,7 +189,7 @@ def baseline_words(difference: Difference | None) -> str | None:
     if difference is None or difference.separated is None:
         return None
     if not difference.separated:
-        return UNCLEAR
+        return NOT_CLEARLY_DIFFERENT
     return "better" if difference.better else "worse"
 
 

@@ -11,7 +11,7 @@ from tipbench.compare.matrix import OTHER_SIDE, Pair, Side, shared_by_all
 from tipbench.compare.ranking import NextLook, Ranking
 from tipbench.compare.statistics import Unknown
 from tipbench.plan.design import LEVELS, MIN_SCENARIOS, least_scenarios
-from tipbench.text import TIED, UNCLEAR, join_names, percent, plural
+from tipbench.text import NOT_CLEARLY_DIFFERENT, TIED, capitalized, join_names, percent, plural
 
 _MAX_NAMES = 3  # names in a sentence
 _MAX_MISSING = 5  # missing scenarios in a sentence
@@ -58,7 +58,7 @@ def _qualifications(ranking: Ranking, facts: VerdictFacts) -> Iterator[str]:
     if facts.fragile:
         yield "This is fragile: it could change if the leader gave unusable answers more often than seen so far."
     if (reference := ranking.to_reference) is not None and reference.separated is not None:
-        state = f"{UNCLEAR} from"
+        state = f"{NOT_CLEARLY_DIFFERENT} from"
         if reference.separated:
             state = "clearly better than" if reference.better else "clearly worse than"
         yield f"The leader is {state} the reference {ranking.references[0].pair.model}."
@@ -108,13 +108,16 @@ def standing_sentence(ranking: Ranking, facts: VerdictFacts = _NO_FACTS) -> str:
     if len(first) > 1:
         others = [pair for pair in ranking.tied_ranked if pair not in first]
         rest = (
-            f" and are {UNCLEAR} from {join_names(others, _MAX_NAMES)}" if others else ": their mean scores are equal"
+            f" and are {NOT_CLEARLY_DIFFERENT} from {join_names(others, _MAX_NAMES)}"
+            if others
+            else ": their mean scores are equal"
         )
         return f"{join_names(first, _MAX_NAMES)} share the lead {over_scenarios}{rest}."
     if not ranking.tied_ranked:
         rest = "" if ranking.ahead else f"; every other ranked {facts.row_noun} is clearly worse"
         return f"{leader} leads {over_scenarios}{rest}."
-    return f"{leader} leads {over_scenarios}, but is {UNCLEAR} from {join_names(ranking.tied_ranked, _MAX_NAMES)}."
+    tied = join_names(ranking.tied_ranked, _MAX_NAMES)
+    return f"{leader} leads {over_scenarios}, but is {NOT_CLEARLY_DIFFERENT} from {tied}."
 
 
 def unranked_sentence(ranking: Ranking, facts: VerdictFacts = _NO_FACTS) -> str:
@@ -208,7 +211,7 @@ def board_notes(
             note += f" People have judged {coverage.n_by_people} of {plural(coverage.n_scenarios, 'scenario')}."
         yield note
     if filters := filter_text(cells.cell_filter.where, cells.cell_filter.judge):
-        yield f"{filters[:1].upper()}{filters[1:]}."
+        yield f"{capitalized(filters)}."
     if cells.n_other_conditions:
         excluded = excluded_text(cells.n_other_conditions, "under other conditions")
         filters = " or ".join(f"--where conditions={each}" for each in cells.other_ids[:_MAX_NAMES])

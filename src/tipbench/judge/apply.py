@@ -60,7 +60,8 @@ from tipbench.record.store import Experiment, RunStore
 from tipbench.text import plural
 
 Progress = Callable[[int, int], None]  # items done, items in total
-_VERIFICATIONS = 2  # passes after writing, which write runs again that another machine has overwritten
+# Passes after all runs are written. A pass writes the runs again that another machine has overwritten meanwhile.
+_VERIFICATION_PASSES = 2
 
 
 class SheetApplier:
@@ -81,28 +82,29 @@ class SheetApplier:
         self._scores = {**stored.scores, **filled.finished}  # by item id
         changed = [score for item, score in stored.scores.items() if self._scores[item] != score]
         self._replaced = (*stored.replaced, *(ReplacedScore(score, self._at) for score in changed))
+        # Items that are blank in the file but have earlier scores, which are kept.
         self._n_blank = sum(item in stored.scores for item in filled.unfinished)
         self._cell_items = self._scored_items(ItemKind.CELL)  # item ids by run id
         self._repeat_items = self._scored_items(ItemKind.REPEAT)  # likewise
         self._rubrics = {stored.sheet.rubric.tag: stored.sheet.rubric}  # by tag; others are added when needed
-        self._held = stored.status is SheetStatus.HELD  # until `run` decides it
+        self._held = stored.status is SheetStatus.HELD  # as stored, until `run` measures the drift
         self._deleted: set[str] = set()  # ids of runs deleted in MLflow
         self._wrote = False  # whether this apply has written anything to MLflow
 
     @classmethod
     def for_file(
-        cls, store: RunStore, raw: Mapping[str, Any], *, judge: str | None = None, accepting: bool = False
+        cls, store: RunStore, raw: Mapping[str, Any], *, judge: str | None = None, skip_duel_check: bool = False
     ) -> SheetApplier:
         """Validate a filled file against its stored sheet. Raises SheetRefused with all problems.
 
-        Raises SheetsClosed if the judge has opened duels. With `accepting`, an admin accepts the drift of a held sheet,
-        and duels are not checked.
+        Raises SheetsClosed if the judge has opened duels, unless `skip_duel_check`: an admin who accepts the drift of a
+        held sheet may do so after that.
         """
         experiment, stored = find_original(store, raw, FORMAT, find_sheet)
         # A sheet that was exported without a name belongs to the first judge who applied it.
         expected = replace(stored.sheet, judge=stored.owner or stored.sheet.judge)
-        filled = check_sheet(raw, expected, judge=judge, allow_reserved=stored.provisional)
-        if not stored.provisional and not accepting:
+        filled = check_sheet(raw, expected, judge=judge, allow_reserved_name=stored.provisional)
+        if not stored.provisional and not skip_duel_check:
             check_no_duels(store, experiment, filled.judge)
         return cls(store, experiment, stored, filled)
 
@@ -131,9 +133,9 @@ class SheetApplier:
         """Write the sheet's scores to MLflow. With `dry_run`, only return the changes, without reading runs.
 
         The drift is measured once every item is scored or the sheet is `final`. `accept` is the reason for accepting a
-        drift beyond the limit. The first verdict is returned with its numbers, unless few items are scored. In that
-        case, and for a revision, only its word is returned: numbers that change with a single item would reveal whether
-        the item is a control.
+        drift beyond the limit. The result has the numbers of the drift only for the first verdict, and only if enough
+        items are scored. Otherwise it has the verdict alone: numbers that change with a single item would reveal
+        whether the item is a control.
         """
         if dry_run:
             return self._result(SheetStatus.APPLIED, dry_run=True)
@@ -142,8 +144,9 @@ class SheetApplier:
         complete = final or stored.provisional or len(self._scores) == len(stored.entries)
         # 1. Measure the drift, and decide whether the scores count or are held.
         drift = self._measure_drift() if complete else None
-        is_beyond = self._held if drift is None else drift.verdict is Verdict.BEYOND
-        accepted = stored.acceptance_of(self._scores)
+        # If the drift is not measured, a held sheet stays held.
+        is_beyond = drift.verdict is Verdict.BEYOND if drift is not None else self._held
+        accepted = stored.acceptance_of(self._scores)  # by an earlier apply, if it had the same scores
         if accept is not None and drift is not None and is_beyond:
             accepted = accept  # only a measured drift can be accepted
         self._held = is_beyond and not stored.provisional and accepted is None
@@ -169,17 +172,22 @@ class SheetApplier:
         if self._scores or final:
             self._save_scores(result, final=final)
             self._write_cells(cells, progress)
+            # Floors change with the scores, so that they do not mix rubrics. Before the drift is measured it is not
+            # decided whether the scores count.
             if complete and not self._held and not stored.provisional:
                 self._wrote |= update_floor_scores(self._store, stored.outdated_floors, rubric, self._at) > 0
             if self._wrote:
                 self._store.mark_changed(self._experiment.experiment_id)
         if drift is None or result.verdict_only:
-            return result  # the number of deleted answers would reveal whether a single new item is a control
+            # A control has no run that could be deleted, so a number that a single new item increases would reveal
+            # that the item is not a control.
+            return result
         return replace(result, deleted=len(self._deleted & self._cell_items.keys()))
 
     def _result(self, status: SheetStatus, *, dry_run: bool = False) -> ApplyResult:
         """Return the result without drift and agreement. Its changes include the hidden items."""
         stored, rubric = self.stored, self.stored.sheet.rubric
+        # A dry run does not measure the drift, so it shows the changes from the scores applied last as if both counted.
         counted_before = dry_run or stored.status is SheetStatus.APPLIED
         counted_after = status is SheetStatus.APPLIED
 
@@ -238,8 +246,9 @@ class SheetApplier:
         ]
         n_sheets = 1
         for other in sorted(earlier_sheets, key=lambda other: other.exported, reverse=True):
-            scores = list(control_scores(other.entries, other.scores))
-            if len(pooled) < CONTROL_TIPS and scores:
+            if len(pooled) >= CONTROL_TIPS:
+                break
+            if scores := list(control_scores(other.entries, other.scores)):
                 pooled += scores
                 n_sheets += 1
         return measure_drift(rubric.scales, pooled, sheets=n_sheets)
@@ -249,6 +258,7 @@ class SheetApplier:
     ) -> Iterator[tuple[Mapping[str, int], Mapping[str, int]]]:
         """Yield the earlier and the new scores of each repeated tip."""
         for run_id, item in self._repeat_items.items():
+            # Not `counted`: that depends on the rubrics of other judges, too.
             earlier = cells[run_id].scores.applied.get(self._judge) if run_id in cells else None
             if earlier is not None and earlier.rubric == self.stored.sheet.rubric.tag:
                 for old, new in zip(earlier.tips, self._scores[item].tips, strict=False):
@@ -298,14 +308,17 @@ class SheetApplier:
                 else:
                     cell = cells.get(run_id)  # None if its run was deleted
                     may_be_outdated = cell is not None and self._change(cell) is not None
-                if may_be_outdated and self._write(run_id):
+                if may_be_outdated and self._write_if_outdated(run_id):
                     written.append(run_id)
-                    # `_imitate_write` updates the sheet's run, and an update reads it.
+                    # Only to take as long: `_imitate_write` updates the sheet's run, and an update reads it.
                     self._store.get(self.stored.run_id)
             if progress:
                 progress(done, len(self._scores))
-        for _ in range(_VERIFICATIONS):
-            written = [run_id for run_id in written if self._write(run_id)]
+        for _ in range(_VERIFICATION_PASSES):
+            to_verify, written = written, []
+            for run_id in to_verify:
+                if self._write_if_outdated(run_id):
+                    written.append(run_id)
 
     def _imitate_write(self, item: str, *, already_read: bool) -> None:
         """Make the same calls for a hidden item as for writing a cell: reads of the next cell, and an update.
@@ -314,17 +327,19 @@ class SheetApplier:
         tags and text that the update adds to the sheet's run are never used.
         """
         score = self._scores[item]
-        judgement = self._judgement(score)  # computed for an unchanged cell, too
-        if self.stored.provisional or score == self.stored.scores.get(item):  # a cell would be read, but not written
+        judgement = self._judgement(score)  # before the check below, because it is computed for unchanged cells, too
+        is_unchanged = score == self.stored.scores.get(item)  # a cell would be read, but not written
+        if is_unchanged or self.stored.provisional:  # writes are imitated only for judges who are people
             if not already_read:
                 self._read_next_cell(item)
             return
         next_cell = self._read_next_cell(item)
         scores = next_cell.scores.without_judge(self._judge) if next_cell else NO_SCORES
+        # With the item's replaced scores as its history, the text is as long as that of a cell.
         for replaced in self._replaced:
             if replaced.score.item == item:
                 scores = scores.with_judgement(self._judgement(replaced.score))
-        change = run_change(scores.with_judgement(judgement), {}, milliseconds(self._at))
+        change = run_change(scores.with_judgement(judgement), rubrics={}, at_ms=milliseconds(self._at))
         imitation = RunChange(
             metrics={HIDDEN + name: value for name, value in change.metrics.items()},
             tags={HIDDEN + name: value for name, value in change.tags.items()},
@@ -357,7 +372,7 @@ class SheetApplier:
             return AnsweredCell(*self._store.get(run_id))
         return None
 
-    def _write(self, run_id: str) -> bool:
+    def _write_if_outdated(self, run_id: str) -> bool:
         """Read the run and write the sheet's scores to it if it lacks them. Returns whether anything was written."""
         cell = self._read_cell(run_id)
         change = None if cell is None else self._change(cell)
@@ -377,10 +392,11 @@ class SheetApplier:
             if other is not None:
                 self._rubrics[other.sheet.rubric.tag] = other.sheet.rubric
         change = run_change(scores, self._rubrics, milliseconds(self._at))
+        same_scores = scores is cell.scores  # `with_judgement` returns the same object if nothing changes
         # Comparing scores is not enough: a writer may have crashed between writing a run's texts and its tags.
         same_tags = change.tags.items() <= cell.run.tags.items()
         same_metrics = change.metrics.items() <= cell.run.metrics.items()
-        if scores is cell.scores and same_tags and same_metrics:
+        if same_scores and same_tags and same_metrics:
             return None
         texts = dict(change.texts)
         if RUBRIC in texts and texts[RUBRIC] == cell.texts.get(RUBRIC):
@@ -408,7 +424,10 @@ class SheetApplier:
 
 
 def update_floor_scores(store: RunStore, run_ids: Iterable[str], rubric: Rubric, at: str) -> int:
-    """Rewrite the floor scores of runs without a usable tip for this rubric. Returns how many runs changed."""
+    """Replace the floor scores of these runs, which have no usable tip, with those of this rubric.
+
+    Returns the number of changed runs.
+    """
     n_changed = 0
     for run_id in run_ids:
         with _suppress_deleted(run_id, set()):
@@ -455,12 +474,13 @@ def control_scores(entries: Sequence[SheetEntry], scores: Mapping[str, ItemScore
 
 @dataclass(frozen=True)
 class ItemChange:
-    """The effect of an apply on one item, as shown to the judge. Hidden items have one like any other."""
+    """The effect of an apply on one item, as shown to the judge. It does not depend on whether the item is hidden."""
 
     item: str
-    before: Mapping[str, float] | None  # means of the scales and the composite; None if not counted
-    after: Mapping[str, float] | None
-    given: Mapping[str, float] | None  # the sheet's current scores, counted or not
+    # Means of the scales and the composite.
+    before: Mapping[str, float] | None  # of the scores applied last; None if they did not count
+    after: Mapping[str, float] | None  # of the new scores; None if they do not count
+    given: Mapping[str, float] | None  # of the new scores, even if they do not count
 
 
 @dataclass(frozen=True)
@@ -537,18 +557,18 @@ class ApplyResult:
         Counts are None if the sheet is unfinished, and all numbers if the verdict is unknown.
         """
         is_unknown = drift.verdict is Verdict.UNKNOWN
-        hidden = {"icc", "se"}
+        omitted = {"icc", "se"}
         if is_unknown or self.unfinished:
-            hidden |= {"n_controls", "n"}
+            omitted |= {"n_controls", "n"}
         if is_unknown:
-            hidden |= {"bias", "interval", "difference", "error", "error_limit", "contrast", "contrast_limit"}
+            omitted |= {"bias", "interval", "difference", "error", "error_limit", "contrast", "contrast_limit"}
 
         def visible(values: Mapping[str, Any]) -> dict[str, Any]:
-            return {name: None if name in hidden else _rounded(value) for name, value in values.items()}
+            return {name: None if name in omitted else _rounded(value) for name, value in values.items()}
 
         full = drift.to_json()
         scales = [visible(scale) for scale in full["scales"]]
-        # The rate is known, and one decimal would not show it.
+        # The rate is a constant, so it reveals nothing and is not rounded.
         return visible(full) | {"false_alarm_rate": drift.false_alarm_rate, "scales": scales}
 
     def sentences(self) -> list[str]:

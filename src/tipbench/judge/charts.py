@@ -15,10 +15,10 @@ _SUBTITLE = "one row per sheet, oldest first; the verdict also uses the error an
 
 def _biases(sheet: SheetSummary) -> Iterator[dict[str, Any]]:
     """Yield scale, bias, interval and whether the bias is beyond its limit, for each scale with a known bias."""
-    for drift in (sheet.drift or {}).get("scales", ()):
-        if (bias := drift["bias"]) is not None:
-            low, high = drift["interval"] or (bias, bias)
-            yield {"scale": drift["scale"], "bias": bias, "low": low, "high": high, "beyond": bool(drift["beyond"])}
+    for scale in (sheet.drift or {}).get("scales", ()):
+        if (bias := scale["bias"]) is not None:
+            low, high = scale["interval"] or (bias, bias)  # without an interval, only a point is drawn
+            yield {"scale": scale["scale"], "bias": bias, "low": low, "high": high, "beyond": bool(scale["beyond"])}
 
 
 def history_rows(history: Sequence[SheetSummary]) -> list[dict[str, Any]]:
@@ -28,7 +28,8 @@ def history_rows(history: Sequence[SheetSummary]) -> list[dict[str, Any]]:
         sheet_verdict = (sheet.drift or {}).get("verdict", "unknown")
         name = f"{number} · {sheet.exported[:10]} · {sheet.judge} · {sheet_verdict}"
         for bias in _biases(sheet):
-            verdict = "beyond the limit" if bias.pop("beyond") else "within the limit"
+            is_beyond = bias.pop("beyond")  # shown as the verdict instead
+            verdict = "beyond the limit" if is_beyond else "within the limit"
             rows.append({"number": number, "sheet": name, "judge": sheet.judge, **bias, "verdict": verdict})
     return rows
 
@@ -114,13 +115,15 @@ def drift_chart(points: Sequence[DriftPoint], theme: Theme = LIGHT) -> Any:
     base = alt.Chart(alt.Data(values=rows))
     zero = base.mark_rule(color=theme.muted, strokeDash=[4, 3]).encode(y=alt.datum(0))
     line = base.mark_rule(strokeWidth=2, color=theme.muted).encode(x=x, y=y, y2="high:Q", description="text:N")
-    states = [False, True]
+    beyond_values = [False, True]
     dot = base.mark_point(filled=True, size=80, opacity=1).encode(
         x=x,
         y=alt.Y("bias:Q", scale=scale),
         description="text:N",
-        color=alt.Color("beyond:N", legend=None, scale=alt.Scale(domain=states, range=[theme.accent, theme.warning])),
-        shape=alt.Shape("beyond:N", legend=None, scale=alt.Scale(domain=states, range=["circle", "diamond"])),
+        color=alt.Color(
+            "beyond:N", legend=None, scale=alt.Scale(domain=beyond_values, range=[theme.accent, theme.warning])
+        ),
+        shape=alt.Shape("beyond:N", legend=None, scale=alt.Scale(domain=beyond_values, range=["circle", "diamond"])),
     )
     return alt.layer(zero, line, dot).properties(
         width=WIDTH, height=HEIGHT, autosize=alt.AutoSizeParams(type="fit", contains="padding")

@@ -107,11 +107,11 @@ def refusal(problems: Iterable[Problem]) -> SheetRefused:
 
 
 def check_sheet(
-    raw: Mapping[str, Any], sheet: TipSheet, *, judge: str | None = None, allow_reserved: bool = False
+    raw: Mapping[str, Any], sheet: TipSheet, *, judge: str | None = None, allow_reserved_name: bool = False
 ) -> FilledSheet[ItemScore]:
     """Validate a filled file of tips against the exported `sheet`. Raises SheetRefused with every problem."""
     check = partial(check_item, rubric=sheet.rubric)
-    return check_file(raw, sheet, check, judge=judge, allow_reserved=allow_reserved)
+    return check_file(raw, sheet, check, judge=judge, allow_reserved_name=allow_reserved_name)
 
 
 def check_file(
@@ -120,7 +120,7 @@ def check_file(
     check_one: Callable[[Mapping[str, Any], ItemT], FilledT | list[Problem] | None],
     *,
     judge: str | None = None,
-    allow_reserved: bool = False,
+    allow_reserved_name: bool = False,
 ) -> FilledSheet[FilledT]:
     """Validate a filled file of tips or duels. Raises SheetRefused with every problem.
 
@@ -136,7 +136,7 @@ def check_file(
         check_value(top, rubric, "sha256", sheet.rubric.sha256, field="rubric.sha256")
         if "text" in rubric:
             check_text(top, rubric, "text", sheet.rubric.text, field="rubric.text")
-    judge_name = _check_judge(top, raw, owner=sheet.judge, option=judge, allow_reserved=allow_reserved)
+    judge_name = _check_judge(top, raw, owner=sheet.judge, option=judge, allow_reserved_name=allow_reserved_name)
     raw_items = raw.get("items")
     if not isinstance(raw_items, list):
         top.add_problem("items", describe_value(raw, "items"), "a list of the sheet's items")
@@ -212,12 +212,12 @@ def check_unchanged(location: Location, raw_item: Mapping[str, Any], item: Sheet
         location.add_problem(f"scenario.{shown_name(name)}", seen, "the card as exported")
 
 
-def name_problem(name: object, *, allow_reserved: bool = False) -> str | None:
+def name_problem(name: object, *, allow_reserved_name: bool = False) -> str | None:
     """Return the requirement that a judge's name violates, or None if the name is valid."""
     normalized = normalize_name(name) if isinstance(name, str) else ""
     if not 1 <= len(normalized) <= MAX_NAME or not normalized.isprintable():
         return f"a name of 1 to {MAX_NAME} printable characters on one line"
-    if not allow_reserved and is_reserved(normalized):
+    if not allow_reserved_name and is_reserved(normalized):
         return "a name other than 'rules' and 'ollama:…', which belong to the provisional judges"
     return None
 
@@ -241,11 +241,13 @@ class Location:
 
     def add_problem(self, field: str, seen: str, expected: str) -> None:
         """Add a problem at this location; `seen` is a description, or a value formatted by `shown`."""
-        self.problems.append(Problem(self.item, self.tip, field, seen, expected, self.row))
+        self.problems.append(
+            Problem(item=self.item, tip=self.tip, field=field, seen=seen, expected=expected, row=self.row)
+        )
 
 
 def _check_judge(
-    location: Location, raw: Mapping[str, Any], owner: str | None, option: str | None, *, allow_reserved: bool
+    location: Location, raw: Mapping[str, Any], owner: str | None, option: str | None, *, allow_reserved_name: bool
 ) -> str | None:
     """Return the judge's name. The names in the file, in the option --judge and of the sheet's owner must be equal."""
     in_file = raw.get("judge")
@@ -256,7 +258,7 @@ def _check_judge(
         location.add_problem("judge", shown(in_file), "the judge's name: write it into the file or pass --judge NAME")
         return None
     for name in given:
-        if requirement := name_problem(name, allow_reserved=allow_reserved):
+        if requirement := name_problem(name, allow_reserved_name=allow_reserved_name):
             location.add_problem("judge", shown(name), requirement)
             return None
     names = [normalize_name(name) for name in given]

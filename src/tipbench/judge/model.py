@@ -73,14 +73,16 @@ def system_prompt(rubric: Rubric, num_ctx: int) -> str:
     for scale in rubric.scales:
         steps = "\n".join(f"{value} = {step}" for value, step in enumerate(scale.steps, scale.min))
         prompt += f"\n\n{scale.name} ({scale.min} to {scale.max}): {scale.about}\n{steps}"
-    if tokens(prompt) > max_tokens:
+    n_tokens = estimate_tokens(prompt)
+    if n_tokens > max_tokens:
         raise UsageError(
-            f"The scales of rubric {rubric.id} need about {tokens(prompt)} tokens; a context of {num_ctx} has room for "
+            f"The scales of rubric {rubric.id} need about {n_tokens} tokens; a context of {num_ctx} has room for "
             f"{max_tokens}. Raise num_ctx, or judge with another judge."
         )
+    # The head of the text, between two fences, is left out: it has the scales and anchors as TOML.
     prose = rubric.text.split(f"\n{FENCE}", 1)[-1].strip() if rubric.text.startswith(FENCE) else ""
     for part in (prose, *_example_texts(rubric)):
-        if part and tokens(extended := f"{prompt}\n\n{part}") <= max_tokens:
+        if part and estimate_tokens(extended := f"{prompt}\n\n{part}") <= max_tokens:
             prompt = extended
     return prompt
 
@@ -92,11 +94,12 @@ def questions(item: TipItem, rubric: Rubric, system: str, num_ctx: int) -> list[
     card = json.dumps(item.card, ensure_ascii=False)
     result: list[Question] = []
     first = 0  # index of the next question's first tip
-    available = num_ctx - tokens(system)
+    available = num_ctx - estimate_tokens(system)
     while first < len(item.tips):
-        for n_tips in range(min(MAX_TIPS, len(item.tips) - first), 0, -1):
+        most_tips = min(MAX_TIPS, len(item.tips) - first)
+        for n_tips in range(most_tips, 0, -1):
             question = _question(card, [tip.tip for tip in item.tips[first : first + n_tips]], rubric)
-            if tokens(question.user) + question.num_predict < available:
+            if estimate_tokens(question.user) + question.num_predict < available:
                 break
         else:
             return f"tip {first + 1} does not fit a context of {num_ctx} tokens with the rubric and the card"
@@ -123,7 +126,7 @@ def parse_scores(text: str, rubric: Rubric, n_tips: int) -> list[dict[str, int]]
     return [{name: entry[name] for name in rubric.scale_names} for entry in entries]
 
 
-def tokens(text: str) -> int:
+def estimate_tokens(text: str) -> int:
     """Estimate the token count of a text, erring on the high side."""
     return int(len(text.encode("utf-8", "replace")) / _BYTES_PER_TOKEN) + 1
 
@@ -259,6 +262,8 @@ class ModelJudge:
             return item_questions
         scores: list[dict[str, int]] = []
         for question in item_questions:
+            if self._skip_reason:
+                return self._skip_reason
             request = GenerationRequest(
                 model=self._facts.model,
                 system=system,
@@ -271,7 +276,7 @@ class ModelJudge:
                 disable_thinking=self._facts.can_think,
                 answer_schema=question.answer_schema,
             )
-            new_scores = self._skip_reason or self._request_scores(request, rubric, pause)
+            new_scores = self._request_scores(request, rubric, pause)
             if isinstance(new_scores, str):  # the reason why there are none
                 return new_scores
             scores += new_scores

@@ -77,19 +77,19 @@ def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
         in_title = word.stem in task_stems and any(following.stem in task_stems for following in next_words)
         if word.stem in card.people and not in_title:
             people.append(word)
-    other_stems = (parsed.stems - task_stems) | {word.stem for word in people}
+    stems_outside_tasks = (parsed.stems - task_stems) | {word.stem for word in people}
     routines = {when: [routine for routine in card.routines if routine.when is when] for when in RoutineTime}
-    now = [routine for routine in routines[RoutineTime.NOW] if routine.weight_in(other_stems) >= 1]
+    now = [routine for routine in routines[RoutineTime.NOW] if routine.weight_in(stems_outside_tasks) >= 1]
     now_stems = frozenset(stem for routine in now for stem in routine.weights)
     passed = []  # routines of an earlier hour, if the tip has most of their words
     for routine in routines[RoutineTime.PASSED]:
-        weight = routine.weight_in(other_stems - now_stems)
+        weight = routine.weight_in(stems_outside_tasks - now_stems)
         if weight >= 1.5 and weight >= 0.6 * sum(routine.weights.values()):
             passed.append(routine)
     other_routines = (*routines[RoutineTime.ANY], *routines[RoutineTime.LATER])
-    personal = [routine for routine in other_routines if routine.weight_in(other_stems - now_stems) >= 1]
-    preferences = [preference for preference in card.wanted if preference.weight_in(other_stems) >= 1]
-    hints_at_routine = any(routine.weight_in(other_stems) for routine in routines[RoutineTime.NOW])
+    personal = [routine for routine in other_routines if routine.weight_in(stems_outside_tasks - now_stems) >= 1]
+    preferences = [preference for preference in card.wanted if preference.weight_in(stems_outside_tasks) >= 1]
+    hints_at_routine = any(routine.weight_in(stems_outside_tasks) for routine in routines[RoutineTime.NOW])
     dayparts = (DAYPARTS[word.lower] for word in parsed.words if word.lower in DAYPARTS)
     in_daypart = any(first * 60 <= card.minute <= last * 60 for first, last in dayparts)
     # Except at the start of the tip, 'leave …' ends the action and does not postpone it.
@@ -103,8 +103,8 @@ def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
         now=_texts(now),
         is_linked=any(_is_linked_to(clause, now_stems) for clause in parsed.clauses),
         personal=(*_texts(personal), *_texts(preferences), *dict.fromkeys(word.text for word in people)),
-        role_words=tuple(sorted(other_stems & card.role_words)),
-        names_hour=hints_at_routine or bool(other_stems & card.slot_words) or in_daypart,
+        role_words=tuple(sorted(stems_outside_tasks & card.role_words)),
+        names_hour=hints_at_routine or bool(stems_outside_tasks & card.slot_words) or in_daypart,
         contradictions=(*_texts(passed), *_ruled_out(parsed, card), *_passed_hours(parsed, card)),
         later=tuple(phrase for phrase in postponing if f" {phrase} " in plain),
     )
@@ -156,7 +156,7 @@ def _passed_hours(parsed: ParsedTip, card: Card) -> tuple[str, ...]:
         phrases = parsed.has(PHRASES["morning_only"])
     times = [
         time
-        for time in clock_times(parsed.raw, bare=False)
+        for time in clock_times(parsed.raw, include_bare_hours=False)
         if time < card.minute - 60 and not 8 * 60 <= time < 12 * 60  # 8 to 12 may also mean the evening
     ]
     return (*phrases, *(f"{time // 60:02}:{time % 60:02}" for time in times))
@@ -241,9 +241,9 @@ def find_instructions(parsed: ParsedTip, card: Card) -> Instructions:
     stops = (
         " ".join(word.lower for word in clause[:6])
         for index, clause in enumerate(action_clauses)
-        if WORDS["stops"] & {word.lower for word in clause} or (index and opening(clause) in WORDS["stop_verbs"])
+        if WORDS["stops"] & {word.lower for word in clause} or (index > 0 and opening(clause) in WORDS["stop_verbs"])
     )
-    # Minutes or seconds over 60 are ignored.
+    # More than 60 minutes or seconds are ignored. A duration in words has no number here, and is never longer.
     durations = (match for match in _DURATION.finditer(parsed.plain) if 0 < int(match["n"] or 1) <= 60)
     return Instructions(
         steps=tuple(verbs["step"]),
@@ -404,7 +404,9 @@ class Explanation:
     def note(self) -> str:
         """The reasons in one line of at most MAX_NOTE_LENGTH characters; each scale gets an equal part."""
         parts = (f"{scale} {finding.score}: {', '.join(finding.reasons)}" for scale, finding in self.findings.items())
-        return "; ".join(shorten(part, MAX_NOTE_LENGTH // len(SCALES) - 2) for part in parts)
+        separator = "; "
+        max_part_length = MAX_NOTE_LENGTH // len(SCALES) - len(separator)
+        return separator.join(shorten(part, max_part_length) for part in parts)
 
 
 def explain_tip(card: Card, tip: str) -> Explanation:

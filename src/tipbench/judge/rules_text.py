@@ -274,6 +274,7 @@ _IGNORED = frozenset(
 )
 _COMMON = frozenset(stem(word) for word in WORDS["common"])
 _VERBS = frozenset(stem(word) for word in WORDS["step_verbs"] | WORDS["action_verbs"])
+_CALENDAR = frozenset(stem(word) for word in WORDS["calendar"])
 
 
 def _content_stems(text: str) -> frozenset[str]:
@@ -315,18 +316,15 @@ def _names(texts: Iterable[str]) -> frozenset[str]:
     return frozenset(word.stem for word in words if word.text[0].isupper() and not word.text.isupper()) - _CALENDAR
 
 
-_CALENDAR = frozenset(stem(word) for word in WORDS["calendar"])
-
-
-def clock_times(text: str, *, bare: bool = True) -> list[int]:
+def clock_times(text: str, *, include_bare_hours: bool = True) -> list[int]:
     """Return the clock times in a text, as minutes of the day.
 
-    `bare` also includes hours alone, as in 'at three'. In words, twelve to four mean p.m.
+    Bare hours are those without minutes, as in 'at three'. In words, twelve to four mean p.m.
     """
     times = []
     words = _without_symbols(text.lower()).replace("-", " ").split()  # an emoji may be inside "half past seven"
     for match in _CLOCK.finditer(" ".join(words)):
-        if match["plain"] and not bare:
+        if match["plain"] and not include_bare_hours:
             continue
         if match["h"]:
             times.append((int(match["h"]) % 24) * 60 + int(match["m"]) % 60)

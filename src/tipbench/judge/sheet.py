@@ -76,7 +76,7 @@ class TipScore:
 class ItemScore:
     """The scores of a finished item. Every tip is scored on every scale."""
 
-    item: str
+    item: str  # its id
     format_ok: bool
     tips: tuple[TipScore, ...]
 

@@ -33,7 +33,7 @@ _ABOUT = ("format", "sheet", "experiment", "judge", "rubric id", "rubric sha256"
 _SEPARATORS = ",;\t"
 _NUMBER_PUNCTUATION = r"\s.,:/%eE+\-"
 _UNSAFE_CELL = re.compile(
-    r"['\t\r]"  # an apostrophe would be removed; some spreadsheets start a formula after a tab or line end
+    r"['\t\r]"  # spreadsheets may remove a leading apostrophe, and start a formula after a tab or line end
     r"|\s*[=+\-@＝＋－＠]"  # a formula
     rf"|[{_NUMBER_PUNCTUATION}]*[0-9][0-9{_NUMBER_PUNCTUATION}]*\Z"  # a number, date, time or percentage
     r"|\s*(?:true|false)\s*\Z",
@@ -67,6 +67,7 @@ def parse_sheet(content: bytes) -> dict[str, Any]:
         )
     encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8"
     try:
+        # Tips may contain lone surrogates, which a strict decoder rejects.
         text = content.decode(encoding, "surrogatepass").removeprefix(BOM)
     except UnicodeDecodeError as exc:
         line = content.count(b"\n", 0, exc.start) + 1
@@ -130,8 +131,9 @@ def _parse_csv(text: str, separator: str) -> dict[str, Any]:
             rows_by_item[row.stripped("item"), row.stripped("sha256")].append(row)
         elif kind == "about":
             name, value = row.stripped("item").casefold(), row.stripped("tip")
-            if about.setdefault(name, value) != value:
-                problems.append(row.problem("tip", f"{shown(about[name])} for {shown(name)}, as in a row before"))
+            first_value = about.setdefault(name, value)
+            if value != first_value:
+                problems.append(row.problem("tip", f"{shown(first_value)} for {shown(name)}, as in a row before"))
         elif kind not in _ROW_KINDS:
             problems.append(row.problem("row", f"one of {', '.join(_ROW_KINDS)}; delete rows of your own"))
     items = [_parse_item(rows, problems) for rows in rows_by_item.values()]
@@ -159,13 +161,21 @@ class _Row:
     def problem(self, column: str, expected: str) -> Problem:
         """Return a problem with the value in this column."""
         item, value = self.stripped("item"), self.cells.get(column, "")
-        return Problem(shown_name(item) if item else None, None, column, shown(value), expected, self.number)
+        return Problem(
+            item=shown_name(item) if item else None,
+            tip=None,
+            field=column,
+            seen=shown(value),
+            expected=expected,
+            row=self.number,
+        )
 
 
 def _parse_item(rows: Sequence[_Row], problems: list[Problem]) -> dict[str, Any]:
     """Parse the rows of one item, which may be in any order. Adds any problems to `problems`."""
     tips: dict[int, dict[str, Any]] = {}  # by number
-    format_flags: dict[str, object] = {}  # values of format_ok, by their description in messages
+    format_flags: list[object] = []  # values of format_ok
+    flag_texts: list[str] = []  # the same, as described in messages
     for row in rows:
         number = _parse_integer(row.stripped("number"))
         if not isinstance(number, int) or not 1 <= number <= MAX_TIPS:
@@ -176,7 +186,8 @@ def _parse_item(rows: Sequence[_Row], problems: list[Problem]) -> dict[str, Any]
             problems.append(row.problem("number", f"each tip of an item once; row {first_row} has this one too"))
             continue
         if format_ok := row.stripped("format_ok"):
-            format_flags[f"{format_ok} in row {row.number}"] = _parse_flag(format_ok)
+            format_flags.append(_parse_flag(format_ok))
+            flag_texts.append(f"{format_ok} in row {row.number}")
         tips[number] = {
             "tip": row.text("tip"),
             "rationale": row.text("rationale"),
@@ -189,14 +200,15 @@ def _parse_item(rows: Sequence[_Row], problems: list[Problem]) -> dict[str, Any]
             "note": row.text("note"),
             CSV_ROW: row.number,
         }
-    values = list(format_flags.values())
-    agree = bool(values) and all(value is values[0] for value in values)
-    # Validation rejects the joined text and shows it in its message.
-    item_format_ok = values[0] if agree else " and ".join(format_flags)
+    if len(format_flags) == 1 or set(format_flags) in ({True}, {False}):
+        item_format_ok = format_flags[0]
+    else:
+        item_format_ok = " and ".join(flag_texts)  # validation rejects this text and shows it in its message
     return {
         "item": rows[0].stripped("item"),
         "sha256": rows[0].stripped("sha256"),
         "format_ok": item_format_ok,
+        # None for a missing number; validation rejects it.
         "tips": [tips.get(number) for number in range(1, max(tips, default=0) + 1)],
         CSV_ROW: rows[0].number,
     }
@@ -280,11 +292,17 @@ def _rows(text: str, separator: str, problems: list[Problem]) -> Iterator[_Row]:
         columns = [_column(cell) for cell in next(reader)]
         counts = Counter(filter(None, columns))
         missing = [name for name in _REQUIRED_COLUMNS if name not in counts]
-        repeated = [shown_name(name) for name, count in counts.items() if count > 1]
-        once = "each column once; remove one of them"
+        repeated = [name for name, count in counts.items() if count > 1]
+
+        def column_problem(name: str, *, seen: str, expected: str) -> Problem:
+            return Problem(item=None, tip=None, field=name, seen=seen, expected=expected, row=1)
+
         wrong_columns = [
-            *(Problem(None, None, name, "no such column", "the column as exported", row=1) for name in missing),
-            *(Problem(None, None, name, "it twice", once, row=1) for name in repeated),
+            *(column_problem(name, seen="no such column", expected="the column as exported") for name in missing),
+            *(
+                column_problem(shown_name(name), seen="it twice", expected="each column once; remove one of them")
+                for name in repeated
+            ),
         ]
         if wrong_columns:
             raise refusal(wrong_columns)
@@ -304,8 +322,8 @@ def _rows(text: str, separator: str, problems: list[Problem]) -> Iterator[_Row]:
 
 def _parse_flag(cell: str) -> object:
     """Parse a boolean. Return any other cell unchanged; validation rejects it."""
-    word = str(_parse_integer(cell))  # a spreadsheet may write 1 as 1.0
-    return _FLAGS.get(word.casefold(), cell)
+    without_decimals = str(_parse_integer(cell))  # a spreadsheet may write 1 as 1.0
+    return _FLAGS.get(without_decimals.casefold(), cell)
 
 
 def _parse_integer(cell: str) -> int | str | None:
@@ -366,7 +384,7 @@ def _invalid_json_message(text: str) -> str:
     The text is scanned again, because Python's JSON parser does not report that location.
     """
     open_keys: list[set[str] | None] = []  # the keys so far of each open object; None for an open list
-    key_expected = False  # whether a string here is a key, if it is inside an object
+    key_expected = False  # whether the next string is a key, provided that it is in an object, not in a list
     for token in _JSON_TOKEN.finditer(text):
         word = token[0]
         if word in "{[":
@@ -376,12 +394,12 @@ def _invalid_json_message(text: str) -> str:
         elif word[0] in "NI-":  # NaN, Infinity, -Infinity
             place = _line_and_column(text, token.start())
             return f"{place}: expected a whole number or null; found {word}. Write the score there, or null."
-        elif word[0] == '"' and key_expected and (known := open_keys[-1]) is not None:
+        elif word[0] == '"' and key_expected and (earlier_keys := open_keys[-1]) is not None:
             key = json.loads(word)
-            if key in known:
+            if key in earlier_keys:
                 place = _line_and_column(text, token.start())
                 return f"{place}: expected each key once in an object; found {shown(key)} again. Remove one of the two."
-            known.add(key)
+            earlier_keys.add(key)
         key_expected = word in "{,"
     raise AssertionError("invalid JSON was found before and cannot be found again")
 

@@ -362,7 +362,7 @@ def find_original(
     """Return the experiment and the stored sheet that a filled file names. Raises SheetRefused if either is missing."""
 
     def wrong_field(field: str, expected: str) -> SheetRefused:
-        return refusal([Problem(None, None, field, shown(raw.get(field)), expected)])
+        return refusal([Problem(item=None, tip=None, field=field, seen=shown(raw.get(field)), expected=expected)])
 
     if raw.get("format") != format_:
         raise wrong_field("format", repr(format_))

@@ -1,4 +1,7 @@
-"""The journal: files that keep results until MLflow has stored them, and the format of their lines."""
+"""The journal: files that keep results until MLflow has stored them, and the format of their lines.
+
+The next collect *drains* the journal of a process that died: it stores the results that MLflow does not have yet.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ from tipbench.record.run import NewRun, RunKind
 FORMAT = 1  # version of a line, stored under the key "v"; a line without this key has version 1
 
 _COMPACT_BYTES = 32 * 2**20  # a larger file is truncated once all its results are stored
-_FILE_UNAVAILABLE = (BlockingIOError, FileNotFoundError)  # raised by `_lock_file`
+_LOCK_ERRORS = (BlockingIOError, FileNotFoundError)  # of `_lock_file`: another process has locked or removed the file
+_CREATE_ATTEMPTS = 20
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 _CHECKSUM = re.compile(rb',"sum":"([0-9a-f]{8})"\}\n\Z')
 _FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
@@ -73,7 +77,7 @@ class _FileUnavailable(JournalError):
 
 
 def put_line(run: NewRun) -> bytes:
-    """Return the line of a result. The kind of run comes first: the benchmarks count lines by their beginning."""
+    """Return the line of a result. It begins with the kind of run, by which benchmarks/process.py counts cells."""
     return _with_checksum({"put": vars(run), "v": FORMAT})
 
 
@@ -125,13 +129,14 @@ def parse_line(line: bytes) -> NewRun | StoredMark | UnknownLine | None:
     version = value.get("v", FORMAT)
     if version != FORMAT:
         return UnknownLine(f"version {str(version)[:40]}")
-    if not checksum and value.keys() - {"put", "kept", "v"}:  # the checksum itself is damaged
+    has_other_keys = not value.keys() <= {"put", "kept", "v"}
+    if not checksum and has_other_keys:  # the checksum itself is damaged
         return None
     if isinstance(value.get("kept"), str):
         return StoredMark(value["kept"])
     fields = value.get("put")
     if not isinstance(fields, dict):
-        return UnknownLine(f"version {FORMAT}, but neither a result nor a note")
+        return UnknownLine(f"version {FORMAT}, but neither a result nor a mark")
     if unknown := fields.keys() - _FIELD_TYPES.keys():
         return UnknownLine(f"version {FORMAT} with unknown fields: {', '.join(sorted(unknown))[:80]}")
     if missing := _FIELD_TYPES.keys() - fields.keys():
@@ -187,7 +192,7 @@ class Journal:
                 self._unstored.update((entry.record_id, entry) for entry in entries)
                 self._waiting.extend(entries)
                 self._last_line_complete = True
-            except BaseException:
+            except BaseException:  # also an interrupt: the caller may rely on nothing being saved
                 for entry in entries:
                     self._unstored.pop(entry.record_id, None)
                 self._waiting = deque(entry for entry in self._waiting if entry.offset < start)
@@ -229,7 +234,7 @@ class Journal:
                 _write_all(self._fd, stored_line(entry.record_id))
                 del self._unstored[entry.record_id]
                 self._last_line_complete = True
-            except BaseException:
+            except BaseException:  # also an interrupt: the file must not end in half a line
                 self._unstored[entry.record_id] = entry
                 self._truncate_to(start)
                 raise
@@ -245,7 +250,7 @@ class Journal:
             line = self._read_line(entry)
             with _convert_os_errors("written", refused_path):
                 _append_synced(refused_path, line)
-            self.mark_stored(entry)
+            self.mark_stored(entry)  # so that no further attempt is made to store it
         return refused_path
 
     @property
@@ -278,7 +283,7 @@ class Journal:
                 return
             self._closed = True
             if not self._unstored:
-                with suppress(OSError):  # the next drain removes an idle file
+                with suppress(OSError):  # the next drain removes a file that is left
                     if self.damaged:
                         self.path.rename(self.damaged_path)
                     else:
@@ -336,7 +341,7 @@ def _unstored_entries(folder: Path) -> Iterator[Entry]:
 
 
 def _load(path: Path, fd: int) -> Contents:
-    """Read a locked file and remove an incomplete last line. Closes the file on an error."""
+    """Read a locked file and remove an incomplete last line. If it raises, it has closed the descriptor."""
     with ExitStack() as on_error:
         on_error.callback(os.close, fd)
         with open(fd, "rb", closefd=False) as file:  # not by path: there may be another file by now
@@ -352,19 +357,21 @@ def _load(path: Path, fd: int) -> Contents:
     return contents
 
 
-def _create(folder: Path, tries: int = 20) -> tuple[Path, int]:
+def _create(folder: Path) -> tuple[Path, int]:
     """Create and lock a file; returns its path and descriptor. Retries if a drain locks or removes it first."""
-    path = folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}.jsonl"
-    try:
-        return path, _lock_file(path, os.O_CREAT | os.O_EXCL)
-    except _FILE_UNAVAILABLE:
-        if tries == 1:
-            raise
-        return _create(folder, tries - 1)
+    n_failed = 0
+    while True:
+        path = folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}.jsonl"
+        try:
+            return path, _lock_file(path, os.O_CREAT | os.O_EXCL)
+        except _LOCK_ERRORS:
+            n_failed += 1
+            if n_failed == _CREATE_ATTEMPTS:
+                raise
 
 
 def _lock_file(path: Path, flags: int = 0) -> int:
-    """Open and lock a file and return its descriptor; raises one of `_FILE_UNAVAILABLE`."""
+    """Open and lock a file and return its descriptor; raises one of `_LOCK_ERRORS`."""
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | flags, 0o600)
     with ExitStack() as on_error:
         on_error.callback(os.close, fd)
@@ -409,8 +416,8 @@ def _convert_os_errors(participle: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        error_class = _FileUnavailable if isinstance(exc, _FILE_UNAVAILABLE) else JournalError
+        error_class = _FileUnavailable if isinstance(exc, _LOCK_ERRORS) else JournalError
         raise error_class(
             f"The journal {path} cannot be {participle}: {exc.strerror or exc}. "
-            "Results must be on disk before they count, so the run stops; free some space or move TIPBENCH_HOME."
+            "Results must be on disk before they count, so the command stops; free some space or move TIPBENCH_HOME."
         ) from exc

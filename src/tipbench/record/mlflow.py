@@ -23,7 +23,7 @@ from tipbench.record.local_mlflow import LocalMlflow
 from tipbench.record.mlflow_http import MlflowHttp, TooLarge
 from tipbench.record.run import NewRun, RunChange, StoredRun
 from tipbench.record.store import Experiment
-from tipbench.record.texts import check_key, from_tags, leftovers, tags_of
+from tipbench.record.texts import check_key, from_tags, tags_of, unneeded_tags
 
 PAGE = 250  # runs per page: as fast as larger pages, and about 6 MB
 EXPERIMENTS_PAGE = 1000
@@ -178,11 +178,11 @@ class MlflowStore:
         for batch in batches:
             self._http.post("runs/log-batch", batch.body(run_id))
         expected = wire.text_tags_after(before.text_tags, batches)
-        if any(leftovers(key, expected) for key in change.texts):
-            with suppress(MlflowUnavailable, MlflowError):  # readers ignore leftover tags
-                self._delete_leftover_tags(run_id, change.texts, expected)
+        if any(unneeded_tags(key, expected) for key in change.texts):
+            with suppress(MlflowUnavailable, MlflowError):  # readers ignore unneeded tags
+                self._delete_unneeded_tags(run_id, change.texts, expected)
 
-    def _delete_leftover_tags(self, run_id: str, text_keys: Collection[str], expected: Mapping[str, str]) -> None:
+    def _delete_unneeded_tags(self, run_id: str, text_keys: Collection[str], expected: Mapping[str, str]) -> None:
         """Delete the tags of these texts that are no longer needed after an update.
 
         A text whose tags are not the expected ones is left alone: another writer has changed it.
@@ -190,7 +190,7 @@ class MlflowStore:
         current = self._current_run(run_id).text_tags
         for key in text_keys:
             if tags_of(key, current) == tags_of(key, expected):
-                for tag in leftovers(key, current):
+                for tag in unneeded_tags(key, current):
                     self._post_if_exists("runs/delete-tag", {"run_id": run_id, "key": tag})
 
     def _current_run(self, run_id: str) -> wire.CurrentRun:

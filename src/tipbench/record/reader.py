@@ -1,4 +1,7 @@
-"""Reads, counts and filters recorded runs. Finds twins and stale runs, which are excluded from the results."""
+"""Reads, counts and filters recorded runs.
+
+Finds the runs that results exclude: twins (second runs of the same cell) and stale runs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import iso
 
-# Params and metrics in `run_values`, under their own names.
+# Params and metrics that `run_values` returns under the names that they have in MLflow.
 _PARAMS = ("model", "scenario", "persona", "repeat", "host", "model_digest")
 _METRICS = ("composite", "provisional_composite", "format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")
 FILTERS = {"model": "params.model", "prompt": "params.prompt_version", "scenario": "params.scenario", "state": "state"}
@@ -38,21 +41,24 @@ def experiments(store: RunStore) -> list[Experiment]:
 def count_states(runs: Iterable[StoredRun]) -> CellCounts:
     """Count these cells by state."""
     states = Counter(run.state for run in runs)
-    return CellCounts(states.total(), pending=states["pending"], judged=states["judged"], failed=states["failed"])
+    return CellCounts(cells=states.total(), pending=states["pending"], judged=states["judged"], failed=states["failed"])
 
 
 def cells(store: RunStore, experiment_id: str, where: Mapping[str, str]) -> list[StoredRun]:
-    """Return the cells of an experiment, newest first, without superseded ones and twins."""
-    # Twins are found among the runs of all states, so the state is compared afterwards.
+    """Return the cells of an experiment, newest first, without twins and runs that a later attempt superseded."""
+    # Twins may have different states, so the filter by state is applied after they are removed.
     state = where.get("state")
     any_state = {key: value for key, value in where.items() if key != "state"}
     runs = list(search_cells(store, experiment_id, any_state))
     twins = twin_runs(runs)
-    return [run for run in runs if run.run_id not in twins and state in (None, run.state)]
+    return [run for run in runs if run.run_id not in twins and (state is None or run.state == state)]
 
 
 def search_cells(store: RunStore, experiment_id: str, where: Mapping[str, str]) -> Iterator[StoredRun]:
-    """Yield the cells of an experiment, newest first, without superseded ones. Pages are requested as needed."""
+    """Yield the cells of an experiment, newest first, without runs that a later attempt superseded.
+
+    Pages are requested as needed.
+    """
     for run in store.search(experiment_id, where={"kind": str(RunKind.CELL), **where}):
         if run.tags.get("superseded") != "true":
             yield run
@@ -112,7 +118,7 @@ def parse_filter(text: str) -> tuple[str, str]:
 
 _GetField = Callable[[StoredRun], str | None]
 
-# Pairs of functions: they return the name of a model, prompt or scenario, and the hash of its content.
+# For each of model, prompt and scenario: the functions that return its name in a run, and the hash of its content.
 _NAMES_AND_HASHES: tuple[tuple[_GetField, _GetField], ...] = (
     (lambda run: run.params.get("model"), lambda run: run.params.get("model_digest")),
     (lambda run: run.params.get("prompt_version"), lambda run: run.tags.get("prompt_hash")),
@@ -128,8 +134,8 @@ def newest_run(runs: Iterable[StoredRun]) -> StoredRun:
 def stale_runs(runs: Sequence[StoredRun]) -> set[str]:
     """Return the ids of runs whose model digest, prompt text or scenario content was replaced under the same name.
 
-    The newest answer with the same conditions has the current content. A failed run after it is not stale, and does not
-    make it stale.
+    The newest answer with the same conditions has the current content. A run that failed after that answer is not
+    stale, and does not make the answer stale.
     """
     stale: set[str] = set()
     for get_name, get_hash in _NAMES_AND_HASHES:

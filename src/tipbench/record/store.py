@@ -15,7 +15,7 @@ from typing import Protocol
 from tipbench.errors import MlflowError, MlflowUnavailable
 from tipbench.record import mlflow_wire as wire
 from tipbench.record.run import NewRun, RunChange, StoredRun
-from tipbench.record.texts import check_key, from_tags, is_text_tag, leftovers, unescape
+from tipbench.record.texts import check_key, from_tags, is_text_tag, unescape, unneeded_tags
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class RunStore(Protocol):
     def record(self, experiment_id: str, run: NewRun, *, may_exist: bool = False) -> str:
         """Write a complete run and return its id.
 
-        With `may_exist`, the store is searched first, because it may have the run already: a finished run with the same
-        cell_key is left unchanged, and a half-written run with the same record_id is completed.
+        With `may_exist`, the store is searched first, because it may have the run already. Then a finished run with the
+        same cell_key is left unchanged and its id returned; a half-written run with the same record_id is completed.
         """
         ...
 
@@ -64,7 +64,10 @@ class RunStore(Protocol):
     def read(
         self, experiment_id: str, *, where: Mapping[str, str], texts: Collection[str], limit: int | None = None
     ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
-        """Like `search`, with those of the requested texts that a run has, each verified against its hash."""
+        """Like `search`, and return the requested texts with each run. Texts that it does not have are left out.
+
+        Each text is verified against its hash.
+        """
         ...
 
     def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
@@ -72,10 +75,10 @@ class RunStore(Protocol):
         ...
 
     def update(self, run_id: str, change: RunChange) -> None:
-        """Update a recorded run. The update takes effect with its plain tags, which are written last.
+        """Update a recorded run. The update takes effect with the tags of `change.tags`, which are written last.
 
         If the writer dies, each text is either the old or the new one, and complete. Raises MlflowError for an illegal
-        transition of `state`. A run should have one writer at a time: of two, the later texts and tags win.
+        transition of the run's `state`. A run should have one writer at a time: of two, the later texts and tags win.
         """
         ...
 
@@ -110,7 +113,7 @@ class MemoryStore:
         return next((experiment for experiment in self.experiments() if experiment.name == name), None)
 
     def ensure_experiment(self, name: str) -> Experiment:
-        with self._available():
+        with self._lock_if_available():
             experiment = self.experiment(name)
             if experiment is None:
                 experiment = Experiment(str(len(self._experiments) + 1), name)
@@ -119,13 +122,13 @@ class MemoryStore:
             return experiment
 
     def experiments(self) -> list[Experiment]:
-        with self._available():
+        with self._lock_if_available():
             return list(self._experiments.values())
 
     def record(self, experiment_id: str, run: NewRun, *, may_exist: bool = False) -> str:
         tags = wire.checked_tags(run)
-        with self._available():
-            existing = wire.ExistingRuns()
+        with self._lock_if_available():
+            existing = wire.ExistingRuns()  # none
             if may_exist:
                 stored_runs = self.search(experiment_id, where=wire.where_same_run(run), include_half_written=True)
                 existing = wire.classify_existing(run, stored_runs)
@@ -151,10 +154,11 @@ class MemoryStore:
 
     def begin(self, experiment_id: str, run: NewRun) -> str:
         """Create a half-written run, such as an interrupted `record` leaves behind."""
-        with self._available():
+        with self._lock_if_available():
             if experiment_id not in self._experiments:
                 raise MlflowError(f"There is no experiment {experiment_id}.", code="RESOURCE_DOES_NOT_EXIST")
             run_id = uuid.uuid4().hex
+            # `checked_tags` are escaped as they are sent; a StoredRun has the original values.
             tags = {key: unescape(value) for key, value in wire.checked_tags(run).items() if not is_text_tag(key)}
             stored = StoredRun(run_id, "RUNNING", run.start_ms, None, params={}, metrics={}, tags=tags)
             self._runs[run_id] = _MemoryRun(experiment_id, stored)
@@ -183,7 +187,7 @@ class MemoryStore:
     def _matching_runs(
         self, experiment_id: str, where: Mapping[str, str], limit: int | None, *, include_half_written: bool = False
     ) -> list[tuple[StoredRun, dict[str, str]]]:
-        with self._available():
+        with self._lock_if_available():
             matching = [
                 stored
                 for stored in self._runs.values()
@@ -195,17 +199,18 @@ class MemoryStore:
             return [(stored.run, stored.text_tags) for stored in matching[:limit]]
 
     def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
-        with self._available():
+        with self._lock_if_available():
             stored = self._stored_run(run_id)
             return stored.run, from_tags(stored.text_tags)
 
     def update(self, run_id: str, change: RunChange) -> None:
-        with self._available():
+        with self._lock_if_available():
             stored = self._stored_run(run_id)
             batches = wire.change_batches(change, wire.CurrentRun(stored.run, stored.text_tags))
             text_tags = wire.text_tags_after(stored.text_tags, batches)
+            # As MlflowStore does, delete the tags that only the earlier text needed.
             for key in change.texts:
-                for tag in leftovers(key, text_tags):
+                for tag in unneeded_tags(key, text_tags):
                     del text_tags[tag]
             stored.text_tags = text_tags
             metrics = {key: float(number) for key, number in change.metrics.items()}
@@ -217,7 +222,7 @@ class MemoryStore:
         self.tag_experiment(experiment_id, {})
 
     def tag_experiment(self, experiment_id: str, tags: Mapping[str, str]) -> None:
-        with self._available():
+        with self._lock_if_available():
             experiment = self._experiments[experiment_id]
             tags = {**experiment.tags, **tags, wire.REVISION_TAG: uuid.uuid4().hex}
             self._experiments[experiment_id] = replace(experiment, tags=tags)
@@ -228,7 +233,7 @@ class MemoryStore:
             raise MlflowError(f"There is no run {run_id}.", code="RESOURCE_DOES_NOT_EXIST", status=404)
         return stored
 
-    def _available(self) -> threading.RLock:
+    def _lock_if_available(self) -> threading.RLock:
         """Return the lock to hold during a call; raises MlflowUnavailable while `away` is set."""
         if self.away:
             raise MlflowUnavailable("The store in memory is set to be unreachable.")

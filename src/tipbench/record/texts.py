@@ -112,7 +112,7 @@ def multi_request_tags(key: str, text: str, current: Mapping[str, str]) -> tuple
     return tags, last
 
 
-def leftovers(key: str, tags: Mapping[str, str]) -> list[str]:
+def unneeded_tags(key: str, tags: Mapping[str, str]) -> list[str]:
     """Return the tags of this text that are no longer needed, in the order in which they may be deleted."""
     text_tags = tags_of(key, tags)
     part_tags = sorted(text_tags.keys() - {key, key + _META})

@@ -176,7 +176,7 @@ def digest(secret: str) -> str:
 
 def normalize_token_name(name: str, role: Role) -> str:
     """Return the normalised name of a token. Raises UsageError if it is invalid."""
-    if requirement := name_problem(name, allow_reserved=role is not Role.JUDGE):
+    if requirement := name_problem(name, allow_reserved_name=role is not Role.JUDGE):
         raise UsageError(f"A token's name must be {requirement} (got {name[:80]!r}).")
     if normalize_name(name) == EVERYBODY:
         raise UsageError(f"A token's name must not be {EVERYBODY}, which means all judges. Choose another.")

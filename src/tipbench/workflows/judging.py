@@ -161,7 +161,7 @@ def apply_file(
         if accept is not None:
             raise InvalidOption("accept_drift", "applies to sheets of tips; duels have no drift.")
         return apply_duels(store, raw, judge=judge, dry_run=dry_run)
-    applier = SheetApplier.for_file(store, raw, judge=judge, accepting=accept is not None)
+    applier = SheetApplier.for_file(store, raw, judge=judge, skip_duel_check=accept is not None)
     check(applier)
     return applier.run(accept=accept, final=final, dry_run=dry_run, progress=progress)
 

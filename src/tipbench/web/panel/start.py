@@ -39,7 +39,7 @@ from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig, split_names
 from tipbench.plan.grid import choose_prompts
 from tipbench.plan.suite import builtin_suites, load_suite
 from tipbench.record.reader import experiments
-from tipbench.text import file_size, parameter_count
+from tipbench.text import capitalized, file_size, parameter_count
 from tipbench.web.api.jobs import plan_of
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Admin, Panel, PanelState
@@ -107,7 +107,7 @@ def check_values(allowed: OperatorPermissions, schema: Schema, values: Values) -
     except SuiteError as exc:
         return {"suite": str(exc)}
     except UsageError as exc:
-        return {"prompts": _capitalized(str(exc))}
+        return {"prompts": capitalized(str(exc))}
     return config
 
 
@@ -123,12 +123,8 @@ def _errors_by_key(exc: Invalid | Forbidden, values: Values) -> dict[str, str]:
         possible_keys = [str(error["loc"][0])] if error["loc"] else message.split()
         key = next((possible_key for possible_key in possible_keys if possible_key in values), WHOLE_FORM)
         got = "" if error["type"] == "value_error" else f" (got {str(error.get('input'))[:80]!r})"
-        errors.setdefault(key, f"{_capitalized(message)}{got}.")
+        errors.setdefault(key, f"{capitalized(message)}{got}.")
     return errors
-
-
-def _capitalized(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _is_boolean(schema: Schema, key: str) -> bool:
@@ -371,7 +367,7 @@ def _field(key: str, properties: Mapping[str, Any], value: str, error: str | Non
         checkboxes = tuple(replace(each, chosen=each.value in names) for each in offered)
         offered_names = {each.value for each in offered}
         other_names = [name for name in names if name not in offered_names]
-        help_text = _capitalized(form_field.help.removeprefix("Comma-separated "))
+        help_text = capitalized(form_field.help.removeprefix("Comma-separated "))
         return replace(form_field, kind="choices", help=help_text, value=", ".join(other_names), options=checkboxes)
     if "enum" in properties:
         allowed_values = ["" if each is None else str(each) for each in properties["enum"]]

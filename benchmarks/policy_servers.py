@@ -74,7 +74,7 @@ def smallest(log: EventLog, keys: Keys, decision: dict[str, Any], answer: bytes)
             await send({"type": "lifespan.shutdown.complete"})
             return
         request = from_json((await receive())["body"])
-        user = keys.user(request.pop("user_id"))
+        user = keys.hash_user_id(request.pop("user_id"))
         entry = {**decision, "request": request}
         _, committed = log.append("score", user, time.time(), entry, event=uuid4().hex, policy="egreedy/v1")
         if not batch or batch[0][0] is not committed:

@@ -1,6 +1,7 @@
 """Renders Altair charts as SVG in light or dark colours, or as a PNG file, without a browser or JavaScript.
 
-Altair and vl-convert come with the extra `charts`. Each chart is defined in the step that has its data.
+Altair and vl-convert come with the extra `charts`. The charts themselves are in `charts.py` of `compare`, `judge`
+and `simulate`.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def to_svg(chart: alt.TopLevelMixin, theme: Theme = LIGHT) -> str:
 
 
 def check_chart_file(path: Path) -> None:
-    """Raise UsageError if --plot cannot write `path`: its suffix is wrong, or its folder or the extra is missing."""
+    """Raise UsageError for a --plot file with a wrong suffix or a missing folder, or if `charts` is not installed."""
     if path.suffix.lower() not in (".png", ".svg"):
         raise UsageError(f"--plot takes a file that ends in .png or .svg (got {path.name!r}).")
     if not path.parent.is_dir():

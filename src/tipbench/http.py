@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-TOO_MANY_FILES = (
+TOO_MANY_FILES_ADVICE = (
     "this process has reached its limit of open files and connections. Raise it, as with `ulimit -n 4096`, "
     "or lower --concurrency"
 )
@@ -55,7 +55,7 @@ def is_http_url(url: str) -> bool:
         return False
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
         return False
-    return url.isprintable() and " " not in url
+    return url.isprintable() and " " not in url  # a space is printable
 
 
 def strip_login(url: str) -> str:
@@ -142,7 +142,7 @@ def _create_client(
 
     try:
         return client_class(trust_env=not is_loopback(url), verify=tls or tls_for(url), **options)
-    except (ImportError, ValueError, httpx.InvalidURL) as exc:
+    except (ImportError, ValueError, httpx.InvalidURL) as exc:  # ImportError: a SOCKS proxy without its package
         raise UsageError(
             f"A proxy must have an http:// or https:// address; the environment has {_describe_proxies()}. "
             f"Correct or unset it to reach {_origin(url)}. (socks5:// needs pip install 'httpx[socks]'.)"
@@ -170,7 +170,7 @@ def _proxy_without_login(proxy: str) -> str:
     try:
         return strip_login(proxy)
     except ValueError:
-        return "no address"
+        return "an invalid address"
 
 
 # Errors
@@ -185,7 +185,7 @@ def is_too_many_files(exc: BaseException) -> bool:
     """Return whether a request failed because this process or machine has too many open files."""
     os_errors = list(_os_errors(exc))
     if any(isinstance(error, socket.gaierror) for error in os_errors):
-        return _no_file_can_be_opened()  # a failed name lookup does not report the reason
+        return _no_file_can_be_opened()  # a failed name lookup does not report its reason: test it
     return any(error.errno in _TOO_MANY_FILES_ERRNOS for error in os_errors)
 
 

@@ -27,7 +27,7 @@ def test_unknown_is_a_dash_and_zero_is_not() -> None:
 
 def test_a_table_without_a_terminal_is_whole_and_has_no_trailing_blanks(capsys: pytest.CaptureFixture[str]) -> None:
     long = "x" * 400
-    print_table(["name", "n"], [[long, 1], ["[red]y", None]], text_columns=["name"], keep_columns=1)
+    print_table(["name", "n"], [[long, 1], ["[red]y", None]], text_columns=["name"], n_always_shown=1)
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == f"{long}  1"
     assert lines[3] == f"[red]y{' ' * (400 - 6)}  –"
@@ -40,7 +40,9 @@ def test_a_narrow_terminal_drops_columns_from_the_right_and_reports_it(
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     rows: list[dict[str, object]] = [{"run": "abcdefgh", "model": "alpha:135m", "tips": 3, "speed": 1.5, "more": 2.5}]
-    print_rows(["run", "model", "tips", "speed", "more"], rows, "table", text_columns=["run", "model"], keep_columns=2)
+    print_rows(
+        ["run", "model", "tips", "speed", "more"], rows, "table", text_columns=["run", "model"], n_always_shown=2
+    )
     printed = capsys.readouterr()
     assert "tips" in printed.out
     assert "speed" not in printed.out

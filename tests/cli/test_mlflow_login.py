@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tipbench.cli.options import open_store, open_tracking_store
+from tipbench.cli.options import open_or_start_mlflow, open_store
 from tipbench.errors import TipbenchError
 from tipbench.settings import Settings, load_settings
 from tipbench.web.deps import MlflowConnection
@@ -46,7 +46,7 @@ def read_by_command(settings: Settings, url: str) -> None:
 
 
 def write_by_command(settings: Settings, url: str) -> None:
-    open_tracking_store(settings, url).store.experiments()
+    open_or_start_mlflow(settings, url).store.experiments()
 
 
 def read_by_panel(settings: Settings, url: str) -> None:

@@ -18,7 +18,7 @@ from support.threads import in_threads
 from tipbench.errors import JobConflict, JobNotFound, UsageError
 from tipbench.jobs.job import (
     ENDED,
-    MOVES,
+    TRANSITIONS,
     Job,
     JobKind,
     JobRequest,
@@ -293,17 +293,17 @@ def test_a_running_or_succeeded_job_is_not_retried(store: JobStore) -> None:
 
 
 def test_every_state_has_its_transitions_and_final_states_have_none() -> None:
-    assert set(MOVES) == set(JobState)
-    assert {state for state, targets in MOVES.items() if not targets} == ENDED
-    assert MOVES[JobState.LOST] == {RUNNING}
-    assert {state for state, targets in MOVES.items() if LOST in targets} == {RUNNING}
+    assert set(TRANSITIONS) == set(JobState)
+    assert {state for state, targets in TRANSITIONS.items() if not targets} == ENDED
+    assert TRANSITIONS[JobState.LOST] == {RUNNING}
+    assert {state for state, targets in TRANSITIONS.items() if LOST in targets} == {RUNNING}
 
 
 def test_the_path_between_two_states_has_only_legal_transitions() -> None:
     for old, new in itertools.product(JobState, repeat=2):
         path = path_between(old, new)
         for before, after in zip((old, *path), path, strict=False):
-            assert after in MOVES[before]
+            assert after in TRANSITIONS[before]
         if old is new or old in ENDED or new is JobState.QUEUED:
             assert path == ()
         else:
@@ -341,7 +341,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(job=jobs, old=st.sampled_from(JobState), new=st.sampled_from(JobState))
     def move(self, job: str, old: JobState, new: JobState) -> None:
-        if new not in MOVES[old]:
+        if new not in TRANSITIONS[old]:
             with pytest.raises(JobConflict):
                 self.store.move(job, old, new)
             return

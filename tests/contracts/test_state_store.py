@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tipbench.serve.event_log import open_store
+from tipbench.serve.event_log import open_database
 from tipbench.serve.state import TALLIES
 from tipbench.serve.state_store import STATES, FileStore, StateStore, open_state
 
@@ -17,7 +17,7 @@ A, B = "a" * 32, "b" * 32
 
 @pytest.fixture(params=STATES)
 def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StateStore]:
-    with closing(open_store(tmp_path)) as database:
+    with closing(open_database(tmp_path)) as database:
         yield open_state(tmp_path, request.param, database, database)
 
 

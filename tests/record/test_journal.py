@@ -602,7 +602,7 @@ def test_damaged_lines_are_counted_and_their_file_is_kept(
     os.close(journal._fd)  # as after a crash: nothing is marked, and the lock is gone
     journal.path.write_bytes(journal.path.read_bytes().replace(b'"name":"a"', b'"name":"x"'))
     (found,) = orphaned_journals(tmp_path)
-    assert (found.damaged, [entry.name for entry in [found.read(taken(found))]]) == (1, ["b"])
+    assert (found.n_damaged_lines, [entry.name for entry in [found.read(taken(found))]]) == (1, ["b"])
     for entry in list(found._unstored.values()):
         found.mark_stored(entry)
     found.close()

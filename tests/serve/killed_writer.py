@@ -26,7 +26,7 @@ from support.serving import learn, reward_request, score_request, serving
 from tipbench import files, sqlite
 from tipbench.errors import EventConflict, EventNotFound
 from tipbench.serve import state_store
-from tipbench.serve.event_log import open_store, read_entries
+from tipbench.serve.event_log import open_database, read_entries
 from tipbench.serve.state_store import export_state, import_state, rebuild_state
 
 WRITES = {
@@ -96,7 +96,7 @@ def check(home: Path, state: str, change: str, acknowledged: Path) -> int:
         n = service.stats("egreedy/v1", "u1")["n"]
         assert n in (3, LEARNED[change]), n
         assert n == LEARNED[change] or not acknowledged.exists(), "an acknowledged change was lost"
-        _, tallies = service.snapshot("egreedy/v1", service.keys.user("u1"))
+        _, tallies = service.snapshot("egreedy/v1", service.keys.hash_user_id("u1"))
         assert sum(tally.seen for tally in tallies.by_category.values()) == n, "half of the change was made"
         repeated = "conflict"
         with suppress(EventConflict):
@@ -107,7 +107,7 @@ def check(home: Path, state: str, change: str, acknowledged: Path) -> int:
         new = {"reward": "known", "reset": "conflict", "erase": "unknown", "import": "learned"}[change]
         assert repeated == ("learned" if n == 3 else new), repeated
         service.flush()
-        key = service.keys.user("u1")
+        key = service.keys.hash_user_id("u1")
         if change == "erase" and n == 0:
             assert [entry.kind for entry in read_entries(service.log.database, user=key)] == ["reset"]
     left = documents(home, state, key)
@@ -117,7 +117,7 @@ def check(home: Path, state: str, change: str, acknowledged: Path) -> int:
 
 
 def documents(home: Path, state: str, key: str) -> dict[str, bytes]:
-    with closing(open_store(home)) as database:
+    with closing(open_database(home)) as database:
         return state_store.open_state(home, state, database, database).load(key)
 
 

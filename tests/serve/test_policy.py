@@ -113,19 +113,19 @@ def test_choices_have_the_frequencies_of_their_probabilities() -> None:
     policy = replace(POLICIES["egreedy/v1"], epsilon=0.4)
     probabilities = policy.probabilities([0.5, 0.5, 0.1, -0.2])
     keys = Keys(b"k" * 32)
-    chosen = [choose(probabilities, keys.uniform(policy.name, "u", f"e{number}")) for number in range(20_000)]
+    chosen = [choose(probabilities, keys.repeatable_random(policy.name, "u", f"e{number}")) for number in range(20_000)]
     observed = np.bincount(chosen, minlength=4)
     assert stats.chisquare(observed, np.array(probabilities) * 20_000).pvalue > 0.001
 
 
 def test_draws_depend_on_secret_policy_user_and_event_and_are_uniform() -> None:
     keys = Keys(b"k" * 32)
-    same = keys.uniform("linucb", "u", "e")
-    assert same == Keys(b"k" * 32).uniform("linucb", "u", "e")
-    others = [Keys(b"l" * 32).uniform("linucb", "u", "e"), keys.uniform("egreedy/v1", "u", "e")]
-    others += [keys.uniform("linucb", "v", "e"), keys.uniform("linucb", "u", "f")]
+    same = keys.repeatable_random("linucb", "u", "e")
+    assert same == Keys(b"k" * 32).repeatable_random("linucb", "u", "e")
+    others = [Keys(b"l" * 32).repeatable_random("linucb", "u", "e"), keys.repeatable_random("egreedy/v1", "u", "e")]
+    others += [keys.repeatable_random("linucb", "v", "e"), keys.repeatable_random("linucb", "u", "f")]
     assert len({same, *others}) == 5
-    draws = [keys.uniform("linucb", "u", f"{number}") for number in range(5000)]
+    draws = [keys.repeatable_random("linucb", "u", f"{number}") for number in range(5000)]
     assert stats.kstest(draws, "uniform").pvalue > 0.001
 
 
@@ -264,18 +264,18 @@ def test_a_prior_of_other_features_is_refused() -> None:
 )
 def test_a_hostile_user_id_is_refused(user_id: str) -> None:
     with pytest.raises(UsageError, match="user id"):
-        Keys(b"k" * 32).user(user_id)
+        Keys(b"k" * 32).hash_user_id(user_id)
 
 
 def test_a_user_key_is_hex_differs_by_user_and_secret_and_does_not_show_the_id() -> None:
-    keys = [Keys(b"k" * 32).user("u1"), Keys(b"k" * 32).user("u2"), Keys(b"l" * 32).user("u1")]
+    keys = [Keys(b"k" * 32).hash_user_id("u1"), Keys(b"k" * 32).hash_user_id("u2"), Keys(b"l" * 32).hash_user_id("u1")]
     assert len(set(keys)) == 3
     assert all(len(key) == 32 and set(key) <= set("0123456789abcdef") for key in keys)
 
 
 def test_the_secret_is_created_once_for_its_owner_only(tmp_path: Path) -> None:
-    first = load_keys(tmp_path).user("u1")
-    assert load_keys(tmp_path).user("u1") == first
+    first = load_keys(tmp_path).hash_user_id("u1")
+    assert load_keys(tmp_path).hash_user_id("u1") == first
     assert stat.S_IMODE((tmp_path / SECRET_FILE).stat().st_mode) == 0o600
     (tmp_path / SECRET_FILE).write_text("short")
     with pytest.raises(UsageError, match=r"64 hex digits.*backup"):

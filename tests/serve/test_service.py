@@ -18,7 +18,7 @@ import pytest
 
 from support.serving import Clock, learn, reward_request, score_request, serving
 from tipbench.errors import EventConflict, EventNotFound, LockHeld, QueueFull, TipbenchError, UsageError
-from tipbench.serve.event_log import FILE, FOLDER, open_store, read_entries
+from tipbench.serve.event_log import FILE, FOLDER, open_database, read_entries
 from tipbench.serve.features import FEATURES
 from tipbench.serve.policy import POLICIES, Ridge
 from tipbench.serve.prior import Prior
@@ -145,7 +145,7 @@ def test_a_reward_for_features_of_another_version_conflicts_and_is_never_mixed_i
         service.score("egreedy/v1", score_request(event_id="open"))
     newer = replace(POLICIES["egreedy/v1"], features=replace(FEATURES["v1"], version="features-v1/2"))
     monkeypatch.setitem(POLICIES, "egreedy/v1", newer)
-    with closing(open_store(tmp_path)) as database, database.transaction() as db:
+    with closing(open_database(tmp_path)) as database, database.transaction() as db:
         db.execute("DELETE FROM state")  # the document of the old version would be refused
     with serving(tmp_path) as service:
         with pytest.raises(EventConflict, match=r"scored with features-v1/1.*no longer uses"):
@@ -246,7 +246,7 @@ def test_erase_deletes_the_users_events_from_disk(tmp_path: Path, state: str) ->
         learn(service, "egreedy/v1", 4, "u2", prefix="other-event-")
         service.flush()
         service.reset("u1", erase=True)
-        key = service.keys.user("u1")
+        key = service.keys.hash_user_id("u1")
         assert [entry.kind for entry in read_entries(service.log.database, user=key)] == ["reset"]
         with pytest.raises(EventNotFound):
             service.reward(None, reward_request("secret-event-1"))
@@ -267,10 +267,10 @@ def test_an_erase_is_known_after_a_later_reset_and_a_restart(tmp_path: Path) -> 
         service.reset("u1")
     signal = {"signal": "shadow:linucb-shadow", "agrees": True}
     with serving(tmp_path) as service:
-        assert not service.publish(score, "linucb", signal)
+        assert not service.log_signal(score, "linucb", signal)
         later = service.score("egreedy/v1", score_request()).entry
         assert later is not None
-        assert service.publish(later, "linucb", signal)
+        assert service.log_signal(later, "linucb", signal)
 
 
 def test_more_users_than_fit_into_memory_keep_their_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -460,7 +460,7 @@ def test_a_replay_of_the_log_reproduces_every_decision(tmp_path: Path) -> None:
             policy, ridge = POLICIES[name], POLICIES[name].ridge()
             for entry in read_entries(service.log.database):
                 if entry.kind == "score" and entry.policy == name:
-                    uniform = service.keys.uniform(name, entry.user, entry.event or "")
+                    uniform = service.keys.repeatable_random(name, entry.user, entry.event or "")
                     assert policy.probabilities(entry.body["scores"]) == entry.body["probabilities"]
                     tips = [each["tip_id"] for each in entry.body["request"]["candidates"]]
                     total = np.cumsum(entry.body["probabilities"])

@@ -123,7 +123,7 @@ def test_r14_a_shadow_gets_no_reward_and_keeps_no_state(tmp_path: Path) -> None:
             recommender.service.reward("egreedy/v2", reward_request("a"))
         assert recommender.service.reward(None, reward_request("a")).body["applied"]
         recommender.service.flush()
-        key = recommender.service.keys.user("u1")
+        key = recommender.service.keys.hash_user_id("u1")
         rows = recommender.service.log.database.execute("SELECT name FROM state WHERE user = ?", (key,))
         assert sorted(name for (name,) in rows) == ["egreedy/v1", "tallies"]
 

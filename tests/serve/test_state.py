@@ -18,7 +18,7 @@ import pytest
 
 from support.serving import learn, reward_request, score_request, serving
 from tipbench.errors import EventConflict, EventNotFound, LockHeld, StateError, TipbenchError, UsageError
-from tipbench.serve.event_log import FOLDER, open_store, read_entries
+from tipbench.serve.event_log import FOLDER, open_database, read_entries
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.state import DOCUMENT_NAMES, SCHEMA, TALLIES
 from tipbench.serve.state_store import (
@@ -40,7 +40,7 @@ def state(request: pytest.FixtureRequest) -> str:
 
 def documents(home: Path, state: str) -> dict[tuple[str, str], bytes]:
     """All that a store has, read anew."""
-    with closing(open_store(home)) as database:
+    with closing(open_database(home)) as database:
         store = open_state(home, state, database, database)
         return {(user, name): body for user in store.users() for name, body in store.load(user).items()}
 
@@ -60,7 +60,7 @@ def test_r09_each_user_and_policy_has_a_separate_file(tmp_path: Path) -> None:
         for policy in POLICIES:
             learn(service, policy, 2, prefix=policy.replace("/", "-"))
         service.flush()
-        key = service.keys.user("u1")
+        key = service.keys.hash_user_id("u1")
         suffixes = ("_egreedy", "_egreedy_v2", "_egreedy_v3", "_linucb", "_tallies")
         folder = tmp_path / FOLDER / STATE_FOLDER
         assert sorted(path.name for path in folder.iterdir()) == [f"{key}{suffix}.json" for suffix in suffixes]
@@ -142,7 +142,7 @@ def test_documents_that_are_missing_or_older_than_the_log_catch_up(
         for policy in POLICIES:
             learn(service, policy, 2, prefix=f"b{policy[-1]}")
     new = documents(tmp_path, state)
-    with closing(open_store(tmp_path)) as database:
+    with closing(open_database(tmp_path)) as database:
         store = open_state(tmp_path, state, database, database)
         late = {**dict.fromkeys(lost), TALLIES: None} if lost else {}
         store.save({(user, name): old[user, name] for user, name in old if name in late})
@@ -175,9 +175,9 @@ def test_a_corrupt_document_is_set_aside_and_rebuilt_from_the_log(tmp_path: Path
     with serving(tmp_path, state=state) as service:
         learn(service, "egreedy/v1", 3)
         learn(service, "linucb", 3, prefix="l")
-        key = service.keys.user("u1")
+        key = service.keys.hash_user_id("u1")
     before = documents(tmp_path, state)
-    with closing(open_store(tmp_path)) as database:
+    with closing(open_database(tmp_path)) as database:
         open_state(tmp_path, state, database, database).save({(key, "egreedy/v1"): damage(before[key, "egreedy/v1"])})
     with serving(tmp_path, state=state) as service:
         assert service.stats("egreedy/v1", "u1")["n"] == 3
@@ -192,9 +192,9 @@ def test_an_unknown_schema_is_refused_and_never_overwritten(
     with serving(tmp_path, state=state) as service:
         learn(service, "egreedy/v1", 3)
         service.score("egreedy/v1", score_request(event_id="open"))
-        key = service.keys.user("u1")
+        key = service.keys.hash_user_id("u1")
     newer = json.dumps({**json.loads(documents(tmp_path, state)[key, "egreedy/v1"]), **change}).encode()
-    with closing(open_store(tmp_path)) as database:
+    with closing(open_database(tmp_path)) as database:
         open_state(tmp_path, state, database, database).save({(key, "egreedy/v1"): newer})
     with serving(tmp_path, state=state) as service:
         for attempt in (
@@ -275,7 +275,7 @@ def test_an_export_has_what_the_log_has_while_the_server_runs(tmp_path: Path) ->
     with serving(tmp_path / "home") as service:
         learn(service, "egreedy/v1", 3)
         export_state(tmp_path / "home", tmp_path / "files")
-        key = service.keys.user("u1")
+        key = service.keys.hash_user_id("u1")
         assert json.loads((tmp_path / "files" / f"{key}_egreedy.json").read_bytes())["n"] == 3
         with pytest.raises(LockHeld, match="in use by tipbench serve"):
             import_state(tmp_path / "home", tmp_path / "files")
@@ -302,7 +302,7 @@ def test_an_import_with_an_invalid_file_changes_nothing(tmp_path: Path, content:
     with pytest.raises(StateError):
         import_state(tmp_path / "home", tmp_path / "files")
     assert documents(tmp_path / "home", "sqlite") == before
-    with closing(open_store(tmp_path / "home")) as database:
+    with closing(open_database(tmp_path / "home")) as database:
         assert not list(read_entries(database, kinds=("import",)))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from support.serving import Clock
 from tipbench.errors import UsageError
-from tipbench.serve.event_log import open_store
+from tipbench.serve.event_log import open_database
 from tipbench.serve.switches import Switches
 
 DAY = 86_400.0
@@ -25,7 +25,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def switches(tmp_path: Path, clock: Clock) -> Iterator[Switches]:
-    with closing(open_store(tmp_path)) as database:
+    with closing(open_database(tmp_path)) as database:
         yield Switches(database, clock=clock)
 
 
@@ -88,7 +88,7 @@ def test_a_check_counts_if_it_passed_is_the_newest_and_of_these_versions(switche
 def test_another_process_sees_a_switch_once_it_reads_again(
     switches: Switches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with closing(open_store(tmp_path)) as database:
+    with closing(open_database(tmp_path)) as database:
         server = Switches(database)
         assert server.active() == "egreedy/v1"
         switches.switch_unchecked("linucb", user="ada", reason="trial")

@@ -64,8 +64,8 @@ def test_the_server_decides_as_the_vectorised_rollout_does(served: Path) -> None
     keys = load_keys(served)
 
     def draws(policy: object, number: int) -> np.ndarray:
-        users = [keys.user(f"user-{user}") for user in range(len(WORLD))]
-        return np.array([keys.uniform("egreedy/v1", user, f"round-{number}") for user in users])
+        users = [keys.hash_user_id(f"user-{user}") for user in range(len(WORLD))]
+        return np.array([keys.repeatable_random("egreedy/v1", user, f"round-{number}") for user in users])
 
     fast = rollout(WORLD, [find_arm("egreedy/v1")], draws=draws, record=True)[0].chosen
     replayed = replay_log(served, "egreedy/v1")

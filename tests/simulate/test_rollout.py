@@ -54,16 +54,16 @@ def test_batched_features_equal_those_of_the_server(name: str) -> None:
     for number in range(12):
         features = module._RoundFeatures(world, world.round(number))
         chosen = learner.choose(features, world.draws(number))
-        outcome = world.outcome(features.offered, chosen)
+        outcome = world.outcome(features.round, chosen)
         for user in range(12):
-            request = SCORE.validate_python(score_request(world, features.offered, user))
+            request = SCORE.validate_python(score_request(world, features.round, user))
             moment = datetime.fromisoformat(str(request.get("at")))
             expected = policy.features.matrix(request, request["candidates"], moment, tallies[user])
             assert np.allclose(learner._x[:, :, user].T, expected, atol=1e-12)
-            sent = REWARD.validate_python(reward_request(world, features.offered, user, outcome))
+            sent = REWARD.validate_python(reward_request(world, features.round, user, outcome))
             category = request["candidates"][chosen[user]].get("category")
-            tallies[user].add(category, sent.get("action"), sent.get("dwell_ms"), float(features.offered.hour[user]))
-        learner.learn(features.offered, chosen, outcome)
+            tallies[user].add(category, sent.get("action"), sent.get("dwell_ms"), float(features.round.hour[user]))
+        learner.learn(features.round, chosen, outcome)
 
 
 def test_an_arm_does_not_depend_on_the_others_it_runs_with() -> None:
@@ -80,11 +80,11 @@ def test_statistics_are_the_sums_over_the_chosen_features() -> None:
     for number in range(15):
         features = module._RoundFeatures(world, world.round(number))
         chosen = learner.choose(features, world.draws(number))
-        outcome = world.outcome(features.offered, chosen)
+        outcome = world.outcome(features.round, chosen)
         x = learner._x[:, chosen, np.arange(8)].T
         a += x[:, :, None] * x[:, None, :]
         b += outcome.reward[:, None] * x
-        learner.learn(features.offered, chosen, outcome)
+        learner.learn(features.round, chosen, outcome)
     measured = learner.statistics()
     assert np.allclose(measured.gram, a, atol=1e-9)
     assert np.allclose(measured.moment, b, atol=1e-9)

@@ -33,7 +33,7 @@ class Collecting:
     def run(self, **changes: object) -> Summary:
         environment = CollectEnvironment(
             home=self.home,
-            open_store=lambda: TrackingStore(self.store, "memory", "memory"),
+            open_mlflow=lambda: TrackingStore(self.store, "memory", "memory"),
             free_memory=self.free_memory,
             observer=self.events.append,
         )

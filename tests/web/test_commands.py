@@ -21,10 +21,10 @@ import typer
 from typer.testing import CliRunner
 
 from tipbench.cli import panel, token
-from tipbench.cli.main import Commands
+from tipbench.cli.main import RootGroup
 
 # Assembled as main.py does, so that these tests do not depend on what else is registered there.
-app = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
+app = typer.Typer(cls=RootGroup, pretty_exceptions_enable=False)
 app.add_typer(token.app, name="token")
 app.command("panel")(panel.panel)
 
@@ -32,7 +32,7 @@ SCRIPT = (
     "import typer, signal\n"
     "from tipbench.cli import main, panel, token\n"
     "signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
-    "app = typer.Typer(cls=main.Commands, pretty_exceptions_enable=False)\n"
+    "app = typer.Typer(cls=main.RootGroup, pretty_exceptions_enable=False)\n"
     "app.command('panel')(panel.panel)\n"
     "app.add_typer(token.app, name='token')\n"
     "app()\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.policy_site import TIPS
-from tipbench.serve.event_log import open_store
+from tipbench.serve.event_log import open_database
 from tipbench.serve.recommender import Recommender
 from tipbench.serve.service import PolicyService
 from tipbench.serve.switches import Switches
@@ -78,13 +78,13 @@ def test_a_switch_on_the_page_is_stored_for_the_server(served: Served) -> None:
     learn(served.home, 1)
     assert served.post("/policies/shadows/egreedy-v2-shadow", data={"enabled": "false"}).status_code == 303
     assert served.post("/policies/shadows/linucb-shadow", data={"enabled": "true"}).status_code == 303
-    store = open_store(served.home)
-    assert Switches(store).shadows() == {
+    database = open_database(served.home)
+    assert Switches(database).shadows() == {
         "egreedy-v2-shadow": False,
         "egreedy-v3-shadow": False,
         "linucb-shadow": True,
     }
-    store.close()
+    database.close()
     assert served.error(served.post("/policies/shadows/x", data={"enabled": "true"})) == (404, "not_found")
 
 

@@ -444,8 +444,8 @@ def test_the_server_decides_for_simulated_users_as_the_vectorised_rollout_does(s
         site.post("/reset", {"user_id": f"user-{user}", "erase": True})
 
     def draws(_policy: Policy, number: int) -> np.ndarray:
-        users = [keys.user(f"user-{user}") for user in range(len(world))]
-        return np.array([keys.uniform(policy, user, f"round-{number}") for user in users])
+        users = [keys.hash_user_id(f"user-{user}") for user in range(len(world))]
+        return np.array([keys.repeatable_random(policy, user, f"round-{number}") for user in users])
 
     fast = rollout(world, [find_arm(policy)], draws=draws, record=True)[0]
     with httpx.Client(base_url=site.url, headers=site.headers("app"), trust_env=False, timeout=DEADLINE_S) as client:

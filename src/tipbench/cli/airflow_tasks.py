@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tipbench.cli.console import print_message
-from tipbench.cli.options import open_store, open_tracking_store
+from tipbench.cli.options import open_or_start_mlflow, open_store
 from tipbench.cli.progress import INTERRUPTED, LineProgress
 from tipbench.errors import InvalidOption, LockHeld, NotEnoughData, ServerUnavailable, TipbenchError, UsageError
 from tipbench.files import writable_home
@@ -273,7 +273,7 @@ def plan_models(conf: Conf, task_urls: TaskUrls) -> dict[str, Any]:
     servers = choose_servers(config, task_urls, url_in_conf=bool(conf.get("ollama_url")))
     suite = suite_for(config)
     survey = _survey_models(config, servers, settings)
-    refusal = refusal_error(survey.facts, survey.refused, config, " Set skip_refused to run the others.")
+    refusal = refusal_error(survey.facts, survey.refused, config, hint=" Set skip_refused to run the others.")
     if refusal is not None and not config.skip_refused:
         raise refusal
     plan = _record_refusals_and_plan(config, suite, survey, settings)
@@ -393,7 +393,7 @@ def _record_refusals_and_plan(config: CollectConfig, suite: Suite, survey: Model
     from tipbench.record.plan_check import make_plan, read_recorded
     from tipbench.record.summary import refused_run
 
-    with open_tracking_store(settings, config.mlflow_url) as tracking:
+    with open_or_start_mlflow(settings, config.mlflow_url) as tracking:
         print_message(f"MLflow: {tracking.description}")
         store = tracking.store
         experiment = _wait_for_mlflow(config, lambda: store.ensure_experiment(config.experiment))

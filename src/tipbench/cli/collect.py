@@ -8,7 +8,7 @@ import typer
 
 from tipbench.cli.console import print_json, print_message, print_table
 from tipbench.cli.models import installed_models_hint
-from tipbench.cli.options import JsonOption, open_tracking_store, with_collect_options
+from tipbench.cli.options import JsonOption, open_or_start_mlflow, with_collect_options
 from tipbench.cli.progress import progress_view, write_event
 from tipbench.errors import ModelRefused
 from tipbench.files import writable_home
@@ -61,7 +61,7 @@ def collect_with_progress(config: CollectConfig, settings: Settings) -> Summary:
 
             environment = CollectEnvironment(
                 home=writable_home(settings.home),
-                open_store=lambda: open_tracking_store(settings, config.mlflow_url),
+                open_mlflow=lambda: open_or_start_mlflow(settings, config.mlflow_url),
                 free_memory=lambda model: free_memory(model, config),
                 observer=observer,
             )
@@ -81,7 +81,7 @@ def show_summary(summary: Summary) -> None:
     )
     columns = ("model", "prompt", "cells", "failed", "no tip", "format", "overlong", "latency", "tok/s", "diversity")
     rows = []
-    for (model, prompt), pair in summary.tally.pairs.items():
+    for (model, prompt), pair in summary.totals_by_pair.pairs.items():
         latency = number(pair.mean("latency_s"))
         rows.append(
             [
@@ -97,7 +97,7 @@ def show_summary(summary: Summary) -> None:
                 pair.mean("diversity"),
             ]
         )
-    print_table(columns, rows, text_columns=("model", "prompt"), keep_columns=columns.index("format") + 1)
+    print_table(columns, rows, text_columns=("model", "prompt"), n_always_shown=columns.index("format") + 1)
     print(flush=True)  # before the messages on stderr
     if summary.evidence is not None and summary.evidence.samples:
         print_message(f"memory: {summary.evidence.sentence()}")

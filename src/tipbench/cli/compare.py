@@ -213,7 +213,11 @@ def show_board(board: Leaderboard) -> None:
     columns, rows = report.table_rows(board)
     n_always_shown = columns.index("standing") + 1
     print_table(
-        columns, rows, text_columns=report.TEXT_COLUMNS, keep_columns=n_always_shown, all_columns_option="--format csv"
+        columns,
+        rows,
+        text_columns=report.TEXT_COLUMNS,
+        n_always_shown=n_always_shown,
+        all_columns_option="--format csv",
     )
     print()
     for line in report.footer_lines(board):

@@ -37,7 +37,7 @@ class _TolerantFile(io.FileIO):
 
 
 def wrap_streams() -> None:
-    """Replace stdout and stderr at startup, so that write errors do not end a run or change its exit code.
+    """Replace stdout and stderr at startup, so that write errors do not end a command or change its exit code.
 
     On stderr every OSError is ignored. On stdout only a broken pipe is ignored, because other errors lose results.
     """
@@ -80,7 +80,8 @@ def print_json(value: Any) -> None:
     """Print indented JSON to stdout. Non-ASCII characters are escaped unless the encoding is UTF-8."""
     is_utf8 = (sys.stdout.encoding or "").lower() in ("utf-8", "utf8")
     text = json.dumps(value, indent=2, ensure_ascii=not is_utf8, default=str)
-    print(text.encode("utf-8", "backslashreplace").decode("utf-8"))  # lone surrogates become JSON escapes
+    # UTF-8 cannot encode lone surrogates; "backslashreplace" writes them as \udXXX, which is also their JSON escape.
+    print(text.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 def print_table(
@@ -88,21 +89,22 @@ def print_table(
     rows: Iterable[Sequence[object]],
     *,
     text_columns: Collection[str] = (),
-    keep_columns: int | None = None,
+    n_always_shown: int | None = None,
     all_columns_option: str = "--json",
 ) -> None:
     """Print a table to stdout. `text_columns` are left-aligned, others right-aligned.
 
-    If the terminal is too narrow, columns are dropped from the right, except the first `keep_columns`, by default all.
-    A message then lists the dropped columns and the option that prints all of them.
+    If the terminal is too narrow, columns are dropped from the right, except the first `n_always_shown`; by default,
+    none is dropped. A message then lists the dropped columns and the option that prints all of them.
     """
     from rich.measure import Measurement
 
     rows = list(rows)
     console = make_console()
+    # rich limits a measurement to the width in its options, so the terminal's would hide that a table is wider.
     unlimited_width = console.options.update(max_width=_PIPE_WIDTH)
     n_shown = len(columns)
-    min_shown = n_shown if keep_columns is None else keep_columns
+    min_shown = n_shown if n_always_shown is None else n_always_shown
     table = _make_table(columns, rows, text_columns)
     while n_shown > min_shown and Measurement.get(console, unlimited_width, table).maximum > console.width:
         n_shown -= 1

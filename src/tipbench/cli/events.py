@@ -104,8 +104,8 @@ def evaluate(
         f"weights: mean {mean_weight['mean']:.3f}{warning}, "
         f"largest {weights['largest']:.1f}, effective sample {weights['effective_sample']:,.0f}"
     )
-    for scale in evaluation["validity"]:
-        print(validity_text(scale))
+    for scale_validity in evaluation["validity"]:
+        print(validity_text(scale_validity))
 
 
 @contextmanager

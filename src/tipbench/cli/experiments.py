@@ -32,7 +32,7 @@ def experiments(
             for found in recorded_experiments(store)
         ]
     output_format = "json" if json_ else format_
-    print_rows(COLUMNS, rows, output_format, text_columns=("experiment", "url"), keep_columns=5)
+    print_rows(COLUMNS, rows, output_format, text_columns=("experiment", "url"), n_always_shown=5)
     if not rows and output_format == "table":
         print_message("no experiments yet; create one with `tipbench demo` or `tipbench collect`")
 
@@ -43,11 +43,11 @@ def print_rows(
     output_format: ListFormat,
     *,
     text_columns: Collection[str] = (),
-    keep_columns: int | None = None,
+    n_always_shown: int | None = None,
 ) -> None:
     """Print flat rows. Without rows, a table prints nothing and CSV prints its header.
 
-    `text_columns` are left-aligned; the first `keep_columns` are never dropped on a narrow terminal.
+    `text_columns` are left-aligned; the first `n_always_shown` are never dropped on a narrow terminal.
     """
     if output_format == "json":
         print_json(rows)
@@ -57,5 +57,5 @@ def print_rows(
         print(csv_text(columns, values), end="")
     elif rows:
         print_table(
-            columns, values, text_columns=text_columns, keep_columns=keep_columns, all_columns_option="--format csv"
+            columns, values, text_columns=text_columns, n_always_shown=n_always_shown, all_columns_option="--format csv"
         )

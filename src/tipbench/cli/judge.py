@@ -146,7 +146,8 @@ def duel(
     experiment: ExperimentOption = None,
     judge: JudgeOption = None,
     limit: Annotated[
-        int | None, typer.Option(min=2, metavar="NUMBER", help="Maximum number of comparisons; whole scenarios first.")
+        int | None,
+        typer.Option(min=2, metavar="NUMBER", help="Maximum number of comparisons; fills whole scenarios first."),
     ] = None,
     seed: SeedOption = None,
     sheet: SheetOption = None,

@@ -124,7 +124,7 @@ def _show_judges(judging: JudgingStatus) -> None:
         columns,
         [list(row.values()) for row in rows],
         text_columns=("judge", "scores", "drift"),
-        keep_columns=columns.index("drift") + 1,
+        n_always_shown=columns.index("drift") + 1,
     )
 
 

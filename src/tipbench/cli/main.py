@@ -41,7 +41,7 @@ from tipbench.cli import (
     token,
 )
 from tipbench.cli.console import print_message, wrap_streams
-from tipbench.cli.progress import INTERRUPTED, command_events, write_event
+from tipbench.cli.progress import INTERRUPTED, event_output, write_event
 from tipbench.errors import TipbenchError, UsageError
 from tipbench.record.events import Failure
 
@@ -88,12 +88,13 @@ class Command(TyperCommand):
         formatter.write_paragraph()
         with formatter.indentation():
             text = inspect.cleandoc(self.help or "")
-            # Click does not wrap a paragraph that starts with a line "\b"; examples start with "tipbench".
+            # Click does not wrap a paragraph whose first line is "\b", a backspace. Each example, an indented line that
+            # starts with "tipbench", is a paragraph and gets such a line.
             formatter.write_text(re.sub(r"(?m)^( +)(?=tipbench )", r"\1\b\n", text))
 
 
-class Commands(TyperGroup):
-    """Command group that maps exceptions to `EXIT_CODES`."""
+class RootGroup(TyperGroup):
+    """The group of all commands; maps exceptions to `EXIT_CODES`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the commands in the order of `COMMANDS`. Typer itself would list groups last."""
@@ -116,7 +117,7 @@ class Commands(TyperGroup):
 
 app = typer.Typer(
     name="tipbench",
-    cls=Commands,
+    cls=RootGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -156,12 +157,12 @@ def main() -> NoReturn:
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, interrupt)  # sent by a cancelled job and at shutdown
+    signal.signal(signal.SIGTERM, interrupt)  # sent to cancel a job, and at shutdown
     wrap_streams()
     try:
-        with command_events():
+        with event_output():
             app()
-    except UsageError as exc:  # raised by command_events; `Commands` handles errors of commands
+    except UsageError as exc:  # raised by event_output; `RootGroup` handles errors of commands
         print_message(f"error: {exc}")
         sys.exit(exc.exit_code)
     sys.exit(0)

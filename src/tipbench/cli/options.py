@@ -53,19 +53,25 @@ PlotOption = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png|.sv
 SuiteOption = Annotated[
     str | None,
     typer.Option(
-        "--suite", metavar="NAME|FOLDER", help="Suite with the scenarios, rubric and controls. [default: as collected]"
+        "--suite",
+        metavar="NAME|FOLDER",
+        help="Suite with the scenarios, rubric and controls. [default: that of the cells]",
     ),
 ]
 OnlyJudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Use only this judge's scores.")]
 JudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Name of the judge.")]
 LimitOption = Annotated[
     int | None,
-    typer.Option("--limit", min=1, metavar="NUMBER", help="Maximum number of answers; whole scenarios first."),
+    typer.Option("--limit", min=1, metavar="NUMBER", help="Maximum number of answers; fills whole scenarios first."),
 ]
 OverlapOption = Annotated[
     float,
     typer.Option(
-        "--overlap", min=0.0, max=1.0, metavar="SHARE", help="Share of answers scored by other judges to include."
+        "--overlap",
+        min=0.0,
+        max=1.0,
+        metavar="SHARE",
+        help="Also include this share of the answers that other judges scored.",
     ),
 ]
 AcceptDriftOption = Annotated[
@@ -112,7 +118,7 @@ def with_collect_options(command: Callable[..., None]) -> Callable[..., None]:
     parameters = [_collect_option(key) for key in CollectConfig.model_fields] + declared
     wrapper.__name__ = command.__name__
     wrapper.__doc__ = command.__doc__
-    # Typer reads both.
+    # Typer takes names and defaults from the signature, and types from the annotations.
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return wrapper
@@ -130,7 +136,7 @@ def _collect_option(key: str) -> inspect.Parameter:
         metavar = "TEXT"
         if field.annotation in (int, float):
             metavar = "NUMBER"
-        elif choices := [each for each in get_args(field.annotation) if isinstance(each, str)]:
+        elif choices := [choice for choice in get_args(field.annotation) if isinstance(choice, str)]:  # a Literal
             metavar = "|".join(choices)
         help_text = f"{field.description}{default_text(key)}"
         option = typer.Option(f"--{name}", help=help_text, metavar=metavar, show_default=False)
@@ -139,9 +145,9 @@ def _collect_option(key: str) -> inspect.Parameter:
 
 
 def default_text(key: str) -> str:
-    """Return the default of a setting for a help text: environment variables, then the value.
+    """Return the default of an option of collect for its help: other programs' environment variables, then the value.
 
-    `key` is an option of collect. Its own variable, TIPBENCH_ and the key in capitals, is left out.
+    The setting's own variable, such as TIPBENCH_MODELS, is left out: all options have one.
     """
     setting = next(setting for setting in SETTINGS if setting.key == key)
     _own_variable, *sources = setting.variables
@@ -162,11 +168,14 @@ def chosen_experiment(settings: Settings, flag: str | None) -> str:
 
 @contextmanager
 def open_store(settings: Settings, url: str | None) -> Iterator[MlflowStore]:
-    """Open the MLflow to read from; starts the local one if it has data. Raises NotEnoughData if no MLflow is found."""
+    """Open the store of the MLflow to read from; starts the local MLflow if it has data and no other is found.
+
+    Raises NotEnoughData if there is none.
+    """
     with settings.mlflow.open(url, report=print_message) as opened:
         if not url and not settings.get("mlflow_url"):  # found automatically
             print_message(f"reading from {opened.description}")
-        yield cast("MlflowStore", opened.store)
+        yield cast("MlflowStore", opened.store)  # `MlflowAccess.connect` opens no other kind of store
 
 
 @contextmanager
@@ -181,7 +190,7 @@ def open_experiment(
         yield store, existing_experiment(store, name)
 
 
-def open_tracking_store(settings: Settings, url: str | None) -> TrackingStore:
+def open_or_start_mlflow(settings: Settings, url: str | None) -> TrackingStore:
     """Open the MLflow to write to; starts the local one if there is no other."""
-    writable_home(settings.home)  # raises UsageError
+    writable_home(settings.home)  # fail here, before a server is started
     return settings.mlflow.open_or_start(url, report=print_message)

@@ -185,8 +185,8 @@ class BarProgress:
 
 
 @contextmanager
-def command_events() -> Iterator[None]:
-    """Write the events of a command to the file; the last event has the exit code."""
+def event_output() -> Iterator[None]:
+    """Write the events of the command to the file named by TIPBENCH_EVENTS, if any; the last one has the exit code."""
     global _writer  # noqa: PLW0603 - process-wide, like stdout
     # Removed from the environment, so that another tipbench started as a child does not write to the same file.
     path = os.environ.pop(EVENTS_VARIABLE, "")

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 app = command_group("Check a policy, make it the active one, and go back.")
 
-CandidateOption = Annotated[str, typer.Option("--candidate", metavar="POLICY", help="The policy to promote.")]
+CandidatePolicyOption = Annotated[str, typer.Option("--candidate", metavar="POLICY", help="The policy to promote.")]
 
 
 @app.command("check")
 def check(
-    candidate: CandidateOption,
+    candidate: CandidatePolicyOption,
     baseline: Annotated[
         str | None, typer.Option(metavar="POLICY", help="Policy to compare with. [default: the active policy]")
     ] = None,
     simulation_only: Annotated[
-        bool, typer.Option("--simulation-only", help="Check clauses a to c, which need no event log.")
+        bool, typer.Option("--simulation-only", help="Check only clauses a to c, which need no event log.")
     ] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="2 seeds × 200 users × 100 rounds; never a verdict, and not recorded.")
@@ -52,9 +52,10 @@ def check(
 ) -> None:
     """Check whether a policy may replace the active one.
 
-    The policy passes if all clauses hold: (a) it wins in simulation; (b) no persona loses; (c) it does not lose in the
-    drift, lossy and no-taste worlds; (d) the event log agrees; (e) its shadow ran without drops and errors. Exit 0 if
-    it passed, 1 if it failed, 3 if there is not enough data. The check is recorded for `promote apply`, except with
+    The policy passes if all clauses hold: (a) it wins in simulation; (b) no persona loses; (c) it does not lose in
+    other worlds, in which tastes change halfway (drift), some rewards never arrive (lossy), or the category of a
+    tip does not matter (no-taste); (d) the event log agrees; (e) its shadow ran without drops and errors. Exit 0 if it
+    passed, 1 if it failed, 3 if there is not enough data. The check is recorded for `promote apply`, except with
     --quick.
 
     Examples:
@@ -68,11 +69,11 @@ def check(
 
     default_size = QUICK if quick else FULL
     size = Size(seeds or default_size.seeds, users or default_size.users, rounds or default_size.rounds)
-    n_seeds = len(WORLDS) * size.seeds
+    n_simulated = len(WORLDS) * size.seeds  # each seed once in each world
     with progress_counter("simulating") as count:
 
         def report(_so_far: Simulation, share_done: float) -> None:
-            count(round(share_done * n_seeds), n_seeds)
+            count(round(share_done * n_simulated), n_simulated)
 
         verdict = check_promotion(
             load_settings().home,
@@ -91,18 +92,18 @@ def check(
         outcomes = {True: "passed", False: "FAILED", None: "no data"}
         for clause in verdict.clauses:
             print(f"{outcomes[clause.passed]:8} {clause.name}: {clause.why}")
-        for scale in verdict.validity:
-            print(validity_text(scale))
+        for scale_validity in verdict.validity:
+            print(validity_text(scale_validity))
         print(verdict.text)
     raise typer.Exit(verdict.exit_code)
 
 
 @app.command("apply")
-def apply(candidate: CandidateOption, prior: PriorOption = None, json_: JsonOption = False) -> None:
+def apply(candidate: CandidatePolicyOption, prior: PriorOption = None, json_: JsonOption = False) -> None:
     """Make a policy the active one.
 
-    Needs a passed check against the active policy, with the same versions and not older than 7 days. A running server
-    switches to the policy within 5 seconds.
+    Needs a passed check against the active policy that is not older than 7 days, with the same version of tipbench, of
+    both policies and of their priors. A running server switches to the policy within 5 seconds.
 
     Examples:
 
@@ -133,7 +134,7 @@ def undo(json_: JsonOption = False) -> None:
     if json_:
         print_json(promotion_json(promotion))
     else:
-        print(f"{promotion.candidate} is active again; it was {promotion.baseline}.")
+        print(f"{promotion.candidate} is active again; it replaces {promotion.baseline}.")
 
 
 def _load_priors(paths: list[Path] | None) -> list[Prior]:
@@ -146,10 +147,11 @@ def _load_priors(paths: list[Path] | None) -> list[Prior]:
     return priors
 
 
-def validity_text(found: Mapping[str, Any]) -> str:
+def validity_text(scale_validity: Mapping[str, Any]) -> str:
     """Return a line on how well the judged scores of a scale predict that tips are completed."""
-    tips = plural(found["tips"], "tip")
-    if found["correlation"] is None:
-        return f"judged {found['scale']} and completion: not enough data ({tips} with outcomes)"
-    correlation = estimate_text({**found, "mean": found["correlation"]}, "+.2f")
-    return f"judged {found['scale']} and completion: rank correlation {correlation} over {tips}"
+    scale, correlation = scale_validity["scale"], scale_validity["correlation"]
+    tips = plural(scale_validity["tips"], "tip")
+    if correlation is None:
+        return f"judged {scale} and completion: not enough data ({tips} with outcomes)"
+    estimate = {"mean": correlation, "ci_low": scale_validity["ci_low"], "ci_high": scale_validity["ci_high"]}
+    return f"judged {scale} and completion: rank correlation {estimate_text(estimate, '+.2f')} over {tips}"

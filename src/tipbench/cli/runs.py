@@ -38,7 +38,7 @@ _TEXT_COLUMNS = ("run", "model", "prompt", "scenario", "state")
 _NUMBER_COLUMNS = ("tips", "format_ok", "overlong", "latency_s", "tokens_per_s", "diversity", "composite")
 _TABLE_COLUMNS = (*_TEXT_COLUMNS, *_NUMBER_COLUMNS)
 _ALL_COLUMNS = (*_TABLE_COLUMNS, "repeat", "host", "failure", "conditions", "model_digest")
-_INTEGER_COLUMNS = ("tips", "format_ok")  # floats in MLflow
+_INTEGER_COLUMNS = ("tips", "format_ok")  # floats in MLflow; `overlong` is a share of the tips
 
 
 @app.command("list")
@@ -52,7 +52,7 @@ def list_runs(
     limit: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="NUMBER", help=f"Maximum number, newest first (table: {_MAX_TABLE_ROWS}; else all)."
+            min=1, metavar="NUMBER", help=f"Maximum number of runs. [default: {_MAX_TABLE_ROWS} in a table, else all]"
         ),
     ] = None,
     mlflow_url: MlflowOption = None,
@@ -74,8 +74,8 @@ def list_runs(
     if state is not None and state not in set(RunState):
         raise UsageError(f"--state is one of {', '.join(RunState)} (got {state!r}).")
     options = {"model": model, "prompt": prompt, "scenario": scenario, "state": state}
-    filters = {FILTERS[key]: value for key, value in options.items() if value is not None}
-    filters = dict(parse_filters(where or (), filters))
+    option_filters = {FILTERS[key]: value for key, value in options.items() if value is not None}
+    filters = dict(parse_filters(where or (), option_filters))
     output_format: ListFormat = "json" if json_ else format_
     as_table = output_format == "table"
     max_rows = limit or (_MAX_TABLE_ROWS if as_table else None)
@@ -96,7 +96,7 @@ def list_runs(
             rows,
             output_format,
             text_columns=_TEXT_COLUMNS,
-            keep_columns=len(_TEXT_COLUMNS),
+            n_always_shown=len(_TEXT_COLUMNS),
         )
     if not runs:
         name = stored_experiment.name
@@ -133,7 +133,7 @@ def show_run(
         try:
             run, texts = store.get(full_id)
         except MlflowError as exc:
-            if exc.status == 404 and exc.code:  # without a code, the URL is not that of an MLflow
+            if exc.status == 404 and exc.code:  # a 404 without MLflow's error code is from another kind of server
                 raise UsageError(
                     f"Unknown run {full_id} in MLflow at {store.url}. `tipbench runs list` shows the recorded runs."
                 ) from exc
@@ -154,11 +154,12 @@ def _expand_id(store: MlflowStore, experiment: str, prefix: str) -> str:
     matching_ids = [run.run_id for run in runs if run.run_id.startswith(prefix)]
     if len(matching_ids) == 1:
         return matching_ids[0]
-    problem, missing = "No run begins", "its --experiment"
     if matching_ids:
-        problem, missing = f"{len(matching_ids)} runs begin", "more of the id"
+        problem, advice = f"{len(matching_ids)} runs begin", "Give more of the id"
+    else:
+        problem, advice = "No run begins", "Give its --experiment"
     raise UsageError(
-        f"{problem} with {prefix!r} in {stored_experiment.name}. Give {missing}; `tipbench runs list` shows the runs."
+        f"{problem} with {prefix!r} in {stored_experiment.name}. {advice}; `tipbench runs list` shows the runs."
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tipbench.cli.console import print_json, print_message, print_table
-from tipbench.cli.options import JsonOption, MlflowOption, PlotOption, PriorOption, open_tracking_store
+from tipbench.cli.options import JsonOption, MlflowOption, PlotOption, PriorOption, open_or_start_mlflow
 from tipbench.cli.progress import progress_counter, write_event
 from tipbench.record.events import Simulating
 from tipbench.settings import load_settings
@@ -90,7 +90,7 @@ def simulate(
 
         result = simulation.simulate(config, priors=priors, on_progress=report).to_json()
     if record:
-        with open_tracking_store(settings, mlflow_url) as tracking:
+        with open_or_start_mlflow(settings, mlflow_url) as tracking:
             run_id = record_simulation(tracking.store, result)
             experiment = tracking.store.experiment(simulation.EXPERIMENT)
         print_message(f"recorded in {tracking.description}, experiment {simulation.EXPERIMENT}, run {run_id}")

@@ -16,7 +16,7 @@ import httpx
 
 from tipbench.errors import ModelRefused, OllamaError, OllamaUnavailable, TipbenchError
 from tipbench.generate.residency import Resident
-from tipbench.http import TOO_MANY_FILES, http_client, is_too_many_files, is_unreachable, tls_for
+from tipbench.http import TOO_MANY_FILES_ADVICE, http_client, is_too_many_files, is_unreachable, tls_for
 
 _TIMEOUT = httpx.Timeout(10.0, connect=5.0)
 _PROBE_TIMEOUT = httpx.Timeout(2.0)
@@ -179,7 +179,7 @@ class OllamaApi:
 
     def _raise_if_too_many_files(self, exc: httpx.HTTPError) -> None:
         if is_too_many_files(exc):
-            raise TipbenchError(f"Ollama at {self.url} could not be reached: {TOO_MANY_FILES}.") from exc
+            raise TipbenchError(f"Ollama at {self.url} could not be reached: {TOO_MANY_FILES_ADVICE}.") from exc
 
     def _stream(
         self,

@@ -34,7 +34,7 @@ class WeightsHost(Protocol):
     """A server that keeps weights in memory."""
 
     def resident(self) -> tuple[Resident, ...] | None:
-        """Return the models in memory; None if they are unknown, because the server did not respond."""
+        """Return the models in memory, () if it is empty, or None if the server did not respond."""
         ...
 
     def unload(self, name: str) -> None:
@@ -123,7 +123,8 @@ class Monitor:
     def foreign_between(self, start: float, end: float) -> bool:
         """Return whether a foreign model was in memory between two times of the monotonic clock.
 
-        A sample shows only one moment, so a foreign model in the last sample, or in one shortly before `start`, counts.
+        A sample shows only one moment. So a foreign model also counts if it is in the newest sample, as it may have
+        been loaded before `end`, or in a sample shortly before `start`, as it may have been unloaded after `start`.
         """
         with self._lock:
             earliest = start - 2 * self._interval_s
@@ -162,8 +163,8 @@ class Monitor:
             )
             self._last_sample_at = now
             self._last_was_foreign = bool(foreign)
-            # A foreign model with the expected name has other weights.
-            if self._expected is not None and self._expected.name in map(str.casefold, foreign):
+            # A foreign model with the expected name has other weights. Expected names are in lower case already.
+            if self._expected is not None and self._expected.name in [name.casefold() for name in foreign]:
                 self._tag_moved = True
             if foreign:
                 self._foreign_times.append(now)
@@ -201,7 +202,7 @@ def wait_until_gone(host: WeightsHost, digest: str, *, timeout_s: float = UNLOAD
 def wait_until_empty(host: WeightsHost, *, wait_s: float) -> None:
     """Poll until the memory is empty; raises ResidencyError if another client's model stays longer than `wait_s`."""
     start = time.monotonic()
-    while (listed := host.resident()) != ():
+    while (listed := host.resident()) != ():  # an unknown memory, None, may have a model
         waited = time.monotonic() - start
         if waited > wait_s:
             if listed is None:
@@ -222,7 +223,7 @@ def ensure_empty(host: WeightsHost, *, leftover_digest: str | None, evict: bool,
     Unloads the model that a killed process left in memory, given by its digest, and with `evict` all other models.
     Raises ResidencyError if other models are in memory and `evict` is false.
     """
-    deadline = time.monotonic() + max(wait_s, 1.0)  # asks at least a few times, even without waiting
+    deadline = time.monotonic() + max(wait_s, 1.0)  # ask a few times even if `wait_s` is 0
     while (listed := host.resident()) is None:
         if time.monotonic() > deadline:
             raise ResidencyError(f"The Ollama server did not report within {wait_s:g} s what is in its memory.")

@@ -14,7 +14,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tipbench.errors import AirflowError, AirflowUnavailable, JobStartError, UsageError
-from tipbench.http import TOO_MANY_FILES, http_client, is_http_url, is_too_many_files, read_body
+from tipbench.http import TOO_MANY_FILES_ADVICE, http_client, is_http_url, is_too_many_files, read_body
 
 MAX_BYTES = 32 * 1024 * 1024  # of a response
 TIMEOUT_S = 10.0
@@ -201,7 +201,9 @@ class AirflowApi:
             raise self._unavailable(message, _TIMEOUT_BACKOFF_FACTOR * self._backoff_s) from exc
         except (httpx.RequestError, httpx.DecodingError) as exc:
             if is_too_many_files(exc):
-                raise self._unavailable(f"Airflow at {self.url} could not be reached: {TOO_MANY_FILES}.") from exc
+                raise self._unavailable(
+                    f"Airflow at {self.url} could not be reached: {TOO_MANY_FILES_ADVICE}."
+                ) from exc
             reason = str(exc).rstrip(".") or type(exc).__name__
             raise self._unavailable(
                 f"Airflow at {self.url} cannot be reached: {reason}. Is its API server running? Trying again."

@@ -19,7 +19,7 @@ class JobKind(StrEnum):
 
 
 class JobState(StrEnum):
-    """State of a job; `MOVES` lists the legal transitions."""
+    """State of a job; `TRANSITIONS` lists the legal transitions."""
 
     QUEUED = "queued"  # accepted; waits for its resources
     RUNNING = "running"  # started and observed
@@ -34,7 +34,7 @@ ENDED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 ACTIVE = frozenset({JobState.RUNNING, JobState.WAITING, JobState.LOST})  # polled by the supervisor
 RETRIABLE = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.LOST})
 
-MOVES: Mapping[JobState, frozenset[JobState]] = {
+TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED}),
     JobState.RUNNING: ENDED | {JobState.WAITING, JobState.LOST},
     JobState.WAITING: ENDED | {JobState.RUNNING},
@@ -47,9 +47,9 @@ MOVES: Mapping[JobState, frozenset[JobState]] = {
 
 def path_between(old: JobState, new: JobState) -> tuple[JobState, ...]:
     """Return the states to move a job through, up to `new`: direct, or via RUNNING. Empty if there is no legal path."""
-    if new in MOVES[old]:
+    if new in TRANSITIONS[old]:
         return (new,)
-    if new is not old and JobState.RUNNING in MOVES[old] and new in MOVES[JobState.RUNNING]:
+    if new is not old and JobState.RUNNING in TRANSITIONS[old] and new in TRANSITIONS[JobState.RUNNING]:
         return (JobState.RUNNING, new)
     return ()
 

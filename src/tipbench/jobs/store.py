@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from tipbench.errors import JobConflict, JobNotFound, UsageError
-from tipbench.jobs.job import ENDED, MOVES, Job, JobKind, JobRequest, JobState
+from tipbench.jobs.job import ENDED, TRANSITIONS, Job, JobKind, JobRequest, JobState
 from tipbench.sqlite import Database, Row
 
 MAX_PAGE = 500  # jobs
@@ -219,8 +219,8 @@ class JobStore:
         self, job_id: str, old: JobState, new: JobState, *, exit_code: int | None = None, reason: str = ""
     ) -> Job | None:
         """Change a job's state; None if it is no longer `old`. Raises JobConflict for an illegal transition."""
-        if new not in MOVES[old]:
-            legal = " or ".join(sorted(MOVES[old])) or "no other state"
+        if new not in TRANSITIONS[old]:
+            legal = " or ".join(sorted(TRANSITIONS[old])) or "no other state"
             raise JobConflict(f"A job that is {old} may become {legal}, not {new}. Reload the job.")
         now = self.clock()
         with self._db.transaction() as db:

@@ -16,8 +16,8 @@ from pydantic_core import ErrorDetails
 from tipbench.errors import SuiteError
 
 MAX_BYTES = 1_000_000
-# Lines of one value whose end is searched for. Each more line parses all before it again; after a longer value, the
-# line numbers of keys are unknown.
+# `_lines_of_keys` finds the end of a value by parsing it again with each further line, which takes quadratic time. It
+# stops at a longer value, so the lines of the keys after that value are unknown.
 _MAX_VALUE_LINES = 1000
 
 Place = tuple[str | int, ...]  # a location in pydantic's format: ("personas", 0, "tasks", 2, "priority")
@@ -73,7 +73,7 @@ def read_text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class TomlText:
-    """TOML text and its location: a whole file, or the head of a larger one."""
+    """TOML text and its location: a whole file, or the front matter of rubric.md."""
 
     path: Path
     text: str
@@ -88,7 +88,8 @@ class TomlText:
         try:
             parsed = tomllib.loads(self.text)
         except tomllib.TOMLDecodeError as exc:
-            reason, line = str(exc), len(self.text.split("\n"))
+            reason, line = str(exc), len(self.text.split("\n"))  # the last line, for "at end of document"
+            # tomllib has no attribute for the line in Python 3.11: it is only in the message.
             if position := re.search(r" \(at (?:line (?P<line>\d+), column \d+|end of document)\)$", reason):
                 reason = reason[: position.start()]
                 line = int(position["line"] or line)
@@ -109,8 +110,10 @@ class TomlText:
 
 def _explain(error: ErrorDetails, schema: type[BaseModel]) -> str:
     """Return a message for a validation error, with the key, the rule and the value."""
-    *parents, last = error["loc"] or ("",)
-    name = f"'{last}'" if isinstance(last, str) else f"'{parents[-1]}', entry {last + 1},"
+    *parents, last = error["loc"] or ("",)  # an error of the whole file has no location
+    name = f"'{last}'"
+    if isinstance(last, int):  # an index in a list
+        name = f"'{parents[-1]}', entry {last + 1},"
     context = error.get("ctx", {})
     value = repr(error["input"]) if isinstance(error["input"], str) else str(error["input"])
     if len(value) > 60:
@@ -119,7 +122,7 @@ def _explain(error: ErrorDetails, schema: type[BaseModel]) -> str:
         case "missing":
             return f"{name} is missing."
         case "extra_forbidden":
-            for field in parents:  # find the schema of the innermost table
+            for field in parents:  # find the schema of the innermost table; `parents` also has indices of lists
                 if isinstance(field, str) and field in schema.model_fields:
                     schema = next(_schemas_in(schema.model_fields[field].annotation), schema)
             return f"unknown key {name}. Known here: {', '.join(schema.model_fields)}."
@@ -152,6 +155,7 @@ def find_line(text: str, place: Place) -> int:
     while place:
         if place in lines:
             return lines[place]
+        # A table may have no line of its own, only keys such as `table.key = 1`.
         lines_inside = [line for key, line in lines.items() if key[: len(place)] == place]
         if lines_inside:
             return min(lines_inside)
@@ -179,11 +183,12 @@ def _lines_of_keys(text: str) -> dict[Place, int]:
         first_line = number - len(statement) + 1
         is_header = statement[0].lstrip().startswith("[")
         statement = []
-        names: list[str] = []  # parts of the dotted key; `a.b = 1` is parsed as {"a": {"b": 1}}
+        # The parts of a dotted key: `a.b = 1` is parsed as {"a": {"b": 1}}, and `[a.b]` as {"a": {"b": {}}}.
+        names: list[str] = []
         while isinstance(value, dict) and value:
             name, value = next(iter(value.items()))
             names.append(name)
-        if is_header and isinstance(value, list):
+        if is_header and isinstance(value, list):  # [[array of tables]]
             array = (*_resolve(names[:-1], entries), names[-1])
             table = (*array, entries[array])
             entries[array] += 1

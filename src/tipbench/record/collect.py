@@ -49,7 +49,7 @@ from tipbench.record.plan_check import Plan, Recorded, make_plan, read_recorded
 from tipbench.record.reader import search_cells
 from tipbench.record.run import RunChange, RunKind, RunState
 from tipbench.record.store import Experiment, RunStore
-from tipbench.record.summary import Summary, Tally, collection_run, refused_run
+from tipbench.record.summary import Summary, TotalsByPair, collection_run, refused_run
 from tipbench.record.writer import Writers
 from tipbench.text import plural
 
@@ -73,7 +73,7 @@ class Collector:
         observer: Observer,
     ) -> None:
         self._plan = plan
-        self._context = RunContext(plan.config, plan.suite, uuid.uuid4().hex)
+        self._context = RunContext(plan.config, plan.suite, collection_id=uuid.uuid4().hex)
         self._engines = engines
         self._experiment = experiment
         self._journal = journal
@@ -82,7 +82,7 @@ class Collector:
         self._writers = Writers(store, experiment.experiment_id, journal, observer)
         self._cancel = threading.Event()
         self._pause = Pause(plan.config.server_wait_s, observer, self._cancel)
-        self._tally = Tally()
+        self._totals_by_pair = TotalsByPair()
         self._block_total = self._block_done = self._block_failed = 0  # cells of the current model
         self._generated = 0
         self._failures: list[str] = []
@@ -92,7 +92,7 @@ class Collector:
         """Generate and record the missing cells. After an error, finished results are saved before it is raised."""
         for cell in self._plan.cells:
             if run := self._plan.recorded.finished.get(cell.key):
-                self._tally.add(run)
+                self._totals_by_pair.add(run)
         try:
             with self._writers:
                 now_ms = int(time.time() * 1000)
@@ -107,12 +107,12 @@ class Collector:
                 except BaseException:
                     try:
                         self._record_collection("interrupted")
-                        self._writers.finish(_FLUSH_S, at_most_s=_FLUSH_S)
+                        self._writers.finish(max_unavailable_s=_FLUSH_S, max_total_s=_FLUSH_S)
                     except TipbenchError as exc:  # the next collect records the results left in the journal
                         self._observer(Message(str(exc), warning=True))
                     raise
                 self._record_collection("complete" if not self._failures else "with failures")
-                self._writers.finish(self._plan.config.server_wait_s)
+                self._writers.finish(max_unavailable_s=self._plan.config.server_wait_s)
             self._supersede_concurrent_twins()
         finally:
             self._journal.close()
@@ -130,10 +130,10 @@ class Collector:
         for engine_type in engine_types(model for model, _ in missing_blocks):
             self._pause.until_alive(self._engines[engine_type.name])
             self._engines[engine_type.name].start()
-        n_cells = {each.model: each.cells for each in self._plan.models}
+        n_cells_by_model = {planned.model: planned.cells for planned in self._plan.models}
         for model, cells in missing_blocks:
             engine, facts = self._engines[engine_of(model).name], self._plan.facts[model]
-            self._block_total = n_cells[model]
+            self._block_total = n_cells_by_model[model]
             self._block_done = self._block_total - len(cells)
             self._block_failed = 0
             self._observer(BlockStarted(model, self._block_total, self._block_done))
@@ -158,7 +158,7 @@ class Collector:
         """Unload a model; raises ResidencyError unless its server confirms that it is unloaded."""
         for _ in range(_MAX_RELEASE_ATTEMPTS):
             self._pause.until_alive(engine)
-            # A server that stops unloads the model: wait until it is available, and check again.
+            # When a server stops, its models leave the memory. Still, wait until it runs again and confirms it.
             with suppress(ServerUnavailable):
                 engine.release(model)
                 return
@@ -180,7 +180,7 @@ class Collector:
             cell, result = generated.planned.cell, generated.result
             self._generated += 1
             self._block_done += 1
-            self._tally.add(run)
+            self._totals_by_pair.add(run)
             failure = tokens = speed = None
             if isinstance(result, EngineFailure):
                 failure = f"{cell}: {result.kind}: {result.reason}"
@@ -201,7 +201,7 @@ class Collector:
                     tokens_per_s=speed,
                 )
             )
-        self._writers.check()
+        self._writers.raise_error()
 
     def _record_collection(self, ended: str) -> None:
         """Record the run of this collect; `ended` is how it ended."""
@@ -216,13 +216,13 @@ class Collector:
         self._journal.append([run])
 
     def _supersede_concurrent_twins(self) -> None:
-        """Supersede the twins of cells that a concurrent collect, with another home folder, has recorded too.
+        """Supersede twins: the second runs of cells that a concurrent collect, with another home folder, recorded too.
 
         Of two concurrent collects, the one that ends last finds the other.
         """
         since_ms = (self._started - _MAX_CLOCK_SKEW_S) * 1000
         experiment_id = self._experiment.experiment_id
-        with suppress(MlflowUnavailable, MlflowError):
+        with suppress(MlflowUnavailable, MlflowError):  # the next collect supersedes them
             collections = self._store.search(experiment_id, where={"kind": str(RunKind.COLLECTION)})
             others = [run for run in collections if run.tags.get(RECORD_TAG) != self._context.collection_id]
             is_concurrent = any((run.end_ms or 0) > since_ms for run in others)
@@ -232,7 +232,7 @@ class Collector:
                 supersede_twins(self._store, self._experiment, recorded, self._observer)
 
     def _summary(self) -> Summary:
-        # An engine that only this collect uses has no evidence.
+        # At most one engine has evidence: Ollama. No other client can use the others.
         evidence = [engine.evidence() for engine in self._engines.values()]
         return Summary(
             experiment=self._experiment.name,
@@ -242,7 +242,7 @@ class Collector:
             generated=self._generated,
             failed=len(self._failures),
             seconds=time.time() - self._started,
-            tally=self._tally,
+            totals_by_pair=self._totals_by_pair,
             evidence=next((item for item in evidence if item is not None), None),
             refused=self._plan.refused,
             failures=tuple(self._failures),
@@ -271,7 +271,7 @@ class CollectEnvironment:
     """Dependencies of a collect: the home folder, the store, the free memory and the observer."""
 
     home: Path
-    open_store: Callable[[], TrackingStore]  # called after the models are accepted
+    open_mlflow: Callable[[], TrackingStore]  # called after the models are accepted
     free_memory: Callable[[str], FreeMemory]  # of the machine that runs the model of this name
     observer: Observer
 
@@ -293,7 +293,7 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
     with ExitStack() as stack:
         stack.callback(close_engines, engines, environment.warn)
         facts, refused = _read_facts(engines, config, environment)
-        tracking = environment.open_store()
+        tracking = environment.open_mlflow()
         stack.callback(tracking.close)
         environment.message(f"MLflow: {tracking.description}")
         # A lock on each model server ensures that it has only one model in memory. A lock on each model for this
@@ -336,7 +336,7 @@ def record_design(store: RunStore, experiment: Experiment, plan: Plan, observer:
     """Record the design of the experiment, or extend it. It does not change after a person has scored a cell."""
     recorded = read_design(experiment.tags)
     design = extend_design(recorded, plan.scenarios, plan.config.looks)
-    if design is recorded:
+    if design is recorded:  # no scenario is new
         if plan.config.looks == "one" and len(design.looks) > 1:
             text = f"{experiment.name} has a design of {len(design.looks)} looks already: --looks one has no effect."
             observer(Message(text, warning=True))
@@ -344,7 +344,7 @@ def record_design(store: RunStore, experiment: Experiment, plan: Plan, observer:
     has_scores = False
     if not experiment.created:
         judged = search_cells(store, experiment.experiment_id, {"state": RunState.JUDGED})
-        has_scores = any(run.tags.get("floored") != "true" for run in judged)
+        has_scores = any(run.tags.get("floored") != "true" for run in judged)  # floored answers need no judge
     if has_scores:
         if recorded is not None:
             text = "Scenarios are added after the first score: the leaderboard's next test is not a planned look."
@@ -373,14 +373,14 @@ def drain_orphaned(store: RunStore, experiment: Experiment, folder: Path, observ
     """Record the results left in the journals of dead processes. Call it before planning, so that they count."""
     for journal in orphaned_journals(folder):
         try:
-            if journal.damaged:
-                lines = plural(journal.damaged, "line")
+            if journal.n_damaged_lines:
+                lines = plural(journal.n_damaged_lines, "line")
                 text = f"{lines} of the journal {journal.path} cannot be read and will not be recorded"
                 observer(Message(f"{text}; the file is kept as {journal.damaged_path.name}.", warning=True))
             if n_results := journal.outstanding():
-                observer(Message(f"{plural(n_results, 'finished result')} of an earlier run: recording"))
+                observer(Message(f"{plural(n_results, 'finished result')} of an earlier collect: recording"))
                 with Writers(store, experiment.experiment_id, journal, observer, draining=True) as writers:
-                    writers.finish(wait_s)
+                    writers.finish(max_unavailable_s=wait_s)
         finally:
             journal.close()
 
@@ -395,10 +395,11 @@ def supersede_twins(store: RunStore, experiment: Experiment, recorded: Recorded,
     for run_id in sorted(recorded.twins):
         store.update(run_id, RunChange(tags={SUPERSEDED_TAG: "true"}, at_ms=int(time.time() * 1000)))
     store.mark_changed(experiment.experiment_id)
-    cells_were = plural(len(recorded.twins), "cell was", "cells were")
-    observer(
-        Message(f"{cells_were} also generated from another home folder; one answer per cell counts.", warning=True)
+    text = (
+        f"{plural(len(recorded.twins), 'cell was', 'cells were')} also generated from another home folder; "
+        "one answer per cell counts."
     )
+    observer(Message(text, warning=True))
 
 
 def retry_while_unavailable(action: Callable[[], _Result], server: str, wait_s: float, observer: Observer) -> _Result:
@@ -428,10 +429,10 @@ def _read_facts(
     """Return the facts of accepted models and the reasons for refused ones. With `config.wait`, wait for the server."""
     wait_s = config.server_wait_s if config.wait else 0.0
     labels = [engine_type.label for engine_type in engine_types(config.model_names) if engine_type.server]
-    servers = " or ".join(labels) or "engine"
+    servers = " or ".join(labels) or "engine"  # for messages while waiting
     facts, refused = retry_while_unavailable(
         lambda: model_facts(engines, config), servers, wait_s, environment.observer
     )
-    if error := refusal_error(facts, refused, config, " Pass --skip-refused to run the others."):
+    if error := refusal_error(facts, refused, config, hint=" Pass --skip-refused to run the others."):
         raise error
     return facts, refused

@@ -69,7 +69,7 @@ class Contents:
     unstored: dict[str, Entry] = field(default_factory=dict)  # by record id, in order
     size: int = 0  # bytes of the complete lines
     other_format: str | None = None  # how the first line of another version differs, if there is one
-    damaged: int = 0  # lines that are invalid or do not match their checksum
+    n_damaged_lines: int = 0  # invalid, or not matching their checksum
 
 
 class _FileUnavailable(JournalError):
@@ -110,7 +110,7 @@ def read_lines(lines: Iterable[bytes]) -> Contents:
         elif isinstance(parsed, UnknownLine):
             contents.other_format = contents.other_format or parsed.difference
         else:
-            contents.damaged += 1
+            contents.n_damaged_lines += 1
         contents.size += len(line)
     return contents
 
@@ -172,7 +172,7 @@ class Journal:
             else:
                 self.path, self._fd = path, _lock_file(path)
                 contents = _load(path, self._fd)
-        self.damaged = contents.damaged
+        self.n_damaged_lines = contents.n_damaged_lines
         self._unstored = contents.unstored  # the entries in `_waiting` and those that were taken
         self._waiting = deque(self._unstored.values())
 
@@ -238,7 +238,7 @@ class Journal:
                 self._unstored[entry.record_id] = entry
                 self._truncate_to(start)
                 raise
-            if not self._unstored and not self.damaged and start > _COMPACT_BYTES:  # damaged lines are kept
+            if not self._unstored and not self.n_damaged_lines and start > _COMPACT_BYTES:  # damaged lines are kept
                 with suppress(OSError):  # this only saves space, and the next call tries again
                     os.ftruncate(self._fd, 0)
             self._changed.notify_all()
@@ -284,7 +284,7 @@ class Journal:
             self._closed = True
             if not self._unstored:
                 with suppress(OSError):  # the next drain removes a file that is left
-                    if self.damaged:
+                    if self.n_damaged_lines:
                         self.path.rename(self.damaged_path)
                     else:
                         self.path.unlink(missing_ok=True)

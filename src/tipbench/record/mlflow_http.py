@@ -11,7 +11,7 @@ from contextlib import suppress
 import httpx
 
 from tipbench.errors import MlflowError, MlflowUnavailable, UsageError
-from tipbench.http import TOO_MANY_FILES, http_client, is_too_many_files, read_body
+from tipbench.http import TOO_MANY_FILES_ADVICE, http_client, is_too_many_files, read_body
 from tipbench.record.mlflow_wire import Json
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -152,7 +152,9 @@ class MlflowHttp:
             raise MlflowError(f"The response of {self._where()} cannot be decompressed: {exc}.") from exc
         except httpx.RequestError as exc:
             if is_too_many_files(exc):
-                raise MlflowUnavailable(f"MLflow at {self._where()} could not be reached: {TOO_MANY_FILES}.") from exc
+                raise MlflowUnavailable(
+                    f"MLflow at {self._where()} could not be reached: {TOO_MANY_FILES_ADVICE}."
+                ) from exc
             lost = isinstance(exc, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
             error_class = _ConnectionLost if lost else MlflowUnavailable
             reason = str(exc) or type(exc).__name__

@@ -10,14 +10,14 @@ from tipbench.errors import MlflowError
 
 
 class RunState(StrEnum):
-    """State of a cell's run; `MOVES` has the legal transitions."""
+    """State of a cell's run; `TRANSITIONS` has the legal transitions."""
 
     PENDING = "pending"  # answered; waiting for a judge
     JUDGED = "judged"  # every tip is scored under the pinned rubric; an answer without a usable tip is floored
     FAILED = "failed"  # no complete answer; never scored, retried as a new run
 
 
-MOVES: Mapping[RunState, frozenset[RunState]] = {
+TRANSITIONS: Mapping[RunState, frozenset[RunState]] = {
     RunState.PENDING: frozenset({RunState.JUDGED}),
     RunState.JUDGED: frozenset({RunState.PENDING}),  # if all its scores are held later
     RunState.FAILED: frozenset(),
@@ -25,10 +25,10 @@ MOVES: Mapping[RunState, frozenset[RunState]] = {
 
 
 def check_transition(old: str | None, new: str) -> None:
-    """Raise MlflowError for a transition that is not in `MOVES`; keeping the state is always legal."""
+    """Raise MlflowError for a transition that is not in `TRANSITIONS`; keeping the state is always legal."""
     if old == new:
         return
-    targets = MOVES[RunState(old)] if old in set(RunState) else frozenset()
+    targets = TRANSITIONS[RunState(old)] if old in set(RunState) else frozenset()  # none from an unknown state
     if new not in targets:
         legal = " or ".join(sorted(targets)) or "nothing else"
         raise MlflowError(
@@ -45,8 +45,8 @@ class RunKind(StrEnum):
     COLLECTION = "collection"  # a collect
     JUDGING = "judging"  # a sheet
     LEADERBOARD = "leaderboard"
-    DECISION = "decision"
-    REFUSED = "refused"  # a model that may not run
+    DECISION = "decision"  # of `tipbench decide`
+    REFUSED = "refused"  # that a collect refused a model, with the reason
     SIMULATION = "simulation"  # in the experiment tip-sim
 
 
@@ -55,11 +55,11 @@ class NewRun:
     """A finished run, before it is stored; later updates use `RunChange`."""
 
     kind: RunKind
-    record_id: str  # created with the result; a run with this id is recorded only once
+    record_id: str  # created with the result, before it is stored: storing it again adds no second run
     name: str
     start_ms: int
     end_ms: int
-    ok: bool = True  # False: the run failed
+    ok: bool = True  # False: the status in MLflow is FAILED, not FINISHED
     cell_key: str | None = None  # only for cells; the store keeps at most one finished run per key
     params: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)

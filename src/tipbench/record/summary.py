@@ -20,8 +20,8 @@ MEASURES = ("format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")
 
 
 @dataclass
-class PairTally:
-    """Running totals of one model and prompt."""
+class PairTotals:
+    """Running totals of one pair: a model with a prompt."""
 
     answered: int = 0
     failed: int = 0
@@ -32,14 +32,14 @@ class PairTally:
         return statistics.fmean(self.values[name]) if self.values.get(name) else None
 
 
-class Tally:
-    """Totals of all pairs, in order of first appearance."""
+class TotalsByPair:
+    """Running totals of all pairs, in order of first appearance."""
 
     def __init__(self) -> None:
-        self.pairs: dict[tuple[str, str], PairTally] = {}
+        self.pairs: dict[tuple[str, str], PairTotals] = {}
 
     def add(self, cell: NewRun | StoredRun) -> None:
-        pair = self.pairs.setdefault((cell.params["model"], cell.params["prompt_version"]), PairTally())
+        pair = self.pairs.setdefault((cell.params["model"], cell.params["prompt_version"]), PairTotals())
         if cell.tags.get("state") == RunState.FAILED:
             pair.failed += 1
             return
@@ -61,7 +61,7 @@ class Summary:
     generated: int
     failed: int
     seconds: float
-    tally: Tally
+    totals_by_pair: TotalsByPair
     evidence: Evidence | None
     refused: Mapping[str, str]  # by model: the reason
     failures: tuple[str, ...] = ()  # one line per failed cell
@@ -98,7 +98,7 @@ class Summary:
                     "floored": pair.floored,
                     **{name: pair.mean(name) for name in MEASURES},
                 }
-                for (model, prompt), pair in self.tally.pairs.items()
+                for (model, prompt), pair in self.totals_by_pair.pairs.items()
             ],
             "evidence": asdict(self.evidence) if self.evidence is not None else None,
             "refused": [{"model": model, "reason": reason} for model, reason in self.refused.items()],

@@ -62,32 +62,32 @@ class Writers:
         for thread in self._threads:
             thread.join(_JOIN_S)
 
-    def check(self) -> None:
+    def raise_error(self) -> None:
         """Raise the exception that stopped a writer, if any."""
         if isinstance(self._error, MlflowError):
             raise MlflowError(f"{self._error} {self._journal_note()}", status=self._error.status) from self._error
         if self._error is not None:
             raise self._error
 
-    def finish(self, wait_s: float, *, at_most_s: float | None = None) -> None:
+    def finish(self, *, max_unavailable_s: float, max_total_s: float | None = None) -> None:
         """Wait until all results are stored.
 
-        Raises MlflowUnavailable once MLflow has been unavailable for `wait_s` seconds, or after `at_most_s` seconds in
+        Raises MlflowUnavailable once MLflow has been unavailable for `max_unavailable_s`, or after `max_total_s` in
         total; MlflowError if MLflow rejected results, except when draining, because a collect may go on without them.
         """
         started, last_reported = time.monotonic(), -1
         while (left := self._journal.outstanding() - len(self._rejected)) > 0:  # rejected ones stay in the journal
-            self.check()
+            self.raise_error()
             if left != last_reported:
                 self._observer(Recording(left))
                 last_reported = left
             now, since = time.monotonic(), self._unavailable_since  # read once: a writer may set it to None
-            if since is not None and now - max(since, started) > wait_s:
+            if since is not None and now - max(since, started) > max_unavailable_s:
                 raise MlflowUnavailable(f"{self._unavailable_why} {self._journal_note()}")
-            if at_most_s is not None and now - started > at_most_s:
-                raise MlflowUnavailable(f"MLflow took longer than {at_most_s:g} s. {self._journal_note()}")
+            if max_total_s is not None and now - started > max_total_s:
+                raise MlflowUnavailable(f"MLflow took longer than {max_total_s:g} s. {self._journal_note()}")
             self._journal.wait_for_change(_POLL_S)
-        self.check()
+        self.raise_error()
         self._note_available()
         self._update_revision(force=True)
         if self._rejected and not self._draining:
@@ -109,7 +109,7 @@ class Writers:
                 continue
             try:
                 self._store_entry(entry)
-            except Exception as exc:  # noqa: BLE001 - a thread has no caller: `check` raises it in the main thread
+            except Exception as exc:  # noqa: BLE001 - a thread has no caller: `raise_error` raises it in the main thread
                 self._error = exc
                 self._journal.wake()
                 return

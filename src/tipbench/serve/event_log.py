@@ -65,14 +65,17 @@ class Keys:
         self._user = blake2b(key=secret, digest_size=16, person=b"tipbench-user")
         self._draw = blake2b(key=secret, digest_size=8, person=b"tipbench-draw")
 
-    def user(self, user_id: str) -> str:
+    def hash_user_id(self, user_id: str) -> str:
         """Return the hash of a user id, 32 hex digits; raises UsageError if the id is invalid."""
         hasher = self._user.copy()
         hasher.update(check_user_id(user_id).encode())
         return hasher.hexdigest()
 
-    def uniform(self, policy: str, user: str, event: str) -> float:
-        """Return a random number in [0, 1). It is the same for a repeated request or a replay of the event."""
+    def repeatable_random(self, policy: str, user: str, event: str) -> float:
+        """Return a random number in [0, 1), computed from a keyed hash.
+
+        It is the same for a repeated request or a replay of the event.
+        """
         hasher = self._draw.copy()
         hasher.update(f"{policy}\0{user}\0{event}".encode())
         bits = int.from_bytes(hasher.digest())  # 64 bits, of which a float can hold 53
@@ -107,7 +110,7 @@ class Entry(NamedTuple):
     body: dict[str, Any]
 
 
-def open_store(home: Path) -> Database:
+def open_database(home: Path) -> Database:
     """Open the SQLite file; creates it if it is missing. Any number of processes may read it."""
     path = make_folder(home / FOLDER, private=True) / FILE
     database = Database(path, _MIGRATIONS, "The store of the policy server", wal=True)
@@ -185,8 +188,8 @@ class EventLog:
         self, home: Path, *, lock: threading.RLock, on_failure: Callable[[], None], capacity: int = MAX_QUEUED
     ) -> None:
         self.lock = lock
-        self.database = open_store(home)  # for reads, which a commit on the other connection does not block
-        self.writing = open_store(home)
+        self.database = open_database(home)  # for reads, which a commit on the other connection does not block
+        self.writing = open_database(home)
         self._writer = GroupCommit(
             self.writing, "log", n_columns=8, capacity=min(capacity, MAX_QUEUED), lock=lock, on_failure=on_failure
         )

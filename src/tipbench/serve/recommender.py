@@ -11,18 +11,19 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, cast
 
 from tipbench.errors import QueueFull, UsageError
 from tipbench.serve.catalogue import Catalogue
-from tipbench.serve.event_log import Entry, open_store
+from tipbench.serve.event_log import Entry, open_database
 from tipbench.serve.features import hour_of
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.request import RecommendRequest, ScoreRequest, local_time
 from tipbench.serve.service import PolicyService, Result, moment_of
 from tipbench.serve.switches import REREAD_S, SHADOWS, ShadowCounts, Switches
 
-_SAVE_COUNTS_S = REREAD_S  # saved counts are as recent as the switches that are shown with them
+_SAVE_COUNTS_S = REREAD_S  # the panel reads the counts from the database: they are about this old at most
 _logger = logging.getLogger(__name__)
 
 ShadowScorer = Callable[[PolicyService, str, Entry], dict[str, Any]]
@@ -35,7 +36,7 @@ def score_shadow(service: PolicyService, policy: str, entry: Entry) -> dict[str,
     ridge, tallies = service.snapshot(policy, entry.user)
     at = local_time(entry.body["at"])
     x = POLICIES[policy].features.matrix(request, request["candidates"], at, tallies)
-    random_number = service.keys.uniform(policy, entry.user, entry.event or "")
+    random_number = service.keys.repeatable_random(policy, entry.user, entry.event or "")
     decision = POLICIES[policy].decide(x, ridge, random_number)
     return {
         "chosen": tips[decision.chosen],
@@ -57,7 +58,7 @@ class Recommender:
         scorer: ShadowScorer = score_shadow,
     ) -> None:
         self.service = service
-        self._database = open_store(service.home)
+        self._database = open_database(service.home)
         self.switches = Switches(self._database, clock=service.clock)
         self._catalogue = catalogue
         self._shadows = {
@@ -70,7 +71,8 @@ class Recommender:
         if not candidates:
             if self._catalogue is None:
                 raise UsageError("The request has no candidates, and the server no catalogue. Send candidates.")
-            candidates = self._catalogue.candidates(hour_of(moment_of(request, self.service.clock())))
+            hour = hour_of(moment_of(request, self.service.clock()))
+            candidates = self._catalogue.candidates(hour)
         return self.service.serve(self.switches.active(), request, candidates, signal="serve")
 
     def has_shadows(self) -> bool:
@@ -80,7 +82,7 @@ class Recommender:
     def queue_for_shadows(self, result: Result) -> None:
         """Queue a recommendation for the enabled shadows, after its response was sent.
 
-        Never blocks: if the queue of a shadow is full, the call is dropped and counted.
+        Never blocks: if the queue of a shadow is full, the recommendation is dropped for this shadow and counted.
         """
         if result.entry is not None:  # None for a repeated request
             for name, enabled in self.switches.shadows().items():
@@ -103,7 +105,7 @@ class Recommender:
         return {
             "active": self.switches.active(),
             "shadows": {
-                name: {"policy": policy, "enabled": enabled[name], **vars(self._shadows[name].totals())}
+                name: {"policy": policy, "enabled": enabled[name], **asdict(self._shadows[name].totals())}
                 for name, policy in SHADOWS.items()
             },
             "policies": [
@@ -194,7 +196,7 @@ class _Shadow:
             choice = self._scorer(self._service, self._policy, entry)
             latency_ms = round((time.perf_counter() - started) * 1000, 3)
             body = {"signal": f"shadow:{self._name}", **choice, "latency_ms": latency_ms, "at": entry.body["at"]}
-            self._service.publish(entry, self._policy, body)
+            self._service.log_signal(entry, self._policy, body)
         except QueueFull:  # the log cannot keep up, and responses have priority
             self._count(dropped=1)
         except Exception:

@@ -31,7 +31,7 @@ from tipbench.serve.event_log import (
     Entry,
     EventLog,
     load_keys,
-    open_store,
+    open_database,
     read_entry,
     store_lock,
 )
@@ -113,7 +113,7 @@ class PolicyService:
             self.log = EventLog(home, lock=self._lock, on_failure=self._clear_memory, capacity=queue)
             opened.callback(self.log.close)
             # A separate connection: long queries must not block scores and commits.
-            self._stats_database = open_store(home)
+            self._stats_database = open_database(home)
             opened.callback(self._stats_database.close)
             self._store = open_state(home, state, self.log.database, self.log.writing)
             if isinstance(self._store, FileStore):
@@ -145,7 +145,7 @@ class PolicyService:
         with the same signal is not a conflict.
         """
         serving_policy = known_policy(policy)
-        key = self.keys.user(request["user_id"])
+        key = self.keys.hash_user_id(request["user_id"])
         requested_id = request.get("event_id")
         with self._lock:
             user = self._user(key)
@@ -169,7 +169,7 @@ class PolicyService:
         at = moment_of(request, received)
         ridge = user.ridge(policy.name)
         x = policy.features.matrix(request, candidates, at, user.tallies)
-        decision = policy.decide(x, ridge, self.keys.uniform(policy.name, user.key, event_id))
+        decision = policy.decide(x, ridge, self.keys.repeatable_random(policy.name, user.key, event_id))
         chosen = candidates[decision.chosen]
         chosen_x: list[float] = x[decision.chosen].tolist()
         logged_request: dict[str, Any] = {**request}
@@ -223,7 +223,7 @@ class PolicyService:
     def reward(self, policy: str | None, request: RewardRequest) -> Result:
         """Learn the reward of an event, for the policy that served it; raises EventConflict if `policy` differs."""
         value = reward_of(request)
-        key, event_id = self.keys.user(request["user_id"]), request["event_id"]
+        key, event_id = self.keys.hash_user_id(request["user_id"]), request["event_id"]
         with self._lock:
             user = self._user(key)
             event = self._event(user, event_id)
@@ -286,15 +286,15 @@ class PolicyService:
         self.log.wait()
         prior_hash = self.prior_hashes.get(known_policy(policy).name)
         if user_id is None:
-            return policy_totals(self._stats_database, policy, prior_hash)
+            return policy_totals(self._stats_database, policy, prior_hash=prior_hash)
         with self._lock:
-            user = self._user(self.keys.user(user_id))
+            user = self._user(self.keys.hash_user_id(user_id))
             ridge, reset_seq = user.ridge(policy).snapshot(), user.reset_seq
-        return user_stats(self._stats_database, user.key, policy, ridge, prior_hash, since=reset_seq)
+        return user_stats(self._stats_database, user.key, policy, ridge, after_seq=reset_seq, prior_hash=prior_hash)
 
     def reset(self, user_id: str, *, erase: bool = False) -> dict[str, Any]:
         """Clear a user's state for all policies, and return once it is on disk; `erase` also deletes the events."""
-        key = self.keys.user(user_id)
+        key = self.keys.hash_user_id(user_id)
         with self._lock:
             user = self._user(key)
             cleared = {name: user.has_state(name) for name in POLICIES}
@@ -327,7 +327,7 @@ class PolicyService:
             user = self._user(key)
             return user.ridge(policy).snapshot(), user.tallies.copy()
 
-    def publish(self, score: Entry, policy: str, body: dict[str, Any]) -> bool:
+    def log_signal(self, score: Entry, policy: str, body: dict[str, Any]) -> bool:
         """Log the signal of a shadow; returns False if the user's events were erased after the score."""
         with self._lock:
             if score.seq < self._user(score.user).erased_seq:
@@ -465,12 +465,15 @@ def _score_body(event_id: str, policy: str, body: Mapping[str, Any]) -> dict[str
 
 
 def user_stats(
-    database: Database, user: str, policy: str, ridge: Ridge, prior_hash: str | None, *, since: int
+    database: Database, user: str, policy: str, ridge: Ridge, *, after_seq: int, prior_hash: str | None = None
 ) -> dict[str, Any]:
-    """Return the statistics of a policy for a user: θ, its standard deviations √Vᵢᵢ, and counts after entry `since`."""
+    """Return the statistics of a policy for a user: θ, its standard deviations √Vᵢᵢ, and counts.
+
+    Only entries after `after_seq`, such as the last reset, are counted. `prior_hash` is only copied into the result.
+    """
     rows = database.execute(
         "SELECT kind, count(*) FROM log WHERE user = ? AND policy = ? AND seq > ? GROUP BY kind",
-        (user, policy, since),
+        (user, policy, after_seq),
     )
     counts = {kind: count for kind, count in rows}  # noqa: C416
     names = POLICIES[policy].features.names
@@ -481,8 +484,8 @@ def user_stats(
     }
 
 
-def policy_totals(database: Database, policy: str, prior_hash: str | None) -> dict[str, Any]:
-    """Return the totals of a policy over all users and the whole log."""
+def policy_totals(database: Database, policy: str, *, prior_hash: str | None = None) -> dict[str, Any]:
+    """Return the totals of a policy over all users and the whole log; `prior_hash` is only copied into them."""
     rows = database.execute("SELECT kind, count(*), total(reward) FROM log WHERE policy = ? GROUP BY kind", (policy,))
     counts = {kind: count for kind, count, _ in rows}
     reward_sum = sum(total for kind, _, total in rows if kind == "reward")

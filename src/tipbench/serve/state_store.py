@@ -18,7 +18,7 @@ from typing import Protocol
 
 from tipbench.errors import StateError, UsageError
 from tipbench.files import convert_home_errors, make_folder, sync_folder, write_atomic
-from tipbench.serve.event_log import FOLDER, EventLog, open_store, read_entries, read_resets, read_users, store_lock
+from tipbench.serve.event_log import FOLDER, EventLog, open_database, read_entries, read_resets, read_users, store_lock
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.prior import Prior
 from tipbench.serve.state import DOCUMENT_NAMES, STATE_CHANGES, TALLIES, CorruptDocument, UserState, decode
@@ -148,7 +148,12 @@ def open_state(home: Path, kind: str, reads: Database, writes: Database) -> Stat
 
 
 def load_user(
-    key: str, priors: Mapping[str, Prior], database: Database, store: StateStore | None, *, set_aside: bool = True
+    key: str,
+    priors: Mapping[str, Prior],
+    database: Database,
+    state_store: StateStore | None,
+    *,
+    set_aside: bool = True,
 ) -> UserState:
     """Return a user's state: the stored documents, with newer log entries applied.
 
@@ -157,7 +162,7 @@ def load_user(
     """
     user = UserState(key, priors)
     user.reset_seq, user.erased_seq = read_resets(database, key)
-    documents = store.load(key) if store else {}
+    documents = state_store.load(key) if state_store else {}
     corrupt = False
     for name, document in documents.items():
         try:
@@ -166,7 +171,7 @@ def load_user(
             user.seqs[name] = content["seq"]
         except CorruptDocument as exc:
             corrupt = True
-            location = f"moved to {store.set_aside(key, name)}" if store and set_aside else "not moved"
+            location = f"moved to {state_store.set_aside(key, name)}" if state_store and set_aside else "not moved"
             _logger.warning("The state %s was corrupt (%s): %s, rebuilt from the log", name, exc, location)
     # The entries up to the last one in the tallies need not be applied again. Every reward changes the tallies, and the
     # tallies are written last, so the policies' documents contain these entries too; a policy without a document had
@@ -186,7 +191,7 @@ def export_state(home: Path, folder: Path, *, state: str = "sqlite") -> int:
         raise UsageError(f"State is exported to a new or empty folder; {folder} has files. Choose another one.")
     target = FileStore(folder)
     n_files = 0
-    with closing(open_store(home)) as database:
+    with closing(open_database(home)) as database:
         store = open_state(home, state, database, database)
         for user in read_users(database):
             user_state = load_user(user, {}, database, store, set_aside=False)
@@ -240,7 +245,7 @@ def rebuild_state(home: Path, *, state: str = "sqlite") -> int:
         n_users = 0
         documents: dict[tuple[str, str], bytes | None] = {}
         for number, user in enumerate(sorted({*store.users(), *read_users(log.database)}), 1):
-            rebuilt = load_user(user, {}, log.database, None).documents(all_names=True)
+            rebuilt = load_user(user, {}, log.database, state_store=None).documents(all_names=True)
             documents |= rebuilt
             if any(document is not None for document in rebuilt.values()):
                 n_users += 1

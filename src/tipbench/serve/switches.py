@@ -50,7 +50,7 @@ class Promotion:
 
 
 class Switches:
-    """Reads and changes the switches; `event_log.open_store` opens their database."""
+    """Reads and changes the switches; `event_log.open_database` opens their database."""
 
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.time) -> None:
         self._database = database

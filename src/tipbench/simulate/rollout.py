@@ -14,6 +14,7 @@ from fnmatch import fnmatch
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tipbench.errors import UsageError
 from tipbench.serve.features import (
@@ -51,7 +52,7 @@ Draws = Callable[[Policy, int], Floats]  # (policy, round) → one uniform numbe
 
 @dataclass(frozen=True)
 class Arm:
-    """A policy to simulate, with its prior."""
+    """A policy to simulate, with its prior. An arm as in a trial; what a bandit calls an arm is a candidate here."""
 
     policy: Policy
     prior: Prior | None = None
@@ -81,17 +82,18 @@ def find_arm(name: str, prior: Prior | None = None) -> Arm:
     return Arm(policy, prior if prior and prior.policy == name else None)
 
 
-def _with_features(policy: Policy, name: str, names: tuple[str, ...]) -> Policy:
-    """Return a copy of the policy that uses these features: its own ones or `bias`."""
+def _with_features(policy: Policy, name: str, feature_names: tuple[str, ...]) -> Policy:
+    """Return a copy of the policy with a new name and these features: its own ones, or `bias`, which is always 1."""
     base = policy.features
 
     def compute(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:
         rows = base.matrix(request, candidates, at, tallies)
         ones = np.ones(len(rows))
-        columns = [rows[:, base.names.index(feature)] if feature in base.names else ones for feature in names]
-        return [float(value) for value in np.stack(columns, axis=1).ravel()]
+        columns = [rows[:, base.names.index(feature)] if feature in base.names else ones for feature in feature_names]
+        by_candidate = np.stack(columns, axis=1)
+        return [float(value) for value in by_candidate.ravel()]
 
-    return replace(policy, name=name, features=FeatureSet(f"{base.version} ({name})", names, compute))
+    return replace(policy, name=name, features=FeatureSet(f"{base.version} ({name})", feature_names, compute))
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,9 @@ class RidgeStatistics:
     moment: Floats  # b = Σrx
     n_rewards: Floats
 
-    def pooled_theta(self, users: Any = slice(None)) -> Floats:
-        """Return the coefficients of one ridge regression for several users: a mask, by default all."""
+    def pooled_theta(self, user_mask: NDArray[np.bool_] | None = None) -> Floats:
+        """Return the coefficients of one ridge regression for the users in the mask, by default for all."""
+        users = slice(None) if user_mask is None else user_mask
         gram, moment = self.gram[users].sum(axis=0), self.moment[users].sum(axis=0)
         return np.asarray(np.linalg.solve(gram + LAMBDA * np.eye(len(moment)), moment))
 
@@ -125,19 +128,27 @@ def rollout(world: World, arms: Sequence[Arm], *, draws: Draws | None = None, re
 
     `draws` replaces the random numbers of the world, which are the same for every arm.
     """
-    users, rounds = len(world), world.n_rounds
+    n_users, n_rounds = len(world), world.n_rounds
     learners = [_Learner(world, arm) for arm in arms]
-    results = [ArmTotals(np.zeros(users), np.zeros(users), np.zeros(rounds), np.zeros(rounds)) for _ in arms]
+    results = [
+        ArmTotals(
+            reward=np.zeros(n_users),
+            regret=np.zeros(n_users),
+            reward_by_round=np.zeros(n_rounds),
+            regret_by_round=np.zeros(n_rounds),
+        )
+        for _ in arms
+    ]
     if record:
         for totals in results:
-            totals.chosen = np.zeros((rounds, users), dtype=np.int64)
-    for number in range(rounds):
+            totals.chosen = np.zeros((n_rounds, n_users), dtype=np.int64)
+    for number in range(n_rounds):
         features = _RoundFeatures(world, world.round(number))
         common_draws = world.draws(number)
         for arm, learner, totals in zip(arms, learners, results, strict=True):
             chosen = learner.choose(features, common_draws if draws is None else draws(arm.policy, number))
-            outcome = world.outcome(features.offered, chosen)
-            learner.learn(features.offered, chosen, outcome)
+            outcome = world.outcome(features.round, chosen)
+            learner.learn(features.round, chosen, outcome)
             totals.reward += outcome.reward
             totals.regret += outcome.regret
             totals.reward_by_round[number] = outcome.reward.mean()
@@ -153,11 +164,11 @@ def rollout(world: World, arms: Sequence[Arm], *, draws: Draws | None = None, re
 class _RoundFeatures:
     """One round, with the features that do not depend on the policy; they are computed on demand."""
 
-    def __init__(self, world: World, offered: Round) -> None:
+    def __init__(self, world: World, round_: Round) -> None:
         self.world = world
-        self.offered = offered
+        self.round = round_
         # Index of each candidate's category in a flattened array of categories × users.
-        self.category_index = world.flat_index(offered.category)
+        self.category_index = world.flat_index(round_.category)
         self._computed: dict[str, Floats] = {}
 
     def feature(self, name: str) -> Floats:
@@ -167,9 +178,9 @@ class _RoundFeatures:
         return self._computed[name]
 
     def _compute(self, name: str) -> Any:
-        offered = self.offered
-        hour_cos, hour_sin = offered.clock
-        weekday_angle = math.tau * offered.weekday / 7
+        round_ = self.round
+        hour_cos, hour_sin = round_.hour_cos_sin
+        weekday_angle = math.tau * round_.weekday / 7
         completion, dismissal, dwell_ms, preferred_hour, volume = self.world.profile
         match name:
             case "bias":
@@ -183,11 +194,11 @@ class _RoundFeatures:
             case "dow_cos":
                 return np.array([math.cos(weekday_angle)])
             case "is_overdue":
-                return offered.is_overdue.astype(np.float64)
+                return round_.is_overdue.astype(np.float64)
             case "task_age_norm":
-                return np.minimum(offered.age_days / MAX_AGE_DAYS, 1.0)
+                return np.minimum(round_.age_days / MAX_AGE_DAYS, 1.0)
             case "priority_norm":
-                return (offered.priority - 1) / 3
+                return (round_.priority - 1) / 3  # priorities are 1 to 4
             case "completion_rate":
                 return completion
             case "dismiss_rate":
@@ -195,16 +206,18 @@ class _RoundFeatures:
             case "mean_dwell_norm":
                 return np.minimum(dwell_ms / MAX_DWELL_MS, 1.0)
             case "preferred_hour_alignment":
-                return np.cos(math.tau * (preferred_hour - offered.hour) / 24)
+                return np.cos(math.tau * (preferred_hour - round_.hour) / 24)
             case "tip_volume_norm":
                 return np.minimum(np.log1p(volume) / LOG_FULL_VOLUME, 1.0)
             case "quality":
-                return np.clip((offered.composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF_RANGE, -1.0, 1.0)
+                return np.clip((round_.composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF_RANGE, -1.0, 1.0)
             case "slot_match":
-                return _HOUR_COS.take(offered.slot_hour) * hour_cos + _HOUR_SIN.take(offered.slot_hour) * hour_sin
+                # cos(slot − hour) = cos(slot)·cos(hour) + sin(slot)·sin(hour), with hours as angles
+                return _HOUR_COS.take(round_.slot_hour) * hour_cos + _HOUR_SIN.take(round_.slot_hour) * hour_sin
             case "load_fit":
-                load = np.minimum(offered.open_tasks, MAX_OPEN_TASKS) / MAX_OPEN_TASKS
-                return load * (1 - 2 * np.minimum(offered.effort_min, MAX_EFFORT_MIN) / MAX_EFFORT_MIN)
+                load = np.minimum(round_.open_tasks, MAX_OPEN_TASKS) / MAX_OPEN_TASKS
+                effort = np.minimum(round_.effort_min, MAX_EFFORT_MIN) / MAX_EFFORT_MIN
+                return load * (1 - 2 * effort)  # positive for short tips, negative for long ones
         raise UsageError(f"The feature {name!r} is not defined for simulated users. Add it to simulate/rollout.py.")
 
 
@@ -225,10 +238,10 @@ class _UserTallies:
         self._sums = np.zeros((n_fields, len(world.personas.categories), len(world)))
         self._flat_sums = self._sums.reshape(n_fields, -1)  # a view of the same numbers
 
-    def features(self, clock: Floats) -> dict[str, Floats]:
-        """Return the FEATURES, each as categories × users."""
-        hour_cos, hour_sin = clock
-        seen, completed, dismissed, dwell_s, dwell_n, hour_x, hour_y = self._sums
+    def features(self, hour_cos_sin: Floats) -> dict[str, Floats]:
+        """Return the FEATURES, each as categories × users, in a round with this `hour_cos_sin`."""
+        hour_cos, hour_sin = hour_cos_sin
+        seen, completed, dismissed, dwell_s, dwell_n, hour_x, hour_y = self._sums  # the fields of Tally
         seen_overall = seen.sum(axis=0)
 
         # With fewer tips, a user's overall rate is closer to the default, and a category's rate to the overall rate.
@@ -239,25 +252,35 @@ class _UserTallies:
             return np.asarray(np.minimum((total + CATEGORY_WEIGHT * overall) / (n + CATEGORY_WEIGHT), 1.0))
 
         dwell = dwell_s / MAX_DWELL_S
+        # The mean, over completed tips, of cos(their hour − this hour), with hours as angles; + 1 shrinks it to 0.
+        hour_alignment = np.clip((hour_cos * hour_x + hour_sin * hour_y) / (completed + 1), -1.0, 1.0)
         values = (
             category_rate(completed, seen, overall_rate(completed, seen_overall, DEFAULT_COMPLETION)),
             category_rate(dismissed, seen, overall_rate(dismissed, seen_overall, DEFAULT_DISMISSAL)),
             category_rate(dwell, dwell_n, overall_rate(dwell, dwell_n.sum(axis=0), DEFAULT_DWELL)),
-            np.clip((hour_cos * hour_x + hour_sin * hour_y) / (completed + 1), -1.0, 1.0),
+            hour_alignment,
             np.minimum(np.log1p(seen) / LOG_FULL_VOLUME, 1.0),
         )
         return dict(zip(self.FEATURES, values, strict=True))
 
-    def add(self, category: Ints, outcome: Outcome, arrives: Floats, clock: Floats) -> None:
+    def add(self, category: Ints, outcome: Outcome, arrives: Floats, hour_cos_sin: Floats) -> None:
         """Count the outcomes whose rewards arrived: `arrives` is 1 for these users, otherwise 0."""
-        hour_cos, hour_sin = clock
+        hour_cos, hour_sin = hour_cos_sin
         completed = dismissed = np.zeros_like(arrives)
-        if outcome.action is not None:
+        if outcome.action is not None:  # None in the linear world, which has rewards only
             completed = arrives * (outcome.action == COMPLETED)
             dismissed = arrives * (outcome.action == _DISMISSED)
         dwell_s = np.minimum(np.nan_to_num(outcome.dwell_ms / 1000), MAX_DWELL_S) * completed
-        added = (arrives, completed, dismissed, dwell_s, completed, hour_cos * completed, hour_sin * completed)
-        self._flat_sums[:, self._world.flat_index(category)] += np.stack(added)
+        added = {
+            "seen": arrives,
+            "completed": completed,
+            "dismissed": dismissed,
+            "dwell_s_sum": dwell_s,
+            "dwell_n": completed,  # only completed actions have a dwell
+            "hour_x": hour_cos * completed,
+            "hour_y": hour_sin * completed,
+        }
+        self._flat_sums[:, self._world.flat_index(category)] += np.stack([added[field] for field in Tally._fields])
 
 
 class _Learner:
@@ -282,7 +305,7 @@ class _Learner:
 
     def choose(self, features: _RoundFeatures, draws: Floats) -> Ints:
         """Return the index of the candidate chosen for each user; `draws` are uniform numbers in [0, 1)."""
-        tallied = self._tallies.features(features.offered.clock) if self._tallies else {}
+        tallied = self._tallies.features(features.round.hour_cos_sin) if self._tallies else {}
         for row, name in enumerate(self._policy.features.names):
             self._x[row] = tallied[name].take(features.category_index) if name in tallied else features.feature(name)
         scores = np.einsum("dkn,dn->kn", self._x, self._theta)
@@ -296,19 +319,19 @@ class _Learner:
         chosen = (np.cumsum(probabilities, axis=0) <= draws).sum(axis=0)
         return np.asarray(np.minimum(chosen, len(scores) - 1))  # rounding errors may leave the sum below a draw
 
-    def learn(self, offered: Round, chosen: Ints, outcome: Outcome) -> None:
+    def learn(self, round_: Round, chosen: Ints, outcome: Outcome) -> None:
         """Learn from the rewards that arrived."""
         x = self._x[:, chosen, self._users]
-        arrives = offered.arrives.astype(np.float64)
+        arrives = round_.arrives.astype(np.float64)
         self._n_rewards += arrives
         vx = np.einsum("den,en->dn", self._v, x)
         step = vx * (arrives / (1.0 + np.einsum("dn,dn->n", vx, x)))  # 0 without a reward
         self._theta += step * (outcome.reward - np.einsum("dn,dn->n", x, self._theta))
-        for row, factor in enumerate(step):
+        for row, factor in enumerate(step):  # row by row, without a temporary array as large as _v
             self._v[row] -= factor * vx
         if self._tallies:
-            category = offered.category[chosen, self._users]
-            self._tallies.add(category, outcome, arrives, offered.clock)
+            category = round_.category[chosen, self._users]
+            self._tallies.add(category, outcome, arrives, round_.hour_cos_sin)
 
     def statistics(self) -> RidgeStatistics:
         """Return the sums over the rewards that the arm has learned from."""

@@ -116,13 +116,13 @@ class Tastes:
 class Round:
     """One decision of every user: the offered candidates, their true mean rewards, and the random numbers.
 
-    `hour`, `open_tasks` and `arrives` have one entry per user, `clock` has two. Other arrays are candidates × users.
+    `hour`, `open_tasks` and `arrives` have one entry per user, `hour_cos_sin` two. Other arrays are candidates × users.
     """
 
     number: int
     weekday: int  # Monday is 0
     hour: Floats
-    clock: Floats  # cosine and sine of the hour's angle
+    hour_cos_sin: Floats  # cosine and sine of the hour's angle
     open_tasks: Ints
     category: Ints
     is_overdue: Ints
@@ -173,8 +173,8 @@ class World:
         # The linear world has no tastes, so the same random numbers can give its coefficients.
         self._linear_theta = np.array(_LINEAR_SCALES)[:, None] * np.tanh(drift_normal[: len(_LINEAR_SCALES)])
         self._task_table, self._tip_table = _utility_tables(self.personas)
-        self._preferred_clock = _clock(self._per_user("preferred_hour"))
-        self._slot_clock = _clock(np.array(self.personas.candidate["slot_hours"]))
+        self._preferred_hour_cos_sin = _cos_sin(self._per_user("preferred_hour"))
+        self._slot_hour_cos_sin = _cos_sin(np.array(self.personas.candidate["slot_hours"]))
 
     def __len__(self) -> int:
         """Return the number of users."""
@@ -243,7 +243,7 @@ class World:
         arrival_uniform, action_uniform, dwell_uniform = uniform[0], uniform[1 : 1 + k], uniform[1 + k :]
         first, last = settings["first_hour"], settings["last_hour"]
         hour = np.floor((first + (last - first) * raw_hour / _RAW_LEVELS) * 60) / 60  # whole minutes
-        clock = _clock(hour)
+        hour_cos_sin = _cos_sin(hour)
         open_tasks = 1 + _pick(raw_open_tasks, offer["most_open_tasks"])
         category = _pick(raw_category, len(self.personas.categories))
         overdue = (raw_overdue < offer["overdue"] * _RAW_LEVELS).astype(np.int64)
@@ -259,7 +259,7 @@ class World:
         action_cdf: tuple[Floats, ...] = ()
         log_dwell = np.empty(0)
         if self.name is WorldName.LINEAR:
-            mean = self._linear_mean(clock, overdue, age, priority)
+            mean = self._linear_mean(hour_cos_sin, overdue, age, priority)
         else:
             tastes = self._later_tastes if number >= self.n_rounds // 2 else self._tastes
             taste_index = self.flat_index(category)
@@ -267,7 +267,7 @@ class World:
                 utility = np.full(slot.shape, float(self.personas.column("base").mean()))
             else:
                 busy = (open_tasks > _BUSY_TASKS).astype(np.int64)
-                utility = self._time_utility(clock, slot)
+                utility = self._time_utility(hour_cos_sin, slot)
                 utility += _look_up(self._task_table, self.persona, overdue, priority - 1, age)
                 utility += _look_up(self._tip_table, self.persona, busy, effort, composite_step)
             utility += tastes.utility.take(taste_index)
@@ -277,7 +277,7 @@ class World:
             number=number,
             weekday=number // int(settings["decisions_per_day"]) % 7,
             hour=hour,
-            clock=clock,
+            hour_cos_sin=hour_cos_sin,
             open_tasks=open_tasks,
             category=category,
             is_overdue=overdue,
@@ -294,11 +294,13 @@ class World:
             arrives=arrival_uniform >= (settings["lost_rewards"] if self.name is WorldName.LOSSY else 0.0),
         )
 
-    def _time_utility(self, clock: Floats, slot: Ints) -> Floats:
+    def _time_utility(self, hour_cos_sin: Floats, slot: Ints) -> Floats:
         """Return each user's base utility plus the utility of the hour and of each candidate's slot."""
-        hour_match = self._preferred_clock[0] * clock[0] + self._preferred_clock[1] * clock[1]
+        hour_match = (
+            self._preferred_hour_cos_sin[0] * hour_cos_sin[0] + self._preferred_hour_cos_sin[1] * hour_cos_sin[1]
+        )
         by_hour = self._base + self._per_user("hour") * np.exp(4 * (hour_match - 1))
-        slot_match = np.maximum(self._slot_clock.T @ clock, 0.0)  # slots × users
+        slot_match = np.maximum(self._slot_hour_cos_sin.T @ hour_cos_sin, 0.0)  # slots × users
         by_slot = by_hour + self._per_user("slot") * slot_match**2
         return np.asarray(by_slot.take(self.flat_index(slot)))
 
@@ -314,25 +316,25 @@ class World:
         mean = completed * value + REWARD_BY_ACTION["snoozed"] * snoozed + REWARD_BY_ACTION["dismissed"] * dismissed
         return mean, (completed, not_dismissed, not_dismissed + dismissed)
 
-    def _linear_mean(self, clock: Floats, overdue: Ints, age: Ints, priority: Ints) -> Floats:
-        hour_cos, hour_sin = clock
+    def _linear_mean(self, hour_cos_sin: Floats, overdue: Ints, age: Ints, priority: Ints) -> Floats:
+        hour_cos, hour_sin = hour_cos_sin
         by_sin, by_cos, by_overdue, by_age, by_priority = self._linear_theta
         task = by_overdue * overdue + by_age * np.minimum(age / MAX_AGE_DAYS, 1.0) + by_priority * (priority - 1) / 3
         return np.asarray(by_sin * hour_sin + by_cos * hour_cos + task)
 
-    def outcome(self, offered: Round, chosen: Ints) -> Outcome:
+    def outcome(self, round_: Round, chosen: Ints) -> Outcome:
         """Return the response of each user to the chosen candidate."""
         chosen_index = self.flat_index(chosen)
-        mean, uniform = offered.mean.take(chosen_index), offered.action_uniform.take(chosen_index)
-        regret = offered.mean.max(axis=0) - mean
-        if not offered.action_cdf:
+        mean, uniform = round_.mean.take(chosen_index), round_.action_uniform.take(chosen_index)
+        regret = round_.mean.max(axis=0) - mean
+        if not round_.action_cdf:
             reward = mean + _LINEAR_NOISE * (uniform - 0.5)
             return Outcome(None, np.full(len(self), np.nan), reward, regret)
         action = np.zeros(len(self), dtype=np.int64)
-        for cumulative in offered.action_cdf:
+        for cumulative in round_.action_cdf:
             action += uniform >= cumulative.take(chosen_index)
-        deviation = _DWELL_SCALE * _logit(offered.dwell_uniform.take(chosen_index))
-        dwell_ms = np.round(1000 * np.exp(offered.log_dwell.take(chosen_index) + deviation))
+        deviation = _DWELL_SCALE * _logit(round_.dwell_uniform.take(chosen_index))
+        dwell_ms = np.round(1000 * np.exp(round_.log_dwell.take(chosen_index) + deviation))
         dwell_ms[action != COMPLETED] = np.nan
         return Outcome(action, dwell_ms, rewards(action, dwell_ms), regret)
 
@@ -396,7 +398,7 @@ def _pick(raw: Ints, count: int) -> Ints:
     return (raw * count) >> _RAW_BITS
 
 
-def _clock(hours: Floats) -> Floats:
+def _cos_sin(hours: Floats) -> Floats:
     """Return cosine and sine of each hour's angle.
 
     The scalar product of two hours is 1 if they are the same, and −1 if they are twelve hours apart.

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic_core import from_json
 from typing_extensions import TypedDict
 
-from tipbench.serve.event_log import load_keys, open_store, store_exists
+from tipbench.serve.event_log import load_keys, open_database, store_exists
 from tipbench.serve.policy import POLICIES, Ridge
 from tipbench.serve.request import check_user_id
 from tipbench.serve.service import policy_totals, user_stats
@@ -28,7 +28,7 @@ _Z = 1.96  # of a two-sided 95 % interval
 
 
 class Mean(TypedDict):
-    """A mean with its 95 % interval; `low` and `high` are None if there is only one value."""
+    """A mean over one day or all days, with its 95 % interval; `low` and `high` are None if there is only one value."""
 
     day: str | None  # in UTC, as 2026-04-27; None over all days
     n: int
@@ -90,7 +90,7 @@ def read_policies(home: Path, user_id: str | None = None) -> PoliciesReport:
         check_user_id(user_id)
     if not store_exists(home):
         return {"active": None, "policies": [], "shadows": [], "user": None}
-    with closing(open_store(home)) as database:
+    with closing(open_database(home)) as database:
         today = time.time() // _DAY_S * _DAY_S
         since = today - (DAYS - 1) * _DAY_S
         switches = Switches(database)
@@ -98,28 +98,28 @@ def read_policies(home: Path, user_id: str | None = None) -> PoliciesReport:
             "active": switches.active(),
             "policies": [_summary_of_all_users(database, name, since) for name in POLICIES],
             "shadows": [_shadow_summary(database, switches, name, since) for name in SHADOWS],
-            "user": None if user_id is None else _user_summaries(database, load_keys(home).user(user_id)),
+            "user": None if user_id is None else _user_summaries(database, load_keys(home).hash_user_id(user_id)),
         }
 
 
 def set_shadow(home: Path, name: str, *, enabled: bool) -> None:
     """Enable or disable a shadow; a running server follows within seconds. Raises UsageError for an unknown name."""
-    with closing(open_store(home)) as database:
+    with closing(open_database(home)) as database:
         Switches(database).set_shadow(name, enabled)
 
 
 def _summary_of_all_users(database: Database, policy: str, since: float) -> PolicySummary:
     days = means_over_time(database, policy, "reward", since=since, step_s=_DAY_S)
-    totals = policy_totals(database, policy, prior_hash=None)
+    totals = policy_totals(database, policy)
     return _policy_summary(policy, totals, days, _pooled_weights(database, policy))
 
 
 def _user_summaries(database: Database, key: str) -> list[PolicySummary]:
-    user = load_user(key, priors={}, database=database, store=None)
+    user = load_user(key, priors={}, database=database, state_store=None)  # computed from the log alone
     summaries = []
     for policy in POLICIES:
         ridge = user.ridge(policy)
-        stats = user_stats(database, user.key, policy, ridge, prior_hash=None, since=user.reset_seq)
+        stats = user_stats(database, user.key, policy, ridge, after_seq=user.reset_seq)
         weights = _weights(policy, ridge) if ridge.n else []
         summaries.append(_policy_summary(policy, stats, days=[], weights=weights))
     return summaries
@@ -165,6 +165,7 @@ def _weights(policy: str, ridge: Ridge) -> list[Weight]:
 
 
 def _shadow_summary(database: Database, switches: Switches, name: str, since: float) -> ShadowSummary:
+    # In one period of all days, so there is at most one mean.
     agreement = means_over_time(database, SHADOWS[name], "signal", since=since, step_s=DAYS * _DAY_S)
     counts = switches.shadow_counts(name)
     return {
@@ -182,7 +183,7 @@ def means_over_time(database: Database, policy: str, kind: str, *, since: float,
     """Return the mean of a policy's log entries of one kind in each period of `step_s` seconds after `since`.
 
     For the kind `reward`, it is the mean reward; for `signal`, the share of requests in which a shadow chose the served
-    tip.
+    tip, because the log has a signal's agreement, 0 or 1, in the column `reward`.
     """
     rows = database.execute(
         "SELECT CAST((received - ?1) / ?2 AS INTEGER) AS step, count(*), total(reward), total(reward * reward) "

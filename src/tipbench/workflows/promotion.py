@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tipbench.errors import NotEnoughData, UsageError
-from tipbench.serve.event_log import open_store, read_entries, store_exists
+from tipbench.serve.event_log import open_database, read_entries, store_exists
 from tipbench.serve.policy import known_policy
 from tipbench.serve.prior import Prior
 from tipbench.serve.switches import SHADOWS, Promotion, ShadowCounts, Switches
@@ -46,7 +46,7 @@ MAX_CHECK_AGE_S = 7 * 86_400.0
 @contextmanager
 def switches_of(home: Path) -> Iterator[Switches]:
     """Open the switches of the policy server's store. The server may be running."""
-    with closing(open_store(home)) as database:
+    with closing(open_database(home)) as database:
         yield Switches(database)
 
 
@@ -118,7 +118,7 @@ def _check_log(
 
 def _logged_by_current_version(home: Path, policy: str) -> bool:
     """Return whether the policy's current version made its newest logged decision; True if there is none."""
-    with closing(open_store(home)) as database:
+    with closing(open_database(home)) as database:
         newest = database.execute(
             "SELECT json_extract(body, '$.version') FROM log WHERE policy = ? AND kind = 'score' "
             "ORDER BY seq DESC LIMIT 1",
@@ -144,7 +144,7 @@ def existing_log(home: Path) -> Iterator[Database]:
     """Open the event log. The server may be running. Raises NotEnoughData if there is no log."""
     if not store_exists(home):
         raise NotEnoughData(f"There is no event log in {home}. `tipbench serve` creates it.")
-    with closing(open_store(home)) as database:
+    with closing(open_database(home)) as database:
         yield database
 
 

@@ -18,7 +18,7 @@ NextCursor = Annotated[
 ]
 # Options of a new sheet, for people and automatic judges.
 MaxAnswers = Annotated[
-    int | None, Field(ge=1, le=100_000, description="Maximum number of answers; whole scenarios first.")
+    int | None, Field(ge=1, le=100_000, description="Maximum number of answers; fills whole scenarios first.")
 ]
 Overlap = Annotated[float, Field(ge=0, le=1, description="Share of the answers that other judges have scored already.")]
 Everything = Annotated[

@@ -126,7 +126,7 @@ def facets(queries: Queries, store: RunStore, experiment: Experiment) -> Facets:
             conditions=tuple(conditions.items()),  # a Counter keeps the order of the runs
         )
 
-    return queries.small.get(("facets", experiment.experiment_id), revision(experiment), read)
+    return queries.small_cache.get(("facets", experiment.experiment_id), revision(experiment), read)
 
 
 def chart(

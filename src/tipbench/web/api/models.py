@@ -269,6 +269,10 @@ class JudgingShape(Shape):
     history: list[dict[str, Any]] = Field(description="Applied and held sheets, oldest first.")
 
 
+# A job: JobShape. JobRow is a job in a list, with its position in the queue. The others are responses about one job:
+# JobAnswer has the job and its position; JobStarted and JobDetail add fields to it.
+
+
 class JobLinks(Shape):
     self: str = Field(examples=["/api/bench/jobs/20260504-101500-1a2b3c4d"])
     events: str = Field(description="Server-sent events.")

@@ -18,7 +18,8 @@ from tipbench.sqlite import Database
 # Policies by the name of their shadow
 SHADOWS = {f"{name.replace('/', '-')}-shadow": name for name in POLICIES if name != DEFAULT_POLICY}
 REREAD_S = 5.0  # how often a running server reads the switches again
-_ACTIVE = "active"  # name of the row with the active policy
+# Rows of the table `switches`: the active policy, each shadow by its name, and its counts as counts:NAME
+_ACTIVE = "active"
 _SWITCH_KINDS = ("apply", "unchecked", "undo")  # kinds of promotions that change the active policy
 
 

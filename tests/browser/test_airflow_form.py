@@ -20,7 +20,7 @@ def site(home: Path) -> Iterator[Site]:
     settings = load_settings({"TIPBENCH_HOME": str(home), "OLLAMA_HOST": "127.0.0.1:9"}, home.parent)
     runners = {name: ScriptedRunner(name) for name in ("local", "airflow")}
     app = make_app(settings, store=MemoryStore(), runners=runners)
-    tokens = app.state.panel.guard.tokens
+    tokens = app.state.panel.authenticator.tokens
     admin, judge = (tokens.create(role, role.value, life_s=None)[1] for role in (Role.ADMIN, Role.JUDGE))
     with listening(app) as url:
         yield Site(url, app, admin, judge, home)

@@ -174,8 +174,8 @@ def test_a_lost_connection_and_an_ended_session_are_shown(tmp_path: Path, visit:
         page.unroute("**/events")
         page.locator("#connection[data-state=live]").wait_for()
         page.get_by_text("1 of 4 cells", exact=True).wait_for()
-        for token in site.panel.guard.tokens.all():
-            site.panel.guard.tokens.revoke(token.id)
+        for token in site.panel.authenticator.tokens.all():
+            site.panel.authenticator.tokens.revoke(token.id)
         story += [cells(2)]
         page.get_by_text("Your session has ended").wait_for()
 

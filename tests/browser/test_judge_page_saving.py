@@ -177,7 +177,7 @@ def test_unsent_answers_of_a_closed_tab_are_sent_by_the_next(judging: JudgingSit
 
 
 def test_an_ended_session_is_shown_and_nothing_is_lost(judging: JudgingSite, at: BatchPage) -> None:
-    tokens = judging.site.panel.guard.tokens
+    tokens = judging.site.panel.authenticator.tokens
     for token in tokens.all():
         if token.name == judging.judge:
             tokens.revoke(token.id)

@@ -331,11 +331,11 @@ def test_without_a_limit_no_job_is_deleted(queue: Queue) -> None:
 def test_the_same_key_gives_the_same_retry_when_the_lost_job_is_found_again(queue: Queue) -> None:
     job = queue.tick(queue.submit(ONE))
     queue.observe_as(job, JobState.LOST)
-    again = retry(queue.store, job.id, key="key-1").job
+    again = retry(queue.store, job.id, idempotency_key="key-1").job
     queue.observe_as(job, JobState.RUNNING)
-    assert retry(queue.store, job.id, key="key-1").job.id == again.id
+    assert retry(queue.store, job.id, idempotency_key="key-1").job.id == again.id
     with pytest.raises(JobConflict):
-        retry(queue.store, job.id, key="key-2")
+        retry(queue.store, job.id, idempotency_key="key-2")
 
 
 def test_a_supervisor_on_its_thread_can_be_woken_and_closed(queue: Queue) -> None:

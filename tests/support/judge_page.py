@@ -40,7 +40,7 @@ class JudgingSite:
     def newcomer(self) -> JudgingSite:
         """The same panel for a new judge without a batch."""
         name = f"judge-{uuid4().hex[:8]}"
-        _, secret = self.site.panel.guard.tokens.create(Role.JUDGE, name, life_s=None)
+        _, secret = self.site.panel.authenticator.tokens.create(Role.JUDGE, name, life_s=None)
         return replace(self, site=replace(self.site, judge=secret), judge=name)
 
     def open(self, kind: Kind = Kind.SHEET, limit: int | None = None) -> str:

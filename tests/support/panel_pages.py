@@ -208,7 +208,7 @@ def hostile_panel(folder: Path) -> Iterator[Shown]:
     furnish_unjudged(store)
     with panel_site(folder / "home", store, runner=_runner(words)) as site:
         for name in hostile_names(60):
-            site.panel.guard.tokens.create(Role.JUDGE, name, life_s=None)
+            site.panel.authenticator.tokens.create(Role.JUDGE, name, life_s=None)
         _submit_jobs(site, content, words)
         policies = furnish_policies(folder / "home", store, names[0])
         yield Shown(site, content, words, {**page_paths(site, content), **policies})
@@ -319,9 +319,9 @@ def _submit_jobs(site: Site, content: SampleExperiment, words: Words) -> None:
         order = replace(collect_request(config, started_by=words.judges[0]), resources=(key[:1],))
         if key == "queued":
             order = replace(order, resources=("r",))
-        site.panel.jobs.submit(order, key=key)
+        site.panel.jobs.submit(order, idempotency_key=key)
     judging = judge_request({"with": "rules", "experiment": content.name}, ollama_url="http://x", started_by="boss")
-    site.panel.jobs.submit(judging, key="judge")
+    site.panel.jobs.submit(judging, idempotency_key="judge")
 
 
 def after_forms(sight: Sight, shown: Shown, folder: Path) -> Iterator[str]:

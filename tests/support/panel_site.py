@@ -81,7 +81,7 @@ def panel_site(
     settings = load_settings({"TIPBENCH_HOME": str(home), **(environment or {})}, home.parent)
     jobs = runner or ScriptedRunner()
     app = make_app(settings, store=store, runners={jobs.name: jobs})
-    tokens = app.state.panel.guard.tokens
+    tokens = app.state.panel.authenticator.tokens
     _, admin = tokens.create(Role.ADMIN, "boss", life_s=None)
     _, judge = tokens.create(Role.JUDGE, JUDGE, life_s=None)
     with listening(app) as url:

@@ -52,7 +52,7 @@ def followed(
     runner = AirflowRunner(home, AirflowApi(access, backoff_s=0), records, poll_s=0.05, check_s=0.1, settle_s=0)
     runners: dict[str, Runner] = {"local": ScriptedRunner(), "airflow": runner}
     app = make_app(settings, store=store, runners=runners)
-    tokens = app.state.panel.guard.tokens
+    tokens = app.state.panel.authenticator.tokens
     admin, judge = (
         tokens.create(role, name, life_s=3600)[1] for role, name in ((Role.ADMIN, "boss"), (Role.JUDGE, JUDGE))
     )

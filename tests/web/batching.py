@@ -36,7 +36,7 @@ class JudgeClient:
     @classmethod
     def named(cls, served: Served, name: str, role: Role = Role.JUDGE) -> JudgeClient:
         """Create a judge_client with a token."""
-        return cls(served, served.panel.guard.tokens.create(role, name, life_s=3600)[1])
+        return cls(served, served.panel.authenticator.tokens.create(role, name, life_s=3600)[1])
 
     def ask(self, method: str, path: str = "", **options: Any) -> Any:
         """Send a request to a path under the batches."""

@@ -84,7 +84,7 @@ class Served:
 
     def stop_clock(self) -> None:
         """Stop the clock of the rate limits, so that a slow machine changes nothing."""
-        limiter = self.panel.guard._limiter
+        limiter = self.panel.authenticator._limiter
         now = limiter._clock()
         limiter._clock = lambda: now
 
@@ -109,7 +109,7 @@ def serving(
     given = None if find_mlflow else store
     app = create_app(settings, store=given, routers=routers) if routers else make_app(settings, store=given)
     app.state.panel.concurrency.judges_response_s = 0.0
-    tokens = app.state.panel.guard.tokens
+    tokens = app.state.panel.authenticator.tokens
     _, admin = tokens.create(Role.ADMIN, "boss", life_s=3600)
     _, judge = tokens.create(Role.JUDGE, JUDGE, life_s=3600)
     idle = nullcontext() if run_jobs else another_leads(home)

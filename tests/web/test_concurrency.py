@@ -41,7 +41,7 @@ def served(home: Path) -> Iterator[Served]:
 @contextmanager
 def under_way(served: Served, token: str, times: int = 1) -> Iterator[None]:
     """The number of slow requests of a token that have not ended."""
-    known = served.panel.guard.by_token(token, "test")
+    known = served.panel.authenticator.by_token(token, "test")
     portal = served.client.portal
     assert portal is not None
     with ExitStack() as stack:
@@ -54,7 +54,7 @@ def test_a_judges_parallel_reads_wait_without_slowing_others_down(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(security, "JUDGE_REQUEST_WAIT_S", 0.1)
-    judge, admin = (served.panel.guard.by_token(token, "test") for token in (served.judge, served.admin))
+    judge, admin = (served.panel.authenticator.by_token(token, "test") for token in (served.judge, served.admin))
     portal = served.client.portal
     assert portal is not None
     batches = f"{API}/judge/{EXPERIMENT}/batches"

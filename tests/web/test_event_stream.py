@@ -70,7 +70,7 @@ def watched(home: Path) -> Iterator[Watched]:
     app = make_app(settings)
     panel: Panel = app.state.panel
     panel.streams.poll_s = 0.02
-    token, secret = panel.guard.tokens.create(Role.ADMIN, "boss", life_s=None)
+    token, secret = panel.authenticator.tokens.create(Role.ADMIN, "boss", life_s=None)
     order = collect_request(make_config({"models": "a:1b", "experiment": "tip-bench-a"}))
     with another_leads(home), on_a_port(app) as url:
         job = panel.jobs.submit(order).job
@@ -225,7 +225,7 @@ def test_a_revoked_tokens_stream_ends(watched: Watched) -> None:
     watched.panel.streams.heartbeat_s = 0.2
     with reading(watched.client, watched.job.id) as reader:
         reader.next()
-        watched.panel.guard.tokens.revoke(watched.token_id)
+        watched.panel.authenticator.tokens.revoke(watched.token_id)
         assert set(names(reader.rest())) <= {":"}
     assert watched.client.get(f"{API}/jobs/{watched.job.id}/events").status_code == 401
 
@@ -258,11 +258,11 @@ def test_streams_are_bounded_and_one_that_left_makes_room(watched: Watched) -> N
     with ExitStack() as open_:
         readers = [open_.enter_context(reading(watched.client, watched.job.id)) for _ in range(2)]
         assert all(reader.next() is not None for reader in readers)
-        assert watched.panel.streams.open == 2
+        assert watched.panel.streams.n_open == 2
         refused = watched.client.get(f"{API}/jobs/{watched.job.id}/events")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_streams")
         assert refused.headers["retry-after"] == "5"
-    until(lambda: watched.panel.streams.open == 0)
+    until(lambda: watched.panel.streams.n_open == 0)
     with reading(watched.client, watched.job.id) as reader:
         assert reader.next() is not None
 

@@ -79,7 +79,7 @@ def scripted_panel(home: Path, **environment: str) -> Iterator[ScriptedPanel]:
     )
     app = make_app(settings, store=MemoryStore(), runners={"local": runner})
     app.state.panel.jobs.supervisor.start = lambda: None  # the test ticks by itself
-    tokens = app.state.panel.guard.tokens
+    tokens = app.state.panel.authenticator.tokens
     admin, judge = (
         tokens.create(role, name, life_s=3600)[1] for role, name in ((Role.ADMIN, "boss"), (Role.JUDGE, JUDGE))
     )

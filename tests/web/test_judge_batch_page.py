@@ -159,14 +159,14 @@ def test_a_batch_whose_sheet_was_applied_by_file_shows_it(judge: Served) -> None
 
 def test_the_page_of_a_returned_batch_has_the_admins_note(judge: Served) -> None:
     path = closed(judge, always(5))
-    boss = judge.panel.guard.by_token(judge.admin, "here")
+    boss = judge.panel.authenticator.by_token(judge.admin, "here")
     batch_service_of(judge.app).send_back(boss, path.rpartition("/")[2], "Look at <b>tone</b> again.")
     assert "Look at &lt;b&gt;tone&lt;/b&gt; again." in shown(judge, path).text
 
 
 def test_an_accepted_batch_shows_the_reason(judge: Served) -> None:
     path = closed(judge, always(5))
-    boss = judge.panel.guard.by_token(judge.admin, "here")
+    boss = judge.panel.authenticator.by_token(judge.admin, "here")
     batch_service_of(judge.app).accept(boss, path.rpartition("/")[2], "agreed in the <team>")
     page = shown(judge, path).text
     assert "Your scores count" in page

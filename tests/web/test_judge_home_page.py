@@ -159,7 +159,7 @@ def test_a_missing_file_is_reported_at_its_field(judge: Served) -> None:
 def test_an_upload_belongs_to_its_sender(judge: Served) -> None:
     sheet = fetched(judge).json()["sheet"]
     url = apply_url(sent(judge, json.dumps(fill(kept(judge, sheet)))).text)
-    _, other = judge.panel.guard.tokens.create(Role.JUDGE, "somebody-else", life_s=60)
+    _, other = judge.panel.authenticator.tokens.create(Role.JUDGE, "somebody-else", life_s=60)
     assert judge.error(judge.post(url, token=other)) == (404, "not_found")
     assert judge.error(judge.post(url)) == (404, "not_found")
     assert not kept(judge, sheet).scores

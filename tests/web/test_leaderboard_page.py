@@ -159,6 +159,11 @@ def test_a_chip_removes_only_its_own_filter(ask: BoardQuery) -> None:
         assert set(left) < set(whole)
 
 
+def test_the_chip_of_provisional_scores_names_no_kind_of_judge() -> None:
+    (chip,) = BoardUrl("tip-bench-x", BoardQuery(provisional=True)).chips()
+    assert (chip.label, chip.value) == ("scores", "provisional")
+
+
 def test_empty_fields_of_a_form_are_ignored(judged: Served) -> None:
     response = judged.get(f"{BOARD}?where=&judge=&baseline=&where=suite%3Dtips", headers=HTML)
     assert (response.status_code, response.headers["location"]) == (303, f"{BOARD}?where=suite%3Dtips")

@@ -82,7 +82,7 @@ def test_a_second_login_ends_the_first_session(served: Served) -> None:
     first = served.client.cookies["tipbench_session"]
     served.log_in(served.admin)
     assert served.client.cookies["tipbench_session"] != first
-    assert served.panel.guard.by_cookie(first) is None
+    assert served.panel.authenticator.by_cookie(first) is None
 
 
 def test_logging_out_invalidates_all_copies_of_the_cookie(served: Served) -> None:
@@ -91,7 +91,7 @@ def test_logging_out_invalidates_all_copies_of_the_cookie(served: Served) -> Non
     response = served.post("/logout", token=None, headers={"X-CSRF-Token": csrf})
     assert response.status_code == 204
     assert cookie_of(response)["max-age"] == "0"
-    assert served.panel.guard.by_cookie(stolen) is None
+    assert served.panel.authenticator.by_cookie(stolen) is None
 
 
 def test_a_logout_by_form_leads_back_to_the_login_page(served: Served) -> None:
@@ -102,8 +102,8 @@ def test_a_logout_by_form_leads_back_to_the_login_page(served: Served) -> None:
 
 def test_a_session_ends_with_its_token(served: Served) -> None:
     served.log_in(served.admin)
-    for token in served.panel.guard.tokens.all():
-        served.panel.guard.tokens.revoke(token.id)
+    for token in served.panel.authenticator.tokens.all():
+        served.panel.authenticator.tokens.revoke(token.id)
     assert served.error(served.get(f"{API}/experiments", token=None)) == (401, "unauthorised")
 
 
@@ -112,9 +112,9 @@ def test_a_new_operators_token_ends_the_sessions_of_the_old_one(home: Path) -> N
         served.log_in(OPERATOR)
         cookie = served.client.cookies["tipbench_session"]
     with serving(home, environment={"TIPBENCH_ADMIN_TOKEN": OPERATOR + "-2"}) as served:
-        assert served.panel.guard.by_cookie(cookie) is None
+        assert served.panel.authenticator.by_cookie(cookie) is None
     with serving(home, environment={"TIPBENCH_ADMIN_TOKEN": OPERATOR}) as served:
-        assert served.panel.guard.by_cookie(cookie) is not None
+        assert served.panel.authenticator.by_cookie(cookie) is not None
 
 
 def test_a_session_survives_a_restart_of_the_panel(home: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_session_survives_a_restart_of_the_panel(home: Path) -> None:
         served.log_in(served.admin)
         cookie = served.client.cookies["tipbench_session"]
     with serving(home, store) as served:
-        found = served.panel.guard.by_cookie(cookie)
+        found = served.panel.authenticator.by_cookie(cookie)
         assert found is not None
         assert found.role is Role.ADMIN
 
@@ -223,7 +223,7 @@ def test_a_session_is_accepted_while_its_client_is_rate_limited(served: Served) 
 def test_failed_attempts_of_many_clients_are_rate_limited_together(home: Path) -> None:
     with serving(home, environment={"TIPBENCH_ADMIN_TOKEN": OPERATOR}) as served:
         served.stop_clock()
-        attempts = served.panel.guard._limiter
+        attempts = served.panel.authenticator._limiter
         for number in range(FAILURE_BURST):
             attempts.count_failure(f"client {number}")
         assert served.error(served.get("/metrics", token="guess")) == (429, "too_many_attempts")

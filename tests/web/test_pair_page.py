@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -12,8 +13,13 @@ from urllib.parse import urlencode
 import pytest
 
 from support.judging import SheetDriver, record_cells
+from tipbench.compare.matrix import Pair
 from tipbench.plan.grid import PlannedCell
+from tipbench.record.run import NewRun, RunKind
 from tipbench.web.api.models import PairShape
+from tipbench.web.board_query import Outcome, ScenarioComparison, Side, pair_view
+from tipbench.web.panel.pair import outcome_text
+from tipbench.workflows.board import BoardQuery
 from web.board_pages import HTML, Page, board_path, driver_of, judged_panel, look, query_of
 from web.panels import API, EXPERIMENT, Served
 
@@ -140,6 +146,57 @@ def test_a_board_by_model_shows_the_answers_of_all_prompts(judged: Served) -> No
     page = page_of(judged, by="model", prompt="*")
     for prompt in ("v1", "v2-mentor", "v3-few-shot"):
         assert f"beta:1b/{prompt}" in page.texts
+
+
+@pytest.mark.parametrize(
+    ("difference", "outcome", "label"),
+    [
+        (0.0051, "win", "wins"),
+        (0.0049, "tie", "tie"),
+        (0.0, "tie", "tie"),
+        (-0.0049, "tie", "tie"),
+        (-0.0051, "loss", "loses"),
+        (None, None, "not both judged"),
+    ],
+)
+def test_a_difference_shown_as_zero_is_a_tie_in_label_and_counts(
+    difference: float | None, outcome: Outcome | None, label: str, judged: Served
+) -> None:
+    side = Side(12.0, ())
+    comparison = ScenarioComparison("nurse@evening", None, side, side, difference)
+    assert outcome_text(comparison)["outcome"] == label
+    experiment = driver_of(judged).experiment
+    view = pair_view(judged.panel.queries, judged.store, experiment, BoardQuery(), Pair(**ROW))
+    outcomes: tuple[Outcome, ...] = ("win", "loss", "tie")
+    counts = {each: replace(view, comparisons=(comparison,)).count(each) for each in outcomes}
+    assert counts == {each: int(each == outcome) for each in outcomes}
+
+
+def test_the_card_is_that_of_the_newest_answer_even_if_a_newer_version_failed(home: Path) -> None:
+    with judged_panel(home) as served:
+        driver = driver_of(served)
+        row = {"model": ROW["model"], "prompt_version": ROW["prompt"]}
+        old = next(cell for cell in driver.cells().values() if row.items() <= cell.params.items())
+        tags = {"kind": "cell", "conditions": old.tags["conditions"], "prompt_hash": old.tags["prompt_hash"]}
+        # The hash sorts before all others, and the suite has no such version.
+        failed = NewRun(
+            RunKind.CELL,
+            "failed",
+            "failed",
+            9_000,
+            9_001,
+            ok=False,
+            cell_key="new version",
+            params=old.params,
+            tags={**tags, "state": "failed", "scenario_hash": "0"},
+        )
+        served.store.record(driver.experiment.experiment_id, failed)
+        served.store.mark_changed(driver.experiment.experiment_id)
+        experiment = driver_of(served).experiment
+        view = pair_view(served.panel.queries, served.store, experiment, BoardQuery(), Pair(**ROW))
+        (comparison,) = [each for each in view.comparisons if each.scenario == old.params["scenario"]]
+        assert len(comparison.own.answers) == 2
+        assert comparison.card is not None
 
 
 def test_many_scenarios_come_page_by_page(home: Path) -> None:

@@ -229,8 +229,8 @@ def test_memory_is_bounded_for_any_number_of_queries(served: Served) -> None:
     queries = served.panel.queries
     for number in range(300):
         served.get(f"{API}/leaderboard/{EXPERIMENT}?where=params.suite=tips&where=n{number}=x")
-        served.panel.queries.small.get(number, "r", lambda: None)
-    assert len(queries.small) <= 256
+        served.panel.queries.small_cache.get(number, "r", lambda: None)
+    assert len(queries.small_cache) <= 256
     assert len(queries.snapshots) <= 4
 
 

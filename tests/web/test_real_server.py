@@ -65,7 +65,7 @@ def bench(home: Path, mlflow_url: str) -> Iterator[tuple[httpx.Client, SheetDriv
     """An admin's client, and an experiment in MLflow with judged cells."""
     settings = load_settings({"TIPBENCH_HOME": str(home), "MLFLOW_TRACKING_URI": mlflow_url}, home.parent)
     app = make_app(settings)
-    _, secret = app.state.panel.guard.tokens.create(Role.ADMIN, "boss", life_s=None)
+    _, secret = app.state.panel.authenticator.tokens.create(Role.ADMIN, "boss", life_s=None)
     name = f"tip-bench-web-{uuid.uuid4().hex[:8]}"
     with MlflowStore(mlflow_url) as store:
         experiment = record_cells(store, experiment=name, models=("alpha:135m",), n_scenarios=3)

@@ -113,7 +113,7 @@ def test_every_route_rejects_an_invalid_token(served: Served) -> None:
 
 
 def test_every_route_rejects_an_expired_token(served: Served) -> None:
-    tokens = served.panel.guard.tokens
+    tokens = served.panel.authenticator.tokens
     _, secret = tokens.create(Role.ADMIN, "yesterday's", life_s=60)
     assert served.get(f"{API}/experiments", token=secret).status_code == 200
     tokens.clock = lambda: time.time() + 61
@@ -121,7 +121,7 @@ def test_every_route_rejects_an_expired_token(served: Served) -> None:
 
 
 def test_every_route_rejects_a_revoked_token(served: Served) -> None:
-    tokens = served.panel.guard.tokens
+    tokens = served.panel.authenticator.tokens
     token, secret = tokens.create(Role.ADMIN, "dismissed", life_s=None)
     assert served.get(f"{API}/experiments", token=secret).status_code == 200
     tokens.revoke(token.id)
@@ -129,7 +129,7 @@ def test_every_route_rejects_a_revoked_token(served: Served) -> None:
 
 
 def test_every_route_rejects_the_cookie_of_a_revoked_token(served: Served) -> None:
-    tokens = served.panel.guard.tokens
+    tokens = served.panel.authenticator.tokens
     token, secret = tokens.create(Role.ADMIN, "dismissed", life_s=None)
     csrf = served.log_in(secret)
     assert served.get("/", token=None).status_code == 200
@@ -153,7 +153,7 @@ def test_a_judge_in_a_browser_gets_an_error_page(served: Served) -> None:
 
 
 def test_an_app_token_is_rejected_by_every_route_and_the_login(served: Served) -> None:
-    _, secret = served.panel.guard.tokens.create(Role.APP, "ios-app", life_s=None)
+    _, secret = served.panel.authenticator.tokens.create(Role.APP, "ios-app", life_s=None)
     assert set(results_of(served, secret).values()) == {(403, "forbidden")}
     assert served.error(served.post("/login", token=None, json={"token": secret})) == (403, "forbidden")
     page = served.post("/login", token=None, data={"token": secret}, headers=PAGE)

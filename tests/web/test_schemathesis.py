@@ -64,7 +64,7 @@ def furnished(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Sit
         ) as site:
             for number in range(4):
                 order = collect_request(make_config({"models": "baseline:template", "experiment": content.name}))
-                site.panel.jobs.submit(order, key=f"job-{number}")
+                site.panel.jobs.submit(order, idempotency_key=f"job-{number}")
             yield site, content
 
 
@@ -108,7 +108,7 @@ class Batches:
 
     def held(self) -> str:
         """A held batch of a judge who gives a 5 for everything."""
-        _, token = self.site.panel.guard.tokens.create(Role.JUDGE, "careless", life_s=None)
+        _, token = self.site.panel.authenticator.tokens.create(Role.JUDGE, "careless", life_s=None)
         sheet, items = self.opened(token)
         for item in items:
             tips = [{"scores": dict.fromkeys(SCALES, 5)} for _ in item["tips"]]
@@ -178,7 +178,7 @@ def run(site: Site, content: SampleExperiment, folder: Path, token: str | None, 
         words, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 0, done.stdout[-12_000:] + done.stderr[-4_000:]
-    assert site.panel.guard.tokens.find(site.admin) is not None, "it has locked itself out"
+    assert site.panel.authenticator.tokens.find(site.admin) is not None, "it has locked itself out"
 
 
 def test_an_admin_gets_only_documented_answers(furnished: tuple[Site, SampleExperiment], tmp_path: Path) -> None:

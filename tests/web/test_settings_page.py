@@ -34,7 +34,7 @@ def test_a_new_tokens_secret_shows_once(served: Served) -> None:
     page = sent(served, name="anna", expires="30d")
     assert page.status_code == 201
     (secret,) = SECRET.findall(page.text)
-    assert served.panel.guard.tokens.find(secret) is not None
+    assert served.panel.authenticator.tokens.find(secret) is not None
     assert secret not in settings_page(served)
     assert page.headers["cache-control"] == "no-store"
 
@@ -46,15 +46,15 @@ def test_reloading_the_response_creates_no_second_token(served: Served, length: 
     again = sent(served, once=mark)
     assert again.status_code == 409
     assert not SECRET.search(again.text)
-    assert [token.name for token in served.panel.guard.tokens.all()].count("anna") == 1
+    assert [token.name for token in served.panel.authenticator.tokens.all()].count("anna") == 1
 
 
 def test_a_form_without_the_csrf_token_creates_no_token(served: Served) -> None:
     served.log_in(served.admin)
-    before = served.panel.guard.tokens.all()
+    before = served.panel.authenticator.tokens.all()
     for data in ({"role": "admin", "name": "mallory"}, {"role": "admin", "name": "mallory", "csrf": "wrong"}):
         assert served.error(served.post("/settings/tokens", token=None, data=data)) == (403, "csrf")
-    assert served.panel.guard.tokens.all() == before
+    assert served.panel.authenticator.tokens.all() == before
 
 
 def test_an_invalid_field_keeps_its_value_and_shows_the_error(served: Served) -> None:
@@ -73,7 +73,7 @@ def test_a_wrong_field_may_be_corrected_in_the_same_form(served: Served) -> None
 
 
 def test_a_token_is_revoked_and_the_page_confirms_it(served: Served) -> None:
-    token = next(token for token in served.panel.guard.tokens.all() if token.name == "reviewer-1")
+    token = next(token for token in served.panel.authenticator.tokens.all() if token.name == "reviewer-1")
     response = served.post(f"/settings/tokens/{token.id}/revoke")
     assert (response.status_code, response.headers["location"]) == (303, f"/settings?revoked={token.id}#tokens")
     page = served.get(f"/settings?revoked={token.id}", headers=PAGE).text

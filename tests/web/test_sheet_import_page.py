@@ -226,7 +226,7 @@ def test_another_file_than_the_previewed_one_is_not_applied(served: Served, expo
 def test_an_upload_belongs_to_its_sender_and_experiment(served: Served, exported: ExportResult) -> None:
     from tipbench.web.auth import Role
 
-    _, other = served.panel.guard.tokens.create(Role.ADMIN, "second", life_s=3600)
+    _, other = served.panel.authenticator.tokens.create(Role.ADMIN, "second", life_s=3600)
     place, page = preview_of(served, fill(exported.stored))
     record_cells(served.store, experiment="tip-bench-other", n_scenarios=1)
     assert served.get(place, token=other, headers=HTML).status_code == 404

@@ -8,7 +8,7 @@ import pytest
 
 from tipbench.errors import UsageError
 from tipbench.settings import load_settings
-from tipbench.web.webhook import WebhookOptions, hook_options, shown_address
+from tipbench.web.webhook import WebhookOptions, read_webhook_options, shown_address
 from web.hook_receiver import SECRET
 
 
@@ -16,7 +16,7 @@ def options_of(tmp_path: Path, **variables: str) -> WebhookOptions | None:
     known = {"TIPBENCH_HOOK_SECRET": SECRET} | {
         f"TIPBENCH_HOOK_{key.upper()}": value for key, value in variables.items()
     }
-    return hook_options(load_settings({"TIPBENCH_HOME": str(tmp_path), **known}, tmp_path))
+    return read_webhook_options(load_settings({"TIPBENCH_HOME": str(tmp_path), **known}, tmp_path))
 
 
 @pytest.mark.parametrize(

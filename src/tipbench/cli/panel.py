@@ -94,7 +94,7 @@ def _ensure_admin_token(panel: Panel) -> None:
     """Create and print an admin token if there is none. Only its hash is stored, so it cannot be printed again."""
     from tipbench.web.auth import Role
 
-    tokens = panel.guard.tokens
+    tokens = panel.authenticator.tokens
     if panel.options.admin_token is not None:
         print_message("admin token: from TIPBENCH_ADMIN_TOKEN")
     elif tokens.has_admin():

@@ -44,12 +44,12 @@ def fit(
 
       tipbench prior fit --policy egreedy/v3 --from log --out prior.json
     """
-    from tipbench.serve.policy import known_policy
+    from tipbench.serve.policy import check_policy
     from tipbench.simulate.prior_fit import fit_from_simulation
     from tipbench.simulate.world import WorldName
     from tipbench.workflows.promotion import fit_prior_from_log
 
-    known_policy(policy)  # raises UsageError if unknown
+    check_policy(policy)
     check_output(out, "--out")
     if from_ == "log":
         fitted = fit_prior_from_log(load_settings().home, policy)

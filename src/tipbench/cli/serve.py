@@ -58,7 +58,7 @@ def serve(
     """
     check_installed("The server", ("fastapi", "msgspec", "uvicorn"), "serve")
     from tipbench.serve.catalogue import load_catalogue
-    from tipbench.serve.policy import known_policy
+    from tipbench.serve.policy import check_policy
     from tipbench.serve.prior import load_prior
     from tipbench.serve.recommender import Recommender
     from tipbench.serve.service import PolicyService
@@ -70,7 +70,7 @@ def serve(
     from tipbench.web.serving import PolicyServer, tune_garbage_collector
 
     if active is not None:
-        known_policy(active)  # raises UsageError if unknown
+        check_policy(active)
     elif unchecked is not None:
         raise UsageError(
             "--unchecked needs --active, the policy to switch to. Add --active POLICY, or leave --unchecked out."

@@ -21,7 +21,7 @@ TIMEOUT_S = 10.0
 BACKOFF_S = 5.0  # after a failure, requests fail immediately, so that a slow server does not block all jobs
 LOGIN_BACKOFF_S = 30.0  # after a failed login; longer, to avoid locking the account
 _TIMEOUT_BACKOFF_FACTOR = 6  # multiplies the back-off after a timeout, because each timeout delays all other jobs
-_RESPONSE_TIMEOUTS = 3  # time limit of a whole response, as a multiple of the timeout
+_RESPONSE_TIMEOUT_FACTOR = 3  # multiplies the timeout, which applies to each read, to limit the whole response
 _UNAVAILABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MAX_MESSAGE = 600  # characters of an error message
 TOO_LONG = 413  # status of the AirflowError for a response longer than MAX_BYTES; Airflow does not send it
@@ -50,7 +50,7 @@ class AirflowAccess:
                 "airflow_url is set without a login. Set TIPBENCH_AIRFLOW_USERNAME and "
                 "TIPBENCH_AIRFLOW_PASSWORD, or TIPBENCH_AIRFLOW_TOKEN."
             )
-        if not self.dag_id or not self.dag_id.replace("-", "_").replace(".", "_").isidentifier():
+        if not self.dag_id.replace("-", "_").replace(".", "_").isidentifier():  # Airflow also allows - and .
             raise UsageError(f"airflow_dag takes the id of a DAG, such as bench_collect (got {self.dag_id[:80]!r}).")
 
 
@@ -140,9 +140,9 @@ class AirflowApi:
                 token = _parse_object(content).get("access_token")
                 reason = self._error_message(content)
                 if status in _UNAVAILABLE_STATUSES:
-                    raise self._unavailable(f"Airflow at {self.url} is not available: HTTP {status}, {reason}.")
+                    raise self._start_backoff(f"Airflow at {self.url} is not available: HTTP {status}, {reason}.")
                 if status not in (200, 201) or not isinstance(token, str) or not token:
-                    raise self._unavailable(
+                    raise self._start_backoff(
                         f"Airflow at {self.url} rejects the login of {self.access.username} (HTTP {status}, {reason}). "
                         "Check TIPBENCH_AIRFLOW_USERNAME and TIPBENCH_AIRFLOW_PASSWORD, and that this is an Airflow 3.",
                         LOGIN_BACKOFF_S,
@@ -154,24 +154,24 @@ class AirflowApi:
         if 200 <= status < 300:
             parsed = _parse_object(content)
             is_empty = content.strip() in (b"", b"{}")
-            if parsed or is_empty:
+            if parsed or is_empty:  # otherwise `parsed` is {} because the content is not a JSON object
                 self._error = ""
                 return parsed
-            raise self._unavailable(
+            raise self._start_backoff(
                 f"Not an Airflow server at {self.url}: {self._error_message(content)}. Check airflow_url."
             )
         if status in _UNAVAILABLE_STATUSES:
             message = f"Airflow at {self.url} is not available: HTTP {status}, {self._error_message(content)}."
             backoff_s = 0.0 if status == 500 else None  # a 500 may concern this path only
-            raise self._unavailable(message, backoff_s)
+            raise self._start_backoff(message, backoff_s)
         if _token_refused(status, content):
-            raise self._unavailable(
+            raise self._start_backoff(
                 f"Airflow at {self.url} rejects the token (HTTP {status}). Set TIPBENCH_AIRFLOW_TOKEN to a "
                 "fresh one, or set a user name and password, which renew it.",
                 LOGIN_BACKOFF_S,
             )
         if 300 <= status < 400:
-            raise self._unavailable(
+            raise self._start_backoff(
                 f"Airflow at {self.url} redirects (HTTP {status}). Set airflow_url to the final address."
             )
         self._error = ""
@@ -192,20 +192,20 @@ class AirflowApi:
         headers = {"accept": "application/json"}
         if token:
             headers["authorization"] = f"Bearer {token}"
-        deadline = time.monotonic() + self._timeout_s * _RESPONSE_TIMEOUTS
+        deadline = time.monotonic() + self._timeout_s * _RESPONSE_TIMEOUT_FACTOR
         try:
             with self._client.stream(method, url, json=body, params=params, headers=headers) as response:
                 content = read_body(response, limit=MAX_BYTES, deadline=deadline)
         except httpx.TimeoutException as exc:
             message = f"Airflow at {self.url} did not respond within {self._timeout_s:g} s. Trying again."
-            raise self._unavailable(message, _TIMEOUT_BACKOFF_FACTOR * self._backoff_s) from exc
+            raise self._start_backoff(message, _TIMEOUT_BACKOFF_FACTOR * self._backoff_s) from exc
         except (httpx.RequestError, httpx.DecodingError) as exc:
             if is_too_many_files(exc):
-                raise self._unavailable(
+                raise self._start_backoff(
                     f"Airflow at {self.url} could not be reached: {TOO_MANY_FILES_ADVICE}."
                 ) from exc
             reason = str(exc).rstrip(".") or type(exc).__name__
-            raise self._unavailable(
+            raise self._start_backoff(
                 f"Airflow at {self.url} cannot be reached: {reason}. Is its API server running? Trying again."
             ) from exc
         if content is None:
@@ -222,7 +222,8 @@ class AirflowApi:
             content = content.replace(secret.encode(), b"***")
         detail = _parse_object(content[:100_000]).get("detail")
         messages = []
-        for part in detail if isinstance(detail, list) else [detail]:
+        parts = detail if isinstance(detail, list) else [detail]
+        for part in parts:
             if isinstance(part, dict):
                 message = part.get("msg") or part.get("message") or part.get("reason") or json.dumps(part)
                 location = part.get("loc")
@@ -235,7 +236,7 @@ class AirflowApi:
         text = "; ".join(messages) or content[:_MAX_MESSAGE].decode("utf-8", "replace")
         return " ".join(text.split())[:_MAX_MESSAGE] or "no message"
 
-    def _unavailable(self, message: str, backoff_s: float | None = None) -> AirflowUnavailable:
+    def _start_backoff(self, message: str, backoff_s: float | None = None) -> AirflowUnavailable:
         """Start the back-off, during which further requests fail with this message. Returns the exception to raise."""
         self._error = message
         self._backoff_until = self._clock() + (self._backoff_s if backoff_s is None else backoff_s)
@@ -299,7 +300,7 @@ class TaskInstance(_Response):
 
     @property
     def title(self) -> str:
-        """Display name, with the model if there is one."""
+        """Display name: the task id, and for a mapped task its model, or its index until the model is rendered."""
         if self.rendered_map_index:
             return f"{self.task_id} {self.rendered_map_index}"
         return self.task_id if self.map_index < 0 else f"{self.task_id} {self.map_index}"
@@ -450,7 +451,8 @@ class AirflowDag:
             try:
                 return _log_page(_validate(_Log, self._api.get(path, map_index=task.map_index, token=token)))
             except AirflowError as exc:
-                if exc.status != 400:  # the token is invalid after Airflow's key changes
+                token_rejected = exc.status == 400  # for example after Airflow's key has changed
+                if not token_rejected:
                     raise
         try:
             return _log_page(_validate(_Log, self._api.get(path, map_index=task.map_index)), skip=skip)
@@ -485,7 +487,8 @@ class AirflowDag:
         try:
             self._api.patch(path, {"chosen_options": waiting.options[:1], "params_input": {}})
         except AirflowError as exc:
-            if exc.status != 409:  # it got a response in the meantime
+            has_response = exc.status == 409  # since the request above
+            if not has_response:
                 raise
 
     def _run_path(self, run_id: str) -> str:
@@ -507,8 +510,8 @@ def _log_page(log: _Log, *, skip: int = 0) -> LogPage:
     """Parse a log response. Leaves out its leading group, which names the log's source, and the first `skip` lines."""
     lines = [_parse_entry(entry) for entry in log.content]
     if lines and lines[0].text.startswith("::group::Log message source details"):
-        group_ends = (index for index, line in enumerate(lines, 1) if line.text.startswith("::endgroup::"))
-        lines = lines[next(group_ends, 0) :]
+        after_group = (index for index, line in enumerate(lines, start=1) if line.text.startswith("::endgroup::"))
+        lines = lines[next(after_group, 0) :]  # all lines if the group has no end
     return LogPage(tuple(lines[skip:]), log.continuation_token)
 
 
@@ -516,8 +519,9 @@ def _parse_entry(entry: object) -> LogLine:
     """Parse a log entry: an object with its text under `event`, or a raw line."""
     if not isinstance(entry, dict):
         return LogLine(str(entry)[:_MAX_LINE])
-    text, chain = str(entry.get("event", ""))[:_MAX_LINE], entry.get("error_detail")
-    exception = chain[-1] if isinstance(chain, list) and chain else None  # the root cause; the raised one is first
+    text = str(entry.get("event", ""))[:_MAX_LINE]
+    exceptions = entry.get("error_detail")  # the raised exception first, then its cause, and so on
+    exception = exceptions[-1] if isinstance(exceptions, list) and exceptions else None
     if not isinstance(exception, dict):
         return LogLine(text)
     return LogLine(text, f"{exception.get('exc_type', 'Exception')}: {exception.get('exc_value', '')}"[:_MAX_ERROR])

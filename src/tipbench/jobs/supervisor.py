@@ -14,7 +14,6 @@ from typing import Any, Self
 from tipbench.errors import JobConflict, JobStartError, ServerUnavailable, TipbenchError
 from tipbench.files import convert_home_errors, open_private, try_lock, write_atomic
 from tipbench.jobs.job import (
-    ACTIVE,
     RETRIABLE,
     Job,
     JobRequest,
@@ -40,16 +39,17 @@ def retry(
     job_id: str,
     *,
     started_by: str = "",
-    key: str | None = None,
+    idempotency_key: str | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> Submitted:
     """Queue a copy of a job. Raises JobConflict unless the job failed, was cancelled or is lost.
 
     `changes` overrides fields of the original request.
     """
-    check_key(key)
-    existing = None if key is None else store.by_key(key)
-    if existing is not None and existing.retry_of == job_id:  # a repeated request, whatever the old job's state
+    check_key(idempotency_key)
+    existing = None if idempotency_key is None else store.by_key(idempotency_key)
+    if existing is not None and existing.retry_of == job_id:
+        # A repeated request gets the same response, even if the old job can no longer be retried.
         return Submitted(existing, new=False)
     old = store.get(job_id)
     if old.state not in RETRIABLE:
@@ -57,7 +57,7 @@ def retry(
         raise JobConflict(f"A job that failed, was cancelled or is lost can be retried; {job_id} {state}.")
     values = {field.name: getattr(old, field.name) for field in fields(JobRequest)}
     values |= {**(changes or {}), "retry_of": old.id, "started_by": started_by}
-    return store.add(JobRequest(**values), key)
+    return store.add(JobRequest(**values), idempotency_key)
 
 
 def queue_positions(queued: Sequence[Job]) -> dict[str, int]:
@@ -151,13 +151,15 @@ class Supervisor:
         """Process every job once. Returns False, without processing any, if another process holds the lock."""
         if not self._acquire_lock():
             return False
-        running_or_waiting = self._store.in_states(ACTIVE - {JobState.LOST})
+        running_or_waiting = self._store.in_states({JobState.RUNNING, JobState.WAITING})
         lost = self._store.in_states({JobState.LOST}, limit=_MAX_LOST)
         for job in running_or_waiting + lost:
             self._safely(self._update_job, job)
         queued = self._store.in_states({JobState.QUEUED})
         for job in queued:
-            if job.cancel_requested is not None:  # its supervisor crashed between claiming and starting it
+            # Unclaimed jobs are cancelled at once (`request_cancel`). This one was claimed, but its start failed or was
+            # interrupted by a crash, so its runner may have started it.
+            if job.cancel_requested is not None:
                 self._safely(self._update_job, job)
         to_start = [job for job in queued if job.cancel_requested is None]
         running = self._store.in_states({JobState.RUNNING})
@@ -178,7 +180,7 @@ class Supervisor:
             self._wake.wait(self._tick_s)
 
     def _sweep(self) -> None:
-        """Delete expired jobs. The runner's data of a job is deleted first, so that none is orphaned."""
+        """Delete expired jobs. Their runners' data is deleted first: without the job, it would never be deleted."""
         n_removed = 0
         if self._keep_s is not None and self._clock_is_plausible():
             for job in self._store.expired(self._keep_s, limit=_MAX_SWEPT):
@@ -193,10 +195,10 @@ class Supervisor:
         self._next_sweep = time.monotonic() + (0 if has_more else _SWEEP_S)
 
     def _clock_is_plausible(self) -> bool:
-        """Return False if the clock has jumped ahead since the last sweep: with a wrong clock, all jobs look expired.
+        """Return False if the clock is far ahead of the last sweep: if it is wrong, jobs only look expired.
 
-        The panel may also have been stopped, or the clock corrected. So the new time is accepted after a day. Saves
-        the time of this sweep if it is plausible.
+        It may also be right, for example if the panel was stopped for weeks. So the new time is accepted once the panel
+        has run for a day. If the clock is plausible, the time of this sweep is saved.
         """
         path, now = self._lock_path.with_name("last_sweep"), self._store.clock()
         try:
@@ -211,6 +213,7 @@ class Supervisor:
             _log.warning("the clock is %.0f days after the last sweep; expired jobs are kept for another day", days)
         plausible = self._jumped_at is None or time.monotonic() - self._jumped_at >= _CONFIRM_CLOCK_S
         with convert_home_errors(path, "cannot be written"):
+            # The old time is saved too: if the file was missing, it is the last activity, which new jobs would change.
             write_atomic(path, str(now if plausible else last_sweep).encode())
         return plausible
 

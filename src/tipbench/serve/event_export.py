@@ -17,7 +17,7 @@ from pydantic_core import to_json
 from tipbench.errors import NotEnoughData, UsageError
 from tipbench.serve.event_log import Entry, read_entries, read_entry
 from tipbench.serve.features import time_features
-from tipbench.serve.policy import known_policy
+from tipbench.serve.policy import check_policy
 from tipbench.serve.request import local_time
 from tipbench.sqlite import Database
 from tipbench.text import iso
@@ -30,7 +30,7 @@ def export_events(database: Database, export_format: str, *, policy: str | None 
     if export_format not in FORMATS:
         raise UsageError(f"Events are exported as {', '.join(FORMATS)}, not {export_format!r}.")
     if policy is not None:
-        known_policy(policy)  # raises UsageError if unknown
+        check_policy(policy)
     if export_format == "jsonl":
         for entry in read_entries(database, kinds=("score", "signal", "reward", "late")):
             if policy in (None, entry.policy):

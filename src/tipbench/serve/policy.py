@@ -201,8 +201,13 @@ POLICIES = {
 DEFAULT_POLICY = "egreedy/v1"
 
 
-def known_policy(name: str) -> Policy:
-    """Return the policy of this name; raises UsageError if there is none."""
+def check_policy(name: str) -> None:
+    """Raise UsageError if there is no policy of this name."""
     if name not in POLICIES:
         raise UsageError(f"There is no policy {name!r}. Choose one of {', '.join(POLICIES)}.")
+
+
+def known_policy(name: str) -> Policy:
+    """Return the policy of this name; raises UsageError if there is none."""
+    check_policy(name)
     return POLICIES[name]

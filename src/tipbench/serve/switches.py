@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tipbench.errors import UsageError
-from tipbench.serve.policy import DEFAULT_POLICY, POLICIES, known_policy
+from tipbench.serve.policy import DEFAULT_POLICY, POLICIES, check_policy
 from tipbench.sqlite import Database
 
 # Policies by the name of their shadow
 SHADOWS = {f"{name.replace('/', '-')}-shadow": name for name in POLICIES if name != DEFAULT_POLICY}
 REREAD_S = 5.0  # how often a running server reads the switches again
-_ACTIVE = "active"  # name of the row with the active policy
+# Rows of the table `switches`: the active policy, each shadow by its name, and its counts as counts:NAME
+_ACTIVE = "active"
 _SWITCH_KINDS = ("apply", "unchecked", "undo")  # kinds of promotions that change the active policy
 
 
@@ -37,7 +38,10 @@ class ShadowCounts:
 
 @dataclass(frozen=True)
 class Promotion:
-    """A row of the record: a check, or a change of the active policy from `baseline` to `candidate`."""
+    """A row of the record of promotions: a change of the active policy from `baseline` to `candidate`, or its check.
+
+    A check compares the two policies, but does not switch.
+    """
 
     id: int
     kind: str  # check, apply, unchecked (a switch without a check) or undo
@@ -89,8 +93,11 @@ class Switches:
     def passed_check(
         self, candidate: str, baseline: str, versions: Mapping[str, Any], *, max_age_s: float
     ) -> Promotion | None:
-        """Return the newest check of these policies and versions if it passed within the last `max_age_s` seconds."""
-        for check in self.promotions(kind="check"):
+        """Return the newest check of these policies and versions if it passed within the last `max_age_s` seconds.
+
+        Searches the newest 100 checks of all policies; an older one is not found.
+        """
+        for check in self.promotions(kind="check", limit=100):
             same_policies = (check.candidate, check.baseline) == (candidate, baseline)
             if same_policies and check.body.get("versions") == versions:
                 is_recent = self._clock() - check.at <= max_age_s
@@ -140,8 +147,8 @@ class Switches:
         self._set(f"counts:{name}", json.dumps(vars(self.shadow_counts(name) + more)))
 
     def _switch(self, kind: str, policy: str, *, user: str, body: Mapping[str, Any]) -> Promotion:
-        known_policy(policy)  # raises UsageError if unknown
-        self._read_at = None  # another process may have switched meanwhile
+        check_policy(policy)
+        self._read_at = None  # so that `active` reads the database: another process may have switched meanwhile
         return self._record(kind, user=user, candidate=policy, baseline=self.active(), body=body)
 
     def _record(
@@ -156,7 +163,7 @@ class Switches:
     ) -> Promotion:
         at = self._clock()
         with self._database.transaction() as db:
-            number = db.execute(
+            row_id = db.execute(
                 "INSERT INTO promotions (kind, at, user, candidate, baseline, passed, body) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (kind, at, user, candidate, baseline, passed, json.dumps(body, allow_nan=False)),
@@ -164,7 +171,8 @@ class Switches:
             if kind in _SWITCH_KINDS:
                 db.execute("INSERT OR REPLACE INTO switches VALUES (?, ?)", (_ACTIVE, candidate))
         self._read_at = None
-        return Promotion(number or 0, kind, at, user, candidate, baseline, passed, body)
+        assert row_id is not None  # noqa: S101 - an INSERT sets it
+        return Promotion(row_id, kind, at, user, candidate, baseline, passed, body)
 
     def _set(self, name: str, value: str) -> None:
         with self._database.transaction() as db:

@@ -21,14 +21,14 @@ from tipbench.web.batch_store import BatchStore
 from tipbench.web.batches import BatchService
 from tipbench.web.database import panel_database
 from tipbench.web.deps import MlflowConnection, Panel
-from tipbench.web.errors import Json
+from tipbench.web.errors import SafeJsonResponse
 from tipbench.web.job_service import JobService, make_runners
 from tipbench.web.judge_service import UploadStore
 from tipbench.web.metrics import Labels, Metrics, labels
 from tipbench.web.options import OperatorPermissions, PanelOptions, panel_options
 from tipbench.web.queries import Queries
 from tipbench.web.security import CompressionMiddleware, LoginLimiter, SecurityMiddleware, StreamLimits
-from tipbench.web.webhook import hook_options, make_webhook
+from tipbench.web.webhook import make_webhook, read_webhook_options
 
 PUBLIC_ROUTERS = (health.router, login.router)  # no authentication
 ROUTERS: tuple[APIRouter, ...] = (
@@ -70,11 +70,11 @@ def create_app(
     supervises jobs while it is served; jobs keep running when it stops.
     """
     with settings.add_source_to_errors():
-        webhook_options = hook_options(settings)
+        webhook_options = read_webhook_options(settings)
     panel, database = make_panel(settings, options or panel_options(settings), store, runners)
     webhook = None
     if webhook_options is not None:
-        webhook = make_webhook(webhook_options, panel, database, find_mlflow=store is None)
+        webhook = make_webhook(webhook_options, panel, database, check_mlflow=store is None)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -98,12 +98,12 @@ def create_app(
         openapi_url=None,  # served by a route that requires authorisation
         docs_url=None,  # the default pages load scripts from a CDN
         redoc_url=None,
-        default_response_class=Json,
+        default_response_class=SafeJsonResponse,
         lifespan=lifespan,
         redirect_slashes=False,
     )
     app.state.panel = panel
-    app.state.hook = webhook
+    app.state.webhook = webhook
     app.state.batches = BatchService(panel, BatchStore(database))
     app.state.uploads = UploadStore()
     errors.install(app)
@@ -121,16 +121,19 @@ def make_panel(
     store: RunStore | None = None,
     runners: Mapping[str, Runner] | None = None,
 ) -> tuple[Panel, Database]:
-    """Create everything the handlers need. Raises UsageError for an invalid setting or file, before any request."""
+    """Return everything the handlers need, and the panel's database, which the caller closes.
+
+    Raises UsageError for an invalid setting or file, before any request.
+    """
     settings.collect_config({})  # raises for an invalid setting
     database = panel_database(settings.home)
     sessions = Sessions(load_key(settings.home), database, life_s=options.session_s)
-    guard = Authenticator(TokenStore(database), sessions, LoginLimiter(), options.admin_token)
+    authenticator = Authenticator(TokenStore(database), sessions, LoginLimiter(), options.admin_token)
     mlflow = MlflowConnection(settings, store)
     panel = Panel(
         settings=settings,
         options=options,
-        guard=guard,
+        authenticator=authenticator,
         mlflow=mlflow,
         queries=Queries(),
         permissions=OperatorPermissions.of(settings, options),
@@ -145,7 +148,12 @@ def make_panel(
 def _register_metrics(panel: Panel) -> None:
     """Register the metrics of jobs, caches and event streams."""
     queries, jobs, register = panel.queries, panel.jobs.store, panel.metrics.register
-    caches = {"snapshots": queries.snapshots, "counts": queries.counts, "small": queries.small, "large": queries.large}
+    caches = {
+        "snapshots": queries.snapshots,
+        "counts": queries.counts,
+        "small": queries.small_cache,
+        "large": queries.large_cache,
+    }
 
     def cache_requests() -> dict[Labels, float]:
         hits = {labels(cache=name, result="hits"): float(cache.hits) for name, cache in caches.items()}
@@ -161,4 +169,4 @@ def _register_metrics(panel: Panel) -> None:
     register(
         "tipbench_queue_length", "gauge", "Queued jobs.", lambda: {labels(): float(jobs.counts()[JobState.QUEUED])}
     )
-    register("tipbench_event_streams", "gauge", "Open event streams.", lambda: {labels(): float(panel.streams.open)})
+    register("tipbench_event_streams", "gauge", "Open event streams.", lambda: {labels(): float(panel.streams.n_open)})

@@ -413,8 +413,8 @@ async def authenticate(
         scheme, _, secret = header.partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthorised("The header must be 'Authorization: Bearer TOKEN'.", path="header.authorization")
-        return await run_in_threadpool(panel.guard.by_token, secret.strip(), client_of(request))
-    identity = await run_in_threadpool(panel.guard.by_cookie, session_cookie(request))
+        return await run_in_threadpool(panel.authenticator.by_token, secret.strip(), client_of(request))
+    identity = await run_in_threadpool(panel.authenticator.by_cookie, session_cookie(request))
     if identity is None:
         raise Unauthorised("Missing credentials: send 'Authorization: Bearer TOKEN', or log in at /login.")
     return identity
@@ -432,7 +432,7 @@ async def admit_request(
         if identity.session is not None and request.method not in SAFE_METHODS:
             check_origin(request, panel.options.hosts)
             csrf = request.headers.get(CSRF_HEADER) or (await read_form(request)).get(CSRF_FIELD)
-            if not panel.guard.sessions.is_csrf_token(identity.session, csrf or ""):
+            if not panel.authenticator.sessions.is_csrf_token(identity.session, csrf or ""):
                 raise Forbidden(
                     f"A change with a session cookie needs the CSRF token in the header {CSRF_HEADER} or the form "
                     f"field {CSRF_FIELD}. Reload the page and try again.",

@@ -21,7 +21,8 @@ from tipbench.compare.charts import CHARTS, ChartKind
 from tipbench.compare.leaderboard import Leaderboard, Standing
 from tipbench.compare.matrix import ALL, OTHER_SIDE, Pair, averaged_pair, shared_by_all
 from tipbench.compare.statistics import Difference
-from tipbench.record.reader import FILTERS, cells
+from tipbench.record.reader import FILTERS, cells, newest_run
+from tipbench.record.run import StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import short_name
 from tipbench.web.api.models import AnswerShape, DifferenceShape, MeetingShape, PairShape, ReferenceShape, SideShape
@@ -125,7 +126,7 @@ def facets(queries: Queries, store: RunStore, experiment: Experiment) -> Facets:
             conditions=tuple(conditions.items()),  # a Counter keeps the order of the runs
         )
 
-    return queries.small.get(("facets", experiment.experiment_id), revision(experiment), read)
+    return queries.small_cache.get(("facets", experiment.experiment_id), revision(experiment), read)
 
 
 def chart(
@@ -223,7 +224,7 @@ class BoardUrl:
         if query.cluster is not None:
             filters.append(("means per", query.cluster, {"cluster": None}))
         if query.provisional:
-            filters.append(("scores", "rules instead of people", {"provisional": False}))
+            filters.append(("scores", "provisional", {"provisional": False}))
         if query.baseline is not None:
             filters.append(("baseline", baseline_text(query), {"baseline": None}))
         return [
@@ -297,8 +298,8 @@ def _nonempty(params: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
     return ((name, value) for name, value in params if value.strip())
 
 
-TIE = 1e-9  # points; smaller differences are rounding errors of means that are equal
 OtherRole = Literal["leader", "baseline", "runner-up", "next row"]
+Outcome = Literal["win", "loss", "tie"]
 
 
 @dataclass(frozen=True)
@@ -338,6 +339,16 @@ class ScenarioComparison:
     other: Side | None
     difference: float | None
 
+    @property
+    def outcome(self) -> Outcome | None:
+        """The own row's outcome, by the difference as pages show it, with two decimals. None without a difference."""
+        if self.difference is None:
+            return None
+        shown_difference = round(self.difference, 2)
+        if shown_difference == 0:
+            return "tie"
+        return "win" if shown_difference > 0 else "loss"
+
 
 @dataclass(frozen=True)
 class OtherRow:
@@ -357,12 +368,9 @@ class PairView:
     other: OtherRow | None
     comparisons: tuple[ScenarioComparison, ...]
 
-    def count(self, sign: int) -> int:
-        """Return the number of scenarios won (1), lost (−1) or tied (0)."""
-        differences = [each.difference for each in self.comparisons if each.difference is not None]
-        if sign == 0:
-            return sum(abs(difference) <= TIE for difference in differences)
-        return sum(sign * difference > TIE for difference in differences)
+    def count(self, outcome: Outcome) -> int:
+        """Return the number of scenarios with this outcome."""
+        return sum(comparison.outcome == outcome for comparison in self.comparisons)
 
     def response(self) -> PairShape:
         """Return the API's response; numbers are not rounded."""
@@ -380,9 +388,9 @@ class PairView:
             prompt_version=self.standing.pair.prompt,
             reference=other,  # the API calls the other row the reference
             difference=difference,
-            wins=self.count(1),
-            losses=self.count(-1),
-            even=self.count(0),
+            wins=self.count("win"),
+            losses=self.count("loss"),
+            even=self.count("tie"),
             scenarios=[
                 MeetingShape(
                     scenario=each.scenario,
@@ -464,10 +472,15 @@ def _comparisons(
     scenario_answers = read_answers(view, experiment, board, replace(all_cells, cells=compared_cells))
     own_sides = _sides(board, own, own_pairs, scenario_answers)
     other_sides = _sides(board, other, other_pairs, scenario_answers) if other is not None else {}
+    runs: dict[str, list[StoredRun]] = defaultdict(list)  # by scenario
+    for cell in compared_cells:
+        runs[cell.scenario].append(cell.run)
     cards: dict[str, Mapping[str, Any] | None] = {}
     for each in scenario_answers:
-        # A board has one version of a scenario, except for a version that only failed cells have. One card is enough.
-        cards.setdefault(each.scenario, each.card)
+        # Cells that failed after the newest answer may have another content version. The newest answer's card is shown.
+        newest = newest_run(runs[each.scenario])
+        if any(answer.run_id == newest.run_id for answer in each.answers):
+            cards[each.scenario] = each.card
     for scenario, own_side in own_sides.items():
         other_side, difference = other_sides.get(scenario), None
         if other_side is not None and own_side.composite is not None and other_side.composite is not None:

@@ -104,7 +104,7 @@ class Panel:
 
     settings: Settings
     options: PanelOptions
-    guard: Authenticator
+    authenticator: Authenticator
     mlflow: MlflowConnection
     queries: Queries
     permissions: OperatorPermissions
@@ -116,9 +116,9 @@ class Panel:
 
 @dataclass(frozen=True)
 class CollectBody:
-    """Parsed request body for a collect: its configuration values, and whether it waits for the judge."""
+    """Parsed request body for a collect: its options of CollectConfig, and whether it waits for the judge."""
 
-    values: Mapping[str, Any]
+    options: Mapping[str, Any]
     wait_for_judge: bool = False
 
 
@@ -146,7 +146,7 @@ async def read_collect_body(request: Request, _admin: Annotated[Identity, Depend
 
 def read_collect_config(body: Annotated[CollectBody, Depends(read_collect_body)], panel: PanelState) -> CollectConfig:
     """Return the collect's configuration: the settings, overridden by the body. Raises Forbidden if not permitted."""
-    return panel.permissions.config(body.values)
+    return panel.permissions.config(body.options)
 
 
 Admin = Annotated[Identity, Depends(require_admin)]

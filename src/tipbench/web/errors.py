@@ -25,7 +25,7 @@ from tipbench import errors
 from tipbench.workflows.judging import refused_json
 
 
-class Json(JSONResponse):
+class SafeJsonResponse(JSONResponse):
     """JSON response. NaN and infinity become null, lone surrogates are escaped."""
 
     def render(self, content: Any) -> bytes:
@@ -326,4 +326,4 @@ def _respond(request: Request, status: int, body: dict[str, Any], headers: Mappi
         response: Response = page(request, status, body["error"])
         response.headers.update(headers or {})
         return response
-    return Json(body, status, headers=headers)
+    return SafeJsonResponse(body, status, headers=headers)

@@ -17,8 +17,8 @@ from starlette.exceptions import HTTPException
 
 from tipbench.web.errors import Invalid, validate_part
 
-FORM = "application/x-www-form-urlencoded"
-JSON = "application/json"
+FORM_TYPE = "application/x-www-form-urlencoded"
+JSON_TYPE = "application/json"
 MULTIPART = "multipart/form-data"  # a form with a file
 _MAX_FIELDS = 200
 _MAX_PARTS = 20
@@ -58,7 +58,7 @@ async def read_parts(request: Request) -> Parts:
     if parsed is not None:
         return parsed
     parts = Parts()
-    if content_type(request) == FORM:
+    if content_type(request) == FORM_TYPE:
         text = (await request.body()).decode("utf-8", "replace")
         try:
             parts.fields.update(parse_qsl(text, keep_blank_values=True, max_num_fields=_MAX_FIELDS))
@@ -83,9 +83,10 @@ async def read_json(request: Request) -> dict[str, Any]:
     body = await request.body()
     if not body.strip():
         return {}
-    if content_type(request) != JSON:
+    if content_type(request) != JSON_TYPE:
         raise Invalid(
-            f"The body must be JSON with the content type {JSON} (got {content_type(request)[:80]!r}).", path="body"
+            f"The body must be JSON with the content type {JSON_TYPE} (got {content_type(request)[:80]!r}).",
+            path="body",
         )
     try:
         value = json.loads(body, parse_constant=_reject_constant)
@@ -119,7 +120,7 @@ def body_schema(
     if required:
         body["required"] = True
     definitions = schema.pop("$defs", {})
-    body["content"] = {JSON: {"schema": _inline_references(schema, definitions), "example": example}}
+    body["content"] = {JSON_TYPE: {"schema": _inline_references(schema, definitions), "example": example}}
     return {"requestBody": body}
 
 

@@ -146,9 +146,9 @@ class JobService:
             if isinstance(runner, AirflowRunner):
                 runner.close()
 
-    def submit(self, request: JobRequest, *, key: str | None = None) -> Submitted:
+    def submit(self, request: JobRequest, *, idempotency_key: str | None = None) -> Submitted:
         """Queue a job request; with an idempotency key, at most once."""
-        submitted = self.store.add(request, key)
+        submitted = self.store.add(request, idempotency_key)
         self.supervisor.wake()
         return submitted
 
@@ -159,10 +159,17 @@ class JobService:
         return job
 
     def retry(
-        self, job_id: str, *, started_by: str, key: str | None = None, changes: Mapping[str, Any] | None = None
+        self,
+        job_id: str,
+        *,
+        started_by: str,
+        idempotency_key: str | None = None,
+        changes: Mapping[str, Any] | None = None,
     ) -> Submitted:
         """Queue a copy of a job with `changes`. Raises JobConflict unless it failed, was cancelled or is lost."""
-        submitted = queue_retry(self.store, job_id, started_by=started_by, key=key, changes=changes)
+        submitted = queue_retry(
+            self.store, job_id, started_by=started_by, idempotency_key=idempotency_key, changes=changes
+        )
         self.supervisor.wake()
         return submitted
 
@@ -202,7 +209,7 @@ SET_BY_WORKERS = {"skip_refused", "ollama_url"}  # options that Airflow's worker
 _MAX_OPTION = 16_000  # characters per option, because of command line limits
 _JUDGE_SETTINGS = (*MODEL_OPTIONS, "mlflow_url", "suite", "wait")  # options that a judge run shares with a collect
 
-Key = Annotated[
+IdempotencyKey = Annotated[
     str | None,
     Header(
         alias="Idempotency-Key",
@@ -221,11 +228,16 @@ class CollectTarget:
 
     runner: str | None = None  # None for the default
     wait_for_judge: bool = False  # before comparing; with Airflow only
-    explicit: frozenset[str] = frozenset()  # configuration keys that the request sets
+    explicit_keys: frozenset[str] = frozenset()  # configuration keys that the request sets
 
 
 def start_collect(
-    panel: Panel, config: CollectConfig, *, started_by: str, key: str | None = None, target: CollectTarget | None = None
+    panel: Panel,
+    config: CollectConfig,
+    *,
+    started_by: str,
+    idempotency_key: str | None = None,
+    target: CollectTarget | None = None,
 ) -> Submitted:
     """Queue a collect; `config` comes from `panel.permissions.config`. Raises UsageError if its suite is invalid."""
     target = target or CollectTarget()
@@ -249,16 +261,16 @@ def start_collect(
     request = collect_request(config, started_by=started_by, runner=runner)
     if runner == AirflowRunner.name:
         # A URL of the panel, such as that of localhost, can be another server for a worker.
-        omitted = SET_BY_WORKERS - target.explicit
+        omitted = SET_BY_WORKERS - target.explicit_keys
         arguments = {name: value for name, value in request.arguments.items() if name not in omitted}
         if target.wait_for_judge:
             arguments[WAIT_FOR_JUDGE] = True
         request = replace(request, arguments=arguments)
-    return panel.jobs.submit(request, key=key)
+    return panel.jobs.submit(request, idempotency_key=idempotency_key)
 
 
 def start_judge(
-    panel: Panel, experiment: str, body: JudgeRunRequest, *, started_by: str, key: str | None = None
+    panel: Panel, experiment: str, body: JudgeRunRequest, *, started_by: str, idempotency_key: str | None = None
 ) -> Submitted:
     """Queue a `judge run` of an existing experiment. Raises Invalid or Forbidden with the path of the option."""
     sent = body.model_dump(by_alias=True, exclude_defaults=True)
@@ -284,10 +296,10 @@ def start_judge(
         request = judge_request(options, ollama_url=config.ollama_url, program=program, started_by=started_by)
     except UsageError as exc:  # its message begins with a flag of the command line
         raise Invalid(str(exc).removeprefix("--"), path="body") from exc
-    return panel.jobs.submit(request, key=key)
+    return panel.jobs.submit(request, idempotency_key=idempotency_key)
 
 
-def retry_job(panel: Panel, job_id: str, *, started_by: str, key: str | None = None) -> Submitted:
+def retry_job(panel: Panel, job_id: str, *, started_by: str, idempotency_key: str | None = None) -> Submitted:
     """Queue a copy of a job, if the operator's permissions still allow its servers and suite.
 
     Uses the currently configured judging program. Raises Forbidden if there is none.
@@ -303,7 +315,7 @@ def retry_job(panel: Panel, job_id: str, *, started_by: str, key: str | None = N
             "arguments": {**old.arguments, "with": str(JudgeKind.COMMAND)},
             "private": {**old.private, PROGRAM_VARIABLE: _program(panel)},
         }
-    return panel.jobs.retry(job_id, started_by=started_by, key=key, changes=changes)
+    return panel.jobs.retry(job_id, started_by=started_by, idempotency_key=idempotency_key, changes=changes)
 
 
 def _program(panel: Panel) -> str:

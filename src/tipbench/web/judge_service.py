@@ -31,13 +31,13 @@ from tipbench.web.api.models import SheetOptions
 from tipbench.web.auth import Identity
 from tipbench.web.board_query import ThemeName, drawing_lock
 from tipbench.web.errors import Forbidden, Invalid, NotFound, attachment, convert_option_errors, validate_part
-from tipbench.web.forms import JSON
+from tipbench.web.forms import JSON_TYPE
 from tipbench.web.options import OperatorPermissions
 from tipbench.web.queries import Queries, get_experiment, revision
 from tipbench.workflows.board import judge_name
 from tipbench.workflows.judging import SheetRequest, apply_file, parse_drift_reason, requested_sheet, sheet_file
 
-CSV = "text/csv"
+CSV_TYPE = "text/csv"
 # Measuring a judge's drift needs MIN_CONTROLS control tips, and a small sheet has at least one control tip per answer.
 MIN_ANSWERS = MIN_CONTROLS
 MAX_REVISIONS = 5  # of one sheet by its judge
@@ -100,7 +100,7 @@ def sheet_response(stored: StoredSheet, request: SheetRequest, status: int = 200
     return Response(
         sheet_file(stored, request).encode("utf-8", "backslashreplace"),
         status,
-        media_type=CSV if request.format == "csv" else JSON,
+        media_type=CSV_TYPE if request.format == "csv" else JSON_TYPE,
         headers=attachment(f"sheet-{stored.sheet.id}{'-filled' if request.filled else ''}", request.format),
     )
 

@@ -23,8 +23,8 @@ from tipbench.web.auth import (
     session_cookie,
 )
 from tipbench.web.deps import PanelState, panel_of
-from tipbench.web.errors import Forbidden, Json, TooManyAttempts, Unauthorised
-from tipbench.web.forms import FORM, JSON, content_type, read_form, read_json
+from tipbench.web.errors import Forbidden, SafeJsonResponse, TooManyAttempts, Unauthorised
+from tipbench.web.forms import FORM_TYPE, JSON_TYPE, content_type, read_form, read_json
 
 router = APIRouter(tags=["login"])
 logout_router = APIRouter(tags=["login"], dependencies=[JUDGES_TOO], responses=COMMON_ERRORS)
@@ -42,7 +42,7 @@ _LOGIN_BODY: dict[str, Any] = {
                 },
                 "example": {"token": "tipbench_…"},
             }
-            for kind in (FORM, JSON)
+            for kind in (FORM_TYPE, JSON_TYPE)
         },
     }
 }
@@ -66,7 +66,7 @@ for _response in _LOGIN_ERRORS.values():
 )
 async def login_page(request: Request, panel: PanelState, next: _Next = "/") -> Response:  # noqa: A002 - the name in the URL
     """Return a login form, or redirect if the client already has a session."""
-    identity = await run_in_threadpool(panel.guard.by_cookie, session_cookie(request))
+    identity = await run_in_threadpool(panel.authenticator.by_cookie, session_cookie(request))
     if identity is not None:
         return RedirectResponse(_landing_path(identity, local_path(next)), status_code=303)
     return HTMLResponse(_render_page(request, local_path(next), None))
@@ -87,17 +87,17 @@ async def login_page(request: Request, panel: PanelState, next: _Next = "/") -> 
 async def log_in(request: Request, panel: PanelState) -> Response:
     """Set the session cookie. Repeated failures are rate limited with increasing delays."""
     check_origin(request, panel.options.hosts)
-    is_form = content_type(request) == FORM
+    is_form = content_type(request) == FORM_TYPE
     body: dict[str, Any] = await read_form(request) if is_form else await read_json(request)
     target = local_path(str(body.get("next", "/")))
     secret = str(body.get("token", "")).strip()
     try:
-        identity = await run_in_threadpool(panel.guard.by_token, secret, client_of(request))
+        identity = await run_in_threadpool(panel.authenticator.by_token, secret, client_of(request))
     except (Unauthorised, Forbidden, TooManyAttempts) as exc:
         if is_form:
             return HTMLResponse(_render_page(request, target, str(exc)), exc.status, headers=exc.headers)
         raise
-    sessions = panel.guard.sessions
+    sessions = panel.authenticator.sessions
     previous = await run_in_threadpool(sessions.authenticate, session_cookie(request))
     if previous is not None:
         await run_in_threadpool(sessions.end, previous)
@@ -111,7 +111,7 @@ async def log_in(request: Request, panel: PanelState) -> Response:
             expires=iso(session.expires),
             csrf=sessions.csrf(session),
         )
-        response = Json(logged_in.model_dump())
+        response = SafeJsonResponse(logged_in.model_dump())
     _set_cookie(request, response, sessions.seal(session), life_s=session.expires - int(time.time()))
     return response
 
@@ -127,8 +127,8 @@ async def log_out(
 ) -> Response:
     """Invalidate the session cookie. Bearer tokens have no session; revoke the token instead."""
     if identity.session is not None:
-        await run_in_threadpool(panel.guard.sessions.end, identity.session)
-    is_form = content_type(request) == FORM
+        await run_in_threadpool(panel.authenticator.sessions.end, identity.session)
+    is_form = content_type(request) == FORM_TYPE
     response = RedirectResponse("/login", status_code=303) if is_form else Response(status_code=204)
     _set_cookie(request, response, "", life_s=0)
     return response
@@ -138,7 +138,7 @@ def csrf_of(request: Request) -> str:
     """Return the session's CSRF token for forms and scripts; empty for bearer tokens, which have no session."""
     panel = panel_of(request)
     identity: Identity | None = getattr(request.state, "identity", None)
-    return panel.guard.sessions.csrf(identity.session) if identity and identity.session else ""
+    return panel.authenticator.sessions.csrf(identity.session) if identity and identity.session else ""
 
 
 def local_path(text: str) -> str:

@@ -210,8 +210,8 @@ class Queries:
     def __init__(self) -> None:
         self.snapshots = Cache(SNAPSHOTS)
         self.counts = Cache(COUNTS)
-        self.small = Cache(SMALL)
-        self.large = Cache(LARGE)
+        self.small_cache = Cache(SMALL)
+        self.large_cache = Cache(LARGE)
         self.pairs = Cache(PAIRS)
         self.charts = Cache(CHARTS)
         self.tables = Cache(TABLES)
@@ -280,7 +280,7 @@ class Queries:
             board, board_cells = self.board(store, experiment, query), self.cells(store, experiment, query)
             return read_answers(self.view(store, experiment), experiment, board, board_cells)
 
-        return self.large.get(("answers", experiment.experiment_id, query), revision(experiment), load)
+        return self.large_cache.get(("answers", experiment.experiment_id, query), revision(experiment), load)
 
     def report(self, store: RunStore, name: str, query: BoardQuery) -> str:
         """Return the leaderboard as one HTML file, as written by `compare --html`."""
@@ -292,13 +292,13 @@ class Queries:
             board, judging = self.board(store, experiment, query), self.judging(store, experiment)
             return html_report(board, self.answers(store, name, query), judging)
 
-        return self.large.get(("report", experiment.experiment_id, query), revision(experiment), make)
+        return self.large_cache.get(("report", experiment.experiment_id, query), revision(experiment), make)
 
     def judging(self, store: RunStore, experiment: Experiment) -> JudgingStatus:
         """Return the judging status: progress, judges and their reliability."""
         key = ("judging", experiment.experiment_id)
         view = self.view(store, experiment)
-        return self.small.get(key, revision(experiment), lambda: judging_status(view, experiment))
+        return self.small_cache.get(key, revision(experiment), lambda: judging_status(view, experiment))
 
     def board(self, store: RunStore, experiment: Experiment, query: BoardQuery) -> Leaderboard:
         """Return the leaderboard, as `tipbench compare` computes it."""
@@ -320,13 +320,13 @@ class Queries:
                 board, _ = replace(query, baseline=same_spelling[0]).read(view, experiment)
             return board
 
-        return self.small.get(("board", experiment.experiment_id, query), revision(experiment), load)
+        return self.small_cache.get(("board", experiment.experiment_id, query), revision(experiment), load)
 
     def cells(self, store: RunStore, experiment: Experiment, query: BoardQuery) -> BoardCells:
         """Return the cells of a leaderboard; they do not depend on `baseline`, `by` or `cluster`."""
         key = ("cells", experiment.experiment_id, query.where, query.judge, query.provisional, query.exclude)
         view = self.view(store, experiment)
-        return self.large.get(
+        return self.large_cache.get(
             key, revision(experiment), lambda: read_board(view, experiment.experiment_id, query.cell_filter)
         )
 
@@ -354,7 +354,7 @@ class Queries:
 
         counts = self.counts.get(experiment.experiment_id, revision(experiment), count)
         has_scores = counts["judged"] > 0 or counts["provisional"] > 0
-        is_cached = self.small.has(("board", experiment.experiment_id, BoardQuery()), revision(experiment))
+        is_cached = self.small_cache.has(("board", experiment.experiment_id, BoardQuery()), revision(experiment))
         leader: dict[str, Any] | None = None
         if has_scores and (use_snapshot or is_cached):
             with suppress(TipbenchError):  # the page of the leaderboard shows the error
@@ -482,7 +482,7 @@ class RunQueries:
             values = {name: {run.params[name] for run in runs if name in run.params} for name in CHOICES}
             return {name: sorted(choices)[:MAX_CHOICES] for name, choices in values.items()}
 
-        return self._queries.small.get(key, revision(self.experiment), read)
+        return self._queries.small_cache.get(key, revision(self.experiment), read)
 
     def previews(self, run_ids: Collection[str]) -> dict[str, str]:
         """Return the beginning of the answer of each cell in `run_ids`."""
@@ -503,7 +503,7 @@ class RunQueries:
             cell_runs = self._runs(str(RunKind.CELL))
             return frozenset(stale_runs([run for run in cell_runs if run.tags.get(SUPERSEDED_TAG) != "true"]))
 
-        return self._queries.small.get(key, revision(self.experiment), read)
+        return self._queries.small_cache.get(key, revision(self.experiment), read)
 
     def neighbours(self, filters: RunFilters, run_id: str) -> Neighbours:
         """Return the position and neighbours of a run in the list of the runs that match the filters."""

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tipbench.errors import UsageError
 from tipbench.judge.sheet_file import MAX_BYTES as MAX_SHEET_BYTES
 from tipbench.text import plural
-from tipbench.web.errors import INTERNAL_ERROR, Busy, Json, TooLarge, error_json
+from tipbench.web.errors import INTERNAL_ERROR, Busy, SafeJsonResponse, TooLarge, error_json
 from tipbench.web.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -257,14 +257,14 @@ class SecurityMiddleware:
             if outgoing.status:
                 raise  # the response has started, so the connection is closed
             message = f"{INTERNAL_ERROR} The log has the details under {request_id}."
-            await Json(error_json("internal", message), 500)(scope, receive, outgoing)
+            await SafeJsonResponse(error_json("internal", message), 500)(scope, receive, outgoing)
         finally:
             route = getattr(scope.get("route"), "path", "unmatched")
             # Measure until the start of the response, because event streams stay open.
             responded_at = outgoing.started_at if outgoing.started_at is not None else self._clock()
             self._metrics.observe(scope["method"], route, outgoing.status, responded_at - started)
 
-    def _refusal(self, scope: Scope) -> Json | None:
+    def _refusal(self, scope: Scope) -> SafeJsonResponse | None:
         """Return the error response for an invalid host or a too large body; None if the request is accepted."""
         names = [value.decode("latin-1") for key, value in scope["headers"] if key == b"host"]
         if len(names) != 1 or not self._hosts.allows(names[0]):
@@ -273,11 +273,13 @@ class SecurityMiddleware:
                 f"The host name is not allowed (Host: {shown_names}). Use localhost or a name of this machine, or ask "
                 "the operator to add it to TIPBENCH_PANEL_HOSTS."
             )
-            return Json(error_json("host_refused", message, "header.host"), 400)
+            return SafeJsonResponse(error_json("host_refused", message, "header.host"), 400)
         limit, length = _max_body(scope["path"]), Headers(scope=scope).get("content-length", "0")
         is_number = length.isascii() and length.isdigit()
         if not is_number or int(length[:_MAX_LENGTH_DIGITS]) > limit:
-            return Json(error_json("too_large", _too_large(limit), "body"), 413, headers={"Connection": "close"})
+            return SafeJsonResponse(
+                error_json("too_large", _too_large(limit), "body"), 413, headers={"Connection": "close"}
+            )
         return None
 
 
@@ -444,4 +446,4 @@ class StreamLimits:
     max_open: int = 64
     poll_s: float = 0.5
     heartbeat_s: float = 15.0
-    open: int = 0
+    n_open: int = 0

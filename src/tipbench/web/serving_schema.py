@@ -39,8 +39,8 @@ def fast_validation(adapter: TypeAdapter[Any], check: Callable[[Any], object]) -
 
     msgspec validates first, because it is faster; pydantic validates the requests that msgspec rejects. msgspec's types
     are made from pydantic's JSON Schema. They accept nothing that pydantic rejects. They reject some values that
-    pydantic accepts, such as 7.0 for a count, or tallies by category. `check` raises ValueError for requests that
-    pydantic rejects or changes for a reason that JSON Schema cannot express.
+    pydantic accepts, such as 7.0 for a count, or an object with any keys (the tallies by category). pydantic rejects or
+    changes some requests for reasons that JSON Schema cannot express; `check` raises ValueError for these.
     """
     schema = adapter.json_schema()
     validate_with_msgspec = msgspec.json.Decoder(_msgspec_type(schema, schema.get("$defs", {}))).decode
@@ -50,7 +50,7 @@ def fast_validation(adapter: TypeAdapter[Any], check: Callable[[Any], object]) -
     def validate(body: bytes) -> Any:
         try:
             validate_with_msgspec(body)
-            request = decode(body)
+            request = decode(body)  # again, as the dictionaries that pydantic also returns
             check(request)
         except (msgspec.MsgspecError, ValueError):
             return validate_with_pydantic(body)
@@ -77,7 +77,7 @@ def _msgspec_type(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Any:
             fields.append((name, field_type) if is_required else (name, field_type, None))
         return msgspec.defstruct(schema["title"], fields, kw_only=True, forbid_unknown_fields=True, gc=False)
     limits = {_META_ARGUMENTS[keyword]: value for keyword, value in schema.items() if keyword in _META_ARGUMENTS}
-    if kind == "number":  # pydantic's float may differ from a larger integer
+    if kind == "number":  # pydantic converts an integer to float, which changes it if it is beyond these limits
         limits = {"ge": -_MAX_EXACT, "le": _MAX_EXACT, **limits}
     if "pattern" in limits:
         limits["pattern"] = limits["pattern"].removesuffix("$") + r"\Z"  # Python's `$` also matches before a newline
@@ -94,7 +94,10 @@ class RankedTip(TypedDict):
 
 
 class ScoreAnswer(TypedDict):
-    """The chosen tip, and all candidates, best score first. `tip` is the text of a tip from the catalogue."""
+    """The chosen tip, and all candidates, best score first. `tip` is the text of a tip from the catalogue.
+
+    `dim` is the number of features, and `n` the number of the user's rewards that the policy had learned before.
+    """
 
     event_id: str
     policy: str
@@ -111,7 +114,8 @@ class ScoreAnswer(TypedDict):
 class RewardAnswer(TypedDict):
     """The answer to a reward. `applied` is false if the reward was sent before or is `late`.
 
-    A reward is late more than 24 hours after the score.
+    A reward is late more than 24 hours after the score. `n` is the number of the user's rewards that the policy has
+    learned.
     """
 
     applied: bool
@@ -121,7 +125,11 @@ class RewardAnswer(TypedDict):
 
 
 class StatsAnswer(TypedDict):
-    """The learned state of a policy for a user; totals over all users without `user_id`."""
+    """What a policy has learned from a user. Without `user_id` in the request, the totals of all users.
+
+    `n` is the number of learned rewards. `theta` and `sd` are the estimated weights of the features and their standard
+    deviations; totals do not have them.
+    """
 
     policy: str
     dim: int
@@ -143,7 +151,7 @@ class ResetAnswer(TypedDict):
 
 
 class Shadow(TypedDict):
-    """A shadow policy, whether it is enabled, and its numbers of all, dropped and failed calls."""
+    """A shadow policy, whether it is enabled, and how often it was called; dropped and failed calls are included."""
 
     policy: str
     enabled: bool
@@ -153,7 +161,7 @@ class Shadow(TypedDict):
 
 
 class PolicyVersion(TypedDict):
-    """A policy with its version, number of features and prior."""
+    """A policy with its version, number of features, version of the feature set (`features`) and prior."""
 
     name: str
     version: str
@@ -222,7 +230,7 @@ _ERROR_DESCRIPTIONS = {  # by status
     429: "Too many wrong tokens; see Retry-After.",
     503: "The store is busy or cannot be written; see Retry-After.",
 }
-_SCHEMA_TYPES: dict[str, TypeAdapter[Any]] = {
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {  # by name of the schema
     "ScoreRequest": SCORE,
     "RecommendRequest": RECOMMEND,
     "RewardRequest": REWARD,
@@ -236,19 +244,16 @@ _SCHEMA_TYPES: dict[str, TypeAdapter[Any]] = {
 
 def openapi_document() -> dict[str, Any]:
     """Return the OpenAPI document of all routes."""
-    references, definitions = TypeAdapter.json_schemas(
-        ((name, "validation", adapter) for name, adapter in _SCHEMA_TYPES.items()),
+    _, definitions = TypeAdapter.json_schemas(
+        ((name, "validation", adapter) for name, adapter in _ADAPTERS.items()),
         ref_template="#/components/schemas/{model}",
     )
-    schemas = dict(definitions.get("$defs", {}))
-    for name in _SCHEMA_TYPES:
-        schemas.setdefault(name, references[name, "validation"])
     return {
         "openapi": "3.1.0",
         "info": {"title": "tipbench policy server", "version": tipbench.__version__, "description": _DESCRIPTION},
         "paths": dict(_paths()),
         "components": {
-            "schemas": schemas,
+            "schemas": definitions["$defs"],
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"token": []}],
@@ -259,12 +264,18 @@ def _paths() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield every path with its operations."""
     score = partial(_operation, request="ScoreRequest", example=_SCORE_EXAMPLE, response="ScoreAnswer")
     reward = partial(_operation, request="RewardRequest", example=_REWARD_EXAMPLE, response="RewardAnswer")
-    for path, policy in {"egreedy": "egreedy/v1", **{name: name for name in POLICIES}}.items():
+    policies_by_path = {"egreedy": "egreedy/v1"} | {name: name for name in POLICIES}  # the first is an alias
+    for path, policy in policies_by_path.items():
         yield f"/score/{path}", {"post": score(f"Pick a tip with {policy}")}
         yield f"/reward/{path}", {"post": reward(f"Send a reward to {policy}")}
         stats = _operation(f"Get what {policy} learned", response="StatsAnswer", has_user_id=True)
         yield f"/stats/{path}", {"get": stats}
-    recommend = score("Pick a tip with the active policy; shadows score it too", request="RecommendRequest")
+    recommend = _operation(
+        "Pick a tip with the active policy; shadows score it too",
+        request="RecommendRequest",
+        example=_SCORE_EXAMPLE,
+        response="ScoreAnswer",
+    )
     yield "/recommend", {"post": recommend}
     yield "/reward", {"post": reward("Send a reward to the policy that served the event")}
     reset_example = {"user_id": "u1", "erase": False}

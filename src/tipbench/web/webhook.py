@@ -74,7 +74,7 @@ class WebhookOptions:
             )
 
 
-def hook_options(settings: Settings) -> WebhookOptions | None:
+def read_webhook_options(settings: Settings) -> WebhookOptions | None:
     """Return the options of the configured webhook, or None. Raises UsageError if a setting is invalid."""
     configured = settings.operator_config()
     if not configured.hook_url:
@@ -601,11 +601,11 @@ class Webhook:
                 wait_s = 10 * TICK_S
 
 
-def make_webhook(options: WebhookOptions, panel: Panel, database: Database, *, find_mlflow: bool) -> Webhook:
-    """Create the webhook of a panel. With `find_mlflow`, each check first tests whether MLflow is running."""
+def make_webhook(options: WebhookOptions, panel: Panel, database: Database, *, check_mlflow: bool) -> Webhook:
+    """Create the webhook of a panel. With `check_mlflow`, it uses MLflow only while it is running."""
 
     def open_mlflow() -> TrackingStore:
-        if find_mlflow:
+        if check_mlflow:
             # Raises if MLflow is not running. A check does not start it, because it may have been stopped on purpose.
             find_tracking(panel.settings.get("mlflow_url"), panel.settings.home, start=False, report=log.debug)
         return panel.mlflow.open()

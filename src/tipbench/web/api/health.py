@@ -44,23 +44,23 @@ async def healthz() -> Health:  # async, so that it responds even if all threads
 def readyz(panel: PanelState) -> Readiness:
     """Return 200 if the token database is readable and MLflow responds.
 
-    MLflow is not required until it has been used for the first time.
+    Before anything has been recorded, no MLflow is needed; `mlflow` is then `none yet`.
     """
 
-    def mlflow_status() -> Literal["answers", "none yet"] | TipbenchError:
-        """Return the status of MLflow, or the error: the cache stores returned errors, but not raised ones."""
+    def check() -> Literal["answers", "none yet"] | TipbenchError:
+        """Return the status of MLflow, or an error: the cache stores what is returned, not what is raised."""
         try:
-            panel.guard.tokens.get("")  # raises if the database is not readable
+            panel.authenticator.tokens.get("")  # raises if the database is not readable
             panel.mlflow.open().store.experiment(DEFAULT_EXPERIMENT)
-        except NotEnoughData:
+        except NotEnoughData:  # no MLflow is available, and nothing was ever recorded
             return "none yet"
         except TipbenchError as exc:
             panel.mlflow.locate_again()  # a local MLflow may have restarted on another port
             return exc
         return "answers"
 
-    # The endpoint is public, so the result is cached: for a few seconds, like every value without a version.
-    result = panel.queries.small.get("readiness", version=None, make=mlflow_status)
+    # Anybody may send requests to this endpoint, so MLflow is checked at most every UNVERSIONED_S seconds.
+    result = panel.queries.small_cache.get("readiness", version=None, make=check)
     if isinstance(result, TipbenchError):
         raise NotReady("Not ready: MLflow or the panel's database is unavailable; the log has the details.") from result
     return Readiness(status="ready", mlflow=result)

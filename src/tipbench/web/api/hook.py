@@ -19,7 +19,7 @@ _BODY = body_schema(TestRequest, {"experiment": "tip-bench-auto"}, about="Option
 
 def webhook_of(request: Request) -> Webhook | None:
     """Return the application's webhook, or None if none is configured."""
-    hook: Webhook | None = request.app.state.hook
+    hook: Webhook | None = request.app.state.webhook
     return hook
 
 

@@ -39,9 +39,9 @@ from tipbench.web.api.models import (
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, Authenticator, Identity, require_admin, session_cookie
 from tipbench.web.deps import Admin, CollectBodyParam, CollectConfigParam, Panel, PanelState
-from tipbench.web.errors import Json, error_json, to_json
-from tipbench.web.forms import DEFAULT_LIMIT, JSON, Limit, Next, body_of, body_schema
-from tipbench.web.job_service import CollectTarget, JobService, Key, retry_job, start_collect, start_judge
+from tipbench.web.errors import SafeJsonResponse, error_json, to_json
+from tipbench.web.forms import DEFAULT_LIMIT, JSON_TYPE, Limit, Next, body_of, body_schema
+from tipbench.web.job_service import CollectTarget, IdempotencyKey, JobService, retry_job, start_collect, start_judge
 from tipbench.web.security import StreamLimits
 from tipbench.workflows.plan_collect import plan_collect, plan_outlook
 
@@ -78,7 +78,7 @@ _CONFIG_BODY = body_schema(
     required=False,
 )
 # This option of the Airflow DAG is not part of CollectConfig. A plan ignores it.
-_CONFIG_BODY["requestBody"]["content"][JSON]["schema"]["properties"][WAIT_FOR_JUDGE] = {
+_CONFIG_BODY["requestBody"]["content"][JSON_TYPE]["schema"]["properties"][WAIT_FOR_JUDGE] = {
     "type": "boolean",
     "default": False,
     "description": _WAIT_FOR_JUDGE,
@@ -113,7 +113,7 @@ LastEventId = Annotated[
     responses=error_responses(409, 502, 503),
 )
 def plan(config: CollectConfigParam, panel: PanelState) -> PlanShape:
-    """Return what a run with this configuration would do; nothing is generated or recorded.
+    """Return what a collect with this configuration would do; nothing is generated or recorded.
 
     The plan has the number of cells, how many are already recorded, the refused models with reasons, and estimates of
     memory and time.
@@ -133,7 +133,7 @@ def plan_of(panel: Panel, config: CollectConfig) -> dict[str, Any]:
 def config(panel: PanelState) -> dict[str, Any]:
     """Return the JSON schema of the options of `tipbench collect`.
 
-    The defaults are those of this server. Only allowed URLs are valid.
+    The defaults are the settings of this server. For a URL, the schema has the addresses that the operator allows.
     """
     return panel.permissions.schema()
 
@@ -158,7 +158,7 @@ def run(
     who: Admin,
     panel: PanelState,
     response: Response,
-    key: Key = None,
+    idempotency_key: IdempotencyKey = None,
     runner: RunnerName = None,
     wait_for_judge: WaitForJudge = False,
 ) -> JobStarted:
@@ -166,8 +166,9 @@ def run(
 
     Returns 409 if the Idempotency-Key was already used with other options.
     """
-    target = CollectTarget(runner, wait_for_judge or body.wait_for_judge, explicit=frozenset(body.values))
-    submitted = start_collect(panel, config, started_by=who.name, key=key, target=target)
+    # wait_for_judge can be sent in the query or in the body.
+    target = CollectTarget(runner, wait_for_judge or body.wait_for_judge, explicit_keys=frozenset(body.options))
+    submitted = start_collect(panel, config, started_by=who.name, idempotency_key=idempotency_key, target=target)
     return respond_with_job(panel, submitted, response)
 
 
@@ -185,10 +186,10 @@ def judge(
     who: Admin,
     panel: PanelState,
     response: Response,
-    key: Key = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> JobStarted:
     """Queue `tipbench judge run`. A judge program must be configured by the operator; requests cannot name one."""
-    submitted = start_judge(panel, experiment, body, started_by=who.name, key=key)
+    submitted = start_judge(panel, experiment, body, started_by=who.name, idempotency_key=idempotency_key)
     return respond_with_job(panel, submitted, response)
 
 
@@ -211,9 +212,9 @@ def jobs(
 @router.get("/{job_id}", summary="Get a job", response_model_exclude_unset=True)
 def one(job_id: JobPath, panel: PanelState) -> JobDetail:
     """Return the job, its progress so far and its position in the queue."""
-    job, place = panel.jobs.get_with_position(job_id)
+    job, position = panel.jobs.get_with_position(job_id)
     snapshot = panel.jobs.progress.current(job)
-    return JobDetail(job=JobShape.of(job), place=place, progress=snapshot.progress.to_json(), cursor=snapshot.cursor)
+    return JobDetail(job=JobShape.of(job), place=position, progress=snapshot.progress.to_json(), cursor=snapshot.cursor)
 
 
 @router.post(
@@ -228,8 +229,8 @@ def cancel(job_id: JobPath, panel: PanelState) -> JobAnswer:
     Cancelling a cancelled job has no effect. Returns 409 if the job has succeeded, failed or is lost.
     """
     panel.jobs.cancel(job_id)
-    job, place = panel.jobs.get_with_position(job_id)
-    return JobAnswer(job=JobShape.of(job), place=place)
+    job, position = panel.jobs.get_with_position(job_id)
+    return JobAnswer(job=JobShape.of(job), place=position)
 
 
 @router.post(
@@ -239,13 +240,15 @@ def cancel(job_id: JobPath, panel: PanelState) -> JobAnswer:
     response_model_exclude_unset=True,
     responses={**STARTED_RESPONSE, **error_responses(409)},
 )
-def retry(job_id: JobPath, who: Admin, panel: PanelState, response: Response, key: Key = None) -> JobStarted:
+def retry(
+    job_id: JobPath, who: Admin, panel: PanelState, response: Response, idempotency_key: IdempotencyKey = None
+) -> JobStarted:
     """Start a new job with the options of this one. Recorded results are not generated again.
 
     Returns 409 unless the job has failed, was cancelled or is lost. If an earlier retry has not ended yet, it is
     returned instead of a new job.
     """
-    submitted = retry_job(panel, job_id, started_by=who.name, key=key)
+    submitted = retry_job(panel, job_id, started_by=who.name, idempotency_key=idempotency_key)
     return respond_with_job(panel, submitted, response)
 
 
@@ -282,9 +285,9 @@ def events(
 ) -> Response:
     """Stream the job's events as server-sent events.
 
-    The first event is `snapshot` (job, place, progress). The events of the job follow, each under its own name. After
-    every few of them, a `progress` event is sent. A `job` event is sent when the state or queue position changes. The
-    last event is `end`.
+    The first event is `snapshot`, with the fields of GET /api/bench/jobs/{job_id}. The events of the job follow, each
+    under its own name, and after every few of them the progress so far, as `progress`. A `job` event is sent when the
+    job or its position in the queue (`place`) changes. The last event is `end`.
 
     To resume an interrupted stream, send the last `id` as `after` or `Last-Event-ID`. The snapshot then contains the
     progress up to that event, and all later events are sent. Otherwise it contains all progress so far.
@@ -292,19 +295,19 @@ def events(
     if last is not None and last.isascii() and last.isdigit():
         after = int(last)  # a browser that reconnects sends both; its header is newer than the URL
     cookie = session_cookie(request)
-    return EventStream(
+    return EventStreamResponse(
         panel.streams,
-        JobStream(panel.jobs, job_id, after),
+        JobFrames(panel.jobs, job_id, after),
         request,
-        is_authorised=lambda: is_still_authorised(panel.guard, who, cookie),
+        is_authorised=lambda: is_still_authorised(panel.authenticator, who, cookie),
     )
 
 
 def respond_with_job(panel: Panel, submitted: Submitted, response: Response) -> JobStarted:
     """Return the submitted job, and set the Location header of the response."""
-    job, place = panel.jobs.get_with_position(submitted.job.id)
+    job, position = panel.jobs.get_with_position(submitted.job.id)
     response.headers["Location"] = f"/api/bench/jobs/{job.id}"
-    return JobStarted(job=JobShape.of(job), place=place, new=submitted.new)
+    return JobStarted(job=JobShape.of(job), place=position, new=submitted.new)
 
 
 RETRY_MS = 3000  # reconnection delay of browsers
@@ -313,12 +316,12 @@ _MAX_EVENTS = 200  # read at a time
 _ESCAPED_LINE_ENDS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
 
 
-class JobStream:
+class JobFrames:
     """Server-sent events of one job for one client, encoded as frames. Not thread-safe."""
 
     def __init__(self, service: JobService, job_id: str, after: int | None = None) -> None:
         """Start after the event with the cursor `after`, or from the current progress if None. Raises JobNotFound."""
-        self._jobs = service
+        self._service = service
         self._job = service.store.get(job_id)
         self._after = after
         self._snapshot = ProgressSnapshot()
@@ -327,7 +330,7 @@ class JobStream:
     def begin(self) -> bytes:
         """Return the snapshot frame."""
         self._sent_job = self._refresh_job()
-        progress = self._jobs.progress
+        progress = self._service.progress
         self._snapshot = progress.current(self._job) if self._after is None else progress.at(self._job, self._after)
         body = {**self._sent_job, "progress": self._snapshot.progress.to_json(), "cursor": self._snapshot.cursor}
         return f"retry: {RETRY_MS}\n".encode() + frame("snapshot", body, self._snapshot.cursor)
@@ -336,8 +339,8 @@ class JobStream:
         """Return the frames of new events, and whether the job has ended and all events were returned."""
         current_job = self._refresh_job()  # before the events: an ended job creates no more of them
         new_events: list[RecordedEvent] = []
-        with suppress(ServerUnavailable):  # Airflow's events follow once it is available again
-            runner = self._jobs.supervisor.runner_of(self._job)
+        with suppress(ServerUnavailable):  # the job's runner is not configured any more: send the job without events
+            runner = self._service.supervisor.runner_of(self._job)
             new_events = list(runner.events(self._job, self._snapshot.cursor, _MAX_EVENTS))
         frames = []
         for recorded in new_events:
@@ -356,42 +359,43 @@ class JobStream:
 
     def _refresh_job(self) -> dict[str, Any]:
         """Read the job again and return its JSON."""
-        self._job, place = self._jobs.get_with_position(self._job.id)
-        return JobAnswer(job=JobShape.of(self._job), place=place).model_dump(exclude_unset=True)
+        self._job, position = self._service.get_with_position(self._job.id)
+        return JobAnswer(job=JobShape.of(self._job), place=position).model_dump(exclude_unset=True)
 
 
-class EventStream(StreamingResponse):
+class EventStreamResponse(StreamingResponse):
     """Streams the frames of a job. Responds with 503 if too many streams are open."""
 
     def __init__(
-        self, limits: StreamLimits, stream: JobStream, request: Request, is_authorised: Callable[[], bool]
+        self, limits: StreamLimits, job_frames: JobFrames, request: Request, is_authorised: Callable[[], bool]
     ) -> None:
         self._limits = limits
         headers = {"X-Accel-Buffering": "no"}  # a buffering proxy would delay events
-        super().__init__(_frames(limits, stream, request, is_authorised), media_type=EVENT_STREAM, headers=headers)
+        content = _stream(limits, job_frames, request, is_authorised)
+        super().__init__(content, media_type=EVENT_STREAM, headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send frames until the job ends, or the client disconnects or is no longer authorised."""
-        if self._limits.open >= self._limits.max_open:
+        if self._limits.n_open >= self._limits.max_open:
             problem = f"{self._limits.max_open} event streams are already open."
             body = error_json("too_many_streams", f"{problem} Close a page of the panel, or try again shortly.")
-            await Json(body, 503, headers={"Retry-After": "5"})(scope, receive, send)
+            await SafeJsonResponse(body, 503, headers={"Retry-After": "5"})(scope, receive, send)
             return
-        self._limits.open += 1
+        self._limits.n_open += 1
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._limits.open -= 1
+            self._limits.n_open -= 1
 
 
-async def _frames(
-    limits: StreamLimits, stream: JobStream, request: Request, is_authorised: Callable[[], bool]
+async def _stream(
+    limits: StreamLimits, job_frames: JobFrames, request: Request, is_authorised: Callable[[], bool]
 ) -> AsyncIterator[bytes]:
     try:
-        yield await run_in_threadpool(stream.begin)
+        yield await run_in_threadpool(job_frames.begin)
         next_heartbeat = time.monotonic() + limits.heartbeat_s
         while not await request.is_disconnected():
-            frames, ended = await run_in_threadpool(stream.more)
+            frames, ended = await run_in_threadpool(job_frames.more)
             if frames:
                 yield frames
             if ended:
@@ -414,11 +418,11 @@ def frame(event: str, data: Any, cursor: int) -> bytes:
     return f"id: {cursor}\nevent: {event}\ndata: {line}\n\n".encode()
 
 
-def is_still_authorised(guard: Authenticator, identity: Identity, cookie: str) -> bool:
-    """Whether the client's session has not ended, or its token is neither expired nor revoked."""
+def is_still_authorised(authenticator: Authenticator, identity: Identity, cookie: str) -> bool:
+    """Return whether the session of the client, or the token of a client without a session, is still valid."""
     if identity.session is not None:
-        return guard.by_cookie(cookie) is not None
-    token = guard.tokens.get(identity.token_id)
-    if token is None:  # the operator's token, which is not stored and never expires
+        return authenticator.by_cookie(cookie) is not None
+    token = authenticator.tokens.get(identity.token_id)
+    if token is None:  # tokens are never deleted, so it is the operator's: it is a setting, not stored, and valid
         return True
-    return guard.tokens.is_active(token)
+    return authenticator.tokens.is_active(token)

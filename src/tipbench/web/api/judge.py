@@ -42,10 +42,10 @@ from tipbench.web.batch_items import (
 from tipbench.web.batches import BatchService, batch_service_of
 from tipbench.web.deps import FIX_RESPONSE_TIME, LIMIT_SHEET_REQUESTS, Admin, Judge, PanelState, Store, panel_of
 from tipbench.web.errors import Invalid
-from tipbench.web.forms import DEFAULT_LIMIT, JSON, Limit, Next, body_of, body_schema, content_type, read_json
-from tipbench.web.job_service import Key
+from tipbench.web.forms import DEFAULT_LIMIT, JSON_TYPE, Limit, Next, body_of, body_schema, content_type, read_json
+from tipbench.web.job_service import IdempotencyKey
 from tipbench.web.judge_service import (
-    CSV,
+    CSV_TYPE,
     ApplyOptions,
     apply_sheet,
     get_or_export_sheet,
@@ -69,7 +69,7 @@ _FILLED_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "description": "The filled sheet, or the filled duels.",
-        "content": {JSON: {"schema": {"type": "object"}}, CSV: _TEXT},
+        "content": {JSON_TYPE: {"schema": {"type": "object"}}, CSV_TYPE: _TEXT},
     }
 }
 
@@ -85,8 +85,10 @@ async def read_filled_sheet(request: Request, _judge: Judge) -> AsyncIterator[di
     Only a few sheets may be in memory at once, so this waits for a slot. The sheet is freed and the slot released
     before FIX_RESPONSE_TIME delays the response.
     """
-    if content_type(request) not in (JSON, CSV):
-        raise Invalid(f"A sheet is sent as {JSON} or {CSV} (got {content_type(request)[:80]!r}).", path="body")
+    if content_type(request) not in (JSON_TYPE, CSV_TYPE):
+        raise Invalid(
+            f"A sheet is sent as {JSON_TYPE} or {CSV_TYPE} (got {content_type(request)[:80]!r}).", path="body"
+        )
     content = await request.body()
     async with panel_of(request).concurrency.filled_sheet():
         filled = await run_in_threadpool(parse_sheet, content)
@@ -102,7 +104,7 @@ async def read_filled_sheet(request: Request, _judge: Judge) -> AsyncIterator[di
     status_code=201,
     response_model=SheetShape,
     openapi_extra=_EXPORT_BODY,
-    responses={201: {"description": "The sheet, as `judge export` writes it.", "content": {CSV: _TEXT}}},
+    responses={201: {"description": "The sheet, as `judge export` writes it.", "content": {CSV_TYPE: _TEXT}}},
 )
 def export(
     experiment: ExperimentPath,
@@ -208,13 +210,13 @@ def open_batch(
     who: Judge,
     batches: Batches,
     response: Response,
-    key: Key = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> BatchOpened:
     """Return the judge's open batch (200), or create one (201). The judge's name is the token's name.
 
     Requests with the same Idempotency-Key return the same batch, even after it has been closed.
     """
-    opened = batches.open(who, experiment, kind=body.kind, limit=body.limit, key=key)
+    opened = batches.open(who, experiment, kind=body.kind, limit=body.limit, key=idempotency_key)
     response.status_code = 201 if opened.new else 200
     return opened
 

@@ -31,8 +31,12 @@ router = APIRouter(
     responses={**COMMON_ERRORS, **EXPERIMENT_ERRORS},
 )
 
-RowModel = Annotated[str, Query(min_length=1, max_length=500, description="The row's model; * on a board by prompt.")]
-RowPrompt = Annotated[str, Query(min_length=1, max_length=500, description="The row's prompt; * on a board by model.")]
+RowModel = Annotated[
+    str, Query(min_length=1, max_length=500, description="The row's model; * if the board ranks prompts.")
+]
+RowPrompt = Annotated[
+    str, Query(min_length=1, max_length=500, description="The row's prompt; * if the board ranks models.")
+]
 
 
 @router.get(
@@ -82,7 +86,10 @@ def one_pair(
     panel: PanelState,
     store: Store,
 ) -> PairShape:
-    """Compare one row with the baseline or the leader, per scenario, with both answers, largest loss first."""
+    """Compare one row with the baseline or the leader in each scenario.
+
+    The response has the answers of both rows, and the scenario with the largest loss first.
+    """
     mlflow_experiment = get_experiment(store, experiment)
     return pair_view(panel.queries, store, mlflow_experiment, query, Pair(model, prompt)).response()
 

@@ -269,6 +269,10 @@ class JudgingShape(Shape):
     history: list[dict[str, Any]] = Field(description="Applied and held sheets, oldest first.")
 
 
+# A job: JobShape. JobRow is a job in a list, with its position in the queue. The others are responses about one job:
+# JobAnswer has the job and its position; JobStarted and JobDetail add fields to it.
+
+
 class JobLinks(Shape):
     self: str = Field(examples=["/api/bench/jobs/20260504-101500-1a2b3c4d"])
     events: str = Field(description="Server-sent events.")
@@ -538,9 +542,9 @@ class PairShape(PairName):
         description="The baseline if there is one, otherwise the leader; for the leader itself, the next row."
     )
     difference: DifferenceShape | None = Field(description="Pair − other row, over the scenarios that both have.")
-    wins: int
-    losses: int
-    even: int
+    wins: int = Field(description="Scenarios with a positive difference, rounded to two decimals.")
+    losses: int = Field(description="Scenarios with a negative difference, rounded to two decimals.")
+    even: int = Field(description="Scenarios with a difference of 0.00, rounded to two decimals.")
     scenarios: list[MeetingShape]
 
 

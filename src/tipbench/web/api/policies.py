@@ -26,7 +26,7 @@ from tipbench.web.auth import ADMINS_ONLY, require_admin
 from tipbench.web.deps import Admin, Panel, PanelState, Store
 from tipbench.web.errors import convert_usage_errors
 from tipbench.web.forms import body_of, body_schema
-from tipbench.web.job_service import Key
+from tipbench.web.job_service import IdempotencyKey
 from tipbench.workflows.policies import PoliciesReport, read_policies
 from tipbench.workflows.promotion import promotion_json, switches_of
 from tipbench.workflows.simulation import read_simulations
@@ -71,18 +71,20 @@ def simulate(
     who: Admin,
     panel: PanelState,
     response: Response,
-    key: Key = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> JobStarted:
     """Queue `tipbench simulate`. It always runs on this machine, even while a `collect` is running."""
-    submitted = start_simulation(panel, config, started_by=who.name, key=key)
+    submitted = start_simulation(panel, config, started_by=who.name, idempotency_key=idempotency_key)
     return respond_with_job(panel, submitted, response)
 
 
-def start_simulation(panel: Panel, config: SimulationConfig, *, started_by: str, key: str | None) -> Submitted:
+def start_simulation(
+    panel: Panel, config: SimulationConfig, *, started_by: str, idempotency_key: str | None
+) -> Submitted:
     """Queue the job; it records the simulation in the panel's MLflow."""
     mlflow_url = panel.settings.get("mlflow_url") or None
     request = simulate_request(config, mlflow_url=mlflow_url, started_by=started_by)
-    return panel.jobs.submit(request, key=key)
+    return panel.jobs.submit(request, idempotency_key=idempotency_key)
 
 
 @router.get("/promotions", summary="List promotions")

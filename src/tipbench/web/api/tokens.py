@@ -69,7 +69,7 @@ async def read_request(request: Request, _admin: Admin) -> TokenRequest:
 @router.get("", summary="List the tokens")
 def tokens(panel: PanelState) -> TokenList:
     """Return all tokens with their states, oldest first, including revoked and expired ones."""
-    store = panel.guard.tokens
+    store = panel.authenticator.tokens
     items = [TokenShape.model_validate(token.to_json(store.clock())) for token in store.all()]
     return TokenList(items=items, next=None)
 
@@ -77,14 +77,14 @@ def tokens(panel: PanelState) -> TokenList:
 @router.post("", summary="Create a token", status_code=201, openapi_extra=_BODY)
 def create(token_request: Annotated[TokenRequest, Depends(read_request)], panel: PanelState) -> NewToken:
     """Return a new token with its secret. Only this response contains the secret; the server stores its hash."""
-    created = create_token(panel.guard.tokens, token_request.role, token_request.name, token_request.expires)
+    created = create_token(panel.authenticator.tokens, token_request.role, token_request.name, token_request.expires)
     return NewToken.model_validate(created)
 
 
 @router.delete("/{token_id}", summary="Revoke a token", responses=error_responses(404))
 def revoke(token_id: TokenId, panel: PanelState) -> TokenShape:
     """Revoke a token and end all sessions created with it. Revoking a revoked token has no effect."""
-    store = panel.guard.tokens
+    store = panel.authenticator.tokens
     store.revoke(token_id)  # has no effect on an unknown id
     token = store.get(token_id)
     if token is None:

@@ -350,7 +350,7 @@ def cancel_job(request: Request, panel: PanelState, job_id: JobPath) -> Response
 def retry(request: Request, panel: PanelState, admin: Admin, job_id: JobPath, form: SentForm) -> Response:
     """Retry the job. The form's idempotency key prevents a second retry when the form is sent again."""
     try:
-        submitted = retry_job(panel, job_id, started_by=admin.name, key=form.fields.get("key") or None)
+        submitted = retry_job(panel, job_id, started_by=admin.name, idempotency_key=form.fields.get("key") or None)
     except JobConflict as exc:
         return _page(request, panel, job_id, error=str(exc), status=409)
     except WebError as exc:

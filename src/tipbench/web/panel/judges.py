@@ -402,7 +402,7 @@ def run_judge(sent: Sent) -> Response:
         judge = str(JudgeChoice(JudgeKind.MODEL, sent.fields.get("model", "").strip()))
     try:
         options = validate_part(JudgeRunRequest, {"with": judge}, "body")
-        started = start_judge(sent.panel, sent.experiment, options, started_by=sent.who.name, key=key)
+        started = start_judge(sent.panel, sent.experiment, options, started_by=sent.who.name, idempotency_key=key)
     except (WebError, TipbenchError) as exc:
         return sent.failed("run", exc)
     return RedirectResponse(f"/jobs/{quote_path(started.job.id)}", 303)

@@ -253,7 +253,7 @@ def render_error(request: Request, status: int, error: Mapping[str, Any]) -> HTM
     code = str(error["code"])
     who: Identity | None = getattr(request.state, "identity", None)
     if who is None and "authorization" not in request.headers:  # no route matched, so no route authenticated the client
-        who = request.state.identity = panel_of(request).guard.by_cookie(session_cookie(request))
+        who = request.state.identity = panel_of(request).authenticator.by_cookie(session_cookie(request))
     steps = []
     if request.method != "GET":
         steps.append(("Back to the form", _form_page_url(request)))

@@ -94,7 +94,8 @@ def pair_page(
         hidden=[*url.hidden("baseline"), ("model", model), ("prompt", prompt), ("order", order)],
         orders=[(label, here(request, order=key, page=None), key == order) for key, label in ORDERS],
         compared=[
-            {"comparison": each, **_outcome(each), "open": position < EXPANDED} for position, each in enumerate(on_page)
+            {"comparison": each, **outcome_text(each), "open": position < EXPANDED}
+            for position, each in enumerate(on_page)
         ],
         rows_are_groups=view.board.by is not None,  # so that each answer shows its pair
         links=url,
@@ -136,7 +137,7 @@ def _summary(view: PairView) -> list[tuple[str, str | None]]:
     estimate = standing.result.estimate
     difference = view.other.difference if view.other else None
     p, words = p_text(difference), baseline_words(difference)
-    wins, losses, ties = view.count(1), view.count(-1), view.count(0)
+    wins, losses, ties = view.count("win"), view.count("loss"), view.count("tie")
     return [
         ("standing", rank if rank == state else f"{rank}, {state}"),
         ("composite", _estimate_text(estimate) if estimate else "not judged"),
@@ -154,14 +155,16 @@ def _estimate_text(estimate: Estimate, spec: str = ".2f") -> str:
     return f"{mean} ({ends})" if ends else mean
 
 
-def _outcome(comparison: ScenarioComparison) -> dict[str, str]:
+def outcome_text(comparison: ScenarioComparison) -> dict[str, str]:
     """Return the text of a comparison, and the tone of its colour."""
     if comparison.other is None:
         return {"outcome": "no other answer", "tone": "quiet"}
-    if comparison.difference is None:
-        return {"outcome": "not both judged", "tone": "quiet"}
-    if abs(comparison.difference) < 0.005:  # displayed as 0.00
-        return {"outcome": "tie", "tone": "quiet"}
-    if comparison.difference > 0:
-        return {"outcome": "wins", "tone": "good"}
-    return {"outcome": "loses", "tone": "bad"}
+    match comparison.outcome:
+        case "win":
+            return {"outcome": "wins", "tone": "good"}
+        case "loss":
+            return {"outcome": "loses", "tone": "bad"}
+        case "tie":
+            return {"outcome": "tie", "tone": "quiet"}
+        case None:
+            return {"outcome": "not both judged", "tone": "quiet"}

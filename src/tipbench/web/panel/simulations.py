@@ -47,7 +47,7 @@ def start(request: Request, panel: PanelState, who: Admin, form: SentForm) -> Re
     except UsageError as exc:
         error = str(exc).removeprefix("--")  # messages begin with the option of the command line
         return _page(request, panel, values, form_error=error)
-    submitted = start_simulation(panel, config, started_by=who.name, key=form.fields.get("key") or None)
+    submitted = start_simulation(panel, config, started_by=who.name, idempotency_key=form.fields.get("key") or None)
     return RedirectResponse(f"/jobs/{submitted.job.id}", status_code=303)
 
 

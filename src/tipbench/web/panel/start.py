@@ -43,8 +43,8 @@ from tipbench.text import capitalized, file_size, parameter_count
 from tipbench.web.api.jobs import plan_of
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Admin, Panel, PanelState
-from tipbench.web.errors import Forbidden, Invalid, Json
-from tipbench.web.forms import FORM, content_type
+from tipbench.web.errors import Forbidden, Invalid, SafeJsonResponse
+from tipbench.web.forms import FORM_TYPE, content_type
 from tipbench.web.job_service import CollectTarget, start_collect
 from tipbench.web.options import OperatorPermissions
 from tipbench.web.panel.jobs import RUNNERS, new_idempotency_key
@@ -239,7 +239,7 @@ async def _cached_within(
 
     The computation then continues in the background and fills the cache.
     """
-    cache = panel.queries.small
+    cache = panel.queries.small_cache
     future = asyncio.ensure_future(run_in_threadpool(cache.get, key, version=None, make=make))
     done, _ = await asyncio.wait({future}, timeout=wait_s)
     return future.result() if done else None
@@ -501,8 +501,8 @@ def _submit(panel: Panel, schema: Schema, form: StartForm, started_by: str) -> S
     defaults = panel.permissions.config({}).model_dump()
     chosen_keys = frozenset(key for key, value in config.model_dump().items() if value != defaults[key])
     try:
-        target = replace(form.target, explicit=chosen_keys)
-        return start_collect(panel, config, started_by=started_by, key=form.key, target=target)
+        target = replace(form.target, explicit_keys=chosen_keys)
+        return start_collect(panel, config, started_by=started_by, idempotency_key=form.key, target=target)
     except Invalid as exc:  # conflicting runner options
         return Outcome({WHOLE_FORM: str(exc)}, status=422)
     except JobConflict:
@@ -522,7 +522,7 @@ async def late_models(panel: PanelState, ollama_url: Annotated[str, Query(max_le
         }
         for each in offered.models
     ]
-    return Json({"items": items, "answered": not offered.pending, "away": offered.error})
+    return SafeJsonResponse({"items": items, "answered": not offered.pending, "away": offered.error})
 
 
 async def _form_page(request: Request, panel: Panel, form: StartForm, outcome: Outcome) -> Response:
@@ -610,8 +610,10 @@ def _suite_names(panel: Panel) -> list[str]:
 
 async def _read_form(request: Request, schema: Schema) -> StartForm:
     """Parse the form as pairs: checkboxes of the same name are several fields, which a mapping would lose."""
-    if content_type(request) != FORM:
-        raise Invalid(f"The form must have the content type {FORM} (got {content_type(request)[:80]!r}).", path="body")
+    if content_type(request) != FORM_TYPE:
+        raise Invalid(
+            f"The form must have the content type {FORM_TYPE} (got {content_type(request)[:80]!r}).", path="body"
+        )
     text = (await request.body()).decode("utf-8", "replace")
     try:
         pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=_MAX_FIELDS)

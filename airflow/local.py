@@ -35,6 +35,7 @@ COMPONENTS = (("scheduler", "--skip-serve-logs"), ("dag-processor",), ("api-serv
 HEALTH_CHECKS = ("metadatabase", "scheduler", "dag_processor")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 START_TIMEOUT_S = 300.0
+REQUEST_TIMEOUT_S = 60.0  # an Airflow that has just started may need more than 10 s for a request on a busy machine
 STOP_TIMEOUT_S = 20.0  # per component; a terminated collect needs some seconds to unload its model
 
 
@@ -204,7 +205,7 @@ class Api:
 
 def _json(request: urllib.request.Request) -> Any:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=10.0) as response:
+    with opener.open(request, timeout=REQUEST_TIMEOUT_S) as response:
         return json.load(response)
 
 

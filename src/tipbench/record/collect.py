@@ -201,7 +201,7 @@ class Collector:
                     tokens_per_s=speed,
                 )
             )
-        self._writers.raise_error()
+        self._writers.raise_if_failed()
 
     def _record_collection(self, ended: str) -> None:
         """Record the run of this collect; `ended` is how it ended."""

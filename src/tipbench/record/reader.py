@@ -45,7 +45,7 @@ def count_states(runs: Iterable[StoredRun]) -> CellCounts:
 
 
 def cells(store: RunStore, experiment_id: str, where: Mapping[str, str]) -> list[StoredRun]:
-    """Return the cells of an experiment, newest first, without twins and runs that a later attempt superseded."""
+    """Return the cells of an experiment, newest first, without twins and superseded runs."""
     # Twins may have different states, so the filter by state is applied after they are removed.
     state = where.get("state")
     any_state = {key: value for key, value in where.items() if key != "state"}
@@ -55,7 +55,7 @@ def cells(store: RunStore, experiment_id: str, where: Mapping[str, str]) -> list
 
 
 def search_cells(store: RunStore, experiment_id: str, where: Mapping[str, str]) -> Iterator[StoredRun]:
-    """Yield the cells of an experiment, newest first, without runs that a later attempt superseded.
+    """Yield the cells of an experiment, newest first, without superseded runs: twins, and failures that were retried.
 
     Pages are requested as needed.
     """

@@ -62,7 +62,7 @@ class Writers:
         for thread in self._threads:
             thread.join(_JOIN_S)
 
-    def raise_error(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raise the exception that stopped a writer, if any."""
         if isinstance(self._error, MlflowError):
             raise MlflowError(f"{self._error} {self._journal_note()}", status=self._error.status) from self._error
@@ -77,7 +77,7 @@ class Writers:
         """
         started, last_reported = time.monotonic(), -1
         while (left := self._journal.outstanding() - len(self._rejected)) > 0:  # rejected ones stay in the journal
-            self.raise_error()
+            self.raise_if_failed()
             if left != last_reported:
                 self._observer(Recording(left))
                 last_reported = left
@@ -87,7 +87,7 @@ class Writers:
             if max_total_s is not None and now - started > max_total_s:
                 raise MlflowUnavailable(f"MLflow took longer than {max_total_s:g} s. {self._journal_note()}")
             self._journal.wait_for_change(_POLL_S)
-        self.raise_error()
+        self.raise_if_failed()
         self._note_available()
         self._update_revision(force=True)
         if self._rejected and not self._draining:
@@ -109,7 +109,7 @@ class Writers:
                 continue
             try:
                 self._store_entry(entry)
-            except Exception as exc:  # noqa: BLE001 - a thread has no caller: `raise_error` raises it in the main thread
+            except Exception as exc:  # noqa: BLE001 - a thread has no caller: `raise_if_failed` raises it in the main thread
                 self._error = exc
                 self._journal.wake()
                 return

@@ -66,7 +66,7 @@ simulations: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py
-	$(BIN)/python docs/dag_params.py
+	$(BIN)/python airflow/form_fields.py
 
 clean:
 	-[ ! -x $(BIN)/tipbench ] || $(BIN)/tipbench mlflow down

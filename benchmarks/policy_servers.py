@@ -26,7 +26,7 @@ from tipbench.serve.recommender import Recommender
 from tipbench.serve.service import PolicyService
 from tipbench.web.auth import POLICY_SERVER_REFUSED_ROLES, Role, TokenGuard, TokenStore
 from tipbench.web.database import panel_database
-from tipbench.web.security import LoginLimiter
+from tipbench.web.login_limiter import LoginLimiter
 from tipbench.web.server import listen, run_server
 from tipbench.web.serving import PolicyServer, tune_garbage_collector
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from servers import messages_hash
-from tipbench.plan.config import CollectConfig
+from tipbench.plan.collect_config import CollectConfig
 from tipbench.plan.grid import ModelIdentity, PlannedCell, cells_by_model, plan_grid
 from tipbench.plan.suite import load_suite
 

@@ -3,7 +3,7 @@
     plan → collect (a task per model, one at a time on each Ollama host) → export_for_judge → [wait_for_judge] → compare
 
 The tasks are implemented in `tipbench.cli.airflow_tasks`, which is imported when they run, because Airflow parses this
-file repeatedly. The trigger form is bench_params.json, which `make docs` generates from `tipbench.plan.config`. Each
+file repeatedly. The trigger form is bench_params.json, which `airflow/form_fields.py` generates. Each
 Ollama host needs a pool with one slot: `ollama`, or `ollama_NAME` for each host in the Airflow variable
 `tipbench_ollama_hosts` (or in TIPBENCH_OLLAMA_HOSTS, or in tipbench.toml); see docs/operations.md.
 """  # noqa: INP001 - Airflow loads it by path

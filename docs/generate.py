@@ -19,7 +19,7 @@ from page_parts import table
 from tipbench.cli.main import EXIT_CODES, app
 from tipbench.errors import TipbenchError
 from tipbench.judge.rules import rules_error
-from tipbench.plan.config import CollectConfig
+from tipbench.plan.collect_config import CollectConfig
 from tipbench.plan.suite import load_suite
 from tipbench.settings import CONFIG_FILE, SETTINGS
 from tipbench.text import percent

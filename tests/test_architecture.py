@@ -188,7 +188,7 @@ def test_every_outside_file_that_exists_still_touches_the_outside() -> None:
         ),
         ("serve/policy.py", "from tipbench.simulate.world import World"),
         ("web/app.py", "from tipbench.cli.main import app"),
-        ("errors.py", "from tipbench.plan.config import CollectConfig"),
+        ("errors.py", "from tipbench.plan.collect_config import CollectConfig"),
         ("files.py", "from tipbench.sqlite import Database"),
         ("__init__.py", "from tipbench.record import run"),
         ("plan/grid.py", "from tipbench.somewhere import x"),
@@ -213,7 +213,7 @@ def test_a_planted_violation_is_found(path: str, source: str) -> None:
     ("path", "source"),
     [
         ("record/collect.py", "from tipbench.plan.grid import Cell\nfrom tipbench.errors import TipbenchError"),
-        ("plan/grid.py", "from tipbench.plan.config import fingerprint\nfrom . import scenarios"),
+        ("plan/grid.py", "from tipbench.plan.collect_config import fingerprint\nfrom . import scenarios"),
         ("web/app.py", "from tipbench.settings import load_settings\nfrom fastapi import FastAPI"),
         ("generate/llamacpp.py", "def f():\n    import xllamacpp"),
         ("simulate/world.py", "from tipbench.serve.policy import Policy\nfrom tipbench.charts import line"),

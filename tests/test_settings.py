@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tipbench.errors import UsageError
-from tipbench.plan.config import CollectConfig
+from tipbench.plan.collect_config import CollectConfig
 from tipbench.settings import SETTINGS, OperatorConfig, find_home, load_settings, parse_ollama_host
 
 BY_KEY = {setting.key: setting for setting in SETTINGS}

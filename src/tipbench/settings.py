@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from tipbench.errors import UsageError
 from tipbench.files import check_ownership
-from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig, Url, validate_settings
+from tipbench.plan.collect_config import DEFAULT_OLLAMA_URL, CollectConfig, Url, validate_settings
 
 if TYPE_CHECKING:
     from tipbench.workflows.mlflow import MlflowAccess

@@ -16,10 +16,6 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u
 
 # Words
 
-# How rows without a significant difference are described.
-TIED = "tied"  # in tables
-NOT_CLEARLY_DIFFERENT = "not clearly different"  # in sentences
-
 
 def plural(n: int, noun: str, many: str | None = None) -> str:
     """Format a count with its noun: 1 cell, 2,400 cells. `many` is an irregular plural."""

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from support.real_airflow import ROOT, DagProgram
-from tipbench.plan.config import CollectConfig
+from tipbench.plan.collect_config import CollectConfig
 
 FORM = json.loads((ROOT / "dags" / "bench_params.json").read_text("utf-8"))
 HOSTS = "AIRFLOW_VAR_TIPBENCH_OLLAMA_HOSTS"
@@ -49,7 +49,7 @@ def described(parsed: Any) -> Any:
 
 
 def test_the_form_is_up_to_date() -> None:
-    check = [sys.executable, str(ROOT / "docs" / "dag_params.py"), "--check"]
+    check = [sys.executable, str(ROOT / "airflow" / "form_fields.py"), "--check"]
     done = subprocess.run(check, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

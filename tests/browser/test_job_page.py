@@ -16,7 +16,7 @@ from support.panel_site import Site, panel_site
 from support.scripted_runner import ScriptedRunner
 from tipbench.jobs.command import collect_request
 from tipbench.jobs.job import Job, JobState, JobStatus
-from tipbench.plan.config import make_config
+from tipbench.plan.collect_config import make_config
 from tipbench.record import events
 from tipbench.record.store import MemoryStore
 

@@ -13,7 +13,7 @@ import pytest
 from support.accessibility import NARROW, WIDE
 from support.hostile import HOSTILE, hostile_names
 from support.panel_pages import Shown, Sight, Visit, after_forms, shown_as_text
-from tipbench.plan.config import EXPERIMENT_PREFIX
+from tipbench.plan.collect_config import EXPERIMENT_PREFIX
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

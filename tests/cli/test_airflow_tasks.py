@@ -31,7 +31,7 @@ from tipbench.cli.airflow_tasks import (
 )
 from tipbench.compare.leaderboard import BOARD
 from tipbench.errors import ModelRefused, NotEnoughData, OllamaUnavailable, TipbenchError, UsageError
-from tipbench.plan.config import make_config
+from tipbench.plan.collect_config import make_config
 from tipbench.record.events import Collected, Failure, event_line, parse_line
 from tipbench.record.mlflow import MlflowStore
 from tipbench.settings import load_settings

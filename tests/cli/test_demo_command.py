@@ -11,7 +11,7 @@ from invoke_command import invoke, refused
 from support.mlflow_server import free_port
 from tipbench.cli import demo
 from tipbench.cli.demo import is_default_server
-from tipbench.plan.config import make_config
+from tipbench.plan.collect_config import make_config
 from tipbench.settings import load_settings
 
 

@@ -23,12 +23,11 @@ from tipbench.compare.leaderboard import BoardOptions, JudgingRecord, Leaderboar
 from tipbench.compare.matrix import Pair
 from tipbench.compare.ranking import RankOptions, rank
 from tipbench.compare.report import State, state_of
-from tipbench.compare.verdict import verdict_text
+from tipbench.compare.verdict import NOT_CLEARLY_DIFFERENT, verdict_text
 from tipbench.plan.design import make_design
 from tipbench.plan.suite import load_suite
 from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import MemoryStore
-from tipbench.text import NOT_CLEARLY_DIFFERENT
 
 A, B, C, D, E, F = (Pair(f"{letter}:1b", "v1") for letter in "abcdef")
 LOW = [9.0, 12.0, 10.5, 8.0, 13.0, 11.0, 9.5, 12.5]
@@ -295,7 +294,7 @@ def test_every_verdict_is_whole_sentences_that_keep_to_the_ranking(
 
 
 def test_ties_are_worded_in_one_module() -> None:
-    """So another wording is a change of `tipbench/text.py`; documentation, including docstrings, follows by hand."""
+    """So another wording is a change of `compare/verdict.py`; documentation, including docstrings, follows by hand."""
     package = Path(tipbench.__file__).parent
     elsewhere = []
     for path in sorted(package.rglob("*.py")):
@@ -310,4 +309,4 @@ def test_ties_are_worded_in_one_module() -> None:
     for path in sorted(package.rglob("*.html")):
         found = re.findall(r'[^"\n]{0,20}(?<!["-])\btied\b|clearly different', path.read_text("utf-8"))
         elsewhere += [(path.name, text) for text in found]
-    assert elsewhere == [("text.py", NOT_CLEARLY_DIFFERENT)]
+    assert elsewhere == [("verdict.py", NOT_CLEARLY_DIFFERENT)]

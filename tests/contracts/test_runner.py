@@ -28,7 +28,7 @@ from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import ENDED, Job, JobState, JobStatus, RecordedEvent, Runner
 from tipbench.jobs.local import LocalRunner
 from tipbench.jobs.store import JobStore
-from tipbench.plan.config import make_config
+from tipbench.plan.collect_config import make_config
 from tipbench.record import events as wire
 from tipbench.record.mlflow import MlflowStore
 from tipbench.web.api.models import JobShape

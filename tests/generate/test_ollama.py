@@ -14,11 +14,11 @@ from support.polling import eventually
 from support.requests import ask
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 from tipbench.errors import ModelRefused, OllamaError, OllamaUnavailable, ResidencyError
-from tipbench.generate import ollama
+from tipbench.generate import ollama, ollama_api
 from tipbench.generate.engine import OPTIONS, Completion, EngineFailure, FailureKind, refusal_reason
-from tipbench.generate.ollama import OllamaEngine, find_entry, read_completion, read_facts
-from tipbench.generate.ollama_api import Chat, Ending
-from tipbench.plan.config import CollectConfig
+from tipbench.generate.ollama import OllamaEngine, find_entry, read_facts
+from tipbench.generate.ollama_api import Chat, Ending, read_completion
+from tipbench.plan.collect_config import CollectConfig
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def server() -> Iterator[ScriptedOllama]:
 
 @pytest.fixture
 def engine(server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch) -> Iterator[OllamaEngine]:
-    monkeypatch.setattr(ollama, "_RETRY_WAIT_S", 0.01)
+    monkeypatch.setattr(ollama_api, "_RETRY_WAIT_S", 0.01)
     built = OllamaEngine(server.url, wait_s=5)
     yield built
     built.close()

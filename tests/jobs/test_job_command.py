@@ -12,7 +12,7 @@ from support.commands import COMMANDS
 from tipbench.errors import UsageError
 from tipbench.jobs.command import collect_request, command_arguments, judge_request
 from tipbench.jobs.job import JobKind, JobRequest
-from tipbench.plan.config import CollectConfig, make_config
+from tipbench.plan.collect_config import CollectConfig, make_config
 from tipbench.workflows.judging import JUDGE_OPTIONS
 
 OLLAMA = "http://localhost:11434"

@@ -22,7 +22,7 @@ from tipbench.jobs.command import collect_request
 from tipbench.jobs.job import ENDED, Job, JobState
 from tipbench.jobs.local import LocalRunner
 from tipbench.jobs.store import JobStore
-from tipbench.plan.config import make_config
+from tipbench.plan.collect_config import make_config
 from tipbench.record import events as wire
 
 pytestmark = pytest.mark.process

@@ -24,7 +24,7 @@ from tipbench.jobs.folder import EventWriter, JobFolder, Process
 from tipbench.jobs.job import Job, JobState
 from tipbench.jobs.local import LocalRunner, descendants, is_alive, process_start
 from tipbench.jobs.store import JobStore
-from tipbench.plan.config import make_config
+from tipbench.plan.collect_config import make_config
 from tipbench.record.events import Collected, Exit
 
 

@@ -24,7 +24,7 @@ from tipbench.jobs.local import LocalRunner
 from tipbench.jobs.progress import Phase
 from tipbench.jobs.store import JobStore
 from tipbench.jobs.supervisor import Supervisor, queue_positions, retry
-from tipbench.plan.config import make_config
+from tipbench.plan.collect_config import make_config
 from tipbench.record import events as wire
 
 pytestmark = pytest.mark.process

@@ -23,7 +23,7 @@ from support.real_ollama import PsWatcher, RealOllama
 from support.requests import SUITE, ask
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 from tipbench.errors import LockHeld, ModelRefused, OllamaUnavailable, ResidencyError, ServerUnavailable, UsageError
-from tipbench.generate import ollama as ollama_module
+from tipbench.generate import ollama_api
 from tipbench.generate.ollama import OllamaEngine
 from tipbench.judge.model import (
     MAX_TIPS,
@@ -67,7 +67,7 @@ def threes(_model: str, messages: Sequence[Mapping[str, object]], _options: Mapp
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedOllama]:
-    monkeypatch.setattr(ollama_module, "_RETRY_WAIT_S", 0.01)
+    monkeypatch.setattr(ollama_api, "_RETRY_WAIT_S", 0.01)
     with ScriptedOllama([MODEL, "beta:135m"], reply=threes) as running:
         yield running
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tipbench.errors import UsageError
-from tipbench.plan.config import CollectConfig, make_config
+from tipbench.plan.collect_config import CollectConfig, make_config
 from tipbench.plan.grid import (
     ModelIdentity,
     PlannedCell,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from support.requests import SUITE, planned
 from tipbench.generate.engine import Completion, EngineFailure, FailureKind, ModelFacts
-from tipbench.plan.config import make_config
+from tipbench.plan.collect_config import make_config
 from tipbench.plan.rubric import FLAGS, OTHER_METRICS
 from tipbench.record.cell_run import RunContext, cell_run
 from tipbench.record.generation import Generated

@@ -51,7 +51,7 @@ CELLS = 2 * 3 * 4
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedOllama]:
-    monkeypatch.setattr(ollama, "_RETRY_WAIT_S", 0.01)
+    monkeypatch.setattr(ollama_api, "_RETRY_WAIT_S", 0.01)
     monkeypatch.setattr(writer, "_UNAVAILABLE_RETRY_S", 0.05)
     with ScriptedOllama(["alpha:135m", "beta:135m"]) as running:
         yield running

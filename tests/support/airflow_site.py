@@ -17,7 +17,7 @@ from tipbench.jobs.airflow_api import AirflowAccess, AirflowApi
 from tipbench.jobs.command import collect_request
 from tipbench.jobs.job import ENDED, Job, JobState, JobStatus
 from tipbench.jobs.store import JobStore
-from tipbench.plan.config import make_config
+from tipbench.plan.collect_config import make_config
 from tipbench.record import events as wire
 from tipbench.record.events import event_line
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tipbench.generate.engine import FreeMemory
-from tipbench.plan.config import CollectConfig, make_config
+from tipbench.plan.collect_config import CollectConfig, make_config
 from tipbench.record.collect import CollectEnvironment, TrackingStore, run_collect
 from tipbench.record.events import Event, Message
 from tipbench.record.run import StoredRun

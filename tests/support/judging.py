@@ -18,7 +18,7 @@ from tipbench.judge.scores import RUBRIC, SCORES, CellScores, read_scores
 from tipbench.judge.sheet import sheet_json
 from tipbench.judge.sheet_file import unescape_cell
 from tipbench.judge.sheet_store import DRIFT, FILLED, KEY, SHEET, ItemKind, StoredSheet
-from tipbench.plan.config import make_config
+from tipbench.plan.collect_config import make_config
 from tipbench.plan.grid import ModelIdentity, PlannedCell, plan_grid
 from tipbench.plan.suite import Suite, load_suite
 from tipbench.record.cell_run import RunContext, cell_run

@@ -23,7 +23,7 @@ from tipbench.jobs.command import collect_request, judge_request
 from tipbench.jobs.job import Job, JobState, JobStatus
 from tipbench.jobs.store import JobFilter
 from tipbench.judge.sheet_store import find_sheet
-from tipbench.plan.config import EXPERIMENT_PREFIX, make_config
+from tipbench.plan.collect_config import EXPERIMENT_PREFIX, make_config
 from tipbench.record import events
 from tipbench.record.store import MemoryStore
 from tipbench.serve.policy import POLICIES

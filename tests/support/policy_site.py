@@ -23,7 +23,7 @@ from tipbench.serve.request import RewardRequest, ScoreRequest
 from tipbench.serve.service import PolicyService
 from tipbench.web.auth import POLICY_SERVER_REFUSED_ROLES, Role, TokenGuard, TokenStore
 from tipbench.web.database import panel_database
-from tipbench.web.security import LoginLimiter
+from tipbench.web.login_limiter import LoginLimiter
 from tipbench.web.serving import PolicyServer
 
 DEADLINE_S = 120.0  # for a response; only a server that hangs takes as long

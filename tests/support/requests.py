@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from tipbench.generate.engine import GenerationRequest, engine_of
-from tipbench.plan.config import make_config
+from tipbench.plan.collect_config import make_config
 from tipbench.plan.grid import ModelIdentity, PlannedCell, plan_grid
 from tipbench.plan.suite import load_suite
 

@@ -22,7 +22,7 @@ from tipbench.judge.export import ExportRequest
 from tipbench.judge.rules import RulesJudge
 from tipbench.judge.run import run_judge
 from tipbench.judge.sheet_store import ItemKind, StoredSheet, now_iso
-from tipbench.plan.config import CollectConfig, make_config
+from tipbench.plan.collect_config import CollectConfig, make_config
 from tipbench.plan.grid import ModelIdentity, PlannedCell, plan_grid
 from tipbench.plan.suite import Suite, load_suite
 from tipbench.record.cell_run import RunContext, cell_run

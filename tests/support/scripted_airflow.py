@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from tipbench.jobs.command import command_arguments
 from tipbench.jobs.job import JobKind, JobRequest
-from tipbench.plan.config import split_names
+from tipbench.plan.collect_config import split_names
 
 DAG = "bench_collect"
 USER, PASSWORD = "bench", "a-password-for-tests"

@@ -21,7 +21,7 @@ from tipbench.jobs.job import Job, JobState
 from tipbench.jobs.local import LocalRunner
 from tipbench.jobs.progress import Progress
 from tipbench.jobs.store import JobStore
-from tipbench.plan.config import make_config
+from tipbench.plan.collect_config import make_config
 from tipbench.record import events as wire
 from tipbench.record.store import MemoryStore
 from tipbench.settings import load_settings

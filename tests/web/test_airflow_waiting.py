@@ -16,7 +16,7 @@ from support.scripted_airflow import PASSWORD, ScriptedAirflow
 from tipbench.jobs.command import collect_request
 from tipbench.jobs.job import Job
 from tipbench.jobs.store import JobStore
-from tipbench.plan.config import make_config
+from tipbench.plan.collect_config import make_config
 from tipbench.record.mlflow import MlflowStore
 from tipbench.record.run import StoredRun
 from tipbench.record.store import MemoryStore

@@ -16,7 +16,7 @@ from tipbench.jobs.command import collect_request
 from tipbench.jobs.folder import EventWriter, JobFolder
 from tipbench.jobs.job import Job, JobState
 from tipbench.jobs.store import JobStore
-from tipbench.plan.config import make_config
+from tipbench.plan.collect_config import make_config
 from tipbench.record import events as wire
 from tipbench.settings import load_settings
 from tipbench.web.auth import Role

@@ -19,7 +19,7 @@ from support.scripted_runner import ScriptedRunner
 from tipbench.jobs.command import collect_request, judge_request
 from tipbench.jobs.job import Job, JobState, JobStatus
 from tipbench.jobs.progress import Progress
-from tipbench.plan.config import make_config
+from tipbench.plan.collect_config import make_config
 from tipbench.record import events
 from tipbench.record.store import MemoryStore
 from tipbench.settings import load_settings

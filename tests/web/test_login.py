@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tipbench.web.auth import Role
 from tipbench.web.login import local_path
-from tipbench.web.security import FAILURE_BURST, FREE_FAILURES
+from tipbench.web.login_limiter import FAILURE_BURST, FREE_FAILURES
 from web.panels import API, EXPERIMENT, OPERATOR, Served, answered, serving
 
 PLAN = {"models": "baseline:template", "prompts": "v1", "n_scenarios": 1}

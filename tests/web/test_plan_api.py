@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tipbench.cli.main import app
-from tipbench.plan.config import CollectConfig
+from tipbench.plan.collect_config import CollectConfig
 from web.panels import API, EXPERIMENT, Served, answered, serving
 
 SMALL = {"models": "baseline:template", "prompts": "v1", "n_scenarios": 2, "n_tips": 3}

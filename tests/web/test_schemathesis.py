@@ -25,10 +25,10 @@ from support.scripted_runner import ScriptedRunner
 from tipbench.jobs.command import collect_request
 from tipbench.jobs.job import Job, JobState, JobStatus
 from tipbench.jobs.store import JobFilter
-from tipbench.plan.config import make_config
+from tipbench.plan.collect_config import make_config
 from tipbench.record import events
 from tipbench.record.store import MemoryStore
-from tipbench.web import security as limits
+from tipbench.web import login_limiter
 from tipbench.web.auth import Role
 from web.hook_receiver import SECRET, receiving
 
@@ -53,8 +53,8 @@ REAL = 0.8  # share of the values that name something there is
 @pytest.fixture
 def furnished(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Site, SampleExperiment]]:
     """A panel with an object of every kind, and without a rate limit for invalid tokens."""
-    monkeypatch.setattr(limits, "FREE_FAILURES", 10**9)
-    monkeypatch.setattr(limits, "FAILURE_BURST", 10**9)
+    monkeypatch.setattr(login_limiter, "FREE_FAILURES", 10**9)
+    monkeypatch.setattr(login_limiter, "FAILURE_BURST", 10**9)
     store = MemoryStore()
     content = record_sample(store)
     with ScriptedOllama(models=["a:1b", "b:1b"]) as ollama, receiving() as receiver:

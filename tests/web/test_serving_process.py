@@ -13,7 +13,7 @@ import pytest
 
 from support.command import tipbench, tipbench_json
 from support.policy_site import TIPS, policy_site, serve_process
-from tipbench.web import security
+from tipbench.web import login_limiter
 
 pytestmark = pytest.mark.process
 CHECKS = (
@@ -72,8 +72,8 @@ def test_state_exported_from_one_home_is_imported_into_another(tmp_path: Path) -
 
 
 def test_schemathesis_gets_only_documented_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "FREE_FAILURES", 10**9)  # wrong tokens are tried without a pause
-    monkeypatch.setattr(security, "FAILURE_BURST", 10**9)
+    monkeypatch.setattr(login_limiter, "FREE_FAILURES", 10**9)  # wrong tokens are tried without a pause
+    monkeypatch.setattr(login_limiter, "FAILURE_BURST", 10**9)
     (tmp_path / "work").mkdir()
     environment = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
     with policy_site(tmp_path / "home") as site:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support.scripted_ollama import ModelSpec, ScriptedOllama
-from tipbench.plan.config import CollectConfig
+from tipbench.plan.collect_config import CollectConfig
 from tipbench.web.panel import start
 from web.page_forms import HEADERS, PageForm
 from web.panels import API, Served, serving

@@ -16,7 +16,7 @@ from tipbench.errors import MlflowUnavailable
 from tipbench.jobs.command import collect_request
 from tipbench.jobs.job import JobState
 from tipbench.jobs.store import JobStore
-from tipbench.plan.config import make_config
+from tipbench.plan.collect_config import make_config
 from tipbench.record.collect import TrackingStore
 from tipbench.record.run import RunChange
 from tipbench.record.store import MemoryStore

@@ -33,7 +33,7 @@ from tipbench.generate.engine import ENGINES, engine_locks, engine_of, refusal_e
 from tipbench.http import canonical_url, is_http_url, is_loopback, matching_server, strip_login
 from tipbench.jobs.command import collect_request, command_arguments
 from tipbench.jobs.folder import EVENTS_VARIABLE
-from tipbench.plan.config import URL_KEYS, WAIT_FOR_JUDGE, CollectConfig, make_config, split_wait_for_judge
+from tipbench.plan.collect_config import URL_KEYS, WAIT_FOR_JUDGE, CollectConfig, make_config, split_wait_for_judge
 from tipbench.record.events import Collected, Event, Failure, event_line, parse_line
 from tipbench.settings import Settings, load_settings
 

@@ -12,7 +12,7 @@ from tipbench.cli.options import JsonOption, open_or_start_mlflow, with_collect_
 from tipbench.cli.progress import progress_view, write_event
 from tipbench.errors import ModelRefused
 from tipbench.files import writable_home
-from tipbench.plan.config import CollectConfig
+from tipbench.plan.collect_config import CollectConfig
 from tipbench.settings import Settings
 from tipbench.text import duration, number, percent
 

@@ -16,7 +16,7 @@ from tipbench.cli.options import JsonOption, open_experiment, open_store
 from tipbench.errors import NotEnoughData, TipbenchError
 from tipbench.files import writable_home
 from tipbench.http import strip_login
-from tipbench.plan.config import CollectConfig, make_config
+from tipbench.plan.collect_config import CollectConfig, make_config
 from tipbench.settings import Settings, load_settings
 
 EXPERIMENT = "tip-bench-demo"

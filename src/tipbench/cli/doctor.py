@@ -18,7 +18,7 @@ from tipbench.cli.console import print_json
 from tipbench.cli.options import JsonOption, MlflowOption, OllamaOption, open_store
 from tipbench.errors import NotEnoughData, TipbenchError
 from tipbench.http import strip_login
-from tipbench.plan.config import CollectConfig
+from tipbench.plan.collect_config import CollectConfig
 from tipbench.settings import Settings, load_settings
 from tipbench.text import file_size, join_names, plural, printable
 

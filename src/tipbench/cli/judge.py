@@ -31,7 +31,6 @@ from tipbench.cli.progress import progress_counter
 from tipbench.errors import SheetRefused, UsageError
 from tipbench.files import check_output, writable_home, write_output
 from tipbench.settings import load_settings
-from tipbench.text import TIED
 
 if TYPE_CHECKING:
     from tipbench.compare.cells import Focus
@@ -73,7 +72,7 @@ def export(
     ] = None,
     focus: Annotated[
         bool,
-        typer.Option("--focus", help=f"Only the leader and pairs {TIED} with it, most informative scenarios first."),
+        typer.Option("--focus", help="Only cells that can decide the lead, most informative scenarios first."),
     ] = False,
     suite: SuiteOption = None,
     mlflow_url: MlflowOption = None,

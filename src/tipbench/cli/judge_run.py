@@ -37,7 +37,7 @@ from tipbench.settings import load_settings
 if TYPE_CHECKING:
     from tipbench.judge.automatic import JudgeChoice
     from tipbench.judge.run import AutomaticJudge, JudgeResult
-    from tipbench.plan.config import CollectConfig
+    from tipbench.plan.collect_config import CollectConfig
 
 _MAX_REASONS_SHOWN = 5
 _COMMAND_TIMEOUT_S = 900.0

@@ -11,7 +11,7 @@ import typer
 from tipbench.cli.console import make_console, print_json, print_message, print_table
 from tipbench.cli.options import JsonOption, OllamaOption, command_group, default_text
 from tipbench.files import writable_home
-from tipbench.plan.config import CollectConfig
+from tipbench.plan.collect_config import CollectConfig
 from tipbench.settings import Settings, load_settings
 from tipbench.text import file_size, parameter_count, printable
 

@@ -16,7 +16,7 @@ import typer
 from tipbench.cli.console import print_message
 from tipbench.errors import UsageError
 from tipbench.files import writable_home
-from tipbench.plan.config import DEFAULT_EXPERIMENT, DEFAULT_OLLAMA_URL, CollectConfig, check_experiment_name
+from tipbench.plan.collect_config import DEFAULT_EXPERIMENT, DEFAULT_OLLAMA_URL, CollectConfig, check_experiment_name
 from tipbench.settings import SETTINGS, Settings, load_settings
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import typer
 from tipbench.cli.console import print_json, print_message, print_table
 from tipbench.cli.models import installed_models_hint
 from tipbench.cli.options import JsonOption, with_collect_options
-from tipbench.plan.config import CollectConfig
+from tipbench.plan.collect_config import CollectConfig
 from tipbench.settings import Settings
 from tipbench.text import duration, file_size, parameter_count, plural
 

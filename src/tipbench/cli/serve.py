@@ -64,8 +64,8 @@ def serve(
     from tipbench.serve.service import PolicyService
     from tipbench.web.auth import POLICY_SERVER_REFUSED_ROLES, Role, TokenGuard, TokenStore
     from tipbench.web.database import panel_database
+    from tipbench.web.login_limiter import LoginLimiter
     from tipbench.web.options import panel_options
-    from tipbench.web.security import LoginLimiter
     from tipbench.web.server import listen, run_server, server_url
     from tipbench.web.serving import PolicyServer, tune_garbage_collector
 

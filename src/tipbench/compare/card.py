@@ -11,10 +11,17 @@ from tipbench.compare.leaderboard import Leaderboard, Standing
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import best_text, label_of
 from tipbench.compare.statistics import POWER
-from tipbench.compare.verdict import judging_task, next_look_task, standing_sentence, unranked_sentence, unusable_text
+from tipbench.compare.verdict import (
+    TIED,
+    judging_task,
+    next_look_task,
+    standing_sentence,
+    unranked_sentence,
+    unusable_text,
+)
 from tipbench.markup import duration
 from tipbench.plan.design import MIN_SCENARIOS
-from tipbench.text import TIED, file_size, interval, join_names, number, parameter_count, plural, short_name
+from tipbench.text import file_size, interval, join_names, number, parameter_count, plural, short_name
 
 _MAX_NAME_CHARS = 60
 

@@ -13,9 +13,9 @@ from tipbench.charts import LIGHT, Theme, import_altair
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import STATE_TEXTS, State, best_text, label_of, rank_text, state_of
-from tipbench.compare.verdict import filter_text
+from tipbench.compare.verdict import NOT_CLEARLY_DIFFERENT, TIED, filter_text
 from tipbench.markup import NOTHING
-from tipbench.text import NOT_CLEARLY_DIFFERENT, TIED, interval, join_names, number, one_line, plural, short_name
+from tipbench.text import interval, join_names, number, one_line, plural, short_name
 
 WIDE = 760  # total width in pixels
 NARROW = 320  # on a phone

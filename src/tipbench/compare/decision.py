@@ -20,12 +20,12 @@ from tipbench.compare.gate import check_on_board
 from tipbench.compare.leaderboard import BOARD, Leaderboard, Standing, read_leaderboard
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import State, difference_text, markdown_table, plain_markdown, state_of, to_markdown
-from tipbench.compare.verdict import standing_sentence, unranked_sentence
+from tipbench.compare.verdict import NOT_CLEARLY_DIFFERENT, TIED, standing_sentence, unranked_sentence
 from tipbench.errors import UsageError
 from tipbench.judge.sheet_store import milliseconds
 from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import Experiment, RunStore
-from tipbench.text import NOT_CLEARLY_DIFFERENT, TIED, interval, number
+from tipbench.text import interval, number
 
 MARKDOWN = "artifact:decision.md"
 MAX_REASON_LENGTH = 2000

@@ -16,9 +16,9 @@ from tipbench.compare.leaderboard import COMPOSITE, CONDITIONS
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import markdown_table, plain_markdown
 from tipbench.compare.statistics import Difference, estimate_json, simultaneous_differences
-from tipbench.compare.verdict import excluded_text, filter_text
+from tipbench.compare.verdict import NOT_CLEARLY_DIFFERENT, excluded_text, filter_text
 from tipbench.errors import MixedRubrics, NotEnoughData, UsageError
-from tipbench.text import NOT_CLEARLY_DIFFERENT, capitalized, csv_text, join_names
+from tipbench.text import capitalized, csv_text, join_names
 
 COLUMNS = ("model", "prompt", "scenarios", "first", "second", "diff", "low", "high", "p")
 

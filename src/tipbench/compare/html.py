@@ -23,7 +23,7 @@ from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.report import FACTORS, attribution_lines, detectable_text, duel_result, label_of, state_of
 from tipbench.compare.standings import MAX_NAME_CHARS, standings
 from tipbench.compare.statistics import Unknown
-from tipbench.compare.verdict import filter_text
+from tipbench.compare.verdict import WORDING, filter_text
 from tipbench.judge.drift import verdict_words
 from tipbench.judge.status import JudgingStatus
 from tipbench.markup import NOTHING
@@ -270,7 +270,7 @@ def html_report(
 def _environment() -> Environment:
     board_style = markup.style_sheets("tipbench.compare", "board.css", "report.css")
     style = Markup(markup.style_sheets() + board_style)  # noqa: S704 - our own files
-    return markup.environment("tipbench.compare", template_globals={"style": style})
+    return markup.environment("tipbench.compare", template_globals={"style": style, **WORDING})
 
 
 def _inline_figure(kind: ChartKind, board: Leaderboard) -> Figure:

@@ -12,8 +12,9 @@ from tipbench.compare.duels import DuelTable
 from tipbench.compare.leaderboard import Leaderboard, Standing
 from tipbench.compare.matrix import Pair
 from tipbench.compare.statistics import Difference, Unknown
+from tipbench.compare.verdict import TIED
 from tipbench.markup import NOTHING
-from tipbench.text import TIED, csv_text, interval, join_names, number, one_line, p_value, percent, plural
+from tipbench.text import csv_text, interval, join_names, number, one_line, p_value, percent, plural
 
 TEXT_COLUMNS = ("model", "prompt", "standing", "flags")
 FACTORS = {

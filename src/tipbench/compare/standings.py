@@ -9,8 +9,9 @@ from tipbench.compare.leaderboard import Leaderboard, Standing
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import STATE_TEXTS, State, best_text, label_of, p_text, rank_text, state_of
 from tipbench.compare.statistics import Difference
+from tipbench.compare.verdict import NOT_CLEARLY_DIFFERENT
 from tipbench.markup import NOTHING, duration
-from tipbench.text import NOT_CLEARLY_DIFFERENT, interval, number, percent, short_name
+from tipbench.text import interval, number, percent, short_name
 
 MAX_NAME_CHARS = 90  # in a table; JSON and CSV have the full name
 FLAGS = {

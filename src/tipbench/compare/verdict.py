@@ -11,8 +11,12 @@ from tipbench.compare.matrix import OTHER_SIDE, Pair, Side, shared_by_all
 from tipbench.compare.ranking import NextLook, Ranking
 from tipbench.compare.statistics import Unknown
 from tipbench.plan.design import LEVELS, MIN_SCENARIOS, least_scenarios
-from tipbench.text import NOT_CLEARLY_DIFFERENT, TIED, capitalized, join_names, percent, plural
+from tipbench.text import capitalized, join_names, percent, plural
 
+# How rows without a significant difference are described, everywhere.
+TIED = "tied"  # in tables
+NOT_CLEARLY_DIFFERENT = "not clearly different"  # in sentences
+WORDING = {"TIED": TIED, "NOT_CLEARLY_DIFFERENT": NOT_CLEARLY_DIFFERENT}  # for templates
 _MAX_NAMES = 3  # names in a sentence
 _MAX_MISSING = 5  # missing scenarios in a sentence
 _MAX_LISTED = 12  # names in a list

@@ -16,7 +16,7 @@ from tipbench.errors import ModelRefused, TipbenchError
 from tipbench.files import ResourceLock
 from tipbench.generate.residency import Evidence
 from tipbench.http import canonical_url, is_loopback
-from tipbench.plan.config import CollectConfig
+from tipbench.plan.collect_config import CollectConfig
 from tipbench.plan.scenarios import Scenario
 
 

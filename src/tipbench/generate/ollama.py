@@ -1,14 +1,11 @@
-"""OllamaEngine: model facts, calls with retries, and one model in the server's memory at a time."""
+"""OllamaEngine: model facts, and one model in the server's memory at a time; `ollama_api` sends the requests."""
 
 from __future__ import annotations
 
 import platform
-import random
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -17,12 +14,11 @@ from tipbench.files import ResourceLock
 from tipbench.generate.engine import (
     Completion,
     EngineFailure,
-    FailureKind,
     GenerationRequest,
     ModelFacts,
     check_options,
 )
-from tipbench.generate.ollama_api import Chat, Ending, OllamaApi, entry_name
+from tipbench.generate.ollama_api import OllamaApi, entry_name, read_count
 from tipbench.generate.residency import (
     UNLOAD_TIMEOUT_S,
     Evidence,
@@ -35,18 +31,7 @@ from tipbench.generate.residency import (
 from tipbench.http import is_loopback
 
 KEEP_WARM_S = 60  # how long a model stays loaded after a call; short, so that a killed collect soon frees its memory
-_BUSY_TRIES = 6
-_RETRY_WAIT_S = 0.5  # doubled for each further retry of a busy server
-_RESET_TRIES = 3
 _INTERRUPT_WAIT_S = 15.0  # for a model to be unloaded after Ctrl-C
-_TOO_LONG_WORDS = ("context", "too long", "truncate", "exceed")  # in the server's error for a prompt that is too long
-
-
-@dataclass(frozen=True)
-class _Retry:
-    """A failed call that is repeated after `wait_s` seconds."""
-
-    wait_s: float
 
 
 class OllamaEngine:
@@ -167,16 +152,7 @@ class OllamaEngine:
     def complete(self, request: GenerationRequest) -> Completion | EngineFailure:
         if self._unload_each_call and self._current is not None and self.alive():
             wait_until_gone(self._api, self._current.digest)  # the previous call must have freed its memory
-        body = self._body(request)
-        retries: Counter[str] = Counter()
-        while True:
-            chat = self._api.chat(body, timeout_s=request.timeout_s, cancel=request.cancel)
-            result = self._result_or_retry(chat, request, retries)
-            if not isinstance(result, _Retry):
-                break
-            if request.cancel.wait(result.wait_s):
-                result = _failure(FailureKind.CANCELLED, chat, "stopped")
-                break
+        result = self._api.complete(request, self._body(request))
         if self._monitor.tag_moved:
             raise OllamaError(_model_changed_message(request.model))
         return result
@@ -200,120 +176,12 @@ class OllamaEngine:
             body["format"] = dict(request.answer_schema)
         return body
 
-    def _result_or_retry(
-        self, chat: Chat, request: GenerationRequest, retries: Counter[str]
-    ) -> Completion | EngineFailure | _Retry:
-        """Return the result of a call, or that it is to be retried. Failures caused by the model are not retried.
-
-        `retries` counts the retries so far by reason.
-        """
-
-        def take_retry(reason: str, max_retries: int) -> bool:
-            """Count a retry, and return whether it is within the limit."""
-            retries[reason] += 1
-            return retries[reason] <= max_retries
-
-        if chat.ending is Ending.CLEAN_END:  # it ended without `done`: retry once, then its text is the answer
-            if take_retry("clean end", 1):
-                return _Retry(0.0)
-            if not chat.text:
-                return _failure(FailureKind.INCOMPLETE, chat, "the answer ended before its first token, twice")
-        if chat.ending in (Ending.DONE, Ending.CLEAN_END):
-            if chat.last.get("remote_model") or chat.last.get("remote_host"):
-                remote = str(chat.last.get("remote_host"))[:200]
-                return _failure(FailureKind.NOT_LOCAL, chat, f"computed on another server: {remote}")
-            return read_completion(chat, request)
-        if chat.ending is Ending.CANCELLED:
-            return _failure(FailureKind.CANCELLED, chat, "stopped")
-        if chat.ending in (Ending.REFUSED, Ending.RESET, Ending.TIMEOUT):
-            if chat.ending is Ending.REFUSED or not self.alive():
-                reason = f"Ollama at {self._api.url} is unavailable: {chat.error}"
-                return _failure(FailureKind.SERVER_GONE, chat, reason)
-            if chat.ending is Ending.TIMEOUT:
-                return _failure(FailureKind.TIMEOUT, chat, chat.error)
-            if chat.status == 0 and take_retry("reset", _RESET_TRIES - 1):  # before the first byte
-                return _Retry(_RETRY_WAIT_S)
-            return _failure(FailureKind.RESET, chat, f"the connection broke: {chat.error}")
-        if chat.ending in (Ending.ERROR_LINE, Ending.GARBAGE):
-            return _failure(FailureKind.INCOMPLETE, chat, f"the answer was cut off: {chat.error}")
-        if chat.status in (502, 504) and not self.alive():
-            return _failure(FailureKind.SERVER_GONE, chat, f"{chat.status}: {chat.error}")
-        if chat.status in (429, 502, 503, 504):
-            if take_retry("busy", _BUSY_TRIES - 1):
-                jitter = random.uniform(0.8, 1.2)  # noqa: S311
-                return _Retry(_RETRY_WAIT_S * 2.0 ** (retries["busy"] - 1) * jitter)
-            return _failure(FailureKind.BUSY, chat, f"still {chat.status} after {_BUSY_TRIES} tries: {chat.error}")
-        if chat.status >= 500:
-            if take_retry("load", 1):
-                return _Retry(_RETRY_WAIT_S)
-            return _failure(FailureKind.LOAD_FAILED, chat, f"{chat.status} twice: {chat.error}")
-        kind = FailureKind.REJECTED
-        if chat.status == 404:
-            kind = FailureKind.MISSING_MODEL
-        elif chat.status in (401, 403):
-            kind = FailureKind.NOT_LOCAL  # a local model needs no authentication
-        elif chat.status == 400 and any(word in chat.error.casefold() for word in _TOO_LONG_WORDS):
-            kind = FailureKind.PROMPT_TOO_LONG
-        return _failure(kind, chat, f"{chat.status}: {chat.error}")
-
-
-def read_completion(chat: Chat, request: GenerationRequest) -> Completion:
-    """Build the completion of a finished call; a counter missing in the response is unknown, not zero."""
-    last = chat.last  # the last object of the stream, with the server's counters
-    load_s, generation_s = _seconds(last.get("load_duration")), _seconds(last.get("eval_duration"))
-    output_tokens, prompt_tokens = _count(last.get("eval_count")), _count(last.get("prompt_eval_count"))
-    total_s = _seconds(last.get("total_duration"))
-    if total_s is None:
-        total_s = chat.wall_s
-
-    def without_load(seconds: float) -> float:
-        return max(0.0, seconds - (load_s or 0.0))
-
-    done_reason = "aborted"
-    if chat.ending is Ending.DONE:
-        done_reason = str(last.get("done_reason") or "stop")
-    n_words = len(request.system.split()) + len(request.user.split())
-    # The server truncated the prompt if it counts fewer tokens than we sent words, or if the prompt fills the context.
-    truncated = prompt_tokens is not None and (prompt_tokens < n_words or prompt_tokens >= request.options["num_ctx"])
-    return Completion(
-        text=chat.text,
-        done_reason=done_reason[:100],
-        latency_s=without_load(total_s),
-        load_s=load_s,
-        ttft_s=None if chat.first_token_s is None else without_load(chat.first_token_s),
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        tokens_per_s=output_tokens / generation_s if output_tokens and generation_s else None,
-        truncated=truncated,
-    )
-
 
 def _model_changed_message(model: str) -> str:
     return (
         f"{model} has changed since the run was planned: its tag was moved on the server. Finished cells are kept; run "
         "the same command again to collect the new model."
     )
-
-
-def _failure(kind: FailureKind, chat: Chat, reason: str) -> EngineFailure:
-    return EngineFailure(kind, reason, chat.text)
-
-
-def _seconds(nanoseconds: object) -> float | None:
-    number = _number(nanoseconds)
-    return number / 1e9 if number is not None else None
-
-
-def _count(value: object) -> int | None:
-    number = _number(value)
-    return int(number) if number is not None else None
-
-
-def _number(value: object) -> float | None:
-    """Return a number from a response; None if it is missing, negative or too large, such as 1e999."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return value if 0 <= value < 2**63 else None
 
 
 def find_entry(entries: list[dict[str, Any]], model: str) -> dict[str, Any]:
@@ -342,8 +210,8 @@ def read_facts(
         return found if isinstance(found, dict) else {}
 
     details, info = table("details"), table("model_info")
-    parameters = _count(info.get("general.parameter_count"))
-    projector_parameters = _count(table("projector_info").get("general.parameter_count")) or 0  # of a vision model
+    parameters = read_count(info.get("general.parameter_count"))
+    projector_parameters = read_count(table("projector_info").get("general.parameter_count")) or 0  # of a vision model
     capabilities = shown.get("capabilities")
     if not isinstance(capabilities, list):
         capabilities = None  # an older server, which does not report them
@@ -359,7 +227,7 @@ def read_facts(
         digest=digest,
         params_b=(parameters + projector_parameters) / 1e9 if parameters else None,
         quantization=str(details.get("quantization_level") or "") or None,
-        file_bytes=_count(entry.get("size")) or None,
+        file_bytes=read_count(entry.get("size")) or None,
         kv_bytes_per_token=_kv_bytes_per_token(info),
         can_think="thinking" in (capabilities or ()),
         remote=remote,
@@ -372,7 +240,7 @@ def _kv_bytes_per_token(info: Mapping[str, Any]) -> int | None:
     architecture = info.get("general.architecture")
 
     def number(name: str) -> int | None:
-        return _count(info.get(f"{architecture}.{name}")) or None
+        return read_count(info.get(f"{architecture}.{name}")) or None
 
     layers, heads = number("block_count"), number("attention.head_count")
     kv_heads = number("attention.head_count_kv") or heads

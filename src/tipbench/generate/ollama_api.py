@@ -1,11 +1,13 @@
-"""Client for Ollama's native REST API: one request per call, without retries."""
+"""Client for Ollama's native REST API: one request per call; only `complete` retries."""
 
 from __future__ import annotations
 
 import json
+import random
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,9 +17,13 @@ from typing import Any
 import httpx
 
 from tipbench.errors import ModelRefused, OllamaError, OllamaUnavailable, TipbenchError
+from tipbench.generate.engine import Completion, EngineFailure, FailureKind, GenerationRequest
 from tipbench.generate.residency import Resident
 from tipbench.http import TOO_MANY_FILES_ADVICE, http_client, is_too_many_files, is_unreachable, tls_for
 
+_BUSY_TRIES = 6
+_RETRY_WAIT_S = 0.5  # doubled for each further retry of a busy server
+_RESET_TRIES = 3
 _TIMEOUT = httpx.Timeout(10.0, connect=5.0)
 _PROBE_TIMEOUT = httpx.Timeout(2.0)
 _NOT_COMPRESSED = {"Accept-Encoding": "identity"}  # because `iter_raw` does not decompress
@@ -25,6 +31,7 @@ _MAX_CHARS = 8_000_000  # of an answer or a line; only a broken server exceeds i
 _MAX_BODY_BYTES = 64_000_000  # of a response that is not streamed
 _MAX_ERROR_BYTES = 65_536  # of an error response
 _MAX_MESSAGE_CHARS = 2000  # of an error message shown to users
+_TOO_LONG_WORDS = ("context", "too long", "truncate", "exceed")  # in the server's error for a prompt that is too long
 
 
 class Ending(Enum):
@@ -52,6 +59,13 @@ class Chat:
     last: Mapping[str, Any] = field(default_factory=dict)  # the object with `done`
     first_token_s: float | None = None
     wall_s: float = 0.0  # until the end of the call
+
+
+@dataclass(frozen=True)
+class _Retry:
+    """A failed call that is repeated after `wait_s` seconds."""
+
+    wait_s: float
 
 
 class OllamaApi:
@@ -115,6 +129,73 @@ class OllamaApi:
             self._client.post("/api/generate", json={"model": name, "keep_alive": 0}, timeout=_TIMEOUT)
         except httpx.HTTPError as exc:
             self._raise_if_too_many_files(exc)
+
+    def complete(self, request: GenerationRequest, body: Mapping[str, Any]) -> Completion | EngineFailure:
+        """Call `chat` with this body, and retry while the server is busy or the connection breaks."""
+        retries: Counter[str] = Counter()
+        while True:
+            chat = self.chat(body, timeout_s=request.timeout_s, cancel=request.cancel)
+            result = self._result_or_retry(chat, request, retries)
+            if not isinstance(result, _Retry):
+                return result
+            if request.cancel.wait(result.wait_s):
+                return _failure(FailureKind.CANCELLED, chat, "stopped")
+
+    def _result_or_retry(
+        self, chat: Chat, request: GenerationRequest, retries: Counter[str]
+    ) -> Completion | EngineFailure | _Retry:
+        """Return the result of a call, or that it is to be retried. Failures caused by the model are not retried.
+
+        `retries` counts the retries so far by reason.
+        """
+
+        def take_retry(reason: str, max_retries: int) -> bool:
+            """Count a retry, and return whether it is within the limit."""
+            retries[reason] += 1
+            return retries[reason] <= max_retries
+
+        if chat.ending is Ending.CLEAN_END:  # it ended without `done`: retry once, then its text is the answer
+            if take_retry("clean end", 1):
+                return _Retry(0.0)
+            if not chat.text:
+                return _failure(FailureKind.INCOMPLETE, chat, "the answer ended before its first token, twice")
+        if chat.ending in (Ending.DONE, Ending.CLEAN_END):
+            if chat.last.get("remote_model") or chat.last.get("remote_host"):
+                remote = str(chat.last.get("remote_host"))[:200]
+                return _failure(FailureKind.NOT_LOCAL, chat, f"computed on another server: {remote}")
+            return read_completion(chat, request)
+        if chat.ending is Ending.CANCELLED:
+            return _failure(FailureKind.CANCELLED, chat, "stopped")
+        if chat.ending in (Ending.REFUSED, Ending.RESET, Ending.TIMEOUT):
+            if chat.ending is Ending.REFUSED or not self.alive():
+                reason = f"Ollama at {self.url} is unavailable: {chat.error}"
+                return _failure(FailureKind.SERVER_GONE, chat, reason)
+            if chat.ending is Ending.TIMEOUT:
+                return _failure(FailureKind.TIMEOUT, chat, chat.error)
+            if chat.status == 0 and take_retry("reset", _RESET_TRIES - 1):  # before the first byte
+                return _Retry(_RETRY_WAIT_S)
+            return _failure(FailureKind.RESET, chat, f"the connection broke: {chat.error}")
+        if chat.ending in (Ending.ERROR_LINE, Ending.GARBAGE):
+            return _failure(FailureKind.INCOMPLETE, chat, f"the answer was cut off: {chat.error}")
+        if chat.status in (502, 504) and not self.alive():
+            return _failure(FailureKind.SERVER_GONE, chat, f"{chat.status}: {chat.error}")
+        if chat.status in (429, 502, 503, 504):
+            if take_retry("busy", _BUSY_TRIES - 1):
+                jitter = random.uniform(0.8, 1.2)  # noqa: S311
+                return _Retry(_RETRY_WAIT_S * 2.0 ** (retries["busy"] - 1) * jitter)
+            return _failure(FailureKind.BUSY, chat, f"still {chat.status} after {_BUSY_TRIES} tries: {chat.error}")
+        if chat.status >= 500:
+            if take_retry("load", 1):
+                return _Retry(_RETRY_WAIT_S)
+            return _failure(FailureKind.LOAD_FAILED, chat, f"{chat.status} twice: {chat.error}")
+        kind = FailureKind.REJECTED
+        if chat.status == 404:
+            kind = FailureKind.MISSING_MODEL
+        elif chat.status in (401, 403):
+            kind = FailureKind.NOT_LOCAL  # a local model needs no authentication
+        elif chat.status == 400 and any(word in chat.error.casefold() for word in _TOO_LONG_WORDS):
+            kind = FailureKind.PROMPT_TOO_LONG
+        return _failure(kind, chat, f"{chat.status}: {chat.error}")
 
     def chat(self, body: Mapping[str, Any], *, timeout_s: float, cancel: threading.Event) -> Chat:
         """Stream one answer. Server and network errors are returned, not raised.
@@ -311,6 +392,58 @@ class _AnswerReader:
         if part.get("done") is True:
             self._chat.last = part
             self.set_ending(Ending.DONE)
+
+
+def read_completion(chat: Chat, request: GenerationRequest) -> Completion:
+    """Build the completion of a finished call; a counter missing in the response is unknown, not zero."""
+    last = chat.last  # the last object of the stream, with the server's counters
+    load_s, generation_s = _seconds(last.get("load_duration")), _seconds(last.get("eval_duration"))
+    output_tokens, prompt_tokens = read_count(last.get("eval_count")), read_count(last.get("prompt_eval_count"))
+    total_s = _seconds(last.get("total_duration"))
+    if total_s is None:
+        total_s = chat.wall_s
+
+    def without_load(seconds: float) -> float:
+        return max(0.0, seconds - (load_s or 0.0))
+
+    done_reason = "aborted"
+    if chat.ending is Ending.DONE:
+        done_reason = str(last.get("done_reason") or "stop")
+    n_words = len(request.system.split()) + len(request.user.split())
+    # The server truncated the prompt if it counts fewer tokens than we sent words, or if the prompt fills the context.
+    truncated = prompt_tokens is not None and (prompt_tokens < n_words or prompt_tokens >= request.options["num_ctx"])
+    return Completion(
+        text=chat.text,
+        done_reason=done_reason[:100],
+        latency_s=without_load(total_s),
+        load_s=load_s,
+        ttft_s=None if chat.first_token_s is None else without_load(chat.first_token_s),
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        tokens_per_s=output_tokens / generation_s if output_tokens and generation_s else None,
+        truncated=truncated,
+    )
+
+
+def _failure(kind: FailureKind, chat: Chat, reason: str) -> EngineFailure:
+    return EngineFailure(kind, reason, chat.text)
+
+
+def _seconds(nanoseconds: object) -> float | None:
+    number = _number(nanoseconds)
+    return number / 1e9 if number is not None else None
+
+
+def read_count(value: object) -> int | None:
+    number = _number(value)
+    return int(number) if number is not None else None
+
+
+def _number(value: object) -> float | None:
+    """Return a number from a response; None if it is missing, negative or too large, such as 1e999."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return value if 0 <= value < 2**63 else None
 
 
 def entry_name(entry: Mapping[str, Any]) -> str:

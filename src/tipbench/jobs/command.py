@@ -10,7 +10,7 @@ from tipbench.generate.engine import engine_resources
 from tipbench.http import strip_login
 from tipbench.jobs.job import JobKind, JobRequest
 from tipbench.judge.automatic import JudgeChoice, JudgeKind
-from tipbench.plan.config import URL_KEYS, CollectConfig, make_config
+from tipbench.plan.collect_config import URL_KEYS, CollectConfig, make_config
 from tipbench.simulate.simulation import EXPERIMENT as SIMULATIONS
 from tipbench.simulate.simulation import SimulationConfig
 from tipbench.workflows.judging import check_judge_options

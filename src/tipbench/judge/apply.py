@@ -53,7 +53,7 @@ from tipbench.judge.sheet_store import (
     scores_fingerprint,
     stored_sheets,
 )
-from tipbench.plan.config import EXPERIMENT_PREFIX
+from tipbench.plan.collect_config import EXPERIMENT_PREFIX
 from tipbench.plan.rubric import Rubric
 from tipbench.record.run import RunChange
 from tipbench.record.store import Experiment, RunStore

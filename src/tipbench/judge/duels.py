@@ -37,7 +37,6 @@ from tipbench.judge.sheet_store import (
 from tipbench.plan.rubric import Rubric, parse_rubric
 from tipbench.record.run import RunChange, StoredRun
 from tipbench.record.store import Experiment, RunStore
-from tipbench.text import TIED
 
 PairName = tuple[str, str]  # model and prompt version of a pair
 
@@ -527,10 +526,10 @@ def _nothing_to_compare_message(
     if done:
         judge = request.judge or "a judge"
         hint = "" if request.judge else " --judge NAME gives them to another judge."
-        return f"Every match-up of the {TIED} pairs in {experiment} has been judged by {judge}, in both orders.{hint}"
+        return f"Every match-up in {experiment} has been judged by {judge}, in both orders.{hint}"
     if n_unknown:
         return (
             f"{n_unknown} answers of {experiment} do not belong to a scenario of the current suite. "
             "Pass the suite they were collected with (--suite)."
         )
-    return f"The {TIED} pairs in {experiment} share no scenario in which both have a tip: there is nothing to compare."
+    return f"The pairs to compare in {experiment} have no scenario in common in which both have a tip."

@@ -33,7 +33,7 @@ from tipbench.generate.residency import Evidence
 from tipbench.judge.automatic import JudgeChoice, JudgeKind
 from tipbench.judge.run import Unscored, safe_line, waiting_reporter
 from tipbench.judge.sheet import ItemScore, TipItem, TipScore, TipSheet
-from tipbench.plan.config import CollectConfig, make_config
+from tipbench.plan.collect_config import CollectConfig, make_config
 from tipbench.plan.rubric import FENCE, Rubric
 from tipbench.plan.scenarios import Persona, Scenario, Slot
 from tipbench.record.generation import Pause

@@ -15,7 +15,7 @@ from tipbench.errors import CorruptText, SheetRefused, SheetsClosed
 from tipbench.judge.check import Problem, refusal, shown
 from tipbench.judge.scores import RUBRIC
 from tipbench.judge.sheet import ItemScore, ItemT, Sheet, SheetTip, TipItem, TipSheet, instructions
-from tipbench.plan.config import EXPERIMENT_PREFIX, check_experiment_name
+from tipbench.plan.collect_config import EXPERIMENT_PREFIX, check_experiment_name
 from tipbench.plan.rubric import Control, Rubric, parse_rubric
 from tipbench.record.run import NewRun, RunKind, StoredRun
 from tipbench.record.store import Experiment, RunStore

@@ -146,12 +146,7 @@ def environment(
     )
     formats = (visible, number, signed, percent, duration, when, clock, lines, plural)
     jinja.filters |= {**{each.__name__: each for each in formats}, **(filters or {})}
-    jinja.globals |= {
-        "NOTHING": NOTHING,
-        "TIED": words.TIED,
-        "NOT_CLEARLY_DIFFERENT": words.NOT_CLEARLY_DIFFERENT,
-        **(template_globals or {}),
-    }
+    jinja.globals |= {"NOTHING": NOTHING, **(template_globals or {})}
     jinja.globals["ui"] = jinja.get_template("macros/ui.html").module
     return jinja
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby, product
 
 from tipbench.errors import UsageError
-from tipbench.plan.config import CollectConfig
+from tipbench.plan.collect_config import CollectConfig
 from tipbench.plan.prompts import WITHOUT_PROMPT, Prompt, RenderedPrompt, render
 from tipbench.plan.scenarios import Scenario
 from tipbench.plan.suite import Suite, load_suite

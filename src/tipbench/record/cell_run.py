@@ -10,7 +10,7 @@ import tipbench
 from tipbench.generate.diversity import measure_diversity
 from tipbench.generate.engine import Completion, ModelFacts, memory_needed
 from tipbench.generate.parsing import is_overlong, parse_answer, tips_json
-from tipbench.plan.config import CollectConfig
+from tipbench.plan.collect_config import CollectConfig
 from tipbench.plan.grid import PlannedCell, conditions_of
 from tipbench.plan.suite import Suite
 from tipbench.record.generation import Generated

@@ -27,7 +27,7 @@ from tipbench.generate.engine import (
     model_facts,
     refusal_error,
 )
-from tipbench.plan.config import CollectConfig
+from tipbench.plan.collect_config import CollectConfig
 from tipbench.plan.design import design_tags, extend_design, read_design
 from tipbench.plan.grid import cells_by_model, conditions_of, suite_for
 from tipbench.plan.suite import Suite

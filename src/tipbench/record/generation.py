@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tipbench.errors import JournalError, ServerUnavailable
 from tipbench.generate.engine import Completion, Engine, EngineFailure, FailureKind, GenerationRequest, ModelFacts
-from tipbench.plan.config import CollectConfig
+from tipbench.plan.collect_config import CollectConfig
 from tipbench.plan.grid import PlannedCell
 from tipbench.record.events import Observer, Resumed, Waiting
 

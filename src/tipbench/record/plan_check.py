@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tipbench.generate.engine import FreeMemory, ModelFacts, engine_of, memory_needed, memory_warning
-from tipbench.plan.config import CollectConfig
+from tipbench.plan.collect_config import CollectConfig
 from tipbench.plan.design import Design, make_design
 from tipbench.plan.grid import (
     ModelIdentity,

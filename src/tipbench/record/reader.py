@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tipbench.errors import InvalidOption
-from tipbench.plan.config import EXPERIMENT_PREFIX
+from tipbench.plan.collect_config import EXPERIMENT_PREFIX
 from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import iso

@@ -12,7 +12,7 @@ from typing import Any
 import tipbench
 from tipbench.generate.residency import Evidence
 from tipbench.http import strip_login
-from tipbench.plan.config import URL_KEYS, CollectConfig
+from tipbench.plan.collect_config import URL_KEYS, CollectConfig
 from tipbench.record.events import Collected
 from tipbench.record.run import NewRun, RunKind, RunState, StoredRun
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from tipbench.compare.statistics import Estimate, estimate_json, mean_estimate
 from tipbench.errors import UsageError
-from tipbench.plan.config import split_names
+from tipbench.plan.collect_config import split_names
 from tipbench.serve.policy import DEFAULT_POLICY, POLICIES
 from tipbench.serve.prior import Prior
 from tipbench.simulate.rollout import CONTROL, Arm, ArmTotals, find_arm, rollout

@@ -24,10 +24,11 @@ from tipbench.web.deps import MlflowConnection, Panel
 from tipbench.web.errors import SafeJsonResponse
 from tipbench.web.job_service import JobService, make_runners
 from tipbench.web.judge_service import UploadStore
+from tipbench.web.login_limiter import LoginLimiter
 from tipbench.web.metrics import Labels, Metrics, labels
 from tipbench.web.options import OperatorPermissions, PanelOptions, panel_options
 from tipbench.web.queries import Queries
-from tipbench.web.security import CompressionMiddleware, LoginLimiter, SecurityMiddleware, StreamLimits
+from tipbench.web.security import CompressionMiddleware, SecurityMiddleware, StreamLimits
 from tipbench.web.webhook import make_webhook, read_webhook_options
 
 PUBLIC_ROUTERS = (health.router, login.router)  # no authentication

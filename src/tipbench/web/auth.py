@@ -28,7 +28,8 @@ from tipbench.text import iso
 from tipbench.web.database import panel_folder
 from tipbench.web.errors import Forbidden, TooManyAttempts, Unauthorised
 from tipbench.web.forms import read_form
-from tipbench.web.security import Hosts, LoginLimiter, client_key
+from tipbench.web.login_limiter import LoginLimiter
+from tipbench.web.security import Hosts, client_key
 
 if TYPE_CHECKING:
     from tipbench.web.deps import Panel

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 
 from tipbench.errors import MlflowUnavailable
-from tipbench.plan.config import CollectConfig, split_wait_for_judge
+from tipbench.plan.collect_config import CollectConfig, split_wait_for_judge
 from tipbench.record.collect import TrackingStore
 from tipbench.record.mlflow import find_tracking
 from tipbench.record.store import RunStore

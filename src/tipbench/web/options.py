@@ -10,7 +10,7 @@ from typing import Any
 
 from tipbench.errors import UsageError
 from tipbench.http import matching_server, strip_login
-from tipbench.plan.config import URL_KEYS, CollectConfig
+from tipbench.plan.collect_config import URL_KEYS, CollectConfig
 from tipbench.plan.suite import builtin_suites
 from tipbench.settings import Settings
 from tipbench.web.errors import Forbidden, validate_part

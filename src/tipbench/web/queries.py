@@ -26,7 +26,7 @@ from tipbench.judge.material import CANDIDATES, RAW
 from tipbench.judge.scores import RUBRIC, SCORES, read_scores
 from tipbench.judge.sheet_store import DRIFT, FILLED, KEY, SHEET, SheetStatus
 from tipbench.judge.status import JudgingStatus, judging_status
-from tipbench.plan.config import check_experiment_name
+from tipbench.plan.collect_config import check_experiment_name
 from tipbench.record.mlflow_wire import CELL_TAG, RECORD_TAG, REVISION_TAG, SUPERSEDED_TAG, matches
 from tipbench.record.reader import FILTERS, cells, count_states, experiments, run_json, run_values, stale_runs
 from tipbench.record.run import RunKind, RunState, StoredRun

@@ -22,7 +22,7 @@ from tipbench.errors import MlflowUnavailable, TipbenchError, UsageError
 from tipbench.http import async_http_client, is_http_url, is_loopback
 from tipbench.jobs.job import JobKind, JobState
 from tipbench.jobs.store import JobStore
-from tipbench.plan.config import check_experiment_name
+from tipbench.plan.collect_config import check_experiment_name
 from tipbench.record.collect import TrackingStore
 from tipbench.record.mlflow import find_tracking
 from tipbench.record.reader import search_cells

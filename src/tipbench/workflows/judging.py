@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from tipbench.compare.cells import BoardCells, CellFilter, Focus, focus, read_board
 from tipbench.compare.leaderboard import BoardOptions, Leaderboard, make_board
+from tipbench.compare.verdict import TIED
 from tipbench.errors import InvalidOption, LockHeld, NotEnoughData, SheetRefused
 from tipbench.files import ResourceLock
 from tipbench.http import canonical_url
@@ -27,7 +28,6 @@ from tipbench.judge.sheet_file import sheet_csv
 from tipbench.judge.sheet_store import ItemKind, StoredSheet, find_sheet, stored_sheets
 from tipbench.plan.design import read_design
 from tipbench.record.store import Experiment, RunStore
-from tipbench.text import TIED
 
 _MAX_REASON_LENGTH = 1000  # characters
 MODEL_OPTIONS = ("ollama_url", "max_model_b", "num_ctx", "evict", "allow_unknown_size")  # also options of a collect

@@ -11,7 +11,7 @@ from typing import Any
 from tipbench.compare.statistics import smallest_detectable
 from tipbench.errors import LocalMlflowError, MlflowUnavailable, NotEnoughData
 from tipbench.generate.engine import engine_of, free_memory
-from tipbench.plan.config import CollectConfig
+from tipbench.plan.collect_config import CollectConfig
 from tipbench.plan.design import MIN_SCENARIOS, make_design
 from tipbench.plan.grid import conditions_of
 from tipbench.plan.suite import Suite

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 import tipbench
 from tipbench.errors import NotEnoughData, TipbenchError
-from tipbench.plan.config import DEFAULT_EXPERIMENT
+from tipbench.plan.collect_config import DEFAULT_EXPERIMENT
 from tipbench.web.api.models import COMMON_ERRORS, Health, Readiness, error_responses, text_response
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState

@@ -19,7 +19,7 @@ from tipbench.jobs.folder import MAX_LOG_BYTES
 from tipbench.jobs.job import ENDED, JobKind, JobState, RecordedEvent
 from tipbench.jobs.progress import ProgressSnapshot
 from tipbench.jobs.store import JobFilter, Submitted
-from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig
+from tipbench.plan.collect_config import WAIT_FOR_JUDGE, CollectConfig
 from tipbench.record.events import event_json
 from tipbench.record.plan_check import plan_json
 from tipbench.web.api.models import (

@@ -7,10 +7,11 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tipbench.compare.verdict import TIED
 from tipbench.jobs.job import Job, JobKind
 from tipbench.judge.automatic import WITH_PATTERN
 from tipbench.record.events import strip_logins
-from tipbench.text import TIED, iso
+from tipbench.text import iso
 
 NextCursor = Annotated[
     str | None,

@@ -17,7 +17,7 @@ from tipbench.jobs.job import ACTIVE, ENDED, RETRIABLE, Job, JobKind, JobState
 from tipbench.jobs.progress import ModelProgress, Phase, Progress
 from tipbench.jobs.store import JobFilter
 from tipbench.markup import duration
-from tipbench.plan.config import split_names
+from tipbench.plan.collect_config import split_names
 from tipbench.record.events import strip_logins
 from tipbench.text import join_names, plural
 from tipbench.web.api.jobs import JobPath

@@ -23,6 +23,7 @@ from starlette.responses import HTMLResponse, Response
 
 import tipbench
 from tipbench import markup
+from tipbench.compare.verdict import WORDING
 from tipbench.errors import TipbenchError
 from tipbench.jobs.job import JobState
 from tipbench.web.auth import CSRF_FIELD, CSRF_HEADER, Identity, session_cookie
@@ -195,6 +196,7 @@ def environment() -> Environment:
         "static": lambda name: assets().url(name),
         "experiment_path": experiment_path,
         "version": tipbench.__version__,
+        **WORDING,
     }
     jinja = markup.environment(
         "tipbench.compare", "tipbench.web.panel", filters={"quote_path": quote_path}, template_globals=helpers

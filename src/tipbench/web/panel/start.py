@@ -35,7 +35,7 @@ from tipbench.http import http_client, read_body, strip_login
 from tipbench.jobs.airflow import AirflowRunner
 from tipbench.jobs.store import Submitted
 from tipbench.markup import NOTHING
-from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig, split_names
+from tipbench.plan.collect_config import WAIT_FOR_JUDGE, CollectConfig, split_names
 from tipbench.plan.grid import choose_prompts
 from tipbench.plan.suite import builtin_suites, load_suite
 from tipbench.record.reader import experiments

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tipbench.errors import UsageError
-from tipbench.plan.config import CollectConfig, make_config, split_names
+from tipbench.plan.collect_config import CollectConfig, make_config, split_names
 
 
 def test_defaults_are_those_of_the_contract() -> None:

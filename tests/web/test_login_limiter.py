@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tipbench.web.security import (
+from tipbench.web.login_limiter import (
     FAILURE_BURST,
     FAILURES_PER_SECOND,
     FREE_FAILURES,
     MAX_CLIENTS,
     MAX_WAIT_S,
     LoginLimiter,
-    client_key,
 )
+from tipbench.web.security import client_key
 from web.test_tokens import Clock
 
 

@@ -1,9 +1,9 @@
-"""Generates dags/bench_params.json, the parameters of the Airflow DAG, from CollectConfig.
+"""Fields of the DAG's trigger form: the settings of a collect (CollectConfig), and those that only Airflow has.
 
-python docs/dag_params.py            write it (`make docs`)
-python docs/dag_params.py --check    exit 1 if it is not up to date
+python airflow/form_fields.py            write them to dags/bench_params.json (`make docs`)
+python airflow/form_fields.py --check    exit 1 if that file is not up to date
 
-The DAG reads that file for its trigger form, so that it imports nothing of tipbench when Airflow parses it.
+The DAG reads that file, so that it imports nothing of tipbench when Airflow parses it.
 """  # noqa: INP001 - a script, not a package
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tipbench.plan.config import URL_KEYS, WAIT_FOR_JUDGE, CollectConfig
+from tipbench.plan.collect_config import URL_KEYS, WAIT_FOR_JUDGE, CollectConfig
 
 FILE = Path(__file__).parents[1] / "dags" / "bench_params.json"
 LISTS = ("models", "prompts")

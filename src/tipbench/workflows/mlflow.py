@@ -1,4 +1,4 @@
-"""Opens MLflow for commands, panel and DAG tasks: the configured server, a running one, or the local one."""
+"""Opens MLflow: the configured server, a running one, or the local one."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class MlflowLogin(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class MlflowAccess:
-    """Configuration of access to MLflow: the server with its login, and the home folder of the local server."""
+    """The configured server with its login, and the home folder of the local server."""
 
     home: Path
     url: str | None = None  # of the configured server
     username: str | None = None
     password: str | None = None
     token: str | None = None
-    public_url: str | None = None  # address of the configured server for browsers
+    public_url: str | None = None  # of the configured server, for browsers
     host_header: str | None = None
 
     def find(self, url: str | None = None, *, report: Callable[[str], None]) -> Tracking:
@@ -68,37 +68,35 @@ class MlflowAccess:
     def login(self, url: str) -> MlflowLogin:
         """Return the credentials and Host header for the MLflow at `url`; empty unless it is the configured server.
 
-        Users of the API and of Airflow may name another server, which must not receive the credentials. A user name and
-        password inside `url` are always sent. Without a configured server, the Host header is sent to any server.
+        Users of the API and of Airflow may name another server, which must not receive the credentials. A login inside
+        `url` is always sent. Without a configured server, the Host header is sent to any server.
         """
         host = self.host_header
-        if host and not (is_http_url(f"http://{host}") and urlsplit(f"http://{host}").netloc == host):
+        host_url = f"http://{host}"
+        if host and not (is_http_url(host_url) and urlsplit(host_url).netloc == host):
             raise UsageError(
                 f"mlflow_host_header takes a host name, with or without a port, as mlflow.lan:5000 (got {host[:60]!r})."
             )
         if not self.url:
             return {"host_header": host}
-        if not self._is_configured(url):
+        if not self._is_configured_server(url):
             return {}
         return {"username": self.username, "password": self.password, "token": self.token, "host_header": host}
 
     def pages_of(self, url: str) -> str | None:
-        """Return the public address of the server at `url`, for browsers; None if it has no other address.
-
-        Raises UsageError if the public address is invalid.
-        """
+        """Return the public URL of the server at `url`, or None. Raises UsageError if the public URL is invalid."""
         public = self.public_url
-        if not public or not self._is_configured(url):
+        if not public or not self._is_configured_server(url):
             return None
         if "@" in public or not is_http_url(public):
+            _, _, without_login = public.rpartition("@")
             raise UsageError(
                 "mlflow_public_url takes a web address without a login, such as https://mlflow.example "
-                f"(got {public.rpartition('@')[2][:80]!r})."
+                f"(got {without_login[:80]!r})."
             )
         return public
 
-    def _is_configured(self, url: str) -> bool:
-        """Whether `url` is the address of the configured server."""
+    def _is_configured_server(self, url: str) -> bool:
         configured = self.url or ""
         return is_http_url(configured) and is_http_url(url) and canonical_url(configured) == canonical_url(url)
 
@@ -107,8 +105,8 @@ class MlflowAccess:
         return self.connect(self.find(url, report=report))
 
     def open_or_start(self, url: str | None = None, *, report: Callable[[str], None]) -> TrackingStore:
-        """Open the server to record to: `url` or a running server. If there is none, start the local one."""
-        return self.connect(find_tracking(url, self.home, start=True, report=report))
+        """Open the server to record to: as for `find`, but start the local one if there is none, even without data."""
+        return self.connect(find_tracking(url or self.url, self.home, start=True, report=report))
 
 
 def existing_experiment(store: MlflowStore, name: str) -> Experiment:

@@ -196,3 +196,12 @@ def test_nothing_judged_and_held_scores_name_what_waits() -> None:
 def test_what_speaks_against_a_lead_is_named(changes: dict[str, Any], part: str) -> None:
     (sure,) = [line for line in card({A: GOOD, B: LOW}, **changes).lines if line.startswith("How sure: ")]
     assert part in sure
+
+
+def test_a_board_on_which_every_cell_failed_says_where_to_read_why() -> None:
+    cells = scored({A: [None] * 4, B: [None] * 4}, judges=()).cells
+    failed = tuple(replace(cell, run=replace(cell.run, tags={**cell.run.tags, "state": "failed"})) for cell in cells)
+    found = card({A: [None] * 4}, cells={"cells": failed, "judges": ()})
+    assert (found.state, found.title) == ("unusable", "No usable answers")
+    assert found.lines == ("None of 8 cells has an answer: all failed.",)
+    assert "`tipbench runs list --state failed --json --experiment tip-bench-x`" in found.next

@@ -27,22 +27,22 @@ _MAX_NAME_CHARS = 60
 
 
 class CardState(StrEnum):
-    """How much is known about which pair to use. Each state has its own title and next step."""
+    """How much is known about which pair to use."""
 
     UNJUDGED = "unjudged"  # answers wait for a judge
-    UNUSABLE = "unusable"  # no answer has a usable tip, so there is nothing to judge
+    UNUSABLE = "unusable"  # every cell failed, or no answer has a usable tip: there is nothing to judge
     UNRANKED = "unranked"  # there are too few scores to rank a pair
     PROVISIONAL = "provisional"  # scored by rules or a model, not by people
     EARLY = "early"  # people have judged, but the first look is not reached
     BEHIND = "behind"  # the leader is clearly worse than the reference
     DECIDED = "decided"  # the leader is better than every other pair
-    TIED = "tied"  # other pairs are tied with the leader, or not ranked yet, and more scores may decide
-    CLOSE = "close"  # tied, and more scores would hardly decide
+    TIED = "tied"  # other pairs are tied with the leader or not ranked yet; more scores may decide
+    CLOSE = "close"  # tied; more scores would hardly decide
 
 
 @dataclass(frozen=True)
 class SummaryCard:
-    """Which model and prompt to use, how certain that is, and what to do next."""
+    """The title and the sentences of a card."""
 
     state: CardState
     title: str
@@ -51,7 +51,6 @@ class SummaryCard:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """All sentences below the title."""
         return (*self.lines, self.next)
 
 
@@ -63,12 +62,11 @@ def summary_card(board: Leaderboard) -> SummaryCard:
 
 def _state(board: Leaderboard) -> CardState:
     ranking = board.ranking
-    if not board.standings:  # the board has only a reference, or nothing
+    if not board.standings:  # only a reference, or nothing
         return CardState.UNRANKED
     if not board.judges:
-        usable_rates = [standing.usable.rate for standing in board.standings if standing.usable is not None]
-        none_usable = bool(usable_rates) and max(usable_rates) == 0
-        return CardState.UNUSABLE if none_usable else CardState.UNJUDGED
+        is_usable = any(standing.usable is not None and standing.usable.rate > 0 for standing in board.standings)
+        return CardState.UNJUDGED if is_usable else CardState.UNUSABLE
     if ranking.leader is None:
         return CardState.UNRANKED
     if board.provisional:
@@ -109,7 +107,11 @@ def _title(board: Leaderboard, state: CardState) -> str:
 
 def _sentences(board: Leaderboard, state: CardState) -> Iterator[str]:
     if state is CardState.UNUSABLE:
-        yield unusable_text(n_answers=sum(standing.n_cells - standing.n_failed for standing in board.standings))
+        if n_answers := _count_answers(board):
+            yield unusable_text(n_answers)
+        else:
+            n_cells = sum(standing.n_cells for standing in board.standings)
+            yield f"None of {plural(n_cells, 'cell')} has an answer: all failed."
         return
     if state is CardState.UNJUDGED:
         n_pending = _count_pending(board)
@@ -141,7 +143,7 @@ def _sentences(board: Leaderboard, state: CardState) -> Iterator[str]:
 
 
 def _composite_text(board: Leaderboard, mean: float | None) -> str | None:
-    """Format a composite as "13.1 of 17", or as "composite 13.1" if the rubric and its maximum are unknown."""
+    """Return "13.1 of 17", or "composite 13.1" if the maximum is unknown."""
     if mean is None:
         return None
     if board.composite_range is None:
@@ -155,7 +157,7 @@ def _latency_text(latency: float | None) -> str | None:
 
 
 def _alternatives(board: Leaderboard) -> Iterator[str]:
-    """Yield a sentence that names the fastest and the smallest of the leader and the rows tied with it."""
+    """Yield a sentence on the fastest and the smallest among the leader and the rows tied with it."""
     ranking = board.ranking
     if ranking.leader is None or not ranking.tied_ranked or board.by == "prompt":  # a prompt has no speed or size
         return
@@ -173,11 +175,12 @@ def _alternatives(board: Leaderboard) -> Iterator[str]:
     smallest = min(params_b, key=lambda model: (params_b[model], model), default="")
     if smallest and params_b[smallest] < max(params_b.values()):
         smallest_text = f"the smallest ({parameter_count(params_b[smallest])})"
-        if smallest != leader.pair.model or fastest not in (None, leader.pair):
-            smallest_text = f"{short_name(smallest, _MAX_NAME_CHARS)} is {smallest_text}"
-        elif fastest is None:
-            smallest_text = f"it is {smallest_text}"
-        parts.append(smallest_text)
+        if smallest == leader.pair.model and fastest == leader.pair:
+            parts.append(smallest_text)  # "it is the fastest and the smallest"
+        elif smallest == leader.pair.model and fastest is None:
+            parts.append(f"it is {smallest_text}")
+        else:
+            parts.append(f"{short_name(smallest, _MAX_NAME_CHARS)} is {smallest_text}")
     if parts:
         yield f"Among the {TIED}, {' and '.join(parts)}."
 
@@ -215,7 +218,7 @@ def _certainty(board: Leaderboard, state: CardState) -> str:
     concerns = [f"{judge} {board.judging.concerns[judge]}" for judge in board.judges if judge in board.judging.concerns]
     if board.fragile:
         concerns.insert(0, "a few more unusable answers could change it")
-    if board.unplanned and not ranking.too_few:  # else nothing is decided anyway
+    if board.unplanned and not ranking.too_few:  # with too few scenarios, nothing is decided
         concerns.append(f"this is not a planned look: {board.unplanned}")
     if board.judging.held:
         concerns.append(f"scores of {join_names(sorted(board.judging.held), 3)} are held and not counted")
@@ -231,6 +234,9 @@ def _next_step(board: Leaderboard, state: CardState) -> str:
     ranking = board.ranking
     experiment = shlex.quote(board.experiment)
     if state is CardState.UNUSABLE:
+        if not _count_answers(board):
+            runs = f"`tipbench runs list --state failed --json --experiment {experiment}`"
+            return f"Next: read why in the failed runs ({runs}), then collect again."
         return "Next: read the raw answers, then try another prompt or a larger model."
     if state is CardState.UNJUDGED:
         if board.judging.held:
@@ -266,7 +272,7 @@ def _next_step(board: Leaderboard, state: CardState) -> str:
         return f"Next: collect and judge the missing answers of {rows}, or compare with `--exclude`."
     if ranking.scenarios_needed is not None:
         n_more = max(ranking.scenarios_needed - ranking.n_scenarios, 1)
-        if board.by or board.cluster:  # an unknown number of answers: a mean has several
+        if board.by or board.cluster:  # each mean is of several answers, so their number is unknown
             return f"Next: collect and {judging_task(0, n_more, power=POWER, unit=board.unit)}."
         n_answers = n_more * len(ranking.ranked)
         minutes = _judging_minutes(board, n_answers)
@@ -281,6 +287,10 @@ def _next_step(board: Leaderboard, state: CardState) -> str:
 def _judging_minutes(board: Leaderboard, n_answers: int) -> float | None:
     minutes_per_answer = board.judging.minutes_per_answer
     return None if minutes_per_answer is None else minutes_per_answer * n_answers
+
+
+def _count_answers(board: Leaderboard) -> int:
+    return sum(standing.n_cells - standing.n_failed for standing in board.standings)
 
 
 def _count_pending(board: Leaderboard) -> int:

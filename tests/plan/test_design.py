@@ -56,7 +56,13 @@ def test_design_is_read_back_from_tags_within_the_limit_of_mlflow(n: int) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"scenarios": ["a"], "looks": [2], "level": 0.05}', '{"scenarios": 1, "looks": [1]}']
+    "text",
+    [
+        *("", "[]", "{", "[" * 100_000),
+        '{"scenarios": ["a"], "looks": [2], "level": 0.05}',
+        '{"scenarios": ["a"], "looks": [Infinity], "level": 0.05}',
+        '{"scenarios": 1, "looks": [1]}',
+    ],
 )
 def test_tag_that_is_not_a_design_is_ignored(text: str) -> None:
     assert read_design({DESIGN_TAG: text}) is None

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.judging import EXPERIMENT, always, fill, items_of
+from tipbench.judge.material import CANDIDATES
 from tipbench.judge.scores import SCORES
 from tipbench.judge.sheet_store import HIDDEN, KEY
 from tipbench.record.run import RunChange
@@ -194,8 +195,9 @@ def test_tips_beyond_the_requested_number_are_shown_as_not_judged(home: Path) ->
 
 def test_a_damaged_text_is_named_and_the_rest_is_shown(served: Served) -> None:
     run_id = next(iter(driver_of(served).cells()))
-    served.store.update(run_id, RunChange(texts={SCORES: '{"odd": true}'}, at_ms=1))
+    served.store.update(run_id, RunChange(texts={SCORES: '{"odd": true}', CANDIDATES: "[" * 100_000}, at_ms=1))
     text = words_of(page_of(served, run_id))
+    assert "The text artifact:candidates.json is not in tipbench's format" in text
     assert "A text cannot be read" in text
     assert "# system" in text
 

@@ -1,4 +1,4 @@
-"""HTML of a board: template variables shared by the panel and the report, and the report as a single file."""
+"""HTML of a board: template variables for the panel and the report, and the report as a single file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 from jinja2 import Environment
@@ -31,7 +31,7 @@ from tipbench.text import interval, number, one_line, p_value, percent, plural, 
 
 _NAMESPACE = re.compile(r' xmlns(?::xlink)?="[^"]*"')
 _ID = re.compile(r'(\bid="|url\(#|href="#)([^")]*)')  # an id, or a reference to one
-_DESCRIBED = re.compile(r'<(\w+)( aria-label="([^"]*)" role="graphics-symbol"[^<>]*)/>')
+_LABELLED_SYMBOL = re.compile(r'<(\w+)( aria-label="([^"]*)" role="graphics-symbol"[^<>]*)/>')
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,13 @@ class Grid(NamedTuple):
 def board_context(
     board: Leaderboard, templates: Environment, *, links: Any = None, sort: str | None = None
 ) -> dict[str, Any]:
-    """Return the variables of `board/body.html`, except charts and judging.
-
-    `links` has the URLs of the panel's pages (`BoardUrl`); a report has none.
-    """
+    """Return the variables of `board/body.html`, except charts and judging. Only the panel has `links` (`BoardUrl`)."""
     table = standings(board, sort)
     scored = any(standing.result.estimate for standing in board.standings)
     parts: Any = templates.get_template("board/parts.html").module
 
     def rendered(macro: Any, *arguments: Any) -> Markup:
-        """Render a table now, not in the template: the panel caches these variables."""
+        """Render a table here, because the panel caches these variables."""
         return Markup(macro(*arguments))  # noqa: S704 - a template's own output, escaped there
 
     attribution = _attribution_context(board.attribution)
@@ -108,11 +105,11 @@ def board_context(
 
 
 def _conditions(board: Leaderboard) -> list[tuple[str, str]]:
-    """Return the conditions shared by all cells of the board, with the sampling options as separate entries."""
+    """Return the conditions of the board, with the sampling options as separate entries."""
     conditions = {name: str(value) for name, value in board.conditions.items() if value}
     try:
         sampling = json.loads(conditions.pop("sampling", "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         sampling = None
     shown = list(conditions.items())
     if isinstance(sampling, dict):
@@ -121,11 +118,12 @@ def _conditions(board: Leaderboard) -> list[tuple[str, str]]:
 
 
 def _heat_grid(board: Leaderboard) -> Grid:
-    """Return the numbers of the heat map."""
+    """Return the numbers of the heat map. MEAN in place of a model or prompt is the mean over all of them."""
     models, prompts, means = heat_map_means(board)
     heads = ("model", *(_short(prompt) for prompt in prompts), "mean")
-    rows = [(_short(model), *(_dash(number(means[model, prompt])) for prompt in (*prompts, MEAN))) for model in models]
-    last_row = ("mean", *(_dash(number(means[MEAN, prompt])) for prompt in prompts), "")
+    columns = (*prompts, MEAN)
+    rows = [(_short(model), *(_or_dash(number(means[model, column])) for column in columns)) for model in models]
+    last_row = ("mean", *(_or_dash(number(means[MEAN, prompt])) for prompt in prompts), "")
     return Grid(heads, (*rows, last_row))
 
 
@@ -139,24 +137,24 @@ def _attribution_context(attribution: Attribution | Unknown) -> dict[str, Any]:
             "name": FACTORS[name],
             "share": factor.share,
             "percent": percent(factor.share),
-            "p": _dash(p_value(factor.p)),
+            "p": _or_dash(p_value(factor.p)),
         }
         for name, factor in attribution.factors().items()
         if factor is not None
     ]
     marginals = []
-    sides = (
+    tables = (
         ("Models, over all prompts", "model", attribution.model_means),
         ("Prompts, over all models", "prompt", attribution.prompt_means),
     )
-    for title, side, means in sides:
+    for title, first_head, means in tables:
         rows = [
-            (_short(name), _dash(number(each.mean)), _dash(interval(each.ci_low, each.ci_high)))
+            (_short(name), _or_dash(number(each.mean)), _or_dash(interval(each.ci_low, each.ci_high)))
             for name, each in means.items()
         ]
         if len(rows) > 1:
-            marginals.append((title, Grid((side, "mean", "95 % interval"), rows)))
-    # The first line repeats the shares, which the bars already show.
+            marginals.append((title, Grid((first_head, "mean", "95 % interval"), rows)))
+    # Without the first line, because the bars already show its shares.
     return {"lines": lines[1:], "sources": sources, "marginals": marginals}
 
 
@@ -171,8 +169,8 @@ def _duels_context(board: Leaderboard) -> dict[str, Any] | None:
     rows = [
         (
             _short(label_of(board, each.pair)),
-            _dash(number(each.strength.value, "+.2f")),
-            _dash(interval(each.strength.ci_low, each.strength.ci_high, "+.2f")),
+            _or_dash(number(each.strength.value, "+.2f")),
+            _or_dash(interval(each.strength.ci_low, each.strength.ci_high, "+.2f")),
             f"{each.points:g} of {each.duels}",
             str(each.n_scenarios),
         )
@@ -183,19 +181,20 @@ def _duels_context(board: Leaderboard) -> dict[str, Any] | None:
 
 
 def judging_summary(board: Leaderboard | None, status: JudgingStatus) -> dict[str, Any]:
-    """Return the variables of `board/judging.html`: agreement of the judges and their drift from agreed scores.
-
-    They cover the whole experiment, regardless of the board's filters.
-    """
+    """Return the variables of `board/judging.html`. They are of the whole experiment, without the board's filters."""
     twice = f"{status.twice} of {status.judged}"
     if status.judged:
         twice += f" ({percent(status.twice / status.judged)})"
     alpha = ", ".join(f"{one_line(name)} {number(value) or 'unknown'}" for name, value in status.alpha.items())
     rubric = (board.rubric_tag if board else "") or ", ".join(status.rubrics)
-    answers = f"{status.judged} judged, {status.pending} pending" + (f", {status.held} held" if status.held else "")
+    answers = f"{status.judged} judged, {status.pending} pending"
+    if status.held:
+        answers += f", {status.held} held"
+    if status.floored:
+        answers += f"; {status.floored} with no usable answer"
     facts = (
         ("rubric", _rubric_text(rubric)),
-        ("answers", f"{answers}; {status.floored} with no usable answer" if status.floored else answers),
+        ("answers", answers),
         ("judged twice", twice),
         ("agreement (Krippendorff's alpha)", alpha if status.twice and alpha else "unknown: no answer has two judges"),
     )
@@ -208,12 +207,13 @@ def _judge_grid(status: JudgingStatus) -> Grid:
     for sheet in status.history:  # oldest first, so later sheets replace earlier ones
         if scales := (sheet.drift or {}).get("scales"):
             latest[sheet.judge, sheet.provisional] = {each["scale"]: each for each in scales}
-    names = list(dict.fromkeys(name for scales in latest.values() for name in scales))
+    scale_names = list(dict.fromkeys(name for scales in latest.values() for name in scales))
 
     def bias_text(scale: Mapping[str, Any] | None) -> str:
         if scale is None or scale["bias"] is None:
             return NOTHING
-        return f"{number(scale['bias'], '+.2f')}{', too far off' if scale['beyond'] else ''}"
+        far_off = ", too far off" if scale["beyond"] else ""
+        return f"{number(scale['bias'], '+.2f')}{far_off}"
 
     rows = [
         (
@@ -221,22 +221,24 @@ def _judge_grid(status: JudgingStatus) -> Grid:
             status.use_of_scores(each),
             f"{each.cells}" + (f" ({each.held} held)" if each.held else ""),
             verdict_words(each.verdict),
-            _dash(number(each.error)),
-            _dash(percent(each.self_exact)),
-            *(bias_text(latest.get((each.judge, each.provisional), {}).get(name)) for name in names),
+            _or_dash(number(each.error)),
+            _or_dash(percent(each.self_exact)),
+            *(bias_text(latest.get((each.judge, each.provisional), {}).get(name)) for name in scale_names),
         )
         for each in status.judges
     ]
     heads = ("judge", "scores", "answers", "drift", "error on controls", "repeat consistency")
-    return Grid((*heads, *(f"bias: {one_line(name)}" for name in names)), rows)
+    return Grid((*heads, *(f"bias: {one_line(name)}" for name in scale_names)), rows)
 
 
 def _rubric_text(tag: str) -> str | None:
     name, _, sha256 = tag.partition("@")
-    return f"{one_line(name)} ({sha256[:12]})" if sha256 else one_line(name) or None
+    if sha256:
+        return f"{one_line(name)} ({sha256[:12]})"
+    return one_line(name) or None
 
 
-def _dash(text: str | None) -> str:
+def _or_dash(text: str | None) -> str:
     return text or NOTHING
 
 
@@ -263,7 +265,7 @@ def html_report(
         made_by=f"tipbench {tipbench.__version__}",
         csp=CSP,
     )
-    return page.encode("utf-8", "backslashreplace").decode("utf-8")
+    return page.encode("utf-8", "backslashreplace").decode("utf-8")  # escape surrogates, which cannot be saved
 
 
 @cache
@@ -274,25 +276,23 @@ def _environment() -> Environment:
 
 
 def _inline_figure(kind: ChartKind, board: Leaderboard) -> Figure:
-    """Return a chart with all its variants as inline SVG; the style sheet shows one of them."""
+    """Return a chart with all its variants; the style sheet shows one of them."""
     chart = CHARTS[kind]
-    draw = partial(chart.draw, board)
-    variants = {
-        f"{width} {theme.name}": inline_svg(
-            to_svg(draw(theme, narrow=width == "narrow"), theme), f"{kind}-{width}-{theme.name}", f"{kind}-caption"
-        )
-        for width in ("wide", "narrow")
-        for theme in (LIGHT, DARK)
-    }
+    variants = {}
+    for width in ("wide", "narrow"):
+        for theme in (LIGHT, DARK):
+            svg = to_svg(chart.draw(board, theme, narrow=width == "narrow"), theme)
+            name = f"{kind}-{width}-{theme.name}"
+            variants[f"{width} {theme.name}"] = inline_svg(svg, name, f"{kind}-caption")
     return Figure(kind, chart.title, chart.describe(board), chart.caption, inline=variants)
 
 
 def inline_svg(svg: str, name: str, labelled_by: str) -> Markup:
-    """Prepare a chart's SVG for inlining: no namespaces, ids prefixed with `name`, descriptions as tooltips.
+    """Prepare a chart's SVG for inlining: without namespaces, ids prefixed with `name`, labels as tooltips.
 
-    `svg` must come from vl-convert, which escapes all text; SVG from other sources is not safe.
+    `svg` must come from vl-convert, which escapes all text.
     """
     plain = _ID.sub(rf"\g<1>{name}-\g<2>", _NAMESPACE.sub("", svg))
-    with_tooltips = _DESCRIBED.sub(r"<\1\2><title>\3</title></\1>", plain)
+    with_tooltips = _LABELLED_SYMBOL.sub(r"<\1\2><title>\3</title></\1>", plain)
     start = f'<svg role="img" focusable="false" aria-labelledby="{labelled_by}" '
     return Markup(with_tooltips.replace("<svg ", start, 1))  # noqa: S704 - escaped by vl-convert

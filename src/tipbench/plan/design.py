@@ -1,8 +1,8 @@
 """The design of an experiment: its scenarios in order, and the looks at which its leaderboard may decide.
 
-A look (interim analysis) tests the leaderboard before all scenarios are judged. More looks make it more likely that at
-least one of them finds a lead that is only chance. So the number of looks is fixed before the first score, and each is
-tested at a smaller significance level (Pocock 1977): all together decide wrongly in at most 5 % of experiments.
+A look (interim analysis) tests the leaderboard before all scenarios are judged. With more looks, it is more likely that
+one of them finds a lead by chance. So the number of looks is fixed before the first score, and each has a smaller
+significance level (Pocock 1977): together they are wrong in at most 5 % of experiments.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from math import ceil
 from typing import Any, Literal
 
 DESIGN_TAG = "tipbench.design"
-# Pocock's significance level of each look in a design of one, two, three or four looks.
-LEVELS = (0.05, 0.0294, 0.0221, 0.0182)
+LEVELS = (0.05, 0.0294, 0.0221, 0.0182)  # Pocock's level of each look in a design of one, two, three or four looks
 _MAX_LOOKS = len(LEVELS)
 STEP = 8  # scenarios between two looks
-MIN_SCENARIOS = 6  # the smallest p of a sign-flip test is 2 / 2ⁿ for n scenarios; with fewer than 6 it exceeds 0.05
+MIN_SCENARIOS = 6  # the smallest p of a sign-flip test with n scenarios is 2 / 2ⁿ: below 0.05 from n = 6
 
 _MAX_TAG_CHARS = 1500  # MLflow's limit for an experiment's tag is 5000
-_MAX_PARTS = 999  # the number of a tag has three digits
+_MAX_PARTS = 999  # numbers of tags have three digits
 
 LooksOption = Literal["auto", "one"]
 
@@ -55,15 +54,13 @@ def make_design(scenarios: Iterable[str], option: LooksOption = "auto") -> Desig
 
 def extend_design(before: Design | None, scenarios: Iterable[str], option: LooksOption) -> Design:
     """Return the design with these scenarios added at the end; the same object if none are new."""
-    wanted = tuple(scenarios)
+    added = tuple(scenarios)
     if before is None:
-        return make_design(wanted, option)
-    if set(wanted) <= set(before.scenarios):
+        return make_design(added, option)
+    if set(added) <= set(before.scenarios):
         return before
-    # With more than STEP scenarios, only the option "one" makes a design with one look; the design keeps that option.
-    if len(before.looks) == 1 and len(before.scenarios) > STEP:
-        option = "one"
-    return make_design((*before.scenarios, *wanted), option)
+    has_option_one = len(before.looks) == 1 and len(before.scenarios) > STEP  # "auto" gives more looks
+    return make_design((*before.scenarios, *added), "one" if has_option_one else option)
 
 
 def design_tags(design: Design) -> dict[str, str]:
@@ -87,15 +84,16 @@ def read_design(tags: Mapping[str, str]) -> Design | None:
         scenarios = tuple(str(scenario) for scenario in raw["scenarios"])
         looks = tuple(int(look) for look in raw["looks"])
         design = Design(scenarios, looks, float(raw["level"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
-    are_looks_valid = looks and list(looks) == sorted(set(looks)) and looks[0] > 0 and looks[-1] == len(scenarios)
+    is_ascending = list(looks) == sorted(set(looks))
+    are_looks_valid = looks and is_ascending and looks[0] > 0 and looks[-1] == len(scenarios)
     is_level_valid = 0 < design.level <= LEVELS[0]
     return design if are_looks_valid and is_level_valid else None
 
 
 def least_scenarios(level: float) -> int:
-    """Return the smallest number n of shared scenarios whose sign-flip test can reach this level: 2 / 2ⁿ ≤ level."""
+    """Return the smallest number of shared scenarios with which a sign-flip test can reach this level."""
     n = MIN_SCENARIOS
     while 2 / 2**n > level:
         n += 1

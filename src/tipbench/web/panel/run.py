@@ -1,4 +1,4 @@
-"""Page of one run: notices, the answer with all its scores, params and metrics, models in memory."""
+"""Page of one run."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tipbench.web.panel.runs import read_filters, run_note, run_title
 from tipbench.web.queries import Related, RunFilters, RunQueries, experiment_path, quote_path
 
 Facts = list[tuple[str, str]]  # label, value
-UsedJudgement = tuple[str, Judgement]  # its use (counts, held, provisional, …), and the judgement
+UsedJudgement = tuple[str, Judgement]  # "counts", "held", "provisional" and so on, and the judgement
 
 PROMPT = "artifact:prompt.txt"
 _TEXTS_WITH_SECTION = (PROMPT, RAW, CANDIDATES, SCORES)  # on a cell's page
 
-# Labels with their params; of _RECORD with their tags, and of _MEMORY with their metrics.
+# Labels and the names of params.
 _INPUT = (
     ("model", "model"), ("prompt", "prompt_version"), ("scenario", "scenario"), ("persona", "persona"),
     ("time slot", "time_slot"), ("repeat", "repeat"), ("suite", "suite"),
@@ -45,11 +45,12 @@ _ENVIRONMENT = (
     ("engine", "engine"), ("version", "engine_version"), ("host", "host"), ("parameters (B)", "model_params_b"),
     ("quantization", "quantization"), ("digest", "model_digest"),
 )  # fmt: skip
-_RECORD = (
+_RECORD = (  # labels and the names of tags
     ("cell key", "cell_key"), ("conditions", "conditions"), ("prompt hash", "prompt_hash"),
     ("scenario hash", "scenario_hash"), ("cell seed", "cell_seed"), ("scores under", "scores_rubric"),
     ("done reason", "done_reason"), ("written by tipbench", "tipbench.version"),
 )  # fmt: skip
+# Metrics by unit.
 _SECONDS = ("latency_s", "load_s", "ttft_s", "seconds", "residency_largest_gap_s")
 _SHARES = ("overlong", "self_exact", "p_best")
 _COUNTS = (
@@ -65,7 +66,7 @@ _LABELS = {
     "ci_low": "lower end of the interval", "ci_high": "upper end of the interval",
 }  # fmt: skip
 _FLAGS = ("format_ok", "decided")  # 0 is no, 1 is yes
-_MEMORY = (
+_MEMORY = (  # labels and the names of metrics
     ("most models in memory at once", "most_resident"), ("samples", "residency_samples"),
     ("largest gap", "residency_largest_gap_s"), ("verified handovers", "handovers"),
 )  # fmt: skip
@@ -77,8 +78,8 @@ class TipView:
 
     tip: str
     rationale: str
-    judged: bool  # False for tips beyond the requested number, which are not judged
-    scores: tuple[tuple[str, str, TipScore], ...]  # judge, use of the judgement, scores
+    judged: bool  # False for tips beyond the requested number
+    scores: tuple[tuple[str, str, TipScore], ...]  # judge, "counts" and so on (see UsedJudgement), scores
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class AnswerView:
     judgements: tuple[UsedJudgement, ...]
     history: tuple[UsedJudgement, ...]  # oldest first
     scales: tuple[str, ...]
-    errors: tuple[str, ...]  # errors of texts that cannot be parsed
+    errors: tuple[str, ...]  # of texts that cannot be parsed
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Notice:
 
 
 def answer_view(run: Mapping[str, Any]) -> AnswerView:
-    """Return a cell's answer with its scores; texts that cannot be parsed are left out and listed in `errors`."""
+    """Return a cell's answer with its scores."""
     errors: list[str] = []
     scores, tips = NO_SCORES, []
     try:
@@ -112,11 +113,11 @@ def answer_view(run: Mapping[str, Any]) -> AnswerView:
     try:
         candidates = json.loads(run["texts"].get(CANDIDATES) or "[]")
         tips = [(str(tip["tip"]), str(tip["rationale"])) for tip in candidates]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         errors.append(f"The text {CANDIDATES} is not in tipbench's format; it is shown below unchanged.")
     judgements = tuple(_current_judgements(scores))
     requested = run["params"].get("n_tips", "")
-    is_valid = requested.isdecimal() and len(requested) < 6  # another program may have changed the run
+    is_valid = requested.isdecimal() and len(requested) < 6  # false if another program has changed the run
     n_judged = int(requested) if is_valid else len(tips)
     views = []
     for index, (tip, rationale) in enumerate(tips):
@@ -183,7 +184,7 @@ def notices(run: Mapping[str, Any], *, stale: bool = False) -> Iterator[Notice]:
 
 
 def other_texts(run: Mapping[str, Any], *, with_key: bool) -> list[tuple[str, str]]:
-    """Return the texts that have no section of their own on the page; a sheet's key only with `with_key`."""
+    """Return the texts without a section of their own; texts that reveal a sheet's key only with `with_key`."""
     names = set(run["texts"])
     if run["tags"].get("kind") == RunKind.CELL:
         names -= set(_TEXTS_WITH_SECTION)
@@ -194,7 +195,6 @@ def other_texts(run: Mapping[str, Any], *, with_key: bool) -> list[tuple[str, st
 
 
 def _indented(text: str) -> str:
-    """Return a JSON object or array with indentation, and any other text unchanged."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -203,7 +203,7 @@ def _indented(text: str) -> str:
 
 
 def shown_params(run: Mapping[str, Any], *, with_key: bool) -> Facts:
-    """Return the params sorted by name; a sheet's seed reveals its key, so it requires `with_key` too."""
+    """Return the params sorted by name. A sheet's seed reveals its key, so it is included only with `with_key`."""
     hides_seed = run["tags"].get("kind") == RunKind.JUDGING and not with_key
     return sorted((name, value) for name, value in run["params"].items() if not (hides_seed and name == "seed"))
 
@@ -212,32 +212,31 @@ def groups(run: Mapping[str, Any]) -> list[tuple[str, Facts]]:
     """Return a cell's input, settings, environment and record; unknown values are left out."""
     params = run["params"]
     all_groups = [
-        ("Input", _known(_INPUT, params)),
-        ("Settings", [*_known(_SETTINGS, params), *_sampling_facts(params.get("sampling") or "{}")]),
-        ("Environment", _known(_ENVIRONMENT, params)),
-        ("Record", [("run", run["run_id"]), *_known(_RECORD, run["tags"])]),
+        ("Input", _known_facts(_INPUT, params)),
+        ("Settings", [*_known_facts(_SETTINGS, params), *_sampling_facts(params.get("sampling") or "{}")]),
+        ("Environment", _known_facts(_ENVIRONMENT, params)),
+        ("Record", [("run", run["run_id"]), *_known_facts(_RECORD, run["tags"])]),
     ]
     return [(title, facts) for title, facts in all_groups if facts]
 
 
 def _sampling_facts(text: str) -> Facts:
-    """Return the sampling options, which are stored as one JSON object."""
     try:
         sampling = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return [("sampling", text)]
     return [(str(name), str(value)) for name, value in sampling.items()] if isinstance(sampling, dict) else []
 
 
-def measures(metrics: Mapping[str, float | None]) -> Facts:
+def format_metrics(metrics: Mapping[str, float | None]) -> Facts:
     """Return all metrics of a run with their units, sorted by name."""
     return [
-        (_LABELS.get(name, name.removeprefix("n_").replace("_", " ")), measure(name, metrics[name]))
+        (_LABELS.get(name, name.removeprefix("n_").replace("_", " ")), format_metric(name, metrics[name]))
         for name in sorted(metrics)
     ]
 
 
-def measure(name: str, value: float | None) -> str:
+def format_metric(name: str, value: float | None) -> str:
     """Format a metric with its unit."""
     if name in _SECONDS:
         return duration(value)
@@ -247,7 +246,8 @@ def measure(name: str, value: float | None) -> str:
         return percent(value)
     if name in _COUNTS and value is not None and value.is_integer():
         return number(int(value))
-    return number(value, 3 if name in ("diversity", "distinct_2") else 2)
+    decimals = 3 if name in ("diversity", "distinct_2") else 2
+    return number(value, decimals)
 
 
 def memory_evidence(collect_run: StoredRun | None) -> dict[str, Any] | None:
@@ -255,9 +255,9 @@ def memory_evidence(collect_run: StoredRun | None) -> dict[str, Any] | None:
     if collect_run is None:
         return None
     metrics, tags = collect_run.metrics, collect_run.tags
-    facts = [(label, measure(key, metrics[key])) for label, key in _MEMORY if key in metrics]
-    if metrics.get("residency_unknown_samples"):
-        facts.append(("failed samples", measure("residency_unknown_samples", metrics["residency_unknown_samples"])))
+    facts = [(label, format_metric(key, metrics[key])) for label, key in _MEMORY if key in metrics]
+    if failed_samples := metrics.get("residency_unknown_samples"):
+        facts.append(("failed samples", format_metric("residency_unknown_samples", failed_samples)))
     return {
         "run_id": collect_run.run_id,
         "known": "most_resident" in metrics,  # the embedded engine has no server to observe
@@ -267,8 +267,8 @@ def memory_evidence(collect_run: StoredRun | None) -> dict[str, Any] | None:
     }
 
 
-def _known(names: tuple[tuple[str, str], ...], values: Mapping[str, str]) -> Facts:
-    return [(label, values[key]) for label, key in names if values.get(key) not in (None, "", "unknown")]
+def _known_facts(labels: tuple[tuple[str, str], ...], values: Mapping[str, str]) -> Facts:
+    return [(label, values[key]) for label, key in labels if values.get(key) not in (None, "", "unknown")]
 
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
@@ -283,20 +283,19 @@ _MAX_OTHER_RUNS = 10  # of the same cell
 def run_page(
     request: Request, experiment: ExperimentPath, run_id: RunPath, panel: PanelState, store: Store, key: _Key = None
 ) -> HTMLResponse:
-    """Show a run; the list's filters stay in the URL for the links to the previous and next run."""
+    """Show a run. The URL has the filters of the list, for the links to the previous and next run."""
     run = panel.queries.run(store, experiment, run_id)
     queries = RunQueries(panel.queries, store, experiment)
     filters = read_filters(request)
     kind = run["tags"].get("kind", "")
     is_cell = kind == RunKind.CELL
-    if str(filters.kind) != kind and kind in set(RunKind):  # the neighbours of a run are of its kind
+    if str(filters.kind) != kind and kind in set(RunKind):  # the previous and next run are of the same kind
         filters = filters.model_copy(update={"kind": RunKind(kind)})
     related = queries.related(run) if is_cell else Related()
     collect_run = related.collection
-    if kind == RunKind.COLLECTION:  # its page shows its own evidence
+    if kind == RunKind.COLLECTION:
         collect_run = StoredRun(**{each.name: run[each.name] for each in fields(StoredRun)})
     params = run["params"]
-    # The card of the scenario, if its suite is available and the scenario has not changed since.
     cards = scenario_cards([params.get("suite", "")]) if is_cell else {}
     query = filters.query(next=None)
     filter_query = f"?{query}" if query else ""
@@ -310,10 +309,10 @@ def run_page(
         note=run_note(run),
         notices=list(notices(run, stale=related.stale)),
         groups=groups(run) if is_cell else [],
-        measures=measures(run["metrics"]),
+        measures=format_metrics(run["metrics"]),
         params=shown_params(run, with_key=key == "shown"),
         answer=answer_view(run) if is_cell else None,
-        scenario=cards.get((params.get("scenario", ""), run["tags"].get("scenario_hash", ""))),
+        scenario=cards.get((params.get("scenario", ""), run["tags"].get("scenario_hash", ""))),  # None if changed
         answers_url=BoardUrl(experiment).scenario(params.get("scenario", "")),
         prompt=run["texts"].get(PROMPT),
         raw=run["texts"].get(RAW),
@@ -322,9 +321,9 @@ def run_page(
         has_key=KEY in run["texts"],
         key_shown=key == "shown",
         evidence=memory_evidence(collect_run),
-        tries=related.tries[:_MAX_OTHER_RUNS],
-        builds=related.builds[:_MAX_OTHER_RUNS],
-        by_time=filters.sort == RunFilters().sort,  # the default
+        tries=related.other_attempts[:_MAX_OTHER_RUNS],
+        builds=related.other_versions[:_MAX_OTHER_RUNS],
+        by_time=filters.sort == RunFilters().sort,  # the default is by time
         neighbours=queries.neighbours(filters, run_id),
         query=filter_query,
         json_url=f"/api/bench/runs/{quote_path(experiment)}/{run_id}",

@@ -21,7 +21,7 @@ PNG_SCALE = 2.0
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of a chart; there is a light and a dark theme, to match the page."""
+    """Colours of a chart."""
 
     name: str
     background: str
@@ -33,7 +33,7 @@ class Theme:
     palette: tuple[str, ...]
 
 
-# The palettes list their colours in the same order, so that a series has the same hue in both themes.
+# The palettes have the same order of hues, so that a series has the same hue in both themes.
 LIGHT = Theme(
     "light", background="#ffffff", ink="#1b1f24", muted="#57606a", grid="#d8dee4", accent="#0a5dc2", warning="#b3261e",
     palette=("#0a5dc2", "#b45309", "#1a7f37", "#8250df", "#bf3989", "#4d5560"),
@@ -49,7 +49,7 @@ def import_altair() -> Any:
     """Import and return Altair; raises UsageError with install instructions if it is missing."""
     try:
         import altair as alt
-        import vl_convert  # noqa: F401 - fail here, not at the end of the work
+        import vl_convert  # noqa: F401 - to fail here, not when the chart is rendered
     except ImportError as exc:
         raise UsageError(
             f"Charts need the extra 'charts', which is not installed ({exc.name} is missing). "
@@ -59,7 +59,6 @@ def import_altair() -> Any:
 
 
 def _themed_spec(chart: alt.TopLevelMixin, theme: Theme) -> Any:
-    """Return the chart's Vega-Lite specification with the theme's font and colours."""
     axis = {
         "labelColor": theme.ink, "titleColor": theme.muted, "gridColor": theme.grid, "domainColor": theme.grid,
         "tickColor": theme.grid, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal",

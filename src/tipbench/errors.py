@@ -6,7 +6,7 @@
     │   ├── SuiteError            invalid suite file; has file, line and reason
     │   ├── ModelRefused          too large, unknown size, not local, missing, or no text completion
     │   ├── JobNotFound           unknown job id
-    │   └── EventNotFound         unknown event of a policy
+    │   └── EventNotFound         unknown event id
     ├── NotEnoughData             exit 3: too little data for a result
     ├── ServerUnavailable         a required server is unreachable or timed out
     │   ├── OllamaUnavailable
@@ -20,19 +20,18 @@
     ├── JournalError              a result could not be saved to disk; the collect stops at once
     ├── CorruptText               a stored text does not match its hash
     ├── MixedRubrics              scores of different rubrics cannot be compared
-    ├── SheetsClosed              a judge may not use sheets after duels, or open a duel during a sheet
+    ├── SheetsClosed              the judge may not use sheets after a duel, or open a duel during a sheet
     ├── SheetRefused              invalid sheet; each problem has item, tip and field
     ├── WeightsError              the embedded model's file is missing or invalid
     ├── LocalMlflowError          the local MLflow could not be started or stopped
-    ├── JobConflict               the key is in use, or the job has ended or is still running
+    ├── JobConflict               the idempotency key is in use, or the job has ended or is still running
     ├── JobStartError             a runner cannot start a job, and a retry would not help
     ├── QueueFull                 the queue of the event log is full; retry
     ├── EventConflict             the request contradicts the recorded event
     └── StateError                stored policy state is corrupt, or its schema is not supported
 
 A message states the rule, the value found and the next step; the command line prints it without a traceback.
-Any other exception is a bug and keeps its traceback. The expected failure of one cell is not an exception but a
-value: `tipbench.generate.engine.EngineFailure`.
+Any other exception is a bug. An engine returns the failure of a cell as `tipbench.generate.engine.EngineFailure`.
 """
 
 from __future__ import annotations
@@ -168,7 +167,7 @@ class LocalMlflowError(TipbenchError):
 
 
 class JobConflict(TipbenchError):
-    """The request conflicts with the current state: the key is in use, or the job has ended or is still running."""
+    """The idempotency key is in use, or the job has ended or is still running."""
 
 
 class JobStartError(TipbenchError):

@@ -1,4 +1,4 @@
-"""Files: the home folder and its errors, atomic writes, private files, and locks that record their holder."""
+"""Files: the home folder, atomic writes, private files, and locks that record their holder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from tipbench.errors import LockHeld, TipbenchError, UsageError
 
 _POLL_S = 0.2  # between two attempts to acquire a lock
-# These errors can be fixed by choosing another folder. Others, such as a full disk, are not usage errors.
+# Errors that the user can fix by choosing another folder.
 _FOLDER_ERRORS = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP,
     errno.ENAMETOOLONG,
@@ -48,9 +48,10 @@ def convert_home_errors(path: Path, problem: str) -> Iterator[None]:
         yield
     except OSError as exc:
         error_class = UsageError if exc.errno in _FOLDER_ERRORS else TipbenchError
+        next_step = _NEXT_STEPS.get(exc.errno or 0, _CHOOSE_FOLDER)
         raise error_class(
             f"tipbench stores journals, locks and weights in its home folder, but {path} {problem}: "
-            f"{exc.strerror or exc}. {_NEXT_STEPS.get(exc.errno or 0, _CHOOSE_FOLDER)}"
+            f"{exc.strerror or exc}. {next_step}"
         ) from exc
 
 
@@ -112,10 +113,7 @@ def _is_private_group(gid: int) -> bool:
 
 
 def open_private(path: Path, flags: int = os.O_RDWR) -> int:
-    """Open a file and return its descriptor. A missing file is created with access for its owner only.
-
-    Raises OSError.
-    """
+    """Open a file, created with access for its owner only if missing. Returns its descriptor. Raises OSError."""
     return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
@@ -178,10 +176,7 @@ def _temporary_file(path: Path, content: bytes, *, mode: int) -> Iterator[Path]:
 
 
 def flock(fd: int, *, shared: bool = False, wait: bool = False) -> bool:
-    """Lock an open file, exclusively unless `shared`. Returns False if another process holds the lock.
-
-    Raises OSError.
-    """
+    """Lock an open file. Returns False if another process holds the lock. Raises OSError."""
     operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     if not wait:
         operation |= fcntl.LOCK_NB
@@ -268,7 +263,7 @@ class ResourceLock:
             self._fd = fd
             if previous is not None and previous.digest:
                 self.dead_holder = previous
-                self.note_loaded(previous.model, previous.digest)  # until it is confirmed to be unloaded
+                self.note_loaded(previous.model, previous.digest)  # until `note_empty`
             else:
                 self._write(self._holder)
         except BaseException:
@@ -292,7 +287,6 @@ class ResourceLock:
         self._write(replace(self._holder, model=model, digest=digest))
 
     def note_empty(self) -> None:
-        """Record that no model is loaded."""
         self._has_model = False
         self._write(self._holder)
 
@@ -327,7 +321,7 @@ class ResourceLock:
             return
         data = json.dumps(asdict(holder)).encode()
         with convert_home_errors(self._path, "cannot be written"):
-            if os.pwrite(self._fd, data, 0) != len(data):  # the disk became full meanwhile
+            if os.pwrite(self._fd, data, 0) != len(data):  # the disk is full
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.ftruncate(self._fd, len(data))
             os.fsync(self._fd)

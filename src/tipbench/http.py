@@ -61,19 +61,18 @@ def is_http_url(url: str) -> bool:
 def strip_login(url: str) -> str:
     """Return the URL without user name and password, safe to show and store."""
     parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    _, _, host_and_port = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=host_and_port))
 
 
 def canonical_url(url: str) -> str:
-    """Return the same URL for all spellings of a server's address.
-
-    It has no user name, an explicit port, and `localhost` instead of a loopback address.
-    """
+    """Return a URL that is equal for all spellings of a server's address: with a port, without a user name."""
     parts = urlsplit(url)
     host = "localhost" if is_loopback(url) else (parts.hostname or "").rstrip(".")
     if ":" in host:  # IPv6
         host = f"[{host}]"
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    default_port = 443 if parts.scheme == "https" else 80
+    port = parts.port or default_port
     return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
 
 
@@ -101,7 +100,7 @@ def async_http_client(url: str, **options: Any) -> httpx.AsyncClient:
 
 
 def tls_for(url: str) -> ssl.SSLContext:
-    """Return the TLS context for `url`. Certificates are loaded for https only, as this takes 20 ms and some MB."""
+    """Return the TLS context for `url`. Loads certificates for https only, because it takes 20 ms and some MB."""
     import ssl
 
     import httpx
@@ -120,8 +119,7 @@ def tls_for(url: str) -> ssl.SSLContext:
 def read_body(response: httpx.Response, *, limit: int, deadline: float) -> bytearray | None:
     """Return the body of a streamed response, or None if it exceeds `limit` bytes.
 
-    Raises httpx.ReadTimeout after `deadline`, a time.monotonic() value: httpx's own timeout applies to each chunk and
-    does not limit the total time.
+    Raises httpx.ReadTimeout after `deadline` (time.monotonic()): httpx's timeout limits each chunk, not the total time.
     """
     import httpx
 
@@ -152,11 +150,11 @@ def _create_client(
 def _origin(url: str) -> str:
     """Return only scheme, host and port of a URL, because its path may be secret, as in a webhook URL."""
     parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    _, _, host_and_port = parts.netloc.rpartition("@")
+    return f"{parts.scheme}://{host_and_port}"
 
 
 def _describe_proxies() -> str:
-    """Return the proxy settings of the environment for a message."""
     from urllib.request import getproxies
 
     settings = []
@@ -185,12 +183,11 @@ def is_too_many_files(exc: BaseException) -> bool:
     """Return whether a request failed because this process or machine has too many open files."""
     os_errors = list(_os_errors(exc))
     if any(isinstance(error, socket.gaierror) for error in os_errors):
-        return _no_file_can_be_opened()  # a failed name lookup does not report its reason: test it
+        return _no_file_can_be_opened()  # a failed name lookup does not report its reason
     return any(error.errno in _TOO_MANY_FILES_ERRNOS for error in os_errors)
 
 
 def _os_errors(exc: BaseException) -> Iterator[OSError]:
-    """Yield the OSErrors among an exception and its causes."""
     cause: BaseException | None = exc
     while cause is not None:
         if isinstance(cause, OSError):

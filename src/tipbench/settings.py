@@ -59,14 +59,13 @@ _DEFAULT_TEXTS = {  # descriptions of defaults that are not constant
 
 
 def _split_list(value: object) -> tuple[str, ...]:
-    """Return the items of a list setting, which is a list in the file and a comma-separated text in a variable."""
+    """Return the items of a list (from a file) or of a comma-separated string (from an environment variable)."""
     items = value if isinstance(value, list | tuple) else str(value).split(",")
     texts = (str(item).strip() for item in items)
     return tuple(text for text in texts if text)
 
 
 def _normalise_proxy(text: str) -> str:
-    """Return the address or network of a reverse proxy in its usual spelling; raises ValueError if it is invalid."""
     try:
         if "/" in text:
             return str(ipaddress.ip_network(text, strict=False))
@@ -229,12 +228,12 @@ class Settings:
     def allowed_servers(self, key: str, others: Iterable[str], *, find: bool = True) -> tuple[str, ...]:
         """Return the servers that a job started over HTTP or Airflow may use: the configured one and `others`.
 
-        `key` is one of URL_KEYS. If no Ollama is configured, its default address is used. If no MLflow is configured,
-        the servers that may be found automatically are used; without `find`, none.
+        `key` is "ollama_url" or "mlflow_url". Only Ollama has a default URL. If no MLflow is configured, the servers
+        that tipbench finds by itself are included; without `find`, only `others`.
         """
-        configured_or_default = self.get(key) or CollectConfig.model_fields[key].default
-        if configured_or_default is not None:
-            return tuple(dict.fromkeys((configured_or_default, *others)))
+        url = self.get(key) or CollectConfig.model_fields[key].default
+        if url is not None:
+            return tuple(dict.fromkeys((url, *others)))
         if not find:
             return tuple(dict.fromkeys(others))
         from tipbench.record.mlflow import default_servers
@@ -277,7 +276,7 @@ class Settings:
             raise UsageError(f"{source}: {exc}") from exc
 
     def _validate(self, config_class: type[_Config], flags: Mapping[str, object]) -> _Config:
-        """Validate the settings of this class; a flag that is None is not given."""
+        """Validate the settings of this class. Flags that are None are ignored."""
         given = {key: value for key, value in flags.items() if value is not None}
         values = {key: self.values[key] for key in config_class.model_fields if self.values.get(key) not in (None, "")}
         # The flag of `panel_port` is --port.
@@ -348,7 +347,6 @@ def parse_ollama_host(host: str) -> str:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """Return the content of a tipbench.toml; empty if it does not exist. Raises UsageError if another user owns it."""
     next_step = "Work in a folder of your own, or replace the file."
     check_ownership(path, next_step)
     try:

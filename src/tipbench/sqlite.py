@@ -33,9 +33,9 @@ class Database:
     ) -> None:
         """Open the file; creates and migrates it as needed.
 
-        `migrations[i]` upgrades a file from version i to i + 1; its statements are separated by semicolons. The version
-        is stored as SQLite's `user_version`. `purpose` begins the error messages, as in "The list of jobs". `busy_s` is
-        how long to wait for the lock of another process. `wal` enables WAL mode: reads do not wait for writes.
+        `migrations[i]` upgrades a file from `user_version` i to i + 1; its statements are separated by semicolons.
+        Error messages begin with `purpose`, such as "The list of jobs". `busy_s` is how long to wait for the lock of
+        another process. `wal` enables WAL mode: reads do not wait for writes.
         """
         self.path = path
         self._purpose = purpose
@@ -127,8 +127,6 @@ class Database:
 
 
 class _Entry(NamedTuple):
-    """A queued row or statement."""
-
     statement: str | None  # None: insert the values as a row
     values: Sequence[object]
 
@@ -150,19 +148,16 @@ class GroupCommit:
         lock: threading.RLock,
         on_failure: Callable[[], None],
     ) -> None:
-        """Start the thread.
-
-        `lock` guards the queue. `on_failure` is called with `lock` held after a failed commit, before the futures fail.
-        """
+        """`on_failure` is called after a failed commit with `lock` held, before the futures fail."""
         self._database = database
         self._capacity = capacity
-        self._changed = threading.Condition(lock)
+        self._changed = threading.Condition(lock)  # guards the queue
         self._on_failure = on_failure
-        self._one_row = f"({', '.join('?' * n_columns)})"
+        self._placeholders = f"({', '.join('?' * n_columns)})"
         self._insert = f"INSERT INTO {table} VALUES "  # noqa: S608
         self._queue: list[_Entry] = []
         self._next_commit = _running_future()  # of the queued entries
-        self._current_commit: Future[None] | None = None  # in progress
+        self._current_commit: Future[None] | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"writer-{table}", daemon=True)
         self._thread.start()
@@ -233,7 +228,7 @@ class GroupCommit:
                 commit.set_result(None)
 
     def _write(self, db: Connection, queue: list[_Entry]) -> None:
-        # Inserts several rows per statement, because each statement releases the interpreter's lock and waits for it.
+        # Several rows per statement, because each statement releases the GIL and has to acquire it again.
         for statement, entries in groupby(queue, key=lambda entry: entry.statement):
             if statement is not None:
                 for entry in entries:
@@ -241,10 +236,10 @@ class GroupCommit:
                 continue
             rows = [entry.values for entry in entries]
             while rows:
-                # Rounded down to a power of two, so that few different statements have to be prepared.
+                # A power of two, so that few different statements have to be prepared.
                 n_rows = 1 << (min(len(rows), _MAX_ROWS).bit_length() - 1)
                 values = [value for row in rows[:n_rows] for value in row]
-                db.execute(self._insert + ", ".join([self._one_row] * n_rows), values)
+                db.execute(self._insert + ", ".join([self._placeholders] * n_rows), values)
                 del rows[:n_rows]
 
 

@@ -1,4 +1,4 @@
-"""Formats plurals, names, numbers, sizes and times for people; sanitises untrusted text; writes CSV; hashes values."""
+"""Text for people: plurals, numbers, sizes and times. Also untrusted text, CSV and hashes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from typing import overload
 
 _WHITESPACE = re.compile(r"\s+")
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")  # not tab, newline
+# Control characters except tab and newline, text-direction characters, and surrogates
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 # Words
 
@@ -70,15 +71,15 @@ def p_value(p: float | None) -> str | None:
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def file_size(count: int | None) -> str | None:
+def file_size(n_bytes: int | None) -> str | None:
     """Format a number of bytes as 1.2 GiB or 340 MiB."""
-    if count is None:
+    if n_bytes is None:
         return None
-    if count == 0:
+    if n_bytes == 0:
         return "none"
-    if count < 2**20:
+    if n_bytes < 2**20:
         return "under 1 MiB"
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
 
 
 def parameter_count(billions: float | None) -> str | None:
@@ -126,7 +127,7 @@ def iso(seconds: float | None) -> str | None:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Replace non-printable characters, which a terminal may interpret, with spaces; keeps those in `keep`."""
+    """Replace non-printable characters with spaces, except those in `keep`. A terminal could interpret them."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in keep else " " for char in text)
@@ -153,15 +154,13 @@ def shorten(text: str, max_chars: int) -> str:
 
 
 def short_name(name: str, max_chars: int) -> str:
-    """Return the name on one line, with at most `max_chars` characters.
-
-    It is shortened in the middle, because names often differ at the beginning or the end.
-    """
+    """Return the name on one line, shortened in the middle: names often differ at the beginning or the end."""
     line = one_line(name)
     if len(line) <= max_chars:
         return line
-    tail = (max_chars - 1) // 2
-    return f"{line[: max_chars - 1 - tail]}…{line[-tail:]}"
+    n_tail = (max_chars - 1) // 2
+    n_head = max_chars - 1 - n_tail
+    return f"{line[:n_head]}…{line[-n_tail:]}"
 
 
 # CSV

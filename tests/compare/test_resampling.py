@@ -145,8 +145,8 @@ def test_fewer_rounds_only_reject_less(monkeypatch: pytest.MonkeyPatch) -> None:
         all_rounds = significantly_better(values)
         with monkeypatch.context() as changed:
             changed.setattr(resampling, "MAX_DIRECT_SUMS", 0)
-            changed.setattr(resampling, "MANY_ROWS", 0)
-            changed.setattr(resampling, "MANY_ROWS_ROUNDS", 1)
+            changed.setattr(resampling, "MANY_COLUMNS", 0)
+            changed.setattr(resampling, "MANY_COLUMNS_ROUNDS", 1)
             one = significantly_better(values)
         assert not (one & ~all_rounds).any()
         gained += int(all_rounds.sum() - one.sum())

@@ -10,12 +10,12 @@ import pytest
 
 from tipbench.serve.event_log import open_database
 from tipbench.serve.state import TALLIES
-from tipbench.serve.state_store import STATES, FileStore, StateStore, open_state
+from tipbench.serve.state_store import STORE_KINDS, FileStore, StateStore, open_state
 
 A, B = "a" * 32, "b" * 32
 
 
-@pytest.fixture(params=STATES)
+@pytest.fixture(params=STORE_KINDS)
 def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StateStore]:
     with closing(open_database(tmp_path)) as database:
         yield open_state(tmp_path, request.param, database, database)

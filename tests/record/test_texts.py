@@ -139,14 +139,14 @@ def test_every_altered_character_is_detected(part: int, data: st.DataObject) -> 
 # What an interrupted update may leave
 
 
-def test_leftovers_and_parts_ahead_are_not_read() -> None:
+def test_unneeded_tags_are_not_read() -> None:
     for tags, text in [
         (to_tags(KEY, LONG) | {KEY: "an older, short text"}, LONG),
         (to_tags(KEY, LONG) | {KEY + ".005": "an older part", KEY + ".0004": "x"}, LONG),
         ({KEY: "short", KEY + ".meta": ""}, "short"),
         (to_tags(KEY, LONG) | {KEY: "short", KEY + ".meta": ""}, "short"),
-        ({KEY: "short", KEY + ".001": "a part that came ahead"}, "short"),
-        ({KEY + ".meta": "", KEY + ".001": "a part that came ahead"}, None),
+        ({KEY: "short", KEY + ".001": "a part written before its meta tag"}, "short"),
+        ({KEY + ".meta": "", KEY + ".001": "a part written before its meta tag"}, None),
     ]:
         assert from_tags(tags).get(KEY) == text
         for tag in unneeded_tags(KEY, tags):
@@ -163,7 +163,7 @@ def test_a_damaged_text_that_is_not_requested_is_ignored() -> None:
         from_tags(tags, {KEY})
 
 
-def test_leftovers_of_a_text_with_a_nonsensical_meta_are_unchanged() -> None:
+def test_no_tag_is_unneeded_if_the_meta_tag_is_invalid() -> None:
     assert unneeded_tags(KEY, {KEY: "x", KEY + ".meta": "nonsense", KEY + ".001": "y"}) == []
     huge = json.dumps({"parts": 10**15, "chars": 10**16, "sha256": ""})
     assert unneeded_tags(KEY, {KEY + ".meta": huge, KEY + ".001": "y"}) == []

@@ -23,7 +23,7 @@ from tipbench.serve.policy import POLICIES
 from tipbench.serve.state import DOCUMENT_NAMES, SCHEMA, TALLIES
 from tipbench.serve.state_store import (
     STATE_FOLDER,
-    STATES,
+    STORE_KINDS,
     export_state,
     import_state,
     open_state,
@@ -33,7 +33,7 @@ from tipbench.serve.state_store import (
 A, B = "a" * 32, "b" * 32
 
 
-@pytest.fixture(params=STATES)
+@pytest.fixture(params=STORE_KINDS)
 def state(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -249,7 +249,7 @@ def test_state_is_never_ahead_of_the_log(tmp_path: Path) -> None:
 # Export and import
 
 
-@pytest.mark.parametrize("target", STATES)
+@pytest.mark.parametrize("target", STORE_KINDS)
 def test_an_export_is_imported_into_another_home_with_the_same_secret_and_survives_a_rebuild(
     tmp_path: Path, state: str, target: str
 ) -> None:

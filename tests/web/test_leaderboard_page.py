@@ -336,7 +336,7 @@ def test_a_cached_page_contains_nothing_of_its_reader(changing: Served) -> None:
         tokens.append(token)
     assert tokens[0] not in page
     assert not any(
-        token in str(slot.value) for slot in changing.panel.queries.tables._slots.values() for token in tokens
+        token in str(entry.value) for entry in changing.panel.queries.tables._entries.values() for token in tokens
     )
 
 

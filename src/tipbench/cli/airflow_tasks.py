@@ -2,10 +2,10 @@
 
 Arguments and results are JSON, so each task can run on another machine. `conf` is the configuration of a DAG run: the
 keys of CollectConfig and `wait_for_judge`. Missing URLs are taken from the worker's settings. The worker's other
-settings are ignored, so that every task uses the same configuration.
+settings are ignored, so that every task uses the same configuration. A *listed host* is one in `ollama_hosts`.
 
-A collect task runs `python -m tipbench.cli.airflow_tasks collect …` as a child process. This is the `tipbench` command
-with one addition: when its stdin closes, it exits as it does on SIGTERM.
+A collect task runs `python -m tipbench.cli.airflow_tasks collect …` as a child process. This is the `tipbench` command,
+except that it also exits when its stdin closes.
 """
 
 from __future__ import annotations
@@ -73,9 +73,8 @@ def read_conf(conf: Conf, settings: Settings, *, uses_ollama: bool = False) -> C
                 f"conf {key} has a login, but Airflow shows the conf of every run. Leave the login out, "
                 "and set it in the worker's environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
             )
-    # None means that a key is missing; so does an empty URL.
-    missing = {key for key, value in values.items() if value is None or (key in URL_KEYS and not value)}
-    given = {key: value for key, value in values.items() if key not in missing}
+    given = {key: value for key, value in values.items() if value is not None}
+    given = {key: value for key, value in given.items() if value or key not in URL_KEYS}  # an empty URL is missing too
     worker_urls = {key: settings.values[key] for key in URL_KEYS if key in settings.values}
     sources = {**settings.sources, **{key: f"conf {key}" for key in given}}
     config = make_config({**worker_urls, **given}, sources)
@@ -86,14 +85,13 @@ def read_conf(conf: Conf, settings: Settings, *, uses_ollama: bool = False) -> C
 
 
 def _check_server(url: str, key: str, settings: Settings) -> None:
-    """Raise UsageError unless the worker's settings allow the server."""
+    """Raises UsageError unless the worker's settings allow the server."""
     list_key = "panel_mlflow_urls" if key == "mlflow_url" else "panel_urls"
-    hosts: list[str] = []
+    more_urls = settings.get_list(list_key)
     if key == "ollama_url":
-        hosts = [entry.partition("=")[2] for entry in settings.get_list("ollama_hosts")]  # entries are NAME=URL
-    allowed = [
-        each for each in settings.allowed_servers(key, (*hosts, *settings.get_list(list_key))) if is_http_url(each)
-    ]
+        host_urls = [entry.partition("=")[2] for entry in settings.get_list("ollama_hosts")]  # entries are NAME=URL
+        more_urls = (*host_urls, *more_urls)
+    allowed = [server for server in settings.allowed_servers(key, more_urls) if is_http_url(server)]
     if matching_server(url, allowed) is None:
         names = ", ".join(dict.fromkeys(map(strip_login, allowed)))
         raise UsageError(
@@ -103,10 +101,7 @@ def _check_server(url: str, key: str, settings: Settings) -> None:
 
 
 def unload_left_behind(conf: Conf, ollama_url: str | None) -> dict[str, Any]:
-    """Unload the model that a crashed collect on this machine left in the server's memory.
-
-    A server that another collect uses is skipped.
-    """
+    """Unload the model that a crashed collect on this machine left in memory. Skips a server that is in use."""
     settings = load_settings()
     config = read_conf(conf, settings, uses_ollama=ollama_url is None)
     config = config.model_copy(update={"ollama_url": ollama_url or config.ollama_url})
@@ -138,7 +133,6 @@ def print_event(event: Event) -> None:
 
 @contextmanager
 def _open_conf_experiment(conf: Conf) -> Iterator[tuple[CollectConfig, MlflowStore, Experiment]]:
-    """Open the store of a DAG run. Yields the configuration, the store and the experiment."""
     from tipbench.workflows.mlflow import existing_experiment
 
     settings = load_settings()
@@ -200,9 +194,9 @@ def export_for_judge(conf: Conf) -> dict[str, Any]:
 def _find_or_export_sheet(
     store: MlflowStore, experiment: Experiment, config: CollectConfig, pending_ids: frozenset[str]
 ) -> TipSheet | None:
-    """Return a sheet of exactly the cells `pending_ids`; None if it cannot be exported.
+    """Return a sheet of exactly these cells, if possible one that an earlier attempt of the task exported.
 
-    A sheet that an earlier attempt of the task exported is used again.
+    None if it cannot be exported.
     """
     from tipbench.judge.export import ExportRequest, export_sheet
     from tipbench.judge.sheet_store import ItemKind, SheetStatus, stored_sheets
@@ -251,17 +245,17 @@ def compare(conf: Conf) -> dict[str, Any]:
         }
 
 
-# Collect task id → URL of its server. If no hosts are listed, the only URL is None: that of the configuration is used.
+# URL of the Ollama server by collect task. Without listed hosts there is one task; None means the configured URL.
 TaskUrls = Mapping[str, str | None]
 
 
 @dataclass(frozen=True)
 class ModelSurvey:
-    """The models of a run: accepted or refused. All keys are model names."""
+    """The accepted and the refused models of a run. All keys are model names."""
 
     facts: Mapping[str, ModelFacts]  # of accepted models
-    tasks: Mapping[str, tuple[str, ...]]  # ids of the collect tasks that can run an accepted model
-    refused: Mapping[str, str]  # why a model is refused
+    tasks: Mapping[str, tuple[str, ...]]  # the collect tasks that can run an accepted model
+    refused: Mapping[str, str]  # with the reason
 
 
 def plan_models(conf: Conf, task_urls: TaskUrls) -> dict[str, Any]:
@@ -277,14 +271,14 @@ def plan_models(conf: Conf, task_urls: TaskUrls) -> dict[str, Any]:
     if refusal is not None and not config.skip_refused:
         raise refusal
     plan = _record_refusals_and_plan(config, suite, survey, settings)
-    if refusal is not None:  # no model is left
+    if refusal is not None:  # skip_refused is set, but no model is left
         raise refusal
     reasons = tuple(survey.refused.values())
     for reason in reasons:
         print_message(f"refused: {reason}")
     if reasons:  # for the panel's summary of the run
         print_event(Collected(config.experiment, cells=0, recorded_before=0, generated=0, failed=0, refused=reasons))
-    # An unknown size counts as 0.
+    # An alias is another name of a planned model. An unknown size counts as 0.
     sizes = {model: facts.params_b or 0.0 for model, facts in survey.facts.items() if model not in plan.aliases}
     task_of = assign_models(sizes, survey.tasks)
     models_of = {task: [model for model in sizes if task_of[model] == task] for task in task_urls}
@@ -302,8 +296,8 @@ def plan_models(conf: Conf, task_urls: TaskUrls) -> dict[str, Any]:
 def choose_servers(config: CollectConfig, task_urls: TaskUrls, *, url_in_conf: bool) -> dict[str, str]:
     """Return the URLs of the servers that a run can use, by collect task.
 
-    If hosts are listed, the Ollama URL of the conf must be that of a listed host. An unlisted loopback URL is ignored:
-    it refers to the client that triggered the run, not to a worker.
+    If hosts are listed, the conf's Ollama URL must be one of them. An unlisted loopback URL is ignored: it refers to
+    the client that triggered the run, not to a worker.
     """
     if None in task_urls.values():
         return dict.fromkeys(task_urls, config.ollama_url)
@@ -322,7 +316,7 @@ def choose_servers(config: CollectConfig, task_urls: TaskUrls, *, url_in_conf: b
 def assign_models(sizes: Mapping[str, float], tasks: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return the task of each model, chosen from `tasks[model]` so that the tasks have similar total sizes.
 
-    The remaining work is ignored, so that a continued run keeps each model on its host.
+    Recorded cells are ignored, so that a continued run keeps each model on its host.
     """
     totals: dict[str, float] = {}
     assigned: dict[str, str] = {}
@@ -336,9 +330,8 @@ def assign_models(sizes: Mapping[str, float], tasks: Mapping[str, Sequence[str]]
 def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: Settings) -> ModelSurvey:
     """Query each server for its models. Models that need no server are assigned to the first task.
 
-    A model that no available server accepts is refused. Raises ServerUnavailable, so that Airflow tries again, if all
-    servers are unavailable. Also raises it if a server is unavailable and a model that needs a server is refused,
-    unless `skip_refused` is set.
+    A model that no available server accepts is refused. Raises ServerUnavailable, so that Airflow retries, if all
+    servers are unavailable, or if an unavailable one might have a refused model and `skip_refused` is not set.
     """
     from tipbench.generate.engine import EngineDependencies, build_engines, close_engines, model_facts
 
@@ -374,7 +367,7 @@ def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: 
         raise unavailable[0]
     for error in unavailable:
         print_message(f"warning: {error} The other servers run its models.")
-    # A model is planned with the first server's facts, so a server with another build of it cannot run it.
+    # The plan uses the facts of the first server, so a server with other weights cannot run the model.
     first_facts = {model: next(iter(facts.values())) for model, facts in accepted.items() if facts}
     return ModelSurvey(
         facts=first_facts,
@@ -387,7 +380,6 @@ def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: 
 
 
 def _record_refusals_and_plan(config: CollectConfig, suite: Suite, survey: ModelSurvey, settings: Settings) -> Plan:
-    """Record refused models in MLflow and return the plan, which skips recorded cells."""
     from tipbench.generate.engine import free_memory
     from tipbench.plan.grid import conditions_of
     from tipbench.record.plan_check import make_plan, read_recorded
@@ -402,16 +394,13 @@ def _record_refusals_and_plan(config: CollectConfig, suite: Suite, survey: Model
             # An earlier attempt of the task may have recorded it.
             store.record(experiment.experiment_id, refused_run(model, reason, now_ms), may_exist=True)
         if survey.refused:
-            store.mark_changed(experiment.experiment_id)  # invalidates readers' caches
+            store.mark_changed(experiment.experiment_id)
         recorded = read_recorded(store, experiment.experiment_id, conditions_of(config, suite))
     return make_plan(suite, config, survey.facts, survey.refused, recorded, lambda model: free_memory(model, config))
 
 
 def collect_model(conf: Conf, model: str, ollama_url: str | None) -> dict[str, Any]:
-    """Collect missing cells of one model.
-
-    Raises UsageError for permanent errors and other TipbenchErrors for errors that may not happen again.
-    """
+    """Collect missing cells of one model. Raises UsageError if a retry cannot help, else another TipbenchError."""
     config = read_conf(conf, load_settings(), uses_ollama=ollama_url is None)
     # A refused model fails the task, and so does a server in use: Airflow then retries instead of occupying a worker.
     overrides = {"models": model, "skip_refused": False, "wait": False, "ollama_url": ollama_url or config.ollama_url}
@@ -458,11 +447,10 @@ class ChildProcess:
         read_fd, write_fd = os.pipe()
         with os.fdopen(read_fd, "rb") as events:
             try:
+                own_variables = {EVENTS_VARIABLE: f"/dev/fd/{write_fd}", "PYTHONUNBUFFERED": "1"}
                 process = subprocess.Popen(
                     self._command,
-                    env=os.environ
-                    | self._environment
-                    | {EVENTS_VARIABLE: f"/dev/fd/{write_fd}", "PYTHONUNBUFFERED": "1"},
+                    env=os.environ | self._environment | own_variables,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -524,14 +512,13 @@ def _closed_on_exit(pipe: IO[bytes]) -> Iterator[None]:
 def main() -> None:
     """Run the command line, and exit as on SIGTERM when stdin closes.
 
-    Stdin is a pipe from the task. The task closes it when it is terminated; the kernel closes it if the task dies.
-    Nothing is written to it.
+    Stdin is a pipe that the task closes when it is terminated, and the kernel if the task dies. It has no content.
     """
 
     def watch_stdin() -> None:
         while os.read(0, 1):
             pass
-        # A signal delivered to another thread would not interrupt a blocking call of the main thread.
+        # Sent to the main thread, because only there a signal interrupts a blocking call.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     threading.Thread(target=watch_stdin, daemon=True).start()

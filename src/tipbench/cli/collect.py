@@ -74,27 +74,27 @@ def collect_with_progress(config: CollectConfig, settings: Settings) -> Summary:
 
 
 def show_summary(summary: Summary) -> None:
-    """Print each pair's metrics, then peak memory, refused models, failures and the MLflow URL."""
+    """Print the metrics of each pair, and messages on memory, refused models and failures."""
     print(
         f"{summary.experiment}: {summary.cells} cells, {summary.generated} generated now, "
         f"{summary.recorded_before} recorded before, {summary.failed} failed; {duration(summary.seconds)}\n"
     )
     columns = ("model", "prompt", "cells", "failed", "no tip", "format", "overlong", "latency", "tok/s", "diversity")
     rows = []
-    for (model, prompt), pair in summary.totals_by_pair.pairs.items():
-        latency = number(pair.mean("latency_s"))
+    for (model, prompt), totals in summary.totals_by_pair.pairs.items():
+        latency = number(totals.mean("latency_s"))
         rows.append(
             [
                 model,
                 prompt,
-                pair.answered + pair.failed,
-                pair.failed,
-                pair.floored,  # without a usable tip
-                percent(pair.mean("format_ok")),
-                percent(pair.mean("overlong")),
+                totals.answered + totals.failed,
+                totals.failed,
+                totals.floored,
+                percent(totals.mean("format_ok")),
+                percent(totals.mean("overlong")),
                 None if latency is None else f"{latency} s",
-                number(pair.mean("tokens_per_s"), ".1f"),
-                pair.mean("diversity"),
+                number(totals.mean("tokens_per_s"), ".1f"),
+                totals.mean("diversity"),
             ]
         )
     print_table(columns, rows, text_columns=("model", "prompt"), n_always_shown=columns.index("format") + 1)

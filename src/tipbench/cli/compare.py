@@ -109,7 +109,9 @@ def compare(
         raise UsageError(f"Name one experiment to rank or two to compare (got {len(given)}).")
     if len(given) == 2 and given[0] == given[1]:
         raise UsageError(f"{given[0]} is given twice; name two different experiments.")
-    names = [chosen_experiment(settings, name) for name in given or (None,)]
+    names = [chosen_experiment(settings, name) for name in given]
+    if not names:
+        names.append(chosen_experiment(settings, None))
     if plot is not None:
         check_chart_file(plot)
     if html is not None:
@@ -126,22 +128,22 @@ def compare(
         exclude=exclude or (),
     )
     with open_store(settings, mlflow_url) as store:
-        stored = [existing_experiment(store, name) for name in names]
-        if len(stored) == 2:
-            for_one = {"html": html, "plot": plot, "baseline": baseline, "by": by, "cluster": cluster}
-            if unusable := [f"--{name}" for name, value in for_one.items() if value is not None]:
+        stored, *others = [existing_experiment(store, name) for name in names]
+        if others:
+            ranking_options = {"html": html, "plot": plot, "baseline": baseline, "by": by, "cluster": cluster}
+            if unusable := [f"--{name}" for name, value in ranking_options.items() if value is not None]:
                 raise UsageError(f"{', '.join(unusable)} cannot be used with two experiments.")
-            _compare_two(store, stored, query.cell_filter, map_ or [], output_format)
+            _compare_two(store, stored, others[0], query.cell_filter, map_ or [], output_format)
             return
         if map_:
             raise UsageError("--map needs two experiments.")
-        board, cells = query.read(store, stored[0])
+        board, cells = query.read(store, stored)
         for name in query.exclude:
             if not any(is_excluded(row, (name,)) for row in cells.excluded):
                 print_message(f"warning: --exclude {name} matches no row of {names[0]}")
         if html is not None:
-            answers = read_answers(store, stored[0], board, cells)
-            write_output(html, html_report(board, answers, judging_status(store, stored[0])), "--html")
+            answers = read_answers(store, stored, board, cells)
+            write_output(html, html_report(board, answers, judging_status(store, stored)), "--html")
             print_message(f"report: {html}")
         if plot is not None:
             save_chart(forest(board, LIGHT, titled=True), plot)
@@ -156,14 +158,15 @@ def compare(
         else:
             show_board(board)
         try:
-            record_board(store, stored[0].experiment_id, board)
+            record_board(store, stored.experiment_id, board)
         except TipbenchError as exc:  # for example, no write access
             print_message(f"note: the leaderboard could not be saved in MLflow ({exc})")
 
 
 def _compare_two(
     store: MlflowStore,
-    experiments: list[Experiment],
+    first: Experiment,
+    second: Experiment,
     cell_filter: CellFilter,
     maps: list[str],
     output_format: BoardFormat,
@@ -178,23 +181,21 @@ def _compare_two(
         if not separator:
             raise UsageError(f"--map must be PAIR1=PAIR2 (got {text[:120]!r}).")
         mapped_pairs.append((parse_pair_option(pair, "map"), parse_pair_option(other_pair, "map")))
-    first, second = experiments
     boards = (read_board(store, first.experiment_id, cell_filter), read_board(store, second.experiment_id, cell_filter))
     result = compare_experiments((first.name, second.name), boards, mapped_pairs)
     if output_format == "json":
         print_json(result.to_json())
-        return
-    if output_format == "md":
+    elif output_format == "md":
         print(result.markdown(), end="")
-        return
-    if output_format == "csv":
+    elif output_format == "csv":
         print(result.csv(), end="")
     else:
         columns, rows = result.table()
         print(printable_lines(f"{result.verdict}\n"))
         print_table(columns, rows, text_columns=("model", "prompt", "standing", "flags"))
-    for note in result.notes:
-        print_message(f"note: {note}")
+    if output_format in ("csv", "table"):  # the other formats contain the notes
+        for note in result.notes:
+            print_message(f"note: {note}")
 
 
 def show_board(board: Leaderboard) -> None:
@@ -211,12 +212,11 @@ def show_board(board: Leaderboard) -> None:
         console.print(Text(printable_lines(sentence.replace("`", ""))))
     print()
     columns, rows = report.table_rows(board)
-    n_always_shown = columns.index("standing") + 1
     print_table(
         columns,
         rows,
         text_columns=report.TEXT_COLUMNS,
-        n_always_shown=n_always_shown,
+        n_always_shown=columns.index("standing") + 1,
         all_columns_option="--format csv",
     )
     print()

@@ -20,10 +20,7 @@ _PIPE_WIDTH = 10_000  # characters; tables are not wrapped when stdout is a pipe
 
 
 class _TolerantFile(io.FileIO):
-    """A standard stream that ignores write errors.
-
-    In `tipbench collect 2>&1 | head`, the collect continues after `head` has closed the pipe.
-    """
+    """A standard stream that ignores write errors: `tipbench collect | head` continues after `head` has ended."""
 
     def __init__(self, descriptor: int, ignored: type[OSError]) -> None:
         super().__init__(descriptor, "w", closefd=False)
@@ -37,18 +34,15 @@ class _TolerantFile(io.FileIO):
 
 
 def wrap_streams() -> None:
-    """Replace stdout and stderr at startup, so that write errors do not end a command or change its exit code.
-
-    On stderr every OSError is ignored. On stdout only a broken pipe is ignored, because other errors lose results.
-    """
-    sys.stdout = _tolerant_stream(sys.stdout, 1, BrokenPipeError)
+    """Replace stdout and stderr at startup, so that write errors do not end a command or change its exit code."""
+    sys.stdout = _tolerant_stream(sys.stdout, 1, BrokenPipeError)  # other errors would lose results
     sys.stderr = _tolerant_stream(sys.stderr, 2, OSError)
 
 
 def _tolerant_stream(stream: TextIO | None, descriptor: int, ignored: type[OSError]) -> TextIO:
     if stream is not None and not isinstance(stream, io.TextIOWrapper):
         return stream  # a test has replaced it
-    if stream is None:  # closed at startup: occupy its descriptor, or the next opened file would get it
+    if stream is None:  # closed at startup: the next opened file must not get its descriptor
         null = os.open(os.devnull, os.O_WRONLY)
         if null != descriptor:
             os.dup2(null, descriptor)
@@ -63,7 +57,7 @@ def _tolerant_stream(stream: TextIO | None, descriptor: int, ignored: type[OSErr
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Return a console for results, on stdout, or for progress, on stderr."""
+    """Return a console on stdout, for results, or on stderr, for progress."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -94,24 +88,24 @@ def print_table(
 ) -> None:
     """Print a table to stdout. `text_columns` are left-aligned, others right-aligned.
 
-    If the terminal is too narrow, columns are dropped from the right, except the first `n_always_shown`; by default,
-    none is dropped. A message then lists the dropped columns and the option that prints all of them.
+    If the terminal is too narrow, columns after the first `n_always_shown` (default: all) are dropped from the right.
+    A message then lists them with the option that prints all columns.
     """
     from rich.measure import Measurement
 
     rows = list(rows)
     console = make_console()
-    # rich limits a measurement to the width in its options, so the terminal's would hide that a table is wider.
-    unlimited_width = console.options.update(max_width=_PIPE_WIDTH)
+    # rich cuts a measurement at the width in its options: at the terminal's width, no table would be too wide.
+    wide_options = console.options.update(max_width=_PIPE_WIDTH)
     n_shown = len(columns)
     min_shown = n_shown if n_always_shown is None else n_always_shown
     table = _make_table(columns, rows, text_columns)
-    while n_shown > min_shown and Measurement.get(console, unlimited_width, table).maximum > console.width:
+    while n_shown > min_shown and Measurement.get(console, wide_options, table).maximum > console.width:
         n_shown -= 1
         table = _make_table(columns[:n_shown], rows, text_columns)
     if console.is_terminal:
         console.print(table)
-    else:  # a file or a program gets no spaces at the ends of lines
+    else:  # no spaces at the ends of lines
         with console.capture() as captured:
             console.print(table)
         print("\n".join(line.rstrip() for line in captured.get().splitlines()))

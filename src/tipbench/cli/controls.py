@@ -50,15 +50,11 @@ def make(
     if not cells:
         raise NotEnoughData(f"{stored_experiment.name} has no answered cells yet. Run `tipbench collect` first.")
     material = load_material(cells, suite)
-    existing = [example.tip for example in (*material.controls, *material.rubric.anchors)]
-    # A control is for a scenario of the suite. Cells of another suite or of an earlier scenario version have no card.
+    known_tips = [example.tip for example in (*material.controls, *material.rubric.anchors)]
+    # A control needs a card. Cells of another suite or of an earlier scenario version have none.
     cells_of_suite = [cell for cell in cells if cell.scenario_key in material.cards]
     controls = agreed_controls(
-        cells_of_suite,
-        material.rubric,
-        min_judges=judges,
-        per_scenario=per_scenario,
-        exclude=existing,
+        cells_of_suite, material.rubric, min_judges=judges, per_scenario=per_scenario, exclude=known_tips
     )
     if not controls:
         raise NotEnoughData(
@@ -71,6 +67,7 @@ def make(
         print_json({"file": str(out), "controls": len(controls), "scenarios": dict(by_scenario)})
         return
     print(f"{plural(len(controls), 'control')} for {plural(len(by_scenario), 'scenario')} written to {out}")
-    if with_few := sorted(scenario for scenario, n_controls in by_scenario.items() if n_controls < _FEW_CONTROLS):
-        print_message(f"fewer than {_FEW_CONTROLS} controls: {', '.join(with_few)}")
+    few = sorted(scenario for scenario, n_controls in by_scenario.items() if n_controls < _FEW_CONTROLS)
+    if few:
+        print_message(f"fewer than {_FEW_CONTROLS} controls: {', '.join(few)}")
     print_message("keep the file from judges, and use it for later experiments only")

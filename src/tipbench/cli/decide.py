@@ -49,9 +49,9 @@ def decide(
     chosen, reason = parse_pair_option(choose, "choose"), validate_reason(because)
     decided_at = now_iso()
     name = chosen_experiment(settings, experiment)
-    path = None  # for stdout
-    if out is None or str(out) != "-":
-        stamp = decided_at[:19].replace("-", "").replace(":", "")  # as 20260503T101500
+    path = None
+    if str(out) != "-":  # a dash is stdout
+        stamp = decided_at[:19].replace("-", "").replace(":", "")  # such as 20260503T101500
         path = out or Path(f"decision-{name.replace('/', '-')}-{stamp}Z.md")
         check_output(path, "--out")
         if path.exists():

@@ -57,13 +57,11 @@ def demo(
         store.experiment(EXPERIMENT)  # raises before the download if MLflow is unavailable
     fetch_with_progress(settings)
     summary = collect_with_progress(config, settings)
-    with open_experiment(settings, config.mlflow_url, config.experiment) as (store, stored_experiment):
+    with open_experiment(settings, config.mlflow_url, config.experiment) as (store, experiment):
         with contextlib.suppress(NotEnoughData):  # everything was judged by an earlier demo
-            run_judge(
-                store, stored_experiment, RulesJudge(), ExportRequest(), environment=JudgeEnvironment(print_message)
-            )
-        board, _ = read_leaderboard(store, stored_experiment, CellFilter())
-        record_board(store, stored_experiment.experiment_id, board)
+            run_judge(store, experiment, RulesJudge(), ExportRequest(), environment=JudgeEnvironment(print_message))
+        board, _ = read_leaderboard(store, experiment, CellFilter())
+        record_board(store, experiment.experiment_id, board)
     if json_:
         print_json(summary.to_json() | {"leaderboard": board.to_json()})
     else:
@@ -81,12 +79,12 @@ def demo(
 
 
 def demo_config(mlflow_url: str | None) -> CollectConfig:
-    """Return the demo's configuration, which ignores the user's settings."""
+    """Return the demo's configuration. The user's settings do not change it."""
     return make_config({**DEMO_OPTIONS, "mlflow_url": mlflow_url}, sources={"mlflow_url": "--mlflow-url"})
 
 
 def local_mlflow(settings: Settings) -> str:
-    """Return the URL of the local MLflow and start it if needed; an MLflow on the usual port is ignored."""
+    """Start the local MLflow if needed and return its URL. A server on MLflow's usual port is ignored."""
     from tipbench.record.mlflow import find_tracking
 
     return find_tracking(None, writable_home(settings.home), start=True, report=print_message, usual=()).url
@@ -98,9 +96,10 @@ def is_default_server(settings: Settings, url: str) -> bool:
 
     try:
         default = find_tracking(settings.get("mlflow_url"), settings.home, start=False, report=print_message)
-        return default.identity == find_tracking(url, settings.home, start=False, report=print_message).identity
+        server = find_tracking(url, settings.home, start=False, report=print_message)
     except TipbenchError:
         return False
+    return default.identity == server.identity
 
 
 def _next_steps(mlflow_option: str) -> str:

@@ -37,7 +37,7 @@ _EXTRAS = {  # package → (the extra that installs it, what needs it)
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check. Warnings and failures may have advice."""
+    """The result of one check."""
 
     check: str
     status: Status
@@ -58,26 +58,25 @@ def doctor(ollama_url: OllamaOption = None, mlflow_url: MlflowOption = None, jso
       tipbench doctor --ollama-url http://gpu.example:11434 --json
     """
     findings = list(_run_checks({"ollama_url": ollama_url, "mlflow_url": mlflow_url}))
-    n_failed = sum(each.status == "failed" for each in findings)
+    n_failed = sum(finding.status == "failed" for finding in findings)
     if json_:
-        print_json([vars(each) for each in findings])
+        print_json([vars(finding) for finding in findings])
     else:
-        for each in findings:
-            print(printable(f"{_MARKS[each.status]} {each.check}: {each.found}"))
-            if each.advice:
-                print(printable(f"    {each.advice}"))
-        n_warnings = sum(each.status == "warning" for each in findings)
+        for finding in findings:
+            print(printable(f"{_MARKS[finding.status]} {finding.check}: {finding.found}"))
+            if finding.advice:
+                print(printable(f"    {finding.advice}"))
+        n_warnings = sum(finding.status == "warning" for finding in findings)
         print(f"\n{plural(len(findings), 'check')}: {n_failed} failed, {plural(n_warnings, 'warning')}")
     if n_failed:
         raise typer.Exit(1)
 
 
-def _run_checks(flags: dict[str, str | None]) -> Iterator[Finding]:
-    """Yield the finding of every check; `flags` are the URLs given as options, by setting."""
+def _run_checks(url_options: dict[str, str | None]) -> Iterator[Finding]:
     yield from _check_versions()
     try:
         settings = load_settings()
-        config = settings.collect_config(flags)
+        config = settings.collect_config(url_options)
     except TipbenchError as exc:
         yield Finding("settings", "failed", str(exc), "The checks that need settings were left out.")
         return
@@ -110,24 +109,24 @@ def _installed_version(package: str) -> str | None:
 
 def _check_settings(settings: Settings) -> Iterator[Finding]:
     used_sources = [source for key, source in settings.sources.items() if key in settings.values]
-    # A source is a variable or "FILE: KEY".
+    # A source is an environment variable or "FILE: KEY".
     files = {source.partition(": ")[0] for source in used_sources if ": " in source}
     variables = [source for source in used_sources if ": " not in source]
     origin = join_names([*sorted(files), *sorted(variables)], 8) or "defaults only"
     yield Finding("settings", "ok", f"{origin}; home {settings.home}")
     for key, source in settings.sources.items():
-        if key not in settings.values:  # the setting is ignored, and its source is "problem; advice"
+        if key not in settings.values:  # an ignored setting: its source is "PROBLEM; ADVICE"
             problem, _, advice = source.partition("; ")
             yield Finding("settings", "warning", f"{key} is {problem}", f"{advice}.")
 
 
 def _check_disk(home: Path) -> Iterator[Finding]:
-    folder = next(path for path in (home, *home.parents) if path.exists())
-    if not os.access(folder, os.W_OK | os.X_OK):
+    existing_folder = next(path for path in (home, *home.parents) if path.exists())
+    if not os.access(existing_folder, os.W_OK | os.X_OK):
         yield Finding("disk", "failed", f"{home} is not writable", "Set TIPBENCH_HOME to a folder of your own.")
         return
-    free = shutil.disk_usage(folder).free
-    found = f"{file_size(free)} free in {folder}"
+    free = shutil.disk_usage(existing_folder).free
+    found = f"{file_size(free)} free in {existing_folder}"
     if free < _MIN_DISK_BYTES:
         advice = "Weights, the local MLflow and journals need space. Free some, or set TIPBENCH_HOME to another disk."
         yield Finding("disk", "warning", found, advice)
@@ -164,12 +163,15 @@ def _check_ollama(config: CollectConfig, settings: Settings) -> Iterator[Finding
     finally:
         api.close()
     yield Finding("ollama", "ok", f"version {version} at {url}")
-    available = available_models(config, settings.home, [engine for engine in ENGINES.values() if engine.server])
+    server_engines = [engine for engine in ENGINES.values() if engine.server]
+    available = available_models(config, settings.home, server_engines)
     refused = [model.model for model in available.models if model.refusal is not None]
     refused_text = f"refused: {join_names(refused, 5)}" if refused else ""
     if available.accepted:
-        accepted_text = join_names(available.accepted, 8)
-        yield Finding("models", "ok", f"{accepted_text}; {refused_text}" if refused else accepted_text)
+        found = join_names(available.accepted, 8)
+        if refused:
+            found += f"; {refused_text}"
+        yield Finding("models", "ok", found)
     else:
         advice = f"Get a model up to {config.max_model_b:g}B, as with `ollama pull gemma3:1b`."
         yield Finding("models", "failed", refused_text or "none installed", advice)
@@ -178,7 +180,7 @@ def _check_ollama(config: CollectConfig, settings: Settings) -> Iterator[Finding
         advice = f"`tipbench collect --models {','.join(available.accepted)}`, or `ollama pull {missing[0]}`."
         yield Finding("models", "warning", f"of the configured models not installed: {join_names(missing, 5)}", advice)
     if loaded:
-        names = join_names([each.name for each in loaded], 3)
+        names = join_names([model.name for model in loaded], 3)
         advice = "A collect starts with empty memory: `--evict` unloads it."
         yield Finding("models", "warning", f"in memory now: {names}", advice)
 
@@ -195,13 +197,13 @@ def _check_mlflow(config: CollectConfig, settings: Settings) -> Iterator[Finding
             experiments = [each for each in store.experiments() if each.name.startswith("tip-bench-")]
         yield Finding("mlflow", "ok", f"{tracking.description}; {plural(len(experiments), 'experiment')} of tipbench")
     except (LocalMlflowError, NotEnoughData):
-        has_data = "has data and " if LocalMlflow(settings.home).has_data() else ""
+        data_text = "has data and " if LocalMlflow(settings.home).has_data() else ""
         if _installed_version("mlflow"):
-            yield Finding("mlflow", "ok", f"none on localhost:5000; the local one {has_data}starts when needed")
+            yield Finding("mlflow", "ok", f"none on localhost:5000; the local one {data_text}starts when needed")
         else:
             advice = "Install tipbench with the extra [local], or set MLFLOW_TRACKING_URI to a server."
             yield Finding("mlflow", "failed", "no server, and no local one can be started", advice)
-    journal_folders = journal_folder(settings.home, "", "").parent.glob("*")  # of every server and experiment
-    if n_unrecorded := count_unstored(journal_folders):
+    all_journals = journal_folder(settings.home, "", "").parent  # the same for every server and experiment
+    if n_unstored := count_unstored(all_journals.glob("*")):
         advice = "The next collect into the same experiment records them."
-        yield Finding("journal", "warning", f"{plural(n_unrecorded, 'finished result')} not yet in MLflow", advice)
+        yield Finding("journal", "warning", f"{plural(n_unstored, 'finished result')} not yet in MLflow", advice)

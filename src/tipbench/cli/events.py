@@ -98,10 +98,10 @@ def evaluate(
         print(f"{name:14} {estimate_text(estimate)}")
     print(f"gain (DR)      {estimate_text(evaluation['gain'])}")
     weights = evaluation["weights"]
-    mean_weight = weights["mean"]  # an estimate with its interval
+    mean_weight = weights["mean"]["mean"]  # without its interval
     warning = "" if weights["plausible"] else " (implausible: not near 1)"
     print(
-        f"weights: mean {mean_weight['mean']:.3f}{warning}, "
+        f"weights: mean {mean_weight:.3f}{warning}, "
         f"largest {weights['largest']:.1f}, effective sample {weights['effective_sample']:,.0f}"
     )
     for scale_validity in evaluation["validity"]:
@@ -110,7 +110,6 @@ def evaluate(
 
 @contextmanager
 def _open_output(out: Path | None) -> Iterator[TextIO]:
-    """Open the output file, or stdout if it is None."""
     if out is None:
         yield sys.stdout
         return

@@ -27,10 +27,10 @@ def experiments(
     from tipbench.record.reader import experiments as recorded_experiments
 
     with open_store(load_settings(), mlflow_url) as store:
-        rows = [
-            {"experiment": found.name, **vars(count_states(cells(store, found.experiment_id, {}))), "url": found.url}
-            for found in recorded_experiments(store)
-        ]
+        rows: list[dict[str, object]] = []
+        for experiment in recorded_experiments(store):
+            counts = count_states(cells(store, experiment.experiment_id, {}))
+            rows.append({"experiment": experiment.name, **vars(counts), "url": experiment.url})
     output_format = "json" if json_ else format_
     print_rows(COLUMNS, rows, output_format, text_columns=("experiment", "url"), n_always_shown=5)
     if not rows and output_format == "table":
@@ -42,13 +42,10 @@ def print_rows(
     rows: list[dict[str, object]],
     output_format: ListFormat,
     *,
-    text_columns: Collection[str] = (),
-    n_always_shown: int | None = None,
+    text_columns: Collection[str] = (),  # left-aligned
+    n_always_shown: int | None = None,  # first columns, which are never dropped on a narrow terminal
 ) -> None:
-    """Print flat rows. Without rows, a table prints nothing and CSV prints its header.
-
-    `text_columns` are left-aligned; the first `n_always_shown` are never dropped on a narrow terminal.
-    """
+    """Print rows as a table, CSV or JSON. Without rows, a table prints nothing and CSV prints its header."""
     if output_format == "json":
         print_json(rows)
         return

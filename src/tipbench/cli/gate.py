@@ -69,33 +69,33 @@ def gate(
         raise UsageError(f"--margin must be 0 or more (got {margin:g}).")
     options = GateOptions(candidate_pair, baseline_pair, margin, failed_as_floor=failed_as_floor)
     cell_filter = board_query(where=where or (), judge=judge).cell_filter
-    name = chosen_experiment(settings, experiment)
+    experiment_name = chosen_experiment(settings, experiment)
     if junit is not None:
         check_output(junit, "--junit")
     try:
-        with open_experiment(settings, mlflow_url, name) as (store, stored_experiment):
+        with open_experiment(settings, mlflow_url, experiment_name) as (store, stored_experiment):
             result = evaluate_gate(read_board(store, stored_experiment.experiment_id, cell_filter), options)
     except NotEnoughData as exc:
         result = unknown_result(options, str(exc))
     except TipbenchError as exc:
         if junit is not None:  # otherwise CI would read the report of an earlier build
-            write_output(junit, junit_xml(name, unknown_result(options, str(exc))), "--junit")
+            write_output(junit, junit_xml(experiment_name, unknown_result(options, str(exc))), "--junit")
         raise
     if junit is not None:
-        write_output(junit, junit_xml(name, result, strict=strict), "--junit")
+        write_output(junit, junit_xml(experiment_name, result, strict=strict), "--junit")
     if annotations:
-        line = annotation(name, result, strict=strict)
-        if json_:  # stdout has only the JSON
+        line = annotation(experiment_name, result, strict=strict)
+        if json_:  # stdout is for the JSON
             print_message(line)
         else:
             print(line)
-    code = result.exit_code(strict=strict)
+    exit_code = result.exit_code(strict=strict)
     if json_:
-        print_json({"experiment": name, **result.to_json(), "strict": strict, "exit_code": code})
+        print_json({"experiment": experiment_name, **result.to_json(), "strict": strict, "exit_code": exit_code})
     elif result.outcome is Outcome.UNKNOWN:
         raise NotEnoughData(result.reason)
     else:
         print(printable_lines(result.reason))
         if result.outcome is Outcome.UNDECIDED and not strict:
             print_message("warning: the gate is undecided; pass --strict to fail in this case")
-    raise typer.Exit(code)
+    raise typer.Exit(exit_code)

@@ -251,7 +251,7 @@ def apply(
     name = judge_name(judge)
     sheet: dict[str, Any] = {}
     try:
-        sheet = parse_sheet(sys.stdin.buffer.read(MAX_BYTES + 1)) if _is_stream(file) else read_sheet_file(file)
+        sheet = parse_sheet(sys.stdin.buffer.read(MAX_BYTES + 1)) if _is_stdio(file) else read_sheet_file(file)
         with (
             open_store(settings, mlflow_url) as store,
             judging_lock(writable_home(settings.home), store.url, report=print_message),
@@ -308,13 +308,13 @@ def _scores_text(scores: Mapping[str, float] | None) -> str:
 
 
 def _show_held(applied: ApplyResult) -> None:
-    """Print the anchors of drifted scales and what the judge can do. Never reveals which items were controls."""
+    """Print the anchors of the drifted scales and what to do next. Never reveals which items were controls."""
     scales = applied.drift.scales if applied.drift is not None and not applied.verdict_only else ()
     drifted = [scale.scale for scale in scales if scale.beyond]
-    # If no scale is too far off, the error or the contrast over all scales is.
+    # If no single scale has drifted, a measure over all scales has.
     for name in drifted or [scale.scale for scale in scales]:
         print(f"\nAnchors for {name}:")
-        # Reversed, so that the first of several anchors with the same score is kept.
+        # Reversed, so that the first anchor of each score is kept.
         by_score = {anchor.scores[name]: anchor for anchor in reversed(applied.rubric.anchors)}
         for score in sorted(by_score)[:_MAX_ANCHORS_SHOWN]:
             print(f"  {score}  “{by_score[score].tip}” ({by_score[score].why})")
@@ -340,22 +340,20 @@ def _show_duels(applied: DuelApplyResult) -> None:
 # Files
 
 
-def _is_stream(path: Path) -> bool:
-    """Return whether a path means stdin or stdout."""
+def _is_stdio(path: Path) -> bool:
     return str(path) == "-"
 
 
 def _location(path: Path) -> str:
-    return "on stdout" if _is_stream(path) else f"in {path}"
+    return "on stdout" if _is_stdio(path) else f"in {path}"
 
 
 def _apply_command(path: Path) -> str:
-    return f"`tipbench judge apply {'FILE' if _is_stream(path) else shlex.quote(str(path))}`"
+    return f"`tipbench judge apply {'FILE' if _is_stdio(path) else shlex.quote(str(path))}`"
 
 
 def _check_target(path: Path) -> None:
-    """Raise UsageError if the output file cannot be written."""
-    if _is_stream(path):
+    if _is_stdio(path):
         return
     check_output(path, "--out")
     if path.exists() and not path.is_file():
@@ -373,9 +371,9 @@ def _write_duels(path: Path, stored: StoredDuelSheet) -> None:
 def _write_text(path: Path, text: str, hint: str) -> None:
     """Write a sheet to stdout, or atomically to a file. `hint` is appended to the error message of a failed write.
 
-    An export never loses scores: an existing file is renamed, unless it is empty or an unfilled sheet.
+    An existing file is renamed, unless it is empty or an unfilled sheet, so that no scores are lost.
     """
-    if _is_stream(path):
+    if _is_stdio(path):
         sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))  # lone surrogates become JSON escapes
         sys.stdout.buffer.flush()
         return
@@ -390,7 +388,6 @@ def _write_text(path: Path, text: str, hint: str) -> None:
 
 
 def _is_unfilled(path: Path) -> bool:
-    """Return whether a file is a sheet without scores and notes, or a duel file without winners."""
     from tipbench.judge.duels import FORMAT as DUEL_FORMAT
     from tipbench.judge.sheet import FORMAT
     from tipbench.judge.sheet_file import read_sheet_file

@@ -125,11 +125,10 @@ def run(
     choice = choice.with_program(settings.get("judge_command"))
     name = judge_name(judge)
     accept_reason = parse_drift_reason(accept_drift) if accept_drift is not None else None
-    # A model judge shares its options with a collect.
+    # A model judge has the same options as a collect.
     config = settings.collect_config({**model_options, "wait": wait or None})
 
     def save_unsent_sheet(sheet_id: str, text: str) -> Path:
-        """Save a filled sheet that MLflow cannot store in the home folder."""
         folder = writable_home(settings.home) / "sheets"
         folder.mkdir(exist_ok=True)
         path = folder / f"{sheet_id}.json"
@@ -195,7 +194,7 @@ def _open_judge(
     timeout_s: float | None,
     batch: int | None,
 ) -> Iterator[AutomaticJudge]:
-    """Open the chosen judge; `name` and `batch` apply to programs only."""
+    """`name` and `batch` apply to programs only."""
     from tipbench.judge.automatic import JudgeKind
     from tipbench.workflows.judging import MODEL_OPTIONS
 

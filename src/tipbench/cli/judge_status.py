@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _OPEN_SHEET_COLUMNS = ("sheet", "judge", "items", "finished", "exported")
 _CHART_CHARS = 25
-_CHART_LIMIT = 2.0  # a bias chart shows -2 to +2 points
+_CHART_LIMIT = 2.0  # the chart of a bias shows -2 to +2 points
 
 
 def status(
@@ -61,7 +61,7 @@ def status(
 
 
 def _show_status(judging: JudgingStatus, rules_errors: dict[str, dict[str, dict[str, float | None]]]) -> None:
-    """Print the status; `rules_errors` has the rules judge's bias and error on anchors and on controls, by scale."""
+    """Print the status. `rules_errors` has the rules judge's bias and error by scale, on anchors and on controls."""
     print(
         f"{judging.experiment}: {judging.cells} answers, {judging.judged} judged ({judging.floored} unusable), "
         f"{judging.pending} pending ({judging.held} held)"
@@ -74,7 +74,7 @@ def _show_status(judging: JudgingStatus, rules_errors: dict[str, dict[str, dict[
     for judge in judging.judges:
         if judge.unchecked:
             print(f"{judge.judge}: {judge.unchecked} items are not checked for drift until their sheet is finished")
-        if judge.duels and judge.sheets:  # duels have no controls, so they reveal which items of a sheet are controls
+        if judge.duels and judge.sheets:  # duels have no controls, so an answer seen in a duel is not a control
             print(f"{judge.judge}: sheets closed, because duels were opened")
     _show_trends(judging.judges)
     if judging.twice:
@@ -84,8 +84,8 @@ def _show_status(judging: JudgingStatus, rules_errors: dict[str, dict[str, dict[
     if judging.open_sheets:
         print("\nopen sheets (`judge export --sheet ID --filled` writes one again with its scores):")
         rows = [
-            [each.sheet, each.judge or "unsigned", each.items, each.finished, each.exported[:16].replace("T", " ")]
-            for each in judging.open_sheets
+            [sheet.sheet, sheet.judge or "unsigned", sheet.items, sheet.finished, sheet.exported[:16].replace("T", " ")]
+            for sheet in judging.open_sheets
         ]
         print_table(_OPEN_SHEET_COLUMNS, rows, text_columns=("sheet", "judge"))
     if judging.history:
@@ -137,13 +137,11 @@ def _show_trends(judges: Sequence[JudgeStatus]) -> None:
             continue
         name = judge.judge
         slopes = [_slope_text(judge.trends.fatigue), _slope_text(judge.trends.compression)]
-        for each in judge.trends.sums:
-            sums = [
-                _number_text(each.bias, "+.2f"),
-                f"+{each.high:.1f} / −{each.low:.1f}",
-                "beyond" if each.beyond else "",
-            ]
-            rows.append([name, each.scale, each.sheets, *sums, *slopes])
+        for scale in judge.trends.sums:
+            bias = _number_text(scale.bias, "+.2f")
+            sums = f"+{scale.high:.1f} / −{scale.low:.1f}"
+            beyond = "beyond" if scale.beyond else ""
+            rows.append([name, scale.scale, scale.sheets, bias, sums, beyond, *slopes])
             name, slopes = "", ["", ""]  # only the judge's first row shows them
     if rows:
         print(f"\nover all sheets: sums of the bias in standard errors (limit {CUSUM_LIMIT}); fatigue and")
@@ -159,8 +157,8 @@ def _show_trends(judges: Sequence[JudgeStatus]) -> None:
 def _slope_text(slope: Slope | None) -> str:
     if slope is None:
         return "unknown"
-    ends = interval(slope.ci_low, slope.ci_high, "+.2f")
-    return f"{number(slope.value, '+.2f')} ({ends}){'*' if slope.beyond else ''}"
+    bounds = interval(slope.ci_low, slope.ci_high, "+.2f")
+    return f"{number(slope.value, '+.2f')} ({bounds}){'*' if slope.beyond else ''}"
 
 
 def _number_text(value: float | None, format_spec: str = ".2f") -> str:
@@ -168,7 +166,7 @@ def _number_text(value: float | None, format_spec: str = ".2f") -> str:
 
 
 def history_lines(history: tuple[SheetSummary, ...]) -> list[str]:
-    """Return the drift history as lines of text: one for each sheet, followed by one for each of its scales."""
+    """Return one line for each sheet, each followed by one line for each of its scales."""
     from tipbench.judge.drift import verdict_words
 
     lines = []
@@ -182,19 +180,19 @@ def history_lines(history: tuple[SheetSummary, ...]) -> list[str]:
 
 
 def _bias_chart(scale: dict[str, Any]) -> str:
-    """Return a line of characters that shows the bias and its interval, followed by the number."""
+    """Draw the bias and its interval as characters, followed by the number."""
     if scale["bias"] is None:
         return "unknown"
     chart = ["·"] * _CHART_CHARS
     chart[_CHART_CHARS // 2] = "|"
     if scale["interval"] is not None:
-        low, high = (_position(end) for end in scale["interval"])
+        low, high = (_column(bound) for bound in scale["interval"])
         chart[low : high + 1] = ["─"] * (high + 1 - low)
-    chart[_position(scale["bias"])] = "●"
+    chart[_column(scale["bias"])] = "●"
     return f"{''.join(chart)}  {number(scale['bias'], '+.2f')}" + ("  too far off" if scale["beyond"] else "")
 
 
-def _position(points: float) -> int:
-    """Return the column of a bias in the chart; biases beyond its range are at its ends."""
-    clipped = min(max(points, -_CHART_LIMIT), _CHART_LIMIT)
+def _column(bias: float) -> int:
+    """Return the column of a bias in the chart. A bias outside the chart is shown at its end."""
+    clipped = min(max(bias, -_CHART_LIMIT), _CHART_LIMIT)
     return round((clipped + _CHART_LIMIT) / (2 * _CHART_LIMIT) * (_CHART_CHARS - 1))

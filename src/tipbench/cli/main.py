@@ -88,8 +88,7 @@ class Command(TyperCommand):
         formatter.write_paragraph()
         with formatter.indentation():
             text = inspect.cleandoc(self.help or "")
-            # Click does not wrap a paragraph whose first line is "\b", a backspace. Each example, an indented line that
-            # starts with "tipbench", is a paragraph and gets such a line.
+            # Click does not wrap a paragraph whose first line is "\b". Each example gets such a line.
             formatter.write_text(re.sub(r"(?m)^( +)(?=tipbench )", r"\1\b\n", text))
 
 
@@ -97,7 +96,7 @@ class RootGroup(TyperGroup):
     """The group of all commands; maps exceptions to `EXIT_CODES`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the commands in the order of `COMMANDS`. Typer itself would list groups last."""
+        """Return the commands in the order of `COMMANDS`; Typer would list groups last."""
         return sorted(super().list_commands(ctx), key=list(COMMANDS).index)
 
     def invoke(self, ctx: Any) -> Any:

@@ -23,7 +23,8 @@ def up() -> None:
     """
     from tipbench.record.local_mlflow import LocalMlflow
 
-    print(LocalMlflow(writable_home(load_settings().home)).up(report=print_message))
+    home = writable_home(load_settings().home)
+    print(LocalMlflow(home).up(report=print_message))
 
 
 @app.command()
@@ -36,12 +37,8 @@ def down() -> None:
     """
     from tipbench.record.local_mlflow import LocalMlflow
 
-    local = LocalMlflow(load_settings().home)
-    if not local.status().running:
-        print_message("the local MLflow is not running")
-        return
-    local.down()
-    print_message("the local MLflow is stopped")
+    was_running = LocalMlflow(load_settings().home).down()
+    print_message(f"the local MLflow is {'stopped' if was_running else 'not running'}")
 
 
 @app.command()
@@ -59,6 +56,7 @@ def status(json_: JsonOption = False) -> None:
     if json_:
         print_json(vars(server) | {"home": str(home)})
     elif server.running:
-        print(f"running at {server.url}{'' if server.healthy else ' (not responding yet)'}")
+        warning = "" if server.healthy else " (not responding yet)"
+        print(f"running at {server.url}{warning}")
     else:
         print(f"not running; its data is in {home / 'mlflow'}")

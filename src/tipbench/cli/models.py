@@ -33,7 +33,7 @@ def fetch() -> None:
 
 
 def fetch_with_progress(settings: Settings) -> str:
-    """Download the weights if they are missing; returns the path of the file."""
+    """Download the weights if they are missing, and return the path of the file."""
     from tipbench.generate.weights import fetch_weights
 
     home = writable_home(settings.home)
@@ -55,8 +55,8 @@ def fetch_with_progress(settings: Settings) -> str:
         quarter = done * 4 // total if total else 0
         if quarter != printed_quarter:
             printed_quarter = quarter
-            of = f" of {total / 1e6:.0f}" if total else ""
-            print_message(f"weights: {done / 1e6:.0f}{of} MB")
+            of_total = f" of {total / 1e6:.0f}" if total else ""
+            print_message(f"weights: {done / 1e6:.0f}{of_total} MB")
 
     return str(fetch_weights(home, report=print_quarters))
 
@@ -103,10 +103,9 @@ def list_models(
 
 
 def installed_models_hint(command: str, config: CollectConfig, settings: Settings) -> str | None:
-    """Return what to do if the server accepts none of the requested models.
+    """Return `command` with models that the server accepts, or how to get one.
 
-    The hint is `command` with models that the server accepts, or how to get one. None if the server accepts a requested
-    model, is not needed or does not respond.
+    None if the server accepts one of the requested models, is not needed or does not respond.
     """
     from tipbench.generate.engine import available_models, engine_types
 
@@ -121,7 +120,7 @@ def installed_models_hint(command: str, config: CollectConfig, settings: Setting
             f"The Ollama server has no model of at most {config.max_model_b:g}B parameters. "
             "Get one, for example with `ollama pull gemma3:1b`."
         )
-    configured = settings.collect_config({}).model_dump()  # without flags
+    configured = settings.collect_config({}).model_dump()  # without command-line options
     options = {key: value for key, value in config.model_dump().items() if value != configured[key]}
     options["models"] = ",".join(found.accepted)
     arguments = []
@@ -131,5 +130,5 @@ def installed_models_hint(command: str, config: CollectConfig, settings: Setting
             arguments.append(f"--{name}" if value else f"--no-{name}")
         else:
             arguments += [f"--{name}", str(value)]
-    use_them = shlex.join(["tipbench", command, *arguments])
-    return f"Installed and within the limit: {', '.join(found.accepted)}. To use them:\n  {use_them}"
+    command_line = shlex.join(["tipbench", command, *arguments])
+    return f"Installed and within the limit: {', '.join(found.accepted)}. To use them:\n  {command_line}"

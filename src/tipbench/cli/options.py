@@ -1,7 +1,4 @@
-"""Options that several commands share, and the MLflow and experiment that they select.
-
-The options of `collect` are generated from CollectConfig.
-"""
+"""Options of several commands, and the MLflow and experiment that they select."""
 
 from __future__ import annotations
 
@@ -102,7 +99,7 @@ def command_group(help_text: str) -> typer.Typer:
 def with_collect_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command with an option for each field of CollectConfig.
 
-    It calls `command` with the resulting `config`, the `settings`, and the options that `command` itself declares.
+    It calls `command` with `config`, `settings`, and the options that `command` declares itself.
     """
     declared = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -125,7 +122,7 @@ def with_collect_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _collect_option(key: str) -> inspect.Parameter:
-    """Return the option of a field. Values that are not booleans stay text, which CollectConfig validates."""
+    # Options other than flags stay text: CollectConfig validates them.
     field = CollectConfig.model_fields[key]
     name = key.replace("_", "-")
     annotation: Any
@@ -145,12 +142,9 @@ def _collect_option(key: str) -> inspect.Parameter:
 
 
 def default_text(key: str) -> str:
-    """Return the default of an option of collect for its help: other programs' environment variables, then the value.
-
-    The setting's own variable, such as TIPBENCH_MODELS, is left out: all options have one.
-    """
+    """Return a collect option's default for its help: other programs' environment variables, then the value."""
     setting = next(setting for setting in SETTINGS if setting.key == key)
-    _own_variable, *sources = setting.variables
+    _own_variable, *sources = setting.variables  # left out: every option has one, such as TIPBENCH_MODELS
     if setting.default:
         sources.append(setting.default)
     return f" [default: {', else '.join(sources)}]" if sources else ""
@@ -168,9 +162,9 @@ def chosen_experiment(settings: Settings, flag: str | None) -> str:
 
 @contextmanager
 def open_store(settings: Settings, url: str | None) -> Iterator[MlflowStore]:
-    """Open the store of the MLflow to read from; starts the local MLflow if it has data and no other is found.
+    """Open MLflow for reading. Raises NotEnoughData if there is none.
 
-    Raises NotEnoughData if there is none.
+    Starts the local server if it has data and no other is found.
     """
     with settings.mlflow.open(url, report=print_message) as opened:
         if not url and not settings.get("mlflow_url"):  # found automatically
@@ -182,7 +176,7 @@ def open_store(settings: Settings, url: str | None) -> Iterator[MlflowStore]:
 def open_experiment(
     settings: Settings, url: str | None, experiment: str | None
 ) -> Iterator[tuple[MlflowStore, Experiment]]:
-    """Open the MLflow to read from and the selected experiment. Raises NotEnoughData if either does not exist."""
+    """Open MLflow for reading, and the experiment. Raises NotEnoughData if either does not exist."""
     from tipbench.workflows.mlflow import existing_experiment
 
     name = chosen_experiment(settings, experiment)
@@ -191,6 +185,6 @@ def open_experiment(
 
 
 def open_or_start_mlflow(settings: Settings, url: str | None) -> TrackingStore:
-    """Open the MLflow to write to; starts the local one if there is no other."""
-    writable_home(settings.home)  # fail here, before a server is started
+    """Open MLflow for writing; starts the local server if there is no other."""
+    writable_home(settings.home)  # fail before a server is started
     return settings.mlflow.open_or_start(url, report=print_message)

@@ -52,7 +52,7 @@ def panel(
     settings = load_settings()
     if mlflow_url is not None:
         settings = replace(settings, values={**settings.values, "mlflow_url": mlflow_url})
-    writable_home(settings.home)  # raises UsageError
+    writable_home(settings.home)  # fails early, with a UsageError
     options = panel_options(settings, host=host, port=port)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     with contextlib.closing(listen(options.host, options.port)) as sock:
@@ -74,7 +74,7 @@ def panel(
             print_message("MLflow: none yet; the first run starts one")
         except TipbenchError as exc:
             print_message(f"warning: {exc}")
-        threading.Thread(target=prepare_board_page).start()  # so that the first board page is fast
+        threading.Thread(target=prepare_board_page).start()  # makes the first board page fast
         run_server(
             app,
             sock,
@@ -84,14 +84,14 @@ def panel(
 
 
 def check_installed(program: str, packages: Sequence[str], extra: str) -> None:
-    """Raise UsageError if an optional package that a program needs is not installed."""
+    """Raise UsageError if one of the packages is not installed."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise UsageError(f"{program} needs {', '.join(missing)}. Install with: pip install 'tipbench[{extra}]'")
 
 
 def _ensure_admin_token(panel: Panel) -> None:
-    """Create and print an admin token if there is none. Only its hash is stored, so it cannot be printed again."""
+    """Create and print an admin token if there is none. Only its hash is stored."""
     from tipbench.web.auth import Role
 
     tokens = panel.authenticator.tokens

@@ -50,7 +50,7 @@ def plan(config: CollectConfig, settings: Settings, json_: JsonOption = False) -
     for reason in planned.refused.values():
         print_message(f"refused: {reason}")
     if refusal_error(planned.facts, planned.refused, config) is not None:
-        if planned.facts:
+        if planned.facts:  # some models are accepted
             print_message("Pass --skip-refused to run the others.")
         elif hint := installed_models_hint("plan", config, settings):
             print_message(hint)
@@ -61,7 +61,7 @@ def _print_plan(planned: Plan) -> None:
     if not planned.models:
         print("nothing to generate: every model is refused")
         return
-    n_scenarios = len({cell.cell.scenario for cell in planned.cells})
+    n_scenarios = len({planned_cell.cell.scenario for planned_cell in planned.cells})
     print(
         f"{planned.config.experiment}: suite {planned.suite.name}, {plural(n_scenarios, 'scenario')}, "
         f"{plural(len(planned.config.prompt_versions), 'prompt')}, {plural(planned.config.n_tips, 'tip')} per answer, "
@@ -77,7 +77,7 @@ def _print_plan(planned: Plan) -> None:
                 model.cells,
                 model.recorded,
                 model.cells - model.recorded,
-                _time(model.seconds, measured=model.measured),
+                _time_text(model.seconds, measured=model.measured),
             ]
             for model in planned.models
         ],
@@ -85,11 +85,11 @@ def _print_plan(planned: Plan) -> None:
     )
     cells = plural(len(planned.cells), "cell")
     if planned.missing:
-        n_recorded, n_missing = len(planned.cells) - len(planned.missing), len(planned.missing)
+        n_recorded = len(planned.cells) - len(planned.missing)
         n_failed = sum(cell.key in planned.recorded.failed for cell in planned.missing)
         failed_before = f" ({n_failed:,} of them failed before)" if n_failed else ""
-        time = f"about {duration(planned.seconds)}" if planned.seconds is not None else "time unknown"
-        print(f"\n{cells}, {n_recorded:,} recorded, {n_missing:,} to generate{failed_before}; {time}")
+        time_text = f"about {duration(planned.seconds)}" if planned.seconds is not None else "time unknown"
+        print(f"\n{cells}, {n_recorded:,} recorded, {len(planned.missing):,} to generate{failed_before}; {time_text}")
     else:
         print(f"\n{cells}, all recorded; nothing to generate")
     if n_journalled := sum(cell.key in planned.recorded.journalled for cell in planned.cells):
@@ -100,8 +100,8 @@ def _print_plan(planned: Plan) -> None:
         )
 
 
-def _time(seconds: float | None, *, measured: bool) -> str | None:
+def _time_text(seconds: float | None, *, measured: bool) -> str | None:
     if seconds is None:
         return None
-    is_guess = seconds > 0 and not measured
-    return f"~{duration(seconds)}" if is_guess else duration(seconds)
+    is_estimate = seconds > 0 and not measured
+    return f"~{duration(seconds)}" if is_estimate else duration(seconds)

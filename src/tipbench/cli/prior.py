@@ -1,4 +1,4 @@
-"""`tipbench prior fit`: fit a prior, the estimate that new users of a policy start from."""
+"""The command `tipbench prior fit`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def fit(
         return
     print_table(
         ("feature", "weight"),
-        [(key, number(value, "+.3f")) for key, value in result["theta"].items()],
+        [(feature, number(weight, "+.3f")) for feature, weight in result["theta"].items()],
         text_columns=("feature",),
     )
     explained = estimate_text(result["explained"])

@@ -1,7 +1,4 @@
-"""Progress of a command: bars or lines on stderr, and events in the file named by TIPBENCH_EVENTS.
-
-The panel sets that variable for its jobs. Without it no events are written.
-"""
+"""Progress of a command: bars or lines on stderr, and an event file for the panel."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130  # exit code
 _LINE_INTERVAL_S = 5.0
 _MIN_BAR_STEPS = 5  # with fewer, no bar is shown
-_writer: EventWriter | None = None  # one per process; None if no events are written
+_writer: EventWriter | None = None  # None if no events are written
 
 ProgressCallback = Callable[[int, int], None]  # called with the steps done and their total
 
@@ -77,7 +74,7 @@ def progress_view() -> BarProgress | LineProgress:
 
 
 def event_text(event: Message | Waiting | Resumed) -> str:
-    """Return the text that both `LineProgress` and `BarProgress` show for an event."""
+    """Return the text that `LineProgress` and `BarProgress` show for an event."""
     if isinstance(event, Waiting):
         limit = f", at most {duration(event.limit_s)}" if event.limit_s else ""
         return f"waiting for {event.what}{limit} (Ctrl-C stops; finished results are kept)"
@@ -90,7 +87,7 @@ class LineProgress:
     """Shows events as plain lines: models, failures, messages, and the count every few seconds."""
 
     def __init__(self) -> None:
-        self._block = BlockStarted("", 0)  # until the first block starts
+        self._block = BlockStarted(model="", total=0)  # the cells of the current model
         self._next_line_at = 0.0
         self._lock = threading.Lock()
 
@@ -149,8 +146,8 @@ class BarProgress:
         self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
-        if kind is None and self._recording_bar is not None:
+    def __exit__(self, exc_type: type[BaseException] | None, *_exc: object) -> None:
+        if exc_type is None and self._recording_bar is not None:
             self._show_recording(0)
         self._progress.stop()
 
@@ -176,7 +173,7 @@ class BarProgress:
     def _show_recording(self, left: int) -> None:
         if self._recording_bar is None:
             self._recording_bar = self._progress.add_task("recording in MLflow", total=left, speed="")
-        self._recording_total = max(self._recording_total, left)  # cells are added while others are recorded
+        self._recording_total = max(self._recording_total, left)  # grows while the model answers
         n_recorded = self._recording_total - left
         self._progress.update(self._recording_bar, total=self._recording_total, completed=n_recorded)
 
@@ -186,9 +183,9 @@ class BarProgress:
 
 @contextmanager
 def event_output() -> Iterator[None]:
-    """Write the events of the command to the file named by TIPBENCH_EVENTS, if any; the last one has the exit code."""
+    """Write events to the file named by TIPBENCH_EVENTS, if it is set. The last event has the exit code."""
     global _writer  # noqa: PLW0603 - process-wide, like stdout
-    # Removed from the environment, so that another tipbench started as a child does not write to the same file.
+    # Removed from the environment, so that a child process does not write to the same file.
     path = os.environ.pop(EVENTS_VARIABLE, "")
     if not path:
         yield
@@ -198,19 +195,21 @@ def event_output() -> Iterator[None]:
     except OSError as exc:
         raise UsageError(f"{EVENTS_VARIABLE} takes a file; {path} cannot be written: {exc.strerror}.") from exc
     write_event(Started(tipbench.__version__))
-    code = 1  # of any other exception
+    code = 1  # of sys.exit("text"), and of any exception that is not handled below
     try:
         yield
         code = 0
     except SystemExit as exc:
-        # Python exits with 0 for sys.exit(None) and with 1 for sys.exit("text").
-        code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+        if isinstance(exc.code, int):
+            code = exc.code
+        elif exc.code is None:
+            code = 0
         raise
     except KeyboardInterrupt:
         code = INTERRUPTED
         raise
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a cancel during exit must not lose the exit code
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a cancelled job must still write its exit code
         writer, _writer = _writer, None
         writer.write(Exit(code), durable=True)
         writer.close()

@@ -69,11 +69,11 @@ def check(
 
     default_size = QUICK if quick else FULL
     size = Size(seeds or default_size.seeds, users or default_size.users, rounds or default_size.rounds)
-    n_simulated = len(WORLDS) * size.seeds  # each seed once in each world
-    with progress_counter("simulating") as count:
+    n_simulations = len(WORLDS) * size.seeds
+    with progress_counter("simulating") as show_count:
 
-        def report(_so_far: Simulation, share_done: float) -> None:
-            count(round(share_done * n_simulated), n_simulated)
+        def show_progress(_so_far: Simulation, share_done: float) -> None:
+            show_count(round(share_done * n_simulations), n_simulations)
 
         verdict = check_promotion(
             load_settings().home,
@@ -84,7 +84,7 @@ def check(
             quick=quick,
             priors=_load_priors(prior),
             user=getpass.getuser(),
-            on_progress=report,
+            on_progress=show_progress,
         )
     if json_:
         print_json(verdict.to_json())
@@ -138,7 +138,7 @@ def undo(json_: JsonOption = False) -> None:
 
 
 def _load_priors(paths: list[Path] | None) -> list[Prior]:
-    """Return the priors of the files. Raises UsageError if two are for the same policy."""
+    """Load the priors. Raises UsageError if two are for the same policy."""
     from tipbench.serve.prior import load_prior
 
     priors = [load_prior(path) for path in paths or ()]
@@ -148,7 +148,7 @@ def _load_priors(paths: list[Path] | None) -> list[Prior]:
 
 
 def validity_text(scale_validity: Mapping[str, Any]) -> str:
-    """Return a line on how well the judged scores of a scale predict that tips are completed."""
+    """Return a line on how well the scores on a scale predict whether users complete tips."""
     scale, correlation = scale_validity["scale"], scale_validity["correlation"]
     tips = plural(scale_validity["tips"], "tip")
     if correlation is None:

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 app = command_group("List and show recorded runs.")
 
 _MAX_TABLE_ROWS = 50
-_ID_CHARS = 32
+_FULL_ID_CHARS = 32
 _SHORT_ID_CHARS = 8
 _TEXT_COLUMNS = ("run", "model", "prompt", "scenario", "state")
 _NUMBER_COLUMNS = ("tips", "format_ok", "overlong", "latency_s", "tokens_per_s", "diversity", "composite")
 _TABLE_COLUMNS = (*_TEXT_COLUMNS, *_NUMBER_COLUMNS)
 _ALL_COLUMNS = (*_TABLE_COLUMNS, "repeat", "host", "failure", "conditions", "model_digest")
-_INTEGER_COLUMNS = ("tips", "format_ok")  # floats in MLflow; `overlong` is a share of the tips
+_INTEGER_COLUMNS = ("tips", "format_ok")  # stored as floats in MLflow
 
 
 @app.command("list")
@@ -78,9 +78,9 @@ def list_runs(
     filters = dict(parse_filters(where or (), option_filters))
     output_format: ListFormat = "json" if json_ else format_
     as_table = output_format == "table"
-    max_rows = limit or (_MAX_TABLE_ROWS if as_table else None)
+    max_rows = _MAX_TABLE_ROWS if limit is None and as_table else limit
     with open_experiment(load_settings(), mlflow_url, experiment) as (store, stored_experiment):
-        max_read = None if max_rows is None else max_rows + 1  # one more shows whether there are more
+        max_read = None if max_rows is None else max_rows + 1  # one more, to detect that there are more
         runs = list(islice(search_cells(store, stored_experiment.experiment_id, filters), max_read))
     shown = runs[:max_rows]
     if output_format == "json":
@@ -129,11 +129,11 @@ def show_run(
     settings = load_settings()
     name = chosen_experiment(settings, experiment)
     with open_store(settings, mlflow_url) as store:
-        full_id = run_id if len(run_id) >= _ID_CHARS else _expand_id(store, name, run_id)
+        full_id = run_id if len(run_id) >= _FULL_ID_CHARS else _expand_id(store, name, run_id)
         try:
             run, texts = store.get(full_id)
         except MlflowError as exc:
-            if exc.status == 404 and exc.code:  # a 404 without MLflow's error code is from another kind of server
+            if exc.status == 404 and exc.code:  # without MLflow's error code, it is another kind of server
                 raise UsageError(
                     f"Unknown run {full_id} in MLflow at {store.url}. `tipbench runs list` shows the recorded runs."
                 ) from exc
@@ -145,7 +145,7 @@ def show_run(
 
 
 def _expand_id(store: MlflowStore, experiment: str, prefix: str) -> str:
-    """Return the full id of the run whose id begins with `prefix`. Raises UsageError unless there is exactly one."""
+    """Return the only run id that begins with `prefix`. Raises UsageError if there is none, or more than one."""
     from tipbench.record.reader import search_cells
     from tipbench.workflows.mlflow import existing_experiment
 

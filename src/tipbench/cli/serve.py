@@ -62,7 +62,7 @@ def serve(
     from tipbench.serve.prior import load_prior
     from tipbench.serve.recommender import Recommender
     from tipbench.serve.service import PolicyService
-    from tipbench.web.auth import POLICY_SERVER_REFUSED_ROLES, Role, TokenGuard, TokenStore
+    from tipbench.web.auth import POLICY_SERVER_REFUSED_ROLES, TokenGuard, TokenStore
     from tipbench.web.database import panel_database
     from tipbench.web.login_limiter import LoginLimiter
     from tipbench.web.options import panel_options
@@ -77,7 +77,7 @@ def serve(
         )
     settings = load_settings()
     home = writable_home(settings.home)
-    admin_token = panel_options(settings).admin_token  # that of the panel is valid here too
+    admin_token = panel_options(settings).admin_token  # the panel's is valid here too
     tip_catalogue = load_catalogue(catalogue) if catalogue is not None else None
     priors = [load_prior(path) for path in prior or []]
     logging.basicConfig(
@@ -101,7 +101,8 @@ def serve(
         for warning in recommender.policies()["warnings"]:
             print_message(f"warning: {warning}")
         now = tokens.clock()
-        has_token = any(token.role is not Role.JUDGE and token.state(now) == "active" for token in tokens.all())
+        accepted_tokens = [token for token in tokens.all() if token.role not in POLICY_SERVER_REFUSED_ROLES]
+        has_token = any(token.state(now) == "active" for token in accepted_tokens)
         if not has_token and admin_token is None:
             print_message("there is no token yet: `tipbench token create --role app --name NAME` creates one")
         guard = TokenGuard(tokens, LoginLimiter(), admin_token, POLICY_SERVER_REFUSED_ROLES)

@@ -141,9 +141,9 @@ def _print_simulation(result: dict[str, Any]) -> None:
     print_table(("persona", "policy", gain_title), sorted(rows), text_columns=("persona", "policy"))
     if result["ablation"]:
         print()
-        title = f"left out of {result['config']['ablation']}"
+        feature_title = f"left out of {result['config']['ablation']}"
         losses = [(row["feature"], estimate_text(row["loss"])) for row in result["ablation"]]
-        print_table((title, "loss"), losses, text_columns=(title,))
+        print_table((feature_title, "loss"), losses, text_columns=(feature_title,))
     decisions = plural(result["decisions"], "decision")
     print_message(
         f"{decisions} in {duration(result['seconds'])}; values are per decision, with 95 % intervals over users"
@@ -151,8 +151,8 @@ def _print_simulation(result: dict[str, Any]) -> None:
 
 
 def estimate_text(estimate: Mapping[str, float | None] | None, format_spec: str = "+.4f") -> str | None:
-    """Return a mean with its interval; None without an estimate."""
+    """Return the mean with its interval; None without an estimate."""
     if estimate is None:
         return None
-    ends = interval(estimate["ci_low"], estimate["ci_high"], format_spec)
-    return f"{number(estimate['mean'], format_spec)} ({ends or 'no interval'})"
+    limits = interval(estimate["ci_low"], estimate["ci_high"], format_spec) or "no interval"
+    return f"{number(estimate['mean'], format_spec)} ({limits})"

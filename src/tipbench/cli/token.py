@@ -86,7 +86,8 @@ def list_tokens(json_: JsonOption = False) -> None:
         print_json(rows)
     elif rows:
         for row in rows:  # times are shortened to fit into 80 columns; --json has them in full
-            row |= {"created": str(row["created"])[:10], "expires": str(row["expires"] or "never")[:10]}
+            row["created"] = str(row["created"])[:10]
+            row["expires"] = str(row["expires"] or "never")[:10]
             row["last used"] = str(row["last_used"])[:16].replace("T", " ") if row["last_used"] else None
         print_table(_COLUMNS, [[row[column] for column in _COLUMNS] for row in rows], text_columns=_COLUMNS)
     else:
@@ -116,8 +117,8 @@ def revoke(
         if token_id is not None:
             matching = [token for token in tokens.all() if token.id == token_id]
         else:
-            named = [token for token in tokens.all() if token.name == (name or "").strip()]
-            matching = [token for token in named if role is None or token.role == role]
+            same_name = [token for token in tokens.all() if token.name == (name or "").strip()]
+            matching = [token for token in same_name if role is None or token.role == role]
         if not matching:
             raise UsageError(
                 f"There is no token {(token_id or name or '')[:80]!r}; `tipbench token list` shows the tokens."

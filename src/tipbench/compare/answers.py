@@ -58,21 +58,21 @@ def read_answers(
     """Return the answers of a board's cells, grouped by scenario and content version."""
     where = {"kind": str(RunKind.CELL), **cells.cell_filter.where}
     run_ids = {cell.run.run_id for cell in cells.cells}
-    scores: dict[str, CellScores] = {}
-    tips: dict[str, list[tuple[str, str]]] = {}
+    scores_by_run: dict[str, CellScores] = {}
+    tips_by_run: dict[str, list[tuple[str, str]]] = {}
     for run, texts in store.read(experiment.experiment_id, where=where, texts=(CANDIDATES, SCORES)):
         if run.run_id in run_ids:
-            scores[run.run_id] = read_scores(texts.get(SCORES))
-            tips[run.run_id] = _parse_tips(run, texts.get(CANDIDATES, "[]"))
+            scores_by_run[run.run_id] = read_scores(texts.get(SCORES))
+            tips_by_run[run.run_id] = _parse_tips(run, texts.get(CANDIDATES, "[]"))
     cards = scenario_cards({cell.run.params.get("suite", "") for cell in cells.cells})
-    order = {standing.pair: position for position, standing in enumerate(board.standings)}
+    board_order = {standing.pair: position for position, standing in enumerate(board.standings)}
     grouped: dict[tuple[str, str], list[BoardCell]] = defaultdict(list)
-    for cell in sorted(cells.cells, key=lambda cell: (order.get(cell.pair, len(order)), str(cell.pair))):
+    for cell in sorted(cells.cells, key=lambda cell: (board_order.get(cell.pair, len(board_order)), str(cell.pair))):
         grouped[cell.scenario, cell.run.tags.get("scenario_hash", "")].append(cell)
     result = []
     for (scenario, content_hash), scenario_cells in sorted(grouped.items()):
         answers = tuple(
-            _answer(board, cell, tips.get(cell.run.run_id, ()), scores.get(cell.run.run_id, NO_SCORES))
+            _answer(board, cell, tips_by_run.get(cell.run.run_id, ()), scores_by_run.get(cell.run.run_id, NO_SCORES))
             for cell in scenario_cells
         )
         result.append(ScenarioAnswers(scenario, cards.get((scenario, content_hash)), answers))
@@ -85,7 +85,7 @@ def _answer(board: Leaderboard, cell: BoardCell, tips: Sequence[tuple[str, str]]
     answer_tips = []
     for position, (text, rationale) in enumerate(tips):
         judged = [judged_tips[position] for judged_tips in tips_by_judge if position < len(judged_tips)]
-        scales = judged[0].scores if judged else ()  # of one rubric, so the same for all judges
+        scales = judged[0].scores if judged else ()  # the same for all judges of a rubric
         means = {scale: fmean(tip.scores[scale] for tip in judged if scale in tip.scores) for scale in scales}
         overlong = any(tip.overlong for tip in judged) if judged else None
         answer_tips.append(AnswerTip(text, rationale, means, overlong))
@@ -108,23 +108,20 @@ def _answer(board: Leaderboard, cell: BoardCell, tips: Sequence[tuple[str, str]]
 
 
 def _parse_tips(run: StoredRun, text: str) -> list[tuple[str, str]]:
-    """Return (tip, rationale) for the first n_tips tips of a stored answer; others are never judged."""
     try:
-        return [(str(tip["tip"]), str(tip["rationale"])) for tip in json.loads(text)[: int(run.params["n_tips"])]]
+        requested_tips = json.loads(text)[: int(run.params["n_tips"])]
+        return [(str(tip["tip"]), str(tip["rationale"])) for tip in requested_tips]
     except (ValueError, KeyError, TypeError) as exc:
         raise CorruptText(f"The text {CANDIDATES} of run {run.run_id} is not a valid list of tips ({exc}).") from exc
 
 
 def scenario_cards(suites: Iterable[str]) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """Return the scenarios of the suites as shown to judges, by id and content hash.
-
-    Suites that are not available here are skipped.
-    """
+    """Return the scenarios as judges see them, by id and content hash. Suites that are not available are skipped."""
     cards: dict[tuple[str, str], Mapping[str, Any]] = {}
     for name in suites:
         try:
             scenarios = load_suite(name).scenarios
-        except SuiteError:  # a custom suite whose folder is unknown here
+        except SuiteError:  # the folder of a custom suite is unknown here
             continue
         cards |= {(scenario.id, scenario.content_hash): scenario.to_card() for scenario in scenarios}
     return cards

@@ -1,12 +1,12 @@
 """Analysis of variance of a board: score ~ scenario + model + prompt + model:prompt, with scenarios as blocks.
 
-Only complete rows count (judged in every core scenario), over the scenarios they all share; they must have every model
-with every prompt. The sums of squares are then additive and independent of order. The share of a factor is ω² (Hays
-1963): its sum of squares minus the sum expected by chance, divided by the total plus the mean square of its error term
-(below). A negative share is set to 0. The residual is the rest.
+It uses the complete rows (judged in every core scenario) and the scenarios that all of them share. Every model must
+have every prompt: the sums of squares then add up, and the order of the factors does not matter. The share of a factor
+is ω² (Hays 1963): (sum of squares − sum expected by chance) / (total + mean square of the error term), but at least 0.
+The residual is the rest.
 
-`p` is from an F test with scenarios as a random factor: models are tested against model × scenario, prompts against
-prompt × scenario, their interaction against model × prompt × scenario, and scenarios against the residual.
+`p` is from an F test with scenarios as a random factor. The error terms are model × scenario for models, prompt ×
+scenario for prompts, model × prompt × scenario for their interaction, and the residual for scenarios.
 """
 
 from __future__ import annotations
@@ -28,9 +28,26 @@ class Factor:
     """One source of variation."""
 
     share: float  # ω², of the total
-    squares: float
+    squares: float  # sum of squares
     df: int  # degrees of freedom
     p: float | None  # None for the residual, and if there is no variation to test against
+
+
+@dataclass(frozen=True)
+class SumOfSquares:
+    """A sum of squares with its degrees of freedom."""
+
+    squares: float
+    df: int
+
+    @classmethod
+    def of(cls, deviations: Floats, df: int, *, weight: int = 1) -> SumOfSquares:
+        """Return the sum of squares of deviations; `weight` is the number of scores that share a deviation."""
+        return cls(weight * float(np.square(deviations).sum()), df)
+
+    @property
+    def mean_square(self) -> float:
+        return self.squares / self.df
 
 
 @dataclass(frozen=True)
@@ -56,19 +73,19 @@ class Attribution:
     prompt_means: Mapping[str, Estimate]  # marginal means over all models
     flags: tuple[InteractionFlag, ...]
     n_scenarios: int
-    excluded: tuple[str, ...] = ()  # as incomplete: models, prompts or pairs of the board
+    excluded: tuple[str, ...] = ()  # incomplete models, prompts or pairs
 
     def factors(self) -> dict[str, Factor | None]:
-        """Return the five factors by name, as in the leaderboard JSON."""
+        """Return the five factors by name."""
         names = ("model", "prompt", "interaction", "scenario", "residual")
         return {name: getattr(self, name) for name in names}
 
     def shares(self) -> dict[str, float | None]:
-        """Return the five shares by name, as in the leaderboard JSON."""
+        """Return `attribution` of the leaderboard JSON."""
         return {name: factor.share if factor else None for name, factor in self.factors().items()}
 
     def details(self) -> dict[str, Any]:
-        """Return p, scenarios, excluded names, marginal means, interactions and persona share, as in the JSON."""
+        """Return `attribution_details` of the leaderboard JSON."""
         return {
             "p": {name: factor.p if factor else None for name, factor in self.factors().items()},
             "n_scenarios": self.n_scenarios,
@@ -117,20 +134,20 @@ def attribute(matrix: ScoreMatrix, *, n_flips: int = N_FLIPS) -> Attribution | U
     total = float(np.square(centred).sum())
     model = prompt = interaction = None
     if df_model:
-        effect = SumOfSquares.of(model_effects, df_model, times=n * n_prompts)
-        error = SumOfSquares.of(model_by_scenario, (n - 1) * df_model, times=n_prompts)
+        effect = SumOfSquares.of(model_effects, df_model, weight=n * n_prompts)
+        error = SumOfSquares.of(model_by_scenario, (n - 1) * df_model, weight=n_prompts)
         model = _factor(effect, error, total)
     if df_prompt:
-        effect = SumOfSquares.of(prompt_effects, df_prompt, times=n * n_models)
-        error = SumOfSquares.of(prompt_by_scenario, (n - 1) * df_prompt, times=n_models)
+        effect = SumOfSquares.of(prompt_effects, df_prompt, weight=n * n_models)
+        error = SumOfSquares.of(prompt_by_scenario, (n - 1) * df_prompt, weight=n_models)
         prompt = _factor(effect, error, total)
     if df_model and df_prompt:
         interaction_effects = pair_effects - model_effects[:, None] - prompt_effects
-        effect = SumOfSquares.of(interaction_effects, df_model * df_prompt, times=n)
+        effect = SumOfSquares.of(interaction_effects, df_model * df_prompt, weight=n)
         pair_by_scenario = residuals - model_by_scenario[:, :, None] - prompt_by_scenario[:, None, :]
         error = SumOfSquares.of(pair_by_scenario, (n - 1) * df_model * df_prompt)
         interaction = _factor(effect, error, total)
-    scenario = _factor(SumOfSquares.of(scenario_effects, n - 1, times=n_pairs), residual, total)
+    scenario = _factor(SumOfSquares.of(scenario_effects, n - 1, weight=n_pairs), residual, total)
     explained = sum(factor.share for factor in (model, prompt, interaction, scenario) if factor)
     personas = [complete.personas[index] for index in shared]
     return Attribution(
@@ -149,47 +166,29 @@ def attribute(matrix: ScoreMatrix, *, n_flips: int = N_FLIPS) -> Attribution | U
 
 
 def _excluded_names(pairs: Sequence[Pair], used: set[Pair]) -> tuple[str, ...]:
-    """Return the excluded pairs, abbreviated: models and prompts that are excluded as a whole, then other pairs."""
+    """Return the models and prompts of which every pair is excluded, then the other excluded pairs."""
     used_models = {pair.model for pair in used}
     used_prompts = {pair.prompt for pair in used}
-    models, prompts, single_pairs = set(), set(), []
+    models, prompts, other_pairs = set(), set(), []
     for pair in pairs:
         if pair.model not in used_models:
             models.add(pair.model)
         elif pair.prompt not in used_prompts:
             prompts.add(pair.prompt)
         elif pair not in used:
-            single_pairs.append(str(pair))
-    return (*sorted(models), *sorted(prompts), *single_pairs)
-
-
-@dataclass(frozen=True)
-class SumOfSquares:
-    """A sum of squares with its degrees of freedom."""
-
-    squares: float
-    df: int
-
-    @classmethod
-    def of(cls, deviations: Floats, df: int, *, times: int = 1) -> SumOfSquares:
-        """Return the sum of squares of deviations, each of which is shared by `times` scores."""
-        return cls(times * float(np.square(deviations).sum()), df)
-
-    @property
-    def mean(self) -> float:
-        """The mean square."""
-        return self.squares / self.df
+            other_pairs.append(str(pair))
+    return (*sorted(models), *sorted(prompts), *other_pairs)
 
 
 def _factor(effect: SumOfSquares, error: SumOfSquares, total: float) -> Factor:
-    """Return the factor with its ω² and its F test against `error`. Both have degrees of freedom."""
+    """Return the factor with its ω² and its F test against `error`. Both must have degrees of freedom."""
     from scipy.special import fdtrc
 
-    by_chance = effect.df * error.squares / error.df
+    expected_by_chance = effect.df * error.squares / error.df
     p = None
     if error.squares > 1e-12 * total:  # else it is only rounding errors
-        p = float(fdtrc(effect.df, error.df, effect.mean / error.mean))
-    omega_squared = max(effect.squares - by_chance, 0.0) / (total + error.mean)
+        p = float(fdtrc(effect.df, error.df, effect.mean_square / error.mean_square))
+    omega_squared = max(effect.squares - expected_by_chance, 0.0) / (total + error.mean_square)
     return Factor(omega_squared, effect.squares, effect.df, p)
 
 
@@ -202,9 +201,9 @@ def _persona_factor(
     if len(names) < 2 or not df_within:
         return None
     effects_by_persona = [scenario_effects[np.array(personas) == name] for name in names]
-    between = sum(float(len(effects)) * float(effects.mean()) ** 2 for effects in effects_by_persona) * n_pairs
-    within = SumOfSquares(n_pairs * float(np.square(scenario_effects).sum()) - between, df_within)
-    factor = _factor(SumOfSquares(between, len(names) - 1), within, total)
+    squares_between = sum(float(len(effects)) * float(effects.mean()) ** 2 for effects in effects_by_persona) * n_pairs
+    within = SumOfSquares(n_pairs * float(np.square(scenario_effects).sum()) - squares_between, df_within)
+    factor = _factor(SumOfSquares(squares_between, len(names) - 1), within, total)
     # The two shares have different error terms, so the part could exceed the whole.
     return replace(factor, share=min(factor.share, scenario_share))
 
@@ -228,9 +227,9 @@ def _interaction_flags(
     prompt_effects = _minus_mean_of_others(scores, axis=2)  # in each scenario, on each model
 
     def significant(differences: Floats) -> Mask:
-        """Return a mask, models × prompts, of the means over scenarios that differ from 0; adjusted for all of them."""
-        adjusted = step_down(differences.reshape(n, -1), n_flips=n_flips)
-        return np.array([p is not None and p <= ALPHA for p in adjusted]).reshape(n_models, n_prompts)
+        """Return which means over scenarios differ from 0 (models × prompts); p is adjusted for all of them."""
+        adjusted_p = step_down(differences.reshape(n, -1), n_flips=n_flips)
+        return np.array([p is not None and p <= ALPHA for p in adjusted_p]).reshape(n_models, n_prompts)
 
     depends_on_model = significant(_minus_mean_of_others(prompt_effects, axis=1))
     has_effect = significant(prompt_effects)
@@ -246,6 +245,6 @@ def _interaction_flags(
 
 
 def _minus_mean_of_others(scores: Floats, axis: int) -> Floats:
-    """Return each score minus the mean of the other k − 1 along the axis: k / (k − 1) × (score − mean of all k)."""
+    """Return score − mean of the others along the axis, which is k / (k − 1) × (score − mean of all k)."""
     k = scores.shape[axis]
     return np.asarray((scores - scores.mean(axis=axis, keepdims=True)) * (k / (k - 1)))

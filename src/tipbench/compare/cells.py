@@ -1,4 +1,4 @@
-"""The cells of a board: read from MLflow, filtered, with the scores that count. Also selects cells to judge next."""
+"""The cells of a board with the scores that count, read from MLflow and filtered; and the cells to judge next."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ from tipbench.text import plural
 
 
 def find_rubric(store: RunStore, experiment_id: str, tag: str, runs: Iterable[StoredRun]) -> Rubric | None:
-    """Return the rubric with this tag; None if it is not found.
-
-    It is stored with the cells that were scored under it, and with sheets.
-    """
+    """Return the rubric with this tag, as stored with a scored cell or a sheet; None if it is not found."""
     # A run without scores has the rubric of its suite.
     matching_run = next((run for run in runs if run.tags.get("scores_rubric", run.params.get("rubric")) == tag), None)
     if matching_run is not None:
@@ -91,8 +88,8 @@ class BoardCell:
 
     run: StoredRun
     values: Mapping[str, float]  # composite, scales and flags; empty if no scores count
-    # Judges whose scores do not count may have changed the run's flags; these then replace them. Empty if they could
-    # not be computed again, None if the run's flags count.
+    # Used instead of the run's flags if a judge whose scores do not count may have changed those; else None.
+    # Empty if they could not be recomputed.
     recomputed_flags: Mapping[str, float] | None = None
     rubric: str = ""  # id@sha256 of the rubric of the scores that count
     judges: tuple[str, ...] = ()  # whose scores count; empty for a floored answer
@@ -107,7 +104,7 @@ class BoardCell:
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """All known metrics: with the scores, if any count, else only those that need no scores."""
+        """All known metrics; if no scores count, only those that need none."""
         return self.values or self.measured
 
     @property
@@ -147,7 +144,7 @@ class Coverage:
 
     n_by_people: int  # covered by people
     n_automatic: int  # covered by automatic judges
-    n_scenarios: int  # all
+    n_scenarios: int
 
 
 @dataclass(frozen=True)
@@ -160,12 +157,12 @@ class BoardCells:
     provisional: bool
     stale: Mapping[Pair, int]  # number of excluded stale runs of each pair
     n_other_conditions: int  # excluded runs under other conditions
-    conditions: str  # their id
+    conditions: str  # id of the board's conditions
     other_ids: tuple[str, ...] = ()  # ids of the other conditions, newest first
     cell_filter: CellFilter = field(default_factory=CellFilter)
     rubric_content: Rubric | None = None  # None if nothing is scored or the rubric is not found
     coverage: Coverage | None = None
-    excluded: tuple[Pair, ...] = ()  # rows left out by the filter
+    excluded: tuple[Pair, ...] = ()  # pairs left out by the filter
 
     @property
     def candidates(self) -> list[BoardCell]:
@@ -211,23 +208,21 @@ def read_board(store: RunStore, experiment_id: str, cell_filter: CellFilter) -> 
             f"--where kind={cell_filter.where['kind']} excludes every cell; a leaderboard needs kind=cell."
         )
     where = {"kind": kind, **cell_filter.where}
-    # If only some scores count, flags may have to be computed again from the raw answers.
-    texts = (SCORES, RAW) if cell_filter.judge or cell_filter.provisional else (SCORES,)
-    stored = list(store.read(experiment_id, where=where, texts=texts))
-    twins = twin_runs(run for run, _ in stored)
+    # If only some scores count, flags may have to be recomputed from the raw answers.
+    text_names = (SCORES, RAW) if cell_filter.judge or cell_filter.provisional else (SCORES,)
+    stored = list(store.read(experiment_id, where=where, texts=text_names))
+    duplicates = twin_runs(run for run, _ in stored)
     current = [
-        (run, run_texts)
-        for run, run_texts in stored
-        if run.tags.get("superseded") != "true" and run.run_id not in twins
+        (run, texts) for run, texts in stored if run.tags.get("superseded") != "true" and run.run_id not in duplicates
     ]
     if not current:
         raise NotEnoughData("No cells match, so there is nothing to compare. See `tipbench runs list`.")
-    board = select_cells([(run, read_scores(run_texts.get(SCORES))) for run, run_texts in current], cell_filter)
+    board = select_cells([(run, read_scores(texts.get(SCORES))) for run, texts in current], cell_filter)
     runs = [cell.run for cell in board.cells]
     rubric = find_rubric(store, experiment_id, board.rubric, runs) if board.rubric else None
     if rubric is None:
         return board
-    raw_answers = {run.run_id: run_texts.get(RAW) for run, run_texts in current}
+    raw_answers = {run.run_id: texts.get(RAW) for run, texts in current}
     cells = tuple(_apply_rubric(rubric, cell, raw_answers.get(cell.run.run_id)) for cell in board.cells)
     return replace(board, cells=cells, rubric_content=rubric)
 
@@ -235,8 +230,7 @@ def read_board(store: RunStore, experiment_id: str, cell_filter: CellFilter) -> 
 def _apply_rubric(rubric: Rubric, cell: BoardCell, raw: str | None) -> BoardCell:
     """Return the cell with values under the board's rubric.
 
-    A cell floored under another rubric gets this rubric's floor. Flags that other judges have changed are computed
-    again from the raw answer.
+    A cell floored under another rubric gets this rubric's floor. Flags that other judges have changed are recomputed.
     """
     if cell.floored and cell.run.tags.get("scores_rubric") != rubric.tag:
         return replace(cell, values={**cell.values, **floor_values(rubric)})
@@ -251,24 +245,24 @@ def _apply_rubric(rubric: Rubric, cell: BoardCell, raw: str | None) -> BoardCell
 
 
 def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], cell_filter: CellFilter) -> BoardCells:
-    """Select the cells of the newest conditions and of each model's newest build, with the scores that count."""
+    """Select the cells of the newest conditions that are not stale, with the scores that count."""
     conditions = newest_run(run for run, _ in runs).tags.get("conditions", "")
     same_conditions = [(run, scores) for run, scores in runs if run.tags.get("conditions", "") == conditions]
     other_runs = [run for run, _ in runs if run.tags.get("conditions", "") != conditions]
     other_runs.sort(key=lambda run: (-run.start_ms, run.run_id))
     stale_ids = stale_runs([run for run, _ in same_conditions])
-    newest = [(run, scores) for run, scores in same_conditions if run.run_id not in stale_ids]
-    excluded = [run for run, _ in newest if is_excluded(_recorded_pair(run), cell_filter.exclude)]
+    not_stale = [(run, scores) for run, scores in same_conditions if run.run_id not in stale_ids]
+    excluded = [run for run, _ in not_stale if is_excluded(_recorded_pair(run), cell_filter.exclude)]
     excluded_ids = {run.run_id for run in excluded}
-    current = [(run, scores) for run, scores in newest if run.run_id not in excluded_ids]
+    current = [(run, scores) for run, scores in not_stale if run.run_id not in excluded_ids]
     coverage = _coverage(current)
     judge = cell_filter.judge
     provisional_judgements = [each for _, scores in current for each in scores.provisional.values()]
     too_few_by_people = coverage.n_by_people < min(MIN_SCENARIOS, coverage.n_scenarios)
     provisional = cell_filter.provisional or (judge is None and bool(provisional_judgements) and too_few_by_people)
-    if provisional:  # of several automatic judges, the latest counts
+    if provisional:  # of several automatic judges, the latest counts; "" matches no judge
         latest = max(provisional_judgements, key=lambda judgement: judgement.applied_at, default=None)
-        judge = latest.judge if latest is not None else ""  # matches no judge
+        judge = latest.judge if latest is not None else ""
     cells = _drop_older_references([_scored_cell(run, scores, judge, provisional) for run, scores in current])
     judges = {name for cell in cells for name in cell.judges}
     if cell_filter.judge is not None and not judges:
@@ -293,23 +287,20 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], cell_filter: Cell
 
 
 def is_excluded(pair: Pair, names: Sequence[str]) -> bool:
-    """Return whether a name matches the pair: MODEL, MODEL/PROMPT or */PROMPT.
-
-    A reference matches with any prompt.
-    """
-    shown = board_pair(pair)
+    """Return whether a name (MODEL, MODEL/PROMPT or */PROMPT) matches the pair; a reference matches with any prompt."""
+    on_board = board_pair(pair)
+    matching_names = (pair.model, str(pair), str(Pair(ALL, on_board.prompt)))
     for name in names:
-        named = parse_pair(name)
-        if name in (pair.model, str(pair), str(Pair(ALL, shown.prompt))) or (named and board_pair(named) == shown):
+        parsed = parse_pair(name)
+        if name in matching_names or (parsed and board_pair(parsed) == on_board):
             return True
     return False
 
 
 def _coverage(runs: Sequence[tuple[StoredRun, CellScores]]) -> Coverage:
-    """Return how many scenarios people and automatic judges cover; references count only if there are no candidates."""
     pairs = [_recorded_pair(run) for run, _ in runs]
     candidates = {pair for pair in set(pairs) if not is_reference(pair)}
-    rows = candidates or set(pairs)
+    rows = candidates or set(pairs)  # references count only if there are no candidates
     scenarios: set[str] = set()
     # For each scenario, the rows judged by people, scored by an automatic judge, and without a usable tip.
     people: dict[str, set[Pair]] = defaultdict(set)
@@ -350,15 +341,16 @@ def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisio
     """Return the cell with the scores that count: those of `judge`, or of all people if it is None.
 
     If only other judges have scored the cell, the run's flags may be theirs. An empty `recomputed_flags` then marks
-    them to be computed again.
+    them to be recomputed.
     """
     judged = run.state == RunState.JUDGED
     rubric = run.tags.get("scores_rubric", "")
     if run.tags.get("floored") == "true" and (judged or provisional):
         return BoardCell(run, run.metrics, rubric=rubric)
     if judge is None:
-        names = tuple(judgement.judge for judgement in scores.counted)
-        return BoardCell(run, run.metrics, rubric=rubric, judges=names) if judged else BoardCell(run, {})
+        if not judged:
+            return BoardCell(run, {})
+        return BoardCell(run, run.metrics, rubric=rubric, judges=tuple(each.judge for each in scores.counted))
     judgement = None
     if provisional and run.state != RunState.FAILED:
         judgement = scores.provisional.get(judge)
@@ -372,8 +364,7 @@ def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisio
 def _rubric_of(cells: Sequence[BoardCell], *, provisional: bool) -> str:
     """Return the rubric of the scores. Raises MixedRubrics if there are several.
 
-    Floors are not given by a judge, so their rubrics may differ. If all scores are floors, that of the newest is
-    returned.
+    Floors are not given by a judge, so their rubrics may differ. If all are floors, that of the newest run counts.
     """
     rubrics = Counter(cell.rubric for cell in cells if cell.rubric and not cell.floored)
     if len(rubrics) > 1:
@@ -417,7 +408,7 @@ def focus(cells: BoardCells, ranking: Ranking) -> Focus | None:
     for row in ranking.rows:
         diff = row.to_leader
         if diff is None or diff.sd is None or diff.p is None:
-            value_of_pair[row.pair] = 1.0  # the difference is unknown: a high value
+            value_of_pair[row.pair] = 1.0  # high, because the difference is unknown
         else:
             value_of_pair[row.pair] = diff.p * diff.sd**2 / (diff.n * (diff.n + 1))
     scored: dict[str, set[Pair]] = defaultdict(set)
@@ -432,7 +423,8 @@ def focus(cells: BoardCells, ranking: Ranking) -> Focus | None:
         before = scored[scenario]
         after = before | {cell.pair for cell in waiting_cells}
         if leader in after:
-            newly_paired = [pair for pair in ranking.tied if pair in after and not {pair, leader} <= before]
+            already_paired = before if leader in before else set()
+            newly_paired = [pair for pair in ranking.tied if pair in after and pair not in already_paired]
             value_of_scenario[scenario] = sum(value_of_pair[pair] for pair in newly_paired)
     useful = [scenario for scenario, value in value_of_scenario.items() if value > 0]
     useful.sort(key=lambda scenario: (-value_of_scenario[scenario], scenario))

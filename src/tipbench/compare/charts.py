@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, pairwise
+from itertools import pairwise
 from math import log
 from statistics import fmean
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -48,8 +48,10 @@ def _unique(labels: Mapping[T, str], *reserved: str) -> dict[T, str]:
     """Add numbers to labels that are repeated or reserved: "a (2)"."""
     taken, unique = set(reserved), {}
     for key, label in labels.items():
-        numbered = (label if nth == 1 else f"{label} ({nth})" for nth in count(1))
-        unique[key] = next(each for each in numbered if each not in taken)
+        unique[key], n = label, 1
+        while unique[key] in taken:
+            n += 1
+            unique[key] = f"{label} ({n})"
         taken.add(unique[key])
     return unique
 
@@ -66,38 +68,36 @@ def state_colours(theme: Theme) -> dict[State, str]:
 
 
 def state_marks(alt: Any, board: Leaderboard, theme: Theme, *, narrow: bool) -> dict[str, Any]:
-    """Return the encodings that show a point's state: shape, stroke and fill, with one legend."""
+    """Return the encodings that show a point's state, with one legend."""
     present = {state_of(board, standing.pair) for standing in board.standings}
     states = [state for state in State if state in present]
     colours = state_colours(theme)
-    domain = [STATE_TEXTS[state] for state in states]
     legend = alt.Legend(orient="top", title=None, columns=1 if narrow else len(states), symbolSize=110, labelLimit=300)
-    ranges = {
-        alt.Shape: [SHAPES[state] for state in states],
-        alt.Stroke: [colours[state] for state in states],
-        alt.Fill: [theme.background if state is State.INCOMPLETE else colours[state] for state in states],
-    }
+    fills = [theme.background if state is State.INCOMPLETE else colours[state] for state in states]
+    domain = [STATE_TEXTS[state] for state in states]
+
+    def encoding(channel: Any, values: list[str]) -> Any:
+        return channel("status:N", legend=legend, scale=alt.Scale(domain=domain, range=values))
+
     return {
-        channel.__name__.lower(): channel("status:N", legend=legend, scale=alt.Scale(domain=domain, range=values))
-        for channel, values in ranges.items()
+        "shape": encoding(alt.Shape, [SHAPES[state] for state in states]),
+        "stroke": encoding(alt.Stroke, [colours[state] for state in states]),
+        "fill": encoding(alt.Fill, fills),
     }
 
 
-MEAN = "\n"  # replaces the model or the prompt in the key of a mean over all of them; cannot be the name of one
+MEAN = "\n"  # stands for all models or all prompts in a key of `heat_map_means`; cannot be a name
 
 
 def heat_map_means(board: Leaderboard) -> tuple[list[str], list[str], dict[tuple[str, str], float | None]]:
-    """Return models, prompts, and means by (model, prompt).
-
-    (model, MEAN) and (MEAN, prompt) are averages over pairs; None unless all of these are ranked.
-    """
+    """Return models, prompts and means by (model, prompt). A mean with MEAN is None unless all its pairs are ranked."""
     results = {standing.pair: standing.result for standing in board.standings}
     models = list(dict.fromkeys(pair.model for pair in results))
     prompts = sorted({pair.prompt for pair in results})
 
     def average(pairs: Sequence[Pair]) -> float | None:
-        averaged = [results[pair] for pair in pairs if pair in results]
-        ranked_means = [result.estimate.mean for result in averaged if result.ranked and result.estimate]
+        found = [results[pair] for pair in pairs if pair in results]
+        ranked_means = [result.estimate.mean for result in found if result.ranked and result.estimate]
         return fmean(ranked_means) if ranked_means and len(ranked_means) == len(pairs) else None
 
     means: dict[tuple[str, str], float | None] = {}
@@ -142,10 +142,9 @@ def heat_map(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False) 
     step = max(64, min(110, 620 // n_columns))  # width of a column in pixels; the rest is for the model names
     if narrow:
         step = max(46, (NARROW - 130) // n_columns)
-    crowded = max(len(name) for name in column_labels.values()) * 7 > step  # a letter is about 7 pixels wide
-    top = alt.Axis(
-        orient="top", title=None, domain=False, ticks=False, labelAngle=-40 if crowded else 0, labelLimit=140
-    )
+    longest_label = max(len(label) for label in column_labels.values()) * 7  # a letter is about 7 pixels wide
+    angle = -40 if longest_label > step else 0
+    top = alt.Axis(orient="top", title=None, domain=False, ticks=False, labelAngle=angle, labelLimit=140)
     side = alt.Axis(title=None, domain=False, ticks=False, labelLimit=250, labelPadding=6)
     x = alt.X("column:N", sort=list(column_labels.values()), axis=top, scale=alt.Scale(paddingInner=0.06))
     y = alt.Y("row:N", sort=list(row_labels.values()), axis=side, scale=alt.Scale(paddingInner=0.1))
@@ -167,19 +166,21 @@ def _composite_title(board: Leaderboard) -> str:
 
 
 def shade(theme: Theme, value: float, low: float, high: float) -> str:
-    """Return a colour from a tint of the accent (lowest) to the accent (highest); the middle if all are equal."""
+    """Return a colour between a tint of the accent (at `low`) and the accent (at `high`)."""
     share = (value - low) / (high - low) if high > low else 0.5
     strength = 0.12 + 0.88 * share  # the lowest is still distinct from the background
     channels = zip(_channels(theme.background), _channels(theme.accent), strict=True)
-    return "#" + "".join(f"{round(base + (strong - base) * strength):02x}" for base, strong in channels)
+    mixed = [round(background + (accent - background) * strength) for background, accent in channels]
+    return "#" + "".join(f"{channel:02x}" for channel in mixed)
 
 
 def ink_on(fill: str) -> str:
     """Return black or white, whichever has more contrast to the fill (WCAG 2 luminance)."""
     channels = [channel / 255 for channel in _channels(fill)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return "#000000" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "#ffffff"
+    red, green, blue = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    black_contrast, white_contrast = (luminance + 0.05) / 0.05, 1.05 / (luminance + 0.05)
+    return "#000000" if black_contrast > white_contrast else "#ffffff"
 
 
 def _channels(colour: str) -> tuple[int, int, int]:
@@ -187,9 +188,9 @@ def _channels(colour: str) -> tuple[int, int, int]:
 
 
 PARETO_WIDTH, PARETO_HEIGHT = 600, 340  # of the chart of quality against latency
-LETTER_WIDTH = 6.3  # approximate, of a label, in pixels
-LABEL_HEIGHT = 15  # in pixels
-_MAX_UNCONNECTED = 20  # pixels from a point to its label; a longer distance is bridged by a line
+LETTER_WIDTH = 6.3  # about, in pixels
+LABEL_HEIGHT = 15  # pixels
+_MAX_UNCONNECTED = 20  # pixels; a label at a larger distance is connected to its point by a line
 _MAX_LATENCY_RATIO = 40  # a point with less than 1/40 of the longest latency is drawn at 1/40
 
 
@@ -201,7 +202,7 @@ class Point:
     latency: float
     composite: float
     ranked: bool
-    drawn_latency: float = 0.0  # its latency on the chart, see _MAX_LATENCY_RATIO
+    drawn_latency: float = 0.0  # position on the axis, see _MAX_LATENCY_RATIO
 
 
 def points_of(board: Leaderboard) -> list[Point]:
@@ -238,12 +239,14 @@ def pareto(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False) ->
     # Labels that do not fit are dropped, so the most important are placed first.
     labelled = [*(p for p in points if states[p.pair] is State.LEADER), *front]
     labelled += [p for p in points if states[p.pair] is State.TIED]
-    labelled += points if len(points) <= 15 else []
+    if len(points) <= 15:
+        labelled += points
     labels = labels_of(board, 22 if narrow else 34)
     label_texts = {}
     for p in labelled:
-        exact = "" if p.drawn_latency == p.latency else f" ({p.latency * 1000:.2g} ms)"  # not drawn to scale
-        label_texts[p] = f"{labels[p.pair]}{exact}"
+        label_texts[p] = labels[p.pair]
+        if p.drawn_latency != p.latency:
+            label_texts[p] += f" ({p.latency * 1000:.2g} ms)"
     placed = place_labels(area, points, label_texts)
     x_scale = alt.Scale(type="log" if area.log else "linear", domain=list(area.x), nice=False, zero=False)
     x = alt.X("latency:Q", scale=x_scale, axis=alt.Axis(title="latency in seconds, without load (left is faster)",
@@ -282,15 +285,15 @@ def pareto(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False) ->
 class PlotArea:
     """The ranges of both axes, and the size in pixels."""
 
-    x: tuple[float, float]
-    y: tuple[float, float]
-    log: bool
+    x: tuple[float, float]  # latency
+    y: tuple[float, float]  # composite
+    log: bool  # of the latency axis
     width: int
     height: int
 
     @classmethod
     def for_points(cls, points: Sequence[Point], width: int, height: int) -> PlotArea:
-        """Return an area with all points and some padding; the latency axis is logarithmic above a ratio of 30."""
+        """Return an area with all points and some padding."""
         fast, slow = min(p.drawn_latency for p in points), max(p.drawn_latency for p in points)
         low, high = min(p.composite for p in points), max(p.composite for p in points)
         y_padding = max((high - low) * 0.1, 0.25)
@@ -317,12 +320,12 @@ class _Box(NamedTuple):
     bottom: float
 
     def overlaps(self, other: _Box) -> bool:
-        across = self.left < other.right and other.left < self.right
-        return across and self.top < other.bottom and other.top < self.bottom
+        horizontally = self.left < other.right and other.left < self.right
+        return horizontally and self.top < other.bottom and other.top < self.bottom
 
 
 def place_labels(area: PlotArea, points: Sequence[Point], labels: Mapping[Point, str]) -> list[dict[str, float | str]]:
-    """Place labels next to their points without overlapping points, lines or labels; drop those that do not fit."""
+    """Place labels near their points, without overlaps. Labels that do not fit are dropped."""
     taken = [_Box(x - 7, y - 7, x + 7, y + 7) for x, y in map(area.pixels, points)]  # a point is 14 pixels wide
     for (x, y), (next_x, next_y) in pairwise(map(area.pixels, front_of(points))):  # the front's line: right, then up
         taken += [_Box(x, y - 2, next_x, y + 2), _Box(next_x - 2, next_y, next_x + 2, y)]
@@ -330,34 +333,32 @@ def place_labels(area: PlotArea, points: Sequence[Point], labels: Mapping[Point,
     for point, label in labels.items():
         x, y = area.pixels(point)
         width = LETTER_WIDTH * len(label)
-        for align, at, middle in _label_positions(x, y):
-            left = at - {"left": 0.0, "center": width / 2, "right": width}[align]
-            box = _Box(left, middle - LABEL_HEIGHT / 2, left + width, middle + LABEL_HEIGHT / 2)
+        for align, label_x, label_y in _label_positions(x, y):
+            left = label_x - {"left": 0.0, "center": width / 2, "right": width}[align]
+            box = _Box(left, label_y - LABEL_HEIGHT / 2, left + width, label_y + LABEL_HEIGHT / 2)
             inside = box.left >= 0 and box.right <= area.width and box.top >= 0 and box.bottom <= area.height
             if inside and not any(map(box.overlaps, taken)):
                 taken.append(box)
-                line = {"from_x": x, "from_y": y, "far": abs(middle - y) > _MAX_UNCONNECTED}
-                placed.append({"x": at, "y": middle, "label": label, "align": align, **line})
+                line = {"from_x": x, "from_y": y, "far": abs(label_y - y) > _MAX_UNCONNECTED}
+                placed.append({"x": label_x, "y": label_y, "label": label, "align": align, **line})
                 break
     return placed
 
 
 def _label_positions(x: float, y: float) -> Iterator[tuple[str, float, float]]:
-    """Yield possible positions of a label as (alignment, x, y), best first.
-
-    Those to the left and above come first: the front's line runs to the right and below. Distant ones come last.
-    """
+    """Yield possible positions of a label as (alignment, x, y), best first."""
+    # Left and above come first, because the front's line runs to the right and below.
     yield from (
         ("right", x - 11, y), ("right", x - 6, y - 13), ("left", x + 11, y), ("left", x + 8, y + 13),
         ("center", x, y - 16), ("center", x, y + 17), ("right", x - 8, y + 13), ("left", x + 8, y - 13),
         ("right", x + 7, y - 17), ("right", x + 7, y + 17),
     )  # fmt: skip
-    for height in (sign * distance for distance in range(28, 140, 14) for sign in (-1, 1)):
-        for align, shift in (("right", -14), ("left", 14), ("right", -70), ("left", 70)):
-            yield align, x + shift, y + height
+    for y_shift in (sign * distance for distance in range(28, 140, 14) for sign in (-1, 1)):
+        for align, x_shift in (("right", -14), ("left", 14), ("right", -70), ("left", 70)):
+            yield align, x + x_shift, y + y_shift
 
 
-NUMBERS_WIDTH = 190  # pixels, next to the intervals
+NUMBERS_WIDTH = 190  # pixels of the column of numbers next to the intervals
 
 
 def forest_rows(board: Leaderboard, max_length: int = 38) -> list[dict[str, Any]]:
@@ -366,8 +367,10 @@ def forest_rows(board: Leaderboard, max_length: int = 38) -> list[dict[str, Any]
     rows = []
     for standing in board.standings:
         estimate, state = standing.result.estimate, state_of(board, standing.pair)
-        ends = interval(estimate.ci_low, estimate.ci_high) if estimate else None
-        value = f"{number(estimate.mean)} ({ends or 'no interval'})" if estimate else "not judged"
+        value = "not judged"
+        if estimate:
+            bounds = interval(estimate.ci_low, estimate.ci_high) or "no interval"
+            value = f"{number(estimate.mean)} ({bounds})"
         rank, best = rank_text(standing), best_text(board, standing)
         parts = [
             f"{short_name(label_of(board, standing.pair), 120)}: composite {value}",
@@ -394,10 +397,7 @@ def forest_rows(board: Leaderboard, max_length: int = 38) -> list[dict[str, Any]
 
 
 def forest(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, titled: bool = False) -> Any:
-    """Draw the mean and 95 % interval of each row; the leader and the rows tied with it are shaded.
-
-    `titled` adds a title and a subtitle, for a chart outside a report.
-    """
+    """Draw the mean and 95 % interval of each row. `titled` adds a title, for a chart outside a report."""
     alt = import_altair()
     rows = forest_rows(board, 44 if narrow else 38)
     height = 46 if narrow else 26
@@ -409,18 +409,19 @@ def forest(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, ti
     padding = max((high - low) * 0.04, 0.25) if drawn else 0.0
     x_scale = alt.Scale(domain=[low - padding, high + padding], nice=False, zero=False, range=[8, right_end])
     title = _composite_title(board) + ("" if narrow else ": mean and 95 % interval")  # no room on a phone
-    ends = alt.X("low:Q", scale=x_scale, axis=alt.Axis(title=title, grid=True, tickCount=6))
+    x = alt.X("low:Q", scale=x_scale, axis=alt.Axis(title=title, grid=True, tickCount=6))
     base = alt.Chart(alt.Data(values=rows))
     offset = {"yOffset": 8} if narrow else {}
     shading = base.transform_filter("datum.top").mark_rect(color=theme.accent, opacity=0.13).encode(
         y=y, x=alt.value(0), x2=alt.value("width")
     )  # fmt: skip
+    states = [str(state) for state in State]
+    dashes = [[4, 5] if state is State.INCOMPLETE else [1, 0] for state in State]
     line = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2.5, strokeCap="round", **offset).encode(
-        y=y, x=ends, x2="high:Q", description="text:N",
-        strokeDash=alt.StrokeDash("state:N", legend=None, scale=alt.Scale(
-            domain=[str(state) for state in State], range=[[1, 0], [1, 0], [1, 0], [4, 5], [1, 0]])),
+        y=y, x=x, x2="high:Q", description="text:N",
+        strokeDash=alt.StrokeDash("state:N", legend=None, scale=alt.Scale(domain=states, range=dashes)),
         color=alt.Color("state:N", legend=None, scale=alt.Scale(
-            domain=[str(state) for state in State], range=list(state_colours(theme).values()))),
+            domain=states, range=list(state_colours(theme).values()))),
     )  # fmt: skip
     dot = base.transform_filter("isValid(datum.mean)").mark_point(size=120, opacity=1, strokeWidth=2, **offset).encode(
         y=y, x=alt.X("mean:Q", scale=x_scale), description="text:N",
@@ -431,8 +432,8 @@ def forest(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, ti
     if narrow:
         text = base.mark_text(**style, limit=NARROW - 16, dx=6, yOffset=-11).encode(y=y, x=alt.value(0), text="label:N")
     else:
-        at = alt.XValue({"expr": f"width - {NUMBERS_WIDTH}"})
-        text = base.mark_text(**style, dx=14).encode(y=y, x=at, text="value:N")
+        numbers_x = alt.XValue({"expr": f"width - {NUMBERS_WIDTH}"})
+        text = base.mark_text(**style, dx=14).encode(y=y, x=numbers_x, text="value:N")
     chart = alt.layer(shading, line, dot, text).resolve_scale(color="independent").properties(
         width=NARROW if narrow else WIDE, height=alt.Step(height),
         autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
@@ -440,9 +441,9 @@ def forest(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, ti
     if not titled:
         return chart
     rows_name = f"{board.by}s" if board.by else "pairs of model and prompt"
-    kind = " · provisional scores" if board.provisional else ""
-    over = plural(board.ranking.n_scenarios, board.unit)
-    lines = [f"{short_name(board.experiment, 60)} · over {over}{kind}"]
+    provisional = " · provisional scores" if board.provisional else ""
+    scenarios = plural(board.ranking.n_scenarios, board.unit)
+    lines = [f"{short_name(board.experiment, 60)} · over {scenarios}{provisional}"]
     if filters := filter_text(board.where, board.judge):
         lines.append(short_name(filters, 110))
     if board.ranking.tied_ranked:
@@ -456,7 +457,7 @@ _MAX_NAME = 80  # characters of a name in a description
 
 @dataclass(frozen=True)
 class BoardChart:
-    """A kind of chart: how it is drawn, and its title, caption and description."""
+    """A kind of chart."""
 
     title: str
     caption: str
@@ -480,9 +481,9 @@ def _describe_forest(board: Leaderboard) -> str:
     leader = board.ranking.leader
     lead = f"{_full_name(board, leader)} leads" if leader else "no row leads"
     tied = [_full_name(board, pair) for pair in board.ranking.tied_ranked]
-    rest = f"; {TIED} with {join_names(tied, 4)}" if tied else ""
+    ties = f"; {TIED} with {join_names(tied, 4)}" if tied else ""
     span = f"composites from {number(min(means))} to {number(max(means))}"
-    return f"Forest plot of {plural(len(means), 'row')}: {span}; {lead}{rest}. The table of standings has all numbers."
+    return f"Forest plot of {plural(len(means), 'row')}: {span}; {lead}{ties}. The table of standings has all numbers."
 
 
 def _describe_heat(board: Leaderboard) -> str:
@@ -490,8 +491,7 @@ def _describe_heat(board: Leaderboard) -> str:
     known = {key: mean for key, mean in means.items() if MEAN not in key and mean is not None}
     model, prompt = max(known, key=lambda key: known[key])
     grid = f"{plural(len(models), 'model')} by {plural(len(prompts), 'prompt')}"
-    names = f"{short_name(model, _MAX_NAME)} with {short_name(prompt, _MAX_NAME)}"
-    best = f"{names}, {number(known[model, prompt])}"
+    best = f"{short_name(model, _MAX_NAME)} with {short_name(prompt, _MAX_NAME)}, {number(known[model, prompt])}"
     return f"Heat map of mean composites, {grid}; highest: {best}. The table below has all numbers."
 
 

@@ -33,15 +33,15 @@ MAX_REASON_LENGTH = 2000
 
 @dataclass(frozen=True)
 class Evidence:
-    """Hashes of everything the numbers depend on. Two decisions with equal hashes are based on the same data."""
+    """Hashes of all data of a decision. Two decisions with equal hashes are based on the same data."""
 
     model_digest: str | None  # of the chosen model
     prompt_hash: str | None  # of the chosen prompt's text
     rubric: str  # id@sha256
     conditions: str
     scenarios: Mapping[str, str]  # id → content hash
-    models: Mapping[str, str | None]  # model → digest, for every model of the board
-    prompts: Mapping[str, str | None]  # prompt version → hash of its text, for every prompt of the board
+    models: Mapping[str, str | None]  # model → digest, for all models of the board
+    prompts: Mapping[str, str | None]  # version → hash of the text, for all prompts of the board
     leaderboard_sha256: str
 
 
@@ -59,7 +59,6 @@ class Decision:
 
     @property
     def standing(self) -> Standing:
-        """The standing of the chosen pair."""
         return next(standing for standing in self.board.standings if standing.pair == self.chosen)
 
     @property
@@ -68,12 +67,12 @@ class Decision:
 
     @cached_property
     def findings(self) -> tuple[str, ...]:
-        """Sentences on how well the data support the choice. Limitations come first."""
+        """Sentences on how well the data support the choice, limitations first."""
         board, chosen, result, state = self.board, self.chosen, self.standing.result, self.state
         leader = board.ranking.leader
-        sentences = []
         difference = difference_text(result.to_leader)
         numbers = f"difference to the leader: {difference}" if difference else "no shared scenario"
+        sentences = []
         if board.provisional:
             judges = ", ".join(board.judges) or "no judge yet"
             sentences.append(f"The scores are provisional: by {judges}, not by people.")
@@ -96,7 +95,7 @@ class Decision:
         return tuple(sentences)
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON-serialisable values; None if unknown."""
+        """Return JSON-serialisable values; unknown ones are None."""
         return {
             "decision": self.id,
             "experiment": self.board.experiment,
@@ -123,8 +122,7 @@ def make_decision(
     reason = validate_reason(reason)
     board_text = json.dumps(board.to_json(), ensure_ascii=False, indent=1)
     chosen_runs = [cell.run for cell in cells.cells if cell.pair == chosen and not cell.failed]
-    # In the mappings below, a later cell replaces the hash of an earlier one, so failed cells come first. The order is
-    # fixed, so that the same data have the same evidence.
+    # Sorted, so that equal data have equal evidence. Failed cells come first: a later hash replaces an earlier one.
     ordered_cells = sorted(cells.cells, key=lambda cell: (not cell.failed, cell.scenario, cell.pair, cell.run.run_id))
     evidence = Evidence(
         model_digest=_common_value(run.params.get("model_digest") for run in chosen_runs),
@@ -150,7 +148,7 @@ def decide(store: RunStore, experiment: Experiment, chosen: Pair, reason: str, *
 
 @dataclass(frozen=True)
 class PastDecision:
-    """A stored decision, as shown on the board."""
+    """A stored decision."""
 
     run_id: str
     chosen: Pair
@@ -189,12 +187,14 @@ def decision_markdown(decision: Decision) -> str:
     estimate = decision.standing.result.estimate
     composite = number(estimate.mean) if estimate else None
     bounds = interval(estimate.ci_low, estimate.ci_high) if estimate else None
+    if composite and bounds:
+        composite = f"{composite} ({bounds})"
     facts = {
         "experiment": decision.board.experiment,
         "decided at": decision.at,
         "decision": decision.id,
         "standing": str(decision.state) + (" (provisional)" if decision.board.provisional else ""),
-        "composite": f"{composite} ({bounds})" if composite and bounds else composite,
+        "composite": composite,
         "model digest": evidence.model_digest,
         "prompt hash": evidence.prompt_hash,
         "rubric": evidence.rubric or None,
@@ -262,7 +262,7 @@ def decision_run(decision: Decision, at_ms: int) -> NewRun:
 
 
 def _common_value(values: Iterable[str | None]) -> str | None:
-    """Return the value if all known values are equal; None if they differ or none is known."""
+    """Return the only known value; None if there are several or none."""
     known = {value for value in values if value}
     return known.pop() if len(known) == 1 else None
 

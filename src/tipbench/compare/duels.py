@@ -1,20 +1,17 @@
-"""Bradley–Terry model of the tied rows: log-odds strengths from blind A/B duels, with intervals.
+"""Bradley–Terry model of duels: estimates the strengths of tied pairs as log-odds, with intervals.
 
-Observations: scenarios are independent. A match-up is judged in both orders, and each order is one observation. If
-several judges have judged it, their outcomes are averaged to a number between 0 and 1. A tie is half a win.
+In a scenario, two pairs are judged in both orders. Each order is one observation: the share of the judges who chose
+one side, where a tie is half a win. Scenarios are independent.
 
-Strengths maximise a penalised likelihood: each match-up gets (rows − 1) / (2 × match-ups) extra wins for each side,
-which is half a win if there are two rows. This approximates Firth's correction. Without it, the strength of a row that
-won everything would be infinite.
+Strengths maximise a penalised likelihood. For every two pairs that met, each gets extra wins: half a win if there are
+only these two. This approximates Firth's correction. Without it, a pair that won everything would have an infinite
+strength.
 
-Intervals are profile likelihood intervals, because Wald intervals fail for a row that won everything. A bound is where
-the log-likelihood is t² / 2 × overdispersion below its maximum. t has scenarios − 1 degrees of freedom. The
-overdispersion is how much more the results vary between scenarios than the model expects: the sandwich variance by
-scenario divided by the variance in the model, at least 1.
+Intervals are profile likelihood intervals, because Wald intervals fail for a pair that won everything. They are widened
+by the overdispersion: how much more the results vary between scenarios than the model expects.
 
-The winner is the row whose difference to every other row has an interval above 0. With fewer than six scenarios there
-is no winner: a judge who decides both orders alike would give one of two equal rows all of five scenarios in more than
-5 % of the cases.
+The winner's lead over every other pair has an interval above 0. With fewer than six scenarios there is no winner: if
+both orders are always decided alike, one of two equal pairs wins all of five scenarios in more than 5 % of the cases.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from tipbench.compare.resampling import ALPHA
 from tipbench.compare.statistics import Unknown, t_quantile
 from tipbench.plan.design import MIN_SCENARIOS
 
-POINTS = {"first": 1.0, "tie": 0.5, "second": 0.0}
+POINTS = {"first": 1.0, "tie": 0.5, "second": 0.0}  # of the side shown first, by winner
 MAX_LOG_ODDS = 20.0  # the search for an interval bound ends at this distance; a bound beyond it is None
 RIDGE = 1e-12  # keeps the Newton step solvable at extreme strengths; does not change the maximum
 
@@ -63,8 +60,8 @@ class DuelStanding:
     """One row of the duel table."""
 
     pair: Pair
-    strength: Strength  # relative to the average of all rows
-    behind_top: Strength | None  # strength of the top row − strength of this row; None for the top row
+    strength: Strength  # relative to the average of all pairs
+    behind_top: Strength | None  # strength of the top pair − strength of this pair; None for the top pair
     points: float  # duels won; a tie counts half
     duels: int
     n_scenarios: int
@@ -78,10 +75,10 @@ class DuelTable:
     winner: Pair | None
     first_share: float  # share of the points won by the side shown first; 0.5 means no order effect
     n_scenarios: int
-    absent: tuple[Pair, ...] = ()  # tied rows without a duel; if there are any, there is no winner
+    absent: tuple[Pair, ...] = ()  # tied pairs without a duel; if there are any, there is no winner
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON-serialisable values, as used in the JSON of the leaderboard."""
+        """Return the part of the leaderboard's JSON about duels."""
         return {
             "standings": [
                 {
@@ -101,41 +98,41 @@ class DuelTable:
 
 
 def duel_table(duels: Sequence[Duel], contenders: Collection[Pair] = ()) -> DuelTable | Unknown:
-    """Estimate the strengths of the rows.
+    """Estimate the strengths of all pairs that have a duel.
 
-    Returns Unknown if there are no duels, or if some rows are not connected by a chain of duels. There is no winner
-    until each row of `contenders` has a duel.
+    Returns Unknown if there are no duels, or if no chain of duels connects some pairs. There is no winner until all
+    `contenders` have a duel.
     """
     if not duels:
         return Unknown("No duel has been judged.")
-    games = _Games.of(duels)
-    if unconnected := games.unconnected():
+    model = _BradleyTerryModel.of(duels)
+    if unconnected := model.unconnected():
         names = ", ".join(map(str, unconnected[:3]))
-        return Unknown(f"The duels do not connect all rows: nothing links {games.pairs[0]} with {names}.")
-    strengths = games.fit()
-    # Strengths are rounded, so that rows that differ only by numerical errors are in the order of their names.
-    order = sorted(range(len(games.pairs)), key=lambda row: (-round(float(strengths[row]), 9), games.pairs[row]))
-    standings = tuple(_standing(games, duels, strengths, row, top=order[0]) for row in order)
-    absent = tuple(sorted(set(contenders) - set(games.pairs)))
-    lower_bounds = [each.behind_top.ci_low for each in standings if each.behind_top]  # of the top row's leads
+        return Unknown(f"The duels do not connect all rows: nothing links {model.pairs[0]} with {names}.")
+    strengths = model.fit()
+    # Strengths are rounded, so that pairs that differ only by numerical errors are in the order of their names.
+    order = sorted(range(len(model.pairs)), key=lambda i: (-round(float(strengths[i]), 9), model.pairs[i]))
+    standings = tuple(_standing(model, duels, strengths, i, top=order[0]) for i in order)
+    absent = tuple(sorted(set(contenders) - set(model.pairs)))
+    lower_bounds = [each.behind_top.ci_low for each in standings if each.behind_top]
     clearly_best = all(bound is not None and bound > 0 for bound in lower_bounds)
     winner = None
-    if games.n_scenarios >= MIN_SCENARIOS and clearly_best and not absent:
+    if model.n_scenarios >= MIN_SCENARIOS and clearly_best and not absent:
         winner = standings[0].pair
     first_share = sum(POINTS[duel.winner] for duel in duels) / len(duels)
-    return DuelTable(standings, winner, first_share, games.n_scenarios, absent)
+    return DuelTable(standings, winner, first_share, model.n_scenarios, absent)
 
 
-def _standing(games: _Games, duels: Sequence[Duel], strengths: Floats, row: int, *, top: int) -> DuelStanding:
-    pair = games.pairs[row]
-    n_rows = len(games.pairs)
+def _standing(model: _BradleyTerryModel, duels: Sequence[Duel], strengths: Floats, i: int, *, top: int) -> DuelStanding:
+    pair = model.pairs[i]
+    n_pairs = len(model.pairs)
     own_duels = [duel for duel in duels if pair in (duel.first, duel.second)]
     points = [POINTS[duel.winner] if duel.first == pair else 1 - POINTS[duel.winner] for duel in own_duels]
-    is_row = np.eye(n_rows)  # is_row[i] has a 1 for row i and 0 for the others
+    one_hot = np.eye(n_pairs)
     return DuelStanding(
         pair=pair,
-        strength=games.contrast_estimate(strengths, is_row[row] - 1 / n_rows),
-        behind_top=None if row == top else games.contrast_estimate(strengths, is_row[top] - is_row[row]),
+        strength=model.contrast_estimate(strengths, one_hot[i] - 1 / n_pairs),
+        behind_top=None if i == top else model.contrast_estimate(strengths, one_hot[top] - one_hot[i]),
         points=sum(points),
         duels=len(own_duels),
         n_scenarios=len({duel.scenario for duel in own_duels}),
@@ -143,17 +140,17 @@ def _standing(games: _Games, duels: Sequence[Duel], strengths: Floats, row: int,
 
 
 @dataclass(frozen=True, eq=False)
-class _Games:
-    """Duels averaged over the judges. The arrays have one entry for each (scenario, match-up, order)."""
+class _BradleyTerryModel:
+    """The arrays have one entry per observation: two pairs in one scenario, shown in one order."""
 
     pairs: tuple[Pair, ...]
-    left: NDArray[np.int64]  # position in `pairs` of one side; always lower than `right`
-    right: NDArray[np.int64]  # position in `pairs` of the other side
-    left_share: Floats  # share of the points won by the left side
+    left: NDArray[np.int64]  # index in `pairs` of one side; always lower than `right`
+    right: NDArray[np.int64]  # index in `pairs` of the other side
+    left_share: Floats  # points won by the left side, averaged over the judges
     scenario: NDArray[np.int64]  # number of the scenario, from 0
 
     @classmethod
-    def of(cls, duels: Sequence[Duel]) -> _Games:
+    def of(cls, duels: Sequence[Duel]) -> _BradleyTerryModel:
         pairs = tuple(sorted({pair for duel in duels for pair in (duel.first, duel.second)}))
         number_of_pair = {pair: number for number, pair in enumerate(pairs)}
         number_of_scenario = {name: number for number, name in enumerate(sorted({duel.scenario for duel in duels}))}
@@ -175,21 +172,21 @@ class _Games:
 
     @cached_property
     def wins(self) -> Floats:
-        """A matrix: [i, j] is the number of wins of row i over row j, including the extra wins of the penalty."""
-        n_rows = len(self.pairs)
-        wins = np.zeros((n_rows, n_rows))
+        """[i, j] is the number of wins of pair i over pair j, including the extra wins of the penalty."""
+        n_pairs = len(self.pairs)
+        wins = np.zeros((n_pairs, n_pairs))
         np.add.at(wins, (self.left, self.right), self.left_share)
         np.add.at(wins, (self.right, self.left), 1 - self.left_share)
-        played = wins + wins.T > 0
-        twice_the_match_ups = played.sum()  # a match-up is counted at [i, j] and at [j, i]
-        return np.asarray(wins + played * ((n_rows - 1) / twice_the_match_ups))
+        have_met = wins + wins.T > 0
+        extra_wins = (n_pairs - 1) / have_met.sum()
+        return np.asarray(wins + have_met * extra_wins)
 
     def unconnected(self) -> list[Pair]:
-        """Return the rows that no chain of duels connects to the first row."""
+        """Return the pairs that no chain of duels connects to the first pair."""
         links = (self.wins > 0).astype(np.int64)
         reached = np.zeros(len(self.pairs), dtype=np.int64)
         reached[0] = 1
-        for _ in self.pairs:  # each round adds the rows that have a duel with a reached row
+        for _ in self.pairs:  # each round adds the pairs that have a duel with a reached pair
             reached = np.minimum(reached + links @ reached, 1)
         return [pair for pair, seen in zip(self.pairs, reached, strict=True) if not seen]
 
@@ -199,28 +196,27 @@ class _Games:
     def gradient_and_information(self, strengths: Floats) -> tuple[Floats, Floats]:
         """Return the gradient and information (negative second derivatives) of the log-likelihood."""
         expected = _win_probability(strengths[:, None] - strengths[None, :])
-        games = self.wins + self.wins.T
-        variance = games * expected * (1 - expected)
-        gradient = (self.wins - games * expected).sum(axis=1)
+        n_games = self.wins + self.wins.T
+        variance = n_games * expected * (1 - expected)
+        gradient = (self.wins - n_games * expected).sum(axis=1)
         information = np.diag(variance.sum(axis=1)) - variance
         return gradient, information
 
     def fit(self, start: Floats | None = None, fixed: Floats | None = None) -> Floats:
-        """Return the strengths with the highest likelihood.
+        """Maximise the likelihood by Newton's method, with Lagrange multipliers for the constraints.
 
-        `fixed` is a contrast that keeps the value it has at `start`. The sum of the strengths is always kept. Uses
-        Newton's method with Lagrange multipliers for these constraints.
+        The sum of the strengths, and the contrast `fixed` if given, keep the value they have at `start`.
         """
-        n_rows = len(self.pairs)
-        strengths = np.zeros(n_rows) if start is None else start
-        constraints = np.ones((1, n_rows)) if fixed is None else np.stack([np.ones(n_rows), fixed])
+        n_pairs = len(self.pairs)
+        strengths = np.zeros(n_pairs) if start is None else start
+        constraints = np.ones((1, n_pairs)) if fixed is None else np.stack([np.ones(n_pairs), fixed])
         n_constraints = len(constraints)
         zeros = np.zeros((n_constraints, n_constraints))
         for _ in range(100):
             gradient, information = self.gradient_and_information(strengths)
-            system = np.block([[information + RIDGE * np.eye(n_rows), constraints.T], [constraints, zeros]])
-            step = np.linalg.solve(system, np.concatenate([gradient, np.zeros(n_constraints)]))[:n_rows]
-            if gradient @ step < 1e-14:  # about twice the gain that is left: converged, so take one last full step
+            system = np.block([[information + RIDGE * np.eye(n_pairs), constraints.T], [constraints, zeros]])
+            step = np.linalg.solve(system, np.concatenate([gradient, np.zeros(n_constraints)]))[:n_pairs]
+            if gradient @ step < 1e-14:  # about twice the gain that is left: converged after this step
                 strengths = strengths + step
                 break
             before = self.log_likelihood(strengths)
@@ -238,7 +234,7 @@ class _Games:
         if self.n_scenarios < MIN_SCENARIOS:
             return Strength(value, None, None)
         t_squared = t_quantile(1 - ALPHA / 2, self.n_scenarios - 1) ** 2
-        max_drop = t_squared * self._overdispersion(fitted, contrast) / 2
+        max_drop = t_squared * self._overdispersion(fitted, contrast) / 2  # of the log-likelihood within the interval
         return Strength(
             value,
             ci_low=self._interval_bound(fitted, contrast, max_drop, -1),
@@ -257,10 +253,7 @@ class _Games:
         return max(1.0, sandwich_variance / float(contrast @ direction))
 
     def _interval_bound(self, fitted: Floats, contrast: Floats, max_drop: float, sign: int) -> float | None:
-        """Return the contrast at which the profile log-likelihood is `max_drop` below its maximum.
-
-        `sign` is −1 for the lower bound and +1 for the upper one. None if the bound is beyond MAX_LOG_ODDS.
-        """
+        """Return the lower (`sign` −1) or upper (+1) bound; None if it is beyond MAX_LOG_ODDS."""
         from scipy.optimize import brentq
 
         maximum = self.log_likelihood(fitted)

@@ -30,15 +30,16 @@ class PairComparison:
     pair: Pair
     mapped_to: Pair | None  # the pair in the second experiment, if --map gives it another name
     n_scenarios: int  # scenarios judged in both experiments
-    first_mean: float | None  # mean composite over these scenarios, in the first experiment
-    second_mean: float | None  # and in the second
+    first_mean: float | None  # mean composite over these scenarios; None if there are none
+    second_mean: float | None
     difference: Difference | None  # second − first
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON form specified in PRODUCT.md, plus `mapped_to` if the names differ."""
+        """Return the JSON form; it has `mapped_to` only if the names differ."""
+        mapped_to = {"mapped_to": self.mapped_to.to_json()} if self.mapped_to else {}
         return {
             **self.pair.to_json(),
-            **({"mapped_to": self.mapped_to.to_json()} if self.mapped_to else {}),
+            **mapped_to,
             "n_scenarios": self.n_scenarios,
             "first": self.first_mean,
             "second": self.second_mean,
@@ -61,7 +62,7 @@ class ExperimentComparison:
     experiments: tuple[str, str]
     pairs: tuple[PairComparison, ...]
     provisional: bool
-    notes: tuple[str, ...] = ()  # on other differences between the experiments, and on excluded pairs and runs
+    notes: tuple[str, ...] = ()  # for example on different conditions, and on excluded pairs and runs
 
     @property
     def verdict(self) -> str:
@@ -85,7 +86,7 @@ class ExperimentComparison:
         return f"Provisional: {verdict}" if self.provisional else verdict
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON form specified in PRODUCT.md."""
+        """Return the JSON form."""
         return {
             "experiments": list(self.experiments),
             "pairs": [each.to_json() for each in self.pairs],
@@ -116,10 +117,7 @@ class ExperimentComparison:
 def compare_experiments(
     names: tuple[str, str], boards: tuple[BoardCells, BoardCells], mapping: Iterable[tuple[Pair, Pair]] = ()
 ) -> ExperimentComparison:
-    """Compare the pairs that have the same name in both experiments, and the pairs of `mapping`.
-
-    Raises NotEnoughData if there are none.
-    """
+    """Compare the pairs of `mapping` and those with the same name in both; raises NotEnoughData if there are none."""
     first, second = boards
     _check_comparable(names, first, second)
     matched = _match_pairs(names, first, second, list(mapping))
@@ -132,8 +130,7 @@ def compare_experiments(
     second_scores = np.array(
         [[second_means.get((pair, scenario), np.nan) for scenario in scenarios] for _, pair in matched]
     )
-    # Each pair has its own difference, second − first, and all pairs are tested against 0 as one family.
-    changes = (second_scores - first_scores).T  # one column per pair
+    changes = (second_scores - first_scores).T  # one column per pair; all are tested against 0 as one family
     differences = simultaneous_differences(changes, against=np.zeros(len(scenarios)))
     pairs = []
     for row, ((first_pair, second_pair), difference) in enumerate(zip(matched, differences, strict=True)):
@@ -151,17 +148,17 @@ def compare_experiments(
     return ExperimentComparison(
         experiments=names,
         pairs=tuple(pairs),
-        provisional=first.provisional,  # if the other board differs in this, one of them has no scores
+        provisional=first.provisional,  # if only one board is provisional, the other has no scores
         notes=tuple(_notes(names, first, second, matched)),
     )
 
 
 def _check_comparable(names: tuple[str, str], first: BoardCells, second: BoardCells) -> None:
-    """Raise NotEnoughData or MixedRubrics if the two boards have different kinds of scores."""
+    """Raise NotEnoughData or MixedRubrics if the scores of the boards cannot be compared."""
     first_by_people = first.has_scores and not first.provisional
     second_by_people = second.has_scores and not second.provisional
     if first_by_people != second_by_people:
-        judged, unjudged = names if first_by_people else names[::-1]
+        judged, unjudged = names if first_by_people else (names[1], names[0])
         raise NotEnoughData(
             f"{judged} has judges' scores, {unjudged} has none or only provisional ones: they cannot be compared. "
             f"Judge {unjudged} first, or pass --provisional to compare the provisional scores of both."
@@ -223,16 +220,16 @@ def _notes(
     if filters := filter_text(first.cell_filter.where, first.cell_filter.judge):
         yield f"{capitalized(filters)}."
     if first.conditions != second.conditions:
-        before = first.cells[0].run.params if first.cells else {}
-        after = second.cells[0].run.params if second.cells else {}
+        first_params = first.cells[0].run.params if first.cells else {}
+        second_params = second.cells[0].run.params if second.cells else {}
         changed = [
-            f"{name} {before.get(name)} → {after.get(name)}"
+            f"{name} {first_params.get(name)} → {second_params.get(name)}"
             for name in CONDITIONS
-            if before.get(name) != after.get(name)
+            if first_params.get(name) != second_params.get(name)
         ]
         yield f"Collected under different conditions: {', '.join(changed) or 'see `tipbench runs show`'}."
-    compared_pairs = ({first_pair for first_pair, _ in matched}, {second_pair for _, second_pair in matched})
-    for name, board, compared in zip(names, (first, second), compared_pairs, strict=True):
+    first_pairs, second_pairs = {pair for pair, _ in matched}, {pair for _, pair in matched}
+    for name, board, compared in ((names[0], first, first_pairs), (names[1], second, second_pairs)):
         unmatched = {cell.pair for cell in board.cells} - compared
         if unmatched:
             yield f"Only in {name}: {_pairs_text(unmatched)}."

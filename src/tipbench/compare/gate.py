@@ -75,11 +75,10 @@ class GateResult:
 
     def exit_code(self, *, strict: bool = False) -> int:
         """Return 0 if not worse, 1 if worse, 3 without enough data. Undecided is 1 if `strict`, else 0."""
-        if self.outcome is Outcome.UNDECIDED:
-            return int(strict)
         if self.outcome is Outcome.UNKNOWN:
             return 3
-        return int(self.outcome is Outcome.WORSE)
+        is_failure = self.outcome is Outcome.WORSE or (self.outcome is Outcome.UNDECIDED and strict)
+        return 1 if is_failure else 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form; unknown values are None."""
@@ -130,8 +129,9 @@ def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
     matrix = score_matrix(scores, (candidate, baseline))
     baseline_values = matrix.values[:, matrix.pairs.index(baseline)]
     candidate_values = matrix.values[:, matrix.pairs.index(candidate)]
-    (p,) = step_down((candidate_values - baseline_values)[:, None])  # for the JSON; only the interval decides
-    difference = paired_difference(baseline_values, candidate_values, p)
+    differences = (candidate_values - baseline_values)[:, None]  # a single column
+    (p_value,) = step_down(differences)  # for the JSON; only the interval decides
+    difference = paired_difference(baseline_values, candidate_values, p_value)
     if difference is None or difference.n < MIN_SCENARIOS or evidence.missing:
         n = difference.n if difference else 0
         why = _unknown_reason(candidate_cells, candidate, baseline, evidence, n)
@@ -178,20 +178,20 @@ def _evidence(
         judges=cells.judges,
         conditions=cells.conditions,
         missing=tuple(sorted(baseline_scenarios - candidate_scenarios)),
-        floored=sum(cell.failed and bool(cell.values) for cell in candidate_cells),
+        floored=sum(1 for cell in candidate_cells if cell.failed and cell.values),
     )
 
 
 def _unknown_reason(
     candidate_cells: Sequence[BoardCell], candidate: Pair, baseline: Pair, evidence: GateEvidence, n: int
 ) -> str:
-    """Return why there is not enough data: scenarios without the candidate, or too few; and the commands that help."""
+    """Return why there is not enough data, and the commands that help."""
     missing = set(evidence.missing)
     if not missing:
         both = f"{candidate} and {baseline} are both judged in {plural(n, 'scenario')}"
         more = "judge more scenarios of both with `tipbench judge export`"
         return f"{both}; at least {MIN_SCENARIOS} are needed: {more}."
-    # A scenario may be both: one of its repeats has failed and another one is pending.
+    # A scenario is in both sets if one of its repeats has failed and another one is pending.
     failed = {cell.scenario for cell in candidate_cells if cell.failed} & missing
     pending = {cell.scenario for cell in candidate_cells if cell.waiting} & missing
     commands = []
@@ -207,13 +207,9 @@ def _unknown_reason(
 
 
 def _outcome_and_reason(difference: Difference, margin: float) -> tuple[Outcome, str]:
-    """Return the outcome and its reason.
-
-    If the difference is the same in all scenarios there is no interval, and the difference itself is compared.
-    """
     low, high = difference.ci_low, difference.ci_high
     limit_text = f"−{margin:.2f}"
-    if low is None or high is None:
+    if low is None or high is None:  # there is no interval if the difference is the same in all scenarios
         same = f"the same difference in all {difference.n} scenarios"
         above_limit = difference.mean + margin
         if abs(above_limit) < TOLERANCE:
@@ -231,7 +227,7 @@ def _outcome_and_reason(difference: Difference, margin: float) -> tuple[Outcome,
 def unknown_result(
     options: GateOptions, why: str, *, n_scenarios: int = 0, evidence: GateEvidence | None = None
 ) -> GateResult:
-    """Return a result with the outcome UNKNOWN, not enough data."""
+    """Return a result with the outcome UNKNOWN."""
     return GateResult(
         candidate=board_pair(options.candidate),
         baseline=board_pair(options.baseline),
@@ -252,7 +248,7 @@ def check_on_board(cells: BoardCells, *pairs: Pair) -> None:
 
 
 _INVALID_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-# Escapes in the messages and in the properties of GitHub's workflow commands.
+# For GitHub's workflow commands
 _MESSAGE_ESCAPES = {"%": "%25", "\r": "%0D", "\n": "%0A"}
 _PROPERTY_ESCAPES = {**_MESSAGE_ESCAPES, ":": "%3A", ",": "%2C"}
 

@@ -53,7 +53,7 @@ from tipbench.text import fingerprint
 
 BOARD = "artifact:leaderboard.json"
 COMPOSITE = "composite"
-METRICS = ("format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")  # averaged for each row, besides scales
+METRICS = ("format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")  # averaged per row, like the scales
 CONDITIONS = ("n_tips", "temperature", "diversity", "seed", "num_ctx", "num_predict", "sampling")
 # The answer shown first is called A.
 _WINNERS: dict[Winner, Literal["first", "second", "tie"]] = {Winner.A: "first", Winner.B: "second", Winner.TIE: "tie"}
@@ -61,15 +61,15 @@ _WINNERS: dict[Winner, Literal["first", "second", "tie"]] = {Winner.A: "first", 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """The size of a model; unknown values are None."""
+    """The size of a model."""
 
-    params_b: float | None  # billions of parameters
-    memory_bytes: int | None  # of the weights and the context, as estimated by `collect`
+    params_b: float | None  # billions of parameters; None if unknown
+    memory_bytes: int | None  # of weights and context, estimated by `collect`; None if unknown
 
 
 @dataclass(frozen=True)
 class Usable:
-    """The answers with a usable tip: how frequent and how good they are."""
+    """How frequent and how good the answers with a usable tip are."""
 
     rate: float  # share of the scenarios, 0 to 1
     low: float  # lower end of the 95 % Clopper–Pearson interval of the rate
@@ -102,7 +102,7 @@ class Standing:
         return self.result.pair
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON form specified in PRODUCT.md."""
+        """Return an item of `standings` in the leaderboard JSON."""
         result, estimate, usable = self.result, self.result.estimate, self.usable
         return {
             "rank": result.rank,
@@ -133,7 +133,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class JudgingRecord:
-    """The pace of the judges of an experiment, and the concerns about them, from its sheets."""
+    """Pace of an experiment's judges and concerns about them, from its sheets."""
 
     minutes_per_answer: float | None = None  # between export and apply of a sheet; None if no sheet was applied
     concerns: Mapping[str, str] = field(default_factory=dict)  # by judge, such as "is far off the reference scores"
@@ -172,9 +172,7 @@ class Leaderboard:
     unplanned: str | None = None  # why the tests are not a planned look; None if they are
     exclude: tuple[str, ...] = ()  # pairs or models left out
     judging: JudgingRecord = field(default_factory=JudgingRecord)
-    composite_range: tuple[float, float] | None = (
-        None  # lowest and highest possible composite; None if the rubric is not found
-    )
+    composite_range: tuple[float, float] | None = None  # lowest and highest possible; None if the rubric is not found
     sizes: Mapping[str, ModelSize] = field(default_factory=dict)  # by model
     coverage: Coverage | None = None
 
@@ -202,17 +200,18 @@ class Leaderboard:
 
     @property
     def unit(self) -> str:
-        """The unit that a row is a mean of: `scenario` or `persona`."""
+        """What a row is averaged over: `scenario` or `persona`."""
         return self.cluster or "scenario"
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `compare --format json` and the API return."""
         ranking, attribution = self.ranking, self.attribution
+        _, _, rubric_sha256 = self.rubric_tag.partition("@")
         return {
             "experiment": self.experiment,
             "suite": self.suite,
             "rubric": self.rubric or None,
-            "rubric_sha256": self.rubric_tag.partition("@")[2] or None,
+            "rubric_sha256": rubric_sha256 or None,
             "conditions": dict(self.conditions),
             "judges": list(self.judges),
             "provisional": self.provisional,
@@ -253,7 +252,7 @@ class Leaderboard:
 
 @dataclass(frozen=True)
 class BoardOptions:
-    """Options for building a board."""
+    """Options of a board."""
 
     baseline: Pair | None = None
     cluster: Literal["persona"] | None = None
@@ -277,7 +276,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     if options.baseline is not None and options.baseline not in available:
         raise UsageError(unknown_pair_message(options.baseline, available, cells))
     unplanned = _why_unplanned(cells, options)
-    # A model is silent on a board by model if all its pairs are.
+    # On a board by model or prompt, a row is silent (without any answer) if all its pairs are.
     answered = {averaged_pair(cell.pair, by) for cell in cells.cells if not cell.failed}
     rank_options = RankOptions(
         baseline=options.baseline,
@@ -286,7 +285,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         silent=frozenset(averaged_pair(pair, by) for pair in cells.silent) - answered,
     )
     ranking = rank(matrix, rank_options, reference_matrix)
-    # A board by model or prompt may have no means at all. The scores that its pairs lack are then the missing ones.
+    # On a board by model or prompt without any mean, the missing scores are those that the pairs lack.
     incomplete_matrix = scenario_matrix if scenario_matrix.judged.any() else pair_matrix
     missing = missing_scores(incomplete_matrix, needs_all_core=options.cluster is not None)
     stale = {averaged_pair(pair, by) for pair in cells.only_stale if not is_reference(pair)} - set(matrix.pairs)
@@ -300,21 +299,22 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     standings = tuple(_standings(ranking.rows, cells, options, scenario_matrix, matrix))
     reference_standings = tuple(_standings(ranking.references, cells, options, scenario_matrix, matrix))
     runs = [cell.run for cell in cells.cells]
-    runs_by_model = {run.params.get("model", ""): run for run in runs}
+    last_runs = {run.params.get("model", ""): run for run in runs}  # by model
     hosts = tuple(sorted({run.params["host"] for run in runs if "host" in run.params}))
     flags = {flag for standing in standings for flag in standing.flags}
+    conditions: dict[str, Any] = {"id": cells.conditions}
+    if runs:
+        conditions |= {name: runs[0].params.get(name) for name in CONDITIONS}
+    rubric_id, _, _ = cells.rubric.partition("@")
     obstacle = "no answer has a usable tip" if cells.all_unusable else None
     if by and pair_matrix.pairs and not shared_by_all(pair_matrix.pairs, by):
         obstacle = f"no {OTHER_SIDE[by]} is shared by all {by}s"
     return Leaderboard(
         experiment=experiment,
         suite=", ".join(sorted({run.params.get("suite", "") for run in runs})),
-        rubric=cells.rubric.partition("@")[0],
+        rubric=rubric_id,
         rubric_tag=cells.rubric,
-        conditions={
-            "id": cells.conditions,
-            **({name: runs[0].params.get(name) for name in CONDITIONS} if runs else {}),
-        },
+        conditions=conditions,
         judges=cells.judges,
         provisional=cells.provisional,
         baseline=options.baseline,
@@ -338,7 +338,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         exclude=cells.cell_filter.exclude,
         judging=options.judging,
         composite_range=cells.rubric_content.composite_range if cells.rubric_content else None,
-        sizes={model: _size(run) for model, run in runs_by_model.items()},
+        sizes={model: _size(run) for model, run in last_runs.items()},
         coverage=cells.coverage,
     )
 
@@ -346,8 +346,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
 def _matrices(cells: BoardCells) -> tuple[ScoreMatrix, ScoreMatrix]:
     """Return the matrix of the candidates, and that of the references over the same scenarios.
 
-    Answers without a usable tip get the lowest scores automatically. They are left out until a judge has scored, so
-    that they alone do not make a ranking.
+    Both have no scores until a judge has scored: the automatic ones of floored answers alone must not make a ranking.
     """
     scored = [cell for cell in cells.cells if cell.values] if cells.has_scores else []
     scores = [Score(cell.pair, cell.scenario, cell.persona, cell.values[COMPOSITE]) for cell in scored]
@@ -374,10 +373,7 @@ def _why_unplanned(cells: BoardCells, options: BoardOptions) -> str | None:
 def _with_effort(
     next_look: NextLook, design: Design, cells: BoardCells, matrix: ScoreMatrix, pace: float | None
 ) -> NextLook:
-    """Add the scenarios and answers to judge before the next look, and the minutes that they take.
-
-    `pace` is in minutes per answer.
-    """
+    """Add the scenarios and answers to judge before the next look, and the minutes; `pace` is minutes per answer."""
     planned = set(design.scenarios[: next_look.look.at])
     collected = [cell for cell in cells.candidates if cell.scenario in planned]
     rows = set(matrix.pairs) - cells.silent
@@ -401,8 +397,7 @@ def _standings(
 ) -> Iterator[Standing]:
     """Yield the standing of each row. `matrix` is the one that is ranked: `scenario_matrix` or its means per persona.
 
-    On a board by model, only cells of prompts that all models share are counted, as in the matrix. A board by prompt
-    is the reverse.
+    On a board by model, only cells of prompts that all models share count, as in the matrix; likewise by prompt.
     """
     by = options.by
     shared = shared_by_all((cell.pair for cell in cells.candidates), by) if by else set()
@@ -439,7 +434,7 @@ def _standings(
 
 
 def _metric_mean(name: str, cells: Iterable[tuple[str, Mapping[str, float]]]) -> float | None:
-    """Return the mean of a metric over the cells that have it. Each cell is a scenario with its metrics."""
+    """Return the mean of a metric over the cells that have it; `cells` has (scenario, metrics) of each."""
     return _scenario_mean((scenario, metrics[name]) for scenario, metrics in cells if name in metrics)
 
 
@@ -454,7 +449,6 @@ def _scenario_mean(values: Iterable[tuple[str, float]]) -> float | None:
 
 
 def _usable(cells: Iterable[BoardCell]) -> Usable | None:
-    """Return how frequent and how good the answers with a usable tip are; None without an answer."""
     answered = [cell for cell in cells if not cell.failed]
     rate = _scenario_mean((cell.scenario, float(not cell.floored)) for cell in answered)
     if rate is None:
@@ -482,7 +476,6 @@ def _flags(row: PairResult, cells: Sequence[BoardCell], *, stale: bool) -> Itera
 
 
 def _decision_is_fragile(ranking: Ranking, standings: Sequence[Standing], cells: BoardCells) -> bool:
-    """Return whether a few more unusable answers of the leader would undo the decision."""
     usable = next((standing.usable for standing in standings if standing.pair == ranking.leader), None)
     if not ranking.decided or usable is None or cells.rubric_content is None:
         return False
@@ -555,7 +548,7 @@ def read_judging(store: RunStore, experiment_id: str) -> JudgingRecord:
         if is_timed and tags.get("provisional") != "true":
             duration = datetime.fromisoformat(tags["applied_at"]) - datetime.fromisoformat(tags["exported_at"])
             minutes += duration.total_seconds() / 60
-            # Some items are controls or repeats; of the finished ones, the same share as of all.
+            # Items include controls and repeats, assumed to be as frequent among the finished items as among all.
             n_answers += n_finished * run.metrics.get("n_cells", n_items) / n_items
     concerns = {judge: _concern(runs) for judge, runs in applied.items()}
     return JudgingRecord(
@@ -566,7 +559,7 @@ def read_judging(store: RunStore, experiment_id: str) -> JudgingRecord:
 
 
 def _concern(sheets: Iterable[StoredRun]) -> str | None:
-    """Return the concern about the judge of these applied sheets: a sentence without its subject, the judge."""
+    """Return the concern about the judge of these applied sheets, as a sentence without its subject; None if none."""
     all_tags = [run.tags for run in sheets]
     verdicts = {tags.get("drift") for tags in all_tags}
     if any("drift_accepted" in tags for tags in all_tags):
@@ -575,14 +568,13 @@ def _concern(sheets: Iterable[StoredRun]) -> str | None:
         return "is far off the reference scores"
     if Verdict.FINE not in verdicts:
         return "is not checked against reference scores yet"
-    return "has scores that are not checked against reference scores yet" if None in verdicts else None
+    if None in verdicts:
+        return "has scores that are not checked against reference scores yet"
+    return None
 
 
 def duels_of(store: RunStore, experiment: Experiment, cells: BoardCells) -> list[Duel]:
-    """Return the duels between answers of a board that were judged under its rubric.
-
-    If the board has the scores of one judge only, so do the duels.
-    """
+    """Return the duels between answers of a board, judged under its rubric. A board of one judge has only theirs."""
     run_ids = {cell.run.run_id for cell in cells.cells}
     judge = cells.cell_filter.judge
     duels = []

@@ -41,7 +41,7 @@ class Pair:
 
 
 def averaged_pair(pair: Pair, by: Side | None) -> Pair:
-    """Return what a board shows instead of the pair: MODEL/* by model, */PROMPT by prompt, else the pair itself."""
+    """Return MODEL/* for `by` model, */PROMPT for `by` prompt, else the pair itself."""
     if by is None:
         return pair
     return Pair(pair.model, ALL) if by == "model" else Pair(ALL, pair.prompt)
@@ -55,7 +55,7 @@ def parse_pair(text: str) -> Pair | None:
 
 @dataclass(frozen=True)
 class Score:
-    """The score of one judged run. Repeats of the same pair and scenario are averaged."""
+    """The score of one judged run."""
 
     pair: Pair
     scenario: str
@@ -65,7 +65,7 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class ScoreMatrix:
-    """Scores with scenarios as rows and pairs as columns. An entry without a score is NaN."""
+    """Scores with scenarios as rows and pairs as columns; NaN where there is no score."""
 
     scenarios: tuple[str, ...]
     personas: tuple[str, ...]  # of each scenario
@@ -79,10 +79,7 @@ class ScoreMatrix:
 
     @cached_property
     def core(self) -> Mask:
-        """Mask of the core scenarios: at least half of the pairs are judged in them.
-
-        Pairs without any score are not counted.
-        """
+        """Mask of the core scenarios: at least half of the pairs that have any score are judged in them."""
         n_pairs = self.judged.any(axis=0).sum()
         n_judged = self.judged.sum(axis=1)  # pairs, in each scenario
         return np.asarray((2 * n_judged >= n_pairs) & (n_judged > 0))
@@ -101,7 +98,9 @@ class ScoreMatrix:
     def select(self, pairs: Mask, scenarios: Mask | None = None) -> ScoreMatrix:
         """Return these pairs in these scenarios; by default those in which at least one of the pairs is judged."""
         columns = np.flatnonzero(pairs)
-        rows = np.flatnonzero(self.judged[:, columns].any(axis=1) if scenarios is None else scenarios)
+        if scenarios is None:
+            scenarios = np.asarray(self.judged[:, columns].any(axis=1))
+        rows = np.flatnonzero(scenarios)
         return ScoreMatrix(
             scenarios=tuple(self.scenarios[row] for row in rows),
             personas=tuple(self.personas[row] for row in rows),
@@ -110,17 +109,16 @@ class ScoreMatrix:
         )
 
     def averaged_by_persona(self, core: Mask | None = None) -> ScoreMatrix:
-        """Return the means per persona, for statements about new personas. Personas replace the scenarios.
+        """Return one row per persona: the means over its core scenarios, for statements about new personas.
 
-        Only the core scenarios are averaged: those of the mask `core`, by default those of this matrix. If a pair lacks
-        a core scenario of a persona, its mean is NaN, so that all means of a persona are over the same scenarios.
+        `core` defaults to `self.core`. A mean with a missing score is NaN: a row has means of the same scenarios only.
         """
         core = self.core if core is None else core
         personas = tuple(sorted({persona for persona, is_core in zip(self.personas, core, strict=True) if is_core}))
         values = np.empty((len(personas), len(self.pairs)))
         for row, persona in enumerate(personas):
-            averaged = core & (np.array(self.personas) == persona)
-            values[row] = self.values[averaged].mean(axis=0)
+            is_averaged = core & (np.array(self.personas) == persona)
+            values[row] = self.values[is_averaged].mean(axis=0)
         return ScoreMatrix(scenarios=personas, personas=personas, pairs=self.pairs, values=values)
 
     def averaged_by(self, side: Side) -> ScoreMatrix:
@@ -151,7 +149,7 @@ def shared_by_all(pairs: Iterable[Pair], side: Side) -> set[str]:
 def score_matrix(scores: Iterable[Score], pairs: Iterable[Pair] = ()) -> ScoreMatrix:
     """Average the scores of each pair and scenario. `pairs` adds columns for pairs without scores."""
     entries: dict[tuple[str, Pair], list[float]] = defaultdict(list)
-    personas: dict[str, str] = {}
+    personas: dict[str, str] = {}  # by scenario
     for score in scores:
         if not isfinite(score.value):
             raise ValueError(f"A score is a finite number; {score.pair} in {score.scenario} has {score.value}.")
@@ -160,9 +158,11 @@ def score_matrix(scores: Iterable[Score], pairs: Iterable[Pair] = ()) -> ScoreMa
                 f"A scenario has one persona; {score.scenario} has {personas[score.scenario]} and {score.persona}."
             )
         entries[score.scenario, score.pair].append(score.value)
-    columns = {pair: index for index, pair in enumerate(sorted({pair for _, pair in entries} | set(pairs)))}
-    rows = {scenario: index for index, scenario in enumerate(sorted(personas))}
+    scenarios = sorted(personas)
+    all_pairs = sorted({pair for _, pair in entries} | set(pairs))
+    rows = {scenario: row for row, scenario in enumerate(scenarios)}
+    columns = {pair: column for column, pair in enumerate(all_pairs)}
     values = np.full((len(rows), len(columns)), np.nan)
     for (scenario, pair), repeats in entries.items():
         values[rows[scenario], columns[pair]] = fsum(repeats) / len(repeats)
-    return ScoreMatrix(tuple(rows), tuple(personas[scenario] for scenario in rows), tuple(columns), values)
+    return ScoreMatrix(tuple(scenarios), tuple(personas[scenario] for scenario in scenarios), tuple(all_pairs), values)

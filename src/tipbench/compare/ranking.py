@@ -1,8 +1,7 @@
 """Ranks pairs: paired differences, step-down tests at planned looks, rank ranges, probability of being best.
 
-A row is ranked if it shares enough scenarios with the leader. Two rows are compared over the scenarios that both have.
-So a row that lacks some scenarios can still be ranked, and does not reduce the scenarios of other rows. Means and
-P(best) use all scores. Tests use the scenarios of the latest look of the design, at the design's level.
+Two pairs are compared over the scenarios in which both are judged. A pair is ranked if it shares enough scenarios with
+the leader. Means and P(best) use all scores. Tests use only the scenarios of the design's latest look.
 """
 
 from __future__ import annotations
@@ -31,28 +30,28 @@ from tipbench.compare.statistics import (
 )
 from tipbench.plan.design import MIN_SCENARIOS, Design, least_scenarios
 
-MAX_GROWTH = 10  # if more than this multiple of the present scenarios is needed, a decision is out of reach
+MAX_GROWTH = 10  # a decision that needs more than this multiple of the present scenarios is out of reach
 
 
 @dataclass(frozen=True)
 class MissingScores:
     """The scores that are missing for a first ranking.
 
-    If there are core scenarios, `closest` is the row that lacks the fewest of them. Otherwise it is the scenario that
-    lacks the fewest rows.
+    If there are core scenarios, `closest` is the pair that lacks the fewest of them. Otherwise it is the scenario that
+    lacks the fewest pairs.
     """
 
     n_core: int  # core scenarios
-    n_needed: int  # core scenarios that a row needs to be ranked
-    n_rows: int
+    n_needed: int  # core scenarios that a pair needs to be ranked
+    n_rows: int  # pairs
     closest: str
-    lacks: tuple[str, ...]  # scenarios that the closest row lacks, or rows that the closest scenario lacks
+    lacks: tuple[str, ...]  # scenarios that the closest pair lacks, or pairs that the closest scenario lacks
 
 
 def missing_scores(matrix: ScoreMatrix, *, needs_all_core: bool = False) -> MissingScores | None:
-    """Return the scores that are missing for a ranking; None if a row can lead, or if nothing is judged.
+    """Return the scores that are missing for a ranking; None if a pair can lead, or if nothing is judged.
 
-    With `needs_all_core`, only a row with all core scenarios can lead. Means per persona need this.
+    With `needs_all_core`, only a pair with all core scenarios can lead. Means per persona need this.
     """
     can_lead = matrix.complete if needs_all_core else _can_lead(matrix)
     if can_lead.any() or not matrix.judged.any():
@@ -76,7 +75,7 @@ class Look:
 
     number: int  # from 1
     of: int  # number of looks of the design
-    at: int  # it tests this number of scenarios, the first of the design
+    at: int  # number of scenarios that it tests: the first ones of the design
 
     def to_json(self) -> dict[str, int]:
         """Return the JSON form specified in PRODUCT.md."""
@@ -94,7 +93,7 @@ class NextLook:
     minutes: float | None = None  # of judging, at the measured pace; None if the pace is unknown
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON form specified in PRODUCT.md; includes the fields of `look`."""
+        """Return the JSON form specified in PRODUCT.md."""
         return {
             **self.look.to_json(),
             "scenarios": self.n_scenarios,
@@ -106,33 +105,30 @@ class NextLook:
 
 @dataclass(frozen=True)
 class PairResult:
-    """One pair with its statistics. Ranks and `p_best` are None for rows that are not ranked."""
+    """One pair with its statistics. Ranks and `p_best` are None if it is not ranked."""
 
     pair: Pair
     ranked: bool
     estimate: Estimate | None  # over its own scenarios; None if it is not judged
     adjusted_mean: float | None  # mean adjusted for missing scenarios; None if it cannot be estimated
-    is_adjusted: bool = False  # its scenarios are not exactly the core scenarios, so its two means can differ
+    is_adjusted: bool = False  # its scenarios are not exactly the core scenarios, so both means can differ
     rank: int | None = None
     rank_low: int | None = None  # best rank that the tests leave open
     rank_high: int | None = None  # worst rank that the tests leave open
-    p_best: float | None = None  # probability of being the best ranked row
-    to_leader: Difference | None = None  # row − leader; None for the leader, or without shared scenarios
-    to_baseline: Difference | None = None  # row − baseline
+    p_best: float | None = None  # probability of being the best ranked pair
+    to_leader: Difference | None = None  # pair − leader; None for the leader, or without shared scenarios
+    to_baseline: Difference | None = None  # pair − baseline
     stale: bool = False  # all its runs are of an older build or prompt
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The ranked rows in rank order, then the other rows; and the numbers that the verdict is based on.
+    """The result of `rank`. If the matrix has means per persona, "scenarios" are personas here."""
 
-    If the ranked matrix has means per persona, its scenarios are personas, also in the numbers here.
-    """
-
-    rows: tuple[PairResult, ...]
+    rows: tuple[PairResult, ...]  # the ranked pairs in rank order, then the others
     leader: Pair | None
-    tied: tuple[Pair, ...]  # not significantly different from the leader; then rows with too few scores to be ranked
-    decided: bool  # all rows with answers are ranked, at least two, and all but the leader are significantly worse
+    tied: tuple[Pair, ...]  # not significantly different from the leader; then pairs with too few scores to be ranked
+    decided: bool  # all pairs with answers, at least two, are ranked, and the leader is significantly better
     scenarios_needed: int | None  # in total, to decide with 80 % power; None if decided, unknown or out of reach
     smallest_detectable: float | None  # smallest true difference to the leader that is detected with 80 % power
     n_scenarios: int  # core scenarios
@@ -144,8 +140,8 @@ class Ranking:
     n_tested: int = 0  # core scenarios in the tests; 0 before the first look
     references: tuple[PairResult, ...] = ()  # best first
     to_reference: Difference | None = None  # leader − best reference, as a single test
-    silent: tuple[Pair, ...] = ()  # rows without any answer; they do not prevent a decision
-    missing_scores: MissingScores | None = None  # None if a row can lead or nothing is judged; added by `make_board`
+    silent: tuple[Pair, ...] = ()  # pairs without any answer; they do not prevent a decision
+    missing_scores: MissingScores | None = None  # None if a pair can lead or nothing is judged; added by `make_board`
 
     @cached_property
     def ranked(self) -> frozenset[Pair]:
@@ -154,17 +150,17 @@ class Ranking:
 
     @cached_property
     def tied_ranked(self) -> tuple[Pair, ...]:
-        """The tied rows that are ranked, and therefore tested."""
+        """The tied pairs that are ranked, and therefore tested."""
         return tuple(pair for pair in self.tied if pair in self.ranked)
 
     @cached_property
     def unranked(self) -> tuple[PairResult, ...]:
-        """The rows that prevent a decision because they are not ranked; stale and silent rows do not."""
+        """The pairs that prevent a decision because they are not ranked; stale and silent pairs do not."""
         return tuple(row for row in self.rows if not (row.ranked or row.stale or row.pair in self.silent))
 
     @cached_property
     def ahead(self) -> tuple[Pair, ...]:
-        """Ranked rows that are significantly better than the leader in the tested scenarios, despite a lower mean."""
+        """Ranked pairs that are significantly better than the leader in the tested scenarios, despite a lower mean."""
         return tuple(row.pair for row in self.rows if row.ranked and row.to_leader and row.to_leader.better)
 
     @property
@@ -180,7 +176,7 @@ class RankOptions:
     """Everything that a ranking depends on besides the scores."""
 
     baseline: Pair | None = None
-    design: Design | None = None  # None if the tests are not planned looks
+    design: Design | None = None  # None if no looks are planned
     finished: frozenset[str] = frozenset()  # scenarios in which no answer waits for a judge
     silent: frozenset[Pair] = frozenset()  # pairs without any answer
     n_flips: int = N_FLIPS
@@ -193,9 +189,9 @@ class RankOptions:
 
 
 def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: ScoreMatrix | None = None) -> Ranking:
-    """Rank the pairs of `matrix`.
+    """Rank the pairs of `matrix`, and compare those of `references` with the leader.
 
-    The pairs of `references` are not ranked, only compared with the leader. Both matrices have the same scenarios.
+    Both matrices have the same scenarios.
     """
     options = options or RankOptions()
     if references is None:
@@ -208,13 +204,13 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
     to_baseline: Mapping[Pair, Difference | None] = {}
     leader_pair, leader_values, posterior = None, None, None
     ranked_index = {int(column): i for i, column in enumerate(np.flatnonzero(ranked))}
-    better = np.zeros((0, 0), dtype=bool)  # [i, j]: the i-th ranked row is significantly better than the j-th
+    better = np.zeros((0, 0), dtype=bool)  # [i, j]: the i-th ranked pair is significantly better than the j-th
     if leader is not None:
         leader_pair, leader_values = matrix.pairs[leader], values[:, leader]
         to_leader = _differences(matrix, ranked, leader_pair, leader_values, look_scenarios, options)
         tested = np.where(look_scenarios[:, None], values[:, ranked], np.nan)
         better = significantly_better(tested, n_flips=options.n_flips, level=options.level)
-        # Tests against the leader reject more than tests of all pairs. The rank ranges must agree with both.
+        # Tests against the leader reject more than tests of every two pairs. The rank ranges must agree with both.
         leader_index = ranked_index[leader]
         for column, i in ranked_index.items():
             diff = to_leader.get(matrix.pairs[column])
@@ -222,7 +218,7 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
                 better[leader_index, i] = True
                 better[i, leader_index] = False
         ranked_matrix = matrix.select(ranked)
-        # With one scenario, the errors of several rows cannot be estimated.
+        # With one scenario, the errors of several pairs cannot be estimated.
         if len(ranked_matrix.scenarios) > 1 or len(ranked_matrix.pairs) == 1:
             fit = additive_fit(ranked_matrix.values, np.ones(len(ranked_matrix.scenarios), dtype=bool))
             posterior = empirical_bayes(fit.pseudo_values, n_resamples=options.n_resamples)
@@ -257,7 +253,7 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
     rivals = {row.pair: row.to_leader for row in rows if row.ranked and row.pair != leader_pair}
     tied = {pair: diff for pair, diff in rivals.items() if diff is None or not diff.separated}
     unranked = {row.pair: row for row in rows if not row.ranked and row.pair not in options.silent}
-    # A row with too few scores to be ranked is not tested, so it may still be the best.
+    # A pair with too few scores to be ranked is not tested, so it may still be the best.
     too_few_judged = [pair for pair, row in unranked.items() if row.estimate] if leader is not None else []
     decided = bool(rivals) and not unranked and all(diff is not None and diff.worse for diff in rivals.values())
     shrinkage = posterior.shrinkage if posterior else 1.0
@@ -288,7 +284,7 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
 
 
 def _can_lead(matrix: ScoreMatrix) -> Mask:
-    """Return a mask of the rows that are judged in at least six core scenarios, or in all if there are fewer."""
+    """Return a mask of the pairs that are judged in at least six core scenarios, or in all if there are fewer."""
     judged_in_core = matrix.judged[matrix.core]
     n_core = len(judged_in_core)
     if not n_core:
@@ -297,10 +293,10 @@ def _can_lead(matrix: ScoreMatrix) -> Mask:
 
 
 def _leader_and_ranked(matrix: ScoreMatrix) -> tuple[Floats, int | None, Mask]:
-    """Return the adjusted means, the column of the leader, and a mask of the ranked rows.
+    """Return the adjusted means, the column of the leader, and a mask of the ranked pairs.
 
-    An adjusted mean is the mean of (score − scenario effect) over the row's scenarios. The row with the highest leads.
-    A row is ranked if it shares six scenarios with the leader, or all core scenarios if there are fewer.
+    An adjusted mean is the mean of (score − scenario effect) over the pair's scenarios. The leader has the highest. A
+    pair is ranked if it could lead and shares enough scenarios with the leader.
     """
     can_lead = _can_lead(matrix)
     if not can_lead.any():
@@ -310,10 +306,10 @@ def _leader_and_ranked(matrix: ScoreMatrix) -> tuple[Floats, int | None, Mask]:
     counts = counted.sum(axis=0)
     sums = np.where(counted, matrix.values - effects, 0.0).sum(axis=0)
     adjusted_means = sums / np.where(counts > 0, counts, np.nan)
-    # If several rows are equal but for rounding errors, the first leads.
+    # If several pairs are equal but for rounding errors, the first leads.
     highest = np.max(adjusted_means[can_lead])
     leader = int(np.flatnonzero(can_lead & (adjusted_means >= highest - TOLERANCE))[0])
-    n_shared = (matrix.judged & matrix.judged[:, [leader]]).sum(axis=0)  # scenarios of each row with the leader
+    n_shared = (matrix.judged & matrix.judged[:, [leader]]).sum(axis=0)  # scenarios of each pair
     n_needed = min(MIN_SCENARIOS, int(matrix.core.sum()))
     return adjusted_means, leader, np.asarray(can_lead & (n_shared >= n_needed))
 
@@ -321,7 +317,7 @@ def _leader_and_ranked(matrix: ScoreMatrix) -> tuple[Floats, int | None, Mask]:
 def judged_scenarios(matrix: ScoreMatrix, finished: frozenset[str]) -> frozenset[str]:
     """Return the scenarios that count as judged at a look: finished ones, and core scenarios.
 
-    A core scenario may still have answers that wait for a judge: they do not delay a look.
+    Answers in a core scenario that wait for a judge do not delay a look.
     """
     return finished.union(name for name, is_core in zip(matrix.scenarios, matrix.core, strict=True) if is_core)
 
@@ -329,8 +325,8 @@ def judged_scenarios(matrix: ScoreMatrix, finished: frozenset[str]) -> frozenset
 def _latest_look(matrix: ScoreMatrix, ranked: Mask, options: RankOptions) -> tuple[Look | None, Mask]:
     """Return the latest look reached and a mask of its scenarios. Without a design, returns None and all scenarios.
 
-    A look is reached when all its scenarios count as judged, and every ranked row is judged in enough of them to be
-    tested at the design's level. Scenarios that are judged later are not tested before the next look.
+    A look is reached when all its scenarios count as judged, and every ranked pair is judged in enough of them to be
+    tested at the design's level.
     """
     design = options.design
     if design is None:
@@ -340,7 +336,7 @@ def _latest_look(matrix: ScoreMatrix, ranked: Mask, options: RankOptions) -> tup
     for number, at in enumerate(design.looks, start=1):
         names = set(design.scenarios[:at])
         scenarios = np.array([name in names for name in matrix.scenarios], dtype=bool)
-        n_judged = matrix.judged[np.ix_(scenarios, ranked)].sum(axis=0)  # scenarios of each ranked row
+        n_judged = matrix.judged[np.ix_(scenarios, ranked)].sum(axis=0)  # scenarios of each ranked pair
         can_be_tested = ranked.any() and n_judged.min() >= least_scenarios(design.level)
         if names <= judged and can_be_tested:
             reached, reached_scenarios = Look(number, len(design.looks), at), scenarios
@@ -350,10 +346,7 @@ def _latest_look(matrix: ScoreMatrix, ranked: Mask, options: RankOptions) -> tup
 def _differences(
     matrix: ScoreMatrix, ranked: Mask, other: Pair, other_values: Floats, scenarios: Mask, options: RankOptions
 ) -> dict[Pair, Difference | None]:
-    """Return row − `other` for every other row.
-
-    Ranked rows are tested as one family over `scenarios`. The others are not tested.
-    """
+    """Return pair − `other` for every other pair. Only ranked pairs are tested, as one family over `scenarios`."""
     family = [column for column, pair in enumerate(matrix.pairs) if ranked[column] and pair != other]
     masked = np.where(scenarios[:, None], np.column_stack([other_values, matrix.values[:, family]]), np.nan)
     masked_other, masked_family = masked[:, 0], masked[:, 1:]
@@ -379,8 +372,8 @@ def _reference_rows(
         difference = None
         if leader is not None and leader_values is not None:
             single = replace(references, pairs=(pair,), values=values[:, None])
-            tested = np.ones(1, dtype=bool)
-            difference = _differences(single, tested, leader, leader_values, scenarios, options)[pair]
+            is_tested = np.ones(1, dtype=bool)
+            difference = _differences(single, is_tested, leader, leader_values, scenarios, options)[pair]
             if difference is not None and difference.n < MIN_SCENARIOS:
                 difference = untested(paired_difference(leader_values, values))
         rows.append(
@@ -402,7 +395,7 @@ def _negated(difference: Difference | None) -> Difference | None:
 
 
 def _row_order(row: PairResult) -> tuple[bool, int, bool, float, Pair]:
-    """Return the sort key: ranked rows by rank, then scored rows by mean, then rows without a score."""
+    """Return the sort key: ranked pairs by rank, then scored pairs by mean, then pairs without a score."""
     if row.ranked:
         return False, row.rank or 0, row.estimate is None, 0.0, row.pair
     mean = row.estimate.mean if row.estimate else 0.0
@@ -412,18 +405,18 @@ def _row_order(row: PairResult) -> tuple[bool, int, bool, float, Pair]:
 def _scenarios_needed(
     tied: Mapping[Pair, Difference | None], shrinkage: float, level: float, n_core: int
 ) -> int | None:
-    """Return the scenarios needed to separate every tied row from the leader; None if unknown or out of reach."""
-    within_reach = MAX_GROWTH * max(n_core, MIN_SCENARIOS)
-    needed_by_row = []
+    """Return the scenarios needed to separate every tied pair from the leader; None if unknown or out of reach."""
+    most = MAX_GROWTH * max(n_core, MIN_SCENARIOS)
+    needed_by_pair = []
     for diff in tied.values():
         if diff is None:
             return None
         at_least = max(MIN_SCENARIOS, diff.n + 1)
         needed = scenarios_needed(shrinkage * diff.mean, diff.sd, comparisons=len(tied), at_least=at_least, level=level)
-        if needed is None or needed > within_reach:
+        if needed is None or needed > most:
             return None
-        needed_by_row.append(needed)
-    return max(needed_by_row, default=None)
+        needed_by_pair.append(needed)
+    return max(needed_by_pair, default=None)
 
 
 def _next_look(

@@ -1,4 +1,4 @@
-"""Formats a board as text: table rows, CSV that is safe from formula injection, and Markdown."""
+"""Formats a board as text: table rows, CSV and Markdown."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ FACTORS = {
     "residual": "unexplained",
 }
 
-_MARKUP = re.compile(r"([\\`*_{}\[\]<>()#!|~&$])")
-_MENTION = re.compile(r"(?<!\w)@(?=\w)|@(?=[\w-]+\.\w)")  # a mention or an email address
-_LINK = re.compile(r"(?<=\w)(:)(?=//)|(?i:(?<=\bwww)(\.))")  # the colon of `https://` or the dot after `www`
+_MARKUP = re.compile(r"[\\`*_{}\[\]<>()#!|~&$]")
+_MENTION = re.compile(r"(?<!\w)@(?=\w)|@(?=[\w-]+\.\w)")  # the @ of a mention or an email address
+_LINK = re.compile(r"(?<=\w):(?=//)|(?<=\bwww)\.", re.IGNORECASE)  # the colon of `https://` or the dot after `www`
 
 
 class State(StrEnum):
@@ -58,30 +58,30 @@ def state_of(board: Leaderboard, pair: Pair) -> State:
         return State.REFERENCE
     if pair not in ranking.ranked:
         return State.INCOMPLETE
-    # A row that is ahead of the leader in the tested scenarios is not clearly worse either.
-    return State.TIED if pair in ranking.tied or pair in ranking.ahead else State.SEPARATED
+    if pair in ranking.tied or pair in ranking.ahead:  # ahead: better in the tested scenarios
+        return State.TIED
+    return State.SEPARATED
 
 
 def table_rows(board: Leaderboard) -> tuple[list[str], list[list[str | None]]]:
     """Return the columns, most important first, and the rows. Numbers are rounded; unknown values are None."""
-    names = [board.by] if board.by else ["model", "prompt"]
+    name_columns = [board.by] if board.by else ["model", "prompt"]
     has_adjusted = any(standing.result.is_adjusted for standing in board.standings)
     rows: list[list[tuple[str, str | None]]] = []
     for standing in (*board.standings, *board.references):
         result, means, estimate = standing.result, standing.means, standing.result.estimate
         differences = [("to leader", difference_text(result.to_leader)), ("p", p_text(result.to_leader))]
         if board.baseline:
-            differences += [
-                ("to baseline", difference_text(result.to_baseline)),
-                ("p (baseline)", p_text(result.to_baseline)),
-            ]
+            differences.append(("to baseline", difference_text(result.to_baseline)))
+            differences.append(("p (baseline)", p_text(result.to_baseline)))
+        adjusted = [("adjusted", number(result.adjusted_mean))] if has_adjusted else []
         rows.append(
             [
                 ("rank", rank_text(standing)),
-                *((name, one_line(getattr(result.pair, name))) for name in names),
+                *((name, one_line(getattr(result.pair, name))) for name in name_columns),
                 ("composite", number(estimate.mean if estimate else None)),
                 ("standing", STATE_TEXTS[state_of(board, result.pair)]),
-                *([("adjusted", number(result.adjusted_mean))] if has_adjusted else []),
+                *adjusted,
                 ("95 % interval", interval(estimate.ci_low, estimate.ci_high) if estimate else None),
                 ("P(best)", best_text(board, standing)),
                 *differences,
@@ -102,10 +102,7 @@ def table_rows(board: Leaderboard) -> tuple[list[str], list[list[str | None]]]:
 
 
 def to_csv(board: Leaderboard) -> str:
-    """Return the rows as CSV, references last. Columns are named as in JSON, and numbers are not rounded.
-
-    Each difference has four columns: mean, ci_low, ci_high and p.
-    """
+    """Return the rows as CSV, references last. Columns are named as in JSON, and numbers are not rounded."""
     records: list[dict[str, object]] = []
     for standing in (*board.standings, *board.references):
         record: dict[str, object] = {}
@@ -149,13 +146,15 @@ def plain_markdown(text: str) -> str:
     """Return the text on one line, escaped so that it contains no markup, links or mentions."""
     # Escaping does not disable mentions; a zero-width space does.
     without_mentions = _MENTION.sub("@\u200b", one_line(text))
-    return _LINK.sub(lambda match: f"\\{match[0]}", _MARKUP.sub(r"\\\1", without_mentions))
+    without_markup = _MARKUP.sub(r"\\\g<0>", without_mentions)
+    return _LINK.sub(r"\\\g<0>", without_markup)
 
 
 def footer_lines(board: Leaderboard) -> list[str]:
     """Return the lines below the table: detectable difference, attribution and duels."""
     detectable, duels = detectable_text(board), board.duels
-    lines = [*([detectable] if detectable else []), *attribution_lines(board.attribution)]
+    lines = [detectable] if detectable else []
+    lines += attribution_lines(board.attribution)
     if isinstance(duels, Unknown):
         lines.append(f"Duels: {duels.reason}")
     elif duels is not None:
@@ -186,10 +185,10 @@ def attribution_lines(attribution: Attribution | Unknown) -> list[str]:
             show_p = factor.p is not None and name != "scenario"  # that scenarios differ is expected
             p = f" (p {p_value(factor.p)})" if show_p else ""
             shares.append(f"{FACTORS[name]} {percent(factor.share)}{p}")
-    rows = ""
+    scope = ""
     if attribution.excluded:
-        rows = f" (over the complete rows, without {join_names(attribution.excluded, 3)})"
-    lines = [f"What explains the differences{rows}: {', '.join(shares)}."]
+        scope = f" (over the complete rows, without {join_names(attribution.excluded, 3)})"
+    lines = [f"What explains the differences{scope}: {', '.join(shares)}."]
     if attribution.persona is not None:
         lines.append(f"Differences between personas explain {percent(attribution.persona.share)} (part of scenario).")
     for flag in attribution.flags:
@@ -207,13 +206,12 @@ def duel_result(duels: DuelTable) -> str:
 
 
 def label_of(board: Leaderboard, pair: Pair) -> str:
-    """Return the label of a row: MODEL/PROMPT, or only the model or prompt on a board by one of them.
-
-    References are labelled with their model.
-    """
+    """Return the label of a row: its model, its prompt or MODEL/PROMPT."""
     if board.by == "model" or is_reference(pair):
         return one_line(pair.model)
-    return one_line(pair.prompt if board.by == "prompt" else str(pair))
+    if board.by == "prompt":
+        return one_line(pair.prompt)
+    return one_line(str(pair))
 
 
 def rank_text(standing: Standing) -> str | None:
@@ -227,7 +225,7 @@ def rank_text(standing: Standing) -> str | None:
 
 
 def usable_text(standing: Standing) -> str | None:
-    """Format the number of scenarios with a usable tip. If it is not all, adds the interval of the rate."""
+    """Format the number of scenarios with a usable tip, with the interval of the rate unless it is 100 %."""
     usable = standing.usable
     if usable is None:
         return None

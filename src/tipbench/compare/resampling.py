@@ -1,18 +1,19 @@
-"""Sign-flip tests, empirical Bayes and bootstrap. All are seeded and resample whole scenarios, the same for all rows.
+"""Sign-flip tests, empirical Bayes and bootstrap. All are seeded.
 
-If two rows are equally good, a scenario's paired difference is as likely to be d as −d. Flipping the signs of whole
-scenarios gives the null distribution and preserves the dependence between rows.
+Matrices have one row per scenario and one column per candidate, or per paired difference of two candidates. Whole rows
+are flipped or drawn: this preserves the dependence between columns. If two candidates are equally good, a scenario's
+paired difference is as likely to be d as −d. So sign flips give the null distribution.
 
 The statistic is the paired t. It depends only on r² = S² / (n Q), where S is the sum of the n differences and Q the sum
 of their squares. Flips do not change Q, so the statistics of all flips are one matrix product.
 
-Rows with different numbers of shared scenarios are put on one scale by Wallace's normal equivalent of t with ν degrees
-of freedom: z² = ((8ν + 1) / (8ν + 3))² · ν · log(1 + t² / ν), with 1 + t² / ν = 1 / (1 − r²). The test is valid on any
-scale. But on that of t, a row with two scenarios would dominate, because it often has a huge t by chance.
+Wallace's normal equivalent of t makes columns with different numbers of shared scenarios comparable. With ν degrees of
+freedom, z² = ((8ν + 1) / (8ν + 3))² · ν · log(1 + t² / ν), and 1 + t² / ν = 1 / (1 − r²). With t itself the test would
+be valid too, but a column with two scenarios would dominate, because it often has a huge t by chance.
 
 The observed signs are one of the flips, so p is never 0 and is valid for any number of flips. A flip and its negative
-give the same two-sided statistic, so only half of all 2ⁿ flips are computed. Constant differences need no special
-case: r² is 1, and p follows from the flips and is at least 2 / 2ⁿ. If all differences are zero, p is 1.
+give the same two-sided statistic, so only half of all 2ⁿ flips are computed. Constant differences need no special case:
+r² is 1, and p is at least 2 / 2ⁿ. If all differences are zero, p is 1.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tipbench.compare.matrix import Floats, Mask
 ALPHA = 0.05  # significance level, if the design has no other
 N_FLIPS = 10_000  # random sign flips of a test
 N_RESAMPLES = 10_000  # of the bootstrap
-SEED = 42  # of all random draws: the same scores give the same board
+SEED = 42  # fixed: the same scores give the same board
 TOLERANCE = 1e-9  # smaller differences are rounding errors
 
 MAX_EXACT_SCENARIOS = 12  # up to this number of scenarios, every flip is computed
@@ -40,15 +41,15 @@ TAU_GRID = 200  # number of values of τ; see `empirical_bayes`
 
 # Limits of `significantly_better`.
 MAX_DIRECT_SUMS = 2_000_000  # up to this number of flipped sums, adjusted p-values are computed
-MANY_ROWS = 60  # from this number of rows, uses single precision, fewer flips and fewer rounds
-MANY_ROWS_ROUNDS = 3
-MANY_ROWS_FLIPS = 4000
+MANY_COLUMNS = 60  # from this number of columns, it uses single precision, fewer flips and fewer rounds
+MANY_COLUMNS_ROUNDS = 3
+MANY_COLUMNS_FLIPS = 4000
 MAX_SUMS_IN_MEMORY = 30_000_000
 BLOCK = 1 << 17  # numbers computed together, to fit in the CPU cache
 
 
 def sign_flips(n: int, n_flips: int = N_FLIPS) -> Floats:
-    """Return ±1 signs with flips as rows and scenarios as columns. The first row, all +1, is the observed data."""
+    """Return a matrix of ±1, flips × scenarios. The first flip, all +1, is the observed data."""
     if n <= MAX_CACHED_SCENARIOS:
         return _cached_signs(n, n_flips)
     return _draw_signs(n, n_flips)
@@ -56,9 +57,9 @@ def sign_flips(n: int, n_flips: int = N_FLIPS) -> Floats:
 
 def _draw_signs(n: int, n_flips: int) -> Floats:
     """Return all distinct flips if they are few enough, else random ones."""
-    n_distinct = 2 ** max(n - 1, 0)  # half of all: the sign of the last scenario can be fixed
+    n_distinct = 2 ** max(n - 1, 0)  # half of all: the last scenario keeps its sign
     if n <= MAX_EXACT_SCENARIOS and n_distinct <= n_flips + 1:
-        bits = (np.arange(n_distinct)[:, None] >> np.arange(n)) & 1  # of the numbers 0 to n_distinct − 1
+        bits = (np.arange(n_distinct)[:, None] >> np.arange(n)) & 1  # the binary digits of each number
     else:
         bits = np.random.default_rng([SEED, 1]).integers(0, 2, size=(n_flips + 1, n), dtype=np.int8)
         bits[0] = 0  # the observed data
@@ -71,7 +72,7 @@ _cached_signs = lru_cache(maxsize=32)(_draw_signs)
 
 
 @dataclass(frozen=True, eq=False)
-class _Testable:
+class _TestableColumns:
     """The columns of paired differences that have at least two shared scenarios."""
 
     columns: NDArray[Any]  # their indices among all columns
@@ -79,23 +80,23 @@ class _Testable:
     values: Floats  # the differences, in the same shape; 0 if not shared
 
     @classmethod
-    def of(cls, differences: Floats) -> _Testable:
+    def of(cls, differences: Floats) -> _TestableColumns:
         shared = ~np.isnan(differences)
         columns = np.flatnonzero(shared.sum(axis=0) >= 2)
-        used = np.ix_(shared[:, columns].any(axis=1), columns)
+        scenarios = shared[:, columns].any(axis=1)
+        used = np.ix_(scenarios, columns)
         return cls(columns, shared[used], _without_rounding_errors(np.where(shared, differences, 0.0)[used]))
 
     @property
-    def counts(self) -> NDArray[Any]:
-        """The number of shared scenarios of each column."""
+    def n_shared(self) -> NDArray[Any]:
         return np.asarray(self.shared.sum(axis=0))
 
     def z_squared(self, values: Floats, n_flips: int) -> Floats:
-        """Return z² with flips as rows and the columns of `values` as columns. The first row is the observed data."""
+        """Return z², flips × columns. The first flip is the observed data."""
         sums = sign_flips(len(values), n_flips) @ values
         squares = (values * values).sum(axis=0)
-        r_squared = np.square(sums) / np.where(squares > 0, self.counts * squares, np.inf)  # 0 if all are zero
-        return _wallace_z_squared(r_squared, self.counts, MAX_R_SQUARED)
+        r_squared = np.square(sums) / np.where(squares > 0, self.n_shared * squares, np.inf)  # 0 if all are zero
+        return _wallace_z_squared(r_squared, self.n_shared, MAX_R_SQUARED)
 
 
 def _without_rounding_errors(values: Floats) -> Floats:
@@ -105,20 +106,19 @@ def _without_rounding_errors(values: Floats) -> Floats:
 def step_down(differences: Floats, *, n_flips: int = N_FLIPS) -> tuple[float | None, ...]:
     """Return the adjusted two-sided p of each column of paired differences; None for fewer than two shared scenarios.
 
-    Rows are scenarios; a difference is NaN if the scenario is not shared. The method is step-down max-t (Westfall and
-    Young 1993; Romano and Wolf 2005). The probability that any column without a true difference gets p ≤ α is at most
-    α.
+    A difference is NaN if the scenario is not shared. The method is step-down max-t (Westfall and Young 1993; Romano
+    and Wolf 2005). The probability that any column without a true difference gets p ≤ α is at most α.
     """
     adjusted: list[float | None] = [None] * differences.shape[1]
-    testable = _Testable.of(differences)
+    testable = _TestableColumns.of(differences)
     if testable.columns.size:
         statistic = testable.z_squared(testable.values, n_flips)
-        order = np.argsort(-statistic[0], kind="stable")
+        order = np.argsort(-statistic[0], kind="stable")  # the largest observed statistic first
         ordered = statistic[:, order]
         largest_of_rest = np.maximum.accumulate(ordered[:, ::-1], axis=1)[:, ::-1]
-        # A flip that equals the observed statistic except for rounding errors counts as reaching it.
-        reached = largest_of_rest >= ordered[0] * (1 - 1e-7) - 1e-12
-        for column, p in zip(testable.columns[order], np.maximum.accumulate(reached.mean(axis=0)), strict=True):
+        reached = largest_of_rest >= ordered[0] * (1 - 1e-7) - 1e-12  # equal except for rounding errors is enough
+        p_values = np.maximum.accumulate(reached.mean(axis=0))
+        for column, p in zip(testable.columns[order], p_values, strict=True):
             adjusted[column] = float(p)
     return tuple(adjusted)
 
@@ -127,24 +127,24 @@ def critical_t(differences: Floats, level: float = ALPHA, *, n_flips: int = N_FL
     """Return, for each column, half the width of its single-step simultaneous interval, in standard errors.
 
     It follows from the (1 − level) quantile, over flips, of the largest statistic of the centred differences. None for
-    fewer than two shared scenarios, or if the interval is unbounded, because there are too few flips for the level.
+    fewer than two shared scenarios, or if there are too few flips for the level: then the interval is unbounded.
     """
     critical: list[float | None] = [None] * differences.shape[1]
-    testable = _Testable.of(differences)
+    testable = _TestableColumns.of(differences)
     if not testable.columns.size:
         return tuple(critical)
-    counts = testable.counts
-    means = np.where(np.isnan(differences), 0.0, differences).sum(axis=0)[testable.columns] / counts
+    n_shared = testable.n_shared
+    means = np.where(np.isnan(differences), 0.0, differences).sum(axis=0)[testable.columns] / n_shared
     centred = _without_rounding_errors(np.where(testable.shared, testable.values - means, 0.0))
     largest = np.sort(testable.z_squared(centred, n_flips).max(axis=1))
     n_above = int(level * len(largest) + 1e-9)  # flips beyond the quantile; 1e-9 against rounding errors
     if not n_above:
         return tuple(critical)
-    r_squared = -np.expm1(-largest[-1 - n_above] / _wallace_factor(counts))
+    r_squared = -np.expm1(-largest[-1 - n_above] / _wallace_factor(n_shared))  # the inverse of _wallace_z_squared
     bounded = r_squared < MAX_R_SQUARED
-    widths = np.sqrt((counts - 1.0) * r_squared / np.where(bounded, 1 - r_squared, 1.0))
-    for column, width, finite in zip(testable.columns, widths, bounded, strict=True):
-        critical[column] = float(width) if finite else None
+    half_widths = np.sqrt((n_shared - 1.0) * r_squared / np.where(bounded, 1 - r_squared, 1.0))
+    for column, half_width, is_bounded in zip(testable.columns, half_widths, bounded, strict=True):
+        critical[column] = float(half_width) if is_bounded else None
     return tuple(critical)
 
 
@@ -152,9 +152,9 @@ def significantly_better(values: Floats, *, n_flips: int = N_FLIPS, level: float
     """Return a mask: [i, j] is True if column i is significantly better than column j.
 
     The test is step-down max-t over all pairs of columns. With few columns it compares adjusted p-values with `level`.
-    With more columns it uses critical values, with the same result: each round rejects the statistics above the
-    (1 − level) quantile of the largest, until a round rejects none. The tolerance for rounding errors, and the smaller
-    numbers of rounds and flips for MANY_ROWS, only make the test more conservative.
+    With more it uses critical values, with the same result: each round rejects the statistics above the (1 − level)
+    quantile of the largest, until a round rejects none. The tolerance for rounding errors, and the limits for
+    MANY_COLUMNS, only make the test more conservative.
     """
     n, k = values.shape
     if n < 2 or k < 2:
@@ -171,8 +171,8 @@ def significantly_better(values: Floats, *, n_flips: int = N_FLIPS, level: float
         better[second, first] = (adjusted <= level) & (totals < 0)
         return better
     max_rounds = k * k  # each round but the last rejects at least one pair
-    if k >= MANY_ROWS:
-        n_flips, max_rounds = min(n_flips, MANY_ROWS_FLIPS), MANY_ROWS_ROUNDS
+    if k >= MANY_COLUMNS:
+        n_flips, max_rounds = min(n_flips, MANY_COLUMNS_FLIPS), MANY_COLUMNS_ROUNDS
     family = _AllPairs(values, n_flips)
     rejected = np.zeros((k, k), dtype=bool)
     for _ in range(max_rounds):
@@ -185,9 +185,9 @@ def significantly_better(values: Floats, *, n_flips: int = N_FLIPS, level: float
 
 @dataclass(frozen=True)
 class EmpiricalBayes:
-    """The probability that each column is best, and the shrinkage factor of the differences between columns."""
+    """Result of `empirical_bayes`."""
 
-    p_best: Floats  # sums to 1
+    p_best: Floats  # by column; sums to 1
     shrinkage: float  # posterior mean of B: the part of an observed difference that remains, 0 to 1
 
 
@@ -196,9 +196,8 @@ def empirical_bayes(values: Floats, *, n_resamples: int = N_RESAMPLES) -> Empiri
 
     The true means are assumed to be normal around a common mean, with an unknown standard deviation τ. The posterior
     of τ is computed on a grid, with a half-Cauchy prior whose scale is the standard error. Given τ, an observed
-    difference is multiplied by B = τ² / (τ² + se²), and its error is √B × that of a bootstrap over scenarios. The
-    bootstrap preserves the dependence between columns. Without shrinkage, the best of many close columns would look far
-    too certain.
+    difference is multiplied by B = τ² / (τ² + se²), and its error is √B × that of a bootstrap over scenarios. Without
+    shrinkage, the best of many close columns would look far too certain.
 
     `values` must not contain NaN. If cells are missing, pass the pseudo-values of `statistics.additive_fit`.
     """
@@ -219,39 +218,37 @@ def empirical_bayes(values: Floats, *, n_resamples: int = N_RESAMPLES) -> Empiri
     log_weight = -0.5 * (k - 1) * np.log1p(ratios**2) - 0.5 * sum_of_squares / se_squared / (1 + ratios**2)
     weight = np.exp(log_weight - log_weight.max())
     weight /= weight.sum()
-    factors = ratios**2 / (1 + ratios**2)  # B for each τ of the grid
+    factors = ratios**2 / (1 + ratios**2)  # B for each τ
     # Each resample has its own B. They are at equally spaced quantiles of the posterior, not drawn at random.
     quantiles = (np.arange(n_resamples) + 0.5) / n_resamples
     factor_of_resample = factors[np.searchsorted(np.cumsum(weight)[:-1], quantiles)]
-    # Count how often each scenario is drawn in each resample. Each resample has its own range of n numbers, so that a
-    # single bincount counts them all.
+    # Count how often each scenario is drawn in each resample: resample i uses the numbers from i × n, for one bincount.
     drawn = rng.integers(0, n, size=(n_resamples, n), dtype=np.int32)
     drawn += (np.arange(n_resamples, dtype=np.int32) * n)[:, None]
     draw_counts = np.bincount(drawn.ravel(), minlength=n_resamples * n).reshape(n_resamples, n).astype(np.float64)
-    # n / (n − 1) corrects the variance of the bootstrap. The chi-squared numbers allow for the standard error, which is
-    # an estimate. The last n turns sums into means.
+    # n / (n − 1) corrects the variance of the bootstrap. The chi-squared numbers are needed, because the standard error
+    # is an estimate. The last n turns sums into means.
     error_scales = np.sqrt(n / (n - 1)) * np.sqrt((n - 1) / rng.chisquare(n - 1, size=(n_resamples, 1))) / n
-    shares = np.zeros(k)
-    rows_at_once = max(1, BLOCK // k)
-    for start in range(0, n_resamples, rows_at_once):
-        part = slice(start, start + rows_at_once)
+    p_best = np.zeros(k)
+    part_size = max(1, BLOCK // k)
+    for start in range(0, n_resamples, part_size):
+        part = slice(start, start + part_size)
         part_factors = factor_of_resample[part, None]
         errors = draw_counts[part] @ residuals * error_scales[part]
         means = part_factors * deviations + np.sqrt(part_factors) * errors
         best = means >= means.max(axis=1, keepdims=True) - TOLERANCE
-        shares += (best / best.sum(axis=1, keepdims=True)).sum(axis=0)
-    shares /= n_resamples
-    return EmpiricalBayes(shares, float(weight @ factors))
+        p_best += (best / best.sum(axis=1, keepdims=True)).sum(axis=0)
+    p_best /= n_resamples
+    return EmpiricalBayes(p_best, float(weight @ factors))
 
 
-def _wallace_z_squared(r_squared: NDArray[Any], counts: NDArray[Any], highest: float) -> NDArray[Any]:
-    """Return z² for r² and the numbers of scenarios. A larger r² counts as `highest`."""
-    return np.asarray(_wallace_factor(counts) * -np.log1p(-np.minimum(r_squared, highest)))
+def _wallace_z_squared(r_squared: NDArray[Any], n_shared: NDArray[Any], max_r_squared: float) -> NDArray[Any]:
+    return np.asarray(_wallace_factor(n_shared) * -np.log1p(-np.minimum(r_squared, max_r_squared)))
 
 
-def _wallace_factor(counts: NDArray[Any]) -> Floats:
-    """Return the factor before the logarithm in Wallace's z², for each number of scenarios."""
-    degrees_of_freedom = np.maximum(counts - 1.0, 0.0)
+def _wallace_factor(n_shared: NDArray[Any]) -> Floats:
+    """Return the factor before the logarithm in Wallace's z²."""
+    degrees_of_freedom = np.maximum(n_shared - 1.0, 0.0)
     return np.asarray(degrees_of_freedom * np.square((8 * degrees_of_freedom + 1) / (8 * degrees_of_freedom + 3)))
 
 
@@ -259,8 +256,8 @@ class _AllPairs:
     """The differences of all pairs of columns, as one family of tests.
 
     The flipped sum of a difference is the difference of the flipped sums of two columns, over their shared scenarios.
-    So it is enough to compute the sums of each column over each pattern of judged scenarios, instead of one sum for
-    each pair of columns.
+    Many columns are judged in the same scenarios: they have the same pattern. So the sums of each column over each
+    pattern are computed, instead of one sum for each pair of columns.
     """
 
     def __init__(self, values: Floats, n_flips: int) -> None:
@@ -269,33 +266,34 @@ class _AllPairs:
         centred = np.where(judged, values - totals / np.maximum(judged.sum(axis=1, keepdims=True), 1), 0.0)
         patterns, self._pattern = np.unique(judged, axis=1, return_inverse=True)
         present = judged.astype(np.float64)
-        self._counts = present.T @ present
+        self._n_shared = present.T @ present
         cross = (centred**2).T @ present  # [i, j]: sum of squares of column i over the scenarios of column j
         squares = cross + cross.T - 2 * centred.T @ centred  # of the differences of columns i and j
         # Smaller sums are rounding errors: all differences are zero.
-        testable = (squares > 1e-12 * (cross + cross.T)) & (self._counts >= 2)
+        testable = (squares > 1e-12 * (cross + cross.T)) & (self._n_shared >= 2)
         np.fill_diagonal(testable, val=False)
-        scale = np.divide(1.0, self._counts * squares, out=np.zeros_like(squares), where=testable)
-        self.sums = centred.T @ present - present.T @ centred
-        self._equal_counts = bool(np.ptp(self._counts) == 0)
-        self._single_precision = values.shape[1] >= MANY_ROWS
+        # r² = sum² × scale
+        scale = np.divide(1.0, self._n_shared * squares, out=np.zeros_like(squares), where=testable)
+        self.sums = centred.T @ present - present.T @ centred  # of the differences of columns i and j
+        self._equal_n_shared = bool(np.ptp(self._n_shared) == 0)
+        self._single_precision = values.shape[1] >= MANY_COLUMNS
         precision = np.float32 if self._single_precision else np.float64
         self._scale = scale.astype(precision)
         n_flips = max(min(n_flips, MAX_SUMS_IN_MEMORY // (patterns.shape[1] * values.shape[1])), 100)
         signs = np.ascontiguousarray(sign_flips(len(values), n_flips).T, dtype=precision)
         centred = centred.astype(precision)
-        complete = centred.T @ signs
+        all_scenarios = centred.T @ signs
         # A pattern usually has most scenarios, so it is faster to subtract the scenarios that it lacks.
-        parts = [complete - centred[~pattern].T @ signs[~pattern] for pattern in patterns.T]
-        self._flipped: NDArray[Any] = np.stack(parts)  # pattern × column × flip
-        self.observed = self._statistic(np.square(self.sums) * scale, self._counts)
+        pattern_sums = [all_scenarios - centred[~pattern].T @ signs[~pattern] for pattern in patterns.T]
+        self._flipped_sums: NDArray[Any] = np.stack(pattern_sums)  # pattern × column × flip
+        self.observed = self._statistic(np.square(self.sums) * scale, self._n_shared)
 
     def critical_value(self, open_pairs: Mask, level: float) -> float:
         """Return the (1 − level) quantile, over flips, of the largest statistic among the open pairs."""
         scale = self._scale * open_pairs
-        n_flips = self._flipped.shape[2]
-        step = max(BLOCK // self._flipped.shape[1], 64)
-        parts = [slice(start, start + step) for start in range(0, n_flips, step)]
+        _, k, n_flips = self._flipped_sums.shape
+        part_size = max(BLOCK // k, 64)
+        parts = [slice(start, start + part_size) for start in range(0, n_flips, part_size)]
         largest = np.concatenate([self._largest(scale, part) for part in parts])
         n_above = int(level * n_flips + 1e-9)
         tolerance = 2e-4 if self._single_precision else 1e-7
@@ -303,20 +301,20 @@ class _AllPairs:
 
     def _largest(self, scale: NDArray[Any], flips: slice) -> Floats:
         """Return the largest statistic of each flip over all pairs of columns with a scale above 0."""
-        sums = self._flipped[:, :, flips]
-        k = sums.shape[1]
-        largest = np.zeros(sums.shape[2])
+        sums = self._flipped_sums[:, :, flips]
+        n_patterns, k, n_flips = sums.shape
+        largest = np.zeros(n_flips)
         for i in range(k - 1):
-            own = sums[0, i] if len(sums) == 1 else sums[self._pattern[i + 1 :], i]
-            r_squared = own - sums[self._pattern[i], i + 1 :]  # computed in place, to save memory
+            own_sums = sums[0, i] if n_patterns == 1 else sums[self._pattern[i + 1 :], i]
+            r_squared = own_sums - sums[self._pattern[i], i + 1 :]  # computed in place, to save memory
             np.square(r_squared, out=r_squared)
             r_squared *= scale[i, i + 1 :, None]
-            largest_of_column = self._statistic(r_squared, self._counts[i, i + 1 :, None]).max(axis=0)
+            largest_of_column = self._statistic(r_squared, self._n_shared[i, i + 1 :, None]).max(axis=0)
             np.maximum(largest, largest_of_column, out=largest)
         return largest
 
-    def _statistic(self, r_squared: NDArray[Any], counts: Floats) -> NDArray[Any]:
-        if self._equal_counts:  # then r² and z² have the same order
+    def _statistic(self, r_squared: NDArray[Any], n_shared: Floats) -> NDArray[Any]:
+        if self._equal_n_shared:  # then r² and z² have the same order
             return r_squared
-        highest = MAX_R_SQUARED_SINGLE if self._single_precision else MAX_R_SQUARED
-        return _wallace_z_squared(r_squared, counts, highest)
+        max_r_squared = MAX_R_SQUARED_SINGLE if self._single_precision else MAX_R_SQUARED
+        return _wallace_z_squared(r_squared, n_shared, max_r_squared)

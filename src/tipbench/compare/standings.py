@@ -27,7 +27,7 @@ FLAGS = {
 
 @dataclass(frozen=True)
 class TableCell:
-    """What the table shows of a row in one column."""
+    """A cell of the table."""
 
     text: str
     small_lines: tuple[str, ...] = ()  # below the text
@@ -37,12 +37,12 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Column:
-    """A column, with what its header shows and does."""
+    """A column of the table."""
 
     key: str  # in the URL
     title: str
     description: str
-    high_first: bool = False  # the first click sorts in descending order
+    high_first: bool = False  # the first click on the header sorts in descending order
     is_text: bool = False  # has texts, not numbers
     extra: bool = False  # hidden until the user shows it
 
@@ -76,7 +76,9 @@ class Table:
 
     def direction(self, column: Column) -> str | None:
         """Return the value of `aria-sort` for a column, or None if the table is not sorted by it."""
-        return {column.key: "ascending", f"-{column.key}": "descending"}.get(self.sort or "")
+        if self.sort == column.key:
+            return "ascending"
+        return "descending" if self.sort == f"-{column.key}" else None
 
 
 def standings(board: Leaderboard, sort: str | None = None) -> Table:
@@ -93,15 +95,14 @@ def standings(board: Leaderboard, sort: str | None = None) -> Table:
     sign = 1 if sort == sort_key else -1
 
     def order(row: TableRow) -> tuple[bool, float]:
-        """Return the sort key; unknown values are last in both directions."""
         value = row.cells[sort_index].value
-        return value is None, sign * (value or 0.0)
+        return value is None, sign * (value or 0.0)  # unknown values are last in both directions
 
     return Table(columns, (*sorted(rows, key=order), *references), sort)
 
 
 def _columns(board: Leaderboard) -> Iterator[Column]:
-    """Yield the columns; `_cells` yields the cells of a row in the same order."""
+    """Yield the columns, in the order of `_cells`."""
     yield Column("rank", "rank", "Rank and rank range")
     composite_range = ""
     if board.composite_range:
@@ -132,12 +133,13 @@ def _columns(board: Leaderboard) -> Iterator[Column]:
 
 def _cells(board: Leaderboard, standing: Standing, state: State) -> Iterator[TableCell]:
     """Yield the cells of a row, in the order of `_columns`."""
-    result, means, estimate = standing.result, standing.means, standing.result.estimate
+    result, means = standing.result, standing.means
     rank_range = None
     if result.rank is not None and result.rank_low != result.rank_high:
         rank_range = f"{result.rank_low}–{result.rank_high}"
     yield _cell(result.rank, str(result.rank) if result.rank else None, rank_range)
     adjusted = f"{number(result.adjusted_mean)} adjusted" if result.is_adjusted else None
+    estimate = result.estimate
     if estimate is None:
         yield _cell(None, None, adjusted)
     else:
@@ -169,12 +171,10 @@ def _cells(board: Leaderboard, standing: Standing, state: State) -> Iterator[Tab
 
 
 def _cell(value: float | None, text: str | None, *small_lines: str | None) -> TableCell:
-    """Return a cell. A missing text is shown as a dash, and missing lines below it are left out."""
     return TableCell(text or NOTHING, tuple(line for line in small_lines if line), value)
 
 
 def _difference_cell(difference: Difference | None, words: str | None = None) -> TableCell:
-    """Return the cell of a difference: the mean, and below it the interval, p and `words`."""
     if difference is None:
         return TableCell(NOTHING)
     p = p_text(difference)
@@ -186,7 +186,7 @@ def _difference_cell(difference: Difference | None, words: str | None = None) ->
 
 
 def baseline_words(difference: Difference | None) -> str | None:
-    """Return "better", "worse" or "not clearly different" than the baseline; None if the difference is not tested."""
+    """Return how a row compares with the baseline, such as "better"; None if the difference is not tested."""
     if difference is None or difference.separated is None:
         return None
     if not difference.separated:

@@ -1,12 +1,12 @@
 """Statistics of the leaderboard: intervals, paired differences, adjusted means and sample sizes.
 
-All comparisons are paired by scenario. Unknown values are None, never 0. A single scenario has a mean but no interval.
-Equal scores in all scenarios have no interval either, because an interval of zero width would imply certainty. A row's
-own interval is wide if scenarios differ in difficulty, and is not used in any comparison. The leader's interval is
-biased upwards, because the leader is selected for its high score.
+All comparisons are paired by scenario, because scenarios differ in difficulty; a row's own interval is not used in any.
+Unknown values are None, never 0. There is no interval for a single scenario, nor for equal scores in all scenarios: an
+interval of zero width would imply certainty. The leader's interval is biased upwards, because the leader is selected
+for its high score.
 
-Rows are ordered by their adjusted mean, from the least-squares fit score ~ scenario + pair. If all rows have the same
-scenarios, it equals the mean. Otherwise it corrects for the difficulty of the scenarios that a row lacks.
+Rows are ordered by their adjusted mean (see `AdditiveFit`). If all rows have the same scenarios, it equals the mean.
+Otherwise it corrects for the difficulty of the scenarios that a row lacks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Estimate:
 
     @property
     def se(self) -> float | None:
-        """The standard error of the mean."""
+        """Standard error of the mean."""
         return None if self.sd is None else self.sd / sqrt(self.n)
 
     def to_json(self) -> dict[str, float | None]:
@@ -109,19 +109,19 @@ def mean_estimate(values: Floats) -> Estimate | None:
 
 
 def shown_estimate(values: Floats) -> Estimate | None:
-    """Return `mean_estimate` as shown to users: without the interval if there are fewer than MIN_SCENARIOS scores."""
+    """Return `mean_estimate` as shown to users: without an interval for fewer than MIN_SCENARIOS scores."""
     estimate = mean_estimate(values)
     if estimate is None or estimate.n >= MIN_SCENARIOS:
         return estimate
     return replace(estimate, ci_low=None, ci_high=None)
 
 
-def paired_difference(first: Floats, second: Floats, p: float | None = None) -> Difference | None:
-    """Return second − first over their shared scenarios; None if there are none.
+def paired_difference(other: Floats, row: Floats, p: float | None = None) -> Difference | None:
+    """Return row − other over their shared scenarios; None if there are none.
 
     There is no interval for fewer than MIN_SCENARIOS scenarios, and no p for fewer than two.
     """
-    estimate = shown_estimate(np.asarray(second) - np.asarray(first))
+    estimate = shown_estimate(np.asarray(row) - np.asarray(other))
     if estimate is None:
         return None
     if abs(estimate.mean) < TOLERANCE:
@@ -146,7 +146,7 @@ def simultaneous_differences(
 
 
 def _with_simultaneous_interval(difference: Difference, t: float | None) -> Difference:
-    """Replace the interval with one of t standard errors to both sides; without an interval if t is None.
+    """Return the difference with the interval mean ± t standard errors; without an interval if t is None.
 
     Step-down tests reject more than single-step intervals do. To agree with the test, the interval of a significant
     difference is cut off at 0, and the interval of any other difference is widened to contain 0.
@@ -183,10 +183,10 @@ class AdditiveFit:
 def additive_fit(values: Floats, core: Mask) -> AdditiveFit:
     """Fit score ~ scenario + column.
 
-    Pseudo-values are adjusted mean + n × influence (infinitesimal jackknife, Efron 1982).
+    Pseudo-values are adjusted mean + n_scenarios × influence (infinitesimal jackknife, Efron 1982).
     """
     judged = ~np.isnan(values)
-    n, k = values.shape
+    n_scenarios, n_columns = values.shape
     if judged.all() and core.all():
         return AdditiveFit(values.mean(axis=1) - values.mean(), values)
     present = judged.astype(np.float64)
@@ -207,7 +207,8 @@ def additive_fit(values: Floats, core: Mask) -> AdditiveFit:
     scenario_means = np.where(judged, values - column_effects, 0.0).sum(axis=1) / np.where(counts > 0, counts, np.nan)
     judged_core = core & (counts > 0)
     overall_mean = float(scenario_means[judged_core].mean()) if judged_core.any() else float(np.nanmean(scenario_means))
-    pseudo_values = np.asarray(column_effects + overall_mean + n * influence).reshape(n, k)
+    adjusted_means = column_effects + overall_mean
+    pseudo_values = np.asarray(adjusted_means + n_scenarios * influence).reshape(n_scenarios, n_columns)
     return AdditiveFit(scenario_means - overall_mean, pseudo_values)
 
 
@@ -216,8 +217,7 @@ def conditional_power(
 ) -> float:
     """Return the chance that the mean of `n_then` differences exceeds `critical` standard errors (Lachin 2005).
 
-    `mean` is the mean of the first `n_now` differences, and `expected_mean` that of the others. Uses the normal
-    approximation.
+    `mean` is that of the first `n_now` differences, `expected_mean` that of the others. Uses the normal approximation.
     """
     from scipy.special import ndtr
 
@@ -242,15 +242,15 @@ def scenarios_needed(
     sd_per_distance = sd / abs(distance)
 
     def enough(n: int) -> bool:
-        """Return whether the detectable difference, standard errors × sd / √n, is at most `distance`."""
-        return (_detectable_se(n, comparisons, level) * sd_per_distance) ** 2 <= n
+        """Return whether n scenarios detect a difference of `distance`."""
+        return (_detectable_standard_errors(n, comparisons, level) * sd_per_distance) ** 2 <= n
 
     low = high = max(at_least, 2)
-    while not enough(high):  # double, then bisect
+    while not enough(high):
         if high > MAX_SCENARIOS_NEEDED:
             return None
         low, high = high + 1, 2 * high
-    return bisect_left(range(high), x=True, lo=low, key=enough)
+    return bisect_left(range(high), x=True, lo=low, key=enough)  # the smallest n that is enough
 
 
 def smallest_detectable(sd: float | None, n: int, *, comparisons: int = 1, level: float = ALPHA) -> float | None:
@@ -260,10 +260,10 @@ def smallest_detectable(sd: float | None, n: int, *, comparisons: int = 1, level
     """
     if n < MIN_SCENARIOS or sd is None or sd < TOLERANCE:
         return None
-    return _detectable_se(n, comparisons, level) * sd / sqrt(n)
+    return _detectable_standard_errors(n, comparisons, level) * sd / sqrt(n)
 
 
-def _detectable_se(n: int, comparisons: int, level: float) -> float:
+def _detectable_standard_errors(n: int, comparisons: int, level: float) -> float:
     """Return the true difference that n scenarios detect with 80 % power, in standard errors."""
     return sidak_critical_t(n, comparisons, level) + t_quantile(POWER, n - 1)
 
@@ -290,15 +290,14 @@ def is_fragile(lead: float, usable_mean: float | None, floor: float, n_unusable:
     """Return whether the lead would be lost if the leader gave unusable answers more often than observed.
 
     Sign flips assume symmetric differences, but rare unusable answers make them asymmetric. With few scenarios no test
-    corrects that. So the lead is compared with the loss that the leader would have if its rate of unusable answers were
-    at its one-sided 95 % Clopper–Pearson bound. `usable_mean` is the leader's mean over its usable answers, None if
-    there are none.
+    corrects that. So this compares the lead with the loss at the highest plausible rate of unusable answers, the
+    one-sided 95 % Clopper–Pearson bound. `usable_mean` is the leader's mean over its usable answers, None without any.
     """
     if usable_mean is None:
         return True
     _, highest_rate = clopper_pearson(n_unusable, n, alpha=2 * ALPHA)  # 2 α, because only one bound is used
-    more_unusable = highest_rate - n_unusable / n
-    return lead < more_unusable * (usable_mean - floor)
+    rate_increase = highest_rate - n_unusable / n
+    return lead < rate_increase * (usable_mean - floor)
 
 
 @lru_cache(maxsize=4096)

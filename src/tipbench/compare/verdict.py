@@ -1,4 +1,4 @@
-"""Sentences about a board: the verdict (leader, ties, reference, next look), the next judging task, and notes."""
+"""Sentences about a board: the verdict, the next judging task, and notes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tipbench.compare.statistics import Unknown
 from tipbench.plan.design import LEVELS, MIN_SCENARIOS, least_scenarios
 from tipbench.text import capitalized, join_names, percent, plural
 
-# How rows without a significant difference are described, everywhere.
+# Words for rows without a significant difference.
 TIED = "tied"  # in tables
 NOT_CLEARLY_DIFFERENT = "not clearly different"  # in sentences
 WORDING = {"TIED": TIED, "NOT_CLEARLY_DIFFERENT": NOT_CLEARLY_DIFFERENT}  # for templates
@@ -41,10 +41,7 @@ _NO_FACTS = VerdictFacts()
 
 
 def verdict_text(ranking: Ranking, duels: DuelTable | Unknown | None = None, facts: VerdictFacts = _NO_FACTS) -> str:
-    """Return the verdict: who leads, then what qualifies it.
-
-    No tied row is called worse than the leader, because the leader is selected from the same data.
-    """
+    """Return the verdict. It calls no tied row worse than the leader: the leader is selected from the same data."""
     sentences = [standing_sentence(ranking, facts)]
     if ranking.leader is not None:
         sentences += _qualifications(ranking, facts)
@@ -58,13 +55,12 @@ def verdict_text(ranking: Ranking, duels: DuelTable | Unknown | None = None, fac
 
 
 def _qualifications(ranking: Ranking, facts: VerdictFacts) -> Iterator[str]:
-    """Yield sentences that qualify the lead."""
     if facts.fragile:
         yield "This is fragile: it could change if the leader gave unusable answers more often than seen so far."
-    if (reference := ranking.to_reference) is not None and reference.separated is not None:
+    if (to_reference := ranking.to_reference) is not None and to_reference.separated is not None:
         state = f"{NOT_CLEARLY_DIFFERENT} from"
-        if reference.separated:
-            state = "clearly better than" if reference.better else "clearly worse than"
+        if to_reference.separated:
+            state = "clearly better than" if to_reference.better else "clearly worse than"
         yield f"The leader is {state} the reference {ranking.references[0].pair.model}."
     if ranking.tied_ranked and not ranking.decided:
         yield _outlook(ranking, facts)
@@ -82,8 +78,8 @@ def _qualifications(ranking: Ranking, facts: VerdictFacts) -> Iterator[str]:
         yield f"{plural(len(ranking.silent), facts.row_noun)} gave no answer: {join_names(ranking.silent, _MAX_NAMES)}."
     if facts.judges and not facts.provisional:
         yield f"Judged by {join_names(facts.judges, _MAX_NAMES)}."
-    apposition = ", the only judge," if len(facts.judges) == 1 else ""
-    concerns = [f"{judge}{apposition} {facts.concerns[judge]}" for judge in facts.judges if judge in facts.concerns]
+    only_judge = ", the only judge," if len(facts.judges) == 1 else ""
+    concerns = [f"{judge}{only_judge} {facts.concerns[judge]}" for judge in facts.judges if judge in facts.concerns]
     if concerns:
         yield f"{'; '.join(concerns[:_MAX_NAMES])}."
 
@@ -108,15 +104,13 @@ def standing_sentence(ranking: Ranking, facts: VerdictFacts = _NO_FACTS) -> str:
             left_out.append(f"{plural(n_stale, facts.row_noun)} of an older build, prompt or scenario")
         without = f", without {' and '.join(left_out)}" if left_out else ""
         return f"{leader} leads {over_scenarios}; every other {facts.row_noun} is clearly worse{without}."
-    first = [row.pair for row in ranking.rows if row.rank == 1]
-    if len(first) > 1:
-        others = [pair for pair in ranking.tied_ranked if pair not in first]
-        rest = (
-            f" and are {NOT_CLEARLY_DIFFERENT} from {join_names(others, _MAX_NAMES)}"
-            if others
-            else ": their mean scores are equal"
-        )
-        return f"{join_names(first, _MAX_NAMES)} share the lead {over_scenarios}{rest}."
+    leaders = [row.pair for row in ranking.rows if row.rank == 1]
+    if len(leaders) > 1:
+        others = [pair for pair in ranking.tied_ranked if pair not in leaders]
+        rest = ": their mean scores are equal"
+        if others:
+            rest = f" and are {NOT_CLEARLY_DIFFERENT} from {join_names(others, _MAX_NAMES)}"
+        return f"{join_names(leaders, _MAX_NAMES)} share the lead {over_scenarios}{rest}."
     if not ranking.tied_ranked:
         rest = "" if ranking.ahead else f"; every other ranked {facts.row_noun} is clearly worse"
         return f"{leader} leads {over_scenarios}{rest}."
@@ -134,7 +128,8 @@ def unranked_sentence(ranking: Ranking, facts: VerdictFacts = _NO_FACTS) -> str:
 
 
 def _no_leader(ranking: Ranking, facts: VerdictFacts) -> str:
-    missing, noun = ranking.missing_scores, facts.row_noun
+    missing = ranking.missing_scores
+    noun = facts.row_noun
     if facts.obstacle:
         return f"Nothing can be ranked: {facts.obstacle}."
     if not ranking.rows:
@@ -218,23 +213,24 @@ def board_notes(
         yield f"{capitalized(filters)}."
     if cells.n_other_conditions:
         excluded = excluded_text(cells.n_other_conditions, "under other conditions")
-        filters = " or ".join(f"--where conditions={each}" for each in cells.other_ids[:_MAX_NAMES])
-        yield f"{excluded}; {filters or '--where'} to show them."
+        options = " or ".join(f"--where conditions={each}" for each in cells.other_ids[:_MAX_NAMES])
+        yield f"{excluded}; {options or '--where'} to show them."
     if n_stale := sum(cells.stale.values()):
         yield f"{excluded_text(n_stale, 'of older model builds, prompts or scenarios')} (flag: stale)."
     if by is not None:
         pairs = {cell.pair for cell in cells.candidates}
         shared = shared_by_all(pairs, by)
-        unshared = sorted({getattr(pair, OTHER_SIDE[by]) for pair in pairs} - shared)
+        other_side = OTHER_SIDE[by]
+        unshared = sorted({getattr(pair, other_side) for pair in pairs} - shared)
         if not shared:
-            yield f"No {OTHER_SIDE[by]} is shared by all {by}s, so the {by}s cannot be ranked."
+            yield f"No {other_side} is shared by all {by}s, so the {by}s cannot be ranked."
         elif unshared:
             yield f"Excluded from the means by {by}, because not all {by}s have it: {', '.join(unshared)}."
     if cells.excluded:
         yield f"Left out with --exclude: {join_names(cells.excluded, _MAX_LISTED)}."
     if "incomplete" in flags and ranking.leader:
-        least = min(MIN_SCENARIOS, ranking.n_scenarios)
-        yield f"Rows that share fewer than {plural(least, unit)} with the leader are not ranked (flag: incomplete)."
+        n_needed = min(MIN_SCENARIOS, ranking.n_scenarios)
+        yield f"Rows that share fewer than {plural(n_needed, unit)} with the leader are not ranked (flag: incomplete)."
     if "adjusted" in flags:
         yield "Some rows lack scenarios: ranks use means adjusted for the missing ones (flag: adjusted)."
     if ranking.too_few and any(row.p_best is not None for row in ranking.rows):
@@ -251,8 +247,12 @@ def unusable_text(n_answers: int) -> str:
 def filter_text(where: Mapping[str, str], judge: str | None) -> str:
     """Return the filters as text; empty if there are none."""
     filters = join_names((f"{key}={value}" for key, value in where.items()), _MAX_LISTED)
-    parts = [f"only cells with {filters}" if filters else "", f"only {judge}'s scores" if judge else ""]
-    return "; ".join(part for part in parts if part)
+    parts = []
+    if filters:
+        parts.append(f"only cells with {filters}")
+    if judge:
+        parts.append(f"only {judge}'s scores")
+    return "; ".join(parts)
 
 
 def excluded_text(n_runs: int, which: str) -> str:

@@ -1,9 +1,9 @@
 """Diversity of the tips in one answer. Does not import numpy, so that `collect` stays small and starts quickly.
 
-distinct-2 is the share of unique bigrams among all bigrams of the set (Li et al. 2016, "A Diversity-Promoting
-Objective Function"). The similarity of two tips is the Jaccard index of their content words and content-word
-bigrams: words alone would treat a reordered copy as identical, bigrams alone would treat a paraphrase as new.
-English function words are excluded; otherwise any two tips would look alike through "the" and "for".
+distinct-2 is the share of unique bigrams among all bigrams of the tips (Li et al. 2016, "A Diversity-Promoting
+Objective Function"). The similarity of two tips is the Jaccard index of their words and bigrams: words alone would
+treat a reordered copy as identical, bigrams alone a paraphrase as new. It excludes English function words, which
+would make any two tips similar.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FUNCTION_WORDS = frozenset(
 
 @dataclass(frozen=True)
 class Diversity:
-    """Measures between 0 and 1."""
+    """Two measures, each from 0 to 1."""
 
     distinct_2: float
     score: float  # 1 − mean similarity of two tips: 0 for copies, 1 for tips without a shared word
@@ -55,5 +55,5 @@ def measure_diversity(tips: Sequence[str]) -> Diversity | None:
 
 
 def _bigrams(words: list[str]) -> list[str]:
-    """Return bigrams; a single word is returned as is, so that every tip has something to compare."""
+    """Return the bigrams, or a single word as it is, so that the result is never empty."""
     return [f"{first} {second}" for first, second in pairwise(words)] or words

@@ -1,4 +1,4 @@
-"""The Engine port, the registry of engines, and checks of a model's size and memory."""
+"""The Engine protocol, the registry of engines, and checks of a model's size and memory."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from tipbench.plan.scenarios import Scenario
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Properties of a model, known before generation; None if unknown."""
+    """Properties of a model, known before it is used; None if unknown."""
 
     model: str
     engine: str
     engine_version: str
-    host: str  # the machine that runs the model: tokens/s of two hosts cannot be compared
+    host: str  # runs the model; tokens/s of two hosts cannot be compared
     digest: str
     params_b: float | None = None  # true parameter count, in billions
     quantization: str | None = None
     file_bytes: int | None = None
     kv_bytes_per_token: int | None = None
-    can_think: bool = False  # does so before it answers, unless `disable_thinking` is set
-    remote: bool = False  # a cloud model: the server has no local weights
+    can_think: bool = False  # thinks before it answers unless `disable_thinking` is set
+    remote: bool = False  # a cloud model, without local weights
     completes: bool = True  # False for embedding-only models
 
 
@@ -43,8 +43,8 @@ OPTIONS = frozenset({"num_ctx", "num_predict", "temperature", "top_k", "top_p", 
 
 def check_options(options: Iterable[str]) -> None:
     """Raise ValueError unless these are exactly `OPTIONS`: engines do not report unknown or missing ones."""
-    if differs := set(options) ^ OPTIONS:
-        raise ValueError(f"options sent to a model must be exactly {sorted(OPTIONS)}; differs in {sorted(differs)}")
+    if differing := set(options) ^ OPTIONS:
+        raise ValueError(f"options sent to a model must be exactly {sorted(OPTIONS)}; differs in {sorted(differing)}")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class GenerationRequest:
     timeout_s: float = 300.0
     last: bool = False  # the model's last call: its weights may be unloaded afterwards
     disable_thinking: bool = False  # set for models that can think
-    answer_schema: Mapping[str, Any] | None = None  # JSON Schema for the answer; ignored by engines without grammars
+    answer_schema: Mapping[str, Any] | None = None  # JSON Schema; ignored by engines that cannot enforce it
     cancel: threading.Event = field(default_factory=threading.Event, compare=False)
 
 
@@ -72,7 +72,7 @@ class Completion:
     done_reason: str  # stop | length | aborted (the stream ended cleanly, but without `done`)
     latency_s: float | None = None  # excluding load
     load_s: float | None = None
-    ttft_s: float | None = None  # to the first token, excluding load
+    ttft_s: float | None = None  # time to the first token, excluding load
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     tokens_per_s: float | None = None
@@ -142,7 +142,7 @@ class Engine(Protocol):
         ...
 
     def evidence(self) -> Evidence | None:
-        """Return which models were seen in memory so far; None for an engine that no other client can use."""
+        """Return which models were seen in memory so far; None if no other client can use the engine."""
         ...
 
     def foreign_between(self, start: float, end: float) -> bool:
@@ -153,7 +153,7 @@ class Engine(Protocol):
 
 
 class InProcessEngine:
-    """Base of engines inside this process, where no other client can load a model."""
+    """Base class of engines in this process, where no other client can load a model."""
 
     def start(self) -> None:
         pass
@@ -180,7 +180,7 @@ class InProcessEngine:
         pass
 
 
-_OVERHEAD = 1.1  # a rough estimate of compute buffers, on top of weights and context
+_OVERHEAD = 1.1  # a rough factor for compute buffers
 
 
 @dataclass(frozen=True)
@@ -221,20 +221,21 @@ def memory_needed(facts: ModelFacts, *, num_ctx: int, concurrency: int = 1) -> i
 
 
 def memory_warning(facts: ModelFacts, needed: int | None, free: FreeMemory) -> str | None:
-    """Return a warning if a model probably fits neither into RAM nor into VRAM; None if it fits or is unknown."""
-    larger = max((size for size in (free.ram, free.vram) if size is not None), default=None)
-    if needed is None or larger is None or needed <= larger:
+    """Return a warning if a model probably fits neither into RAM nor into VRAM; None if it fits or this is unknown."""
+    available = max((size for size in (free.ram, free.vram) if size is not None), default=None)
+    if needed is None or available is None or needed <= available:
         return None
     return (
-        f"{facts.model} needs about {needed / 2**30:.1f} GiB with its context; only {larger / 2**30:.1f} GiB are free. "
+        f"{facts.model} needs about {needed / 2**30:.1f} GiB with its context; "
+        f"only {available / 2**30:.1f} GiB are free. "
         "Expect slow answers or failed loads; free memory or lower --num-ctx."
     )
 
 
 def free_memory(model: str, config: CollectConfig) -> FreeMemory:
-    """Return the free RAM and VRAM for a model on this machine; unknown if it runs on another one.
+    """Return the free RAM and VRAM for a model; unknown if it runs on another machine.
 
-    VRAM is the largest free memory of one NVIDIA card; other vendors' tools differ too much to rely on.
+    VRAM is that of the NVIDIA card with the most free memory; other vendors' tools differ too much to rely on.
     """
     if not engine_of(model).runs_here(config):
         return FreeMemory()
@@ -258,7 +259,7 @@ class EngineDependencies:
     config: CollectConfig
     home: Path
     report: Callable[[str], None]
-    locks: Mapping[str, ResourceLock] = field(default_factory=dict)  # by engine; empty for a dry run
+    locks: Mapping[str, ResourceLock] = field(default_factory=dict)  # by engine name; empty for a dry run
 
 
 @dataclass(frozen=True)
@@ -272,7 +273,7 @@ class EngineType:
     has_prompt: bool = True  # False: answers do not depend on the prompt
     holds_weights: bool = True  # False: needs almost no memory and time
     server: str | None = None  # key of the setting with its server's URL; None: runs inside tipbench
-    needs_lock: bool = False  # one collect, or one judging by a model, at a time
+    needs_lock: bool = False  # only one collect or judging model at a time
     # Called with (URL, model, digest); unloads what a killed process left loaded.
     unload: Callable[[str, str, str], None] | None = None
 
@@ -281,7 +282,7 @@ class EngineType:
         return self.server is None or is_loopback(getattr(config, self.server))
 
     def resource(self, config: CollectConfig) -> str:
-        """Return the name of the resource that it occupies: its server, or the engine itself on this machine."""
+        """Return the name of the resource that it occupies: its server, or itself on this machine."""
         if self.server is None:
             return f"{self.label} on this machine"
         return f"{self.label} at {canonical_url(getattr(config, self.server))}"
@@ -319,7 +320,7 @@ def _build_template(_dependencies: EngineDependencies) -> Engine:
     return TemplateEngine()
 
 
-_DEFAULT = EngineType("ollama", _build_ollama, "Ollama", server="ollama_url", needs_lock=True, unload=_unload_ollama)
+_OLLAMA = EngineType("ollama", _build_ollama, "Ollama", server="ollama_url", needs_lock=True, unload=_unload_ollama)
 ENGINES: dict[str, EngineType] = {
     each.name: each
     for each in (
@@ -327,14 +328,15 @@ ENGINES: dict[str, EngineType] = {
         EngineType(
             "baseline", _build_template, "the template", is_reference=True, has_prompt=False, holds_weights=False
         ),
-        _DEFAULT,
+        _OLLAMA,
     )
 }
 
 
 def engine_of(model: str) -> EngineType:
-    """Return the engine type given by the prefix of the model's name; Ollama if there is none."""
-    return ENGINES.get(model.partition(":")[0], _DEFAULT)
+    """Return the engine type in the prefix of a model's name; Ollama for all other names."""
+    prefix, _, _ = model.partition(":")
+    return ENGINES.get(prefix, _OLLAMA)
 
 
 def engine_types(models: Iterable[str]) -> list[EngineType]:
@@ -343,15 +345,15 @@ def engine_types(models: Iterable[str]) -> list[EngineType]:
 
 
 def engine_locks(config: CollectConfig, home: Path, purpose: str) -> dict[str, ResourceLock]:
-    """Return the locks of the engines that the configuration needs, by engine; not yet acquired."""
+    """Return the locks of the configured models' engines, by engine name; not yet acquired."""
     types = engine_types(config.model_names)
     return {each.name: ResourceLock(home, each.resource(config), purpose) for each in types if each.needs_lock}
 
 
 def engine_resources(config: CollectConfig) -> set[str]:
-    """Return the resources that the models use; only one job at a time may use a resource.
+    """Return the resources that the configured models occupy; each is for one job at a time.
 
-    An embedded model shares memory with the servers on this machine, so it uses their resources too.
+    An embedded model shares memory with the servers on this machine, so it occupies them, too.
     """
     types = engine_types(config.model_names)
     # An engine with a lock occupies its resource even if it holds no weights.
@@ -362,7 +364,7 @@ def engine_resources(config: CollectConfig) -> set[str]:
 
 
 def build_engines(models: Iterable[str], dependencies: EngineDependencies) -> dict[str, Engine]:
-    """Build one engine of each type that the models need; returns them by name."""
+    """Build the engines that the models need, by name."""
     return {each.name: each.build(dependencies) for each in engine_types(models)}
 
 
@@ -382,11 +384,7 @@ def model_facts(engines: Mapping[str, Engine], config: CollectConfig) -> tuple[d
 def refusal_error(
     accepted: Mapping[str, ModelFacts], refused: Mapping[str, str], config: CollectConfig, hint: str = ""
 ) -> ModelRefused | None:
-    """Return the error to raise if refused models stop a collect; None if it may start.
-
-    It may start if no model is refused, or, with `skip_refused`, if any model is accepted.
-    `hint` is added to the message if there are accepted models.
-    """
+    """Return the error if refused models stop a collect, else None. `hint` is added if other models are accepted."""
     if not refused or (config.skip_refused and accepted):
         return None
     return ModelRefused(" ".join(refused.values()) + (hint if accepted else ""))
@@ -394,7 +392,7 @@ def refusal_error(
 
 @dataclass(frozen=True)
 class AvailableModel:
-    """A model of an engine, accepted or refused; a refused one may have no facts."""
+    """A model, accepted or refused. A refused one may have no facts."""
 
     model: str
     engine: str
@@ -410,7 +408,7 @@ class AvailableModel:
 
 @dataclass(frozen=True)
 class Availability:
-    """The models of some engines, and the errors of engines that could not list their models."""
+    """Models, and the errors of engines that could not list theirs."""
 
     models: tuple[AvailableModel, ...] = ()
     errors: tuple[str, ...] = ()
@@ -422,7 +420,7 @@ class Availability:
 
 
 def available_models(config: CollectConfig, home: Path, engines: Iterable[EngineType] | None = None) -> Availability:
-    """Return the models of these engines (default: all), checked with the limits and servers of `config`."""
+    """Return the models of these engines (default: all), with the servers and limits of `config`."""
     models: list[AvailableModel] = []
     errors: list[str] = []
     for engine_type in ENGINES.values() if engines is None else engines:

@@ -28,7 +28,7 @@ from tipbench.generate.weights import EMBEDDED_MODELS, EmbeddedModel, is_fetched
 
 _SAMPLERS = ("penalties", "top_k", "top_p", "min_p", "temperature")  # in llama.cpp's default order
 _BATCH = 128  # prompt tokens between two checks of the timeout and of `cancel`
-_NO_SEED = 0xFFFFFFFF  # llama.cpp's value for a random seed
+_RANDOM_SEED = 0xFFFFFFFF  # makes llama.cpp choose a seed
 _QUEUE_POLL_S = 0.2
 
 
@@ -48,7 +48,7 @@ class LlamaCppEngine(InProcessEngine):
         self._threads = threads
 
     def facts(self, model: str) -> ModelFacts:
-        """Return the model's facts without loading it."""
+        """Return the facts without loading the model."""
         embedded = self._embedded_model(model)
         return ModelFacts(
             model=model,
@@ -86,7 +86,7 @@ class LlamaCppEngine(InProcessEngine):
         self.release()
 
     def _embedded_model(self, model: str) -> EmbeddedModel:
-        """Return an embedded model; raises ModelRefused if it is unknown or its weights are missing."""
+        """Raises ModelRefused if the model is unknown or its weights are missing."""
         embedded = EMBEDDED_MODELS.get(model)
         if embedded is None:
             raise ModelRefused(f"{model} is not an embedded model. Choose one of: {', '.join(EMBEDDED_MODELS)}.")
@@ -108,7 +108,7 @@ class LlamaCppEngine(InProcessEngine):
             return EngineFailure(FailureKind.LOAD_FAILED, f"llama.cpp: {exc}")
         stream = _Stream(request)
         try:
-            _generate(_SHARED_MODEL.server, payload, stream)
+            _run_in_thread(_SHARED_MODEL.server, payload, stream)
         except RuntimeError as exc:
             return stream.failure(FailureKind.REJECTED, f"llama.cpp: {exc}")
         return stream.outcome(load_s)
@@ -123,16 +123,16 @@ class _SharedModel:
         self._loaded: tuple[Path, int, int] | None = None  # path, num_ctx, threads
 
     def acquire(self, cancel: threading.Event) -> bool:
-        """Wait for the lock. Returns False if the request is cancelled before."""
+        """Wait for the lock. Returns False if the request is cancelled first."""
         while not cancel.is_set():
             if self.lock.acquire(timeout=_QUEUE_POLL_S):
                 return True
         return False
 
     def load(self, path: Path, num_ctx: int, threads: int, model: str) -> float:
-        """Load the weights and return the seconds that it took; 0 if they are loaded. Unloads other weights first.
+        """Load the weights, unless they are loaded, and return the seconds that it took. Unloads other weights first.
 
-        Other threads are blocked meanwhile, because the library holds the GIL.
+        Blocks all threads, because the library holds the GIL.
         """
         wanted = (path, num_ctx, threads)
         if self._loaded == wanted:
@@ -156,7 +156,7 @@ _SHARED_MODEL = _SharedModel()
 
 
 class _Stream:
-    """Callback that collects the chunks of an answer. It returns True to stop the generation."""
+    """Callback that collects the chunks of an answer. Returns True to stop the generation."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
@@ -168,7 +168,7 @@ class _Stream:
         self._error: Mapping[str, Any] | None = None
         self._stop_kind: FailureKind | None = None  # set if the generation is stopped early
         self._exception: Exception | None = None
-        self.abandoned = False  # the caller was interrupted and does not need the answer
+        self.abandoned = False  # the caller was interrupted
 
     def __call__(self, chunk: dict[str, Any]) -> bool:
         try:
@@ -189,7 +189,6 @@ class _Stream:
         return self._exception is not None or self.abandoned or self._stop_kind is not None
 
     def outcome(self, load_s: float) -> Completion | EngineFailure:
-        """Return the answer or the failure, once the generation has ended."""
         now = time.monotonic()
         if self._exception is not None:
             raise self._exception
@@ -208,10 +207,11 @@ class _Stream:
         if self._finish_reason is None:
             return self.failure(FailureKind.INCOMPLETE, "llama.cpp ended without a reason")
         timings = self._timings
-        prompt_tokens = timings["prompt_n"] + timings.get("cache_n", 0) if "prompt_n" in timings else None
+        prompt_tokens = None
+        if "prompt_n" in timings:
+            prompt_tokens = timings["prompt_n"] + timings.get("cache_n", 0)
         output_tokens = timings.get("predicted_n")
-        # llama.cpp counts the time after the first token, so that the rate of a single token is meaningless.
-        has_rate = output_tokens is not None and output_tokens > 1
+        has_rate = output_tokens is not None and output_tokens > 1  # llama.cpp measures from the first token on
         return Completion(
             text="".join(self._texts),
             done_reason="length" if self._finish_reason == "length" else "stop",
@@ -227,11 +227,11 @@ class _Stream:
         return EngineFailure(kind, reason, partial="".join(self._texts))
 
 
-def _generate(server: Any, payload: dict[str, Any], stream: _Stream) -> None:
-    """Run the generation in a separate thread, because xllamacpp would swallow a Ctrl-C in the caller's thread.
+def _run_in_thread(server: Any, payload: dict[str, Any], stream: _Stream) -> None:
+    """Generate in a separate thread, because xllamacpp would swallow a Ctrl-C in the caller's thread.
 
-    Waits for an event instead of Thread.join(), because an interrupted join() marks the thread as finished. The process
-    could then exit while llama.cpp calls back, which aborts it.
+    Waits for an event before Thread.join(): an interrupted join() marks the thread as finished, and the process would
+    crash if it exited while llama.cpp calls back.
     """
     errors: list[RuntimeError] = []
     done = threading.Event()
@@ -273,7 +273,7 @@ def _payload(request: GenerationRequest, max_ctx: int) -> dict[str, Any]:
         "repeat_penalty": options["repeat_penalty"],
         "repeat_last_n": 64,  # the default of llama.cpp and Ollama
         "samplers": _SAMPLERS,
-        "seed": int(options["seed"]) % _NO_SEED,  # never the value for a random seed
+        "seed": int(options["seed"]) % _RANDOM_SEED,  # so never _RANDOM_SEED itself
         "cache_prompt": False,  # a cached prefix is computed in different batches, which may change the answer
         "stream": True,
         "return_progress": True,  # calls back during prompt processing too, so that the request can be cancelled

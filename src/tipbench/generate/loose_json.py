@@ -1,8 +1,8 @@
 """Lenient parser for the invalid JSON that small models write. It never raises, and takes linear time.
 
 Parsing starts at the first bracket and accepts single, smart or backtick quotes, unescaped quotes inside a string,
-missing or trailing commas, unquoted keys, mismatched brackets and a truncated end. Valid JSON is accepted as
-well. Numbers and unquoted words are skipped, because no caller needs them.
+missing or trailing commas, unquoted keys, mismatched brackets and a truncated end. Numbers and unquoted words are
+skipped, because no caller needs them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 MAX_DEPTH = 64  # deeper brackets are skipped
 MAX_STEPS = 50_000  # a step is a token, or a quote or escape in a string; an answer with 200 tips has about 2000
 
+# The characters that may close a string, by its opening quote.
 _CLOSERS = {'"': '"', "'": "'", "`": "`", "“": "”“", "„": "“”", "‘": "’", "«": "»"}
 _QUOTES_AND_ESCAPES = {opener: re.compile(rf"\\.|[{closers}]", re.DOTALL) for opener, closers in _CLOSERS.items()}
 _OPEN_BRACKET = re.compile(r"[\[{]")
@@ -21,7 +22,7 @@ _TOKEN = re.compile(
     r"|(?P<bare>[^\s,:\[\]{}\"`“„«]++))"
 )
 _COLON = re.compile(r"\s*+:")
-# What follows the quote at the end of a string in valid JSON. It rarely follows a quote in the middle of a string.
+# What may follow a closing quote. It rarely follows an unescaped quote inside a string.
 _AFTER_STRING = re.compile(
     r"[^\S\n]*+(?:\n|\Z|[:\]}]|```"
     r"|,\s*+(?:\Z|[\"'`“„‘«\[\]{}]|-?\d[\d.eE+-]*+\s*+[,\]}]|(?:true|false|null)\b|\w++\s*+:))"
@@ -35,9 +36,9 @@ _SURROGATE_PAIR = re.compile("([\ud800-\udbff])([\udc00-\udfff])")
 class Node:
     """An object or an array; the entries of an array have no key."""
 
-    bracket: str  # the opening one
+    bracket: str  # [ or {
     entries: list[tuple[str | None, str | Node]] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)  # all keys, including a key whose value is truncated
+    keys: list[str] = field(default_factory=list)  # also those without a readable value
 
 
 def read_loose(text: str) -> list[Node]:
@@ -46,16 +47,14 @@ def read_loose(text: str) -> list[Node]:
 
 
 class _Reader:
-    """The state of one pass over a text."""
-
     def __init__(self, text: str) -> None:
         self.text = text
         self.pos = 0
         self.steps_left = MAX_STEPS
         self.roots: list[Node] = []
         self.stack: list[Node] = []  # open nodes, the innermost last
-        self.key: str | None = None  # the last key of the innermost node, if its value has not been read
-        self.unclosed: set[str] = set()  # opening quotes that have no closing quote in the rest of the text
+        self.key: str | None = None  # the key of the next value
+        self.unclosed: set[str] = set()  # opening quotes without a closing quote in the rest of the text
 
     def read(self) -> list[Node]:
         while self.steps_left > 0:
@@ -82,8 +81,8 @@ class _Reader:
                 self.key = None
                 opener = "[" if token["close"] == "]" else "{"
                 if any(node.bracket == opener for node in self.stack):
-                    while self.stack.pop().bracket != opener:  # also closes the unclosed nodes inside
-                        pass
+                    while self.stack.pop().bracket != opener:
+                        pass  # an unclosed node inside
             elif token["fence"]:
                 self.stack.clear()
                 self.key = None
@@ -103,10 +102,8 @@ class _Reader:
     def _read_string(self, opener: str) -> None:
         end = None if opener in self.unclosed else self._find_end(opener)
         if end is None:
-            # A double quote that is not closed means that the text ends inside a string. Any other quote may be an
-            # apostrophe, so only the quote is skipped.
             self.unclosed.add(opener)
-            if opener == '"':
+            if opener == '"':  # the text ends inside a string; any other quote may be an apostrophe and is skipped
                 self.pos = len(self.text)
             return
         value = _unescape(self.text[self.pos : end])
@@ -117,7 +114,7 @@ class _Reader:
         self.key = key
 
     def _find_end(self, opener: str) -> int | None:
-        """Return the position of the quote that closes the string at `pos`; None if it is not found."""
+        """Return the position of the quote that closes the string at `pos`, or None if there is none."""
         for match in _QUOTES_AND_ESCAPES[opener].finditer(self.text, self.pos):
             self.steps_left -= 1
             if self.steps_left < 0:

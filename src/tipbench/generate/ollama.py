@@ -1,4 +1,4 @@
-"""OllamaEngine: model facts, and one model in the server's memory at a time; `ollama_api` sends the requests."""
+"""Engine for an Ollama server, with one model at a time in its memory. `ollama_api` sends the requests."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ from urllib.parse import urlsplit
 
 from tipbench.errors import ModelRefused, OllamaError
 from tipbench.files import ResourceLock
-from tipbench.generate.engine import (
-    Completion,
-    EngineFailure,
-    GenerationRequest,
-    ModelFacts,
-    check_options,
-)
+from tipbench.generate.engine import Completion, EngineFailure, GenerationRequest, ModelFacts, check_options
 from tipbench.generate.ollama_api import OllamaApi, entry_name, read_count
 from tipbench.generate.residency import (
     UNLOAD_TIMEOUT_S,
@@ -35,7 +29,7 @@ _INTERRUPT_WAIT_S = 15.0  # for a model to be unloaded after Ctrl-C
 
 
 class OllamaEngine:
-    """Engine for one Ollama server, using its native streaming API."""
+    """Engine that uses Ollama's native streaming API."""
 
     name = "ollama"
 
@@ -62,7 +56,7 @@ class OllamaEngine:
         )
         self._cancelled = threading.Event()
         self._current: ModelFacts | None = None  # of the model that may be in memory
-        self._released_at: float | None = None
+        self._released_at: float | None = None  # of the previous model, until its handover is recorded
         self._version: str | None = None
 
     # Model facts
@@ -125,7 +119,7 @@ class OllamaEngine:
         self._api.close_idle_connections()
 
     def _record_handover(self) -> None:
-        """Record the time from the previous model's release until now, when the memory is empty."""
+        """Record the time since the previous model's release. The memory must be empty."""
         if self._released_at is not None:
             self._monitor.record_handover(time.monotonic() - self._released_at)
             self._released_at = None
@@ -162,12 +156,13 @@ class OllamaEngine:
         messages = [{"role": "user", "content": request.user}]
         if request.system:
             messages.insert(0, {"role": "system", "content": request.system})
+        unload_after_call = self._unload_each_call or request.last
         body: dict[str, Any] = {
             "model": request.model,
             "messages": messages,
             "stream": True,
             "truncate": False,  # newer servers then reject a prompt that is too long; older ones truncate it silently
-            "keep_alive": 0 if request.last or self._unload_each_call else KEEP_WARM_S,
+            "keep_alive": 0 if unload_after_call else KEEP_WARM_S,
             "options": dict(request.options),
         }
         if request.disable_thinking:
@@ -194,8 +189,8 @@ def find_entry(entries: list[dict[str, Any]], model: str) -> dict[str, Any]:
 
 
 def full_name(model: str) -> str:
-    """Normalise a model name for comparison: in lower case, with its tag, which is :latest by default."""
-    _, _, base_name = model.rpartition("/")  # a colon before the last slash belongs to a registry's port
+    """Normalise a model name: in lower case, with its tag, by default `:latest`."""
+    _, _, base_name = model.rpartition("/")  # before the last slash, a colon may precede a registry's port
     tagged = model if ":" in base_name else f"{model}:latest"
     return tagged.casefold()
 
@@ -205,16 +200,17 @@ def read_facts(
 ) -> ModelFacts:
     """Build a model's facts from the responses of `/api/show` and `/api/tags`."""
 
-    def table(name: str) -> dict[str, Any]:
-        found = shown.get(name)
-        return found if isinstance(found, dict) else {}
+    def section(name: str) -> dict[str, Any]:
+        value = shown.get(name)
+        return value if isinstance(value, dict) else {}
 
-    details, info = table("details"), table("model_info")
+    info = section("model_info")
     parameters = read_count(info.get("general.parameter_count"))
-    projector_parameters = read_count(table("projector_info").get("general.parameter_count")) or 0  # of a vision model
+    projector_parameters = read_count(section("projector_info").get("general.parameter_count")) or 0  # vision models
+    quantization = section("details").get("quantization_level")
     capabilities = shown.get("capabilities")
     if not isinstance(capabilities, list):
-        capabilities = None  # an older server, which does not report them
+        capabilities = None  # older servers do not report them
     remote = any(source.get(key) for source in (shown, entry) for key in ("remote_model", "remote_host"))
     digest = str(entry.get("digest") or "")
     if not digest and not remote:
@@ -226,7 +222,7 @@ def read_facts(
         host=host,
         digest=digest,
         params_b=(parameters + projector_parameters) / 1e9 if parameters else None,
-        quantization=str(details.get("quantization_level") or "") or None,
+        quantization=str(quantization) if quantization else None,
         file_bytes=read_count(entry.get("size")) or None,
         kv_bytes_per_token=_kv_bytes_per_token(info),
         can_think="thinking" in (capabilities or ()),
@@ -236,7 +232,7 @@ def read_facts(
 
 
 def _kv_bytes_per_token(info: Mapping[str, Any]) -> int | None:
-    """Return the bytes of one token's keys and values in 16-bit floats, summed over the layers."""
+    """Return the size of one token in the KV cache, with 16-bit floats."""
     architecture = info.get("general.architecture")
 
     def number(name: str) -> int | None:
@@ -244,21 +240,21 @@ def _kv_bytes_per_token(info: Mapping[str, Any]) -> int | None:
 
     layers, heads = number("block_count"), number("attention.head_count")
     kv_heads = number("attention.head_count_kv") or heads
-    width = number("attention.key_length")
-    embedding = number("embedding_length")
-    if width is None and embedding and heads:
-        width = embedding // heads
-    if not (layers and kv_heads and width):
+    key_length = number("attention.key_length")
+    embedding_length = number("embedding_length")
+    if key_length is None and embedding_length and heads:
+        key_length = embedding_length // heads
+    if not (layers and kv_heads and key_length):
         return None
     keys_and_values, bytes_per_float = 2, 2
-    return keys_and_values * bytes_per_float * layers * kv_heads * width
+    return keys_and_values * bytes_per_float * layers * kv_heads * key_length
 
 
 def unload(url: str, model: str, digest: str) -> None:
-    """Unload a model that a killed process left in the server's memory; returns once it is gone."""
+    """Unload a model that a killed process left in the server's memory, and wait until it is gone."""
     api = OllamaApi(url)
     try:
-        if any(each.digest == digest for each in api.resident() or ()):
+        if any(resident.digest == digest for resident in api.resident() or ()):
             api.unload(model)
         wait_until_gone(api, digest)
     finally:

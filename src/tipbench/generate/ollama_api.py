@@ -31,7 +31,7 @@ _MAX_CHARS = 8_000_000  # of an answer or a line; only a broken server exceeds i
 _MAX_BODY_BYTES = 64_000_000  # of a response that is not streamed
 _MAX_ERROR_BYTES = 65_536  # of an error response
 _MAX_MESSAGE_CHARS = 2000  # of an error message shown to users
-_TOO_LONG_WORDS = ("context", "too long", "truncate", "exceed")  # in the server's error for a prompt that is too long
+_PROMPT_TOO_LONG = ("context", "too long", "truncate", "exceed")  # words in the server's error
 
 
 class Ending(Enum):
@@ -111,7 +111,7 @@ class OllamaApi:
             return False
 
     def resident(self) -> tuple[Resident, ...] | None:
-        """Return the models in memory; None if they are unknown, because the server did not respond in time."""
+        """Return the models in memory; None if the server does not return them."""
         try:
             response = self._client.get("/api/ps", timeout=_PROBE_TIMEOUT)
             if response.status_code != 200:
@@ -124,7 +124,7 @@ class OllamaApi:
             return None
 
     def unload(self, name: str) -> None:
-        """Request that the server unloads a model. Does not wait until it is unloaded, and ignores a failed request."""
+        """Ask the server to unload a model. Does not wait for it, and ignores a failed request."""
         try:
             self._client.post("/api/generate", json={"model": name, "keep_alive": 0}, timeout=_TIMEOUT)
         except httpx.HTTPError as exc:
@@ -144,17 +144,14 @@ class OllamaApi:
     def _result_or_retry(
         self, chat: Chat, request: GenerationRequest, retries: Counter[str]
     ) -> Completion | EngineFailure | _Retry:
-        """Return the result of a call, or that it is to be retried. Failures caused by the model are not retried.
-
-        `retries` counts the retries so far by reason.
-        """
+        """Return the result of a call, or a `_Retry`. `retries` counts the retries so far by reason."""
 
         def take_retry(reason: str, max_retries: int) -> bool:
             """Count a retry, and return whether it is within the limit."""
             retries[reason] += 1
             return retries[reason] <= max_retries
 
-        if chat.ending is Ending.CLEAN_END:  # it ended without `done`: retry once, then its text is the answer
+        if chat.ending is Ending.CLEAN_END:  # retry once; after that, its text is the answer
             if take_retry("clean end", 1):
                 return _Retry(0.0)
             if not chat.text:
@@ -172,7 +169,7 @@ class OllamaApi:
                 return _failure(FailureKind.SERVER_GONE, chat, reason)
             if chat.ending is Ending.TIMEOUT:
                 return _failure(FailureKind.TIMEOUT, chat, chat.error)
-            if chat.status == 0 and take_retry("reset", _RESET_TRIES - 1):  # before the first byte
+            if chat.status == 0 and take_retry("reset", _RESET_TRIES - 1):  # no response yet
                 return _Retry(_RETRY_WAIT_S)
             return _failure(FailureKind.RESET, chat, f"the connection broke: {chat.error}")
         if chat.ending in (Ending.ERROR_LINE, Ending.GARBAGE):
@@ -193,7 +190,7 @@ class OllamaApi:
             kind = FailureKind.MISSING_MODEL
         elif chat.status in (401, 403):
             kind = FailureKind.NOT_LOCAL  # a local model needs no authentication
-        elif chat.status == 400 and any(word in chat.error.casefold() for word in _TOO_LONG_WORDS):
+        elif chat.status == 400 and any(word in chat.error.casefold() for word in _PROMPT_TOO_LONG):
             kind = FailureKind.PROMPT_TOO_LONG
         return _failure(kind, chat, f"{chat.status}: {chat.error}")
 
@@ -206,7 +203,7 @@ class OllamaApi:
         started = time.monotonic()
         chat = Chat()
         try:
-            if not cancel.is_set():  # `abort_calls` may have been called before the connection was busy
+            if not cancel.is_set():  # `abort_calls` skips a connection that is not busy yet
                 self._stream(connection, body, chat, started=started, timeout_s=timeout_s, cancel=cancel)
         except httpx.TimeoutException as exc:
             chat.ending, chat.error = Ending.TIMEOUT, f"no answer within {timeout_s:g} s ({type(exc).__name__})"
@@ -231,7 +228,7 @@ class OllamaApi:
                     connection.shut_down()
 
     def close_idle_connections(self) -> None:
-        """Close idle connections. The connections of finished threads would otherwise stay open until `close`."""
+        """Close idle connections. Those of finished threads would otherwise stay open until `close`."""
         with self._lock:
             idle = {connection for connection in self._connections if not connection.busy}
             self._connections -= idle
@@ -272,7 +269,6 @@ class OllamaApi:
         timeout_s: float,
         cancel: threading.Event,
     ) -> None:
-        """Send the request and store the answer, or the error response, in `chat`."""
         deadline = started + timeout_s
         timeout = httpx.Timeout(timeout_s, connect=min(10.0, timeout_s))
         with connection.client.stream(
@@ -291,8 +287,8 @@ class OllamaApi:
                     content += chunk
                     if len(content) > _MAX_ERROR_BYTES:
                         break
-                start = content[:200].decode(errors="replace")
-                chat.error = _error_message(content) or start or f"status {chat.status}"
+                excerpt = content[:200].decode(errors="replace")
+                chat.error = _error_message(content) or excerpt or f"status {chat.status}"
                 return
             reader = _AnswerReader(chat, started)
             for chunk in response.iter_raw():
@@ -319,29 +315,29 @@ class OllamaApi:
 
 
 class _Connection:
-    """A client with one connection. Another thread can shut down its socket, which ends a blocked read."""
+    """A client with one connection. Another thread can shut down its socket to end a blocked read."""
 
     def __init__(self, client: httpx.Client) -> None:
         self.client = client
         self.busy = False
-        self._stream: Any = None
+        self._network_stream: Any = None
 
     def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Store the network stream of a new connection; a trace extension of httpx."""
+        """Trace callback of httpx: store the network stream of a new connection."""
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
-            self._stream = info["return_value"]
+            self._network_stream = info["return_value"]
 
     def shut_down(self) -> None:
-        if self._stream is None:
+        if self._network_stream is None:
             return
-        sock = self._stream.get_extra_info("socket")
+        sock = self._network_stream.get_extra_info("socket")
         if sock is not None:
             with suppress(OSError):  # already closed
                 sock.shutdown(socket.SHUT_RDWR)
 
 
 class _AnswerReader:
-    """Parses the NDJSON lines of a stream, and stores the answer and how it ended in `chat`."""
+    """Parses the NDJSON lines of a stream, and stores the answer and its ending in `chat`."""
 
     def __init__(self, chat: Chat, started: float) -> None:
         self._chat = chat
@@ -396,7 +392,7 @@ class _AnswerReader:
 
 def read_completion(chat: Chat, request: GenerationRequest) -> Completion:
     """Build the completion of a finished call; a counter missing in the response is unknown, not zero."""
-    last = chat.last  # the last object of the stream, with the server's counters
+    last = chat.last  # has the server's counters
     load_s, generation_s = _seconds(last.get("load_duration")), _seconds(last.get("eval_duration"))
     output_tokens, prompt_tokens = read_count(last.get("eval_count")), read_count(last.get("prompt_eval_count"))
     total_s = _seconds(last.get("total_duration"))
@@ -440,7 +436,7 @@ def read_count(value: object) -> int | None:
 
 
 def _number(value: object) -> float | None:
-    """Return a number from a response; None if it is missing, negative or too large, such as 1e999."""
+    """Return a number of a response; None if it is missing, negative or too large, such as 1e999."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return value if 0 <= value < 2**63 else None
@@ -452,7 +448,7 @@ def entry_name(entry: Mapping[str, Any]) -> str:
 
 
 def _json_object(response: httpx.Response) -> dict[str, Any]:
-    """Return the JSON object of a response; raises OllamaError if it is an error or not from Ollama."""
+    """Return the JSON object of a response. Raises OllamaError for an error, and if it is not from Ollama."""
     try:
         value = response.json() if len(response.content) <= _MAX_BODY_BYTES else None
     except (ValueError, RecursionError):

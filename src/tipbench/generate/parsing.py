@@ -20,7 +20,7 @@ _RATIONALE_KEYS = frozenset(
     {"rationale", "rational", "reason", "reasoning", "why", "explanation", "justification", "benefit"}
 )
 _TITLE_KEYS = frozenset({"title", "headline", "heading", "name"})
-# "" is a normalised key without letters, such as "1".
+# "" is the key "1" after `_normalise_key`.
 _DESCRIPTION_KEYS = frozenset({"", "text", "description", "content", "body", "detail", "details", "message", "value"})
 _MAX_KEY_CHARS = 40  # longer keys are not normalised
 
@@ -54,7 +54,7 @@ def parse_answer(raw: str, n_tips: int) -> Answer:
     text = _without_thinking(raw)
     roots = read_loose(text)
     tips = [tip for root in roots for tip in _tips_in(root)]
-    # If the JSON has a tip key, its values were meant as the tips, even if none is complete. Other lines are not tips.
+    # JSON with a tip key was meant to contain the tips, even if none is complete. Other lines are then not tips.
     if not tips and not any(map(_has_tip_key, roots)):
         tips = _list_tips(text)
     cleaned = (Tip(_clean(tip.tip), _clean(tip.rationale)) for tip in tips)
@@ -62,8 +62,9 @@ def parse_answer(raw: str, n_tips: int) -> Answer:
 
 
 def is_overlong(tip: str, word_limit: int) -> bool:
-    """Return whether a tip exceeds the word limit. Words are separated by whitespace and have a letter or digit."""
-    return sum(any(map(str.isalnum, word)) for word in tip.split()) > word_limit
+    """Return whether a tip has more words than the limit. A word without a letter or digit does not count."""
+    words = [word for word in tip.split() if any(map(str.isalnum, word))]
+    return len(words) > word_limit
 
 
 def tips_json(tips: Iterable[Tip]) -> str:
@@ -148,26 +149,25 @@ def _normalise_key(key: str) -> str:
 
 
 def _has_tip_key(node: Node) -> bool:
-    """Return whether a key of the node, even one whose value is truncated, or of a nested node names tips."""
-    return any(_normalise_key(key) in _TIP_KEYS for key in node.keys) or any(
-        _has_tip_key(entry) for _, entry in node.entries if isinstance(entry, Node)
-    )
+    if any(_normalise_key(key) in _TIP_KEYS for key in node.keys):  # includes keys whose value is truncated
+        return True
+    return any(_has_tip_key(entry) for _, entry in node.entries if isinstance(entry, Node))
 
 
 def _tips_in(node: Node, label: str = "") -> list[Tip]:
-    """Return the tips of a node: from keys that name tips, else from nested nodes, else from its other texts.
+    """Return the tips of a node: the texts of its tip keys, else the tips of nested nodes, else its other texts.
 
     `label` is the normalised key of the node, or of the nearest enclosing node that has a key.
     """
     texts = [(key, value) for key, value in node.entries if isinstance(value, str)]
-    named = [(_normalise_key(key), text) for key, text in texts if key is not None]
-    rationale = next((text for key, text in named if key in _RATIONALE_KEYS), "")
-    if any(key in _TIP_KEYS for key, _ in named):
-        return _named_tips(named)
-    has_unnamed = len(named) < len(texts)
-    if named and has_unnamed and all(key in _RATIONALE_KEYS for key, _ in named):
-        # ["Do this", "rationale": "that"]: the text without a key is the tip
-        return _named_tips([("tip" if key is None else _normalise_key(key), text) for key, text in texts])
+    keyed_texts = [(_normalise_key(key), text) for key, text in texts if key is not None]
+    rationale = next((text for key, text in keyed_texts if key in _RATIONALE_KEYS), "")
+    if any(key in _TIP_KEYS for key, _ in keyed_texts):
+        return _keyed_tips(keyed_texts)
+    has_text_without_key = len(keyed_texts) < len(texts)
+    if keyed_texts and has_text_without_key and all(key in _RATIONALE_KEYS for key, _ in keyed_texts):
+        # In ["Do this", "rationale": "that"] the text without a key is the tip.
+        return _keyed_tips([("tip" if key is None else _normalise_key(key), text) for key, text in texts])
     nested: list[Tip] = []
     for key, value in node.entries:
         if isinstance(value, Node):
@@ -176,18 +176,18 @@ def _tips_in(node: Node, label: str = "") -> list[Tip]:
         if len(nested) == 1 and not nested[0].rationale:  # the outer object may have the rationale
             return [Tip(nested[0].tip, rationale)]
         return nested
-    if named:
-        return _described_tip(named, rationale, has_tip_label=label in _TIP_KEYS)
-    if label == "" or label in _TIP_KEYS:
-        return _plain_tips(text for _, text in texts)
+    if keyed_texts:
+        return _described_tip(keyed_texts, rationale, has_tip_label=label in _TIP_KEYS)
+    if label == "" or label in _TIP_KEYS:  # "": there is no key, or only one such as "1"
+        return _array_tips(text for _, text in texts)
     return []
 
 
-def _named_tips(named: list[tuple[str, str]]) -> list[Tip]:
-    """Pair each text of a `tip` key with its rationale. One object may have several: `tip1`, `rationale1`, `tip2` …"""
+def _keyed_tips(keyed_texts: list[tuple[str, str]]) -> list[Tip]:
+    """Return a tip for each tip key, with its rationale. One object may have `tip1`, `rationale1`, `tip2` …"""
     tips: list[Tip] = []
     next_rationale = ""  # a rationale that precedes its tip
-    for key, text in named:
+    for key, text in keyed_texts:
         if key in _TIP_KEYS:
             tips.append(Tip(text, next_rationale))
             next_rationale = ""
@@ -199,14 +199,14 @@ def _named_tips(named: list[tuple[str, str]]) -> list[Tip]:
     return tips
 
 
-def _described_tip(named: list[tuple[str, str]], rationale: str, *, has_tip_label: bool) -> list[Tip]:
+def _described_tip(keyed_texts: list[tuple[str, str]], rationale: str, *, has_tip_label: bool) -> list[Tip]:
     """Return a tip from a title, a description, or both; [] if there is none.
 
-    A title alone is a tip only with a rationale, or if the key of the object names tips.
+    A title alone is a tip only with a rationale, or if the object is the value of a tip key.
     """
 
     def first_text(keys: frozenset[str]) -> str:
-        text, _ = _split_label(next((text for key, text in named if key in keys), ""))
+        text, _ = _split_label(next((text for key, text in keyed_texts if key in keys), ""))
         return text
 
     title, description = first_text(_TITLE_KEYS), first_text(_DESCRIPTION_KEYS)
@@ -220,7 +220,7 @@ def _described_tip(named: list[tuple[str, str]], rationale: str, *, has_tip_labe
     return [Tip(tip, rationale)] if _is_meaningful(tip) else []
 
 
-def _plain_tips(texts: Iterable[str]) -> list[Tip]:
+def _array_tips(texts: Iterable[str]) -> list[Tip]:
     """Parse an array of strings. A string labelled as a rationale belongs to the previous tip."""
     tips: list[Tip] = []
     for text in texts:
@@ -249,9 +249,7 @@ _QUOTES = {'"': '"', "“": "”", "'": "'", "‘": "’", "«": "»"}
 _CODE_STARTS = ("{", "}", "[", "]", '"', "```")
 
 
-class _Kind(Enum):
-    """The kind of a line."""
-
+class _LineKind(Enum):
     LABEL = auto()  # begins with "Tip 1:" or similar
     NUMBER = auto()
     BULLET = auto()
@@ -263,7 +261,7 @@ class _Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    kind: _Kind
+    kind: _LineKind
     text: str = ""
     indented: bool = False
 
@@ -302,28 +300,28 @@ def _list_tips(text: str) -> list[Tip]:
     """Return the tips of a list that is written as text; empty for prose."""
     raw_lines = _NEWLINES.sub("\n", text).split("\n", MAX_LINES)[:MAX_LINES]  # without the unsplit rest
     lines = [_classify_line(line) for line in raw_lines]
-    n_labels = sum(line.kind is _Kind.LABEL for line in lines)
+    n_labels = sum(line.kind is _LineKind.LABEL for line in lines)
     if n_labels > 1:
-        first_kinds = {_Kind.LABEL}  # kinds of lines that begin a tip; numbers are then details of a tip
-    elif n_labels or any(line.kind is _Kind.NUMBER for line in lines):
-        first_kinds = {_Kind.LABEL, _Kind.NUMBER}  # a single label may be in one item of a numbered list
+        first_line_kinds = {_LineKind.LABEL}  # numbered lines are then details of a tip
+    elif n_labels or any(line.kind is _LineKind.NUMBER for line in lines):
+        first_line_kinds = {_LineKind.LABEL, _LineKind.NUMBER}  # a single label may be in one item of a numbered list
     else:
-        first_kinds = {_Kind.BULLET}
+        first_line_kinds = {_LineKind.BULLET}
     items: list[_Item] = []
     current: _Item | None = None
     after_blank = False  # the previous line is blank
     rationale_next = False  # the previous line is only the label of a rationale
     for line in lines:
-        if line.kind is _Kind.BLANK:
+        if line.kind is _LineKind.BLANK:
             after_blank = True
             continue
-        if line.kind in first_kinds:
+        if line.kind in first_line_kinds:
             current = _Item([line.text] if line.text else [])
             items.append(current)
             rationale_next = False
-        elif line.kind is _Kind.CODE or current is None:
-            current = None  # ignores the line, and those that follow it until the next tip
-        elif line.kind is _Kind.RATIONALE or rationale_next:
+        elif line.kind is _LineKind.CODE or current is None:
+            current = None  # ignore all lines until the next tip
+        elif line.kind is _LineKind.RATIONALE or rationale_next:
             rationale_next = not line.text
             if line.text and not current.rationale_labelled:
                 current.rationale, current.rationale_labelled = line.text, True
@@ -331,9 +329,9 @@ def _list_tips(text: str) -> list[Tip]:
             pass
         elif not current.parts or current.parts[-1].endswith(":"):
             current.parts.append(line.text)  # the text below a marker or headline
-        elif line.kind is _Kind.PLAIN and after_blank and not line.indented:
+        elif line.kind is _LineKind.PLAIN and after_blank and not line.indented:
             current = None  # closing remarks after the list
-        elif line.kind is _Kind.PLAIN and current.unfinished:
+        elif line.kind is _LineKind.PLAIN and current.unfinished:
             current.parts.append(line.text)  # the rest of a sentence
         elif not current.rationale:
             current.rationale = line.text  # a line after a complete tip explains it
@@ -363,9 +361,9 @@ def _is_meaningful(text: str) -> bool:
 def _classify_line(raw: str) -> _Line:
     stripped = raw.strip()
     if not stripped:
-        return _Line(_Kind.BLANK)
+        return _Line(_LineKind.BLANK)
     if stripped.startswith(_CODE_STARTS):
-        return _Line(_Kind.CODE)
+        return _Line(_LineKind.CODE)
     line = _EMPHASIS.sub("", stripped)
     heading = _HEADING.match(line)
     line = line[heading.end() :] if heading else line
@@ -374,13 +372,13 @@ def _classify_line(raw: str) -> _Line:
     text, is_rationale = _split_label(line)
     has_label = len(text) < len(line)
     if is_rationale:
-        kind = _Kind.RATIONALE
+        kind = _LineKind.RATIONALE
     elif has_label:
-        kind = _Kind.LABEL
+        kind = _LineKind.LABEL
     elif marker:
-        kind = _Kind.NUMBER if marker["number"] else _Kind.BULLET
+        kind = _LineKind.NUMBER if marker["number"] else _LineKind.BULLET
     else:
-        kind = _Kind.PLAIN
+        kind = _LineKind.PLAIN
     return _Line(kind, text.strip(), raw[0].isspace())
 
 

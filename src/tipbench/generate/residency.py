@@ -1,8 +1,7 @@
-"""Keeps the weights of at most one model in Ollama's memory, and monitors the memory to prove it.
+"""Keeps at most one model in Ollama's memory, and monitors the memory as evidence.
 
-`keep_alive=0` alone is not enough. Ollama frees the memory of a model some time after its response has ended. If it
-receives a request for another model before that, both models are in memory. So no request for the next model is sent
-until the server's list of loaded models is empty. A monitor samples the list during the whole collect.
+`keep_alive=0` alone is not enough: Ollama unloads a model only some time after its response. A request for another
+model before that puts both in memory. So the next model is requested only once the server lists no loaded model.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from tipbench.errors import OllamaUnavailable, ResidencyError
 from tipbench.text import plural
 
 UNLOAD_TIMEOUT_S = 60.0  # if unloading takes longer, it hangs; `ollama ps` then shows "Stopping"
-_POLL_S = 0.01  # during the first second
-_SLOW_POLL_S = 0.25  # after that
-_MAX_SILENCE_S = 10.0  # after this time without a response, the server counts as unavailable
+_POLL_S = 0.01  # in the first second
+_SLOW_POLL_S = 0.25  # later
+_MAX_SILENCE_S = 10.0  # without a response; then the server counts as unavailable
 
 
 @dataclass(frozen=True)
@@ -31,10 +30,10 @@ class Resident:
 
 
 class WeightsHost(Protocol):
-    """A server that keeps weights in memory."""
+    """A server that loads models into memory."""
 
     def resident(self) -> tuple[Resident, ...] | None:
-        """Return the models in memory, () if it is empty, or None if the server did not respond."""
+        """Return the models in memory, or None if the server did not respond."""
         ...
 
     def unload(self, name: str) -> None:
@@ -44,15 +43,15 @@ class WeightsHost(Protocol):
 
 @dataclass(frozen=True)
 class Evidence:
-    """The observations of the memory during a collect, or while a model judges."""
+    """What a monitor has observed."""
 
     samples: int = 0
     most_resident: int = 0  # models in memory at the same time
     largest_gap_s: float = 0.0  # between two samples
-    handovers: int = 0  # times that the memory was empty after the last call of a model
+    handovers: int = 0  # number of models after which the memory was empty
     unknown_samples: int = 0  # samples without a response
     foreign: tuple[str, ...] = ()  # models that other clients loaded
-    handover_s: tuple[float, ...] = ()  # of each handover, from the last call of a model to the empty memory
+    handover_s: tuple[float, ...] = ()  # time to unload the model, of each handover
 
     def sentence(self) -> str:
         """Return a one-line summary."""
@@ -67,10 +66,7 @@ class Evidence:
 
 
 class Monitor:
-    """Samples a server's memory in a background thread, from `start` to `stop`, to find foreign models.
-
-    A model is foreign if it was expected neither when the sample was requested nor when the response arrived.
-    """
+    """Samples a server's memory in a background thread."""
 
     def __init__(
         self,
@@ -87,7 +83,7 @@ class Monitor:
         self._evidence = Evidence()
         self._foreign_times: list[float] = []
         self._last_sample_at: float | None = None
-        self._last_was_foreign = False
+        self._foreign_in_last_sample = False
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -105,30 +101,27 @@ class Monitor:
             self._thread = None
 
     def expect(self, model: Resident | None) -> None:
-        """Set the model that is expected in memory from now on, or None. Any other model is foreign."""
+        """Set the only model that may be in memory from now on, or None. Any other model is foreign."""
         with self._lock:
             self._expected = model
 
     @property
     def tag_moved(self) -> bool:
-        """Whether the expected model was loaded with other weights, because its tag was moved on the server."""
+        """Whether the expected name was loaded with other weights: the server's tag was moved."""
         return self._tag_moved
 
     def record_handover(self, seconds: float) -> None:
-        """Record that the memory is empty, `seconds` after the last call of a model."""
+        """Record that the memory is empty, `seconds` after a model was released."""
         with self._lock:
             handover_s = (*self._evidence.handover_s, seconds)
             self._evidence = replace(self._evidence, handovers=len(handover_s), handover_s=handover_s)
 
     def foreign_between(self, start: float, end: float) -> bool:
-        """Return whether a foreign model was in memory between two times of the monotonic clock.
-
-        A sample shows only one moment. So a foreign model also counts if it is in the newest sample, as it may have
-        been loaded before `end`, or in a sample shortly before `start`, as it may have been unloaded after `start`.
-        """
+        """Return whether a foreign model may have been in memory between two times of the monotonic clock."""
         with self._lock:
+            # One in the newest sample may have been loaded before `end`; one shortly before `start` may have remained.
             earliest = start - 2 * self._interval_s
-            return self._last_was_foreign or any(earliest <= sampled <= end for sampled in self._foreign_times)
+            return self._foreign_in_last_sample or any(earliest <= at <= end for at in self._foreign_times)
 
     def evidence(self) -> Evidence:
         with self._lock:
@@ -150,6 +143,7 @@ class Monitor:
             if listed is None:
                 self._evidence = replace(evidence, unknown_samples=evidence.unknown_samples + 1)
                 return
+            # The expected model may have changed during the request: both are allowed.
             expected_digests = {model.digest for model in (expected_before, self._expected) if model is not None}
             foreign = [model.name for model in listed if model.digest not in expected_digests]
             new_foreign = [name for name in dict.fromkeys(foreign) if name not in evidence.foreign]
@@ -162,8 +156,8 @@ class Monitor:
                 foreign=(*evidence.foreign, *new_foreign),
             )
             self._last_sample_at = now
-            self._last_was_foreign = bool(foreign)
-            # A foreign model with the expected name has other weights. Expected names are in lower case already.
+            self._foreign_in_last_sample = bool(foreign)
+            # A foreign model with the expected name has other weights. Expected names are in lower case.
             if self._expected is not None and self._expected.name in [name.casefold() for name in foreign]:
                 self._tag_moved = True
             if foreign:
@@ -175,8 +169,7 @@ class Monitor:
 def wait_until_gone(host: WeightsHost, digest: str, *, timeout_s: float = UNLOAD_TIMEOUT_S) -> tuple[Resident, ...]:
     """Poll until the model with this digest is unloaded, and return the models that are still in memory.
 
-    Raises ResidencyError if the model is still in memory after `timeout_s`, and OllamaUnavailable if the server is
-    silent for too long.
+    Raises ResidencyError after `timeout_s`, and OllamaUnavailable if the server does not respond.
     """
     start = time.monotonic()
     last_response = start
@@ -200,9 +193,9 @@ def wait_until_gone(host: WeightsHost, digest: str, *, timeout_s: float = UNLOAD
 
 
 def wait_until_empty(host: WeightsHost, *, wait_s: float) -> None:
-    """Poll until the memory is empty; raises ResidencyError if another client's model stays longer than `wait_s`."""
+    """Poll until the memory is empty. Raises ResidencyError after `wait_s`."""
     start = time.monotonic()
-    while (listed := host.resident()) != ():  # an unknown memory, None, may have a model
+    while (listed := host.resident()) != ():  # None: unknown, so not known to be empty
         waited = time.monotonic() - start
         if waited > wait_s:
             if listed is None:
@@ -218,12 +211,12 @@ def wait_until_empty(host: WeightsHost, *, wait_s: float) -> None:
 
 
 def ensure_empty(host: WeightsHost, *, leftover_digest: str | None, evict: bool, wait_s: float) -> None:
-    """Ensure that the memory is empty before the first model is loaded.
+    """Empty the memory before the first model is loaded.
 
-    Unloads the model that a killed process left in memory, given by its digest, and with `evict` all other models.
-    Raises ResidencyError if other models are in memory and `evict` is false.
+    Unloads the model that a killed process left, `leftover_digest`, and with `evict` all others. Raises ResidencyError
+    if there are others and `evict` is false.
     """
-    deadline = time.monotonic() + max(wait_s, 1.0)  # ask a few times even if `wait_s` is 0
+    deadline = time.monotonic() + max(wait_s, 1.0)  # retry a few times even if `wait_s` is 0
     while (listed := host.resident()) is None:
         if time.monotonic() > deadline:
             raise ResidencyError(f"The Ollama server did not report within {wait_s:g} s what is in its memory.")

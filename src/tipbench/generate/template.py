@@ -1,7 +1,6 @@
 """TemplateEngine: a reference that writes tips with templates instead of a language model.
 
-It sorts the open tasks by due date, priority or age, and puts a task and the time into a prewritten sentence. A model
-that is not better than this reference is not worth its memory.
+It puts an open task and the time into a prewritten sentence. A model that is not better is not worth its memory.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tipbench.plan.scenarios import MONTHS, Scenario, Task
 MODEL = "baseline:template"
 VERSION = "1"  # part of the digest; increase it if the choice of tasks changes, so that new cells are generated
 
-_MAX_QUOTED_WORDS = 11  # of the title of a task, or of a habit
+_MAX_WORDS = 11  # of a task's title or a habit
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class _Kind:
     wordings: tuple[str, ...]  # templates of the tip
     rationale: str
     minutes: tuple[int, ...]  # durations to choose from
-    skip: int = 0  # tasks to skip at first, so that the first tips are not all about the same task
+    skip: int = 0  # tasks to skip, so that the first tips are not all about the same task
     hours: tuple[int, int] = (0, 24)  # start (included) and end (excluded); an end above 24 is on the next morning
 
     def is_for(self, hour: int) -> bool:
@@ -118,12 +117,12 @@ _KINDS = (
 
 
 class TemplateEngine(InProcessEngine):
-    """Fills templates with values of the scenario. It has no weights and ignores the system and user prompts."""
+    """Fills templates with values of the scenario; ignores the prompts."""
 
     name = "baseline"
 
     def facts(self, model: str) -> ModelFacts:
-        """Return the facts of the template. Its digest depends on every wording, so a new wording is a new model."""
+        """Return the facts of the template. Its digest covers all wordings, so a new wording is a new model."""
         if model != MODEL:
             raise ModelRefused(_unknown_model(model))
         content = {"version": VERSION, "kinds": [asdict(kind) for kind in _KINDS]}
@@ -162,7 +161,7 @@ def write_tips(scenario: Scenario, n_tips: int, seed: int) -> list[dict[str, str
     kinds = [kind for kind in _KINDS if kind.is_for(scenario.slot.time.hour)]
     tasks_by_title: dict[str, Task] = {}  # tasks with the same shortened title are used once
     for task in scenario.persona.tasks:
-        tasks_by_title.setdefault(_quote(task.title).casefold(), task)
+        tasks_by_title.setdefault(_shorten(task.title).casefold(), task)
     tasks = list(tasks_by_title.values()) or [Task("the first thing on your mind", priority=1, due=None, age_days=0)]
     habits = scenario.persona.habits or ("the next break",)
     tips: dict[str, dict[str, str]] = {}  # by case-folded text
@@ -181,14 +180,14 @@ def write_tips(scenario: Scenario, n_tips: int, seed: int) -> list[dict[str, str
         else:
             minutes = kind.minutes[_draw(seed, "minutes", index) % len(kind.minutes)]
         habit = habits[_draw(seed, "habit", index) % len(habits)]
-        values = _values(scenario, task, habit, minutes)
+        values = _placeholder_values(scenario, task, habit, minutes)
         tip = wording.format_map(values)
         tips.setdefault(tip.casefold(), {"tip": tip, "rationale": kind.rationale.format_map(values)})
     return list(tips.values())
 
 
 def _sorted_tasks(tasks: list[Task], order: str, day: date) -> list[Task]:
-    """Sort the tasks: `small`, `oldest`, `important` or, by default, `urgent` first. Ties keep the scenario's order."""
+    """Sort by `small` (low priority), `oldest`, `important` or `urgent` first. Ties keep the scenario's order."""
     if order == "small":
         return sorted(tasks, key=lambda task: (task.priority, task.age_days))
     if order == "oldest":
@@ -204,12 +203,11 @@ def _sorted_tasks(tasks: list[Task], order: str, day: date) -> list[Task]:
     return sorted(tasks, key=lambda task: (urgency(task), -task.priority, task.due or date.max))
 
 
-def _values(scenario: Scenario, task: Task, habit: str, minutes: int) -> dict[str, str | int]:
-    """Return the values of the placeholders."""
+def _placeholder_values(scenario: Scenario, task: Task, habit: str, minutes: int) -> dict[str, str | int]:
     start = scenario.slot.time.hour * 60 + scenario.slot.time.minute
     return {
-        "task": _quote(task.title),
-        "habit": _quote(habit),
+        "task": _shorten(task.title),
+        "habit": _shorten(habit),
         "minutes": minutes,
         "time": _clock_time(start),
         "end": _clock_time(start + minutes),
@@ -229,14 +227,14 @@ def _due_text(task: Task, day: date) -> str:
         return "open"
     if task.due == day:
         return "due today"
-    word = "overdue since" if task.overdue_on(day) else "due on"
-    return f"{word} {task.due.day} {MONTHS[task.due.month - 1]}"
+    prefix = "overdue since" if task.overdue_on(day) else "due on"
+    return f"{prefix} {task.due.day} {MONTHS[task.due.month - 1]}"
 
 
-def _quote(text: str) -> str:
-    """Return the first words of a title or a habit, with an ellipsis if there are more."""
+def _shorten(text: str) -> str:
     words = text.split()
-    return " ".join(words[:_MAX_QUOTED_WORDS]) + ("…" if len(words) > _MAX_QUOTED_WORDS else "")
+    ellipsis = "…" if len(words) > _MAX_WORDS else ""
+    return " ".join(words[:_MAX_WORDS]) + ellipsis
 
 
 def _draw(seed: int, purpose: str, number: int) -> int:

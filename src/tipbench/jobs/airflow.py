@@ -35,10 +35,10 @@ from tipbench.record import events
 from tipbench.text import plural
 
 POLL_S = 2.0  # between polls of a running DAG run
-_PARKED_FACTOR = 5  # multiplies the poll interval of waiting and lost runs
+_SLOW_POLL_FACTOR = 5  # multiplies the poll interval of waiting and lost runs
 CHECK_S = 15.0  # between checks for a missing pool, a paused DAG or cells pending judgement
 RESEND_CANCEL_S = 120.0  # after which a cancel request is sent again
-SETTLE_S = 15.0  # how long to wait for the last log lines after a task ends
+SETTLE_S = 15.0  # how long to wait for the last log lines after a run has ended
 _CANCELLED_CODE = 130  # exit code of an interrupted command
 _FORBIDDEN = 403
 _MAX_NAMED = 3  # failed tasks named in a reason
@@ -46,7 +46,7 @@ _ALL_JUDGED = "Every cell is judged; Airflow continues with the comparison."
 
 
 class MlflowLookup(Protocol):
-    """What the runner reads from MLflow."""
+    """The data that the runner reads from MLflow."""
 
     def address(self, job: Job) -> str:
         """Return the URL of the server that the job's workers use. Raises NotEnoughData if there is none."""
@@ -134,7 +134,7 @@ class AirflowRunner:
 
         Returns False, without changes, if this job is not a retry or that DAG run cannot be continued.
         """
-        may_have_own_run = stored.run_id == run_id_of(job)  # an earlier call was interrupted after it saved this id
+        may_have_own_run = stored.run_id == run_id_of(job)  # saved by a call of `start` that was interrupted
         if job.retry_of is None or may_have_own_run:
             return False
         previous = read_progress(JobFolder(self._jobs, job.retry_of))
@@ -144,7 +144,8 @@ class AirflowRunner:
         if run is None:
             return False
         failed_tasks = [task for task in run.tasks if task.state in TASK_FAILED]
-        if stored.run_id != previous.run_id:  # if equal, an earlier call was interrupted after the write below
+        was_interrupted = stored.run_id == previous.run_id  # an earlier call, after the write below
+        if not was_interrupted:
             if not run.ended or not failed_tasks:
                 return False
             stored.run_id = previous.run_id
@@ -176,7 +177,7 @@ class AirflowRunner:
         elif run is not None and not run.ended:
             try:
                 self._dag.cancel(stored.run_id)
-            except AirflowError as exc:  # the run may have ended or been deleted; the next poll shows that
+            except AirflowError as exc:  # if the run has ended or was deleted, the next poll shows that
                 if exc.status == _FORBIDDEN:
                     self._warn(folder, f"{exc} Cancel the run in Airflow, or give tipbench's user the role op.")
             folder.save_cancel_sent(now)
@@ -225,7 +226,7 @@ class AirflowRunner:
         return self._folder(job).tail(max_bytes)
 
     def _refresh(self, job: Job) -> None:
-        """Poll Airflow if the supervisor has not done so recently. Errors are left to the supervisor to report."""
+        """Poll Airflow if the supervisor has not done so recently. Ignores errors: the supervisor reports them."""
         folder = self._folder(job)
         stored = read_progress(folder)
         # The supervisor polls when a status is _max_age old; twice that age means that it does not poll this job.
@@ -235,9 +236,9 @@ class AirflowRunner:
                 self._poll(job, folder)
 
     def _max_age(self, job: Job, stored: StoredProgress) -> float:
-        """Return for how many seconds a stored status is valid: more for states that may last weeks."""
-        parked = stored.state in (JobState.WAITING, JobState.LOST) and job.cancel_requested is None
-        return self._poll_s * (_PARKED_FACTOR if parked else 1)
+        """Return for how many seconds a stored status is valid."""
+        may_last_weeks = stored.state in (JobState.WAITING, JobState.LOST) and job.cancel_requested is None
+        return self._poll_s * (_SLOW_POLL_FACTOR if may_last_weeks else 1)
 
     def _poll(self, job: Job, folder: JobFolder) -> JobStatus:
         with self._poll_lock(folder) as locked:
@@ -267,14 +268,14 @@ class AirflowRunner:
         urls = (totals.collected.url for totals in stored.totals.values() if totals.collected is not None)
         if mlflow_url := next((url for url in urls if url and is_http_url(url)), None):
             links["mlflow"] = mlflow_url
-        if run.ended and self._settled(stored, run):
-            # The first is missing if `job` was read before the request, the second if Airflow's response was lost.
+        if run.ended and self._logs_complete(stored, run):
+            # Both, because `job` may be older than the request, and Airflow's response may have been lost.
             cancelled = job.cancel_requested is not None or folder.cancel_sent_at is not None
             return _end_status(run, stored, links, cancelled=cancelled)
         wait_task = run.task(WAIT)
         if wait_task is not None and wait_task.state in TASK_PARKED:
-            reason = self._await_judge(job, output, wait_task)
-            state = JobState.RUNNING if reason == _ALL_JUDGED else JobState.WAITING  # the reason may be a stored one
+            reason = self._continue_if_judged(job, output, wait_task)
+            state = JobState.RUNNING if reason == _ALL_JUDGED else JobState.WAITING
             return JobStatus(state, reason=reason, links=links)
         for task in run.tasks:
             totals = stored.totals.get(task.key)
@@ -282,26 +283,23 @@ class AirflowRunner:
                 return JobStatus(JobState.RUNNING, reason=f"{totals.failure} Airflow tries again.", links=links)
         return JobStatus(JobState.RUNNING, reason=self._blocked_reason(output, run), links=links)
 
-    def _settled(self, stored: StoredProgress, run: DagRun) -> bool:
-        """Return whether the logs of all ended collect tasks contain an exit code.
-
-        Also returns True `settle_s` seconds after the run has ended, because a log may never arrive.
-        """
+    def _logs_complete(self, stored: StoredProgress, run: DagRun) -> bool:
+        """Return whether all ended collect tasks have logged an exit code, or had `settle_s` seconds to do so."""
         collects = [task for task in run.tasks if task.is_collect and task.state in ("success", "failed")]
-        own_totals = [stored.totals.get(task.key) for task in collects if stored.has_attempts(task)]
-        if all(totals is not None and totals.exit_code is not None for totals in own_totals):
+        totals_of_job = [stored.totals.get(task.key) for task in collects if stored.has_attempts(task)]
+        if all(totals is not None and totals.exit_code is not None for totals in totals_of_job):
             return True
         if stored.ended_since is None:
             stored.ended_since = self._clock()
-        return self._clock() - stored.ended_since >= self._settle_s
+        return self._clock() - stored.ended_since >= self._settle_s  # a log may never arrive
 
-    def _await_judge(self, job: Job, output: JobOutput, wait_task: TaskInstance) -> str:
-        """Resume the run in Airflow if no cell of the job is pending. Returns the reason to show for its state."""
+    def _continue_if_judged(self, job: Job, output: JobOutput, wait_task: TaskInstance) -> str:
+        """Continue the DAG run if no cell of the job is pending. Returns the reason to show for its state."""
         if not self._check_due(output.stored):
             return output.stored.reason
         try:
             pending_cells = self._mlflow.pending(job)
-        except TipbenchError as exc:  # the job is not lost if only MLflow is unavailable
+        except TipbenchError as exc:  # MLflow is unavailable, but the job is not lost
             return f"The state of its cells cannot be read: {exc}"
         if pending_cells:
             return f"{plural(pending_cells, 'cell waits', 'cells wait')} for a judge."
@@ -309,7 +307,7 @@ class AirflowRunner:
             self._dag.respond(output.stored.run_id, wait_task)
         except AirflowError as exc:
             return f"Every cell is judged, but Airflow rejects the response to {WAIT}: {exc} Respond in Airflow."
-        if output.stored.reason != _ALL_JUDGED:  # emitted once, although Airflow may take several polls to continue
+        if output.stored.reason != _ALL_JUDGED:  # emit it once, although Airflow may continue only some polls later
             output.emit(events.Message(_ALL_JUDGED))
         return _ALL_JUDGED
 
@@ -334,7 +332,7 @@ class AirflowRunner:
         return reason
 
     def _check_due(self, stored: StoredProgress) -> bool:
-        """Return whether the last check is `check_s` seconds ago; if so, stores now as its time."""
+        """Return whether the last check is `check_s` seconds ago; if so, save the time of the new one."""
         if self._clock() - stored.checked < self._check_s:
             return False
         stored.checked = self._clock()
@@ -344,7 +342,7 @@ class AirflowRunner:
         return JobFolder(self._jobs, job.id)
 
     def _poll_lock(self, folder: JobFolder) -> AbstractContextManager[bool]:
-        """Try to lock the job for polling: one process at a time polls Airflow for it and writes its output."""
+        """Try to lock the job, so that one process at a time polls Airflow for it and writes its output."""
         return file_lock(folder.path / "turn", wait=False)
 
 
@@ -359,7 +357,6 @@ def conf_of(job: Job, mlflow_url: str) -> dict[str, Any]:
 
 
 def _end_status(run: DagRun, stored: StoredProgress, links: dict[str, str], *, cancelled: bool) -> JobStatus:
-    """Return the status of a DAG run that has ended."""
     compare_task = run.task(COMPARE)
     if cancelled and (compare_task is None or compare_task.state != "success"):
         return JobStatus(JobState.CANCELLED, _CANCELLED_CODE, "Cancelled; finished cells are kept.", links)
@@ -372,13 +369,12 @@ def _end_status(run: DagRun, stored: StoredProgress, links: dict[str, str], *, c
 
 
 def _failure_reason(failed: Sequence[TaskInstance], stored: StoredProgress) -> str:
-    """Return the failures of the collect tasks, or of the first other task if no collect task has one."""
     failures = []
     for task in failed:
         totals = stored.totals.get(task.key)
         if totals is not None and totals.failure:
             failures.append((task, totals.failure))
-    shown = [(task, failure) for task, failure in failures if task.is_collect] or failures[:1]
+    shown = [(task, failure) for task, failure in failures if task.is_collect] or failures[:1]  # or the first other
     if not shown:
         names = ", ".join(task.title for task in failed[:_MAX_NAMED]) or "A task"
         return f"{names} failed in Airflow; see the log."

@@ -18,13 +18,13 @@ from tipbench.http import TOO_MANY_FILES_ADVICE, http_client, is_http_url, is_to
 
 MAX_BYTES = 32 * 1024 * 1024  # of a response
 TIMEOUT_S = 10.0
-BACKOFF_S = 5.0  # after a failure, requests fail immediately, so that a slow server does not block all jobs
+BACKOFF_S = 5.0  # requests fail immediately for this time after a failure, so that a slow server does not block jobs
 LOGIN_BACKOFF_S = 30.0  # after a failed login; longer, to avoid locking the account
-_TIMEOUT_BACKOFF_FACTOR = 6  # multiplies the back-off after a timeout, because each timeout delays all other jobs
-_RESPONSE_TIMEOUT_FACTOR = 3  # multiplies the timeout, which applies to each read, to limit the whole response
+_TIMEOUT_BACKOFF_FACTOR = 6  # longer back-off after a timeout, because each timeout delays all other jobs
+_RESPONSE_TIMEOUT_FACTOR = 3  # timeout of a whole response, as a multiple of the timeout of one read
 _UNAVAILABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MAX_MESSAGE = 600  # characters of an error message
-TOO_LONG = 413  # status of the AirflowError for a response longer than MAX_BYTES; Airflow does not send it
+TOO_LONG = 413  # status of our AirflowError for a response longer than MAX_BYTES
 
 Json = dict[str, Any]
 
@@ -124,7 +124,7 @@ class AirflowApi:
         url = f"{self.url}/api/v2/{path}"
         token = self._get_token()
         status, content = self._send(method, url, body, params=params, token=token)
-        if _token_refused(status, content) and self.access.username and self.access.password:
+        if _token_rejected(status, content) and self.access.username and self.access.password:
             with self._lock:  # a token expires after a day, or when Airflow's key changes
                 if self._token == token:  # otherwise another thread has already renewed it
                     self._token = None
@@ -132,7 +132,6 @@ class AirflowApi:
         return self._parse_response(status, content)
 
     def _get_token(self) -> str:
-        """Return the token; logs in first if there is none."""
         with self._lock:
             if self._token is None:
                 login = {"username": self.access.username, "password": self.access.password}
@@ -164,7 +163,7 @@ class AirflowApi:
             message = f"Airflow at {self.url} is not available: HTTP {status}, {self._error_message(content)}."
             backoff_s = 0.0 if status == 500 else None  # a 500 may concern this path only
             raise self._start_backoff(message, backoff_s)
-        if _token_refused(status, content):
+        if _token_rejected(status, content):
             raise self._start_backoff(
                 f"Airflow at {self.url} rejects the token (HTTP {status}). Set TIPBENCH_AIRFLOW_TOKEN to a "
                 "fresh one, or set a user name and password, which renew it.",
@@ -188,7 +187,6 @@ class AirflowApi:
         params: Mapping[str, str | int] | None = None,
         token: str | None = None,
     ) -> tuple[int, bytes]:
-        """Return the status and the body of the response."""
         headers = {"accept": "application/json"}
         if token:
             headers["authorization"] = f"Bearer {token}"
@@ -214,13 +212,11 @@ class AirflowApi:
         return response.status_code, bytes(content)
 
     def _error_message(self, content: bytes) -> str:
-        """Return the message of an error response, without our credentials, because some servers echo the request.
-
-        Its `detail` is a string, an object or a list of objects.
-        """
-        for secret in filter(None, (self.access.password, self._token)):
-            content = content.replace(secret.encode(), b"***")
-        detail = _parse_object(content[:100_000]).get("detail")
+        """Return the message of an error response, without our credentials, because some servers echo the request."""
+        for secret in (self.access.password, self._token):
+            if secret:
+                content = content.replace(secret.encode(), b"***")
+        detail = _parse_object(content[:100_000]).get("detail")  # a string, an object or a list of objects
         messages = []
         parts = detail if isinstance(detail, list) else [detail]
         for part in parts:
@@ -237,7 +233,7 @@ class AirflowApi:
         return " ".join(text.split())[:_MAX_MESSAGE] or "no message"
 
     def _start_backoff(self, message: str, backoff_s: float | None = None) -> AirflowUnavailable:
-        """Start the back-off, during which further requests fail with this message. Returns the exception to raise."""
+        """Let further requests fail with this message for a while. Returns the exception to raise."""
         self._error = message
         self._backoff_until = self._clock() + (self._backoff_s if backoff_s is None else backoff_s)
         return AirflowUnavailable(message)
@@ -257,11 +253,8 @@ def _parse_object(content: bytes) -> Json:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def _token_refused(status: int, content: bytes) -> bool:
-    """Return whether the token was rejected.
-
-    The status is 401 for an expired token and 403 for one signed with another key. Missing permissions are also a 403.
-    """
+def _token_rejected(status: int, content: bytes) -> bool:
+    # A token signed with another key is a 403, like a missing permission.
     return status == 401 or (status == 403 and b"Invalid JWT token" in content)
 
 
@@ -269,7 +262,7 @@ COLLECT, WAIT, COMPARE = "collect", "wait_for_judge", "compare"  # task ids
 DEFAULT_POOL = "default_pool"
 TASK_ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 TASK_FAILED = frozenset({"failed", "upstream_failed"})
-TASK_PARKED = frozenset({"awaiting_input", "deferred"})
+TASK_PARKED = frozenset({"awaiting_input", "deferred"})  # waiting without occupying a worker
 TASK_UNSTARTED = frozenset({None, "scheduled", "queued"})
 _PAGE_SIZE = 100  # task instances per request
 _MAX_TASKS = 2000
@@ -283,10 +276,10 @@ class _Response(BaseModel):
 
 
 class TaskInstance(_Response):
-    """A task instance of a DAG run; `map_index` is -1 for unmapped tasks and before expansion."""
+    """A task instance of a DAG run."""
 
     task_id: str
-    map_index: int = -1
+    map_index: int = -1  # -1 for an unmapped task, and before a mapped task is expanded
     state: str | None = None
     try_number: int = 0
     start_date: str | None = None
@@ -300,7 +293,7 @@ class TaskInstance(_Response):
 
     @property
     def title(self) -> str:
-        """Display name: the task id, and for a mapped task its model, or its index until the model is rendered."""
+        """Display name: the task id, followed by the model of a mapped task, or its index if the model is unknown."""
         if self.rendered_map_index:
             return f"{self.task_id} {self.rendered_map_index}"
         return self.task_id if self.map_index < 0 else f"{self.task_id} {self.map_index}"
@@ -332,10 +325,10 @@ class _Hitl(_Response):
 
 
 class DagRun(_Response):
-    """A DAG run with its tasks, ordered by start time."""
+    """A DAG run with its tasks."""
 
     state: str
-    tasks: tuple[TaskInstance, ...] = ()
+    tasks: tuple[TaskInstance, ...] = ()  # by start time
 
     @property
     def ended(self) -> bool:
@@ -349,18 +342,18 @@ class DagRun(_Response):
 
 @dataclass(frozen=True)
 class LogLine:
-    """One entry of a task's log; `error` is the exception it reports, if any."""
+    """One entry of a task's log."""
 
     text: str
-    error: str = ""
+    error: str = ""  # the exception that it reports
 
 
 @dataclass(frozen=True)
 class LogPage:
-    """A page of log lines; `token` requests the next page and is None at the end of the log."""
+    """A page of log lines."""
 
     lines: tuple[LogLine, ...]
-    token: str | None
+    token: str | None  # requests the next page; None at the end of the log
 
 
 class AirflowDag:
@@ -422,8 +415,7 @@ class AirflowDag:
             tasks += page
             if len(page) < _PAGE_SIZE:
                 break
-        # Tasks that have not started are last.
-        tasks.sort(key=lambda task: (task.start_date is None, task.start_date or "", task.key))
+        tasks.sort(key=lambda task: (task.start_date is None, task.start_date or "", task.key))  # unstarted tasks last
         return run.model_copy(update={"tasks": tuple(tasks)})
 
     def is_paused(self) -> bool:
@@ -451,8 +443,7 @@ class AirflowDag:
             try:
                 return _log_page(_validate(_Log, self._api.get(path, map_index=task.map_index, token=token)))
             except AirflowError as exc:
-                token_rejected = exc.status == 400  # for example after Airflow's key has changed
-                if not token_rejected:
+                if exc.status != 400:  # 400: the token is invalid, for example because Airflow's key has changed
                     raise
         try:
             return _log_page(_validate(_Log, self._api.get(path, map_index=task.map_index)), skip=skip)
@@ -479,16 +470,15 @@ class AirflowDag:
         self._api.post(f"{self._path}/clearTaskInstances", body)
 
     def respond(self, run_id: str, task: TaskInstance) -> None:
-        """Choose the first option of the task that waits for the judge; does nothing if it has a response."""
+        """Choose the first option of a task that waits for a person; does nothing if it has a response."""
         path = f"{self._run_path(run_id)}/{path_of('taskInstances', task.task_id, task.map_index, 'hitlDetails')}"
-        waiting = _validate(_Hitl, self._api.get(path))
-        if waiting.response_received:
+        hitl = _validate(_Hitl, self._api.get(path))
+        if hitl.response_received:
             return
         try:
-            self._api.patch(path, {"chosen_options": waiting.options[:1], "params_input": {}})
+            self._api.patch(path, {"chosen_options": hitl.options[:1], "params_input": {}})
         except AirflowError as exc:
-            has_response = exc.status == 409  # since the request above
-            if not has_response:
+            if exc.status != 409:  # 409: it has received a response in the meantime
                 raise
 
     def _run_path(self, run_id: str) -> str:
@@ -507,21 +497,19 @@ def _validate(model: type[_ResponseT], response: Json) -> _ResponseT:
 
 
 def _log_page(log: _Log, *, skip: int = 0) -> LogPage:
-    """Parse a log response. Leaves out its leading group, which names the log's source, and the first `skip` lines."""
     lines = [_parse_entry(entry) for entry in log.content]
     if lines and lines[0].text.startswith("::group::Log message source details"):
-        after_group = (index for index, line in enumerate(lines, start=1) if line.text.startswith("::endgroup::"))
-        lines = lines[next(after_group, 0) :]  # all lines if the group has no end
+        group_ends = (index for index, line in enumerate(lines, start=1) if line.text.startswith("::endgroup::"))
+        lines = lines[next(group_ends, 0) :]  # all lines if the group has no end
     return LogPage(tuple(lines[skip:]), log.continuation_token)
 
 
 def _parse_entry(entry: object) -> LogLine:
-    """Parse a log entry: an object with its text under `event`, or a raw line."""
-    if not isinstance(entry, dict):
+    if not isinstance(entry, dict):  # a raw line
         return LogLine(str(entry)[:_MAX_LINE])
     text = str(entry.get("event", ""))[:_MAX_LINE]
     exceptions = entry.get("error_detail")  # the raised exception first, then its cause, and so on
-    exception = exceptions[-1] if isinstance(exceptions, list) and exceptions else None
-    if not isinstance(exception, dict):
+    root_cause = exceptions[-1] if isinstance(exceptions, list) and exceptions else None
+    if not isinstance(root_cause, dict):
         return LogLine(text)
-    return LogLine(text, f"{exception.get('exc_type', 'Exception')}: {exception.get('exc_value', '')}"[:_MAX_ERROR])
+    return LogLine(text, f"{root_cause.get('exc_type', 'Exception')}: {root_cause.get('exc_value', '')}"[:_MAX_ERROR])

@@ -23,9 +23,9 @@ from tipbench.record.events import event_json, event_line, parse_line
 
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024  # of all tasks of a job together; a collect of 10 000 cells prints 3 MB
 _PROGRESS_FILE = "airflow.json"
-_MAX_WAITING = 10  # servers per task that are stored as waited for
+_MAX_WAITING_SERVERS = 10  # per task
 _MAX_PAGES = 100  # of a task's log per poll; the next poll continues
-# Not copied from the tasks: the job emits these itself, once. Evidence is about the models in memory.
+# Not copied from the tasks: the job emits these itself, once.
 _MERGED_EVENTS = (events.Started, events.Collected, events.Evidence, events.Failure, events.Exit)
 
 
@@ -44,7 +44,7 @@ class TaskTotals(BaseModel):
     """Totals of one task over all its attempts."""
 
     collected: events.Collected | None = None
-    memory: events.Evidence | None = None
+    memory: events.Evidence | None = None  # about the models in memory
     answered: int = 0  # cells of this attempt
     answered_before: int = 0  # cells of earlier attempts
     failure: str = ""
@@ -70,8 +70,8 @@ class StoredProgress(BaseModel):
     warnings: list[str] = Field(default_factory=list, alias="told")  # already emitted
     events_size: int = 0  # bytes of the event file
     log_size: int = 0  # bytes of the log
-    polled: float = Field(0.0, alias="looked")  # when Airflow was last polled
-    checked: float = 0.0  # when the DAG, its pools and the pending cells were last checked
+    polled: float = Field(0.0, alias="looked")  # when Airflow was polled last
+    checked: float = 0.0  # when the DAG, its pools and the pending cells were checked last
     ended_since: float | None = None  # when the DAG run was first seen to have ended
     state: JobState | None = None
     exit_code: int | None = None
@@ -111,8 +111,7 @@ def write_progress(folder: JobFolder, stored: StoredProgress) -> None:
 class JobOutput:
     """The events and the log of a job, buffered until `save`.
 
-    `save` writes after the output that the stored state includes. Anything later in the files is removed: a process
-    wrote it and crashed before it saved its state.
+    `save` overwrites output that the stored state does not include: its process crashed before it saved its state.
     """
 
     def __init__(self, folder: JobFolder, stored: StoredProgress, clock: Callable[[], float]) -> None:
@@ -138,7 +137,7 @@ class JobOutput:
         position = self.stored.log_positions.setdefault(task.key, LogPosition(attempt=first_attempt))
         if position.attempt > task.try_number or (position.attempt == task.try_number and position.is_complete):
             return
-        for _ in range(_MAX_PAGES):  # an earlier attempt may have several
+        for _ in range(_MAX_PAGES):  # one page of the last attempt, or several of earlier ones
             is_last_attempt = position.attempt == task.try_number
             try:
                 page = dag.log(self.stored.run_id, task, position.attempt, token=position.token, skip=position.lines)
@@ -175,11 +174,10 @@ class JobOutput:
         self.emit(events.Message(f"{task.title}: attempt {position.attempt}; recorded cells are not generated again."))
 
     def _read_lines(self, task: TaskInstance, lines: Iterable[LogLine]) -> None:
-        """Buffer the events in a task's log lines, and all other lines as log output."""
         totals = self.stored.totals.setdefault(task.key, TaskTotals())
         for line in lines:
-            raw = line.text.strip().encode("utf-8", "backslashreplace")
-            parsed = parse_line(raw) if raw.startswith(b'{"at"') else None
+            content = line.text.strip().encode("utf-8", "backslashreplace")
+            parsed = parse_line(content) if content.startswith(b'{"at"') else None
             if parsed is None:
                 self._log_task(task, line.text)
                 if line.error:
@@ -204,7 +202,7 @@ class JobOutput:
             totals.exit_code = event.code
             self._close_waits(totals)
         elif isinstance(event, events.Waiting):
-            totals.waiting = list(dict.fromkeys([*totals.waiting, event.what]))[:_MAX_WAITING]
+            totals.waiting = list(dict.fromkeys([*totals.waiting, event.what]))[:_MAX_WAITING_SERVERS]
         elif isinstance(event, events.Resumed):
             totals.waiting = [server for server in totals.waiting if server != event.what]
         elif isinstance(event, events.Recording):
@@ -213,7 +211,7 @@ class JobOutput:
             totals.answered += 1
 
     def _close_waits(self, totals: TaskTotals) -> None:
-        """Emit the events that end the waits and the recording of an attempt that has ended."""
+        """Emit the events that end the waits and the recording of an attempt."""
         for server in totals.waiting:
             self.emit(events.Resumed(server))
         if totals.recording:
@@ -259,7 +257,7 @@ class JobOutput:
         self.emit(events.Exit(status.exit_code if status.exit_code is not None else 1))
 
     def save(self) -> None:
-        """Write the buffered output, and then the state, which contains the new file sizes."""
+        """Write the buffered output, then the state with the new file sizes."""
         text = "".join(f"{line}\n" for line in self._log).encode("utf-8", "backslashreplace")
         self.stored.events_size = _write_at(self._folder.events, self.stored.events_size, b"".join(self._events))
         self.stored.log_size = _write_at(self._folder.log, self.stored.log_size, text)
@@ -304,7 +302,7 @@ def merged_collected(tasks: list[TaskTotals]) -> events.Collected | None:
 
 
 def _write_at(path: Path, size: int, content: bytes) -> int:
-    """Write at byte `size`, after removing any output of a crashed process from there on. Returns the new size."""
+    """Replace everything from byte `size` on and return the new size. Empty content changes nothing."""
     if not content:
         return size
     with convert_home_errors(path, "cannot be written"), os.fdopen(open_private(path), "r+b") as file:

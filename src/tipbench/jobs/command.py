@@ -16,14 +16,14 @@ from tipbench.simulate.simulation import SimulationConfig
 from tipbench.workflows.judging import check_judge_options
 
 COMMANDS = {JobKind.COLLECT: ("collect",), JobKind.JUDGE: ("judge", "run"), JobKind.SIMULATE: ("simulate",)}
-PROGRAM_VARIABLE = "TIPBENCH_JUDGE_COMMAND"  # `judge run --with command` reads its program here: it may contain secrets
-_VARIABLES = {key: f"TIPBENCH_{key.upper()}" for key in URL_KEYS}  # for addresses that have a login
+PROGRAM_VARIABLE = "TIPBENCH_JUDGE_COMMAND"  # the program of `judge run --with command`, which may contain secrets
+_URL_VARIABLES = {key: f"TIPBENCH_{key.upper()}" for key in URL_KEYS}  # for URLs that have a login
 
 
 def collect_request(config: CollectConfig, *, started_by: str = "", runner: str = "local") -> JobRequest:
     """Return the request for `tipbench collect` with this configuration."""
     arguments, private = _split_secrets(config.model_dump(mode="json"))
-    # Jobs that share a resource run one after the other: here the locks that collect acquires, servers and memory.
+    # Jobs that share a resource run one after the other. Resources are the locks of collect, servers and memory.
     model_locks = {f"{model} for {config.experiment}" for model in config.model_names}
     resources = tuple(sorted(model_locks | engine_resources(config)))
     return JobRequest(JobKind.COLLECT, config.experiment, arguments, private, resources, started_by, runner)
@@ -34,10 +34,10 @@ def judge_request(
 ) -> JobRequest:
     """Return the request for `tipbench judge run`. Raises InvalidOption if an option does not apply to the judge.
 
-    `options` are valid values by key. `ollama_url` is the default server. `program` is the command that `with: command`
-    runs; it is never shown.
+    `options` are valid values by key. `program` is what `with: command` runs; it is never shown.
     """
-    judge, experiment = JudgeChoice.parse(options.get("with")), str(options["experiment"])
+    judge = JudgeChoice.parse(options.get("with"))
+    experiment = str(options["experiment"])
     judge.with_program(program)  # raises InvalidOption if the program is missing
     check_judge_options(judge, options)
     judge_name = options.get("judge") or judge
@@ -64,8 +64,8 @@ def command_arguments(job: JobRequest) -> tuple[str, ...]:
     words = list(COMMANDS[job.kind])
     for key, value in job.arguments.items():
         option = key.replace("_", "-")
-        has_variable = _VARIABLES.get(key) in job.private
-        if value is None or has_variable:
+        is_in_environment = _URL_VARIABLES.get(key) in job.private
+        if value is None or is_in_environment:
             continue
         if value is True:
             words.append(f"--{option}")
@@ -78,9 +78,9 @@ def command_arguments(job: JobRequest) -> tuple[str, ...]:
 
 
 def _split_secrets(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the options without logins in URLs, and environment variables with the URLs that have a login."""
+    """Return the options without the logins in URLs, and environment variables for the URLs that have one."""
     arguments, private = dict(options), {}
-    for key, variable in _VARIABLES.items():
+    for key, variable in _URL_VARIABLES.items():
         url = options.get(key)
         if isinstance(url, str) and "@" in urlsplit(url).netloc:
             arguments[key] = strip_login(url)

@@ -1,6 +1,6 @@
-"""Job folder: the files of a job. Any process can observe the job from them, also after a restart.
+"""The files of a job, from which any process can observe it, also after a restart.
 
-The job's command appends events to a file; readers use its byte offsets as cursors.
+The job's command appends events to a file. Readers use its byte offsets as cursors.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tipbench.record.events import MAX_LINE_BYTES, Event, event_line, parse_line
 from tipbench.text import printable
 
 EVENTS_VARIABLE = "TIPBENCH_EVENTS"  # environment variable with the path of a command's event file
-MAX_LOG_BYTES = 1_000_000  # of a log that are returned
-_TAIL_BYTES = 65_536  # read from the end of the event file; enough for the last events of a command
+MAX_LOG_BYTES = 1_000_000  # upper limit of `JobFolder.tail`
+_RESULT_BYTES = 65_536  # that `read_result` reads from the end of the event file; enough for the last events
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
 
 
@@ -70,7 +70,7 @@ class JobFolder:
 
     @property
     def process(self) -> Process | None:
-        """The process that was started, or None."""
+        """The started process; None before the start."""
         try:
             raw = json.loads(self._process_file.read_bytes())
             return Process(int(raw["pid"]), str(raw["start"]), str(raw["host"]))
@@ -115,10 +115,10 @@ class JobFolder:
                 content = file.read(size - start)
         except OSError:
             return LogTail("", 0, cut=False)
-        if start:  # the first line may be partial, and strip_logins misses a login in a partial URL
-            _, _, whole_lines = content.partition(b"\n")
-            _, *whole_words = re.split(rb"\s", content, maxsplit=1)
-            content = whole_lines or b"".join(whole_words)
+        if start:  # the content may begin within a URL, in which strip_logins would miss a login
+            _, _, after_first_line = content.partition(b"\n")
+            _, *after_first_word = re.split(rb"\s", content, maxsplit=1)
+            content = after_first_line or b"".join(after_first_word)
         text = printable(content.decode(errors="replace"), keep="\n\t")
         return LogTail(strip_logins(text), size, cut=start > 0)
 
@@ -155,10 +155,9 @@ class EventWriter:
 
 
 def read_events(path: Path, after: int = 0, limit: int = 500) -> list[RecordedEvent]:
-    """Return at most `limit` events that follow the byte offset `after`.
+    """Return at most `limit` events after the byte offset `after`; none if the file is missing.
 
-    An incomplete last line is left for the next call. Invalid lines and unknown events are skipped. A missing file has
-    no events.
+    An incomplete last line is left for the next call. Invalid lines and unknown events are skipped.
     """
     recorded: list[RecordedEvent] = []
     with suppress(FileNotFoundError):
@@ -173,7 +172,7 @@ def read_events(path: Path, after: int = 0, limit: int = 500) -> list[RecordedEv
 def read_result(path: Path) -> Progress | None:
     """Return the progress of a finished command, from its last events; None if there is no exit event."""
     try:
-        start = max(0, path.stat().st_size - _TAIL_BYTES)
+        start = max(0, path.stat().st_size - _RESULT_BYTES)
     except FileNotFoundError:
         return None
     progress = Progress()
@@ -183,10 +182,10 @@ def read_result(path: Path) -> Progress | None:
 
 
 def _complete_lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the end offset and the content of each complete line. A partial line at `start` is skipped."""
+    """Yield the end offset and the content of each complete line. If `start` is within a line, its rest is skipped."""
     with path.open("rb") as file:
         if start:
-            file.seek(start - 1)  # reading the rest of a line from here ends at `start` if a line begins there
+            file.seek(start - 1)  # the byte before, so that a line that begins at `start` is not skipped
             if _read_line(file) is None:
                 return
         while (line := _read_line(file)) is not None:
@@ -194,7 +193,7 @@ def _complete_lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _read_line(file: BinaryIO) -> bytes | None:
-    """Return the next line: empty if it exceeds MAX_LINE_BYTES bytes, None if it is incomplete."""
+    """Return the next line: empty if it is longer than MAX_LINE_BYTES, None if it is incomplete."""
     line = file.readline(MAX_LINE_BYTES)
     if line.endswith(b"\n"):
         return line

@@ -19,11 +19,11 @@ class JobKind(StrEnum):
 
 
 class JobState(StrEnum):
-    """State of a job; `TRANSITIONS` lists the legal transitions."""
+    """The state of a job."""
 
     QUEUED = "queued"  # accepted; waits for its resources
-    RUNNING = "running"  # started and observed
-    WAITING = "waiting"  # started and parked until judging is finished; holds no resources
+    RUNNING = "running"  # started
+    WAITING = "waiting"  # started; waits until judging is finished, and holds no resources
     SUCCEEDED = "succeeded"  # ended with exit code 0
     FAILED = "failed"  # ended with an exit code other than 0, or could not be started
     CANCELLED = "cancelled"  # ended by a cancel request
@@ -46,7 +46,7 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
 
 
 def path_between(old: JobState, new: JobState) -> tuple[JobState, ...]:
-    """Return the states to move a job through, up to `new`: direct, or via RUNNING. Empty if there is no legal path."""
+    """Return the states after `old` on the way to `new`: directly or via RUNNING. Empty if there is no legal path."""
     if new in TRANSITIONS[old]:
         return (new,)
     if new is not old and JobState.RUNNING in TRANSITIONS[old] and new in TRANSITIONS[JobState.RUNNING]:
@@ -79,7 +79,7 @@ class Job(JobRequest):
     ended: float | None = None
     exit_code: int | None = None
     reason: str = ""  # why it failed, is lost or cannot start
-    links: Mapping[str, str] = field(default_factory=dict)  # URLs of its pages, by `mlflow` and `airflow`
+    links: Mapping[str, str] = field(default_factory=dict)  # URLs of its pages; keys: mlflow, airflow
     key: str | None = None  # the idempotency key of its request
     claimed: float | None = None  # when a supervisor began to start it
     cancel_requested: float | None = None
@@ -87,7 +87,7 @@ class Job(JobRequest):
 
 @dataclass(frozen=True)
 class JobStatus:
-    """Status of a started job as its runner observes it; its state is never QUEUED."""
+    """The status of a started job, as returned by its runner. Its state is never QUEUED."""
 
     state: JobState
     exit_code: int | None = None

@@ -1,8 +1,8 @@
 """Subprocess runner: a job is `python -m tipbench …` in a separate session, so that it outlives its parent.
 
 `LocalRunner.start` runs this module as a launcher, `python -m tipbench.jobs.local FOLDER ARGUMENTS…`. The launcher
-creates a session, saves its process identity while it holds the job's lock, and execs the command. So a job is started
-at most once, even with concurrent or crashing callers, and never runs without being recorded.
+forks a child, which holds the job's lock, saves its own pid and start time, and becomes the command by exec. So a job
+is started at most once, even with concurrent or crashing callers, and never runs without being recorded.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tipbench.jobs.folder import EVENTS_VARIABLE, JobFolder, Process, read_event
 from tipbench.jobs.job import Job, JobState, JobStatus, LogTail, RecordedEvent
 from tipbench.jobs.progress import refused_reason
 
-GRACE_S = 90.0  # between SIGTERM and SIGKILL; a command aborts requests, unloads its model and records cells
-_START_TIMEOUT_S = 60.0  # for the launcher
+GRACE_S = 90.0  # between SIGTERM and SIGKILL; the command needs it to unload its model and record cells
+_LAUNCH_TIMEOUT_S = 60.0
 _INTERRUPTED = 130  # exit code of an interrupted command
 _PROC = Path("/proc")
 _SECRET_SUFFIXES = ("_TOKEN", "_SECRET", "_PASSWORD", "_KEY")  # of TIPBENCH_ variables that jobs must not inherit
@@ -48,22 +48,21 @@ class LocalRunner:
         self._clock = clock
 
     def start(self, job: Job) -> None:
-        """Start the job, once. Its process identity is saved before this method returns."""
+        """Start the job unless it was started before. Its pid is saved before this method returns."""
         folder = self._folder(job)
         folder.make()
         if folder.process is not None or folder.start_forbidden:
             return
-        error = self._launch(job, folder)
+        error = self._run_launcher(job, folder)
         with folder.locked():
             process = folder.process
             if process is None:
                 folder.forbid_start()  # a launch that timed out must not start later
-        has_started = process is not None and (not error or is_alive(process))
-        if not has_started:
+        if process is None or (error and not is_alive(process)):
             raise JobStartError(f"The command could not be started: {error or _last_line(folder)}")
 
-    def _launch(self, job: Job, folder: JobFolder) -> str:
-        """Run the launcher until it has started the command. Returns its error, or an empty string."""
+    def _run_launcher(self, job: Job, folder: JobFolder) -> str:
+        """Run the launcher. Returns its error, or an empty string."""
         from tipbench.jobs.command import command_arguments  # not imported in the launcher, to keep it fast
 
         environment = {
@@ -82,7 +81,7 @@ class LocalRunner:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    timeout=_START_TIMEOUT_S,
+                    timeout=_LAUNCH_TIMEOUT_S,
                     check=False,
                 ).returncode
         except (OSError, ValueError, subprocess.SubprocessError) as exc:
@@ -97,8 +96,7 @@ class LocalRunner:
             return JobStatus(JobState.CANCELLED, reason="Cancelled before it was started.")
         if process is None:
             return JobStatus(JobState.LOST, reason=f"No process recorded in {folder.path}.")
-        # Checked before the result is read: a process that ends after this line has written its exit event by then.
-        alive = is_alive(process)
+        alive = is_alive(process)  # before the result is read: a process writes its exit event before it ends
         result = read_result(folder.events)
         if result is not None:
             exit_code, collected = result.exit_code, result.collected
@@ -107,8 +105,8 @@ class LocalRunner:
                 return JobStatus(JobState.SUCCEEDED, exit_code, refused_reason(collected), links)
             if job.cancel_requested is not None:
                 return JobStatus(JobState.CANCELLED, exit_code, "Cancelled; finished cells are kept.", links)
-            default = "Interrupted; a retry continues." if exit_code == _INTERRUPTED else "See the log."
-            return JobStatus(JobState.FAILED, exit_code, result.failure_reason or default, links)
+            default_reason = "Interrupted; a retry continues." if exit_code == _INTERRUPTED else "See the log."
+            return JobStatus(JobState.FAILED, exit_code, result.failure_reason or default_reason, links)
         if alive:
             return JobStatus(JobState.RUNNING)
         if process.host != os.uname().nodename:
@@ -138,8 +136,7 @@ class LocalRunner:
         cancel_sent, now = folder.cancel_sent_at, self._clock()
         if cancel_sent is None:
             _signal_group(process.pid, signal.SIGTERM)
-            # Saved after the signal: if this process crashes in between, SIGTERM is sent twice, which is harmless.
-            folder.save_cancel_sent(now)
+            folder.save_cancel_sent(now)  # saved last: after a crash in between, SIGTERM is sent again
         elif now - cancel_sent > self._grace_s:
             pids = descendants(process.pid)
             _signal_group(process.pid, signal.SIGKILL)
@@ -186,7 +183,7 @@ def process_start(pid: int) -> str | None:
         fields = _read_stat(_PROC / str(pid) / "stat")
     except OSError:
         return None
-    state, start_ticks = fields[0], fields[19]
+    state, start_ticks = fields[0], fields[19]  # fields 3 and 22 of the file
     if state in ("Z", "X"):  # zombie or dead
         return None
     boot_id = ""  # a start time is in ticks since boot, so it is unique only together with the boot id
@@ -196,10 +193,7 @@ def process_start(pid: int) -> str | None:
 
 
 def _read_stat(path: Path) -> list[str]:
-    """Return the fields of a /proc/PID/stat file that follow the program's name: state, parent pid, …
-
-    The name is in parentheses and may contain spaces and parentheses; see proc_pid_stat(5).
-    """
+    """Return the fields after the program's name, which may contain spaces and parentheses; see proc_pid_stat(5)."""
     _, _, fields = path.read_text("utf-8", "replace").rpartition(")")
     return fields.split()
 
@@ -233,11 +227,12 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 def _launch_command(path: Path, arguments: Sequence[str]) -> int:
     """Start the command in a forked child, and return the launcher's exit code.
 
-    The child sends its error through a pipe. If it succeeds, exec closes the pipe without an error. The child does
-    nothing if the job was already started or its start is forbidden.
+    The child writes an error to a pipe; a successful exec closes the pipe. The child does nothing if the job was
+    already started or its start is forbidden.
     """
     read_fd, write_fd = os.pipe()
-    if os.fork() > 0:
+    is_parent = os.fork() > 0
+    if is_parent:
         os.close(write_fd)
         with os.fdopen(read_fd, "rb") as pipe:
             error = pipe.read()

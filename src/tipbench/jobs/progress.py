@@ -25,7 +25,7 @@ class Phase(StrEnum):
     GENERATING = "generating"  # some cells are finished
     UNLOADING = "unloading"  # all cells are finished; not yet confirmed unloaded
     EMPTY = "empty"  # confirmed unloaded
-    STOPPED = "stopped"  # the command ended before the model was confirmed unloaded; see the messages
+    STOPPED = "stopped"  # the command ended before the model was confirmed unloaded
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,10 @@ class Progress:
         """Return the progress after an event."""
         match event:
             case events.BlockStarted() | events.CellFinished() | events.BlockFinished():
-                by_name = {model.model: model for model in self.models}
-                progress = by_name.get(event.model) or ModelProgress(event.model, Phase.LOADING, done=0, total=0)
-                by_name[event.model] = progress.after(event)
-                return replace(self, models=tuple(by_name.values()))
+                by_model = {progress.model: progress for progress in self.models}
+                progress = by_model.get(event.model) or ModelProgress(event.model, Phase.LOADING, done=0, total=0)
+                by_model[event.model] = progress.after(event)
+                return replace(self, models=tuple(by_model.values()))
             case events.Waiting():
                 other_servers = (server for server in self.waiting_for if server != event.what)
                 return replace(self, waiting_for=(*other_servers, event.what))
@@ -109,8 +109,8 @@ class Progress:
                 return replace(self, failure=event.text)
             case events.Exit():
                 models = tuple(
-                    model if model.phase is Phase.EMPTY else replace(model, phase=Phase.STOPPED)
-                    for model in self.models
+                    progress if progress.phase is Phase.EMPTY else replace(progress, phase=Phase.STOPPED)
+                    for progress in self.models
                 )
                 return replace(self, models=models, waiting_for=(), exit_code=event.code)
         return self
@@ -130,7 +130,7 @@ class Progress:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values for the API and the panel."""
-        from pydantic_core import to_jsonable_python  # not imported in the launcher of jobs/local.py, to keep it fast
+        from pydantic_core import to_jsonable_python  # a slow import, which the launcher of jobs/local.py avoids
 
         values: dict[str, Any] = to_jsonable_python(self)
         return values
@@ -149,7 +149,7 @@ class ProgressSnapshot:
 
 
 class ProgressCache:
-    """Progress by job; the least recently used is dropped first. Thread-safe."""
+    """LRU cache of the progress by job. Thread-safe."""
 
     def __init__(self, runner_of: Callable[[Job], Runner], max_jobs: int = _MAX_CACHED) -> None:
         self._runner_of = runner_of
@@ -167,7 +167,7 @@ class ProgressCache:
         except ServerUnavailable:
             return snapshot
         with self._lock:
-            # Another thread may have cached a later snapshot in the meantime.
+            # Another thread may have cached a later snapshot.
             if self._snapshots.get(job.id, ProgressSnapshot()).cursor <= snapshot.cursor:
                 self._snapshots[job.id] = snapshot
             self._snapshots.move_to_end(job.id)

@@ -1,4 +1,4 @@
-"""Job store: one SQLite file that several panel processes share; each state transition is a compare-and-set."""
+"""Job store: a SQLite file that several panel processes share. Each state transition is a compare-and-set."""
 
 from __future__ import annotations
 
@@ -98,15 +98,14 @@ class JobStore:
     # Requests
 
     def add(self, request: JobRequest, key: str | None = None) -> Submitted:
-        """Queue a request; with an idempotency key, at most once.
+        """Queue a request, unless a job with its idempotency key or an unfinished retry of the same job exists.
 
-        A repeated key returns the existing job, or raises JobConflict if the request differs. A job has at most one
-        retry that has not ended: retrying again returns that one.
+        Raises JobConflict if the job with this key has a different request.
         """
         arguments, private = dict(request.arguments), dict(request.private)
         # Requests with the same key must be equal in these values; the caller and the runner may differ.
-        hashed = [request.kind.value, request.experiment, arguments, private, request.retry_of]
-        request_hash = hashlib.sha256(_dump(hashed).encode()).hexdigest()
+        hashed_values = [request.kind.value, request.experiment, arguments, private, request.retry_of]
+        request_hash = hashlib.sha256(_dump(hashed_values).encode()).hexdigest()
         check_key(key)
         with self._db.transaction() as db:
             existing = self._find_existing(request, key, request_hash)
@@ -126,7 +125,6 @@ class JobStore:
             return Submitted(self.get(str(values["id"])), new=True)
 
     def _find_existing(self, request: JobRequest, key: str | None, request_hash: str) -> Job | None:
-        """Return the job with this key, or a retry of the same job that has not ended; None if there is neither."""
         if key is not None and (rows := self._db.execute("SELECT * FROM jobs WHERE key = ?", (key,))):
             [row] = rows
             if row["body"] != request_hash:
@@ -167,7 +165,7 @@ class JobStore:
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         query = f"SELECT * FROM jobs {where} ORDER BY seq DESC LIMIT ?"  # noqa: S608
         rows = self._db.execute(query, [*conditions.values(), limit + 1])  # one more shows whether there is a next page
-        items = tuple(map(_job, rows[:limit]))
+        items = tuple(_job(row) for row in rows[:limit])
         has_next = len(rows) > limit
         return Page(items, next=str(rows[limit - 1]["seq"]) if has_next else None)
 
@@ -182,7 +180,7 @@ class JobStore:
         return _job(rows[0]) if rows else None
 
     def expired(self, keep_s: float, *, limit: int = 100) -> list[Job]:
-        """Return jobs that ended more than `keep_s` seconds ago, oldest first, except jobs that have a retry.
+        """Return jobs without a retry that ended more than `keep_s` seconds ago, oldest first.
 
         A lost job has no end time, so its start time is used.
         """
@@ -205,15 +203,15 @@ class JobStore:
     def claim(self, job_id: str) -> Job | None:
         """Mark a queued job as starting and return it; None if it was cancelled or has started.
 
-        From then on a cancel request is handled by the job's runner. If a start fails, the job can be claimed again.
+        From then on, `request_cancel` only saves the request. If a start fails, the job can be claimed again.
         """
         with self._db.transaction() as db:
-            done = db.execute(
+            cursor = db.execute(
                 "UPDATE jobs SET claimed = coalesce(claimed, ?) "
                 "WHERE id = ? AND state = 'queued' AND cancel_requested IS NULL",
                 (self.clock(), job_id),
             )
-            return self.get(job_id) if done.rowcount else None
+            return self.get(job_id) if cursor.rowcount else None
 
     def move(
         self, job_id: str, old: JobState, new: JobState, *, exit_code: int | None = None, reason: str = ""
@@ -224,7 +222,7 @@ class JobStore:
             raise JobConflict(f"A job that is {old} may become {legal}, not {new}. Reload the job.")
         now = self.clock()
         with self._db.transaction() as db:
-            done = db.execute(
+            cursor = db.execute(
                 "UPDATE jobs SET state = :new, exit_code = :exit_code, reason = :reason, ended = :ended, "
                 "started = coalesce(started, :started) WHERE id = :id AND state = :old",
                 {
@@ -237,7 +235,7 @@ class JobStore:
                     "ended": now if new in ENDED else None,
                 },
             )
-            return self.get(job_id) if done.rowcount else None
+            return self.get(job_id) if cursor.rowcount else None
 
     def set_reason(self, job_id: str, reason: str) -> None:
         """Replace a job's reason."""
@@ -251,7 +249,7 @@ class JobStore:
             db.execute("UPDATE jobs SET links = ? WHERE id = ?", (_dump(merged), job_id))
 
     def request_cancel(self, job_id: str) -> Job:
-        """Cancel a queued job immediately; for a job that is starting or running, save the request for the supervisor.
+        """Cancel a queued job. If it is starting or running, save the request for the supervisor.
 
         Raises JobConflict if the job has succeeded or failed.
         """
@@ -270,7 +268,8 @@ class JobStore:
     def remove(self, job_id: str) -> bool:
         """Delete a job; returns False if it is still in progress or has a retry."""
         with self._db.transaction() as db:
-            return bool(db.execute(f"DELETE FROM jobs WHERE id = ? AND {_REMOVABLE}", (job_id,)).rowcount)  # noqa: S608
+            cursor = db.execute(f"DELETE FROM jobs WHERE id = ? AND {_REMOVABLE}", (job_id,))  # noqa: S608
+            return cursor.rowcount > 0
 
 
 def check_key(key: str | None) -> None:
@@ -289,7 +288,7 @@ def _job(row: Row) -> Job:
 
 
 def _sql_list(states: Collection[JobState]) -> str:
-    """Return states as an SQL list; the values are constants, so this is safe."""
+    """Return states as an SQL list. The values are constants, so they need no escaping."""
     return f"({', '.join(repr(state.value) for state in states)})"
 
 

@@ -13,23 +13,15 @@ from typing import Any, Self
 
 from tipbench.errors import JobConflict, JobStartError, ServerUnavailable, TipbenchError
 from tipbench.files import convert_home_errors, open_private, try_lock, write_atomic
-from tipbench.jobs.job import (
-    RETRIABLE,
-    Job,
-    JobRequest,
-    JobState,
-    JobStatus,
-    Runner,
-    path_between,
-)
+from tipbench.jobs.job import RETRIABLE, Job, JobRequest, JobState, JobStatus, Runner, path_between
 from tipbench.jobs.store import JobStore, Submitted, check_key
 
 TICK_S = 0.5  # between two passes over the jobs
 MAX_RUNNING = 4  # jobs at the same time
 _MAX_LOST = 100  # lost jobs checked per tick
-_SWEEP_S = 3600.0  # between two sweeps, which delete expired jobs
+_SWEEP_S = 3600.0  # between two sweeps; a sweep deletes expired jobs
 _MAX_SWEPT = 50  # jobs deleted per tick, to keep ticks short
-_MAX_SWEEP_GAP_S = 2 * 86_400.0  # if more time seems to have passed since the last sweep, the clock may be wrong
+_MAX_SWEEP_GAP_S = 2 * 86_400.0  # after a longer time since the last sweep, the clock may be wrong
 _CONFIRM_CLOCK_S = 86_400.0  # how long the panel runs before it accepts such a clock
 _log = logging.getLogger(__name__)
 
@@ -56,7 +48,8 @@ def retry(
         state = "has succeeded" if old.state is JobState.SUCCEEDED else f"is still {old.state}"
         raise JobConflict(f"A job that failed, was cancelled or is lost can be retried; {job_id} {state}.")
     values = {field.name: getattr(old, field.name) for field in fields(JobRequest)}
-    values |= {**(changes or {}), "retry_of": old.id, "started_by": started_by}
+    values |= changes or {}
+    values |= {"retry_of": old.id, "started_by": started_by}
     return store.add(JobRequest(**values), idempotency_key)
 
 
@@ -157,8 +150,8 @@ class Supervisor:
             self._safely(self._update_job, job)
         queued = self._store.in_states({JobState.QUEUED})
         for job in queued:
-            # Unclaimed jobs are cancelled at once (`request_cancel`). This one was claimed, but its start failed or was
-            # interrupted by a crash, so its runner may have started it.
+            # Only a claimed job is still queued after `request_cancel`. Its start failed or was interrupted by a crash,
+            # so its runner may have started it.
             if job.cancel_requested is not None:
                 self._safely(self._update_job, job)
         to_start = [job for job in queued if job.cancel_requested is None]
@@ -180,7 +173,7 @@ class Supervisor:
             self._wake.wait(self._tick_s)
 
     def _sweep(self) -> None:
-        """Delete expired jobs. Their runners' data is deleted first: without the job, it would never be deleted."""
+        """Delete expired jobs. A job's data in its runner is deleted first: without the job, it would never be."""
         n_removed = 0
         if self._keep_s is not None and self._clock_is_plausible():
             for job in self._store.expired(self._keep_s, limit=_MAX_SWEPT):
@@ -195,10 +188,10 @@ class Supervisor:
         self._next_sweep = time.monotonic() + (0 if has_more else _SWEEP_S)
 
     def _clock_is_plausible(self) -> bool:
-        """Return False if the clock is far ahead of the last sweep: if it is wrong, jobs only look expired.
+        """Return False if the clock is far ahead of the last sweep: it may be wrong, and the jobs not expired.
 
-        It may also be right, for example if the panel was stopped for weeks. So the new time is accepted once the panel
-        has run for a day. If the clock is plausible, the time of this sweep is saved.
+        It may also be right, for example if the panel was stopped for weeks. So it is accepted once the panel has run
+        for a day. Saves the time of a plausible sweep.
         """
         path, now = self._lock_path.with_name("last_sweep"), self._store.clock()
         try:
@@ -213,8 +206,9 @@ class Supervisor:
             _log.warning("the clock is %.0f days after the last sweep; expired jobs are kept for another day", days)
         plausible = self._jumped_at is None or time.monotonic() - self._jumped_at >= _CONFIRM_CLOCK_S
         with convert_home_errors(path, "cannot be written"):
-            # The old time is saved too: if the file was missing, it is the last activity, which new jobs would change.
-            write_atomic(path, str(now if plausible else last_sweep).encode())
+            # An old time is saved too: if the file was missing, it is the last activity, which new jobs would change.
+            sweep_time = now if plausible else last_sweep
+            write_atomic(path, str(sweep_time).encode())
         return plausible
 
     def _acquire_lock(self) -> bool:
@@ -239,7 +233,6 @@ class Supervisor:
             _log.exception("checking job %s failed", job.id)
 
     def _start_job(self, job: Job) -> None:
-        """Claim a queued job and start it."""
         claimed = self._store.claim(job.id)
         if claimed is None:  # cancelled in the meantime
             return
@@ -251,7 +244,6 @@ class Supervisor:
             self._advance(claimed, JobStatus(JobState.RUNNING))
 
     def _update_job(self, job: Job) -> None:
-        """Observe a job, after cancelling it if that is requested, and store its state."""
         try:
             runner = self.runner_of(job)
             if job.cancel_requested is not None:
@@ -262,7 +254,7 @@ class Supervisor:
         self._advance(job, status)
 
     def _advance(self, job: Job, status: JobStatus) -> None:
-        """Move the stored job to its observed state by legal transitions. Each is a compare-and-set."""
+        """Move the stored job to its observed state by legal transitions. Each of them is a compare-and-set."""
         if any(job.links.get(name) != url for name, url in status.links.items()):
             self._store.add_links(job.id, status.links)
         if status.state is job.state:

@@ -60,15 +60,15 @@ from tipbench.record.store import Experiment, RunStore
 from tipbench.text import plural
 
 Progress = Callable[[int, int], None]  # items done, items in total
-# Passes after all runs are written. A pass writes the runs again that another machine has overwritten meanwhile.
+# How often written runs are read again, and repaired if another machine has overwritten them.
 _VERIFICATION_PASSES = 2
 
 
 class SheetApplier:
     """Applies one filled sheet to the runs in MLflow.
 
-    An apply must not reveal which items are hidden (controls and repeats). So its result treats them like cells, and
-    it makes the same calls to MLflow for them, of about the same size, to take as long.
+    Neither its result nor its duration may reveal which items are hidden (controls and repeats). So the result lists
+    them like cells, and for each of them MLflow gets the same calls of about the same size as for a cell.
     """
 
     def __init__(
@@ -82,12 +82,11 @@ class SheetApplier:
         self._scores = {**stored.scores, **filled.finished}  # by item id
         changed = [score for item, score in stored.scores.items() if self._scores[item] != score]
         self._replaced = (*stored.replaced, *(ReplacedScore(score, self._at) for score in changed))
-        # Items that are blank in the file but have earlier scores, which are kept.
-        self._n_blank = sum(item in stored.scores for item in filled.unfinished)
+        self._n_blank = sum(item in stored.scores for item in filled.unfinished)  # their earlier scores are kept
         self._cell_items = self._scored_items(ItemKind.CELL)  # item ids by run id
-        self._repeat_items = self._scored_items(ItemKind.REPEAT)  # likewise
-        self._rubrics = {stored.sheet.rubric.tag: stored.sheet.rubric}  # by tag; others are added when needed
-        self._held = stored.status is SheetStatus.HELD  # as stored, until `run` measures the drift
+        self._repeat_items = self._scored_items(ItemKind.REPEAT)  # item ids by run id
+        self._rubrics = {stored.sheet.rubric.tag: stored.sheet.rubric}  # by tag; `_change` adds others
+        self._held = stored.status is SheetStatus.HELD  # until `run` measures the drift
         self._deleted: set[str] = set()  # ids of runs deleted in MLflow
         self._wrote = False  # whether this apply has written anything to MLflow
 
@@ -97,8 +96,7 @@ class SheetApplier:
     ) -> SheetApplier:
         """Validate a filled file against its stored sheet. Raises SheetRefused with all problems.
 
-        Raises SheetsClosed if the judge has opened duels, unless `skip_duel_check`: an admin who accepts the drift of a
-        held sheet may do so after that.
+        Raises SheetsClosed if the judge has opened duels. `skip_duel_check` allows an admin to accept drift after that.
         """
         experiment, stored = find_original(store, raw, FORMAT, find_sheet)
         # A sheet that was exported without a name belongs to the first judge who applied it.
@@ -109,7 +107,6 @@ class SheetApplier:
         return cls(store, experiment, stored, filled)
 
     def _scored_items(self, kind: ItemKind) -> dict[str, str]:
-        """Return the ids of the scored items of this kind, by run id."""
         entries = [entry for entry in self.stored.entries if entry.kind is kind and entry.item.id in self._scores]
         return {entry.run_id: entry.item.id for entry in entries if entry.run_id}
 
@@ -119,7 +116,7 @@ class SheetApplier:
         return self._scores != self.stored.scores
 
     def cells_have_scores(self, cells: Iterable[AnsweredCell]) -> bool:
-        """Return whether the cells that are on the sheet already have its scores. Other cells are ignored."""
+        """Return whether the cells already have the sheet's scores. Cells that are not on it are ignored."""
         return all(self._change(cell) is None for cell in cells if cell.run.run_id in self._cell_items)
 
     def run(
@@ -133,9 +130,8 @@ class SheetApplier:
         """Write the sheet's scores to MLflow. With `dry_run`, only return the changes, without reading runs.
 
         The drift is measured once every item is scored or the sheet is `final`. `accept` is the reason for accepting a
-        drift beyond the limit. The result has the numbers of the drift only for the first verdict, and only if enough
-        items are scored. Otherwise it has the verdict alone: numbers that change with a single item would reveal
-        whether the item is a control.
+        drift beyond the limit. The result shows the numbers of the drift only with the first verdict, and only if
+        enough items are scored: numbers that change with a single item would reveal whether it is a control.
         """
         if dry_run:
             return self._result(SheetStatus.APPLIED, dry_run=True)
@@ -144,9 +140,10 @@ class SheetApplier:
         complete = final or stored.provisional or len(self._scores) == len(stored.entries)
         # 1. Measure the drift, and decide whether the scores count or are held.
         drift = self._measure_drift() if complete else None
-        # If the drift is not measured, a held sheet stays held.
-        is_beyond = drift.verdict is Verdict.BEYOND if drift is not None else self._held
-        accepted = stored.acceptance_of(self._scores)  # by an earlier apply, if it had the same scores
+        is_beyond = self._held  # if the drift is not measured
+        if drift is not None:
+            is_beyond = drift.verdict is Verdict.BEYOND
+        accepted = stored.acceptance_of(self._scores)  # reason of an earlier apply with the same scores
         if accept is not None and drift is not None and is_beyond:
             accepted = accept  # only a measured drift can be accepted
         self._held = is_beyond and not stored.provisional and accepted is None
@@ -172,22 +169,20 @@ class SheetApplier:
         if self._scores or final:
             self._save_scores(result, final=final)
             self._write_cells(cells, progress)
-            # Floors change with the scores, so that they do not mix rubrics. Before the drift is measured it is not
-            # decided whether the scores count.
+            # Once the scores count, floor scores get the same rubric: a board must not mix rubrics.
             if complete and not self._held and not stored.provisional:
                 self._wrote |= update_floor_scores(self._store, stored.outdated_floors, rubric, self._at) > 0
             if self._wrote:
                 self._store.mark_changed(self._experiment.experiment_id)
         if drift is None or result.verdict_only:
-            # A control has no run that could be deleted, so a number that a single new item increases would reveal
-            # that the item is not a control.
+            # Controls have no runs. A count that grows with a single new item would reveal that it is not a control.
             return result
         return replace(result, deleted=len(self._deleted & self._cell_items.keys()))
 
     def _result(self, status: SheetStatus, *, dry_run: bool = False) -> ApplyResult:
-        """Return the result without drift and agreement. Its changes include the hidden items."""
+        """Return the result without drift and agreement; its changes include hidden items."""
         stored, rubric = self.stored, self.stored.sheet.rubric
-        # A dry run does not measure the drift, so it shows the changes from the scores applied last as if both counted.
+        # A dry run does not measure the drift: it compares the scores as if all of them counted.
         counted_before = dry_run or stored.status is SheetStatus.APPLIED
         counted_after = status is SheetStatus.APPLIED
 
@@ -217,16 +212,12 @@ class SheetApplier:
         )
 
     def _enough_for_numbers(self) -> bool:
-        """Return whether enough items are scored that the numbers of the drift do not reveal a single control."""
+        """Return whether enough items are scored for the numbers of the drift to reveal no single control."""
         n_controls = len(list(control_scores(self.stored.entries, self._scores)))
         return n_controls >= MIN_CONTROLS or len(self._scores) == len(self.stored.entries)
 
     def _measure_drift(self) -> Drift:
-        """Measure the drift on the sheet's controls.
-
-        If they are too few, the controls of the judge's earlier sheets under this rubric are added, newest first, until
-        there are as many as on a full sheet. Held sheets are left out.
-        """
+        """Measure the drift on the sheet's controls; if they are too few, also on those of earlier sheets."""
         stored, rubric = self.stored, self.stored.sheet.rubric
         pooled = list(control_scores(stored.entries, self._scores))
         if stored.provisional or len(pooled) >= MIN_CONTROLS:
@@ -246,7 +237,7 @@ class SheetApplier:
         ]
         n_sheets = 1
         for other in sorted(earlier_sheets, key=lambda other: other.exported, reverse=True):
-            if len(pooled) >= CONTROL_TIPS:
+            if len(pooled) >= CONTROL_TIPS:  # as many as on a full sheet
                 break
             if scores := list(control_scores(other.entries, other.scores)):
                 pooled += scores
@@ -258,7 +249,7 @@ class SheetApplier:
     ) -> Iterator[tuple[Mapping[str, int], Mapping[str, int]]]:
         """Yield the earlier and the new scores of each repeated tip."""
         for run_id, item in self._repeat_items.items():
-            # Not `counted`: that depends on the rubrics of other judges, too.
+            # Not `counted`, which depends on the rubrics of other judges.
             earlier = cells[run_id].scores.applied.get(self._judge) if run_id in cells else None
             if earlier is not None and earlier.rubric == self.stored.sheet.rubric.tag:
                 for old, new in zip(earlier.tips, self._scores[item].tips, strict=False):
@@ -310,32 +301,28 @@ class SheetApplier:
                     may_be_outdated = cell is not None and self._change(cell) is not None
                 if may_be_outdated and self._write_if_outdated(run_id):
                     written.append(run_id)
-                    # Only to take as long: `_imitate_write` updates the sheet's run, and an update reads it.
+                    # Takes as long as `_imitate_write`, which updates the sheet's run: an update reads its run.
                     self._store.get(self.stored.run_id)
             if progress:
                 progress(done, len(self._scores))
         for _ in range(_VERIFICATION_PASSES):
-            to_verify, written = written, []
-            for run_id in to_verify:
-                if self._write_if_outdated(run_id):
-                    written.append(run_id)
+            written = [run_id for run_id in written if self._write_if_outdated(run_id)]
 
     def _imitate_write(self, item: str, *, already_read: bool) -> None:
-        """Make the same calls for a hidden item as for writing a cell: reads of the next cell, and an update.
+        """Make the same calls for a hidden item as for a cell: read the next cell, and update the sheet's run.
 
-        Otherwise the duration of an apply would reveal which items are hidden, above all with long notes. The metrics,
-        tags and text that the update adds to the sheet's run are never used.
+        The values that the update adds are never used.
         """
         score = self._scores[item]
-        judgement = self._judgement(score)  # before the check below, because it is computed for unchanged cells, too
-        is_unchanged = score == self.stored.scores.get(item)  # a cell would be read, but not written
+        judgement = self._judgement(score)  # here, because it is computed for unchanged cells, too
+        is_unchanged = score == self.stored.scores.get(item)  # an unchanged cell is read, but not written
         if is_unchanged or self.stored.provisional:  # writes are imitated only for judges who are people
             if not already_read:
                 self._read_next_cell(item)
             return
         next_cell = self._read_next_cell(item)
         scores = next_cell.scores.without_judge(self._judge) if next_cell else NO_SCORES
-        # With the item's replaced scores as its history, the text is as long as that of a cell.
+        # The replaced scores make the text as long as that of a cell.
         for replaced in self._replaced:
             if replaced.score.item == item:
                 scores = scores.with_judgement(self._judgement(replaced.score))
@@ -351,7 +338,7 @@ class SheetApplier:
         self._read_next_cell(item)  # as the verification of a cell does
 
     def _read_cells(self) -> dict[str, AnsweredCell]:
-        """Return the scored cells and repeats by run id. For each control, another cell is read, to take as long."""
+        """Return the scored cells and repeats by run id. Controls have no run: read another cell, to take as long."""
         cells = {run_id: self._read_cell(run_id) for run_id in (*self._cell_items, *self._repeat_items)}
         for entry in self.stored.entries:
             if entry.kind is ItemKind.CONTROL and entry.item.id in self._scores:
@@ -359,21 +346,21 @@ class SheetApplier:
         return {run_id: cell for run_id, cell in cells.items() if cell is not None}
 
     def _read_next_cell(self, item: str) -> AnsweredCell | None:
-        """Read the first cell after a hidden item on the sheet, continuing at the top after the last item."""
+        """Read the first cell after a hidden item; after the last item, continue at the top of the sheet."""
         entries = self.stored.entries
         start = next(index for index, entry in enumerate(entries) if entry.item.id == item)
-        from_item_on = (*entries[start:], *entries[:start])
-        run_id = next((entry.run_id for entry in from_item_on if entry.kind is ItemKind.CELL), None)
+        entries_from_item = (*entries[start:], *entries[:start])
+        run_id = next((entry.run_id for entry in entries_from_item if entry.kind is ItemKind.CELL), None)
         return self._read_cell(run_id) if run_id is not None else None
 
     def _read_cell(self, run_id: str) -> AnsweredCell | None:
-        """Return the cell as it is in MLflow now, or None if its run was deleted."""
+        """Read the cell from MLflow; None if its run was deleted."""
         with _suppress_deleted(run_id, self._deleted):
             return AnsweredCell(*self._store.get(run_id))
         return None
 
     def _write_if_outdated(self, run_id: str) -> bool:
-        """Read the run and write the sheet's scores to it if it lacks them. Returns whether anything was written."""
+        """Write the sheet's scores to the run if it lacks them. Returns whether anything was written."""
         cell = self._read_cell(run_id)
         change = None if cell is None else self._change(cell)
         if change is not None:
@@ -387,13 +374,13 @@ class SheetApplier:
         """Return the update that adds the sheet's scores to the cell's run, or None if it has them."""
         scores = self._with_sheet_scores(cell)
         if scores.counted and scores.counted[0].rubric not in self._rubrics:
-            # The scores that count are of another sheet, and its rubric is stored with it.
+            # Another sheet's scores count; its rubric is stored with it.
             other = find_sheet(self._store, self._experiment, scores.counted[0].sheet)
             if other is not None:
                 self._rubrics[other.sheet.rubric.tag] = other.sheet.rubric
         change = run_change(scores, self._rubrics, milliseconds(self._at))
         same_scores = scores is cell.scores  # `with_judgement` returns the same object if nothing changes
-        # Comparing scores is not enough: a writer may have crashed between writing a run's texts and its tags.
+        # A writer may have crashed after the scores, before the tags.
         same_tags = change.tags.items() <= cell.run.tags.items()
         same_metrics = change.metrics.items() <= cell.run.metrics.items()
         if same_scores and same_tags and same_metrics:
@@ -404,7 +391,6 @@ class SheetApplier:
         return replace(change, texts=texts)
 
     def _with_sheet_scores(self, cell: AnsweredCell) -> CellScores:
-        """Return the cell's scores, including those of this sheet."""
         new = self._judgement(self._scores[self._cell_items[cell.run.run_id]])
         return cell.scores.with_judgement(new, provisional=self.stored.provisional)
 
@@ -424,10 +410,7 @@ class SheetApplier:
 
 
 def update_floor_scores(store: RunStore, run_ids: Iterable[str], rubric: Rubric, at: str) -> int:
-    """Replace the floor scores of these runs, which have no usable tip, with those of this rubric.
-
-    Returns the number of changed runs.
-    """
+    """Replace the floor scores of these runs with those of this rubric. Returns the number of changed runs."""
     n_changed = 0
     for run_id in run_ids:
         with _suppress_deleted(run_id, set()):
@@ -440,7 +423,7 @@ def update_floor_scores(store: RunStore, run_ids: Iterable[str], rubric: Rubric,
 
 @contextmanager
 def _suppress_deleted(run_id: str, deleted: set[str]) -> Iterator[None]:
-    """Suppress the error that this run was deleted in MLflow, and add its id to `deleted`."""
+    """If this run was deleted in MLflow, suppress the error and add its id to `deleted`."""
     try:
         yield
     except MlflowError as exc:
@@ -467,17 +450,17 @@ def control_scores(entries: Sequence[SheetEntry], scores: Mapping[str, ItemScore
     """Yield the judge's scores of a sheet's control tips."""
     for index, entry in enumerate(entries):
         if entry.kind is ItemKind.CONTROL and entry.item.id in scores:
-            position = index / max(1, len(entries) - 1)
+            position = index / max(1, len(entries) - 1)  # 0 is the first item, 1 the last
             for tip, agreed in zip(scores[entry.item.id].tips, entry.agreed_scores, strict=True):
                 yield ControlScore(tip.scores, agreed, entry.item.id, position)
 
 
 @dataclass(frozen=True)
 class ItemChange:
-    """The effect of an apply on one item, as shown to the judge. It does not depend on whether the item is hidden."""
+    """The effect of an apply on one item, hidden or not, as shown to the judge."""
 
     item: str
-    # Means of the scales and the composite.
+    # Means by scale, and of the composite:
     before: Mapping[str, float] | None  # of the scores applied last; None if they did not count
     after: Mapping[str, float] | None  # of the new scores; None if they do not count
     given: Mapping[str, float] | None  # of the new scores, even if they do not count
@@ -491,7 +474,7 @@ class ApplyResult:
     rubric: Rubric
     judge: str
     status: SheetStatus
-    finished: int  # fully scored items, including hidden ones: judges cannot distinguish them
+    finished: int  # fully scored items, including hidden ones
     unfinished: int
     drift: Drift | None = None  # None before the first verdict and in a dry run
     revision: bool = False  # whether an earlier apply has returned a verdict
@@ -523,10 +506,7 @@ class ApplyResult:
         return "ok"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result for scripts, rounded so that single hidden items cannot be identified.
-
-        A dry run includes all changes.
-        """
+        """Return the result for scripts, rounded so that single hidden items cannot be identified."""
         drift = agreement = None
         if self.drift is not None:
             drift = {"verdict": self.verdict} if self.verdict_only else self._drift_json(self.drift)
@@ -552,10 +532,7 @@ class ApplyResult:
         }
 
     def _drift_json(self, drift: Drift) -> dict[str, Any]:
-        """Return the drift, rounded.
-
-        Counts are None if the sheet is unfinished, and all numbers if the verdict is unknown.
-        """
+        """Return the rounded drift. An unfinished sheet has no counts (None), an unknown verdict no numbers."""
         is_unknown = drift.verdict is Verdict.UNKNOWN
         omitted = {"icc", "se"}
         if is_unknown or self.unfinished:
@@ -568,7 +545,7 @@ class ApplyResult:
 
         full = drift.to_json()
         scales = [visible(scale) for scale in full["scales"]]
-        # The rate is a constant, so it reveals nothing and is not rounded.
+        # The rate is a constant, so it is not rounded.
         return visible(full) | {"false_alarm_rate": drift.false_alarm_rate, "scales": scales}
 
     def sentences(self) -> list[str]:
@@ -596,7 +573,7 @@ class ApplyResult:
 
 
 def _rounded(value: Any) -> Any:
-    """Round all floats to one decimal, so that the effect of a single item is barely visible."""
+    """Round all floats to one decimal, which hides most effects of a single item."""
     if isinstance(value, dict):
         return {name: _rounded(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The choice of an automatic judge with `judge run --with`, and judge names reserved for automatic judges."""
+"""The automatic judge that is chosen with `judge run --with`, and the names reserved for automatic judges."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class JudgeChoice:
         return cls(JudgeKind(kind), target)
 
     def with_program(self, program: str | None) -> JudgeChoice:
-        """Return the choice, with `program` if it is `command` without one. Raises InvalidOption if both are empty."""
+        """Use `program` if this is `command` without a program. Raises InvalidOption if neither has a program."""
         if self.kind is not JudgeKind.COMMAND or self.target:
             return self
         if program is None or not program.strip():
@@ -47,12 +47,12 @@ class JudgeChoice:
         return replace(self, target=program)
 
     def __str__(self) -> str:
-        with_target = self.target or self.kind is JudgeKind.MODEL  # keep the colon of a missing model
-        return f"{self.kind}:{self.target}" if with_target else str(self.kind)
+        has_colon = self.target or self.kind is JudgeKind.MODEL
+        return f"{self.kind}:{self.target}" if has_colon else str(self.kind)
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether a name is reserved for the judges `rules` and `ollama:MODEL`, ignoring case."""
+    """Return whether only the judges `rules` and `ollama:MODEL` may use this name. Ignores case."""
     folded = name.casefold()
     return folded == JudgeKind.RULES or folded.startswith(f"{JudgeKind.MODEL}:")
 

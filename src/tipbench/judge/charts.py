@@ -13,8 +13,8 @@ from tipbench.judge.status import SheetSummary
 _SUBTITLE = "one row per sheet, oldest first; the verdict also uses the error and contrast over all scales"
 
 
-def _biases(sheet: SheetSummary) -> Iterator[dict[str, Any]]:
-    """Yield scale, bias, interval and whether the bias is beyond its limit, for each scale with a known bias."""
+def _scale_biases(sheet: SheetSummary) -> Iterator[dict[str, Any]]:
+    """Yield a dict for each scale with a known bias; `beyond` is whether the bias is beyond its limit."""
     for scale in (sheet.drift or {}).get("scales", ()):
         if (bias := scale["bias"]) is not None:
             low, high = scale["interval"] or (bias, bias)  # without an interval, only a point is drawn
@@ -27,10 +27,10 @@ def history_rows(history: Sequence[SheetSummary]) -> list[dict[str, Any]]:
     for number, sheet in enumerate(history, start=1):
         sheet_verdict = (sheet.drift or {}).get("verdict", "unknown")
         name = f"{number} · {sheet.exported[:10]} · {sheet.judge} · {sheet_verdict}"
-        for bias in _biases(sheet):
-            is_beyond = bias.pop("beyond")  # shown as the verdict instead
+        for values in _scale_biases(sheet):
+            is_beyond = values.pop("beyond")
             verdict = "beyond the limit" if is_beyond else "within the limit"
-            rows.append({"number": number, "sheet": name, "judge": sheet.judge, **bias, "verdict": verdict})
+            rows.append({"number": number, "sheet": name, "judge": sheet.judge, **values, "verdict": verdict})
     return rows
 
 
@@ -58,16 +58,16 @@ def history_chart(history: Sequence[SheetSummary]) -> Any:
         shape=alt.Shape("verdict:N", title=None, scale=alt.Scale(domain=verdicts, range=["circle", "diamond"])),
         tooltip=["sheet:N", "scale:N", "bias:Q", "low:Q", "high:Q", "verdict:N"],
     )  # fmt: skip
-    panel = alt.layer(zero, line, dot).properties(width=200, height=alt.Step(26))
+    scale_chart = alt.layer(zero, line, dot).properties(width=200, height=alt.Step(26))
     scale_names = list(dict.fromkeys(row["scale"] for row in rows))
-    return panel.facet(column=alt.Column("scale:N", sort=scale_names, title=None)).properties(
+    return scale_chart.facet(column=alt.Column("scale:N", sort=scale_names, title=None)).properties(
         title=alt.Title("Judges' bias on the hidden controls", subtitle=_SUBTITLE)
     )
 
 
 WIDTH, HEIGHT = 320, 160  # pixels, including axes
-MAX_POINTS = 40  # only the newest are shown; more would overlap
-_MIN_EXTENT = 1.5  # points shown on each side of 0 at least, so that charts are comparable and noise is not magnified
+MAX_POINTS = 40  # more would overlap
+_MIN_EXTENT = 1.5  # points on each side of 0; makes charts comparable and does not magnify noise
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,13 @@ class DriftPoint:
 
 
 def drift_points(history: Sequence[SheetSummary], judge: str, scale: str, *, provisional: bool) -> list[DriftPoint]:
-    """Return a point for each of the judge's newest MAX_POINTS sheets with a known bias on the scale, oldest first."""
+    """Return the newest MAX_POINTS points of a judge on one scale, oldest first."""
     points = [
-        DriftPoint(sheet.sheet, sheet.exported[:10], bias["bias"], bias["low"], bias["high"], bias["beyond"])
+        DriftPoint(sheet.sheet, sheet.exported[:10], values["bias"], values["low"], values["high"], values["beyond"])
         for sheet in history
         if sheet.judge == judge and sheet.provisional == provisional
-        for bias in _biases(sheet)
-        if bias["scale"] == scale
+        for values in _scale_biases(sheet)
+        if values["scale"] == scale
     ]
     return points[-MAX_POINTS:]
 

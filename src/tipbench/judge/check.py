@@ -61,16 +61,17 @@ class Problem:
         return f"{', '.join(filter(None, places))}: expected {self.expected}; found {self.seen}."
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields and the message as JSON-serializable values."""
         return {**vars(self), "message": self.message}
 
 
 class _ShortRepr(reprlib.Repr):
-    """Formats constants as JSON does and abbreviates very large integers."""
+    """Formats constants as JSON does, and abbreviates very large integers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.maxstring, self.maxother, self.maxlevel, self.maxdict, self.maxlist = 70, 70, 2, 3, 3
+        self.maxstring = self.maxother = 70
+        self.maxlevel = 2
+        self.maxdict = self.maxlist = 3
 
     def repr_bool(self, value: bool, _level: int) -> str:
         return "true" if value else "false"
@@ -124,8 +125,8 @@ def check_file(
 ) -> FilledSheet[FilledT]:
     """Validate a filled file of tips or duels. Raises SheetRefused with every problem.
 
-    `sheet` is the exported sheet that the file names, and `judge` the option --judge. `check_one` validates one item
-    and returns its scores or winner, the problems, or None if the item is unfinished.
+    `sheet` is the exported sheet, and `judge` the value of --judge. `check_one` validates one item: it returns the
+    scores or the winner, or a list of problems, or None if the item is unfinished.
     """
     top = Location(problems=[])
     rubric = raw.get("rubric")
@@ -149,15 +150,15 @@ def check_file(
         if not isinstance(raw_item, Mapping):
             top.add_problem(f"items[{index}].item", shown(raw_item), f"an item of sheet {sheet.id}")
             continue
-        row, id_ = _row_of(raw_item), raw_item.get("item")
-        path = f"items[{index}].item" if row is None else "item"
+        row = _row_of(raw_item)
+        field = f"items[{index}].item" if row is None else "item"
+        id_ = raw_item.get("item")
         item = items.get(id_) if isinstance(id_, str) else None
         if item is None:
-            seen = describe_value(raw_item, "item")
-            replace(top, row=row).add_problem(path, seen, f"an item of sheet {sheet.id}")
+            replace(top, row=row).add_problem(field, describe_value(raw_item, "item"), f"an item of sheet {sheet.id}")
         elif item.id in checked:
             expected = "each item once; remove one of the two"
-            replace(top, item=item.id, row=row).add_problem(path, "a duplicate", expected)
+            replace(top, item=item.id, row=row).add_problem(field, "a duplicate", expected)
         else:
             result = check_one(raw_item, item)
             if isinstance(result, list):
@@ -196,7 +197,7 @@ def check_item(raw_item: Mapping[str, Any], item: TipItem, rubric: Rubric) -> It
 
 
 def check_unchanged(location: Location, raw_item: Mapping[str, Any], item: SheetItem) -> None:
-    """Check that an item's id, hash and scenario card are as exported."""
+    """Check that an item's id, hash and card are as exported."""
     check_value(location, raw_item, "item", item.id)
     check_value(location, raw_item, "sha256", item.sha256)
     if "scenario" not in raw_item:  # as in CSV; the hash includes the card
@@ -208,8 +209,7 @@ def check_unchanged(location: Location, raw_item: Mapping[str, Any], item: Sheet
     all_names = {**card, **raw_card}
     changed_names = (name for name in all_names if raw_card.get(name, _MISSING) != card.get(name, _MISSING))
     for name in islice(changed_names, 5):
-        seen = describe_value(raw_card, name) if name in card else shown(raw_card[name])
-        location.add_problem(f"scenario.{shown_name(name)}", seen, "the card as exported")
+        location.add_problem(f"scenario.{shown_name(name)}", describe_value(raw_card, name), "the card as exported")
 
 
 def name_problem(name: object, *, allow_reserved_name: bool = False) -> str | None:
@@ -229,7 +229,7 @@ def normalize_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Location:
-    """A location in the sheet, and the list to which its problems are added."""
+    """A location in the sheet, and the list of problems, which several locations share."""
 
     problems: list[Problem]
     item: str | None = None
@@ -240,7 +240,7 @@ class Location:
         return replace(self, tip=tip, row=_row_of(raw_tip) or self.row)
 
     def add_problem(self, field: str, seen: str, expected: str) -> None:
-        """Add a problem at this location; `seen` is a description, or a value formatted by `shown`."""
+        """Add a problem at this location; `seen` describes the value that was found."""
         self.problems.append(
             Problem(item=self.item, tip=self.tip, field=field, seen=seen, expected=expected, row=self.row)
         )
@@ -249,7 +249,7 @@ class Location:
 def _check_judge(
     location: Location, raw: Mapping[str, Any], owner: str | None, option: str | None, *, allow_reserved_name: bool
 ) -> str | None:
-    """Return the judge's name. The names in the file, in the option --judge and of the sheet's owner must be equal."""
+    """Return the judge's name. The file, the option --judge and the sheet's owner must not contradict each other."""
     in_file = raw.get("judge")
     if isinstance(in_file, str) and not in_file.strip():
         in_file = None
@@ -272,7 +272,7 @@ def _check_judge(
 
 
 def _check_tip(location: Location, raw: object, tip: SheetTip, rubric: Rubric) -> TipScore | None:
-    """Return the tip's scores, or None if any is blank or invalid. Problems are added to the location."""
+    """Return the tip's scores, or None if any is blank or invalid."""
     if not isinstance(raw, Mapping):
         location.add_problem("tip", shown(raw), "the tip as exported, with its scores")
         return None
@@ -317,7 +317,7 @@ def _read_scores(location: Location, raw: Mapping[str, Any], rubric: Rubric) -> 
 
 
 def _read_flag(location: Location, raw: Mapping[str, Any], key: str) -> bool:
-    """Return a boolean value; an invalid one is a problem and returned as False."""
+    """Return a boolean. Any other value is a problem and is returned as False."""
     value = raw.get(key)
     if not isinstance(value, bool):
         location.add_problem(key, describe_value(raw, key), "true or false")
@@ -325,7 +325,7 @@ def _read_flag(location: Location, raw: Mapping[str, Any], key: str) -> bool:
 
 
 def check_value(location: Location, raw: Mapping[str, Any], key: str, value: str, field: str = "") -> None:
-    """Check that `raw[key]` is the exported `value`. `field` names it in the problem, if not by its key."""
+    """Check that `raw[key]` is the exported `value`. `field` replaces the key in the problem."""
     if raw.get(key) != value:
         location.add_problem(field or key, describe_value(raw, key), f"{shown(value)}, as exported")
 
@@ -341,7 +341,7 @@ def check_text(location: Location, raw: Mapping[str, Any], key: str, text: str, 
         return
     characters = enumerate(zip(current, original, strict=False))
     differences = (index for index, (now, before) in characters if now != before)
-    first_difference = next(differences, min(len(current), len(original)))
+    first_difference = next(differences, min(len(current), len(original)))  # one may be a prefix of the other
     start = max(0, first_difference - 12)  # show some characters before the difference
     position = f" from character {start + 1} on" if start else ""
     expected = f"the text as exported, {shown(original[start : start + 200])}{position}"
@@ -352,7 +352,7 @@ def describe_value(raw: Mapping[str, Any], key: str) -> str:
     """Describe the value of a key. If the key is missing, name a similar key."""
     if key in raw:
         return shown(raw[key])
-    # The limits bound the time that a file made to be slow can take.
+    # Limited, because a crafted file could make the comparison slow.
     others = {name.casefold(): name for name in islice(raw, 50) if isinstance(name, str) and len(name) <= 40}
     similar = difflib.get_close_matches(key, others, n=1, cutoff=0.75)
     return f"no such key, but {shown(others[similar[0]])}" if similar else "no such key"
@@ -361,7 +361,7 @@ def describe_value(raw: Mapping[str, Any], key: str) -> str:
 def _row_of(raw: object) -> int | None:
     """Return the spreadsheet row of an item or tip, or None if it was not read from CSV."""
     row = raw.get(CSV_ROW) if isinstance(raw, Mapping) else None
-    return row if isinstance(row, int) and 0 < row < 2**31 else None
+    return row if isinstance(row, int) and 0 < row < 2**31 else None  # a JSON file may have any value there
 
 
 def _normalize_newlines(text: str) -> str:

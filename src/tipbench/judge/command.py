@@ -27,7 +27,8 @@ MAX_OUTPUT = 64_000_000  # bytes of stdout or of an output file
 _MAX_STDERR = 65_536  # bytes, from the end
 _TERM_S = 3.0  # seconds between SIGTERM and SIGKILL
 _POLL_S = 0.05
-_REMOVED_PREFIXES = ("TIPBENCH_", "MLFLOW_TRACKING_")  # of environment variables; the program does not get these
+# Prefixes of environment variables that would give the program access to the hidden controls.
+_REMOVED_PREFIXES = ("TIPBENCH_", "MLFLOW_TRACKING_")
 
 
 def check_command(command: str) -> None:
@@ -42,12 +43,12 @@ def default_name(command: str) -> str:
 
 
 class CommandJudge:
-    """Runs a command for each batch of items, and retries once with the items that have no valid scores.
+    """Runs a command for each batch of items, and once more for the items without valid scores.
 
-    The command runs without a shell, in the current directory and environment (agents need both) minus the settings of
-    tipbench and MLflow. The sheet is sent on stdin, unless the command has `{sheet}`: this is replaced by the path of a
-    file with the sheet, which the program may fill in place. `{out}` is replaced by the path of a file to write. For
-    each item, the first valid scores in `{out}`, stdout or `{sheet}` (in this order) are used.
+    The command runs without a shell, in the current directory and environment: agents need both. `{sheet}` in its
+    arguments is the path of the sheet's file, which the program may fill in. Without `{sheet}`, stdin is the sheet.
+    `{out}` is the path of a file that the program may write. For each item, the first valid scores are used: from
+    `{out}`, else from stdout, else from `{sheet}`.
     """
 
     provisional = False
@@ -56,7 +57,7 @@ class CommandJudge:
         self.name = name
         self._command = _split_command(command)
         self._timeout_s = timeout_s
-        self._batch = batch
+        self._batch_size = batch
         program = self._command[0]
         if shutil.which(program) is None:
             found = Path(program).exists() and os.sep in program
@@ -64,9 +65,9 @@ class CommandJudge:
             raise UsageError(f"The judge's program {program[:200]!r} {problem}. Check its name, permissions and PATH.")
 
     def fill(self, sheet: TipSheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
-        batch_size = self._batch or max(1, len(sheet.items))
-        for first in range(0, len(sheet.items), batch_size):
-            items = sheet.items[first : first + batch_size]
+        batch_size = self._batch_size or max(1, len(sheet.items))
+        for start in range(0, len(sheet.items), batch_size):
+            items = sheet.items[start : start + batch_size]
             reasons: dict[str, str] = {}  # of the unscored items, by id
             for result in self._run_once(replace(sheet, items=items), report):
                 if isinstance(result, Unscored):
@@ -81,19 +82,18 @@ class CommandJudge:
                 yield from self._run_once(replace(sheet, items=retried), report)
 
     def _run_once(self, sheet: TipSheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
-        """Run the program once and yield a result for every item."""
         report(f"{self.name}: {plural(len(sheet.items), 'item')} to judge, at most {self._timeout_s:g} s")
         sheet = replace(sheet, judge=sheet.judge or self.name)
         with TemporaryDirectory(prefix="tipbench-judge-", ignore_cleanup_errors=True) as folder:
             sheet_path, out_path = Path(folder, "sheet.json"), Path(folder, "out.json")
             program, *arguments = self._command
-            names_sheet = any("{sheet}" in argument for argument in arguments)
+            has_sheet_path = any("{sheet}" in argument for argument in arguments)
             try:
-                content = sheet_text(sheet).encode()
+                sheet_bytes = sheet_text(sheet).encode()
             except UnicodeEncodeError:  # a lone surrogate in a tip cannot be encoded
-                content = json.dumps(sheet_json(sheet)).encode()
+                sheet_bytes = json.dumps(sheet_json(sheet)).encode()
             try:
-                sheet_path.write_bytes(content)
+                sheet_path.write_bytes(sheet_bytes)
             except OSError as exc:
                 raise TipbenchError(
                     f"The sheet for the judge's program cannot be written to {sheet_path}: {exc.strerror}."
@@ -101,12 +101,12 @@ class CommandJudge:
             arguments = [
                 argument.replace("{sheet}", str(sheet_path)).replace("{out}", str(out_path)) for argument in arguments
             ]
-            with Path(os.devnull if names_sheet else sheet_path).open("rb") as stdin:
+            with Path(os.devnull if has_sheet_path else sheet_path).open("rb") as stdin:
                 stdout, failure = _run_program([program, *arguments], stdin, self._timeout_s)
-            written, filled = _read_output(out_path), _read_output(sheet_path)
-        if filled == content:
-            filled = b""  # the program has not changed it
-        sources = [recover_items(output, sheet) for output in (written, stdout, filled) if output]
+            out, filled_sheet = _read_output(out_path), _read_output(sheet_path)
+        if filled_sheet == sheet_bytes:
+            filled_sheet = b""  # the program has not changed it
+        sources = [recover_items(output, sheet) for output in (out, stdout, filled_sheet) if output]
         for item in sheet.items:
             yield choose_score(item, sheet.rubric, sources, failure)
 
@@ -124,7 +124,7 @@ def _split_command(command: str) -> list[str]:
 
 
 def _read_output(path: Path) -> bytes:
-    """Read an output file up to MAX_OUTPUT bytes; empty unless a regular file, since reading a pipe could block."""
+    """Return at most MAX_OUTPUT bytes of a regular file. Other files are not read: a pipe could block."""
     with suppress(OSError):
         if stat.S_ISREG(path.stat().st_mode):
             with path.open("rb") as file:
@@ -133,12 +133,10 @@ def _read_output(path: Path) -> bytes:
 
 
 def _run_program(command: Sequence[str], stdin: IO[bytes], timeout_s: float) -> tuple[bytes, str]:
-    """Run the program until it exits or exceeds the time or size limit; then end its process group.
+    """Run the program; return its output and the reason why it failed, empty if it exited with code 0.
 
-    Return its output, and the reason for failure: empty if it exited with code 0. Its streams are files: reading pipes
-    would block while a child process keeps them open.
+    Its streams are files: reading pipes would block while a child process keeps them open.
     """
-    # Without tipbench and MLflow settings, which would give access to the hidden controls.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_REMOVED_PREFIXES)}
     with TemporaryFile() as stdout, TemporaryFile() as stderr:
         try:
@@ -159,33 +157,31 @@ def _run_program(command: Sequence[str], stdin: IO[bytes], timeout_s: float) -> 
                 elif time.monotonic() > deadline:
                     exceeded = f"{timeout_s:g} s"
         finally:
-            _end(process)
+            _stop(process)
         stdout.seek(0)
         stderr.seek(max(0, os.fstat(stderr.fileno()).st_size - _MAX_STDERR))
-        return stdout.read(MAX_OUTPUT), _failure(process.returncode, exceeded, stderr.read())
+        return stdout.read(MAX_OUTPUT), _failure_reason(process.returncode, exceeded, stderr.read())
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the program if it still runs, with SIGTERM and then SIGKILL, and any child processes it has left."""
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Stop the program if it still runs, and any child processes it has left."""
     if process.poll() is None:
-        _signal(process, signal.SIGTERM)
+        _signal_group(process, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(_TERM_S)
-    _signal(process, signal.SIGKILL)
+    _signal_group(process, signal.SIGKILL)
     process.wait()
 
 
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Send a signal to the whole process group; the program was started in a new session."""
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+        os.killpg(process.pid, number)  # its process group, because it was started in a new session
 
 
-def _failure(code: int, exceeded: str, stderr: bytes) -> str:
-    """Return why the program failed, with its last line on stderr; empty if it exited with code 0."""
+def _failure_reason(code: int, exceeded: str, stderr: bytes) -> str:
     if exceeded:
         reason = f"the program exceeded {exceeded} and was stopped"
-    elif code < 0:  # the negative number of the signal that ended it
+    elif code < 0:  # the negative number of a signal
         known_signals = {each.value for each in signal.Signals}
         name = signal.Signals(-code).name if -code in known_signals else f"signal {-code}"
         reason = f"the program was ended by {name}"

@@ -28,19 +28,19 @@ MAX_CONTROL_TIPS = 60  # per sheet
 MAX_REPEATS = 8  # per sheet
 MIN_CELLS_FOR_REPEATS = 10  # on a smaller sheet nothing is repeated
 
-_ONE_CONTROL = 1000  # balances and target shares are in thousandths of a control
+_ONE_CONTROL = 1000  # the unit of target shares and excesses is a thousandth of a control
 # Target share of each step of a five-step scale. More threes would hide a judge who always scores 3.
 _FIVE_STEP_SHARES = (150, 200, 300, 200, 150)
-_OWN_SHOWINGS = 10_000  # weight of a showing to this judge; one to another judge has the weight 1
-_MAX_SPARE = 4  # spare controls considered per control needed, to bound the work on a very large pool
+_OWN_SHOWING_WEIGHT = 10_000  # of a showing to the sheet's judge; a showing to another judge has the weight 1
+_MAX_SPARE = 4  # spare controls per control needed; limits the time for a very large pool
 
-Source = str | tuple[str, ...]  # an item's content: the id of a run, or the ids of the controls of a control answer
-Occurrences = frozenset[tuple[int, bool]]  # the earlier sheets with an item: number, and whether it was scored there
+Source = str | tuple[str, ...]  # what an item shows: a run (its id), or controls (their ids)
+Occurrences = frozenset[tuple[int, bool]]  # of an item on earlier sheets: (number of the sheet, whether it was scored)
 
 
 @dataclass(frozen=True)
 class JudgeHistory:
-    """The items that judges have seen before a new sheet: its own judge and the others."""
+    """The items that the judge of a new sheet and other judges have seen before."""
 
     judge: str | None = None
     shown: Sequence[str] = ()  # ids of the controls shown to this judge in any experiment, once for each showing
@@ -71,7 +71,7 @@ def compose(
     returning_ids = {control for entry in returning for control in entry.controls}
     unused = [control for control in controls if control_id(control) not in returning_ids]
     earlier_entries = [entry for stored in history.sheets for entry in stored.entries]
-    showings = Counter({control: _OWN_SHOWINGS * times for control, times in Counter(history.shown).items()})
+    showings = Counter({control: _OWN_SHOWING_WEIGHT * times for control, times in Counter(history.shown).items()})
     showings.update(control for entry in earlier_entries for control in entry.controls)
     earlier_runs = {entry.run_id for entry in earlier_entries}
     possible_donors = [cell for cell in real if cell.run_id not in earlier_runs]
@@ -79,16 +79,16 @@ def compose(
     n_wanted = n_control_tips(len(real), tips_per_answer=sum(tip_counts) / max(1, len(tip_counts)))
     n_new = round(n_wanted * len(possible_donors) / len(real)) if real else 0
     if len(returning_ids) + n_new < min(MIN_CONTROLS, n_wanted):
-        # Too few controls to measure the judge, as after a change of the suite's controls.
+        # Too few to measure the judge, as after a change of the suite's controls.
         possible_donors, n_new = real, n_wanted - len(returning_ids)
     pools = _scenario_pools(possible_donors, repeats, unused, showings, rng)
     donors_by_pool = _draw_all_donors(pools, n_new, rng)
-    n_by_pool = [sum(len(donor.tips) for donor in donors) for donors in donors_by_pool]
-    controls_by_pool = _choose_controls(pools, n_by_pool, rubric)
+    n_controls_by_pool = [sum(len(donor.tips) for donor in donors) for donors in donors_by_pool]
+    controls_by_pool = _choose_controls(pools, n_controls_by_pool, rubric)
 
     def make_item(scenario: str, tips: Sequence[Tip], *, format_ok: bool) -> TipItem:
-        flagged = tuple(SheetTip(tip.tip, tip.rationale, is_overlong(tip.tip, rubric.word_limit)) for tip in tips)
-        return TipItem("", cards[scenario], format_ok, flagged)  # without an id until the order is known
+        sheet_tips = tuple(SheetTip(tip.tip, tip.rationale, is_overlong(tip.tip, rubric.word_limit)) for tip in tips)
+        return TipItem("", cards[scenario], format_ok, sheet_tips)  # without an id until the order is known
 
     entries = [
         SheetEntry(make_item(cell.scenario, cell.tips, format_ok=cell.format_ok), kind, cell.run_id)
@@ -108,7 +108,7 @@ def compose(
                 Tip(control.tip, control.rationale if donor_tip.rationale else "")
                 for control, donor_tip in zip(answer_controls, donor.tips, strict=True)
             ]
-            # A well-formed answer has every rationale; a user's control may lack one.
+            # A well-formed answer has all rationales, but a user's control may have none.
             format_ok = donor.format_ok and all(tip.rationale for tip in tips)
             entries.append(
                 SheetEntry(
@@ -135,10 +135,9 @@ def n_control_tips(n_cells: int, tips_per_answer: float) -> int:
 def _returning_controls(
     answers: Sequence[EligibleCell], controls: Sequence[Control], history: JudgeHistory, rng: random.Random
 ) -> list[SheetEntry]:
-    """Draw control answers of earlier sheets, each as likely as a comparable real answer is to be on the new sheet.
+    """Draw control answers of earlier sheets, each with the probability that a comparable real answer returns.
 
-    Real answers are comparable if they belong to the same scenario, were on the same earlier sheets, and were scored
-    or left open there like the control answer.
+    A real answer is comparable if it has the same scenario, and was shown and scored on the same earlier sheets.
     """
     current_scores = {control_id(control): control.scores for control in controls}
     on_new_sheet, shown_to_judge = {cell.run_id for cell in answers}, set(history.shown)
@@ -158,7 +157,8 @@ def _returning_controls(
     drawn: list[SheetEntry] = []
     drawn_ids: set[str] = set()
     for ids in sorted(source for source in entry_of if isinstance(source, tuple)):
-        entry, random_number = entry_of[ids], rng.random()
+        entry = entry_of[ids]
+        random_number = rng.random()
         comparable = runs_of[entry.item.card["id"], frozenset(occurrences_of[ids])]
         if not comparable or random_number >= len(comparable & on_new_sheet) / len(comparable):
             continue
@@ -181,24 +181,24 @@ def _choose_repeats(
     return rng.sample([possible[run_id] for run_id in sorted(possible)], min(wanted, len(possible)))
 
 
-# Number of control tips per scenario
+# Donors
 
 
 @dataclass(frozen=True)
 class _ScenarioPool:
-    """A scenario of the sheet for which there are controls."""
+    """A scenario of the sheet, with its donors and controls."""
 
     donors: Sequence[EligibleCell]  # real answers whose shape a control answer may have
-    max_items: int  # maximum number of control items: as many as there are real ones
+    max_items: int  # of control items: as many as there are real ones
     controls: Sequence[Control]  # least often shown first, ties in random order
     showings: Sequence[int]  # how often each of `controls` was shown
 
 
 class _Option(NamedTuple):
-    """The best way to choose a given number of control tips: the controls that were shown least."""
+    """The ways to choose a given number of controls that were shown least often."""
 
-    showings: int  # the least possible sum of earlier showings
-    log_ways: float  # logarithm of the number of ways to reach it, weighted by the probability of their donors
+    showings: int  # sum of the earlier showings of the controls, the same for all of these ways
+    log_ways: float  # logarithm of the number of ways, weighted by the probability of their donors
 
 
 def _scenario_pools(
@@ -208,7 +208,6 @@ def _scenario_pools(
     showings: Mapping[str, int],
     rng: random.Random,
 ) -> list[_ScenarioPool]:
-    """Return a pool for each scenario that has both donors and controls."""
     donors, ids_of = defaultdict(list), defaultdict(list)  # by scenario
     for cell in real:
         if cell.tips:
@@ -232,9 +231,9 @@ def _scenario_pools(
 def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Random) -> list[list[EligibleCell]]:
     """Draw each scenario's donors, with `wanted` tips in total.
 
-    If no donors have this total, it is the next larger one that is possible, or else the largest. The donors are drawn
-    at random, on the condition that the controls needed were shown least often. This is dynamic programming over the
-    scenarios: the first loop counts the ways to reach each total, and the second one draws.
+    If this total is not possible, the next larger possible one is used, or else the largest. The draw is random among
+    the donors whose controls were shown least often. This is dynamic programming over the scenarios: the first loop
+    counts the ways to reach each total, and the second one draws.
     """
     largest = max((len(donor.tips) for pool in pools for donor in pool.donors), default=1)
     bound = wanted + largest - 1  # with more tips, a donor could be left out
@@ -298,7 +297,7 @@ def _options(pool: _ScenarioPool, log_chances: Sequence[Mapping[int, float]]) ->
 
 
 def _fixed_and_tied(pool: _ScenarioPool, tips: int) -> tuple[int, int]:
-    """Return how many controls are certainly among the `tips` least shown, and how many tie for the other places."""
+    """Return how many controls are in every choice of the `tips` least shown, and how many tie for the other places."""
     if not tips:
         return 0, 0
     limit = pool.showings[tips - 1]
@@ -312,7 +311,7 @@ def _combine(one: _Option, other: _Option) -> _Option:
 def _draw_donors(
     pool: _ScenarioPool, log_chances: Sequence[Mapping[int, float]], tips: int, rng: random.Random
 ) -> list[EligibleCell]:
-    """Draw donors that have `tips` tips in total, as independent draws would on this condition."""
+    """Draw donors independently, on the condition that they have `tips` tips in total."""
     n_donors = _draw_key({count: chances[tips] for count, chances in enumerate(log_chances) if tips in chances}, rng)
     donors = []
     for n_after in reversed(range(n_donors)):  # number of donors still to be drawn after this one
@@ -328,7 +327,7 @@ def _draw_donors(
 
 
 def _draw_key(log_weights: Mapping[int, float], rng: random.Random) -> int:
-    """Draw a key with these weights, which are logarithms."""
+    """Draw a key; its weight is exp(log weight)."""
     largest = max(log_weights.values())  # subtracted below, so that exp does not overflow
     weights = [exp(value - largest) for value in log_weights.values()]
     [key] = rng.choices(list(log_weights), weights)
@@ -348,12 +347,12 @@ class _PoolChoice(NamedTuple):
     """The controls chosen from a pool, and others that were shown as often."""
 
     chosen: list[Control]
-    n_fixed: int  # how many of the chosen ones, from the first on, no spare one may replace
+    n_fixed: int  # the first `n_fixed` of the chosen ones are never swapped
     spare: list[Control]
 
 
 def _choose_controls(pools: Sequence[_ScenarioPool], counts: Sequence[int], rubric: Rubric) -> list[list[Control]]:
-    """Choose this many controls of each pool, those shown least, and return them by pool.
+    """Choose from each pool as many controls as its count, those shown least often; returns them by pool.
 
     Controls that were shown equally often are swapped to balance the agreed scores over the steps of each scale.
     """
@@ -371,7 +370,7 @@ def _choose_controls(pools: Sequence[_ScenarioPool], counts: Sequence[int], rubr
 
 
 class _Balance:
-    """How far the agreed scores exceed their target, per scale and step. Integers, in thousandths of a control."""
+    """By how much the number of chosen controls exceeds its target, for each step of each scale."""
 
     def __init__(self, scales: Sequence[Scale], controls: Sequence[Control]) -> None:
         self._names = [scale.name for scale in scales]
@@ -384,14 +383,14 @@ class _Balance:
             self._add(control, _ONE_CONTROL)
 
     def improve(self, choice: _PoolChoice) -> int:
-        """Swap chosen and spare controls where that reduces the squared excess. Returns how many were swapped."""
+        """Swap chosen and spare controls if that reduces the sum of squared excesses. Returns the number of swaps."""
         chosen, spare = choice.chosen, choice.spare
         swaps = 0
         for i in range(choice.n_fixed, len(chosen)):
             for j in range(len(spare)):
                 old, new = chosen[i].scores, spare[j].scores
                 changed = [name for name in self._names if new[name] != old[name]]
-                # The change in the sum of the squared excesses, divided by 2 * _ONE_CONTROL.
+                # The change of the sum of squared excesses, divided by 2 * _ONE_CONTROL.
                 growth = sum(
                     self._excess[name, new[name]] - self._excess[name, old[name]] + _ONE_CONTROL for name in changed
                 )
@@ -416,7 +415,7 @@ def _target_shares(scale: Scale) -> tuple[int, ...]:
     return tuple(round(_ONE_CONTROL * height / sum(heights)) for height in heights)
 
 
-# Private controls, for a team's own suite
+# New controls, for a team's own suite
 
 MIN_JUDGES = 2  # judges who agree on a tip
 MAX_PER_SCENARIO = 10  # new controls per scenario
@@ -433,9 +432,8 @@ def agreed_controls(
 ) -> list[Control]:
     """Return new controls: tips on which at least `min_judges` judges agree, within one step on every scale.
 
-    Only counted scores are used. The agreed score is their median, or the lower of two medians. If a scenario has more
-    than `per_scenario` such tips, those are returned that spread evenly over the composite. Tips in `exclude`, such as
-    existing controls and anchors, are left out.
+    Only counted scores are used; the agreed score is their (lower) median. If a scenario has more than `per_scenario`
+    such tips, it returns tips evenly spaced by composite. `exclude` are tips to leave out, such as existing controls.
     """
     used = set(exclude)
     by_scenario: dict[str, list[Control]] = defaultdict(list)

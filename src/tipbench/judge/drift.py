@@ -31,8 +31,8 @@ def alpha(scale: Scale, scores: Sequence[Sequence[int]]) -> float | None:
     from krippendorff import alpha as krippendorff_alpha
 
     domain = np.arange(scale.min, scale.max + 1)
-    counts = np.array([np.bincount(np.array(each) - scale.min, minlength=len(domain)) for each in by_tip])
-    return float(krippendorff_alpha(value_counts=counts, value_domain=domain, level_of_measurement="ordinal"))
+    counts = [np.bincount(np.array(tip_scores) - scale.min, minlength=len(domain)) for tip_scores in by_tip]
+    return float(krippendorff_alpha(value_counts=np.array(counts), value_domain=domain, level_of_measurement="ordinal"))
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,16 @@ def self_agreement(
 
 MIN_CONTROLS = 20  # with fewer control tips the verdict is unknown
 FALSE_ALARM_RATE = 0.05  # of the whole verdict, for an honest judge
-# The tests use BIAS_RATE + 2 * POOLED_RATE = 0.037 of it. The rest is a margin, because the design effect is estimated.
+# The tests' rates add up to less, BIAS_RATE + 2 * POOLED_RATE = 0.037, because the design effect is only estimated.
 BIAS_RATE = 0.031  # of the biases of all scales together
 POOLED_RATE = 0.003  # of the error, and of the contrast
 POOLED_QUANTILE = NormalDist().inv_cdf(1 - POOLED_RATE)
-# A judge's noise is the standard deviation of the normal error before rounding, in points of a five-step scale.
+# A judge's noise is the standard deviation of their normal errors before rounding, in points of a five-step scale.
 HONEST_NOISE = 1.0  # the largest noise accepted as honest
 NOISES = np.linspace(0.05, 1.5, 59)  # values tried when estimating a judge's noise
 MIN_SPREAD = 0.25  # minimum standard deviation of errors, in the same points, so that no interval has zero width
-# Added to the degrees of freedom by items in the test of a bias. With fewer, small biases are missed; with more, honest
-# judges are held too often. The rates of both are in docs/judging.md.
+# Added to the degrees of freedom (items − 1) in the test of a bias. With fewer, small biases are missed; with more,
+# honest judges are held too often. The rates of both are in docs/judging.md.
 PRIOR_DEGREES = 20
 
 Floats = NDArray[np.float64]
@@ -143,7 +143,7 @@ class Drift:
     error: float | None  # mean absolute difference from the agreed scores
     error_limit: float | None
     error_beyond: bool
-    contrast: float | None  # slope of score on agreed score: 1 if scores follow them fully, 0 if not at all
+    contrast: float | None  # slope of the scores over the agreed scores: 1 if they are equal, 0 if unrelated
     contrast_limit: float | None
     contrast_beyond: bool
     icc: float | None = None  # intraclass correlation: how alike a judge's errors are within an item
@@ -151,7 +151,9 @@ class Drift:
 
     def to_json(self) -> dict[str, Any]:
         """Return unrounded JSON-serializable values; None where unknown."""
-        scales = [{**asdict(scale), "interval": scale.interval and list(scale.interval)} for scale in self.scales]
+        scales = [
+            {**asdict(scale), "interval": list(scale.interval) if scale.interval else None} for scale in self.scales
+        ]
         return {**asdict(self), "verdict": self.verdict.value, "scales": scales}
 
     def sentences(self, rubric: Rubric, *, with_count: bool = True) -> list[str]:
@@ -185,7 +187,7 @@ class Drift:
 
 
 def limit_sentences(drift: Mapping[str, Any], points: str = "points") -> Iterator[str]:
-    """Yield a sentence for each limit that a drift exceeds, of its error and its contrast. `drift` is its JSON."""
+    """Yield a sentence if the error exceeds its limit, and if the contrast does. `drift` is from `Drift.to_json`."""
     if drift.get("error_beyond"):
         yield (
             f"The scores differ from the reference scores by {drift['error']:.1f} {points} on average, "
@@ -202,9 +204,8 @@ def limit_sentences(drift: Mapping[str, Any], points: str = "points") -> Iterato
 def measure_drift(scales: Sequence[Scale], scored: Sequence[ControlScore], *, sheets: int = 1) -> Drift:
     """Compare the scores of control tips with their agreed scores. Below MIN_CONTROLS tips the verdict is unknown.
 
-    A judge's errors are alike within an item, so tips of one item count for less than independent ones. All standard
-    errors are therefore inflated by the design effect. It is computed from the intraclass correlation of the judge's
-    own errors, over all scales. Every tip has a score and an agreed score on every scale.
+    A judge's errors are alike within an item, so tips of one item count for less than independent ones: the design
+    effect inflates all standard errors. Every tip must have a score and an agreed score on every scale.
     """
     columns = [_Column.of(scale, scored) for scale in scales]
     icc = _intraclass_correlation(columns)
@@ -265,9 +266,9 @@ class _Column:
         return len(np.unique(self.item))
 
     @property
-    def point(self) -> float:
-        """One point of a five-step scale, in steps of this scale."""
-        return _point(self.scale.max - self.scale.min)
+    def steps_per_point(self) -> float:
+        """Steps of this scale in one point of a five-step scale."""
+        return _steps_per_point(self.scale.max - self.scale.min)
 
     @property
     def honest(self) -> _HonestErrors:
@@ -285,10 +286,10 @@ class _Column:
 
     @cached_property
     def excess(self) -> Floats:
-        """Errors minus the mean error that the ends of the scale cause for an equally noisy honest judge."""
+        """Errors minus the mean error of an equally noisy honest judge, which is not 0 near the ends of the scale."""
         honest = self.honest
-        # Find the noise whose error variance is closest to the judge's: a bias does not change the variance. The
-        # variance over all tips is the mean of the variances plus the variance of the means.
+        # Estimate the noise from the variance of the errors, which a bias does not change. The variance over all tips
+        # is the mean of the variances plus the variance of the means.
         shares = self.counts / self.n
         variance_by_noise = honest.variance @ shares + honest.mean**2 @ shares - (honest.mean @ shares) ** 2
         closest = int(np.abs(variance_by_noise - np.var(self.error)).argmin())
@@ -301,17 +302,17 @@ class _Column:
     @property
     def spread(self) -> float:
         """The standard deviation of `excess`, at least MIN_SPREAD."""
-        least = MIN_SPREAD * self.point
+        least = MIN_SPREAD * self.steps_per_point
         return max(float(self.excess.std(ddof=1)), least) if self.n > 1 else least
 
     def bias_se(self, icc: float | None) -> float:
-        """Return the standard error of the bias."""
         return self.spread * sqrt(self.design_effect(icc) / self.n)
 
     def bias_degrees(self, icc: float | None) -> int:
-        """Return the degrees of freedom of the bias: by tips, or fewer if errors may be correlated within items."""
-        by_tips = self.n - 1
-        return by_tips if icc is None else min(by_tips, self.n_items - 1 + PRIOR_DEGREES)
+        """Return the degrees of freedom of the bias: fewer if errors may be correlated within items."""
+        if icc is None:
+            return self.n - 1
+        return min(self.n - 1, self.n_items - 1 + PRIOR_DEGREES)
 
     def design_effect(self, icc: float | None, weights: NDArray[np.floating[Any]] | None = None) -> float:
         """Return the factor by which correlation within items inflates the variance of a weighted sum of errors.
@@ -335,7 +336,7 @@ def _intraclass_correlation(columns: Sequence[_Column]) -> float | None:
     between = within = between_degrees = within_degrees = 0.0  # sums of squares, and their degrees of freedom
     sizes = []  # for each scale, the number of tips per item, adjusted for unequal numbers
     for column in columns:
-        tips = np.bincount(column.item)  # per item
+        tips = np.bincount(column.item)  # number of tips per item
         if len(tips) < 2 or column.n == len(tips):
             continue
         error = (column.excess - column.excess.mean()) / column.spread
@@ -352,9 +353,8 @@ def _intraclass_correlation(columns: Sequence[_Column]) -> float | None:
     return max(0.0, (mean_between - mean_within) / total) if total > 0 else 0.0
 
 
-def _point(steps: int) -> float:
-    """Return one point of a five-step scale, in steps of a scale of `steps` + 1 values."""
-    # Not a quarter step on a scale of two values: rounding would hide almost all of an honest judge's noise.
+def _steps_per_point(steps: int) -> float:
+    # At least half a step: on a scale of two values, rounding would hide almost all of a smaller noise.
     return max(steps / 4, 0.5)
 
 
@@ -364,40 +364,40 @@ class _HonestErrors:
 
     mean: Floats  # one row per noise in NOISES, and a last row for HONEST_NOISE
     variance: Floats  # the same rows
-    absolute: Floats  # rows: mean, variance and third central moment of |error| at HONEST_NOISE; additive over tips
+    absolute_moments: Floats  # mean, variance and third central moment of |error| at HONEST_NOISE; additive over tips
 
 
 @lru_cache(maxsize=64)
 def _honest_errors(steps: int) -> _HonestErrors:
-    """Compute the exact moments for a scale of `steps` + 1 values, with score = clip(round(agreed score + noise))."""
+    """Return the exact moments on a scale of `steps` + 1 values, for score = clip(round(agreed score + error))."""
     from scipy.special import ndtr
 
-    noises = np.append(NOISES, HONEST_NOISE) * _point(steps)
+    noises = np.append(NOISES, HONEST_NOISE) * _steps_per_point(steps)
     values = np.arange(steps + 1)
     # The axes of three-dimensional arrays are noise, agreed score and score.
     upper_ends = values[:-1] + 0.5  # of the interval that is rounded to a score; the last score has no upper end
     at_most = ndtr((upper_ends - values[:, None])[None] / noises[:, None, None])
     certain = np.ones((len(noises), steps + 1, 1))
-    cumulative = np.concatenate([0 * certain, at_most, certain], axis=2)
+    cumulative = np.concatenate([np.zeros_like(certain), at_most, certain], axis=2)
     probabilities = np.diff(cumulative, axis=2)
     error = values[None, :] - values[:, None]  # by agreed score and score
     mean = (probabilities * error).sum(axis=2)
     variance = (probabilities * error**2).sum(axis=2) - mean**2
     at_honest_noise = probabilities[-1]
     first, second, third = ((at_honest_noise * np.abs(error) ** power).sum(axis=1) for power in (1, 2, 3))
-    absolute = np.stack([first, second - first**2, third - 3 * first * second + 2 * first**3])
-    return _HonestErrors(mean, variance, absolute)
+    absolute_moments = np.stack([first, second - first**2, third - 3 * first * second + 2 * first**3])
+    return _HonestErrors(mean, variance, absolute_moments)
 
 
 def _scale_drift(column: _Column, icc: float | None, *, false_alarm_rate: float) -> ScaleDrift:
-    """Measure the drift on one scale, and test its bias at this rate."""
     interval: tuple[float, float] | None = None
     se: float | None = None
     beyond = False
     if column.n >= 2:
         se = column.bias_se(icc)
         half_width = _t_quantile(false_alarm_rate, column.bias_degrees(icc)) * se
-        low, high = interval = (column.bias - half_width, column.bias + half_width)
+        low, high = column.bias - half_width, column.bias + half_width
+        interval = (low, high)
         beyond = column.n >= MIN_CONTROLS and not low <= 0 <= high
     return ScaleDrift(
         scale=column.scale.name,
@@ -413,7 +413,6 @@ def _scale_drift(column: _Column, icc: float | None, *, false_alarm_rate: float)
 
 @lru_cache(maxsize=1024)
 def _t_quantile(false_alarm_rate: float, degrees: int) -> float:
-    """Return the quantile of Student's t for a two-sided test at this rate."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, 1 - false_alarm_rate / 2))
@@ -424,15 +423,15 @@ def _pooled_error(columns: Sequence[_Column], icc: float | None) -> tuple[float 
     total = sum(column.n for column in columns)
     if not total:
         return None, None
-    error = sum(float(np.abs(column.error).sum()) / column.point for column in columns)
+    error = sum(float(np.abs(column.error).sum()) / column.steps_per_point for column in columns)
     r = icc or 0.0
     # The correlation of |x| and |y|, if x and y are bivariate normal with the correlation r. It follows from
     # E|xy| = (sqrt(1 - r²) + r asin r) 2/pi, E|x| = sqrt(2/pi) and E x² = 1.
     absolute_icc = (sqrt(1 - r**2) + r * asin(r) - 1) * 2 / (pi - 2)
     mean = variance = third = inflated_variance = 0.0  # moments of the sum of an honest judge's |error|
     for column in columns:
-        powers = np.array([1, 2, 3])  # of the unit of each moment
-        moments = (column.honest.absolute @ column.counts) / column.point**powers
+        powers = np.array([1, 2, 3])  # the moments are in points, points² and points³
+        moments = (column.honest.absolute_moments @ column.counts) / column.steps_per_point**powers
         column_mean, column_variance, column_third = moments.tolist()
         mean += column_mean
         variance += column_variance
@@ -444,20 +443,18 @@ def _pooled_error(columns: Sequence[_Column], icc: float | None) -> tuple[float 
 
 
 def _pooled_contrast(columns: Sequence[_Column], icc: float | None) -> tuple[float | None, float | None]:
-    """Return the pooled slope of score on agreed score, and its limit: the smallest value explained by chance.
-
-    Both are None if the agreed scores do not vary.
-    """
+    """Return the contrast and its limit: the smallest value explained by chance. None if agreed scores do not vary."""
     # The slope of a regression is Sxy / Sxx. Here both sums are over all scales; x is the agreed score, y the score.
     sxy = honest_sxy = honest_sxy_variance = sxx = 0.0
     for column in columns:
         values = np.arange(len(column.counts))
-        centered = (values - float(values @ column.counts) / column.n) / column.point  # x minus its mean, by value
+        mean_agreed = float(values @ column.counts) / column.n
+        centered = (values - mean_agreed) / column.steps_per_point  # x minus its mean, for each value of x
         weights, effect = centered * column.counts, column.design_effect(icc, centered[column.agreed])
         honest_mean, honest_variance = column.honest.mean[-1], column.honest.variance[-1]
-        sxy += float(centered[column.agreed] @ column.score) / column.point
-        honest_sxy += float(weights @ (values + honest_mean)) / column.point
-        honest_sxy_variance += float(weights * centered @ honest_variance) / column.point**2 * effect
+        sxy += float(centered[column.agreed] @ column.score) / column.steps_per_point
+        honest_sxy += float(weights @ (values + honest_mean)) / column.steps_per_point
+        honest_sxy_variance += float(weights * centered @ honest_variance) / column.steps_per_point**2 * effect
         sxx += float(weights @ centered)
     if sxx <= 0:
         return None, None
@@ -547,7 +544,6 @@ def measure_trends(scales: Sequence[Scale], sheets: Sequence[Sequence[ControlSco
 
 
 def _bias_sums(sheets: Sequence[Sequence[_Column]]) -> Iterator[BiasSum]:
-    """Yield the sums of each scale, over the sheets with two or more control tips."""
     from scipy.special import ndtri, stdtr
 
     measured: dict[str, list[tuple[float, float]]] = defaultdict(list)  # by scale: bias and z score of each sheet
@@ -556,7 +552,7 @@ def _bias_sums(sheets: Sequence[Sequence[_Column]]) -> Iterator[BiasSum]:
         for column in columns:
             if column.n >= 2:
                 t = column.bias / column.bias_se(icc)
-                z = float(ndtri(stdtr(column.bias_degrees(icc), t)))
+                z = float(ndtri(stdtr(column.bias_degrees(icc), t)))  # the normal quantile as likely as t
                 measured[column.scale.name].append((column.bias, z))
     for name, values in measured.items():
         high = low = 0.0
@@ -573,8 +569,8 @@ def _fatigue(sheets: Sequence[Sequence[_Column]]) -> Slope | None:
     for columns in sheets:
         errors_at: dict[float, list[float]] = defaultdict(list)  # by position: |error| minus an honest judge's mean
         for column in columns:
-            honest_mean = column.honest.absolute[0]
-            excess = (np.abs(column.error) - honest_mean[column.agreed]) / column.point
+            honest_mean = column.honest.absolute_moments[0]
+            excess = (np.abs(column.error) - honest_mean[column.agreed]) / column.steps_per_point
             for position, error in zip(column.position.tolist(), excess.tolist(), strict=True):
                 errors_at[position].append(error)
         positions, errors = list(errors_at), [fmean(values) for values in errors_at.values()]
@@ -595,8 +591,8 @@ def _compression(columns: Sequence[_Column]) -> Slope | None:
     if n_items < _MIN_ITEMS:
         return None
     # For each scale, the agreed scores and the errors, minus their means.
-    xs = [(column.agreed - column.agreed.mean()) / column.point for column in columns]
-    ys = [(column.excess - column.excess.mean()) / column.point for column in columns]
+    xs = [(column.agreed - column.agreed.mean()) / column.steps_per_point for column in columns]
+    ys = [(column.excess - column.excess.mean()) / column.steps_per_point for column in columns]
     sxx = sum(float(x @ x) for x in xs)
     if not sxx:
         return None

@@ -43,7 +43,7 @@ PairName = tuple[str, str]  # model and prompt version of a pair
 
 @dataclass(frozen=True)
 class Contender:
-    """One answer of one (model, prompt) pair."""
+    """One answer of a pair."""
 
     run_id: str
     pair: PairName
@@ -73,19 +73,19 @@ def find_match_ups(contenders: Iterable[Contender], done: Collection[frozenset[s
     groups: dict[tuple[str, str], list[Contender]] = defaultdict(list)  # by scenario and repeat
     for contender in sorted(contenders, key=lambda each: (each.scenario, each.repeat, each.pair, each.run_id)):
         groups[contender.scenario, contender.repeat].append(contender)
-    found = [MatchUp(*two) for group in groups.values() for two in combinations(group, 2)]
-    return [each for each in found if each.one.pair != each.other.pair and each.runs not in done]
+    match_ups = [MatchUp(one, other) for group in groups.values() for one, other in combinations(group, 2)]
+    return [each for each in match_ups if each.one.pair != each.other.pair and each.runs not in done]
 
 
 def choose_match_ups(found: Sequence[MatchUp], limit: int | None, rng: random.Random) -> list[MatchUp]:
-    """Return at most `limit` match-ups, whole scenarios in random order, so that pairs are shown equally often.
+    """Return at most `limit` match-ups: whole scenarios in random order, so that pairs are shown equally often.
 
-    If the limit is below two whole scenarios, takes one match-up per scenario in turn, since a single scenario has no
-    error bar.
+    If the limit is below two scenarios, takes one match-up of each scenario in turn: one scenario has no error bar.
     """
     groups: dict[str, list[MatchUp]] = defaultdict(list)  # by scenario
     in_fixed_order = sorted(found, key=lambda each: sorted(each.runs))
-    for each in rng.sample(in_fixed_order, len(in_fixed_order)):
+    shuffled = rng.sample(in_fixed_order, len(in_fixed_order))
+    for each in shuffled:
         groups[each.scenario].append(each)
     first_scenarios = list(groups.values())[:2]
     if limit is not None and limit < sum(map(len, first_scenarios)):
@@ -95,14 +95,11 @@ def choose_match_ups(found: Sequence[MatchUp], limit: int | None, rng: random.Ra
 
 
 def order_showings(chosen: Sequence[MatchUp], rng: random.Random) -> list[tuple[Contender, Contender]]:
-    """Return each match-up twice, as the answers a and b: first all of them, then all with the sides swapped.
-
-    Between the two showings of a match-up are at least three quarters of the other match-ups.
-    """
+    """Return each match-up twice, as the answers a and b: first all of them, then all with the sides swapped."""
     order = list(chosen)
     rng.shuffle(order)
     first = [(each.one, each.other) if rng.random() < 0.5 else (each.other, each.one) for each in order]
-    # A shuffle of the whole second half could put the two showings of a match-up next to each other.
+    # Shuffled in blocks, so that at least three quarters of the others are between the two showings of a match-up.
     block_size = max(1, len(order) // 4)
     second: list[tuple[Contender, Contender]] = []
     for start in range(0, len(first), block_size):
@@ -200,11 +197,11 @@ def check_duel(raw_item: Mapping[str, Any], item: DuelItem) -> Winner | list[Pro
 
 @dataclass(frozen=True)
 class DuelChoice:
-    """A judge's choice for one item, with its time."""
+    """A judge's choice for one item."""
 
     item: str
     winner: Winner
-    at: str  # ISO time of applying it
+    at: str  # ISO time at which it was applied
 
 
 @dataclass(frozen=True)
@@ -212,8 +209,8 @@ class StoredDuelSheet:
     """A duel sheet stored in MLflow: its content, the runs of each item, and the judge's choices."""
 
     sheet: DuelSheet
-    sides: Mapping[str, tuple[str, str]]  # by item: the runs shown as a and b
-    pairs: Mapping[str, PairName]  # by run
+    sides: Mapping[str, tuple[str, str]]  # ids of the runs shown as a and b, by item id
+    pairs: Mapping[str, PairName]  # by run id
     exported: str  # ISO time
     seed: int = 0
     run_id: str = ""
@@ -226,7 +223,7 @@ class StoredDuelSheet:
 def record_duel(store: RunStore, experiment_id: str, stored: StoredDuelSheet) -> str:
     """Store a new duel sheet and return its run id. Must succeed before the file is sent to a judge."""
     sheet = stored.sheet
-    # Each model's answer is stored once and referenced by index, as it occurs in many items.
+    # An answer occurs in many items, so it is stored once and referenced by index.
     tip_lists = list(dict.fromkeys(tips for item in sheet.items for tips in (item.a, item.b)))
     index_of = {tips: index for index, tips in enumerate(tip_lists)}
     content = {
@@ -306,7 +303,7 @@ class DuelExport:
     stored: StoredDuelSheet
     pairs: int
     scenarios: int
-    without_tips: int  # answers without a tip
+    without_tips: int
     unknown_scenarios: int  # answers whose scenario is not (or no longer) in the suite
 
 
@@ -322,15 +319,16 @@ def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) 
         raise NotEnoughData(f"None of the answers to compare is in {experiment.name} any more.")
     cards = load_material(cells, request.suite).cards  # by scenario id and content hash
     known = [cell for cell in cells if cell.scenario_key in cards]
+    n_unknown = len(cells) - len(known)
     with_tips = {cell.run.run_id: cell for cell in known if cell.tips}
-    contenders = [
-        Contender(run_id, request.runs[run_id], cell.scenario_key[0], cell.run.params.get("repeat", ""), cell.tips)
-        for run_id, cell in with_tips.items()
-    ]
+    contenders = []
+    for run_id, cell in with_tips.items():
+        scenario, _ = cell.scenario_key
+        repeat = cell.run.params.get("repeat", "")
+        contenders.append(Contender(run_id, request.runs[run_id], scenario, repeat, cell.tips))
     done = _judged_in_both_orders(stored_duel_sheets(store, experiment), request.judge)
     found = find_match_ups(contenders, done)
     if not found:
-        n_unknown = len(cells) - len(known)
         raise NotEnoughData(_nothing_to_compare_message(experiment.name, request, done, n_unknown))
     seed = random.SystemRandom().randrange(2**63) if request.seed is None else request.seed
     rng = random.Random(seed)  # noqa: S311 - for shuffling, not a secret
@@ -358,13 +356,13 @@ def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) 
         pairs=len(set(stored.pairs.values())),
         scenarios=len({each.scenario for each in chosen}),
         without_tips=len(known) - len(with_tips),
-        unknown_scenarios=len(cells) - len(known),
+        unknown_scenarios=n_unknown,
     )
 
 
 @dataclass(frozen=True)
 class DuelChange:
-    """The effect of applying on one item."""
+    """A new or changed choice for one item."""
 
     item: str
     before: Winner | None
@@ -387,7 +385,7 @@ class DuelApplyResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the result for scripts, with the keys of `ApplyResult.to_json` that apply to duels."""
-        return {
+        result: dict[str, Any] = {
             "sheet": self.sheet,
             "status": str(SheetStatus.APPLIED),
             "judge": self.judge,
@@ -400,8 +398,10 @@ class DuelApplyResult:
             "drift": None,
             "judged_in_both_orders": self.in_both_orders,
             "same_in_both_orders": self.same_in_both_orders,
-            **({"dry_run": True, "changes": [vars(change) for change in self.changes]} if self.dry_run else {}),
         }
+        if self.dry_run:
+            result |= {"dry_run": True, "changes": [vars(change) for change in self.changes]}
+        return result
 
 
 def apply_duels(
@@ -415,7 +415,7 @@ def apply_duels(
     # A sheet that was exported without a name belongs to the first judge who applied it.
     expected = replace(stored.sheet, judge=stored.owner or stored.sheet.judge)
     filled = check_file(raw, expected, check_duel, judge=judge)
-    check_no_open_sheet(store, experiment, filled.judge)  # the export of a sheet without a name could not check it
+    check_no_open_sheet(store, experiment, filled.judge)  # not checked by the export of a sheet without a name
     at = now_iso()
     changes, choices, replaced = [], dict(stored.choices), list(stored.replaced)
     for item, winner in filled.finished.items():
@@ -460,7 +460,7 @@ class JudgedDuel:
     """One comparison made by a judge."""
 
     scenario: str
-    runs: tuple[str, str]  # shown as a and as b
+    runs: tuple[str, str]  # ids of the runs shown as a and b
     pairs: tuple[PairName, PairName]  # of these runs
     winner: Winner
     judge: str
@@ -470,7 +470,7 @@ class JudgedDuel:
 def read_duels(store: RunStore, experiment: Experiment) -> list[JudgedDuel]:
     """Return the comparisons of an experiment. If a judge repeats one on a later sheet, the later one counts."""
     newest_first = stored_duel_sheets(store, experiment)
-    duels: dict[tuple[str, tuple[str, str]], JudgedDuel] = {}  # by judge and runs; a later duel replaces an earlier one
+    duels: dict[tuple[str, tuple[str, str]], JudgedDuel] = {}  # by judge and runs
     for stored in reversed(list(newest_first)):
         judge = stored.owner or ""
         for item in stored.sheet.items:
@@ -488,7 +488,7 @@ def read_duels(store: RunStore, experiment: Experiment) -> list[JudgedDuel]:
 
 
 def _judged_in_both_orders(sheets: Iterator[StoredDuelSheet], judge: str | None) -> Collection[frozenset[str]]:
-    """Return the runs of the match-ups that this judge has judged in both orders, or any single judge if None."""
+    """Return the runs of the match-ups that this judge (any one judge if None) has judged in both orders."""
     orders = {
         (stored.owner, stored.sides[item])
         for stored in sheets
@@ -501,17 +501,16 @@ def _judged_in_both_orders(sheets: Iterator[StoredDuelSheet], judge: str | None)
 
 def _count_both_orders(stored: StoredDuelSheet) -> tuple[int, int]:
     """Return the number of match-ups judged in both orders, and how many of these have the same result."""
-    winners_of: dict[frozenset[str], list[str | None]] = defaultdict(list)  # winning run of each order; None for a tie
+    winning_runs: dict[frozenset[str], list[str | None]] = defaultdict(list)  # by the two runs; None for a tie
     for item, choice in stored.choices.items():
         a, b = stored.sides[item]
         winning_run = {Winner.A: a, Winner.B: b, Winner.TIE: None}[choice.winner]
-        winners_of[frozenset((a, b))].append(winning_run)
-    in_both_orders = [winners for winners in winners_of.values() if len(winners) == 2]
-    return len(in_both_orders), sum(one == other for one, other in in_both_orders)
+        winning_runs[frozenset((a, b))].append(winning_run)
+    in_both_orders = [winners for winners in winning_runs.values() if len(winners) == 2]
+    return len(in_both_orders), sum(first == second for first, second in in_both_orders)
 
 
 def _stored_rubric(store: RunStore, cells: Sequence[AnsweredCell], tag: str) -> Rubric:
-    """Return the rubric with this tag, as stored with one of the cells."""
     for cell in cells:
         if cell.run.tags.get("scores_rubric") == tag:
             _, texts = store.get(cell.run.run_id)

@@ -33,15 +33,14 @@ class ExportRequest:
     """Options of a sheet export."""
 
     judge: str | None = None
-    limit: int | None = None  # of cells
-    overlap: float = 0.2  # of the cells that others have scored, the share that this judge should score too
+    limit: int | None = None  # maximum number of cells
+    overlap: float = 0.2  # share of the cells scored by others that this judge should score too
     everything: bool = False  # also include all cells that only others have scored
     rejudge: bool = False  # also include cells scored under another rubric
     seed: int | None = None
     suite: str | None = None
     provisional: bool = False  # for an automatic judge whose scores never count as a person's
-    # Scenarios to select first, in this order, but after those of the design, the experiment's planned order.
-    first: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()  # scenarios to select first, after those of the experiment's design
     only: frozenset[str] | None = None  # runs that may be included; None for all
     without: frozenset[str] = frozenset()  # runs to exclude
 
@@ -51,10 +50,9 @@ class ExportResult:
     """A sheet stored in MLflow, ready to be sent to a judge, with counts for warnings."""
 
     stored: StoredSheet
-    unknown_scenarios: int = 0  # cells whose scenario is not (or no longer) in the suite
+    unknown_scenarios: int = 0  # cells whose scenario is not in the suite
     older_rubric: int = 0  # cells judged under another rubric, skipped without --rejudge
-    # Cells whose conditions (n_tips, temperature, sampling …) differ from the newest cell's; compare excludes them.
-    other_conditions: int = 0
+    other_conditions: int = 0  # cells with other conditions than the newest cell; compare excludes them
     added: int = 0  # cells beyond the limit, added so that the sheet has enough control tips
 
     @property
@@ -71,14 +69,15 @@ class ExportResult:
 def export_sheet(
     store: RunStore, experiment: Experiment, request: ExportRequest, cells: Sequence[AnsweredCell] | None = None
 ) -> ExportResult:
-    """Create a sheet and store it in MLflow. Without `cells`, they are read with `read_cells`.
+    """Create a sheet and store it in MLflow. If `cells` is None, they are read from MLflow.
 
-    With `rejudge`, outdated floor scores (those of answers without a usable tip) are updated to the current rubric when
-    the sheet is applied. Raises NotEnoughData if there is nothing for this judge to score; then they are updated first.
+    Raises NotEnoughData if there is nothing for this judge to score. With `rejudge`, floor scores of another rubric are
+    updated to the current one: when the sheet is applied, or before NotEnoughData is raised.
     """
     if request.judge and not request.provisional:
         check_no_duels(store, experiment, request.judge)
-    cells = read_cells(store, experiment.experiment_id) if cells is None else cells
+    if cells is None:
+        cells = read_cells(store, experiment.experiment_id)
     if not cells:
         raise NotEnoughData(f"{experiment.name} has no answered cells yet. Run `tipbench collect` first.")
     material = load_material(cells, request.suite)
@@ -90,17 +89,17 @@ def export_sheet(
     }
     seed = random.SystemRandom().randrange(2**63) if request.seed is None else request.seed
     eligible = [
-        cell.to_eligible(_scored_by(cell, rubric.tag, request))
+        cell.to_eligible(_judges_who_scored(cell, rubric.tag, request))
         for run_id, cell in known_cells.items()
         if not cell.floored and (request.only is None or run_id in request.only) and run_id not in request.without
     ]
-    with_controls = {control.scenario for control in material.controls}
+    scenarios_with_controls = {control.scenario for control in material.controls}
     rng = random.Random(seed)  # noqa: S311 - for shuffling, not a secret
     design = read_design(experiment.tags)
     planned_scenarios = design.scenarios if design else ()
     first_scenarios = (*planned_scenarios, *request.first)
-    chosen = choose_cells(eligible, request, with_controls, rng, first_scenarios)
-    outdated_floors: tuple[str, ...] = ()  # runs whose floor scores are updated to this rubric
+    chosen = choose_cells(eligible, request, scenarios_with_controls, rng, first_scenarios)
+    outdated_floors: tuple[str, ...] = ()
     if request.rejudge and not request.provisional:
         outdated_floors = tuple(
             run_id for run_id, cell in known_cells.items() if cell.floored and run_id in outdated_runs
@@ -125,7 +124,7 @@ def export_sheet(
         # Add scenarios, those already on the sheet first, until there is room for enough control tips.
         restarted_rng = random.Random(seed)  # noqa: S311 - same seed, same order of scenarios
         without_limit = replace(request, limit=None)
-        all_cells = choose_cells(eligible, without_limit, with_controls, restarted_rng, first_scenarios)
+        all_cells = choose_cells(eligible, without_limit, scenarios_with_controls, restarted_rng, first_scenarios)
         chosen_runs, chosen_scenarios = {cell.run_id for cell in chosen}, {cell.scenario for cell in chosen}
         remaining = _by_scenario(cell for cell in all_cells if cell.run_id not in chosen_runs)
         extended = list(chosen)
@@ -162,7 +161,7 @@ def export_sheet(
 def choose_cells(
     eligible: Iterable[EligibleCell],
     request: ExportRequest,
-    with_controls: Collection[str],
+    scenarios_with_controls: Collection[str],
     rng: random.Random,
     first: Sequence[str] = (),
 ) -> list[EligibleCell]:
@@ -171,26 +170,26 @@ def choose_cells(
     Without a judge's name, only unscored cells are selected.
     """
     cells = sorted(eligible, key=lambda cell: cell.run_id)
-    order = _scenario_order(cells, request.judge, with_controls, rng, first)
+    order = _scenario_order(cells, request.judge, scenarios_with_controls, rng, first)
     unscored = [cell for cell in cells if not cell.scored_by]
-    by_others = [cell for cell in cells if request.judge and cell.scored_by - {request.judge}]
-    only_by_others = [cell for cell in by_others if request.judge not in cell.scored_by]
+    scored_by_others = [cell for cell in cells if request.judge and cell.scored_by - {request.judge}]
+    scored_only_by_others = [cell for cell in scored_by_others if request.judge not in cell.scored_by]
     if request.everything or request.provisional:
-        return _take_scenarios(_by_scenario([*unscored, *only_by_others], order), request.limit, rng)
+        return _take_scenarios(_by_scenario([*unscored, *scored_only_by_others], order), request.limit, rng)
     unscored_groups = _by_scenario(unscored, order)
-    # Take as many scenarios scored by others, in order, as the missing overlap needs.
-    n_by_both = len(by_others) - len(only_by_others)
-    overlap_missing = _rounded_up(request.overlap * len(by_others)) - n_by_both
+    # Add scenarios scored only by others until the overlap is reached.
+    n_scored_by_both = len(scored_by_others) - len(scored_only_by_others)
+    overlap_missing = _round_up(request.overlap * len(scored_by_others)) - n_scored_by_both
     shared_groups: list[list[EligibleCell]] = []
     n_shared = 0
-    for group in _by_scenario(only_by_others, order):
+    for group in _by_scenario(scored_only_by_others, order):
         if n_shared < overlap_missing:
             shared_groups.append(group)
             n_shared += len(group)
     if request.limit is None:
         return [cell for group in (*unscored_groups, *shared_groups) for cell in group]
     # Shared cells are at most `overlap` times the unscored ones, unless there are too few unscored ones.
-    min_unscored = _rounded_up(request.limit / (1 + request.overlap))
+    min_unscored = _round_up(request.limit / (1 + request.overlap))
     n_unscored = min(len(unscored), max(min_unscored, request.limit - n_shared))
     shared_limit = request.limit - n_unscored
     return _take_scenarios(unscored_groups, n_unscored, rng) + _take_scenarios(shared_groups, shared_limit, rng)
@@ -199,13 +198,13 @@ def choose_cells(
 def _scenario_order(
     cells: Sequence[EligibleCell],
     judge: str | None,
-    with_controls: Collection[str],
+    scenarios_with_controls: Collection[str],
     rng: random.Random,
     first: Sequence[str],
 ) -> list[str]:
     """Return the scenarios in order: those of `first`, then those with controls, then the others.
 
-    Within each group, scenarios that this judge has begun come first. Those that only others have begun come last.
+    Within each group, scenarios that this judge has begun come first, and those that only others have begun come last.
     """
     position = {scenario: first.index(scenario) for scenario in first}
     begun_by_judge = {cell.scenario for cell in cells if judge in cell.scored_by}
@@ -217,7 +216,7 @@ def _scenario_order(
         begun_only_by_others = scenario in begun and scenario not in begun_by_judge
         return (
             position.get(scenario, len(first)),
-            scenario not in with_controls,
+            scenario not in scenarios_with_controls,
             begun_only_by_others,
             scenario not in begun_by_judge,
         )
@@ -244,7 +243,7 @@ def _take_scenarios(groups: Sequence[list[EligibleCell]], limit: int | None, rng
     return chosen
 
 
-def _rounded_up(number: float) -> int:
+def _round_up(number: float) -> int:
     """Round up, ignoring floating-point error (0.07 * 100 is 7.000000000000001)."""
     return ceil(round(number, 9))
 
@@ -270,10 +269,10 @@ def _count_control_tips(entries: Iterable[SheetEntry]) -> int:
     return sum(len(entry.controls) for entry in entries)
 
 
-def _scored_by(cell: AnsweredCell, rubric: str, request: ExportRequest) -> frozenset[str]:
-    """Return the judges who have scored the cell, under any rubric or, if it may be scored again, under this rubric.
+def _judges_who_scored(cell: AnsweredCell, rubric: str, request: ExportRequest) -> frozenset[str]:
+    """Return the judges who have scored the cell.
 
-    Held scores do not count, so a cell with those of another judge is still unscored. The judge's own are included.
+    With `rejudge` or `provisional`, only scores under this rubric count. Of held scores, only this judge's count.
     """
     if request.provisional:
         judgements = list(cell.scores.provisional.values())

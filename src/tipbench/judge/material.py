@@ -30,7 +30,7 @@ class EligibleCell:
     scenario: str
     tips: tuple[Tip, ...]
     format_ok: bool
-    scored_by: frozenset[str]  # judges
+    scored_by: frozenset[str]  # names of judges
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class AnsweredCell:
 
     @cached_property
     def format_ok(self) -> bool:
-        """Whether the answer has the requested format, as computed from its text and not as corrected by judges."""
+        """Whether the answer has the requested format; corrections by judges do not count."""
         judged = self.scores.applied or self.scores.held or self.scores.history
-        # After judging, the metric is the judges' mean, which must not be shown to the next judge.
+        # After judging, the metric is the judges' mean, which the next judge must not see.
         if judged and RAW in self.texts:
             return parse_answer(self.texts[RAW], self._n_tips).format_ok
         return self.run.metrics.get("format_ok") == 1.0
@@ -94,9 +94,9 @@ class AnsweredCell:
 
 
 def load_material(cells: Sequence[AnsweredCell], suite: str | None) -> Material:
-    """Load the material of a suite, given as its name or folder. Without one, use the suites of the cells.
+    """Load the material of a suite, given by name or folder; by default, of the suites of the cells.
 
-    Raises UsageError if the suites of the cells have different rubrics or are not built in.
+    Raises UsageError if the cells' suites have different rubrics or are not built in.
     """
     suites = [load_suite(suite)] if suite is not None else _suites_of(cells)
     suite_by_rubric = {each.rubric.tag: each for each in suites}
@@ -106,17 +106,17 @@ def load_material(cells: Sequence[AnsweredCell], suite: str | None) -> Material:
             f"The cells come from suites with different rubrics: {names}. One sheet has one rubric: pass --suite."
         )
     cards = {(scenario.id, scenario.content_hash): scenario.to_card() for each in suites for scenario in each.scenarios}
-    # Suites may share controls: those of `tips` are in `tips-32`, too.
+    # Suites may share controls: `tips-32` contains those of `tips`.
     controls = {(control.scenario, control.tip): control for each in suites for control in each.controls}
     return Material(cards, suites[0].rubric, tuple(controls.values()))
 
 
 def _suites_of(cells: Sequence[AnsweredCell]) -> list[Suite]:
     names = sorted({cell.run.params.get("suite", "") for cell in cells})
-    quoted_names = ", ".join(repr(name) for name in names)
     try:
         return [load_suite(name) for name in names]
     except SuiteError as exc:
+        quoted_names = ", ".join(repr(name) for name in names)
         raise UsageError(
             f"The cells were collected with the suite {quoted_names}, which is not built in. "
             f"Pass its folder with --suite ({exc.reason})"
@@ -124,11 +124,10 @@ def _suites_of(cells: Sequence[AnsweredCell]) -> list[Suite]:
 
 
 def read_cells(store: RunStore, experiment_id: str) -> list[AnsweredCell]:
-    """Return the answered cells of an experiment, each once: superseded, twin and stale runs are excluded."""
-    where = {"kind": str(RunKind.CELL)}
+    """Return the answered cells of an experiment, without superseded, duplicate and stale runs."""
     answered = [
         (run, texts)
-        for run, texts in store.read(experiment_id, where=where, texts=(CANDIDATES, SCORES, RAW))
+        for run, texts in store.read(experiment_id, where={"kind": str(RunKind.CELL)}, texts=(CANDIDATES, SCORES, RAW))
         if run.tags.get("superseded") != "true" and run.state != RunState.FAILED
     ]
     runs = [run for run, _ in answered]

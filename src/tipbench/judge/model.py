@@ -1,4 +1,4 @@
-"""Model judge: builds prompts for a local model, parses its scores and fills sheets with them."""
+"""Model judge: fills sheets with the scores of a local model."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from tipbench.text import plural
 
 MAX_TIPS = 8  # per question
 _MAX_ANCHORS = 6
-_MAX_SYSTEM_SHARE = 0.6  # of the context; the rest is for card, tips and answer
+_MAX_SYSTEM_SHARE = 0.6  # of the context, for the system prompt
 _BYTES_PER_TOKEN = 3.0  # low, so that token counts are overestimated
-# Parts of an answer's token limit. They allow for whitespace.
+# They add up to the token limit of an answer, and allow for whitespace.
 _TOKENS_PER_ANSWER = 32
 _TOKENS_PER_TIP = 16
 _TOKENS_PER_SCORE = 24
@@ -79,16 +79,17 @@ def system_prompt(rubric: Rubric, num_ctx: int) -> str:
             f"The scales of rubric {rubric.id} need about {n_tokens} tokens; a context of {num_ctx} has room for "
             f"{max_tokens}. Raise num_ctx, or judge with another judge."
         )
-    # The head of the text, between two fences, is left out: it has the scales and anchors as TOML.
-    prose = rubric.text.split(f"\n{FENCE}", 1)[-1].strip() if rubric.text.startswith(FENCE) else ""
+    prose = ""
+    if rubric.text.startswith(FENCE):  # with the scales and anchors as TOML, up to the next fence
+        prose = rubric.text.split(f"\n{FENCE}", 1)[-1].strip()
     for part in (prose, *_example_texts(rubric)):
-        if part and estimate_tokens(extended := f"{prompt}\n\n{part}") <= max_tokens:
-            prompt = extended
+        if part and estimate_tokens(f"{prompt}\n\n{part}") <= max_tokens:
+            prompt += f"\n\n{part}"
     return prompt
 
 
 def questions(item: TipItem, rubric: Rubric, system: str, num_ctx: int) -> list[Question] | str:
-    """Split the item's tips into as few questions as fit the context. Return the reason if one tip does not fit."""
+    """Split the item's tips into as few questions as fit the context. Returns the reason if one tip does not fit."""
     if not item.tips:
         return "it has no tips"
     card = json.dumps(item.card, ensure_ascii=False)
@@ -109,14 +110,14 @@ def questions(item: TipItem, rubric: Rubric, system: str, num_ctx: int) -> list[
 
 
 def parse_scores(text: str, rubric: Rubric, n_tips: int) -> list[dict[str, int]] | str:
-    """Parse the model's text into the scores of each tip. Return the reason if it is invalid."""
+    """Parse the scores of each tip from the model's answer. Returns the reason if it is invalid."""
     try:
         entries = json.loads(text)
     except (ValueError, RecursionError):
         return f"the answer is not JSON: {safe_line(text, 80) or 'nothing'}"
     if not isinstance(entries, list) or len(entries) != n_tips:
-        seen = f"{len(entries)} entries" if isinstance(entries, list) else type(entries).__name__
-        return f"the answer is not an array of {n_tips} objects but {seen}"
+        found = f"{len(entries)} entries" if isinstance(entries, list) else type(entries).__name__
+        return f"the answer is not an array of {n_tips} objects but {found}"
     for number, entry in enumerate(entries, 1):
         for scale in rubric.scales:
             value = entry.get(scale.name) if isinstance(entry, dict) else None
@@ -150,22 +151,20 @@ def _question(card: str, tips: Sequence[str], rubric: Rubric) -> Question:
 
 
 def _escape_tags(text: str) -> str:
-    """Escape angle brackets and lone surrogates in JSON.
-
-    An angle bracket could close the prompt's tags. A lone surrogate cannot be encoded as UTF-8.
-    """
+    """Escape angle brackets, which could close the prompt's tags, and lone surrogates, which UTF-8 cannot encode."""
     return "".join(f"\\u{ord(char):04x}" if char in "<>" or "\ud800" <= char <= "\udfff" else char for char in text)
 
 
 def _example_texts(rubric: Rubric) -> list[str]:
-    """Return up to _MAX_ANCHORS anchors, spread over the range of composites.
+    """Return anchors that are spread over the range of composites.
 
     The extremes come first, so that even a small context has both ends of the range.
     """
     ranked = sorted(rubric.anchors, key=lambda anchor: rubric.composite(anchor.scores, format_ok=True, overlong=False))
     count = min(_MAX_ANCHORS, len(ranked))
     spread = [ranked[round(i * (len(ranked) - 1) / max(1, count - 1))] for i in range(count)]
-    extremes_first = sorted(range(count), key=lambda i: -abs(i - (count - 1) / 2))
+    middle = (count - 1) / 2
+    extremes_first = sorted(range(count), key=lambda i: -abs(i - middle))
     texts = []
     for anchor in (spread[i] for i in extremes_first):
         scores = json.dumps({name: anchor.scores[name] for name in rubric.scale_names})
@@ -176,14 +175,14 @@ def _example_texts(rubric: Rubric) -> list[str]:
 
 # No repeat penalty, since tips with equal scores are common.
 _SAMPLING: dict[str, float | int] = {"top_k": 40, "top_p": 1.0, "min_p": 0, "repeat_penalty": 1.0}
-_ATTEMPTS = ((0.0, 0), (0.3, 1))  # (temperature, seed offset) of each; at temperature 0 the seed has no effect
+_ATTEMPTS = ((0.0, 0), (0.3, 1))  # temperature and seed offset; at temperature 0 the seed has no effect
 _MODEL_UNUSABLE = (FailureKind.MISSING_MODEL, FailureKind.NOT_LOCAL)  # no item can be scored
 _NOT_RETRIED = (*_MODEL_UNUSABLE, FailureKind.PROMPT_TOO_LONG, FailureKind.REJECTED)  # would fail again
 _MAX_LOAD_FAILURES = 3
 _MAX_CRASHES = 10  # of the server during one request
 _MAX_RELEASE_ATTEMPTS = 3
 _MAX_REASON = 300  # characters
-# A placeholder: only engines without a language model read the request's scenario.
+# A placeholder: engines with a language model do not read the request's scenario.
 _NO_SCENARIO = Scenario(Persona("", "", "", "", (), (), ()), Slot("", "", time()), date.min)
 
 
@@ -198,7 +197,7 @@ class ModelJudge:
         self._facts = facts
         self._config = config
         self._in_use = False
-        self._skip_reason = ""  # why no further item is sent to the model
+        self._skip_reason = ""  # if set, no further item is sent to the model
         self._load_failures = 0
 
     def fill(self, sheet: TipSheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
@@ -235,7 +234,6 @@ class ModelJudge:
 
     @contextmanager
     def _loaded(self, pause: Pause, report: Callable[[str], None]) -> Iterator[None]:
-        """Load the model on entry and unload it on exit, as a collect does."""
         pause.until_alive(self._engine)
         self._engine.prepare(self._facts)
         self._in_use = True
@@ -277,17 +275,18 @@ class ModelJudge:
                 answer_schema=question.answer_schema,
             )
             new_scores = self._request_scores(request, rubric, pause)
-            if isinstance(new_scores, str):  # the reason why there are none
+            if isinstance(new_scores, str):
                 return new_scores
             scores += new_scores
         tip_scores = [TipScore(by_scale, tip.overlong) for tip, by_scale in zip(item.tips, scores, strict=True)]
         return ItemScore(item.id, item.format_ok, tuple(tip_scores))
 
     def _request_scores(self, request: GenerationRequest, rubric: Rubric, pause: Pause) -> list[dict[str, int]] | str:
-        """Return the scores of each tip, or the reason for failure. Retries most failures once, with another seed."""
+        """Return the scores of each tip, or the reason why there are none. Retries most failures once."""
         reason = ""
         for temperature, seed_offset in _ATTEMPTS:
-            options = {**request.options, "temperature": temperature, "seed": (self._config.seed + seed_offset) % 2**31}
+            seed = (self._config.seed + seed_offset) % 2**31
+            options = {**request.options, "temperature": temperature, "seed": seed}
             result = self._complete(replace(request, options=options), pause)
             if isinstance(result, EngineFailure):
                 reason = f"{result.kind}: {result.reason}"
@@ -311,7 +310,7 @@ class ModelJudge:
         return reason
 
     def _complete(self, request: GenerationRequest, pause: Pause) -> Completion | EngineFailure:
-        """Send the request, again after each server crash. Raises ServerUnavailable if the server does not return."""
+        """Send the request, and again after each crash of the server. Raises ServerUnavailable if it stays down."""
         result = self._engine.complete(request)
         for _ in range(_MAX_CRASHES):
             if not isinstance(result, EngineFailure) or result.kind is not FailureKind.SERVER_GONE:
@@ -360,7 +359,7 @@ def open_model_judge(
 
 
 def _check_model(engine: Engine, config: CollectConfig) -> ModelFacts:
-    """Return the facts of the model. Raises ModelRefused if it may not be used."""
+    """Raises ModelRefused if the model may not be used."""
     facts, refused = model_facts({engine.name: engine}, config)
     if refused:
         raise ModelRefused(" ".join(refused.values()))

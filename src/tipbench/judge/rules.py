@@ -1,4 +1,4 @@
-"""Rules judge: scores a tip on each scale with transparent text rules."""
+"""Rules judge: scores tips with text rules, without a model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Finding:
     reasons: tuple[str, ...]
 
 
-EVENING = 18  # hour of the day; from this hour on, phrases such as "tonight" mean now
+EVENING = 18  # hour from which phrases such as "tonight" mean now
 _DETERMINERS = frozenset({"the", "your", "this", "that", "her", "his", "their"})
 
 
@@ -52,12 +52,12 @@ class Hooks:
     """The parts of the card that a tip refers to or contradicts."""
 
     tasks: tuple[str, ...]
-    now: tuple[str, ...]  # routines and places at this hour
+    now: tuple[str, ...]  # routines at this hour
     is_linked: bool  # whether the tip links its action to a routine in `now` ("after your coffee …")
     personal: tuple[str, ...]  # other routines, preferences, people
-    role_words: tuple[str, ...]  # stems from the person's role and circumstances, too general to count as hooks
+    role_words: tuple[str, ...]  # stems of words about the person's role, too general to count as hooks
     names_hour: bool  # whether the tip names the time of day in general words
-    contradictions: tuple[str, ...]  # passed routines and hours, ruled-out words
+    contradictions: tuple[str, ...]  # routines and times that are over, and words that the person rules out
     later: tuple[str, ...]  # phrases that postpone the tip
 
     @property
@@ -67,7 +67,7 @@ class Hooks:
 
 
 def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
-    """Find the parts of the card that the tip refers to or contradicts."""
+    """Find the hooks of a tip. A distinctive word of a hook weighs 1, a common one 0.5; most hooks count from 1."""
     tasks = [task for task in card.tasks if _names_task(parsed, task)]
     task_stems = frozenset(stem for task in tasks for stem in task.weights)
     # A name inside a task's title, as in "Ada's form", is not a separate hook.
@@ -94,7 +94,7 @@ def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
     in_daypart = any(first * 60 <= card.minute <= last * 60 for first, last in dayparts)
     # Except at the start of the tip, 'leave …' ends the action and does not postpone it.
     clauses = [clause for index, clause in enumerate(parsed.clauses) if index == 0 or opening(clause) != "leave"]
-    plain = f" {' '.join(word.lower for clause in clauses for word in clause)} "
+    text = f" {' '.join(word.lower for clause in clauses for word in clause)} "
     postponing = PHRASES["later_days"]
     if card.minute < EVENING * 60:
         postponing += PHRASES["later_today"]
@@ -106,7 +106,7 @@ def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
         role_words=tuple(sorted(stems_outside_tasks & card.role_words)),
         names_hour=hints_at_routine or bool(stems_outside_tasks & card.slot_words) or in_daypart,
         contradictions=(*_texts(passed), *_ruled_out(parsed, card), *_passed_hours(parsed, card)),
-        later=tuple(phrase for phrase in postponing if f" {phrase} " in plain),
+        later=tuple(phrase for phrase in postponing if f" {phrase} " in text),
     )
 
 
@@ -138,7 +138,7 @@ def _is_linked_to(clause: Sequence[Word], stems: frozenset[str]) -> bool:
 
 
 def _ruled_out(parsed: ParsedTip, card: Card) -> tuple[str, ...]:
-    """Return the first word that the person's preferences rule out, with the preference, or an empty tuple."""
+    """Describe the first word in the tip that a preference of the person rules out."""
     for preference in card.ruled_out:
         for index, word in enumerate(parsed.words):
             previous = {earlier.lower for earlier in parsed.words[max(0, index - 3) : index]}
@@ -149,11 +149,11 @@ def _ruled_out(parsed: ParsedTip, card: Card) -> tuple[str, ...]:
 
 
 def _passed_hours(parsed: ParsedTip, card: Card) -> tuple[str, ...]:
-    """Return the phrases and clock times in the tip that are over at this hour."""
+    """Return the tip's phrases and clock times that are over at this hour."""
     if card.minute < 12 * 60:
-        phrases = parsed.has(("the night before", "last night"))
+        phrases = parsed.find_phrases(("the night before", "last night"))
     else:
-        phrases = parsed.has(PHRASES["morning_only"])
+        phrases = parsed.find_phrases(PHRASES["morning_only"])
     times = [
         time
         for time in clock_times(parsed.raw, include_bare_hours=False)
@@ -163,7 +163,7 @@ def _passed_hours(parsed: ParsedTip, card: Card) -> tuple[str, ...]:
 
 
 def relevance(hooks: Hooks) -> Finding:
-    """Score relevance by the hooks. A tip that contradicts the card scores 2, whatever its hooks."""
+    """Score relevance by the hooks. A tip that contradicts the card always scores 2."""
     reasons = [
         *(f"names the task '{text}'" for text in hooks.tasks[:2]),
         *(f"this hour: '{text}'" for text in hooks.now[:2]),
@@ -218,7 +218,7 @@ class Instructions:
 
 
 def find_instructions(parsed: ParsedTip, card: Card) -> Instructions:
-    """Find the instructions in the tip's clauses."""
+    """Find the instructions in a tip."""
     verbs: dict[str, list[str]] = {"step": [], "action": [], "direction": [], "none": []}  # by kind
     first_action: int | None = None  # index of the first clause with a step or an action
     for index, clause in enumerate(parsed.clauses):
@@ -243,7 +243,7 @@ def find_instructions(parsed: ParsedTip, card: Card) -> Instructions:
         for index, clause in enumerate(action_clauses)
         if WORDS["stops"] & {word.lower for word in clause} or (index > 0 and opening(clause) in WORDS["stop_verbs"])
     )
-    # More than 60 minutes or seconds are ignored. A duration in words has no number here, and is never longer.
+    # Numbers over 60 are ignored. A duration in words has no group `n`, and is never longer.
     durations = (match for match in _DURATION.finditer(parsed.plain) if 0 < int(match["n"] or 1) <= 60)
     return Instructions(
         steps=tuple(verbs["step"]),
@@ -253,7 +253,7 @@ def find_instructions(parsed: ParsedTip, card: Card) -> Instructions:
         duration=next((match.group().strip() for match in durations), None),
         size=next(sizes, None),
         stop=next(stops, None),
-        unnamed_object=next(iter(parsed.has(PHRASES["open_objects"])), None),
+        unnamed_object=next(iter(parsed.find_phrases(PHRASES["open_objects"])), None),
     )
 
 
@@ -278,7 +278,7 @@ def _verb_kind(clause: Sequence[Word], index: int, card: Card) -> str:
 
 
 def _find_main_verb(verb: str, rest: Sequence[str]) -> int | None:
-    """Return the index in `rest` of the main verb, as in 'try to open' or 'use the break to reflect', or None."""
+    """Return the index in `rest` of the main verb, as in 'try to open' or 'use the break to reflect'."""
     if verb in {"try", "remember", "start", "begin", "decide", "aim"} and rest[:1] == ["to"]:
         return 1 if len(rest) > 1 and rest[1] in INSTRUCTION_VERBS else None
     if verb in WORDS["time_verbs"]:
@@ -289,10 +289,7 @@ def _find_main_verb(verb: str, rest: Sequence[str]) -> int | None:
 
 
 def actionability(instructions: Instructions, hooks: Hooks) -> Finding:
-    """Score actionability by the instructions.
-
-    The hooks show whether the tip applies now and whether it chooses one task.
-    """
+    """Score actionability by the instructions, and by whether the tip applies now and chooses a task."""
     if not instructions.has_action:
         if instructions.directions:
             return Finding(2, (f"direction only: {instructions.directions[0]}",))
@@ -319,7 +316,7 @@ _FIRST_EMOJI = "\u2300"  # symbols with lower code points, such as ™ and °, a
 
 
 def tone(parsed: ParsedTip, card: Card, hooks: Hooks, instructions: Instructions) -> Finding:
-    """Score tone by the wording. Hype, jargon, scolding, exclamation marks and emoji lower the score."""
+    """Score tone by the wording. Faults such as jargon, exclamation marks and emoji lower the score."""
     faults = _tone_faults(parsed, card)
     exclamations = parsed.raw.count("!") + parsed.raw.count("！")
     emoji = sum(character >= _FIRST_EMOJI and unicodedata.category(character) == "So" for character in parsed.raw)
@@ -341,33 +338,33 @@ def tone(parsed: ParsedTip, card: Card, hooks: Hooks, instructions: Instructions
 
 
 def _tone_faults(parsed: ParsedTip, card: Card) -> dict[str, int]:
-    """Return a description of each fault in the wording, with its weight."""
+    """Return the weight of each fault in the wording, by description."""
     words = {word.lower for word in parsed.words if word.stem not in card.vocabulary}
     faults = {f"{name}: {word}": 1 for name in ("hype", "jargon") for word in sorted(words & WORDS[name])}
-    for name, phrases, weight in (
+    for name, phrase_list, weight in (
         ("slogan", "slogans", 1),
         ("cheering", "cheers", 1),
         ("lecture", "lecture", 1),
         ("scolding", "scold", 2),
     ):
-        faults |= {f"{name}: {phrase}": weight for phrase in parsed.has(PHRASES[phrases])}
+        faults |= {f"{name}: {phrase}": weight for phrase in parsed.find_phrases(PHRASES[phrase_list])}
     capitals = [word.text for word in parsed.words if len(word.text) > 3 and word.text.isupper()]
     return faults | {f"capitals: {text[:20]}": 1 for text in capitals[:3]}
 
 
 def _base_tone(parsed: ParsedTip, card: Card, hooks: Hooks, instructions: Instructions) -> tuple[int, str]:
-    """Return the tone score before deductions for faults and symbols, with the reason."""
+    """Return the score without faults and symbols, and its reason."""
     addressed = {"you", "your", "yourself"} & {word.lower for word in parsed.words}
     n_words = len(parsed.words)
     if not addressed and _is_about_person(parsed, card):
         return 3, "about the person, not to them"
     if n_words < 9:
         return 3, "curt"
-    if parsed.has(PHRASES["stiff"]) or n_words / parsed.n_sentences > 34:
+    if parsed.find_phrases(PHRASES["stiff"]) or n_words / parsed.n_sentences > 34:
         return 3, "stiff or wordy"
     if not instructions.has_action and not hooks.n_kinds:
         return 3, "flat"
-    if parsed.has(PHRASES["pressure"]):
+    if parsed.find_phrases(PHRASES["pressure"]):
         return 4, "calm, with some pressure or praise"
     if hooks.n_kinds and instructions.has_start and (instructions.size or instructions.duration or instructions.stop):
         return 5, "calm and specific"
@@ -376,13 +373,13 @@ def _base_tone(parsed: ParsedTip, card: Card, hooks: Hooks, instructions: Instru
 
 def _is_about_person(parsed: ParsedTip, card: Card) -> bool:
     """Return whether a clause names the persona, or has their role, 'I', 'she', 'he' or 'they' as its subject."""
-    named = any(len(clause) > 1 and card.names & {word.stem for word in clause} for clause in parsed.clauses)
+    is_named = any(len(clause) > 1 and card.names & {word.stem for word in clause} for clause in parsed.clauses)
     subjects = {clause[0].lower for clause in parsed.clauses}
     role_is_subject = any(
         len(clause) > 1 and clause[0].stem in card.role_words and clause[1].lower in WORDS["modals"]
         for clause in parsed.clauses
     )
-    return named or role_is_subject or bool(subjects & {"she", "he", "they", "i", "i'm"})
+    return is_named or role_is_subject or bool(subjects & {"she", "he", "they", "i", "i'm"})
 
 
 SCALES = ("relevance", "actionability", "tone")
@@ -402,7 +399,7 @@ class Explanation:
 
     @property
     def note(self) -> str:
-        """The reasons in one line of at most MAX_NOTE_LENGTH characters; each scale gets an equal part."""
+        """The reasons in one line. Each scale gets an equal part of MAX_NOTE_LENGTH."""
         parts = (f"{scale} {finding.score}: {', '.join(finding.reasons)}" for scale, finding in self.findings.items())
         separator = "; "
         max_part_length = MAX_NOTE_LENGTH // len(SCALES) - len(separator)
@@ -427,16 +424,13 @@ def explain_tip(card: Card, tip: str) -> Explanation:
 
 
 class RulesJudge:
-    """An AutomaticJudge that scores by text rules, without a model.
-
-    It keeps the computed flags and writes the reasons into the notes.
-    """
+    """An AutomaticJudge that scores by text rules. It keeps the flags and writes the reasons into the notes."""
 
     name = str(JudgeKind.RULES)
     provisional = True
 
     def fill(self, sheet: TipSheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
-        """Return an iterator over the scores of all items. Raises UsageError at once for an unsupported rubric."""
+        """Score the items one by one. Raises UsageError at once for an unsupported rubric."""
         check_rubric(sheet.rubric)
         report(f"rules: {len(sheet.items)} items by text rules, for English only; the scores are provisional.")
 
@@ -452,7 +446,7 @@ class RulesJudge:
 
 
 def check_rubric(rubric: Rubric) -> None:
-    """Raise UsageError unless the rubric has exactly the scales supported by the rules."""
+    """Raise UsageError unless the rubric has exactly the scales that the rules support."""
     ranges = {scale.name: (scale.min, scale.max) for scale in rubric.scales}
     if ranges != dict.fromkeys(SCALES, (MIN_SCORE, MAX_SCORE)):
         shown = ", ".join(f"{name} {low}-{high}" for name, (low, high) in ranges.items())
@@ -465,11 +459,10 @@ def check_rubric(rubric: Rubric) -> None:
 def rules_error(
     examples: Sequence[CalibratedTip], cards: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, float | None]]:
-    """Return the error of the rules against the examples' agreed scores, by scale.
+    """Return the error of the rules against the examples' agreed scores, by scale. `cards` is by scenario id.
 
     `n` is the number of examples, `bias` the mean error, `error` the mean absolute error, and `within_one` the share of
-    scores at most one step off. Without examples for a scale, `n` is 0 and the other values are None. `cards` maps
-    scenario ids to cards.
+    scores at most one step off. Without examples for a scale, `n` is 0 and the others are None.
     """
     parsed = {scenario: parse_card(cards[scenario]) for scenario in {example.scenario for example in examples}}
     scored = [(explain_tip(parsed[example.scenario], example.tip).scores, example.scores) for example in examples]

@@ -1,4 +1,4 @@
-"""Text parsing for the rules judge: splits tips into words and clauses, and cards into hooks. English only."""
+"""Parses tips and scenario cards for the rules judge. English only."""
 
 from __future__ import annotations
 
@@ -31,19 +31,18 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _CLAUSE_END = re.compile(r"[,;()\[\]\n!?…]+|[.:](?!\d)|\s[-–—]+\s|[–—]")
 _CLAUSE_WORDS = frozenset({"and", "then", "so", "but", "or"})
 _QUOTES = str.maketrans({"’": "'", "‘": "'", "“": " ", "”": " ", '"': " ", "`": " "})
-# Replacements of emoji and similar characters, by Unicode category.
-_NOT_TEXT = {"Cf": "", "So": " ", "Cs": " ", "Co": " ", "Cn": " "}
+_NOT_TEXT = {"Cf": "", "So": " ", "Cs": " ", "Co": " ", "Cn": " "}  # replacements by Unicode category, as of emoji
 _HYPHENS = str.maketrans({"-": " ", "‐": " ", "‑": " "})
 _HOURS = {name: hour for hour, name in enumerate(HOUR_NAMES, start=1)}
 _ANY_HOUR = "|".join(HOUR_NAMES)
 _CLOCK = re.compile(
-    rf"\b(?P<h>\d{{1,2}}):(?P<m>\d{{2}})\b"
-    rf"|\b(?P<part>half|quarter|twenty|ten|five) (?P<way>past|to) (?P<word>{_ANY_HOUR})\b"
-    rf"|\b(?:at|by|from|to|until|till|about|the) (?P<plain>{_ANY_HOUR})\b(?! (?:minute|second|hour|day|step|thing))"
+    rf"\b(?P<hour>\d{{1,2}}):(?P<minute>\d{{2}})\b"
+    rf"|\b(?P<minutes>half|quarter|twenty|ten|five) (?P<past_or_to>past|to) (?P<hour_name>{_ANY_HOUR})\b"
+    r"|\b(?:at|by|from|to|until|till|about|the) "
+    rf"(?P<bare_hour>{_ANY_HOUR})\b(?! (?:minute|second|hour|day|step|thing))"
 )
-_PART_MINUTES = {"half": 30, "quarter": 15, "twenty": 20, "ten": 10, "five": 5}
-# Words that a tip may repeat.
-_REPEATABLE = WORDS["function"] | WORDS["units"] | WORDS["stops"] | WORDS["sizes"]
+_MINUTES = {"half": 30, "quarter": 15, "twenty": 20, "ten": 10, "five": 5}
+_REPEATABLE = WORDS["function"] | WORDS["units"] | WORDS["stops"] | WORDS["sizes"]  # a tip may repeat these words
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Word:
 
 @dataclass(frozen=True)
 class ParsedTip:
-    """A parsed tip."""
+    """A tip, split into words and clauses."""
 
     words: tuple[Word, ...]
     clauses: tuple[tuple[Word, ...], ...]
@@ -69,7 +68,7 @@ class ParsedTip:
     def stems(self) -> frozenset[str]:
         return frozenset(word.stem for word in self.words)
 
-    def has(self, phrases: Iterable[str]) -> list[str]:
+    def find_phrases(self, phrases: Iterable[str]) -> list[str]:
         """Return the phrases that occur as whole words."""
         return [phrase for phrase in phrases if f" {phrase} " in self.plain]
 
@@ -88,7 +87,7 @@ def parse_tip(tip: str) -> ParsedTip:
 
 @lru_cache(maxsize=8192)
 def stem(word: str) -> str:
-    """Return an approximate stem, equal for 'invoices', 'invoicing' and 'invoice', and for 'colour' and 'color'."""
+    """Return an approximate stem: the same for 'invoices' and 'invoicing', and for 'colour' and 'color'."""
     word = word.removesuffix("'s").removesuffix("'")
     if len(word) > 5:
         word = word.replace("our", "or").replace("isation", "ization")
@@ -139,8 +138,8 @@ def clause_verb(clause: Sequence[Word], verbs: frozenset[str]) -> int | None:
         return start
     for index in range(start + 1, len(clause)):
         previous, word = clause[index - 1].lower, clause[index].lower
-        before = {earlier.lower for earlier in clause[max(0, index - 4) : index - 1]}
-        is_urged = previous == "to" and bool(before & WORDS["urges"])  # as in 'it is best to open …'
+        words_before_to = {earlier.lower for earlier in clause[max(0, index - 4) : index - 1]}
+        is_urged = previous == "to" and bool(words_before_to & WORDS["urges"])  # as in 'it is best to open …'
         if word in verbs and (previous in WORDS["modals"] or is_urged):
             return index
     return None
@@ -171,7 +170,7 @@ class RoutineTime(Enum):
 
 @dataclass(frozen=True)
 class Hook:
-    """A part of the card that a tip may refer to, with the weight of each of its words."""
+    """A part of a card that a tip may refer to, with the weight of each of its words."""
 
     text: str
     weights: Mapping[str, float]  # by stem
@@ -214,14 +213,15 @@ def parse_card(card: Mapping[str, Any]) -> Card:
     habits = [limited(habit) for habit in persona["habits"]]
     about = limited(persona["about"])
     preferences = [_split_preference(limited(preference)) for preference in persona["preferences"]]
-    routines = [*habits, *(part for part in re.split(r"[.;]|, then", about) if clock_times(part.lower()))]
-    people = _names([about, *habits, *(wanted for wanted, _ in preferences)]) - names
+    parts_with_time = [part for part in re.split(r"[.;]|, then", about) if clock_times(part.lower())]
+    routines = [*habits, *parts_with_time]
+    people = _proper_names([about, *habits, *(wanted for wanted, _ in preferences)]) - names
     task_verbs = frozenset(word.lower for title in titles for word in _words(title)[:1])
 
     def task_hook(title: str) -> Hook:
         verb = frozenset(word.stem for word in _words(title)[:1])  # a title begins with its verb
         # A proper name that is only in the title names the task by itself.
-        names_in_title = dict.fromkeys(_names([title]) - people, MIN_TASK_WEIGHT)
+        names_in_title = dict.fromkeys(_proper_names([title]) - people, MIN_TASK_WEIGHT)
         return Hook(title, _weights(title, people, verb) | names_in_title)
 
     def routine_hook(routine: str) -> Hook:
@@ -247,7 +247,6 @@ def parse_card(card: Mapping[str, Any]) -> Card:
 
 
 def _without_symbols(text: str) -> str:
-    """Replace emoji and other characters that are not text."""
     return "".join(_NOT_TEXT.get(unicodedata.category(character), character) for character in text)
 
 
@@ -257,7 +256,7 @@ def _words(text: str) -> list[Word]:
 
 
 def _clauses(words: Sequence[Word]) -> Iterator[tuple[Word, ...]]:
-    """Split words before 'and', 'then' and similar words."""
+    """Begin a new clause at each 'and', 'then' or similar word."""
     current: list[Word] = []
     for word in words:
         if word.lower in _CLAUSE_WORDS and current:
@@ -309,7 +308,7 @@ def _split_preference(text: str) -> tuple[str, str]:
     return wanted, "".join(rest)
 
 
-def _names(texts: Iterable[str]) -> frozenset[str]:
+def _proper_names(texts: Iterable[str]) -> frozenset[str]:
     """Return stems of capitalised words inside sentences, except weekdays, months and titles."""
     sentences = (sentence for text in texts for sentence in re.split(r"[.!?]\s", text))
     words = (word for sentence in sentences for word in _words(sentence)[1:])
@@ -319,20 +318,20 @@ def _names(texts: Iterable[str]) -> frozenset[str]:
 def clock_times(text: str, *, include_bare_hours: bool = True) -> list[int]:
     """Return the clock times in a text, as minutes of the day.
 
-    Bare hours are those without minutes, as in 'at three'. In words, twelve to four mean p.m.
+    A bare hour has no minutes, as in 'at three'. Hours in words are p.m. from twelve to four, and a.m. otherwise.
     """
     times = []
     words = _without_symbols(text.lower()).replace("-", " ").split()  # an emoji may be inside "half past seven"
     for match in _CLOCK.finditer(" ".join(words)):
-        if match["plain"] and not include_bare_hours:
+        if match["bare_hour"] and not include_bare_hours:
             continue
-        if match["h"]:
-            times.append((int(match["h"]) % 24) * 60 + int(match["m"]) % 60)
+        if match["hour"]:
+            times.append((int(match["hour"]) % 24) * 60 + int(match["minute"]) % 60)
             continue
-        minutes = _PART_MINUTES[match["part"]] if match["part"] else 0
-        if match["way"] == "to":  # as in 'quarter to nine'
+        minutes = _MINUTES[match["minutes"]] if match["minutes"] else 0
+        if match["past_or_to"] == "to":  # as in 'quarter to nine'
             minutes = -minutes
-        hour = _HOURS[match["word"] or match["plain"]] % 12
+        hour = _HOURS[match["hour_name"] or match["bare_hour"]] % 12
         if hour < 5:
             hour += 12  # in the afternoon
         times.append(hour * 60 + minutes)
@@ -340,10 +339,10 @@ def clock_times(text: str, *, include_bare_hours: bool = True) -> list[int]:
 
 
 def _routine_time(text: str, minute: int) -> RoutineTime:
-    """Return when a routine takes place, relative to this minute of the day. At most an hour away is now."""
+    """Return when a routine takes place, relative to this minute of the day; up to an hour away is NOW."""
     times = clock_times(text)
-    mornings = [time for time in times if 5 * 60 <= time < 12 * 60 and "until" not in text]
-    evenings = [time + 12 * 60 for time in mornings]  # "eight" may be morning or evening
+    # "eight" may be in the morning or in the evening.
+    evenings = [time + 12 * 60 for time in times if 5 * 60 <= time < 12 * 60 and "until" not in text]
     if len(times) == 2 and re.search(r"\bto\b", text):
         first, last = times
         spans_now = first <= minute <= last
@@ -358,5 +357,5 @@ def _routine_time(text: str, minute: int) -> RoutineTime:
         return RoutineTime.NOW
     if not times and not dayparts:
         return RoutineTime.ANY
-    end = max([*times, *(time for time in evenings if time >= 20 * 60), *(last * 60 for _, last in dayparts)])
-    return RoutineTime.PASSED if end < minute else RoutineTime.LATER
+    latest = max([*times, *(time for time in evenings if time >= 20 * 60), *(last * 60 for _, last in dayparts)])
+    return RoutineTime.PASSED if latest < minute else RoutineTime.LATER

@@ -1,4 +1,4 @@
-"""Automatic judges: the AutomaticJudge port, recovery of scores from a program's output, and `run_judge`."""
+"""Automatic judges: their interface, recovery of scores from a program's output, and `run_judge`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class AutomaticJudge(Protocol):
 
 
 def waiting_reporter(report: Callable[[str], None]) -> Observer:
-    """Return an observer that reports messages and waits for a server as text."""
+    """Return an observer that passes messages, and the start and end of a wait, to `report` as text."""
 
     def observe(event: Event) -> None:
         if isinstance(event, Waiting):
@@ -70,21 +70,21 @@ def waiting_reporter(report: Callable[[str], None]) -> Observer:
 
 
 _TOKEN = re.compile(r'[\[\]{}]|"(?:[^"\\\n]|\\.)*+"?')  # JSON strings do not span lines
-_KEYS = ('"item"', '"items"')  # of the objects to find
+_KEYS = ('"item"', '"items"')
 _MAX_DEPTH = 200  # open brackets; beyond it, the outermost are dropped
 # Nested objects are parsed repeatedly. In total, at most FACTOR * len(text) + EXTRA characters are parsed.
 _MAX_PARSED_FACTOR, _MAX_PARSED_EXTRA = 8, 1_000_000
 _MAX_VERSIONS = 8  # per item
-_MAX_SHOWN = 60  # characters of a value in a message
-_MAX_REASON = 300  # characters
+_MAX_VALUE_CHARS = 60  # of a value in a message
+_MAX_REASON_CHARS = 300
 
 
 @dataclass(frozen=True)
 class RecoveredItems:
-    """The items recovered from output. An item may occur in several versions."""
+    """The items found in a program's output. An item may occur several times, with different content."""
 
     versions: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by item id, in order of occurrence
-    mismatch: str = ""  # why a sheet in the output was ignored, or empty
+    mismatch: str = ""  # why a sheet in the output was ignored; empty if none was
 
 
 def recover_items(output: bytes, sheet: TipSheet) -> RecoveredItems:
@@ -92,14 +92,14 @@ def recover_items(output: bytes, sheet: TipSheet) -> RecoveredItems:
     expected_ids = {item.id for item in sheet.items}
     versions: dict[str, list[dict[str, Any]]] = {}
     mismatch = ""
-    for candidate in _find_objects(output.decode("utf-8", "replace")):
-        if reason := _mismatch(candidate, sheet):
-            mismatch = mismatch or reason
+    for found in _find_objects(output.decode("utf-8", "replace")):
+        if reason := _mismatch(found, sheet):
+            mismatch = mismatch or reason  # the first one is reported
             continue
-        # The object is a sheet with items, or a single item if the output is truncated.
-        items = candidate.get("items")
-        raw_items = items if isinstance(items, list) else [candidate]
-        for item in raw_items:
+        items = found.get("items")
+        if not isinstance(items, list):  # a single item: its sheet is truncated
+            items = [found]
+        for item in items:
             item_id = item.get("item") if isinstance(item, dict) else None
             if isinstance(item_id, str) and item_id in expected_ids:
                 item_versions = versions.setdefault(item_id, [])
@@ -111,11 +111,11 @@ def recover_items(output: bytes, sheet: TipSheet) -> RecoveredItems:
 def choose_score(
     item: TipItem, rubric: Rubric, sources: Sequence[RecoveredItems], failure: str
 ) -> ItemScore | Unscored:
-    """Return the item's score from the first of the sources that has exactly one valid score.
+    """Return the item's score from the first of the sources that has exactly one valid score, else the reason.
 
-    Without such a source, return the most specific reason. `failure` is why the judge failed, or empty.
+    `failure` is why the judge failed, or empty.
     """
-    invalid, unfinished = "", False
+    problem_text, unfinished = "", False
     for source in sources:
         scores: list[ItemScore] = []
         for version in source.versions.get(item.id, ()):
@@ -126,32 +126,29 @@ def choose_score(
             elif checked is None:
                 unfinished = True
             else:
-                invalid = invalid or "; ".join(problem.message for problem in checked[:2])
+                problem_text = problem_text or "; ".join(problem.message for problem in checked[:2])
         if len(scores) == 1:
             return scores[0]
         if scores:
-            invalid = invalid or "returned more than once, with different scores"
-    if invalid:
-        reasons = [f"invalid answer: {invalid}"]
+            problem_text = problem_text or "returned more than once, with different scores"
+    if problem_text:
+        reasons = [f"invalid answer: {problem_text}"]
     else:
         mismatch = next((source.mismatch for source in sources if source.mismatch), "")
         reasons = ["returned unfinished" if unfinished else "not returned", mismatch, failure]
-    return Unscored(item.id, safe_line("; ".join(filter(None, reasons)), _MAX_REASON))
+    return Unscored(item.id, safe_line("; ".join(filter(None, reasons)), _MAX_REASON_CHARS))
 
 
-def _mismatch(candidate: dict[str, Any], sheet: TipSheet) -> str:
-    """Return why the candidate is not this sheet, or an empty string.
-
-    Missing keys are accepted, because each item has its own hash.
-    """
-    if "items" not in candidate:
+def _mismatch(found: dict[str, Any], sheet: TipSheet) -> str:
+    """Return why the found object is another sheet, or an empty string if it is this sheet or an item."""
+    if "items" not in found:
         return ""
-    if candidate.get("sheet", sheet.id) != sheet.id:
-        return f"another sheet was returned: {_shown(candidate['sheet'])} instead of {sheet.id}"
-    rubric = candidate.get("rubric")
-    sha256 = rubric.get("sha256", sheet.rubric.sha256) if isinstance(rubric, dict) else sheet.rubric.sha256
-    if sha256 != sheet.rubric.sha256:
-        return f"it was returned with another rubric: {_shown(sha256)}"
+    # A missing sheet id or rubric is accepted, because each item has its own hash.
+    if found.get("sheet", sheet.id) != sheet.id:
+        return f"another sheet was returned: {_value_text(found['sheet'])} instead of {sheet.id}"
+    rubric = found.get("rubric")
+    if isinstance(rubric, dict) and rubric.get("sha256", sheet.rubric.sha256) != sheet.rubric.sha256:
+        return f"it was returned with another rubric: {_value_text(rubric['sha256'])}"
     return ""
 
 
@@ -163,7 +160,7 @@ def _find_objects(text: str) -> list[dict[str, Any]]:
     found: list[tuple[int, dict[str, Any]]] = []  # (start, object)
     starts: deque[int] = deque(maxlen=_MAX_DEPTH)  # position of each open bracket
     has_key: deque[bool] = deque(maxlen=_MAX_DEPTH)  # whether each open bracket directly contains one of _KEYS
-    budget = _MAX_PARSED_FACTOR * len(text) + _MAX_PARSED_EXTRA  # characters that may still be parsed
+    chars_left = _MAX_PARSED_FACTOR * len(text) + _MAX_PARSED_EXTRA
     for token in _TOKEN.finditer(text):
         word = token.group()  # a bracket or a string
         if word in ("[", "{"):
@@ -173,9 +170,9 @@ def _find_objects(text: str) -> list[dict[str, Any]]:
             has_key[-1] = True
         elif word in ("]", "}") and starts:
             start = starts.pop()
-            if not has_key.pop() or budget <= 0:
+            if not has_key.pop() or chars_left <= 0:
                 continue
-            budget -= token.end() - start
+            chars_left -= token.end() - start
             try:
                 value = json.loads(text[start : token.end()])
             except (ValueError, RecursionError):  # ValueError also for very long integers
@@ -187,8 +184,8 @@ def _find_objects(text: str) -> list[dict[str, Any]]:
     return [value for _, value in found]
 
 
-def _shown(value: object) -> str:
-    return safe_line(repr(value), _MAX_SHOWN)
+def _value_text(value: object) -> str:
+    return safe_line(repr(value), _MAX_VALUE_CHARS)
 
 
 def safe_line(text: str, limit: int) -> str:
@@ -201,7 +198,7 @@ SAVE_INTERVAL_S = 20.0  # seconds between saves of new scores
 
 @dataclass(frozen=True)
 class JudgeResult:
-    """The result of `run_judge`."""
+    """Result of `run_judge`."""
 
     applied: ApplyResult
     unscored: tuple[Unscored, ...]
@@ -218,7 +215,7 @@ class JudgeEnvironment:
     """Callbacks and settings of `run_judge`."""
 
     report: Callable[[str], None] = lambda _text: None
-    progress: Callable[[int, int, int], None] = lambda _scored, _unscored, _total: None  # called with numbers of items
+    progress: Callable[[int, int, int], None] = lambda _scored, _unscored, _total: None  # numbers of items
     lock: Callable[[], AbstractContextManager[object]] = nullcontext  # held while scores are written
     wait_s: float = 0.0  # maximum wait for MLflow, if it is unavailable when all items are scored
     rescue: Callable[[str, str], Path] | None = None  # saves a sheet (id, text) to a file, to be applied later
@@ -236,7 +233,8 @@ def run_judge(
 ) -> JudgeResult:
     """Score pending cells with an automatic judge. Raises NotEnoughData if there are none.
 
-    `accept` is the reason for accepting a drift beyond the limit, of this sheet or of the judge's last one.
+    The sheet of an interrupted call is continued. `accept` is the reason for accepting a drift beyond the limit: of the
+    judge's last sheet if it is held, else of this one.
     """
     request = replace(request, judge=judge.name, provisional=judge.provisional)
     return _Call(store, experiment, judge, request, accept, environment or JudgeEnvironment()).run()
@@ -265,7 +263,7 @@ class _Call:
             return self._judge(last, continued=True)
         cells = read_cells(self.store, experiment.experiment_id)
         accepting = last is not None and last.status is SheetStatus.HELD and self.accept is not None
-        earlier_result = None if last is None else self._finish_earlier(last, cells, accepting=accepting)
+        earlier_result = self._finish_earlier(last, cells, accepting=accepting) if last is not None else None
         if earlier_result is not None:
             if accepting:
                 return earlier_result
@@ -285,10 +283,7 @@ class _Call:
     def _finish_earlier(
         self, last: StoredSheet, cells: Sequence[AnsweredCell], *, accepting: bool
     ) -> JudgeResult | None:
-        """Apply the judge's last sheet again if the apply was interrupted, or if its drift is now accepted.
-
-        Return None if its scores are applied already.
-        """
+        """Apply the judge's last sheet again if it is only partly applied, or to accept its drift; else return None."""
         no_new_scores: FilledSheet[ItemScore] = FilledSheet(self.judge.name, {})
         if not accepting:
             if SheetApplier(self.store, self.experiment, last, no_new_scores).cells_have_scores(cells):
@@ -300,7 +295,7 @@ class _Call:
             return JudgeResult(applied, (), continued=True)
 
     def _reload(self, stored: StoredSheet) -> StoredSheet:
-        """Reload the sheet from MLflow: a file of it may have been applied since it was read."""
+        """Read the sheet again: since it was read, `tipbench judge apply` may have changed it."""
         return find_sheet(self.store, self.experiment, stored.sheet.id) or stored
 
     def _judge(self, stored: StoredSheet, *, continued: bool) -> JudgeResult:
@@ -324,7 +319,7 @@ class _Call:
                 else:
                     scores.add(result)
                 environment.progress(len(scores.all), len(unscored), len(sheet.items))
-            scores.save()  # before applying, so that no score is lost if the process is killed
+            scores.save()  # no score is lost if the process is killed before they are applied
             observer = waiting_reporter(environment.report)
             applied = retry_while_unavailable(apply, "MLflow", environment.wait_s, observer)
         except MlflowUnavailable as exc:
@@ -337,7 +332,7 @@ class _Call:
         return JudgeResult(applied, tuple(unscored), continued)
 
     def _save_to_file(self, stored: StoredSheet, scores: _SheetScores) -> str:
-        """Save unsaved scores to a file; return a message with its path, or an empty string."""
+        """Save the scores to a file if some are not in MLflow; return a message with its path, or an empty string."""
         if not scores.has_unsaved or self.environment.rescue is None:
             return ""
         path = self.environment.rescue(stored.sheet.id, sheet_text(stored.sheet, scores.all))
@@ -349,18 +344,15 @@ class _Call:
 
 @dataclass
 class _SheetScores:
-    """The sheet's scores: stored ones and new ones.
-
-    New ones are saved with the sheet every SAVE_INTERVAL_S seconds, so that a crash loses little work.
-    """
+    """The stored and new scores of a sheet. Saves new ones every SAVE_INTERVAL_S, so that a crash loses little work."""
 
     store: RunStore
     stored: StoredSheet
     report: Callable[[str], None]
     new: dict[str, ItemScore] = field(default_factory=dict)  # by item id
     _n_saved: int = 0  # number of new scores that are saved
-    _tried_at: float = field(default_factory=time.monotonic)  # time of the last attempt to save
-    _reported: bool = False  # whether a failed attempt was reported
+    _last_save_attempt: float = field(default_factory=time.monotonic)
+    _failure_reported: bool = False
 
     @property
     def all(self) -> dict[str, ItemScore]:
@@ -372,11 +364,11 @@ class _SheetScores:
 
     def add(self, score: ItemScore) -> None:
         self.new[score.item] = score
-        if time.monotonic() - self._tried_at > SAVE_INTERVAL_S:
+        if time.monotonic() - self._last_save_attempt > SAVE_INTERVAL_S:
             self.save()
 
     def save(self) -> None:
-        """Save new scores; if MLflow is unavailable, they are saved by the next call."""
+        """Save new scores in MLflow. If it is unavailable, the next call saves them."""
         if self.has_unsaved:
             change = RunChange(
                 texts={FILLED: item_scores_text(self.all, self.stored.replaced)}, at_ms=milliseconds(now_iso())
@@ -385,7 +377,7 @@ class _SheetScores:
                 self.store.update(self.stored.run_id, change)
                 self._n_saved = len(self.new)
             except MlflowUnavailable as exc:
-                if not self._reported:
+                if not self._failure_reported:
                     self.report(f"{exc} Judging continues; the scores are kept in memory until it is available.")
-                self._reported = True
-        self._tried_at = time.monotonic()
+                self._failure_reported = True
+        self._last_save_attempt = time.monotonic()

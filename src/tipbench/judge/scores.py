@@ -69,47 +69,46 @@ class CellScores:
         return replace(self, applied=_without(self.applied, judge), held=_without(self.held, judge), history=history)
 
     def _with_applied(self, new: Judgement) -> CellScores:
-        """Add a judgement of an applied sheet, and remove the held judgement of the same sheet.
-
-        A current judgement from a sheet exported later is not replaced.
-        """
+        """Add an applied judgement, unless one of a later sheet exists, and remove the held one of the same sheet."""
         current = self.applied.get(new.judge)
-        released = _if_of_sheet(new.sheet, self.held.get(new.judge))  # is no longer held
-        if _is_of_later_sheet(current, new):
+        released = _if_from_sheet(new.sheet, self.held.get(new.judge))
+        if _is_from_later_sheet(current, new):
             if released is None:
                 return self
-            applied, replaced = self.applied, [released]
+            applied = self.applied
+            replaced = [released]
         elif released is None and new.equals_except_time(current):
             return self
         else:
-            applied, replaced = {**self.applied, new.judge: new}, _replaced_by(new, current, released)
+            applied = {**self.applied, new.judge: new}
+            replaced = _replaced_by(new, current, released)
         held = self.held if released is None else _without(self.held, new.judge)
         return replace(self, applied=applied, held=held, history=_limit_history((*self.history, *replaced)))
 
     def _with_held(self, new: Judgement) -> CellScores:
         """Add a held judgement, and withdraw the applied judgement of the same sheet.
 
-        The judge's newest applied judgement from another sheet is then restored from the history. A held judgement from
-        a sheet exported later is not replaced.
+        The judge's newest applied judgement of another sheet then counts again. A held judgement from a sheet exported
+        later is not replaced.
         """
         former = self.held.get(new.judge)
-        withdrawn = _if_of_sheet(new.sheet, self.applied.get(new.judge))
-        if _is_of_later_sheet(former, new):
+        withdrawn = _if_from_sheet(new.sheet, self.applied.get(new.judge))
+        if _is_from_later_sheet(former, new):
             if withdrawn is None:
                 return self
-            held, replaced = self.held, [withdrawn]
+            held = self.held
+            replaced = [withdrawn]
         elif withdrawn is None and new.equals_except_time(former):
             return self
         else:
-            held, replaced = {**self.held, new.judge: new}, _replaced_by(new, withdrawn, former)
+            held = {**self.held, new.judge: new}
+            replaced = _replaced_by(new, withdrawn, former)
         applied, history = self.applied, self.history
         if withdrawn is not None:
             applied = _without(applied, new.judge)
             # The history is oldest first, so the last judgement of each sheet remains.
-            last_by_sheet = {judgement.sheet: judgement for judgement in history if judgement.judge == new.judge}
-            restorable = [
-                judgement for judgement in last_by_sheet.values() if judgement.sheet != new.sheet and not judgement.held
-            ]
+            last_by_sheet = {each.sheet: each for each in history if each.judge == new.judge}
+            restorable = [each for each in last_by_sheet.values() if each.sheet != new.sheet and not each.held]
             restored = max(restorable, key=lambda judgement: judgement.exported, default=None)
             if restored is not None:
                 applied = {**applied, new.judge: restored}
@@ -118,7 +117,7 @@ class CellScores:
 
     @cached_property
     def counted(self) -> list[Judgement]:
-        """The judgements that count: of applied sheets, under the current rubric, that of the sheet exported last."""
+        """The applied judgements under the current rubric. The sheet exported last has the current rubric."""
         if not self.applied:
             return []
         newest = max(self.applied.values(), key=lambda judgement: judgement.exported)
@@ -133,13 +132,11 @@ class CellScores:
 NO_SCORES = CellScores(applied={}, provisional={})
 
 
-def _if_of_sheet(sheet: str, judgement: Judgement | None) -> Judgement | None:
-    """Return the judgement if it is from this sheet, else None."""
+def _if_from_sheet(sheet: str, judgement: Judgement | None) -> Judgement | None:
     return judgement if judgement is not None and judgement.sheet == sheet else None
 
 
-def _is_of_later_sheet(judgement: Judgement | None, new: Judgement) -> bool:
-    """Return whether the judgement comes from another sheet than `new`, and that sheet was exported later."""
+def _is_from_later_sheet(judgement: Judgement | None, new: Judgement) -> bool:
     return judgement is not None and judgement.sheet != new.sheet and judgement.exported > new.exported
 
 
@@ -151,8 +148,8 @@ def _replaced_by(new: Judgement, *former: Judgement | None) -> list[Judgement]:
 def _limit_history(history: Sequence[Judgement]) -> tuple[Judgement, ...]:
     """Return the newest _MAX_REPLACED judgements of each sheet. Only the newest keeps its notes: it may be restored.
 
-    Without a limit, each revision would make the cell's run slower to read and write. Controls have no run, so the
-    duration of an apply would reveal to a judge which items are controls.
+    Without a limit, each revision of a cell would take longer to apply. Controls have no history, so the duration would
+    reveal to a judge which items are controls.
     """
     seen: Counter[str] = Counter()  # by sheet
     kept = []
@@ -180,12 +177,13 @@ def read_scores(text: str | None) -> CellScores:
         return NO_SCORES
 
     def parse_by_judge(raw_judgements: Mapping[str, Any]) -> dict[str, Judgement]:
-        return {judge: _parse_judgement(judge, raw) for judge, raw in raw_judgements.items()}
+        return {judge: _parse_judgement(judge, each) for judge, each in raw_judgements.items()}
 
     try:
         raw = json.loads(text)
         # Earlier versions of tipbench stored held judgements under "judges", too.
-        applied_or_held, held = parse_by_judge(raw["judges"]), parse_by_judge(raw.get("held", {}))
+        applied_or_held = parse_by_judge(raw["judges"])
+        held = parse_by_judge(raw.get("held", {}))
         return CellScores(
             applied={judge: judgement for judge, judgement in applied_or_held.items() if not judgement.held},
             provisional=parse_by_judge(raw["provisional"]),
@@ -224,7 +222,7 @@ def tip_means(rubric: Rubric, score: ItemScore) -> dict[str, float]:
 
 
 def run_change(scores: CellScores, rubrics: Mapping[str, Rubric], at_ms: int) -> RunChange:
-    """Return the update of the cell's run, with the text of the current rubric if it is in `rubrics`, by its tag."""
+    """Return the update of the cell's run. The current rubric's text is stored if it is in `rubrics`, keyed by tag."""
     texts = {SCORES: scores_text(scores)}
     tags: dict[str, str] = {}
     metrics: dict[str, float] = {}
@@ -235,13 +233,13 @@ def run_change(scores: CellScores, rubrics: Mapping[str, Rubric], at_ms: int) ->
         tags |= {"state": str(RunState.JUDGED), "judge_pending": "false", "scores_rubric": rubric}
         if rubric in rubrics:
             texts[RUBRIC] = rubrics[rubric].text
-    elif scores.held:  # they may have counted before
+    elif scores.held:  # the cell may have been judged before
         tags |= {"state": str(RunState.PENDING), "judge_pending": "true"}
     tags["judges"] = json.dumps(sorted(judgement.judge for judgement in counted), ensure_ascii=False)
     tags["held"] = str(bool(scores.held)).lower()
     provisional = scores.latest_provisional
     if provisional is not None:
-        # Without flags: automatic judges do not correct the computed ones.
+        # Without flags: they are computed, and automatic judges do not correct them.
         metrics |= {PROVISIONAL + name: value for name, value in provisional.means.items() if name not in FLAGS}
         tags |= {"provisional_judge": provisional.judge, "provisional_rubric": provisional.rubric}
     return RunChange(metrics=metrics, tags=tags, texts=texts, at_ms=at_ms)

@@ -26,11 +26,11 @@ class SheetItem(ABC):
     @property
     @abstractmethod
     def tips_by_key(self) -> Mapping[str, Sequence[Tip]]:
-        """The tips shown, by their key in the file: `tips`, or `a` and `b` in a duel."""
+        """The tips by their key in the file: `tips`, or `a` and `b` in a duel."""
 
     @property
     def sha256(self) -> str:
-        """Hash of the content that a judge must not change: id, card and tips."""
+        """Hash of what a judge must not change: id, card and tips."""
         texts = {key: [[tip.tip, tip.rationale] for tip in tips] for key, tips in self.tips_by_key.items()}
         return fingerprint({"item": self.id, "scenario": self.card, **texts})
 
@@ -119,7 +119,7 @@ class FilledSheet(Generic[FilledT]):
 
 
 def random_item_id(sheet_id: str, position: int, rng: random.Random) -> str:
-    """Return the id of a new item. It reveals nothing about the item, and ids of a sheet are distinct."""
+    """Return the id of a new item, which reveals nothing about it. `position` makes the ids of a sheet distinct."""
     return fingerprint([sheet_id, rng.getrandbits(64), position], 12)
 
 
@@ -154,7 +154,7 @@ def sheet_json(sheet: TipSheet, scores: Mapping[str, ItemScore] | None = None) -
 def file_json(
     format_: str, sheet: Sheet[ItemT], instructions: str, items: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the JSON content of a sheet of tips or duels; `items` are JSON values too."""
+    """Return the sheet as JSON-serializable values; `items` are such values too."""
     return {
         "format": format_,
         "sheet": sheet.id,

@@ -20,7 +20,7 @@ from tipbench.record.texts import escape, unescape
 
 BOM = "\ufeff"  # byte order mark; some spreadsheets need it to detect UTF-8
 _ROW_KINDS = ("about", "instructions", "rubric", "tip")  # values of the column "row"
-SCORE_PREFIX = "score:"  # of the scales' columns, so that no other column has the same name
+SCORE_PREFIX = "score:"  # of the columns with scores; a scale may have the name of another column
 MAX_BYTES = 64_000_000
 MAX_TIPS = 1000  # per item
 MAX_ROWS = 200_000
@@ -28,8 +28,8 @@ MAX_ROWS = 200_000
 _COLUMNS_BEFORE_SCORES = ("row", "item", "number", "scenario", "tip", "rationale")
 _COLUMNS_AFTER_SCORES = ("format_ok", "overlong", "note", "scenario_id", "sha256")
 _REQUIRED_COLUMNS = ("row", "item", "number", "tip", "rationale", "format_ok", "overlong", "sha256")
-# Values of the column "item" in the rows "about".
-_ABOUT = ("format", "sheet", "experiment", "judge", "rubric id", "rubric sha256")
+# The values of "item" in the rows "about".
+_ABOUT_NAMES = ("format", "sheet", "experiment", "judge", "rubric id", "rubric sha256")
 _SEPARATORS = ",;\t"
 _NUMBER_PUNCTUATION = r"\s.,:/%eE+\-"
 _UNSAFE_CELL = re.compile(
@@ -119,7 +119,7 @@ def unescape_cell(cell: str) -> str:
 
 
 def _parse_csv(text: str, separator: str) -> dict[str, Any]:
-    """Parse CSV into the structure of the JSON file, without cards and rubric text. Raises SheetRefused if invalid."""
+    """Parse CSV into the structure of the JSON file, without cards and rubric text."""
     problems: list[Problem] = []
     about: dict[str, str] = {}
     rows_by_item: dict[tuple[str, str], list[_Row]] = defaultdict(list)  # by item id and hash
@@ -147,10 +147,8 @@ def _parse_csv(text: str, separator: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Row:
-    """One row of the table, with cells by column."""
-
     number: int  # 1-based, including the header
-    cells: Mapping[str, str]
+    cells: Mapping[str, str]  # by column
 
     def text(self, column: str) -> str:
         return unescape_cell(self.cells.get(column, ""))
@@ -159,7 +157,6 @@ class _Row:
         return self.text(column).strip()
 
     def problem(self, column: str, expected: str) -> Problem:
-        """Return a problem with the value in this column."""
         item, value = self.stripped("item"), self.cells.get(column, "")
         return Problem(
             item=shown_name(item) if item else None,
@@ -172,10 +169,10 @@ class _Row:
 
 
 def _parse_item(rows: Sequence[_Row], problems: list[Problem]) -> dict[str, Any]:
-    """Parse the rows of one item, which may be in any order. Adds any problems to `problems`."""
+    """Parse the rows of one item, in any order. Adds any problems to `problems`."""
     tips: dict[int, dict[str, Any]] = {}  # by number
-    format_flags: list[object] = []  # values of format_ok
-    flag_texts: list[str] = []  # the same, as described in messages
+    format_flags: list[object] = []
+    flag_descriptions: list[str] = []  # for the error message
     for row in rows:
         number = _parse_integer(row.stripped("number"))
         if not isinstance(number, int) or not 1 <= number <= MAX_TIPS:
@@ -187,7 +184,7 @@ def _parse_item(rows: Sequence[_Row], problems: list[Problem]) -> dict[str, Any]
             continue
         if format_ok := row.stripped("format_ok"):
             format_flags.append(_parse_flag(format_ok))
-            flag_texts.append(f"{format_ok} in row {row.number}")
+            flag_descriptions.append(f"{format_ok} in row {row.number}")
         tips[number] = {
             "tip": row.text("tip"),
             "rationale": row.text("rationale"),
@@ -200,10 +197,10 @@ def _parse_item(rows: Sequence[_Row], problems: list[Problem]) -> dict[str, Any]
             "note": row.text("note"),
             CSV_ROW: row.number,
         }
-    if len(format_flags) == 1 or set(format_flags) in ({True}, {False}):
+    rows_agree = set(format_flags) in ({True}, {False})
+    item_format_ok: object = " and ".join(flag_descriptions)  # validation rejects this text and shows it
+    if len(format_flags) == 1 or rows_agree:
         item_format_ok = format_flags[0]
-    else:
-        item_format_ok = " and ".join(flag_texts)  # validation rejects this text and shows it in its message
     return {
         "item": rows[0].stripped("item"),
         "sha256": rows[0].stripped("sha256"),
@@ -216,7 +213,7 @@ def _parse_item(rows: Sequence[_Row], problems: list[Problem]) -> dict[str, Any]
 
 def _head_rows(sheet: TipSheet) -> Iterator[dict[str, object]]:
     values = (FORMAT, sheet.id, sheet.experiment, sheet.judge or "", sheet.rubric.id, sheet.rubric.sha256)
-    for name, value in zip(_ABOUT, values, strict=True):
+    for name, value in zip(_ABOUT_NAMES, values, strict=True):
         yield {"row": "about", "item": name, "tip": value}
     yield {"row": "instructions", "tip": sheet.instructions or instructions(sheet.rubric)}
     names = ", ".join(SCORE_PREFIX + name for name in sheet.rubric.scale_names)
@@ -252,7 +249,6 @@ def _tip_rows(sheet: TipSheet, scores: Mapping[str, ItemScore]) -> Iterator[dict
 
 
 def _card_text(item: TipItem) -> str:
-    """Return the scenario as lines of text."""
     card = item.card
     try:
         slot, persona = card["slot"], card["persona"]
@@ -275,13 +271,12 @@ def _separator(text: str) -> str | None:
     """Return the separator of the CSV, or None if the first line lacks the columns of a sheet."""
     first_line = text[:10_000].split("\n", 1)[0].split("\r", 1)[0]
     for separator in _SEPARATORS:
-        if {"row", "item"} <= {_column(cell) for cell in first_line.split(separator)}:
+        if {"row", "item"} <= {_column_name(cell) for cell in first_line.split(separator)}:
             return separator
     return None
 
 
-def _column(cell: str) -> str:
-    """Return the column's name from a cell of the header."""
+def _column_name(cell: str) -> str:
     return cell.strip().strip('"').strip().casefold()
 
 
@@ -289,7 +284,7 @@ def _rows(text: str, separator: str, problems: list[Problem]) -> Iterator[_Row]:
     """Validate the header, then yield each non-empty row. Adds rows with too many cells to `problems`."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
-        columns = [_column(cell) for cell in next(reader)]
+        columns = [_column_name(cell) for cell in next(reader)]
         counts = Counter(filter(None, columns))
         missing = [name for name in _REQUIRED_COLUMNS if name not in counts]
         repeated = [name for name, count in counts.items() if count > 1]
@@ -298,11 +293,11 @@ def _rows(text: str, separator: str, problems: list[Problem]) -> Iterator[_Row]:
             return Problem(item=None, tip=None, field=name, seen=seen, expected=expected, row=1)
 
         wrong_columns = [
-            *(column_problem(name, seen="no such column", expected="the column as exported") for name in missing),
-            *(
-                column_problem(shown_name(name), seen="it twice", expected="each column once; remove one of them")
-                for name in repeated
-            ),
+            column_problem(name, seen="no such column", expected="the column as exported") for name in missing
+        ]
+        wrong_columns += [
+            column_problem(shown_name(name), seen="it twice", expected="each column once; remove one of them")
+            for name in repeated
         ]
         if wrong_columns:
             raise refusal(wrong_columns)
@@ -379,28 +374,25 @@ def _parse_json(text: str) -> dict[str, Any]:
 
 
 def _invalid_json_message(text: str) -> str:
-    """Return a message with the location of the first duplicate key, NaN or Infinity.
-
-    The text is scanned again, because Python's JSON parser does not report that location.
-    """
-    open_keys: list[set[str] | None] = []  # the keys so far of each open object; None for an open list
-    key_expected = False  # whether the next string is a key, provided that it is in an object, not in a list
-    for token in _JSON_TOKEN.finditer(text):
-        word = token[0]
+    """Locate the first duplicate key, NaN or Infinity. Python's JSON parser does not report its location."""
+    open_keys: list[set[str] | None] = []  # for each open object its keys so far, for each open list None
+    after_brace_or_comma = False  # if so, the next string in an object is a key
+    for match in _JSON_TOKEN.finditer(text):
+        word = match[0]
         if word in "{[":
             open_keys.append(set() if word == "{" else None)
         elif word in "}]":
             open_keys.pop()
         elif word[0] in "NI-":  # NaN, Infinity, -Infinity
-            place = _line_and_column(text, token.start())
+            place = _line_and_column(text, match.start())
             return f"{place}: expected a whole number or null; found {word}. Write the score there, or null."
-        elif word[0] == '"' and key_expected and (earlier_keys := open_keys[-1]) is not None:
+        elif word[0] == '"' and after_brace_or_comma and (earlier_keys := open_keys[-1]) is not None:
             key = json.loads(word)
             if key in earlier_keys:
-                place = _line_and_column(text, token.start())
+                place = _line_and_column(text, match.start())
                 return f"{place}: expected each key once in an object; found {shown(key)} again. Remove one of the two."
             earlier_keys.add(key)
-        key_expected = word in "{,"
+        after_brace_or_comma = word in "{,"
     raise AssertionError("invalid JSON was found before and cannot be found again")
 
 

@@ -26,12 +26,11 @@ SHEET = "artifact:sheet.json"
 KEY = "artifact:key.json"  # the source of each item, which the judge must not see
 FILLED = "artifact:answers.json"  # what the judge has filled in: scores, or the winners of duels
 DRIFT = "artifact:drift.json"
-SHEET_KIND = "sheet_kind"  # tag; absent on a sheet of tips
-TIPS = "sheet"  # the kind of a sheet without this tag
-DUEL = "duel"
-FINAL = "sheet_final"  # tag
-REVISIONS = "sheet_revisions"  # tag
-HIDDEN = "hidden_"  # prefix of the metrics, tags and texts that imitate the update of a cell for a hidden item
+# Names of tags.
+SHEET_KIND = "sheet_kind"  # absent on a sheet of tips
+FINAL, REVISIONS = "sheet_final", "sheet_revisions"
+TIPS, DUEL = "sheet", "duel"  # kinds of sheets
+HIDDEN = "hidden_"  # prefix of names written for hidden items, so that MLflow gets the same requests as for a cell
 StoredT = TypeVar("StoredT")
 
 
@@ -55,7 +54,7 @@ class SheetEntry:
 
 
 def control_id(control: Control) -> str:
-    """Return the id of a control: a hash of its content, so that it does not depend on the machine or file."""
+    """Return the id of a control: a hash of its content, independent of the machine and the file."""
     return fingerprint([control.scenario, control.tip], 12)
 
 
@@ -71,7 +70,7 @@ def item_scores_text(scores: Mapping[str, ItemScore], history: Sequence[Replaced
     """Serialize the scores and their history for storage with the sheet."""
     value = {
         "items": {item: score.to_json() for item, score in sorted(scores.items())},
-        "history": [{"item": each.score.item, "at": each.at, **each.score.to_json()} for each in history],
+        "history": [{"item": old.score.item, "at": old.at, **old.score.to_json()} for old in history],
     }
     return compact_json(value)
 
@@ -118,15 +117,15 @@ class StoredSheet:
     run_id: str = ""
     status: SheetStatus = SheetStatus.EXPORTED
     scores: Mapping[str, ItemScore] = field(default_factory=dict)  # by item id
-    replaced: tuple[ReplacedScore, ...] = ()  # scores replaced by later ones
-    acceptance: str | None = None  # reason for accepting the drift; only for the scores of `accepted_for`
-    accepted_for: str | None = None  # the `scores_fingerprint` of the scores whose drift was accepted
-    drift: Mapping[str, Any] | None = None  # None until the first verdict
+    replaced: tuple[ReplacedScore, ...] = ()
+    acceptance: str | None = None  # reason for accepting the drift; see `accepted_for`
+    accepted_for: str | None = None  # `scores_fingerprint` of the only scores that `acceptance` is valid for
+    drift: Mapping[str, Any] | None = None  # None until it is first measured
     final: bool = False  # whether the judge has finished the sheet, even if items are unscored
-    revisions: int = 0  # changes applied after the first verdict
+    revisions: int = 0  # changes of scores after the drift was first measured
     applied_at: str | None = None
-    owner: str | None = None  # the judge named at export, or else the first judge who applied scores
-    self_exact: float | None = None  # share of equal scores on repeated tips
+    owner: str | None = None  # the judge named at export, or the first who applied scores
+    self_exact: float | None = None  # share of equal scores when a tip was scored again
 
     @property
     def unscored(self) -> tuple[SheetEntry, ...]:
@@ -227,7 +226,7 @@ def judging_run(
 
 
 def find_sheet(store: RunStore, experiment: Experiment, sheet_id: str) -> StoredSheet | None:
-    """Return the sheet with this id, or None if absent."""
+    """Return the sheet with this id, or None."""
     return next(_read_sheets(store, experiment, {"sheet": sheet_id}), None)
 
 
@@ -237,7 +236,7 @@ def stored_sheets(store: RunStore, experiment: Experiment, judge: str | None = N
 
 
 def check_no_duels(store: RunStore, experiment: Experiment, judge: str) -> None:
-    """Raise SheetsClosed if the judge has opened a duel in the experiment: a duel closes the judge's sheets."""
+    """Raise SheetsClosed if the judge has opened a duel in the experiment."""
     if has_duels(store, experiment, judge):
         raise SheetsClosed(
             f"{judge} has opened duels in {experiment.name}, which closes their sheets there: duels show real answers "
@@ -246,7 +245,7 @@ def check_no_duels(store: RunStore, experiment: Experiment, judge: str) -> None:
 
 
 def check_no_open_sheet(store: RunStore, experiment: Experiment, judge: str) -> None:
-    """Raise SheetsClosed if the judge has an open sheet in the experiment that no earlier duel has closed."""
+    """Raise SheetsClosed if the judge has an open sheet in the experiment. An earlier duel has closed all of them."""
     if has_duels(store, experiment, judge):
         return
     for stored in stored_sheets(store, experiment, judge):
@@ -265,8 +264,8 @@ def has_duels(store: RunStore, experiment: Experiment, judge: str) -> bool:
 
 
 def controls_shown_to(store: RunStore, judge: str) -> list[str]:
-    """Return the ids of the controls shown to this judge in all experiments, once for each time shown."""
-    shown: list[str] = []
+    """Return the ids of the controls shown to this judge in all experiments, one for each time shown."""
+    control_ids: list[str] = []
     where = {"kind": str(RunKind.JUDGING), "judge": judge}
     for experiment in store.experiments():
         if not experiment.name.startswith(EXPERIMENT_PREFIX):
@@ -274,8 +273,8 @@ def controls_shown_to(store: RunStore, judge: str) -> list[str]:
         for run, texts in store.read(experiment.experiment_id, where=where, texts=(KEY,)):
             if run.tags.get(SHEET_KIND, TIPS) == TIPS:
                 for item in json.loads(texts[KEY])["items"].values():
-                    shown += item["controls"]
-    return shown
+                    control_ids += item["controls"]
+    return control_ids
 
 
 def _read_sheets(store: RunStore, experiment: Experiment, where: Mapping[str, str]) -> Iterator[StoredSheet]:
@@ -283,11 +282,11 @@ def _read_sheets(store: RunStore, experiment: Experiment, where: Mapping[str, st
         content, key = json.loads(texts[SHEET]), json.loads(texts[KEY])
         scores, replaced = read_item_scores(texts.get(FILLED))
         entries = []
-        for id_, scenario, format_ok, tips in content["items"]:
+        for id_, card_id, format_ok, tips in content["items"]:
             source = key["items"][id_]
             entries.append(
                 SheetEntry(
-                    TipItem(id_, content["cards"][scenario], bool(format_ok), tuple(SheetTip(*tip) for tip in tips)),
+                    TipItem(id_, content["cards"][card_id], bool(format_ok), tuple(SheetTip(*tip) for tip in tips)),
                     kind=ItemKind(source["behind"]),
                     run_id=source["run"],
                     controls=tuple(source["controls"]),
@@ -328,20 +327,20 @@ def read_judgings(
     parse: Callable[[StoredRun, Mapping[str, str], Rubric], StoredT],
 ) -> Iterator[StoredT]:
     """Yield the parsed sheets of a kind, newest first. Raises CorruptText if a run has an unexpected format."""
-    conditions = {"kind": str(RunKind.JUDGING)}
+    filters = {"kind": str(RunKind.JUDGING)}
     if kind == DUEL:
-        conditions[SHEET_KIND] = DUEL
-    conditions.update(where)
-    names = (SHEET, KEY, RUBRIC, FILLED, DRIFT)
+        filters[SHEET_KIND] = DUEL
+    filters.update(where)
+    text_names = (SHEET, KEY, RUBRIC, FILLED, DRIFT)
     rubrics: dict[str, Rubric] = {}  # by text, because most sheets have the same rubric
-    for run, texts in store.read(experiment.experiment_id, where=conditions, texts=names):
+    for run, texts in store.read(experiment.experiment_id, where=filters, texts=text_names):
         if run.tags.get(SHEET_KIND, TIPS) != kind:  # sheets of tips lack the tag, so the search cannot select them
             continue
         try:
-            text = texts[RUBRIC]
-            if text not in rubrics:
-                rubrics[text] = parse_rubric(text, Path("rubric.md"))
-            yield parse(run, texts, rubrics[text])
+            rubric_text = texts[RUBRIC]
+            if rubric_text not in rubrics:
+                rubrics[rubric_text] = parse_rubric(rubric_text, Path("rubric.md"))
+            yield parse(run, texts, rubrics[rubric_text])
         except (KeyError, ValueError, TypeError, AttributeError) as exc:
             raise CorruptText(
                 f"The judging run {run.run_id} in MLflow has an unexpected format ({type(exc).__name__}: {exc})."
@@ -359,7 +358,7 @@ def find_original(
     format_: str,
     find: Callable[[RunStore, Experiment, str], StoredT | None],
 ) -> tuple[Experiment, StoredT]:
-    """Return the experiment and the stored sheet that a filled file names. Raises SheetRefused if either is missing."""
+    """Return the experiment and the stored sheet named in a filled file. Raises SheetRefused if either is missing."""
 
     def wrong_field(field: str, expected: str) -> SheetRefused:
         return refusal([Problem(item=None, tip=None, field=field, seen=shown(raw.get(field)), expected=expected)])

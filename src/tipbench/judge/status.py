@@ -18,7 +18,7 @@ from tipbench.record.store import Experiment, RunStore
 
 @dataclass(frozen=True)
 class JudgeStatus:
-    """The status of one judge in an experiment."""
+    """The judging status of one judge."""
 
     judge: str
     provisional: bool
@@ -26,7 +26,7 @@ class JudgeStatus:
     held: int  # cells with held scores of this judge
     sheets: int
     open_items: int  # unscored items on unfinished sheets
-    verdict: str | None  # on the drift of the judge's newest applied or held sheet; `drift` in JSON
+    verdict: str | None  # on the drift of the newest applied or held sheet; `drift` in JSON
     error: float | None  # mean absolute error on that sheet's controls
     self_exact: float | None  # share of equal scores on repeated tips
     minutes_per_item: float | None  # from export to apply, so an upper bound
@@ -110,17 +110,17 @@ class JudgingStatus:
 
 def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
     """Read the cells and sheets of an experiment and return the judging status."""
-    newest_first = stored_sheets(store, experiment)
-    sheets = list(newest_first)[::-1]
+    sheets = list(stored_sheets(store, experiment))[::-1]  # oldest first
     cells = read_cells(store, experiment.experiment_id)
     judged = [cell for cell in cells if cell.run.state == RunState.JUDGED]
     pending = [cell for cell in cells if cell.run.state == RunState.PENDING]
     rubric_counts = Counter(judgement.rubric for cell in judged for judgement in cell.scores.counted)
-    most_used = max(rubric_counts, key=rubric_counts.__getitem__, default="")
-    rubrics = {stored.sheet.rubric.tag: stored.sheet.rubric for stored in sheets}
-    rubric = rubrics.get(most_used)
-    where = {"kind": str(RunKind.JUDGING), SHEET_KIND: DUEL}
-    n_duels = Counter(run.tags.get("judge", "") for run in store.search(experiment.experiment_id, where=where))
+    most_used_tag = max(rubric_counts, key=rubric_counts.__getitem__, default="")
+    rubrics_by_tag = {stored.sheet.rubric.tag: stored.sheet.rubric for stored in sheets}
+    rubric = rubrics_by_tag.get(most_used_tag)
+    duels_only = {"kind": str(RunKind.JUDGING), SHEET_KIND: DUEL}
+    duel_sheets = store.search(experiment.experiment_id, where=duels_only)
+    n_duels = Counter(run.tags.get("judge", "") for run in duel_sheets)
     people = {name for cell in cells for name in (*cell.scores.applied, *cell.scores.held)}
     people |= {stored.owner for stored in sheets if stored.owner and not stored.provisional}
     automatic = {name for cell in cells for name in cell.scores.provisional}
@@ -151,20 +151,19 @@ def _judge_status(
     *,
     provisional: bool,
 ) -> JudgeStatus:
-    """Return the status of one judge. `sheets` are oldest first; `n_duels` is the number of duel sheets by judge."""
+    """Return the status of one judge. `sheets` are oldest first."""
     own_sheets = [stored for stored in sheets if stored.owner == name and stored.provisional == provisional]
-    applied = [stored for stored in own_sheets if stored.status is not SheetStatus.EXPORTED]  # or held
-    newest = applied[-1] if applied else None
+    applied_or_held = [stored for stored in own_sheets if stored.status is not SheetStatus.EXPORTED]
+    newest = applied_or_held[-1] if applied_or_held else None
     drift = newest.drift if newest and newest.drift else {}
-    n_scored = sum(len(stored.scores) for stored in applied)
+    n_scored = sum(len(stored.scores) for stored in applied_or_held)
     rubric = newest.sheet.rubric if newest else None
-    measured = [
-        stored for stored in applied if stored.drift is not None and rubric and stored.sheet.rubric.tag == rubric.tag
-    ]
-    controls = [list(control_scores(stored.entries, stored.scores)) for stored in measured]
-    seconds = [
+    with_drift = [stored for stored in applied_or_held if stored.drift is not None]
+    same_rubric = [stored for stored in with_drift if rubric and stored.sheet.rubric.tag == rubric.tag]
+    controls = [list(control_scores(stored.entries, stored.scores)) for stored in same_rubric]
+    durations_s = [
         (datetime.fromisoformat(stored.applied_at) - datetime.fromisoformat(stored.exported)).total_seconds()
-        for stored in applied
+        for stored in applied_or_held
         if stored.applied_at
     ]
     return JudgeStatus(
@@ -177,8 +176,8 @@ def _judge_status(
         verdict=drift.get("verdict"),
         error=drift.get("error"),
         self_exact=newest.self_exact if newest else None,
-        minutes_per_item=sum(seconds) / 60 / n_scored if n_scored and seconds else None,
-        unchecked=sum(len(stored.scores) for stored in applied if stored.drift is None),
+        minutes_per_item=sum(durations_s) / 60 / n_scored if n_scored and durations_s else None,
+        unchecked=sum(len(stored.scores) for stored in applied_or_held if stored.drift is None),
         duels=0 if provisional else n_duels[name],
         trends=measure_trends(rubric.scales, controls) if rubric and any(controls) else None,
     )

@@ -14,12 +14,12 @@ from typing import Any, Literal
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from tipbench import text as words
+from tipbench.text import percent as plain_percent
 from tipbench.text import plural
 
 NOTHING = "–"
 MINUS = "−"
-_GAP = "\u00a0"  # no-break space
+_NBSP = "\u00a0"
 # Invisible characters, and those that reorder the surrounding text.
 _INVISIBLE = re.compile("[\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2064\u2066-\u206f\ufeff\U000e0000-\U000e007f]")
 _NOT_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -35,9 +35,9 @@ def text(value: str) -> Markup:
 
 
 def visible(value: object) -> Markup:
-    """Escape untrusted text; invisible and bidirectional control characters are replaced by their code points."""
+    """Escape untrusted text, and show invisible and bidirectional control characters as code points."""
     shown = str(value)
-    if shown.isprintable():  # so it has none of the characters that are replaced: a quick check, for large tables
+    if shown.isprintable():  # nothing to replace; faster for large tables
         return Markup(escape(shown, quote=True))  # noqa: S704 - just escaped
     return text(_INVISIBLE.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", shown))
 
@@ -55,14 +55,16 @@ def signed(value: float | None, digits: int = 2) -> str:
     if value is None or not math.isfinite(value):
         return NOTHING
     rounded = round(value, digits) + 0.0
-    sign = "+" if rounded > 0 else MINUS if rounded < 0 else "±"
+    sign = "±"
+    if rounded != 0:
+        sign = "+" if rounded > 0 else MINUS
     return f"{sign}{abs(rounded):,.{digits}f}"
 
 
 def percent(value: float | None) -> str:
     """Format a share as 42 %; 0 % and 100 % only if they are exact."""
-    shown = words.percent(value) if value is not None and math.isfinite(value) else None
-    return NOTHING if shown is None else shown.replace(" ", _GAP)
+    shown = plain_percent(value) if value is not None and math.isfinite(value) else None
+    return NOTHING if shown is None else shown.replace(" ", _NBSP)
 
 
 def duration(seconds: float | None) -> str:
@@ -72,12 +74,12 @@ def duration(seconds: float | None) -> str:
     if seconds < 0:
         return MINUS + duration(-seconds)
     if seconds < 1:
-        return f"<1{_GAP}ms" if 0 < seconds < 0.0005 else f"{seconds * 1000:.0f}{_GAP}ms"
+        return f"<1{_NBSP}ms" if 0 < seconds < 0.0005 else f"{seconds * 1000:.0f}{_NBSP}ms"
     if seconds < 9.95:
-        return f"{seconds:.1f}{_GAP}s"
+        return f"{seconds:.1f}{_NBSP}s"
     whole = round(seconds)
     if whole < _MINUTE:
-        return f"{whole}{_GAP}s"
+        return f"{whole}{_NBSP}s"
     if whole < _HOUR:
         return _two_units(whole, _MINUTE, "min", 1, "s")
     if whole < _DAY:
@@ -88,14 +90,14 @@ def duration(seconds: float | None) -> str:
 def when(value: str | float | None, style: Literal["minutes", "seconds", "ago"] = "minutes") -> Markup | str:
     """Return a `<time>` element in UTC for an ISO string or a Unix timestamp; a dash if it is missing or invalid.
 
-    `site.js` replaces it with the local time; in the style `ago`, a recent one with "2 min ago".
+    `site.js` shows the local time instead, or in the style `ago` a recent time as "2 min ago".
     """
     moment = _moment(value)
     if moment is None:
         return NOTHING
     exact = moment.strftime("%Y-%m-%dT%H:%M:%SZ")
     shown = moment.strftime("%d %b %Y, %H:%M:%S" if style == "seconds" else "%d %b %Y, %H:%M").lstrip("0")
-    return Markup('<time datetime="{}" data-style="{}">{} UTC</time>').format(exact, style, shown.replace(" ", _GAP))
+    return Markup('<time datetime="{}" data-style="{}">{} UTC</time>').format(exact, style, shown.replace(" ", _NBSP))
 
 
 def clock(seconds: float) -> str:
@@ -109,13 +111,13 @@ def lines(value: object) -> Markup:
     """Escape a message, keeping line breaks and showing text in backticks as code."""
     # `str`, because `sub` on a Markup would escape the tags that it adds.
     shown = (_QUOTED.sub(r"<code>\1</code>", str(visible(line))) for line in str(value).splitlines())
-    return Markup("<br>").join(Markup(line) for line in shown)  # noqa: S704 - made visible, hence escaped
+    return Markup("<br>").join(Markup(line) for line in shown)  # noqa: S704 - escaped by `visible`
 
 
 def _two_units(whole: int, large: int, large_name: str, small: int, small_name: str) -> str:
     first, rest = divmod(whole, large)
     second = rest // small
-    return f"{first}{_GAP}{large_name}" + (f" {second}{_GAP}{small_name}" if second else "")
+    return f"{first}{_NBSP}{large_name}" + (f" {second}{_NBSP}{small_name}" if second else "")
 
 
 def _moment(value: str | float | None) -> datetime | None:
@@ -133,10 +135,7 @@ def _moment(value: str | float | None) -> datetime | None:
 def environment(
     *packages: str, filters: Mapping[str, Any] | None = None, template_globals: Mapping[str, Any] | None = None
 ) -> Environment:
-    """Return a Jinja environment with the templates of this package and of `packages`; all values are escaped.
-
-    `filters` and `template_globals` are added to those that every template has. Macros see them, too.
-    """
+    """Return a Jinja environment with the templates of this package and of `packages`; all values are escaped."""
     jinja = Environment(
         loader=ChoiceLoader([PackageLoader(package) for package in (__name__, *packages)]),
         autoescape=True,

@@ -15,13 +15,13 @@ from tipbench.plan.design import LooksOption
 _Settings = TypeVar("_Settings", bound=BaseModel)
 EXPERIMENT_PREFIX = "tip-bench-"
 DEFAULT_EXPERIMENT = "tip-bench-auto"
-WAIT_FOR_JUDGE = "wait_for_judge"  # an option of collects on Airflow that is not in CollectConfig
+WAIT_FOR_JUDGE = "wait_for_judge"  # an option only of collects on Airflow, so it is not in CollectConfig
 DEFAULT_OLLAMA_URL = "http://localhost:11434"
-_MAX_NAME = 200
+_MAX_NAME = 200  # characters
 
 
 def _normalise_url(text: str) -> str:
-    """Return a server's address without a trailing slash; raises ValueError if it is not an http or https URL."""
+    """Return the URL without trailing slashes; raises ValueError if it is not an http or https URL."""
     if not is_http_url(text):
         raise ValueError(f"{text[:80]!r} is not a web address; write http://host:port")
     return text.rstrip("/")
@@ -132,14 +132,11 @@ class CollectConfig(BaseModel):
         return 1 if self.unload == "call" else self.concurrency
 
 
-URL_KEYS = tuple(key for key in CollectConfig.model_fields if key.endswith("_url"))  # of the settings with URLs
+URL_KEYS = tuple(key for key in CollectConfig.model_fields if key.endswith("_url"))
 
 
 def split_wait_for_judge(options: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return the options without `wait_for_judge`, and the value of `wait_for_judge`.
-
-    Raises InvalidOption if `wait_for_judge` is not a boolean.
-    """
+    """Return the other options, and the value of `wait_for_judge`; raises InvalidOption if it is not a boolean."""
     values = dict(options)
     wait = values.pop(WAIT_FOR_JUDGE, False)
     if not isinstance(wait, bool):
@@ -148,16 +145,16 @@ def split_wait_for_judge(options: Mapping[str, Any]) -> tuple[dict[str, Any], bo
 
 
 def make_config(values: Mapping[str, object], sources: Mapping[str, str] | None = None) -> CollectConfig:
-    """Validate plain values as the configuration of a collect; see `validate_settings`."""
+    """Validate values as the configuration of a collect; see `validate_settings`."""
     return validate_settings(CollectConfig, values, sources or {})
 
 
 def validate_settings(
     settings_type: type[_Settings], values: Mapping[str, object], sources: Mapping[str, str]
 ) -> _Settings:
-    """Validate plain values as settings of this type; raises UsageError with all problems.
+    """Validate values as settings of this type; raises UsageError with all problems.
 
-    `sources` has the origin of each key for messages, such as an environment variable.
+    `sources` maps a key to its name in messages, such as an environment variable.
     """
     try:
         return settings_type.model_validate(dict(values))
@@ -171,9 +168,9 @@ def _describe_problem(error: ErrorDetails, sources: Mapping[str, str]) -> str:
         return message
     key = ".".join(map(str, error["loc"]))
     source = sources.get(str(error["loc"][0]), key)
-    if error["type"] == "extra_forbidden":  # only `make_config` is called with keys that may be unknown
+    if error["type"] == "extra_forbidden":  # only possible in `make_config`: other callers pass known keys
         return f"{source} is not a setting of collect; see `tipbench collect --help`"
-    if error["type"] == "value_error":  # from a validator of tipbench, whose message is complete
+    if error["type"] == "value_error":  # from our own validator: the message is complete
         return f"{source}: {message}"
     return f"{source}: {message} (got {str(error['input'])[:80]!r})"
 

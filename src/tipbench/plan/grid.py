@@ -38,7 +38,7 @@ class PlannedCell:
     prompt: Prompt
     rendered: RenderedPrompt
     options: Mapping[str, float | int]  # sampling options
-    key: str  # the same for equal requests; stored with the run
+    key: str  # hash of the request; stored with the run
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class ModelIdentity:
     """The properties of a model that determine its cells and their keys."""
 
     name: str
-    digest: str  # in the keys instead of the name, because a name may later refer to other weights
+    digest: str  # of the weights; used in keys, because a name may later refer to other weights
     can_think: bool = False  # can write its reasoning before the answer
-    has_prompt: bool = True  # if False, answers depend only on the scenario, so prompts add no cells
+    has_prompt: bool = True  # False: answers depend only on the scenario
 
 
 def plan_grid(suite: Suite, config: CollectConfig, models: Iterable[ModelIdentity]) -> list[PlannedCell]:
@@ -75,7 +75,7 @@ def plan_grid(suite: Suite, config: CollectConfig, models: Iterable[ModelIdentit
                 "repeat": repeat,
             }
             if model.has_prompt:
-                # The field `think` of the request: False switches thinking off; other models get no such field.
+                # The request's field `think`: False switches thinking off; other models do not get the field.
                 think = False if model.can_think else None
                 key_content |= {"system": rendered.system, "user": rendered.user, "think": think}
             else:
@@ -87,7 +87,7 @@ def plan_grid(suite: Suite, config: CollectConfig, models: Iterable[ModelIdentit
 
 
 def cells_by_model(cells: Iterable[PlannedCell]) -> Iterator[tuple[str, list[PlannedCell]]]:
-    """Yield each model with its cells, in grid order."""
+    """Yield each model with its cells, which must be ordered by model."""
     for model, group in groupby(cells, key=lambda planned: planned.cell.model):
         yield model, list(group)
 
@@ -133,5 +133,5 @@ def scenarios_warning(suite: Suite, n_scenarios: int) -> str | None:
 
 def cell_seed(seed: int, scenario: str, prompt: str, repeat: int) -> int:
     """Return the sampling seed of a cell. It is the same for all models."""
-    text = f"{seed}|{scenario}|{prompt}|{repeat}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % 2**31  # the range of the option `seed`
+    digest = hashlib.sha256(f"{seed}|{scenario}|{prompt}|{repeat}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") % 2**31  # the range of the option `seed`

@@ -49,7 +49,7 @@ PLACEHOLDERS = (
 
 
 def render(prompt: Prompt, scenario: Scenario, *, n_tips: int, ask_for_diversity: bool) -> RenderedPrompt:
-    """Fill in both templates. `ask_for_diversity` adds its sentence even to templates without the placeholder."""
+    """Fill in both templates. `ask_for_diversity` adds DIVERSITY_SENTENCE even to templates without the placeholder."""
     user = prompt.user
     if ask_for_diversity and "diversity" not in _placeholders_in(prompt.system + prompt.user):
         user += "\n\n{{ diversity }}"
@@ -81,9 +81,9 @@ def render(prompt: Prompt, scenario: Scenario, *, n_tips: int, ask_for_diversity
 
 
 def parse_prompt(version: str, text: str, path: Path) -> Prompt:
-    """Parse the two sections of a prompt file; text before the first heading is a comment and is not sent."""
+    """Parse the two sections of a prompt file. Text before the first heading is a comment."""
     sections: dict[str, tuple[int, list[str]]] = {}  # name → line number of its heading, its lines
-    current: list[str] = []  # lines of the current section; those before the first heading are not kept
+    current: list[str] = []  # lines of the current section
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
         if heading := _HEADING.fullmatch(line):
             name = heading[1].lower()

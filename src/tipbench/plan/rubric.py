@@ -1,4 +1,4 @@
-"""Rubrics, which define how tips are scored, and controls, which measure judges."""
+"""Rubrics define how tips are scored; controls measure judges."""
 
 from __future__ import annotations
 
@@ -89,12 +89,10 @@ class Rubric:
 
 FENCE = "+++"  # the line before and after the TOML head
 # Metrics of a cell besides its scales and flags; a scale must have another name.
-OTHER_METRICS = frozenset(
-    {
-        *("composite", "diversity", "distinct_2", "latency_s", "load_s", "ttft_s"),
-        *("prompt_tokens", "output_tokens", "tokens_per_s", "n_candidates"),
-    }
-)
+OTHER_METRICS = frozenset({
+    "composite", "diversity", "distinct_2", "latency_s", "load_s", "ttft_s", "prompt_tokens", "output_tokens",
+    "tokens_per_s", "n_candidates",
+})  # fmt: skip
 
 
 def _check_metric_name(name: str) -> str:
@@ -143,7 +141,7 @@ def parse_rubric(text: str, path: Path, scenario_ids: Collection[str] | None = N
             path, 1, f"a rubric begins with a TOML head between two '{FENCE}' lines; there is none. See docs/suites.md."
         )
     first, second, *_ = fences
-    source = TomlText(path, "\n".join(lines[first + 1 : second]), first_line=first + 2)
+    source = TomlText(path, "\n".join(lines[first + 1 : second]), first_line=first + 2)  # lines count from 1
     head = source.parse(_HeadSchema)
     scales = tuple(Scale(raw.name, raw.min, raw.max, raw.about, tuple(raw.steps)) for raw in head.scales)
     for index, scale in enumerate(scales):
@@ -197,7 +195,6 @@ def load_controls(path: Path, rubric: Rubric, scenario_ids: Collection[str]) -> 
 
 
 def _check_keys(source: TomlText, place: Place, values: Mapping[str, float], required: list[str]) -> None:
-    """Raise SuiteError unless the table at `place` has exactly the required keys."""
     for name in values:
         if name not in required:
             raise source.error((*place, name), f"unknown key '{name}'. Known here: {', '.join(required)}.")
@@ -209,7 +206,6 @@ def _check_keys(source: TomlText, place: Place, values: Mapping[str, float], req
 def _check_tips(
     source: TomlText, table: str, tips: list[_TipSchema], scales: Sequence[Scale], scenario_ids: Collection[str] | None
 ) -> None:
-    """Raise SuiteError for a calibrated tip with an unknown scenario, a duplicate or invalid scores."""
     seen: set[tuple[str, str]] = set()
     for index, tip in enumerate(tips):
         place = (table, index)

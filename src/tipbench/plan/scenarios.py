@@ -82,7 +82,6 @@ class Scenario:
         return {"id": self.id, "weekday": self.weekday, **content}
 
     def _content(self) -> dict[str, Any]:
-        """Return everything that defines the scenario, as JSON values."""
         persona, slot = self.persona, self.slot
         return {
             "day": self.day.isoformat(),
@@ -99,12 +98,11 @@ class Scenario:
 def build_scenarios(personas: Sequence[Persona], slots: Sequence[Slot], day: date) -> tuple[Scenario, ...]:
     """Combine every persona with every slot.
 
-    In the first k scenarios, for any k, all personas and all slots occur equally often (± 1). Each scenario takes the
-    next persona and the next slot. When both lists start again at the same time, the slots are shifted by one, so that
-    no combination repeats.
+    Among the first k scenarios, for any k, all personas and all slots occur equally often (± 1).
     """
-    period = lcm(len(personas), len(slots))  # scenarios until both lists start again
-    return tuple(
-        Scenario(personas[k % len(personas)], slots[(k + k // period) % len(slots)], day)
-        for k in range(len(personas) * len(slots))
-    )
+    period = lcm(len(personas), len(slots))
+    scenarios = []
+    for k in range(len(personas) * len(slots)):
+        shift = k // period  # without it, the combinations would repeat after each period
+        scenarios.append(Scenario(personas[k % len(personas)], slots[(k + shift) % len(slots)], day))
+    return tuple(scenarios)

@@ -6,7 +6,6 @@ import datetime as dt
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,12 +59,12 @@ def load_suite(name_or_path: str) -> Suite:
     layers = _read_layers(_find_folder(name_or_path))
     scenarios = _combine_scenarios(layers)
     scenario_ids = [scenario.id for scenario in scenarios]
-    # The rubric of the last layer that has one. If none has one, reading it from the first layer raises the error.
-    indices = [index for index, layer in enumerate(layers) if (layer.folder / "rubric.md").exists()]
-    rubric_index = indices[-1] if indices else 0
+    # The last rubric applies. If there is none, reading it from the first layer raises SuiteError.
+    with_rubric = [index for index, layer in enumerate(layers) if (layer.folder / "rubric.md").exists()]
+    rubric_index = with_rubric[-1] if with_rubric else 0
     rubric_path = layers[rubric_index].folder / "rubric.md"
     rubric = parse_rubric(read_text(rubric_path), rubric_path, scenario_ids)
-    # The controls of earlier layers are scored under another rubric, so they do not apply.
+    # The controls of earlier layers do not apply, because their scores follow another rubric.
     control_files = [layer.folder / "controls.toml" for layer in layers[rubric_index:]]
     control_groups = [load_controls(path, rubric, scenario_ids) for path in control_files if path.exists()]
     return Suite(
@@ -81,7 +80,7 @@ def load_suite(name_or_path: str) -> Suite:
 
 @dataclass(frozen=True)
 class _Layer:
-    """The folder and suite.toml of one suite, without the suites that it extends."""
+    """The folder and `suite.toml` of one suite, without those it extends."""
 
     folder: Path
     source: TomlText
@@ -89,14 +88,13 @@ class _Layer:
 
 
 def _find_folder(name_or_path: str, relative_to: Path | None = None) -> Path:
-    """Return the folder of a built-in name or a path."""
     if name_or_path in builtin_suites():
         return _BUILT_IN / name_or_path
     return (relative_to or Path()) / Path(name_or_path).expanduser()
 
 
 def _read_layers(folder: Path) -> list[_Layer]:
-    """Return the layers of the suite and of all suites that it extends, the most basic first."""
+    """Return the layers of the suite and of the suites that it extends. The suite itself is the last one."""
     chain: list[_Layer] = []
     while True:
         try:
@@ -119,13 +117,13 @@ def _read_layers(folder: Path) -> list[_Layer]:
 
 
 def _combine_scenarios(layers: Sequence[_Layer]) -> tuple[Scenario, ...]:
-    """Combine the personas and slots of all layers, on the date of the last layer that has one."""
+    """Combine the personas and slots of all layers. The last date applies."""
     personas: dict[str, Persona] = {}  # by id
     slots: dict[str, Slot] = {}  # by id
-    day: date | None = None
+    day: dt.date | None = None
     for layer in layers:
-        _add(layer, "personas", [persona.build() for persona in layer.content.personas], to=personas)
-        _add(layer, "slots", [Slot(**dict(slot)) for slot in layer.content.slots], to=slots)
+        _add_items(layer, "personas", [persona.build() for persona in layer.content.personas], to=personas)
+        _add_items(layer, "slots", [Slot(**dict(slot)) for slot in layer.content.slots], to=slots)
         day = layer.content.date or day
     source = layers[-1].source
     if day is None:
@@ -136,8 +134,8 @@ def _combine_scenarios(layers: Sequence[_Layer]) -> tuple[Scenario, ...]:
     return build_scenarios(list(personas.values()), list(slots.values()), day)
 
 
-def _add(layer: _Layer, table: str, items: Sequence[Persona | Slot], *, to: dict[str, Any]) -> None:
-    """Add the items of a layer's table to those of other layers. Raises SuiteError for an id that is already used."""
+def _add_items(layer: _Layer, table: str, items: Sequence[Persona | Slot], *, to: dict[str, Any]) -> None:
+    """Add the items of a layer's table by id. Raises SuiteError if an id is already used."""
     for index, item in enumerate(items):
         if item.id in to:
             raise layer.source.error(
@@ -175,7 +173,7 @@ def _read_prompts(layers: Sequence[_Layer]) -> dict[str, Prompt]:
 
 
 def _parse_time(value: object) -> object:
-    """Parse times such as "07:30". Times in TOML's own format, which require seconds, are accepted too."""
+    """Parse a time such as "07:30". TOML's own format, which requires seconds, is accepted too."""
     if isinstance(value, str) and re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", value):
         return dt.time.fromisoformat(value)
     if isinstance(value, dt.time) and not value.second and not value.microsecond:
@@ -200,7 +198,6 @@ class PersonaSchema(Schema):
     tasks: Annotated[list[TaskSchema], Field(min_length=3, max_length=6)]
 
     def build(self) -> Persona:
-        """Return the persona with its tasks."""
         return Persona(
             id=self.id,
             name=self.name,

@@ -16,9 +16,7 @@ from pydantic_core import ErrorDetails
 from tipbench.errors import SuiteError
 
 MAX_BYTES = 1_000_000
-# `_lines_of_keys` finds the end of a value by parsing it again with each further line, which takes quadratic time. It
-# stops at a longer value, so the lines of the keys after that value are unknown.
-_MAX_VALUE_LINES = 1000
+_MAX_VALUE_LINES = 1000  # `_lines_of_keys` takes quadratic time, so it ignores a longer value and all that follows
 
 Place = tuple[str | int, ...]  # a location in pydantic's format: ("personas", 0, "tasks", 2, "priority")
 
@@ -30,7 +28,7 @@ class Schema(BaseModel):
 
 
 def is_id(text: str) -> bool:
-    """Return whether a text is a valid id: safe in file names, URLs, MLflow filters and comma-separated options."""
+    """Return whether a text is a valid id, safe in file names, URLs, MLflow filters and comma-separated options."""
     return re.fullmatch(r"[a-z0-9-]{1,64}", text) is not None
 
 
@@ -88,11 +86,12 @@ class TomlText:
         try:
             parsed = tomllib.loads(self.text)
         except tomllib.TOMLDecodeError as exc:
-            reason, line = str(exc), len(self.text.split("\n"))  # the last line, for "at end of document"
-            # tomllib has no attribute for the line in Python 3.11: it is only in the message.
+            reason = str(exc)
+            line = last_line = len(self.text.split("\n"))
+            # In Python 3.11, the error has the line only in its message.
             if position := re.search(r" \(at (?:line (?P<line>\d+), column \d+|end of document)\)$", reason):
                 reason = reason[: position.start()]
-                line = int(position["line"] or line)
+                line = int(position["line"] or last_line)
             raise SuiteError(self.path, self.first_line - 1 + line, f"not valid TOML: {reason}.") from None
         except RecursionError:
             raise SuiteError(self.path, None, "not valid TOML: nested too deeply.") from None
@@ -109,7 +108,6 @@ class TomlText:
 
 
 def _explain(error: ErrorDetails, schema: type[BaseModel]) -> str:
-    """Return a message for a validation error, with the key, the rule and the value."""
     *parents, last = error["loc"] or ("",)  # an error of the whole file has no location
     name = f"'{last}'"
     if isinstance(last, int):  # an index in a list
@@ -122,7 +120,7 @@ def _explain(error: ErrorDetails, schema: type[BaseModel]) -> str:
         case "missing":
             return f"{name} is missing."
         case "extra_forbidden":
-            for field in parents:  # find the schema of the innermost table; `parents` also has indices of lists
+            for field in parents:  # find the schema of the innermost table; an int is an index in a list
                 if isinstance(field, str) and field in schema.model_fields:
                     schema = next(_schemas_in(schema.model_fields[field].annotation), schema)
             return f"unknown key {name}. Known here: {', '.join(schema.model_fields)}."
@@ -164,14 +162,11 @@ def find_line(text: str, place: Place) -> int:
 
 
 def _lines_of_keys(text: str) -> dict[Place, int]:
-    """Return the line at which each key and table of a valid TOML text begins.
-
-    The text is parsed statement by statement, because `tomllib` does not report lines.
-    """
+    """Return the first line of each key and table, by parsing one statement at a time: `tomllib` returns no lines."""
     lines: dict[Place, int] = {}
     entries: Counter[Place] = Counter()  # number of entries so far, by array of tables
-    table: Place = ()
-    statement: list[str] = []
+    table: Place = ()  # the table of the current statement
+    statement: list[str] = []  # its lines so far
     for number, line in enumerate(text.split("\n"), start=1):
         statement.append(line)
         try:
@@ -183,26 +178,26 @@ def _lines_of_keys(text: str) -> dict[Place, int]:
         first_line = number - len(statement) + 1
         is_header = statement[0].lstrip().startswith("[")
         statement = []
-        # The parts of a dotted key: `a.b = 1` is parsed as {"a": {"b": 1}}, and `[a.b]` as {"a": {"b": {}}}.
-        names: list[str] = []
+        # `a.b = 1` is parsed as {"a": {"b": 1}}, and `[a.b]` as {"a": {"b": {}}}.
+        names: list[str] = []  # the parts of a dotted key
         while isinstance(value, dict) and value:
             name, value = next(iter(value.items()))
             names.append(name)
         if is_header and isinstance(value, list):  # [[array of tables]]
-            array = (*_resolve(names[:-1], entries), names[-1])
+            array = (*_table_place(names[:-1], entries), names[-1])
             table = (*array, entries[array])
             entries[array] += 1
             lines[table] = first_line
         elif is_header:
-            table = _resolve(names, entries)
+            table = _table_place(names, entries)
             lines[table] = first_line
         elif names:
             lines[(*table, *names)] = first_line
     return lines
 
 
-def _resolve(names: list[str], entries: Counter[Place]) -> Place:
-    """Return the place of a table. In an array of tables, the place includes the index of the latest entry."""
+def _table_place(names: list[str], entries: Counter[Place]) -> Place:
+    """Return the place of a table, with the index of the latest entry after each array of tables."""
     place: Place = ()
     for name in names:
         place = (*place, name)

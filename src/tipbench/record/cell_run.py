@@ -40,7 +40,7 @@ def cell_run(context: RunContext, facts: ModelFacts, generated: Generated, super
             "failure_reason": result.reason[:2000],
         }
         texts = {"artifact:raw.txt": result.partial} if result.partial else {}
-    if generated.foreign_resident:
+    if generated.foreign_resident:  # another client's model was in memory
         tags["foreign_resident"] = "true"
     config, rendered = context.config, planned.rendered
     memory = memory_needed(facts, num_ctx=config.num_ctx, concurrency=config.workers)
@@ -103,7 +103,7 @@ def _params(context: RunContext, planned: PlannedCell, facts: ModelFacts) -> dic
 
 
 def _answer_fields(context: RunContext, result: Completion) -> tuple[dict[str, float], dict[str, str], dict[str, str]]:
-    """Return metrics, tags and texts of an answer. Without a usable tip its scores are the rubric's floor."""
+    """Return metrics, tags and texts of an answer. Without a usable tip, its scores are the rubric's floor."""
     config, rubric = context.config, context.suite.rubric
     answer = parse_answer(result.text, config.n_tips)
     measured = {
@@ -125,14 +125,10 @@ def _answer_fields(context: RunContext, result: Completion) -> tuple[dict[str, f
     if tips := answer.tips[: config.n_tips]:
         metrics["format_ok"] = float(answer.format_ok)
         metrics["overlong"] = sum(is_overlong(tip.tip, rubric.word_limit) for tip in tips) / len(tips)
-        if spread := measure_diversity([tip.tip for tip in tips]):
-            metrics |= {"diversity": spread.score, "distinct_2": spread.distinct_2}
+        if diversity := measure_diversity([tip.tip for tip in tips]):
+            metrics |= {"diversity": diversity.score, "distinct_2": diversity.distinct_2}
     else:
         metrics |= {**rubric.floor, "composite": rubric.floor_composite}
-        tags |= {
-            "state": str(RunState.JUDGED),
-            "judge_pending": "false",
-            "floored": "true",
-            "scores_rubric": rubric.tag,
-        }
+        tags |= {"state": str(RunState.JUDGED), "judge_pending": "false", "floored": "true"}
+        tags["scores_rubric"] = rubric.tag
     return metrics, tags, {"artifact:raw.txt": result.text, "artifact:candidates.json": tips_json(answer.tips)}

@@ -108,7 +108,7 @@ class Collector:
                     try:
                         self._record_collection("interrupted")
                         self._writers.finish(max_unavailable_s=_FLUSH_S, max_total_s=_FLUSH_S)
-                    except TipbenchError as exc:  # the next collect records the results left in the journal
+                    except TipbenchError as exc:  # the next collect records what is left in the journal
                         self._observer(Message(str(exc), warning=True))
                     raise
                 self._record_collection("complete" if not self._failures else "with failures")
@@ -152,20 +152,19 @@ class Collector:
             self._release(engine, model)
             self._observer(BlockFinished(model))
         for engine in self._engines.values():
-            engine.close()  # no model is in memory, so the monitoring of the memory can stop
+            engine.close()  # stops monitoring the memory: no model is loaded
 
     def _release(self, engine: Engine, model: str) -> None:
         """Unload a model; raises ResidencyError unless its server confirms that it is unloaded."""
         for _ in range(_MAX_RELEASE_ATTEMPTS):
             self._pause.until_alive(engine)
-            # When a server stops, its models leave the memory. Still, wait until it runs again and confirms it.
+            # A server that stops unloads its models. Still, wait until it runs again and confirms that.
             with suppress(ServerUnavailable):
                 engine.release(model)
                 return
         raise ResidencyError(f"{model} was not confirmed unloaded by the {engine.name} server.")
 
-    def _save(self, batch: list[Generated]) -> None:
-        """Write generated cells to the journal, then count and report them."""
+    def _save(self, generated_cells: list[Generated]) -> None:
         runs = [
             cell_run(
                 self._context,
@@ -173,10 +172,10 @@ class Collector:
                 generated,
                 supersedes=self._plan.recorded.failed.get(generated.planned.key, ()),
             )
-            for generated in batch
+            for generated in generated_cells
         ]
         self._journal.append(runs)
-        for generated, run in zip(batch, runs, strict=True):
+        for generated, run in zip(generated_cells, runs, strict=True):
             cell, result = generated.planned.cell, generated.result
             self._generated += 1
             self._block_done += 1
@@ -204,7 +203,6 @@ class Collector:
         self._writers.raise_if_failed()
 
     def _record_collection(self, ended: str) -> None:
-        """Record the run of this collect; `ended` is how it ended."""
         run = collection_run(
             self._plan.config,
             self._summary(),
@@ -216,7 +214,7 @@ class Collector:
         self._journal.append([run])
 
     def _supersede_concurrent_twins(self) -> None:
-        """Supersede twins: the second runs of cells that a concurrent collect, with another home folder, recorded too.
+        """Supersede the second runs of cells that a concurrent collect from another home folder recorded too.
 
         Of two concurrent collects, the one that ends last finds the other.
         """
@@ -232,7 +230,7 @@ class Collector:
                 supersede_twins(self._store, self._experiment, recorded, self._observer)
 
     def _summary(self) -> Summary:
-        # At most one engine has evidence: Ollama. No other client can use the others.
+        # Only Ollama returns evidence of the models in memory: no other client can use the other engines.
         evidence = [engine.evidence() for engine in self._engines.values()]
         return Summary(
             experiment=self._experiment.name,
@@ -268,7 +266,7 @@ class TrackingStore:
 
 @dataclass(frozen=True)
 class CollectEnvironment:
-    """Dependencies of a collect: the home folder, the store, the free memory and the observer."""
+    """Dependencies of a collect."""
 
     home: Path
     open_mlflow: Callable[[], TrackingStore]  # called after the models are accepted
@@ -296,9 +294,8 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
         tracking = environment.open_mlflow()
         stack.callback(tracking.close)
         environment.message(f"MLflow: {tracking.description}")
-        # A lock on each model server ensures that it has only one model in memory. A lock on each model for this
-        # experiment prevents collects on two servers from generating the same cells. All collects acquire the locks in
-        # the same order, which prevents deadlocks.
+        # A server's lock ensures that it has only one model in memory. A model's lock prevents two servers from
+        # generating the same cells. All collects acquire the locks in the same order, which prevents deadlocks.
         locks = [server_locks[name] for name in sorted(server_locks)] + [
             ResourceLock(environment.home, f"{model} for {config.experiment} at {tracking.identity}", purpose)
             for model in sorted(facts)
@@ -334,9 +331,9 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
 
 def record_design(store: RunStore, experiment: Experiment, plan: Plan, observer: Observer) -> None:
     """Record the design of the experiment, or extend it. It does not change after a person has scored a cell."""
-    recorded = read_design(experiment.tags)
-    design = extend_design(recorded, plan.scenarios, plan.config.looks)
-    if design is recorded:  # no scenario is new
+    recorded_design = read_design(experiment.tags)
+    design = extend_design(recorded_design, plan.scenarios, plan.config.looks)
+    if design is recorded_design:  # no scenario is new
         if plan.config.looks == "one" and len(design.looks) > 1:
             text = f"{experiment.name} has a design of {len(design.looks)} looks already: --looks one has no effect."
             observer(Message(text, warning=True))
@@ -346,7 +343,7 @@ def record_design(store: RunStore, experiment: Experiment, plan: Plan, observer:
         judged = search_cells(store, experiment.experiment_id, {"state": RunState.JUDGED})
         has_scores = any(run.tags.get("floored") != "true" for run in judged)  # floored answers need no judge
     if has_scores:
-        if recorded is not None:
+        if recorded_design is not None:
             text = "Scenarios are added after the first score: the leaderboard's next test is not a planned look."
             observer(Message(text, warning=True))
         return
@@ -386,9 +383,9 @@ def drain_orphaned(store: RunStore, experiment: Experiment, folder: Path, observ
 
 
 def supersede_twins(store: RunStore, experiment: Experiment, recorded: Recorded, observer: Observer) -> None:
-    """Tag twins, the surplus finished runs of a cell, as superseded and report their number.
+    """Tag twins, the surplus finished runs of a cell, as superseded.
 
-    A failure is harmless: readers ignore twins, and the next collect supersedes them.
+    An error is harmless: readers ignore twins, and the next collect supersedes them.
     """
     if not recorded.twins:
         return
@@ -403,7 +400,7 @@ def supersede_twins(store: RunStore, experiment: Experiment, recorded: Recorded,
 
 
 def retry_while_unavailable(action: Callable[[], _Result], server: str, wait_s: float, observer: Observer) -> _Result:
-    """Return the result of `action`. While the server is unavailable, retry for at most `wait_s` seconds."""
+    """Return the result of `action`; retry for at most `wait_s` seconds while the server is unavailable."""
     deadline = time.monotonic() + wait_s
     reported = False
     while True:
@@ -426,10 +423,10 @@ def retry_while_unavailable(action: Callable[[], _Result], server: str, wait_s: 
 def _read_facts(
     engines: Mapping[str, Engine], config: CollectConfig, environment: CollectEnvironment
 ) -> tuple[dict[str, ModelFacts], dict[str, str]]:
-    """Return the facts of accepted models and the reasons for refused ones. With `config.wait`, wait for the server."""
+    """Return the facts of accepted models and the reasons for refused ones."""
     wait_s = config.server_wait_s if config.wait else 0.0
     labels = [engine_type.label for engine_type in engine_types(config.model_names) if engine_type.server]
-    servers = " or ".join(labels) or "engine"  # for messages while waiting
+    servers = " or ".join(labels) or "engine"
     facts, refused = retry_while_unavailable(
         lambda: model_facts(engines, config), servers, wait_s, environment.observer
     )

@@ -1,7 +1,6 @@
 """Progress events of a command, for the terminal, job files, logs and the panel.
 
-Files and logs have one JSON object per line. Later versions of tipbench read files of earlier versions, so existing
-fields keep their meaning. Readers ignore unknown events.
+Files and logs have one JSON object per line. Later versions read them too: do not change the meaning of a field.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tipbench.generate.residency import Evidence as Evidence  # noqa: PLC0414 - is an event too
+from tipbench.generate.residency import Evidence as Evidence  # noqa: PLC0414 - re-exported, because it is an event
 from tipbench.text import iso
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_TEXT_CHARS = 2000  # longer texts are truncated
 MAX_LINE_BYTES = 65_536  # longer lines are ignored
-_MAX_ITEMS = 100  # of a list; the rest is left out
+_MAX_ITEMS = 100  # longer lists are truncated
 _MAX_TIME_CHARS = 40
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s]*@")
 
@@ -44,7 +43,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Refused:
-    """A requested model is refused and left out."""
+    """A requested model is refused; its cells are not generated."""
 
     model: str
     reason: str
@@ -83,9 +82,9 @@ class BlockFinished:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A server is unreachable. The command pauses for at most `limit_s` seconds; 0 means that it does not pause."""
+    """A server is unreachable. The command waits for at most `limit_s` seconds; 0 means that it does not wait."""
 
-    what: str
+    what: str  # the server
     limit_s: float = 0.0
 
 
@@ -93,7 +92,7 @@ class Waiting:
 class Resumed:
     """The server is available again."""
 
-    what: str
+    what: str  # the server
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ class Simulating:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why the command failed, with the message it also prints."""
+    """The command failed with this error message."""
 
     text: str
 
@@ -183,7 +182,7 @@ _EVENT_NAMES = {event_type: name for name, event_type in EVENT_TYPES.items()}
 
 
 def event_json(event: Event) -> dict[str, Any]:
-    """Return an event as JSON values, with its name under `event`. Strings are truncated, and URLs have no login."""
+    """Return an event as JSON values, with its name under `event`. Truncates strings and removes logins from URLs."""
     return {"event": _EVENT_NAMES[type(event)], **{key: _json_value(value) for key, value in asdict(event).items()}}
 
 

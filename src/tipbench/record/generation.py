@@ -15,10 +15,10 @@ from tipbench.plan.grid import PlannedCell
 from tipbench.record.events import Observer, Resumed, Waiting
 
 _ALIVE_POLL_S = 0.5
-_BATCH_DELAY_S = 0.01  # wait before saving, so that results that finish together are written to disk together
+_BATCH_DELAY_S = 0.01  # wait before saving, so that one save writes results that finish together
 _STOP_WAIT_S = 10.0  # maximum wait for running calls after a stop
 _MAX_CRASHES = 10  # the cell fails after this many crashes of the server
-_MAX_LOAD_FAILURES = 3  # the remaining cells fail after this many failures to load the model without an answer between
+_MAX_LOAD_FAILURES = 3  # the remaining cells fail after this many failures to load the model since the last answer
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Block:
         self._unassigned_cells = iter(cells)
         self._lock = threading.Lock()
         self._results: queue.SimpleQueue[Generated | BaseException] = queue.SimpleQueue()
-        self._skip_reason: EngineFailure | None = None  # if set, the result of all remaining cells
+        self._skip_result: EngineFailure | None = None  # the result of all remaining cells, if set
         self._load_failures = 0
         self._threads = [
             threading.Thread(target=self._work, name=f"generate-{n}", daemon=True)
@@ -113,7 +113,7 @@ class Block:
             raise
 
     def _stop(self) -> list[Generated]:
-        """Cancel the running calls and return answers that are complete but not saved yet."""
+        """Cancel the running calls and return complete answers that are not saved yet."""
         self._cancel.set()
         self._engine.abort()
         deadline = time.monotonic() + _STOP_WAIT_S
@@ -140,11 +140,11 @@ class Block:
                     planned = next(self._unassigned_cells, None)
                 if planned is None:
                     return
-                # With several workers, the call that starts last may not be the last to end.
+                # The engine may unload the model after the last call. With several workers, others may still run then.
                 one_worker = self._config.workers == 1 or len(self._cells) == 1
                 is_last = one_worker and planned is self._cells[-1]
                 start_ms, start = _now_ms(), time.monotonic()
-                result = self._skip_reason or self._complete(planned, last=is_last)
+                result = self._skip_result or self._complete(planned, last=is_last)
                 if isinstance(result, EngineFailure) and result.kind is FailureKind.CANCELLED:
                     continue
                 self._skip_rest_if_unusable(result)
@@ -179,15 +179,14 @@ class Block:
                 return EngineFailure(FailureKind.CANCELLED, "stopped")
 
     def _skip_rest_if_unusable(self, result: Completion | EngineFailure) -> None:
-        """Make the remaining cells fail without a request if the model is missing or repeatedly fails to load."""
         if isinstance(result, Completion):
             self._load_failures = 0
             return
         if result.kind is FailureKind.LOAD_FAILED:
             self._load_failures += 1
         unusable = result.kind in (FailureKind.MISSING_MODEL, FailureKind.NOT_LOCAL)
-        if self._skip_reason is None and (unusable or self._load_failures >= _MAX_LOAD_FAILURES):
-            self._skip_reason = EngineFailure(result.kind, f"skipped: {result.reason}")
+        if self._skip_result is None and (unusable or self._load_failures >= _MAX_LOAD_FAILURES):
+            self._skip_result = EngineFailure(result.kind, f"skipped: {result.reason}")
 
 
 def _now_ms() -> int:

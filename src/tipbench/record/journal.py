@@ -1,4 +1,4 @@
-"""The journal: files that keep results until MLflow has stored them, and the format of their lines.
+"""The journal: files that keep results until MLflow has stored them.
 
 The next collect *drains* the journal of a process that died: it stores the results that MLflow does not have yet.
 """
@@ -28,7 +28,7 @@ from tipbench.record.run import NewRun, RunKind
 FORMAT = 1  # version of a line, stored under the key "v"; a line without this key has version 1
 
 _COMPACT_BYTES = 32 * 2**20  # a larger file is truncated once all its results are stored
-_LOCK_ERRORS = (BlockingIOError, FileNotFoundError)  # of `_lock_file`: another process has locked or removed the file
+_LOCK_ERRORS = (BlockingIOError, FileNotFoundError)  # another process has locked or removed the file
 _CREATE_ATTEMPTS = 20
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 _CHECKSUM = re.compile(rb',"sum":"([0-9a-f]{8})"\}\n\Z')
@@ -43,8 +43,8 @@ class Entry:
     """The position of a result in the file."""
 
     record_id: str
-    offset: int  # bytes
-    length: int  # bytes
+    offset: int  # in bytes
+    length: int  # in bytes
     cell_key: str | None = None  # None if the cell failed or the run is not a cell
 
 
@@ -59,7 +59,7 @@ class StoredMark:
 class UnknownLine:
     """A line in the format of another version of tipbench."""
 
-    difference: str  # from the format of this version, for messages
+    difference: str  # from the format of this version, for an error message
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Contents:
 
     unstored: dict[str, Entry] = field(default_factory=dict)  # by record id, in order
     size: int = 0  # bytes of the complete lines
-    other_format: str | None = None  # how the first line of another version differs, if there is one
+    other_format: str | None = None  # `difference` of the first unknown line
     n_damaged_lines: int = 0  # invalid, or not matching their checksum
 
 
@@ -77,7 +77,7 @@ class _FileUnavailable(JournalError):
 
 
 def put_line(run: NewRun) -> bytes:
-    """Return the line of a result. It begins with the kind of run, by which benchmarks/process.py counts cells."""
+    """Return the line of a result. The kind of run comes first: benchmarks/process.py relies on it."""
     return _with_checksum({"put": vars(run), "v": FORMAT})
 
 
@@ -92,7 +92,7 @@ def _with_checksum(values: dict[str, Any]) -> bytes:
 
 
 def entry_of(run: NewRun, offset: int, length: int) -> Entry:
-    """Return the entry of a result whose line is at this position."""
+    """Return the entry of a result with its line at this position."""
     return Entry(run.record_id, offset, length, run.cell_key if run.ok else None)
 
 
@@ -108,7 +108,8 @@ def read_lines(lines: Iterable[bytes]) -> Contents:
         elif isinstance(parsed, StoredMark):
             contents.unstored.pop(parsed.record_id, None)
         elif isinstance(parsed, UnknownLine):
-            contents.other_format = contents.other_format or parsed.difference
+            if contents.other_format is None:
+                contents.other_format = parsed.difference
         else:
             contents.n_damaged_lines += 1
         contents.size += len(line)
@@ -116,7 +117,7 @@ def read_lines(lines: Iterable[bytes]) -> Contents:
 
 
 def parse_line(line: bytes) -> NewRun | StoredMark | UnknownLine | None:
-    """Parse a line of a journal; returns None if it is damaged. Lines of earlier versions have no checksum."""
+    """Parse a line; returns None if it is damaged. Lines of earlier versions have no checksum."""
     checksum = _CHECKSUM.search(line)
     if checksum and zlib.crc32(line[: checksum.start()] + b"}") != int(checksum[1], 16):
         return None
@@ -129,8 +130,8 @@ def parse_line(line: bytes) -> NewRun | StoredMark | UnknownLine | None:
     version = value.get("v", FORMAT)
     if version != FORMAT:
         return UnknownLine(f"version {str(version)[:40]}")
-    has_other_keys = not value.keys() <= {"put", "kept", "v"}
-    if not checksum and has_other_keys:  # the checksum itself is damaged
+    other_keys = value.keys() - {"put", "kept", "v"}
+    if other_keys and not checksum:  # the checksum itself is damaged
         return None
     if isinstance(value.get("kept"), str):
         return StoredMark(value["kept"])
@@ -173,7 +174,7 @@ class Journal:
                 self.path, self._fd = path, _lock_file(path)
                 contents = _load(path, self._fd)
         self.n_damaged_lines = contents.n_damaged_lines
-        self._unstored = contents.unstored  # the entries in `_waiting` and those that were taken
+        self._unstored = contents.unstored  # both the entries in `_waiting` and those taken from it
         self._waiting = deque(self._unstored.values())
 
     def append(self, runs: Sequence[NewRun]) -> None:
@@ -192,7 +193,7 @@ class Journal:
                 self._unstored.update((entry.record_id, entry) for entry in entries)
                 self._waiting.extend(entries)
                 self._last_line_complete = True
-            except BaseException:  # also an interrupt: the caller may rely on nothing being saved
+            except BaseException:  # also after an interrupt, nothing may be saved
                 for entry in entries:
                     self._unstored.pop(entry.record_id, None)
                 self._waiting = deque(entry for entry in self._waiting if entry.offset < start)
@@ -234,7 +235,7 @@ class Journal:
                 _write_all(self._fd, stored_line(entry.record_id))
                 del self._unstored[entry.record_id]
                 self._last_line_complete = True
-            except BaseException:  # also an interrupt: the file must not end in half a line
+            except BaseException:  # also after an interrupt, the file must not end in half a line
                 self._unstored[entry.record_id] = entry
                 self._truncate_to(start)
                 raise
@@ -244,13 +245,13 @@ class Journal:
             self._changed.notify_all()
 
     def set_aside(self, entry: Entry) -> Path:
-        """Move an entry that MLflow rejects to a file next to the journal, which is never drained; returns its path."""
+        """Move an entry that MLflow rejects to a file next to the journal and return its path. It is never drained."""
         refused_path = self.path.with_name(f"{self.path.name}.refused")
         with self._lock:
             line = self._read_line(entry)
             with _convert_os_errors("written", refused_path):
                 _append_synced(refused_path, line)
-            self.mark_stored(entry)  # so that no further attempt is made to store it
+            self.mark_stored(entry)  # so that it is not tried again
         return refused_path
 
     @property
@@ -274,10 +275,7 @@ class Journal:
             self._changed.wait(timeout_s)
 
     def close(self) -> None:
-        """Close the journal, and remove its file if all its results are stored.
-
-        If all are stored but it has damaged lines, the file is renamed instead, so that it is not read again.
-        """
+        """Close the journal. If all results are stored, remove its file, or rename it if it has damaged lines."""
         with self._lock:
             if self._closed:
                 return
@@ -285,15 +283,15 @@ class Journal:
             if not self._unstored:
                 with suppress(OSError):  # the next drain removes a file that is left
                     if self.n_damaged_lines:
-                        self.path.rename(self.damaged_path)
+                        self.path.rename(self.damaged_path)  # so that it is not read again
                     else:
                         self.path.unlink(missing_ok=True)
-            fd, self._fd = self._fd, -1  # the operating system may reuse the number for another file
+            fd, self._fd = self._fd, -1  # another file may get the same number
             os.close(fd)
             self._changed.notify_all()
 
     def _end_offset(self) -> int:
-        """Return the offset of the next line; raises JournalError if the file accepts no more lines."""
+        """Return the offset of the next line; raises JournalError if no line can be added."""
         if self._closed or not self._last_line_complete:
             state = "is closed" if self._closed else "may end in half a line, which could not be removed"
             raise JournalError(
@@ -303,7 +301,7 @@ class Journal:
         return os.fstat(self._fd).st_size
 
     def _truncate_to(self, offset: int) -> None:
-        """Remove lines that may be partial. If that fails, the journal accepts no more lines."""
+        """Remove lines that may be incomplete. If that fails, no line can be added any more."""
         with suppress(OSError):  # the caller raises the error of the write
             os.ftruncate(self._fd, offset)
             self._last_line_complete = True
@@ -334,17 +332,17 @@ def count_unstored(folders: Iterable[Path]) -> int:
 
 
 def _unstored_entries(folder: Path) -> Iterator[Entry]:
-    """Yield the entries that MLflow has not stored yet. Takes no lock, so a file may change or disappear meanwhile."""
+    """Yield the entries that MLflow has not stored yet. Takes no lock, so a file may change or disappear."""
     for path in sorted(folder.glob("*.jsonl")):
         with _convert_os_errors("read", path), suppress(FileNotFoundError), path.open("rb") as file:
             yield from read_lines(file).unstored.values()
 
 
 def _load(path: Path, fd: int) -> Contents:
-    """Read a locked file and remove an incomplete last line. If it raises, it has closed the descriptor."""
+    """Read a locked file and remove an incomplete last line. Closes the descriptor if it raises."""
     with ExitStack() as on_error:
         on_error.callback(os.close, fd)
-        with open(fd, "rb", closefd=False) as file:  # not by path: there may be another file by now
+        with open(fd, "rb", closefd=False) as file:  # not by path: it may be another file now
             contents = read_lines(file)
         if contents.other_format is not None:
             raise JournalError(
@@ -358,7 +356,7 @@ def _load(path: Path, fd: int) -> Contents:
 
 
 def _create(folder: Path) -> tuple[Path, int]:
-    """Create and lock a file; returns its path and descriptor. Retries if a drain locks or removes it first."""
+    """Create and lock a file and return its path and descriptor. Retries if a drain locks or removes it first."""
     n_failed = 0
     while True:
         path = folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}.jsonl"
@@ -390,10 +388,10 @@ def _append_synced(path: Path, line: bytes) -> None:
     fd = open_private(path, os.O_RDWR | os.O_APPEND)
     try:
         start = os.fstat(fd).st_size
-        # A process may have been killed while it appended.
-        ends_in_partial_line = start > 0 and os.pread(fd, 1, start - 1) != b"\n"
+        # A killed process may have left an incomplete line.
+        ends_incomplete = start > 0 and os.pread(fd, 1, start - 1) != b"\n"
         try:
-            _write_all(fd, (b"\n" if ends_in_partial_line else b"") + line)
+            _write_all(fd, (b"\n" if ends_incomplete else b"") + line)
             os.fsync(fd)
         except BaseException:
             with suppress(OSError):
@@ -412,7 +410,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 @contextmanager
 def _convert_os_errors(participle: str, path: Path) -> Iterator[None]:
-    """Convert an OSError into a JournalError; the participle, such as "read", completes its message."""
+    """Convert an OSError into a JournalError, with the message "cannot be PARTICIPLE"."""
     try:
         yield
     except OSError as exc:

@@ -1,8 +1,8 @@
 """The local MLflow server: start, find and stop it.
 
-The server counts as running while its log file is locked: a saved process id could have been reused. The log is the
-standard output of all its processes, so they inherit the lock, and it is released when the last one exits.
-`python -m tipbench.record.local_mlflow FILE COMMAND…` is the child process of `LocalMlflow.up`.
+The server is running while its log file is locked: a saved process id could have been reused. All its processes
+inherit the lock with their standard output, so it is released when the last one exits.
+`LocalMlflow.up` starts it with `python -m tipbench.record.local_mlflow FILE COMMAND…`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LocalMlflow:
     """One MLflow server on a SQLite file under `home`, shared by every tipbench command with that home."""
 
     def __init__(self, home: Path, *, command: Sequence[str] | None = None) -> None:
-        """Manage the server under `home`; `command` starts another program than the package mlflow, as in tests."""
+        """Manage the server under `home`. Tests replace MLflow with another program by `command`."""
         self.folder = home / "mlflow"
         self._command = command
         self._log = self.folder / "server.log"
@@ -93,8 +93,8 @@ class LocalMlflow:
         deadline = time.monotonic() + wait_s
         with self._locked(deadline, report):
             if self._running():
-                log_start = 0  # where the log of a server that is already running begins is unknown
-                return self._wait_until_healthy(deadline, wait_s, report, log_start=log_start)
+                # `log_start` is 0: where the log of this server begins is unknown.
+                return self._wait_until_healthy(deadline, wait_s, report, log_start=0)
             taken: set[int] = set()
             while True:
                 port = _free_port(_read_info(self._info_path).get("port"), taken)
@@ -105,7 +105,7 @@ class LocalMlflow:
                     taken.add(port)
 
     def down(self) -> bool:
-        """Stop the server with all its processes; returns False if it was not running."""
+        """Stop all processes of the server; returns False if it was not running."""
         if not self._running():
             return False
         with self._locked(time.monotonic() + STOP_S, lambda _: None):
@@ -160,7 +160,7 @@ class LocalMlflow:
             yield
 
     def _launch(self, port: int, version: str) -> int:
-        """Start the server detached from this process, and return the position where its log begins."""
+        """Start the server in the background. Return the position in the log file where its output begins."""
         info = {"url": f"http://{HOST}:{port}", "port": port, "version": version, "started": time.time()}
         with convert_home_errors(self._info_path, "cannot be written"):
             _write_info(self._info_path, info)
@@ -184,7 +184,7 @@ class LocalMlflow:
                     raise LocalMlflowError(f"Another program has {log.name} locked; is a server still ending?")
                 time.sleep(POLL_S)
             try:
-                launched = subprocess.run(  # returns once the server is forked; see `_become_server`
+                launched = subprocess.run(  # ends once `_become_server` has forked the server
                     command,
                     cwd=self.folder,
                     env=_environment(),
@@ -197,13 +197,12 @@ class LocalMlflow:
             except OSError as exc:
                 raise LocalMlflowError(f"The local MLflow could not be started: {exc}.") from exc
         if launched.returncode != 0:
-            raise LocalMlflowError(f"The local MLflow could not be started.\n{self._tail(log_start)}")
+            raise LocalMlflowError(f"The local MLflow could not be started.\n{self._log_tail(log_start)}")
         return log_start
 
     def _wait_until_healthy(
         self, deadline: float, wait_s: float, report: Callable[[str], None], *, log_start: int
     ) -> str:
-        """Wait until the server responds and return its URL; reports every few seconds."""
         began = time.monotonic()
         next_report = began
         port = _read_info(self._info_path).get("port")
@@ -223,7 +222,7 @@ class LocalMlflow:
         raise self._start_error(log_start)
 
     def _start_error(self, log_start: int) -> LocalMlflowError:
-        tail = self._tail(log_start)
+        tail = self._log_tail(log_start)
         if "address already in use" in tail.lower():
             return _PortTakenError(f"The port of the local MLflow is taken.\n{tail}")
         if "No module named mlflow" in tail or "No module named 'mlflow'" in tail:
@@ -236,7 +235,7 @@ class LocalMlflow:
             )
         return LocalMlflowError(f"The local MLflow ended while it was starting. The end of {self._log}:\n{tail}")
 
-    def _tail(self, log_start: int) -> str:
+    def _log_tail(self, log_start: int) -> str:
         with convert_home_errors(self._log, "cannot be read"), self._log.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(log_start, size - _TAIL_BYTES))
@@ -256,10 +255,8 @@ def _not_installed() -> LocalMlflowError:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without settings of MLflow, such as its database, and without Python's warning filters.
-
-    The filter `error` would turn warnings of MLflow into exceptions.
-    """
+    """Return the server's environment, without the caller's settings of MLflow, such as its database."""
+    # PYTHONWARNINGS=error would turn warnings of MLflow into exceptions.
     environment = {key: value for key, value in os.environ.items() if "MLFLOW" not in key and key != "PYTHONWARNINGS"}
     return environment | {
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -283,7 +280,8 @@ def _free_port(last: int | None, taken: set[int]) -> int:
                 probe.bind((HOST, port))
             except OSError:
                 continue
-            return int(probe.getsockname()[1])
+            _host, free_port = probe.getsockname()
+            return int(free_port)
     raise LocalMlflowError(f"No port is free on {HOST} for the local MLflow.")
 
 
@@ -300,10 +298,10 @@ def _healthy(port: int) -> bool:
 
 def _read_info(path: Path) -> dict[str, Any]:
     """Return the valid values of server.json; empty if it cannot be read."""
-    kinds = {"port": int, "pid": int, "version": str, "started": float}
+    types = {"port": int, "pid": int, "version": str, "started": float}
     try:
         info = json.loads(path.read_text("utf-8"))
-        return {key: info[key] for key, kind in kinds.items() if isinstance(info.get(key), kind)}
+        return {key: info[key] for key, type_ in types.items() if isinstance(info.get(key), type_)}
     except (OSError, ValueError, AttributeError):
         return {}
 
@@ -313,7 +311,7 @@ def _write_info(path: Path, info: dict[str, Any]) -> None:
 
 
 def _become_server(path: Path, command: Sequence[str]) -> None:
-    """Leave the caller's session, save the process id while the lock is held, and exec the server."""
+    """Fork, leave the caller's session, save the process id and exec the server. The lock is held all the time."""
     read_end, write_end = os.pipe()  # both are closed by exec
     if os.fork() > 0:
         os.close(write_end)

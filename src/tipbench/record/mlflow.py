@@ -30,7 +30,7 @@ EXPERIMENTS_PAGE = 1000
 USUAL_URLS = ("http://localhost:5000", "http://localhost:5000/mlflow")
 PROBE_S = 1.0  # timeout of the search for a server
 _TOKEN_AT_END = re.compile(rb'"next_page_token"\s*:\s*"([^"\\]+)"\s*\}\s*\Z')
-_MAX_TOKEN_BYTES = 2000  # a page token is shorter
+_MAX_TOKEN_BYTES = 2000  # longer than any page token
 
 Parsed = TypeVar("Parsed")
 
@@ -151,7 +151,7 @@ class MlflowStore:
     def _matching_runs(
         self, experiment_id: str, where: Mapping[str, str], limit: int | None, *, include_half_written: bool = False
     ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
-        """Return the matching runs, newest first, each with the tags that hold its texts."""
+        """Return the matching runs, newest first, each with the tags that contain its texts."""
         body = {
             "experiment_ids": [experiment_id],
             "filter": wire.mlflow_filter(where, include_half_written=include_half_written),
@@ -172,25 +172,21 @@ class MlflowStore:
         return current.run, from_tags(current.text_tags)
 
     def update(self, run_id: str, change: RunChange) -> None:
-        """Update a recorded run, in one request if its limits allow."""
+        """Update a recorded run, in one request if MLflow's limits allow it."""
         before = self._current_run(run_id)
         batches = wire.change_batches(change, before)
         for batch in batches:
             self._http.post("runs/log-batch", batch.body(run_id))
-        expected = wire.text_tags_after(before.text_tags, batches)
-        if any(unneeded_tags(key, expected) for key in change.texts):
+        expected_tags = wire.text_tags_after(before.text_tags, batches)
+        if any(unneeded_tags(key, expected_tags) for key in change.texts):
             with suppress(MlflowUnavailable, MlflowError):  # readers ignore unneeded tags
-                self._delete_unneeded_tags(run_id, change.texts, expected)
+                self._delete_unneeded_tags(run_id, change.texts, expected_tags)
 
-    def _delete_unneeded_tags(self, run_id: str, text_keys: Collection[str], expected: Mapping[str, str]) -> None:
-        """Delete the tags of these texts that are no longer needed after an update.
-
-        A text whose tags are not the expected ones is left alone: another writer has changed it.
-        """
-        current = self._current_run(run_id).text_tags
+    def _delete_unneeded_tags(self, run_id: str, text_keys: Collection[str], expected_tags: Mapping[str, str]) -> None:
+        current_tags = self._current_run(run_id).text_tags
         for key in text_keys:
-            if tags_of(key, current) == tags_of(key, expected):
-                for tag in unneeded_tags(key, current):
+            if tags_of(key, current_tags) == tags_of(key, expected_tags):  # else another writer has changed the text
+                for tag in unneeded_tags(key, current_tags):
                     self._post_if_exists("runs/delete-tag", {"run_id": run_id, "key": tag})
 
     def _current_run(self, run_id: str) -> wire.CurrentRun:
@@ -219,7 +215,7 @@ class MlflowStore:
         return Experiment(experiment_id, name, tags, self.experiment_url(experiment_id))
 
     def _write(self, experiment_id: str, run: NewRun, tags: Mapping[str, str], *, half_written_id: str | None) -> str:
-        """Write a new run, or complete the half-written one; returns the id."""
+        """Write a new run, or complete the half-written one, and return its id."""
         batches = wire.run_batches(run, tags)
         run_id = half_written_id
         if run_id is None:
@@ -240,28 +236,30 @@ class MlflowStore:
         return run_id
 
     def _pages(self, path: str, body: wire.Json, name: str, *, read_ahead: bool = False) -> Iterator[wire.Json]:
-        """Yield the items under the key `name` of all pages.
+        """Yield the items of all pages; `name` is their key in a page.
 
         With `read_ahead`, the next page is requested before the current one is parsed.
         """
         body = dict(body)
 
         def fetch(token: str | None, on_sent: Callable[[], None] | None = None) -> bytearray:
-            """Return the unparsed page of a token, the first one for None; calls `on_sent` once the request is sent."""
+            """Return an unparsed page, the first one if `token` is None. Calls `on_sent` once the request is sent."""
             while True:
+                page_body = {**body, "page_token": token} if token else body
                 try:
-                    return self._http.post_unparsed(path, {**body, "page_token": token} if token else body, on_sent)
+                    return self._http.post_unparsed(path, page_body, on_sent)
                 except TooLarge:
                     # A page token is a position, so the page size may change between pages.
                     if body["max_results"] == 1:
                         raise
                     body["max_results"] //= 2
 
-        content, last_token = fetch(None), None
+        content = fetch(None)
+        last_token = None
         while True:
             next_content = None
-            if read_ahead and (unparsed_token := _next_token(content)):
-                next_content = _in_background(fetch, unparsed_token)
+            if read_ahead and (next_token := _next_token(content)):
+                next_content = _in_background(fetch, next_token)
             page = self._http.parse(content)
             token = page.get("next_page_token")
             yield from self._parse(page.pop(name, []), list)
@@ -294,15 +292,15 @@ class MlflowStore:
 
 
 def _next_token(page: bytearray) -> str | None:
-    """Return the token of the next page, read from the end of an unparsed page; None if there is none."""
+    """Return the token of the next page, which is at the end of an unparsed page; None if there is none."""
     match = _TOKEN_AT_END.search(page, max(0, len(page) - _MAX_TOKEN_BYTES))
     return match[1].decode() if match else None
 
 
 def _in_background(fetch: Callable[[str, Callable[[], None]], bytearray], token: str) -> Future[bytearray]:
-    """Call `fetch` in a daemon thread, and return its future once the request is sent.
+    """Call `fetch` in a thread, and return its future once the request is sent.
 
-    The threads of a pool are not daemons: an interrupted process would wait for the response.
+    The thread is a daemon, unlike those of a pool, so that an interrupted process does not wait for the response.
     """
     future: Future[bytearray] = Future()
     sent = threading.Event()
@@ -316,13 +314,13 @@ def _in_background(fetch: Callable[[str, Callable[[], None]], bytearray], token:
             sent.set()
 
     threading.Thread(target=run, name="mlflow-page", daemon=True).start()
-    sent.wait()  # the caller parses next, which holds the GIL, and sending needs the GIL
+    sent.wait()  # else the caller's parsing, which holds the GIL, would delay the request
     return future
 
 
 @dataclass(frozen=True)
 class Tracking:
-    """The tracking server in use."""
+    """An MLflow tracking server."""
 
     url: str  # may contain a login; never print it
     identity: str  # part of the names of journals and locks; does not change with the port of the local server
@@ -365,8 +363,9 @@ def find_tracking(
     if status.healthy and status.url is not None:
         return Tracking(status.url, local_identity, f"local MLflow at {status.url}")
     if not start:
+        usual_place = usual[0] if usual else "its usual port"
         raise LocalMlflowError(
-            f"No MLflow responds on {usual[0] if usual else 'its usual port'}, and the local one is not running. "
+            f"No MLflow responds on {usual_place}, and the local one is not running. "
             "Start it with `tipbench mlflow up`, or give --mlflow-url."
         )
     local_url = local.up(report=report)

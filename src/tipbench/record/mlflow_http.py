@@ -16,13 +16,13 @@ from tipbench.record.mlflow_wire import Json
 
 MAX_BYTES = 64 * 1024 * 1024
 KEEPALIVE_S = 4.0  # MLflow's server closes an idle connection after 5 s: close it first
-MAX_TIMEOUTS = 4  # a whole response may take this many timeouts; httpx limits only the wait for each chunk
+MAX_TIMEOUTS = 4  # a whole response may take 4 timeouts; httpx limits only the wait for each chunk
 _UNAVAILABLE_CODES = frozenset({"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"})
 _NOT_IDEMPOTENT = frozenset({"runs/create", "experiments/create"})
 _RETRY_WAITS_S = (0.2, 1.0)
-_UNAVAILABLE_STATUS = frozenset({408, 429, 502, 503, 504})
-_SENT = "http11.send_request_body.complete"  # an event of httpx's trace extension
-_VERSION = re.compile(r"\d+\.\d+[\w.+-]{0,40}\s*\Z")
+_UNAVAILABLE_STATUSES = frozenset({408, 429, 502, 503, 504})
+_REQUEST_SENT = "http11.send_request_body.complete"  # an event of httpx's trace extension
+_VERSION_PATTERN = re.compile(r"\d+\.\d+[\w.+-]{0,40}\s*\Z")
 
 
 class TooLarge(MlflowError):
@@ -50,7 +50,7 @@ class MlflowHttp:
         parsed = _parse_url(url)
         self.url = str(parsed.copy_with(username=None, password=None)).rstrip("/")
         self._timeout_s = timeout_s
-        self._urls: dict[str, httpx.URL] = {}  # parsing a URL costs as much as building the rest of the request
+        self._urls: dict[str, httpx.URL] = {}  # cached: parsing one takes as long as building the rest of a request
         self._client = client or http_client(
             self.url, timeout=timeout_s, limits=httpx.Limits(max_connections=8, keepalive_expiry=KEEPALIVE_S)
         )
@@ -78,7 +78,7 @@ class MlflowHttp:
         return self.parse(self.post_unparsed(path, body))
 
     def post_unparsed(self, path: str, body: Json, on_sent: Callable[[], None] | None = None) -> bytearray:
-        """Like `post`, but returns the body for `parse`; calls `on_sent` as soon as the request is sent."""
+        """Like `post`, but return the body, for `parse`. Calls `on_sent` as soon as the request is sent."""
         content = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         url = self._urls.get(path)
         if url is None:
@@ -87,7 +87,7 @@ class MlflowHttp:
         if on_sent is not None:
 
             def trace(event: str, _info: object) -> None:
-                if event == _SENT:
+                if event == _REQUEST_SENT:
                     on_sent()
 
             request.extensions["trace"] = trace
@@ -108,7 +108,7 @@ class MlflowHttp:
         return parsed
 
     def _call(self, request: httpx.Request, *, retry: bool) -> bytearray:
-        """Send a request and return the body; `retry` repeats it after a lost connection or a server error.
+        """Send a request and return the body. With `retry`, a lost connection or a server error is retried.
 
         A refused connection or a timeout is not retried: callers decide how long to wait for the server.
         """
@@ -117,13 +117,12 @@ class MlflowHttp:
             with suppress(_ConnectionLost):
                 status, body = self._send(request)
                 if status < 500:
-                    return self._successful(status, body)
+                    return self._body_or_raise(status, body)
             time.sleep(wait_s)
         status, body = self._send(request)
-        return self._successful(status, body)
+        return self._body_or_raise(status, body)
 
-    def _successful(self, status: int, body: bytearray) -> bytearray:
-        """Return the body of a successful response; raises for any other."""
+    def _body_or_raise(self, status: int, body: bytearray) -> bytearray:
         if status != 200:
             raise self._failure(status, body)
         return body
@@ -132,7 +131,7 @@ class MlflowHttp:
         """Return whether MLflow responds; False for another program on the port, or if a login is required."""
         try:
             status, version = self._send(self._client.build_request("GET", f"{self.url}/version"))
-            if status != 200 or not _VERSION.match(version[:60].decode("utf-8", "replace")):
+            if status != 200 or not _VERSION_PATTERN.match(version[:60].decode("utf-8", "replace")):
                 return False
             return isinstance(self.get("experiments/search", {"max_results": "1"}).get("experiments", []), list)
         except (MlflowUnavailable, MlflowError):
@@ -155,8 +154,8 @@ class MlflowHttp:
                 raise MlflowUnavailable(
                     f"MLflow at {self._where()} could not be reached: {TOO_MANY_FILES_ADVICE}."
                 ) from exc
-            lost = isinstance(exc, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
-            error_class = _ConnectionLost if lost else MlflowUnavailable
+            is_lost = isinstance(exc, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
+            error_class = _ConnectionLost if is_lost else MlflowUnavailable
             reason = str(exc) or type(exc).__name__
             raise error_class(f"MLflow at {self._where()} cannot be reached: {reason}. Is it running?") from exc
         if body is None:
@@ -164,13 +163,12 @@ class MlflowHttp:
         return response.status_code, body
 
     def _failure(self, status: int, body: bytearray) -> MlflowUnavailable | MlflowError:
-        """Return the exception for an unsuccessful response."""
         try:
             error = json.loads(body)
             code, message = str(error["error_code"]), str(error.get("message", ""))[:2000]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             code, message = "", _excerpt(body)
-        if status in _UNAVAILABLE_STATUS or code in _UNAVAILABLE_CODES:
+        if status in _UNAVAILABLE_STATUSES or code in _UNAVAILABLE_CODES:
             return MlflowUnavailable(f"MLflow at {self._where()} is not available: HTTP {status}, {message}.")
         code_note = f", {code}" if code else ""
         text = f"MLflow at {self.url} rejected the request (HTTP {status}{code_note}): {message}"

@@ -27,7 +27,7 @@ BATCH_PARAMS = 100
 BATCH_TAGS = 100
 BATCH_METRICS = 800  # MLflow accepts 1000 values in total: 800 metrics, 100 params and 100 tags
 BATCH_BYTES = 900_000  # older servers reject more than 1 MB; params and tags may use half each
-CHANGE_BYTES = 800_000  # limit for the tags of a change, which has no params; the rest is for its metrics
+CHANGE_BYTES = 800_000  # for the tags of a change; it has no params, and the rest is for metrics
 
 RECORD_TAG = "tipbench.record"
 CELL_TAG = "cell_key"
@@ -35,14 +35,14 @@ SUPERSEDED_TAG = "superseded"
 REVISION_TAG = "tipbench.revision"
 STATE_TAG = "state"
 IDENTITY_TAGS = frozenset({"kind", RECORD_TAG, CELL_TAG, "mlflow.runName"})
-WRITTEN_STATUSES = frozenset({"FINISHED", "FAILED"})  # of completely written runs; RUNNING is half written
+WRITTEN_STATUSES = frozenset({"FINISHED", "FAILED"})  # a RUNNING run is only half written
 
 Json = dict[str, Any]
 
 
 @dataclass
 class Batch:
-    """The content of one request."""
+    """The content of one request that writes to a run."""
 
     tags: list[Json] = field(default_factory=list)
     params: list[Json] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Batch:
 
 
 def checked_tags(run: NewRun) -> dict[str, str]:
-    """Return all tags of the run, also those that hold its texts; raises MlflowError if a value exceeds a limit."""
+    """Return all tags of the run, including its texts; raises MlflowError if a value exceeds a limit."""
     for key, value in run.params.items():
         _check_value("param", key, escape(value), PARAM_CHARS)
     _check_no_texts(run.tags)
@@ -92,7 +92,8 @@ def run_batches(run: NewRun, tags: Mapping[str, str]) -> list[Batch]:
     tag_chunks = _chunks(tags.items(), BATCH_TAGS)
     param_chunks = _chunks(((key, escape(value)) for key, value in run.params.items()), BATCH_PARAMS)
     metric_chunks = _chunks(((key, float(number)) for key, number in run.metrics.items()), BATCH_METRICS)
-    batches = [Batch() for _ in range(max(len(tag_chunks), 1 + len(param_chunks), 1 + len(metric_chunks)))]
+    n_requests = max(len(tag_chunks), 1 + len(param_chunks), 1 + len(metric_chunks))
+    batches = [Batch() for _ in range(n_requests)]
     for index, chunk in enumerate(tag_chunks):
         batches[index].tags = chunk
     for index, chunk in enumerate(param_chunks, start=1):
@@ -108,14 +109,11 @@ class CurrentRun:
 
     run: StoredRun
     text_tags: Mapping[str, str]
-    latest: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # by metric: timestamp (ms) and step
+    latest_metrics: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # timestamp (ms) and step
 
 
 def change_batches(change: RunChange, current: CurrentRun) -> list[Batch]:
-    """Return the requests of a change. The change takes effect with the last one.
-
-    Raises ValueError or MlflowError for invalid tags, metrics or transitions of the state.
-    """
+    """Return the requests of a change; the last one makes it effective. Raises ValueError or MlflowError if invalid."""
     _check_no_texts(change.tags)
     if fixed := IDENTITY_TAGS & change.tags.keys():
         raise ValueError(f"{min(fixed)} identifies the run: it cannot be changed")
@@ -126,13 +124,12 @@ def change_batches(change: RunChange, current: CurrentRun) -> list[Batch]:
     for batch in batches:
         for tag in batch.tags:
             _check_value("tag", tag["key"], tag["value"], TAG_CHARS)
-    # Of several values of a metric, MLflow shows the one with the greatest (step, timestamp, value), not the last one
-    # written. A new timestamp must be later than the stored one: a correction within the same millisecond, or from a
-    # machine whose clock is behind, would have no effect.
+    # MLflow shows the value with the greatest (step, timestamp, value), not the one written last. So a new timestamp
+    # must be later than the stored one, also within the same millisecond or if this machine's clock is behind.
     # Unchanged values are written too: a faster response would reveal that this judge agrees with an earlier one.
     metrics: list[Json] = []
     for key, number in change.metrics.items():
-        latest_timestamp, step = current.latest.get(key, (-1, 0))
+        latest_timestamp, step = current.latest_metrics.get(key, (-1, 0))
         timestamp = max(change.at_ms, latest_timestamp + 1)
         metrics.append({"key": key, "value": float(number), "timestamp": timestamp, "step": step})
     if not metrics:
@@ -145,35 +142,34 @@ def change_batches(change: RunChange, current: CurrentRun) -> list[Batch]:
 
 
 def _changed_tags(change: RunChange, text_tags: Mapping[str, str]) -> list[list[Json]]:
-    """Return the tags of a change, one list per request. Plain tags come after texts, and the state comes last.
+    """Return the tags of a change, one list per request: first the texts, then the plain tags, with the state last.
 
-    If everything fits into one request, parts of the current texts are overwritten. Otherwise, they are kept until the
-    new parts are complete.
+    A single request overwrites the current texts. Several requests keep them until the new texts are complete.
     """
-    plain = [(key, escape(value)) for key, value in change.tags.items()]
-    plain.sort(key=lambda tag: tag[0] == STATE_TAG)
+    plain_tags = [(key, escape(value)) for key, value in change.tags.items()]
+    plain_tags.sort(key=lambda tag: tag[0] == STATE_TAG)
     new_text_tags: list[tuple[str, str]] = []
     for key, text in change.texts.items():
         new_text_tags += single_request_tags(key, text, text_tags).items()
-    chunks = _chunks([*new_text_tags, *plain], BATCH_TAGS, CHANGE_BYTES)
+    chunks = _chunks([*new_text_tags, *plain_tags], BATCH_TAGS, CHANGE_BYTES)
     if len(chunks) <= 1:
         return chunks
-    new_parts: list[tuple[str, str]] = []  # of texts; readers ignore them until the switch
-    switch: list[tuple[str, str]] = []  # the tags that make readers use the new parts
+    new_parts: list[tuple[str, str]] = []
+    switch_tags: list[tuple[str, str]] = []  # readers ignore the new parts until these are written
     for key, text in change.texts.items():
         first, last = multi_request_tags(key, text, text_tags)
         new_parts += first.items()
-        switch += last.items()
-    last_chunks = _chunks([*switch, *plain], BATCH_TAGS, CHANGE_BYTES)
-    if len(last_chunks) > 1:  # then the plain tags are not split if they fit into one request
-        last_chunks = [*_chunks(switch, BATCH_TAGS, CHANGE_BYTES), *_chunks(plain, BATCH_TAGS, CHANGE_BYTES)]
+        switch_tags += last.items()
+    last_chunks = _chunks([*switch_tags, *plain_tags], BATCH_TAGS, CHANGE_BYTES)
+    if len(last_chunks) > 1:  # do not split plain tags that fit into one request
+        last_chunks = [*_chunks(switch_tags, BATCH_TAGS, CHANGE_BYTES), *_chunks(plain_tags, BATCH_TAGS, CHANGE_BYTES)]
     return [*_chunks(new_parts, BATCH_TAGS, CHANGE_BYTES), *last_chunks]
 
 
 def text_tags_after(text_tags: Mapping[str, str], sent: Iterable[Batch]) -> dict[str, str]:
     """Return the tags that hold the texts, as they are after these requests."""
-    pairs = _pairs(tag for batch in sent for tag in batch.tags)
-    return {**text_tags, **{key: value for key, value in pairs if is_text_tag(key)}}
+    sent_tags = _key_values(tag for batch in sent for tag in batch.tags)
+    return {**text_tags, **{key: value for key, value in sent_tags if is_text_tag(key)}}
 
 
 def _chunks(
@@ -183,9 +179,12 @@ def _chunks(
     chunks: list[dict[str, str | float]] = []
     free_bytes = 0
     for key, value in items:
-        size = 0
-        if isinstance(value, str):  # for short values, the upper bound of six bytes per character is enough
-            size = 6 * len(value) if len(value) < 500 else len(json.dumps(value, ensure_ascii=False).encode())
+        if not isinstance(value, str):
+            size = 0
+        elif len(value) < 500:
+            size = 6 * len(value)  # an upper bound; faster than encoding
+        else:
+            size = len(json.dumps(value, ensure_ascii=False).encode())
         if not chunks or len(chunks[-1]) >= limit or size > free_bytes:
             chunks.append({})
             free_bytes = max_bytes
@@ -217,16 +216,17 @@ def _check_value(kind: str, key: str, value: str, limit: int) -> None:
 
 
 def mlflow_filter(where: Mapping[str, str], *, include_half_written: bool = False) -> str:
-    """Return the filter for these tags and params in the language of MLflow's search.
+    """Return the filter of MLflow's search for these tags and params.
 
-    Values that it cannot express are left out, so callers check the results with `matches`.
+    Values that a filter cannot express are left out, so callers check the results with `matches`.
     """
     clauses = [] if include_half_written else ["attributes.status != 'RUNNING'"]
     for key, value in where.items():
         entity, name = _entity_and_name(key)
         stored = escape(value)
         # A filter has two kinds of quotes, and no escapes.
-        needs_escape = "\\" in stored or ("'" in stored and '"' in stored) or any(char in name for char in "`'\"\\")
+        has_both_quotes = "'" in stored and '"' in stored
+        needs_escape = has_both_quotes or "\\" in stored or any(char in name for char in "`'\"\\")
         if not needs_escape:
             quote = '"' if "'" in stored else "'"
             clauses.append(f"{entity}.`{name}` = {quote}{stored}{quote}")
@@ -244,14 +244,13 @@ def matches(run: StoredRun, where: Mapping[str, str]) -> bool:
 
 
 def _entity_and_name(key: str) -> tuple[str, str]:
-    """Return the entity that a key of `where` refers to, "params" or "tags", and the name of the param or tag."""
     if key.startswith("params."):
         return "params", key.removeprefix("params.")
     return "tags", key
 
 
 def where_same_run(run: NewRun) -> dict[str, str]:
-    """Return the tags that select stored runs of the same cell; if `run` is not a cell, runs with its record id."""
+    """Return the tag that stored runs of the same cell have; if `run` is not a cell, the tag with its record id."""
     return {RECORD_TAG: run.record_id} if run.cell_key is None else {CELL_TAG: run.cell_key}
 
 
@@ -289,11 +288,11 @@ def classify_existing(run: NewRun, existing: Iterable[StoredRun]) -> ExistingRun
 
 
 def parse_current_run(raw: Json) -> CurrentRun:
-    """Parse a run of a response into a `CurrentRun`."""
+    """Parse a run of a response, with the timestamps of its metrics."""
     run, text_tags = parse_run(raw)
     metrics = _without_empty(raw.get("data", {}).get("metrics", ()))
-    latest = {item["key"]: (int(item.get("timestamp", 0)), int(item.get("step", 0))) for item in metrics}
-    return CurrentRun(run, text_tags, latest)
+    latest_metrics = {item["key"]: (int(item.get("timestamp", 0)), int(item.get("step", 0))) for item in metrics}
+    return CurrentRun(run, text_tags, latest_metrics)
 
 
 def parse_run(raw: Json) -> tuple[StoredRun, dict[str, str]]:
@@ -302,7 +301,7 @@ def parse_run(raw: Json) -> tuple[StoredRun, dict[str, str]]:
     end = info.get("end_time")
     tags: dict[str, str] = {}
     text_tags: dict[str, str] = {}
-    for key, value in _pairs(data.get("tags", ())):
+    for key, value in _key_values(data.get("tags", ())):
         if is_text_tag(key):
             text_tags[key] = value
         else:
@@ -312,7 +311,7 @@ def parse_run(raw: Json) -> tuple[StoredRun, dict[str, str]]:
         status=str(info["status"]),
         start_ms=int(info.get("start_time", 0)),
         end_ms=None if end is None else int(end),
-        params={key: unescape(value) for key, value in _pairs(data.get("params", ()))},
+        params={key: unescape(value) for key, value in _key_values(data.get("params", ()))},
         metrics={item["key"]: float(item["value"]) for item in _without_empty(data.get("metrics", ()))},
         tags=tags,
     )
@@ -321,13 +320,13 @@ def parse_run(raw: Json) -> tuple[StoredRun, dict[str, str]]:
 
 def experiment_facts(raw: Json) -> tuple[str, str, dict[str, str]]:
     """Return the id, name and tags of an experiment in a response."""
-    return str(raw["experiment_id"]), str(raw["name"]), dict(_pairs(raw.get("tags", ())))
+    return str(raw["experiment_id"]), str(raw["name"]), dict(_key_values(raw.get("tags", ())))
 
 
 def _without_empty(metrics: Iterable[Json | None]) -> Iterator[Json]:
     return (item for item in metrics if item)
 
 
-def _pairs(items: Iterable[Json | None]) -> Iterator[tuple[str, str]]:
-    # MLflow's JSON omits empty values.
+def _key_values(items: Iterable[Json | None]) -> Iterator[tuple[str, str]]:
+    # MLflow omits empty values.
     return ((str(item["key"]), str(item.get("value", ""))) for item in items if item is not None)

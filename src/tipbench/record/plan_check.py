@@ -1,4 +1,4 @@
-"""What `tipbench collect` would do: the cells that are not recorded yet, refused models, memory and time."""
+"""The plan of a collect: the cells that are not recorded yet, refused models, memory and time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tipbench.record.reader import cells, search_cells, stale_runs, twin_runs
 from tipbench.record.run import StoredRun
 from tipbench.record.store import RunStore
 
-_ROUGH_BYTES_PER_S = 15e9  # memory bandwidth of a modest machine: each token reads all weights once
+_ROUGH_BYTES_PER_S = 15e9  # memory bandwidth of a small machine; each token reads all weights once
 _ROUGH_TOKENS_PER_TIP = 70
 _MIN_S_PER_TOKEN = 0.005  # of any model, however small
 
@@ -36,9 +36,9 @@ class Recorded:
     """Recorded runs of a grid, by cell key."""
 
     finished: Mapping[str, StoredRun] = field(default_factory=dict)
-    failed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # ids of failed runs, which will be superseded
-    journalled: frozenset[str] = frozenset()  # finished, but only in a local journal; not yet sent to MLflow
-    twins: frozenset[str] = frozenset()  # ids of duplicate finished runs, which will be superseded
+    failed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # run ids, to be superseded
+    journalled: frozenset[str] = frozenset()  # answered cells in a local journal, not yet in MLflow
+    twins: frozenset[str] = frozenset()  # ids of duplicate finished runs, to be superseded
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ModelPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan that `plan` shows and `collect` executes."""
+    """The plan that `tipbench plan` shows and `tipbench collect` executes."""
 
     suite: Suite
     config: CollectConfig
@@ -79,32 +79,31 @@ class Plan:
 
     @property
     def design(self) -> Design:
-        """The scenarios and looks that the experiment keeps, if this is its first collect."""
+        """The design that the experiment gets if this is its first collect."""
         return make_design(self.scenarios, self.config.looks)
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Other names of a model that is already in the plan, mapped to the name in use."""
-        names: dict[str, str] = {}  # by digest
+        """Further names of a model in the plan, mapped to its first one."""
+        first_names: dict[str, str] = {}  # by digest
         aliases = {}
         for facts in self.facts.values():
-            name = names.setdefault(facts.digest, facts.model)
-            if name != facts.model:
-                aliases[facts.model] = name
+            first_name = first_names.setdefault(facts.digest, facts.model)
+            if first_name != facts.model:
+                aliases[facts.model] = first_name
         return aliases
 
     @property
     def warnings(self) -> list[str]:
-        """Problems that do not stop the collect."""
-        found = [scenarios_warning(self.suite, self.config.n_scenarios), *(model.warning for model in self.models)]
-        return [warning for warning in found if warning is not None]
+        warnings = [scenarios_warning(self.suite, self.config.n_scenarios), *(model.warning for model in self.models)]
+        return [warning for warning in warnings if warning is not None]
 
     @property
     def stale(self) -> int:
-        """Number of recorded runs of a cell of this grid whose weights, prompt or scenario have changed since."""
+        """Number of stale runs of the planned cells: a stale run has the same names, but another key."""
         keys = {planned.key for planned in self.cells}
-        cells = [planned.cell for planned in self.cells]
-        names = {(cell.model, cell.prompt, cell.scenario, str(cell.repeat)) for cell in cells}
+        planned_cells = [planned.cell for planned in self.cells]
+        names = {(cell.model, cell.prompt, cell.scenario, str(cell.repeat)) for cell in planned_cells}
         n_stale = 0
         for key, run in self.recorded.finished.items():
             run_names = tuple(run.params.get(name, "") for name in ("model", "prompt_version", "scenario", "repeat"))
@@ -143,38 +142,38 @@ def make_plan(
     recorded: Recorded,
     free_memory: Callable[[str], FreeMemory],
 ) -> Plan:
-    """Build the plan; `free_memory` returns the free memory of the machine that runs a model."""
+    """Build the plan; `free_memory` is called with a model's name."""
     identities = [
-        ModelIdentity(fact.model, fact.digest, fact.can_think, engine_of(fact.model).has_prompt)
-        for fact in facts.values()
+        ModelIdentity(each.model, each.digest, each.can_think, engine_of(each.model).has_prompt)
+        for each in facts.values()
     ]
     grid = plan_grid(suite, config, identities)
     models = []
-    for model, block in cells_by_model(grid):
-        fact = facts[model]
-        keys = [cell.key for cell in block]
+    for model, model_cells in cells_by_model(grid):
+        model_facts = facts[model]
+        keys = [cell.key for cell in model_cells]
         n_recorded = sum(key in recorded.finished or key in recorded.journalled for key in keys)
-        needed = memory_needed(fact, num_ctx=config.num_ctx, concurrency=config.workers)
+        needed = memory_needed(model_facts, num_ctx=config.num_ctx, concurrency=config.workers)
         runs = [recorded.finished[key] for key in keys if key in recorded.finished]
         latencies = [run.metrics["latency_s"] for run in runs if "latency_s" in run.metrics]
-        cell_s = None
+        s_per_cell = None
         if latencies:
-            cell_s = statistics.fmean(latencies)
+            s_per_cell = statistics.fmean(latencies)
         elif not engine_of(model).holds_weights:
-            cell_s = 0.0  # a template
-        elif fact.file_bytes:
+            s_per_cell = 0.0  # a template
+        elif model_facts.file_bytes:
             tokens = min(config.num_predict, config.n_tips * _ROUGH_TOKENS_PER_TIP)
-            cell_s = tokens * max(fact.file_bytes / _ROUGH_BYTES_PER_S, _MIN_S_PER_TOKEN)
+            s_per_cell = tokens * max(model_facts.file_bytes / _ROUGH_BYTES_PER_S, _MIN_S_PER_TOKEN)
         models.append(
             ModelPlan(
                 model=model,
                 cells=len(keys),
                 recorded=n_recorded,
-                params_b=fact.params_b,
+                params_b=model_facts.params_b,
                 memory_bytes=needed,
-                seconds=None if cell_s is None else cell_s * (len(keys) - n_recorded) / config.workers,
+                seconds=None if s_per_cell is None else s_per_cell * (len(keys) - n_recorded) / config.workers,
                 measured=bool(latencies),
-                warning=memory_warning(fact, needed, free_memory(model)),
+                warning=memory_warning(model_facts, needed, free_memory(model)),
             )
         )
     return Plan(suite, config, facts, refused, tuple(grid), recorded, tuple(models))
@@ -188,7 +187,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "suite_fingerprint": plan.suite.fingerprint,
         "rubric": plan.suite.rubric.tag,
         "prompts": list(plan.config.prompt_versions),
-        "scenarios": list(dict.fromkeys(cell.cell.scenario for cell in plan.cells)),
+        "scenarios": list(dict.fromkeys(planned.cell.scenario for planned in plan.cells)),
         "looks": list(plan.design.looks),
         "cells": len(plan.cells),
         "recorded": len(plan.cells) - len(plan.missing),
@@ -213,12 +212,12 @@ def configured_cells(store: RunStore, experiment_id: str, config: CollectConfig)
         for model in config.model_names
         for prompt in (prompts if engine_of(model).has_prompt else [WITHOUT_PROMPT])
     }
-    found = [
+    configured = [
         run
         for run in cells(store, experiment_id, {"conditions": conditions_of(config, suite)})
         if (run.params.get("model"), run.params.get("prompt_version"), run.tags.get("prompt_hash")) in pairs
         and (run.params.get("scenario"), run.tags.get("scenario_hash")) in scenarios
         and run.params.get("repeat") in repeats
     ]
-    stale = stale_runs(found)
-    return [run for run in found if run.run_id not in stale]
+    stale = stale_runs(configured)
+    return [run for run in configured if run.run_id not in stale]

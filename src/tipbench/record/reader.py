@@ -1,7 +1,4 @@
-"""Reads, counts and filters recorded runs.
-
-Finds the runs that results exclude: twins (second runs of the same cell) and stale runs.
-"""
+"""Reads, counts and filters runs. Finds those that results exclude: twins (second runs of a cell) and stale runs."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import iso
 
-# Params and metrics that `run_values` returns under the names that they have in MLflow.
+# Params and metrics that `run_values` returns under their MLflow names.
 _PARAMS = ("model", "scenario", "persona", "repeat", "host", "model_digest")
 _METRICS = ("composite", "provisional_composite", "format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")
 FILTERS = {"model": "params.model", "prompt": "params.prompt_version", "scenario": "params.scenario", "state": "state"}
@@ -34,8 +31,8 @@ class CellCounts:
 
 def experiments(store: RunStore) -> list[Experiment]:
     """Return tipbench's experiments, sorted by name."""
-    named = (experiment for experiment in store.experiments() if experiment.name.startswith(EXPERIMENT_PREFIX))
-    return sorted(named, key=lambda experiment: experiment.name)
+    selected = (experiment for experiment in store.experiments() if experiment.name.startswith(EXPERIMENT_PREFIX))
+    return sorted(selected, key=lambda experiment: experiment.name)
 
 
 def count_states(runs: Iterable[StoredRun]) -> CellCounts:
@@ -48,14 +45,14 @@ def cells(store: RunStore, experiment_id: str, where: Mapping[str, str]) -> list
     """Return the cells of an experiment, newest first, without twins and superseded runs."""
     # Twins may have different states, so the filter by state is applied after they are removed.
     state = where.get("state")
-    any_state = {key: value for key, value in where.items() if key != "state"}
-    runs = list(search_cells(store, experiment_id, any_state))
+    where_any_state = {key: value for key, value in where.items() if key != "state"}
+    runs = list(search_cells(store, experiment_id, where_any_state))
     twins = twin_runs(runs)
     return [run for run in runs if run.run_id not in twins and (state is None or run.state == state)]
 
 
 def search_cells(store: RunStore, experiment_id: str, where: Mapping[str, str]) -> Iterator[StoredRun]:
-    """Yield the cells of an experiment, newest first, without superseded runs: twins, and failures that were retried.
+    """Yield the cells of an experiment, newest first, without runs tagged as superseded, such as retried failures.
 
     Pages are requested as needed.
     """
@@ -118,7 +115,7 @@ def parse_filter(text: str) -> tuple[str, str]:
 
 _GetField = Callable[[StoredRun], str | None]
 
-# For each of model, prompt and scenario: the functions that return its name in a run, and the hash of its content.
+# The functions that return the name and the content hash of a run's model, prompt and scenario.
 _NAMES_AND_HASHES: tuple[tuple[_GetField, _GetField], ...] = (
     (lambda run: run.params.get("model"), lambda run: run.params.get("model_digest")),
     (lambda run: run.params.get("prompt_version"), lambda run: run.tags.get("prompt_hash")),

@@ -1,4 +1,4 @@
-"""Types of a run: its kind, its state with the legal transitions, and its data before and after it is stored."""
+"""Types of a run: its kind, its state, and its data before and after it is stored."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tipbench.errors import MlflowError
 
 
 class RunState(StrEnum):
-    """State of a cell's run; `TRANSITIONS` has the legal transitions."""
+    """State of a cell's run."""
 
     PENDING = "pending"  # answered; waiting for a judge
-    JUDGED = "judged"  # every tip is scored under the pinned rubric; an answer without a usable tip is floored
+    JUDGED = "judged"  # every tip is scored, or the answer is floored
     FAILED = "failed"  # no complete answer; never scored, retried as a new run
 
 
@@ -28,7 +28,7 @@ def check_transition(old: str | None, new: str) -> None:
     """Raise MlflowError for a transition that is not in `TRANSITIONS`; keeping the state is always legal."""
     if old == new:
         return
-    targets = TRANSITIONS[RunState(old)] if old in set(RunState) else frozenset()  # none from an unknown state
+    targets = TRANSITIONS[RunState(old)] if old in set(RunState) else frozenset()  # unknown states have none
     if new not in targets:
         legal = " or ".join(sorted(targets)) or "nothing else"
         raise MlflowError(
@@ -45,8 +45,8 @@ class RunKind(StrEnum):
     COLLECTION = "collection"  # a collect
     JUDGING = "judging"  # a sheet
     LEADERBOARD = "leaderboard"
-    DECISION = "decision"  # of `tipbench decide`
-    REFUSED = "refused"  # that a collect refused a model, with the reason
+    DECISION = "decision"  # from `tipbench decide`
+    REFUSED = "refused"  # a model that a collect refused, with the reason
     SIMULATION = "simulation"  # in the experiment tip-sim
 
 
@@ -55,7 +55,7 @@ class NewRun:
     """A finished run, before it is stored; later updates use `RunChange`."""
 
     kind: RunKind
-    record_id: str  # created with the result, before it is stored: storing it again adds no second run
+    record_id: str  # created before the run is stored, so that a retry adds no second run
     name: str
     start_ms: int
     end_ms: int
@@ -65,12 +65,12 @@ class NewRun:
     metrics: Mapping[str, float] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)  # strings of any length; see `tipbench.record.texts`
-    supersedes: tuple[str, ...] = ()  # run ids to be tagged superseded=true once this run is stored
+    supersedes: tuple[str, ...] = ()  # ids of runs to tag superseded=true once this one is stored
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunChange:
-    """Update of a recorded run: the metrics, tags and texts to add or replace."""
+    """Metrics, tags and texts to add to a stored run or to replace in it."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)

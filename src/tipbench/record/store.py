@@ -1,7 +1,6 @@
-"""The RunStore port: writes, searches and updates runs in experiments.
+"""The RunStore protocol: writes, searches and updates runs.
 
-`tipbench.record.mlflow.MlflowStore` implements it. `MemoryStore` implements it for tests, with the same limits and
-rules.
+`tipbench.record.mlflow.MlflowStore` implements it, and `MemoryStore` for tests, with the same limits and rules.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Experiment:
     name: str
     tags: Mapping[str, str] = field(default_factory=dict)
     url: str | None = None  # web page of its runs
-    created: bool = False  # the call that returned it has created it, so it is empty
+    created: bool = False  # True: created by the call that returned it, so it is empty
 
     def run_url(self, run_id: str) -> str | None:
         """Return the URL of a run's web page; None if there is none."""
@@ -34,7 +33,7 @@ class Experiment:
 
 
 class RunStore(Protocol):
-    """Stores runs; the texts of a run are strings of any length, which are read only if requested.
+    """Stores runs and their texts, which may have any length and are read only if requested.
 
     Raises MlflowUnavailable if the store is unreachable, MlflowError if it rejects a request.
     """
@@ -52,8 +51,8 @@ class RunStore(Protocol):
     def record(self, experiment_id: str, run: NewRun, *, may_exist: bool = False) -> str:
         """Write a complete run and return its id.
 
-        With `may_exist`, the store is searched first, because it may have the run already. Then a finished run with the
-        same cell_key is left unchanged and its id returned; a half-written run with the same record_id is completed.
+        With `may_exist`, the store is searched first. If it has a finished run with the same cell_key, nothing is
+        written and that run's id is returned. A half-written run with the same record_id is completed.
         """
         ...
 
@@ -64,10 +63,7 @@ class RunStore(Protocol):
     def read(
         self, experiment_id: str, *, where: Mapping[str, str], texts: Collection[str], limit: int | None = None
     ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
-        """Like `search`, and return the requested texts with each run. Texts that it does not have are left out.
-
-        Each text is verified against its hash.
-        """
+        """Like `search`, with those of the requested texts that a run has. Each text is verified against its hash."""
         ...
 
     def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
@@ -75,7 +71,7 @@ class RunStore(Protocol):
         ...
 
     def update(self, run_id: str, change: RunChange) -> None:
-        """Update a recorded run. The update takes effect with the tags of `change.tags`, which are written last.
+        """Update a recorded run. `change.tags` are written last; only then does the update take effect.
 
         If the writer dies, each text is either the old or the new one, and complete. Raises MlflowError for an illegal
         transition of the run's `state`. A run should have one writer at a time: of two, the later texts and tags win.
@@ -83,7 +79,7 @@ class RunStore(Protocol):
         ...
 
     def mark_changed(self, experiment_id: str) -> None:
-        """Give the experiment a new `tipbench.revision`, so that readers do not use their caches."""
+        """Set a new `tipbench.revision`, which invalidates readers' caches."""
         ...
 
     def tag_experiment(self, experiment_id: str, tags: Mapping[str, str]) -> None:
@@ -93,8 +89,6 @@ class RunStore(Protocol):
 
 @dataclass
 class _MemoryRun:
-    """A run with its experiment and the tags that hold its texts."""
-
     experiment_id: str
     run: StoredRun
     text_tags: dict[str, str] = field(default_factory=dict)
@@ -128,7 +122,7 @@ class MemoryStore:
     def record(self, experiment_id: str, run: NewRun, *, may_exist: bool = False) -> str:
         tags = wire.checked_tags(run)
         with self._lock_if_available():
-            existing = wire.ExistingRuns()  # none
+            existing = wire.ExistingRuns()  # empty
             if may_exist:
                 stored_runs = self.search(experiment_id, where=wire.where_same_run(run), include_half_written=True)
                 existing = wire.classify_existing(run, stored_runs)
@@ -153,12 +147,12 @@ class MemoryStore:
             return run_id
 
     def begin(self, experiment_id: str, run: NewRun) -> str:
-        """Create a half-written run, such as an interrupted `record` leaves behind."""
+        """Create a half-written run, as an interrupted `record` leaves it."""
         with self._lock_if_available():
             if experiment_id not in self._experiments:
                 raise MlflowError(f"There is no experiment {experiment_id}.", code="RESOURCE_DOES_NOT_EXIST")
             run_id = uuid.uuid4().hex
-            # `checked_tags` are escaped as they are sent; a StoredRun has the original values.
+            # `checked_tags` escapes values; a StoredRun has the original ones.
             tags = {key: unescape(value) for key, value in wire.checked_tags(run).items() if not is_text_tag(key)}
             stored = StoredRun(run_id, "RUNNING", run.start_ms, None, params={}, metrics={}, tags=tags)
             self._runs[run_id] = _MemoryRun(experiment_id, stored)
@@ -172,7 +166,6 @@ class MemoryStore:
         limit: int | None = None,
         include_half_written: bool = False,
     ) -> Iterator[StoredRun]:
-        """Search runs by tags or params, newest first, without texts."""
         matching = self._matching_runs(experiment_id, where, limit, include_half_written=include_half_written)
         return (run for run, _ in matching)
 
@@ -208,7 +201,6 @@ class MemoryStore:
             stored = self._stored_run(run_id)
             batches = wire.change_batches(change, wire.CurrentRun(stored.run, stored.text_tags))
             text_tags = wire.text_tags_after(stored.text_tags, batches)
-            # As MlflowStore does, delete the tags that only the earlier text needed.
             for key in change.texts:
                 for tag in unneeded_tags(key, text_tags):
                     del text_tags[tag]
@@ -234,7 +226,7 @@ class MemoryStore:
         return stored
 
     def _lock_if_available(self) -> threading.RLock:
-        """Return the lock to hold during a call; raises MlflowUnavailable while `away` is set."""
+        """Return the lock; raises MlflowUnavailable while `away` is set."""
         if self.away:
             raise MlflowUnavailable("The store in memory is set to be unreachable.")
         return self._lock

@@ -1,4 +1,4 @@
-"""Summary of a collect: measures of each model and prompt, and evidence of which models were in memory."""
+"""Summary of a collect: measures of each pair, and evidence of which models were in memory."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from tipbench.record.events import Collected
 from tipbench.record.run import NewRun, RunKind, RunState, StoredRun
 
 MEASURES = ("format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")
+_MAX_TAG_CHARS = 5000
 
 
 @dataclass
 class PairTotals:
-    """Running totals of one pair: a model with a prompt."""
+    """Running totals of one pair."""
 
     answered: int = 0
     failed: int = 0
     floored: int = 0  # answers without a usable tip
-    values: dict[str, list[float]] = field(default_factory=dict)  # by measure, one value per answered cell
+    values: dict[str, list[float]] = field(default_factory=dict)  # by measure; one per answered cell
 
     def mean(self, name: str) -> float | None:
         return statistics.fmean(self.values[name]) if self.values.get(name) else None
@@ -44,7 +45,7 @@ class TotalsByPair:
             pair.failed += 1
             return
         pair.answered += 1
-        pair.floored += cell.tags.get("floored") == "true"
+        pair.floored += int(cell.tags.get("floored") == "true")
         for name in MEASURES:
             if name in cell.metrics:
                 pair.values.setdefault(name, []).append(cell.metrics[name])
@@ -67,11 +68,11 @@ class Summary:
     failures: tuple[str, ...] = ()  # one line per failed cell
 
     def totals(self) -> dict[str, float]:
-        """Return the numbers that are in the JSON and in the metrics of the run."""
+        """Return the numbers for the JSON and for the metrics of the run."""
         return {name: getattr(self, name) for name in ("cells", "recorded_before", "generated", "failed", "seconds")}
 
     def event(self) -> Collected:
-        """Return the event that reports the result of a collect."""
+        """Return the event that reports this result."""
         return Collected(
             experiment=self.experiment,
             cells=self.cells,
@@ -109,14 +110,13 @@ class Summary:
 def collection_run(
     config: CollectConfig, summary: Summary, *, record_id: str, start_ms: int, end_ms: int, ended: str
 ) -> NewRun:
-    """Build the run of kind=collection, with the configuration, the outcome and the models that were in memory."""
-    evidence = summary.evidence
+    """Build the run of kind=collection. `ended` is "complete", "with failures" or "interrupted"."""
     metrics = summary.totals()
     tags = {"ended": ended, "tipbench.version": tipbench.__version__}
     values = config.model_dump()
     urls_without_login = {key: strip_login(values[key]) for key in URL_KEYS if values[key]}
     texts = {"artifact:config.json": json.dumps(values | urls_without_login, indent=1)}
-    if evidence is not None:
+    if (evidence := summary.evidence) is not None:
         metrics |= {
             "most_resident": evidence.most_resident,
             "residency_samples": evidence.samples,
@@ -124,7 +124,7 @@ def collection_run(
             "residency_largest_gap_s": evidence.largest_gap_s,
             "handovers": evidence.handovers,
         }
-        tags |= {"evidence": evidence.sentence(), "foreign_models": ", ".join(evidence.foreign)[:5000]}
+        tags |= {"evidence": evidence.sentence(), "foreign_models": ", ".join(evidence.foreign)[:_MAX_TAG_CHARS]}
         tags["mlflow.note.content"] = evidence.sentence()
         texts["artifact:evidence.json"] = json.dumps(asdict(evidence), indent=1)
     return NewRun(
@@ -143,6 +143,7 @@ def collection_run(
 
 def refused_run(model: str, reason: str, now_ms: int) -> NewRun:
     """Build the run of kind=refused, for a model that may not run. A repeated refusal has the same record id."""
+    note = reason[:_MAX_TAG_CHARS]
     return NewRun(
         kind=RunKind.REFUSED,
         record_id=uuid.uuid5(uuid.NAMESPACE_URL, f"refused\n{model}\n{reason}").hex,
@@ -150,5 +151,5 @@ def refused_run(model: str, reason: str, now_ms: int) -> NewRun:
         start_ms=now_ms,
         end_ms=now_ms,
         params={"model": model},
-        tags={"reason": reason[:5000], "tipbench.version": tipbench.__version__, "mlflow.note.content": reason[:5000]},
+        tags={"reason": note, "tipbench.version": tipbench.__version__, "mlflow.note.content": note},
     )

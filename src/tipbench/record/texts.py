@@ -1,17 +1,17 @@
 """Stores texts of any length and content as MLflow tags, without loss.
 
 MLflow silently truncates a tag at 8000 characters, so a longer text is split into the parts KEY.001, KEY.002, …;
-KEY.meta has its length and hash. Databases reject NUL and JSON rejects lone surrogates, so both are escaped as U+241B
-and four hex digits, as is U+241B itself. Any other text is stored unchanged, readable in MLflow's own pages.
+KEY.meta has its length and hash. Databases reject NUL, and JSON rejects lone surrogates. Both, and the escape character
+U+241B itself, are stored as U+241B and four hex digits. All other characters are stored unchanged.
 
-A text can be replaced, and its writer may die at any moment, so readers follow these rules:
+The writer of a text may die at any moment, so readers follow these rules:
 
-- KEY.meta has content: the text is the parts that it names. KEY and other parts are ignored.
-- KEY.meta is empty or missing, and there is KEY: the text is KEY. Parts are ignored.
-- KEY.meta is empty, and there is no KEY: there is no text yet, the first one is being written.
+- KEY.meta is not empty: the text consists of the parts that KEY.meta names.
+- KEY.meta is empty or missing, and KEY exists: the text is the value of KEY.
+- KEY.meta is empty, and KEY is missing: the first text is still being written.
 
-A text that is written in several requests does not overwrite the parts of the current text. If their numbers would
-overlap, the new parts are numbered after the current ones, and KEY.meta has the number of the first new part, `first`.
+A text that is written in several requests must not overwrite the parts of the current one. If the numbers would
+overlap, the new parts are numbered after the current ones, and KEY.meta has the number of the first one, `first`.
 """
 
 from __future__ import annotations
@@ -69,11 +69,12 @@ def to_tags(key: str, text: str) -> dict[str, str]:
     """Return the tags that hold this text: one tag if it fits, otherwise numbered parts and their `.meta`."""
     check_key(key)
     escaped = escape(text)
-    return {key: escaped} if len(escaped) <= TAG_CHARS else _split(key, text, escaped, first=1)
+    return {key: escaped} if len(escaped) <= TAG_CHARS else _split(key, text, first=1)
 
 
-def _split(key: str, text: str, escaped: str, *, first: int) -> dict[str, str]:
+def _split(key: str, text: str, *, first: int) -> dict[str, str]:
     """Return the parts of a long text, numbered from `first`, and their `.meta`."""
+    escaped = escape(text)
     parts = [escaped[start : start + TAG_CHARS] for start in range(0, len(escaped), TAG_CHARS)]
     tags = {_part_tag(key, number): part for number, part in enumerate(parts, start=first)}
     meta = {"parts": len(parts), "chars": len(text), "sha256": _sha256(text)}
@@ -87,7 +88,7 @@ def _part_tag(key: str, number: int) -> str:
 
 
 def single_request_tags(key: str, text: str, current: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags that replace the text in the current tags if they are all written in one request."""
+    """Return the tags that replace the current text. They must be written in one request."""
     tags = to_tags(key, text)
     if key in tags and key + _META in current:
         tags[key + _META] = ""  # otherwise readers would still use the parts
@@ -95,9 +96,9 @@ def single_request_tags(key: str, text: str, current: Mapping[str, str]) -> dict
 
 
 def multi_request_tags(key: str, text: str, current: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Like `single_request_tags`, but for several requests: return the tags to write first, and those to write last.
+    """Return the tags to write first, in several requests, and those to write last, in one request.
 
-    Readers get the old text until the last tags are written, in one request.
+    Readers get the old text until the last tags are written.
     """
     tags = single_request_tags(key, text, current)
     if key in tags:  # the text fits into one tag
@@ -105,7 +106,7 @@ def multi_request_tags(key: str, text: str, current: Mapping[str, str]) -> tuple
     old_numbers = _part_numbers(key, current)
     n_parts = len(tags) - 1  # the other tag is .meta
     if old_numbers and old_numbers.start <= n_parts:  # the numbers overlap
-        tags = _split(key, text, escape(text), first=old_numbers.stop)
+        tags = _split(key, text, first=old_numbers.stop)
     last = {key + _META: tags.pop(key + _META)}
     if key not in current and key + _META not in current:
         tags = {key + _META: ""} | tags  # written before the parts: parts without .meta would count as damaged
@@ -113,7 +114,7 @@ def multi_request_tags(key: str, text: str, current: Mapping[str, str]) -> tuple
 
 
 def unneeded_tags(key: str, tags: Mapping[str, str]) -> list[str]:
-    """Return the tags of this text that are no longer needed, in the order in which they may be deleted."""
+    """Return the tags of this text that are no longer needed, in the order in which to delete them."""
     text_tags = tags_of(key, tags)
     part_tags = sorted(text_tags.keys() - {key, key + _META})
     if key + _META not in text_tags:
@@ -148,7 +149,7 @@ def _part_numbers(key: str, tags: Mapping[str, str]) -> range | None:
 
 
 def from_tags(text_tags: Mapping[str, str], wanted: Collection[str] | None = None) -> dict[str, str]:
-    """Return the texts in these tags, all or those with a wanted key. Raises CorruptText."""
+    """Return the texts by key; with `wanted`, only those keys. Raises CorruptText if a text is damaged."""
     by_text: dict[str, dict[str, str]] = {}
     for tag, value in text_tags.items():
         key = text_key(tag)
@@ -159,7 +160,7 @@ def from_tags(text_tags: Mapping[str, str], wanted: Collection[str] | None = Non
 
 
 def _read_text(key: str, tags: Mapping[str, str]) -> str | None:
-    """Return the text of these tags; None if the first one is being written. See the rules above."""
+    """Return the text, by the rules at the top of this module. None if the first text is still being written."""
     if tags.get(key + _META):
         meta = _parse_meta(key, tags[key + _META])
         numbers = meta.part_numbers
@@ -184,8 +185,6 @@ def _read_text(key: str, tags: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True)
 class _Meta:
-    """The parsed value of KEY.meta."""
-
     parts: int
     chars: int
     sha256: str
@@ -196,17 +195,17 @@ class _Meta:
         return range(self.first, self.first + self.parts)
 
 
-def _parse_meta(key: str, meta: str) -> _Meta:
+def _parse_meta(key: str, raw: str) -> _Meta:
     try:
-        loaded = json.loads(meta)
-        found = _Meta(loaded["parts"], loaded["chars"], str(loaded["sha256"]), loaded.get("first", 1))
+        values = json.loads(raw)
+        meta = _Meta(values["parts"], values["chars"], str(values["sha256"]), values.get("first", 1))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-        raise _corrupt(key, f"its .meta cannot be read: {meta[:80]!r}") from exc
-    numbers = (found.parts, found.chars, found.first)
+        raise _corrupt(key, f"its .meta cannot be read: {raw[:80]!r}") from exc
+    numbers = (meta.parts, meta.chars, meta.first)
     are_integers = all(type(number) is int for number in numbers)  # isinstance would accept true and false
-    if not are_integers or not 1 <= found.parts <= found.chars or found.first < 1:
-        raise _corrupt(key, f"its .meta is invalid: {meta[:80]!r}")
-    return found
+    if not are_integers or not 1 <= meta.parts <= meta.chars or meta.first < 1:
+        raise _corrupt(key, f"its .meta is invalid: {raw[:80]!r}")
+    return meta
 
 
 def _sha256(text: str) -> str:

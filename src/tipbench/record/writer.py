@@ -19,8 +19,8 @@ _REVISION_EVERY_S = 5.0  # between updates of the experiment's revision, which i
 _UNAVAILABLE_RETRY_S = 1.0
 _JOIN_S = 2.0  # a thread may hang in a request; it is a daemon, and its result stays in the journal
 _MAX_REJECTED_IN_A_ROW = 3  # then the collect stops, because MLflow seems to reject everything
-_MAX_SERVER_ERRORS = 30  # for one result; then it may be left for the next collect
-_MIN_STORED_SINCE = 3  # if this many others are stored while a result fails, the result itself is the cause
+_MAX_SERVER_ERRORS = 30  # for one result, before it can be skipped
+_MIN_OTHERS_STORED = 3  # since a result's first error; then the result itself seems to be the cause
 _POLL_S = 0.2
 
 
@@ -35,16 +35,14 @@ class Writers:
         self._journal = journal
         self._observer = observer
         self._draining = draining  # the journal of a dead process: MLflow may already have any of its results
-        # By record id: the value of `_n_stored` when storing the result first failed.
-        self._n_stored_at_failure: dict[str, int] = {}
-        self._server_errors: Counter[str] = Counter()  # by record id: number of responses with a server error
+        self._n_stored_at_failure: dict[str, int] = {}  # by record id: `_n_stored` at the first failure
+        self._server_errors: Counter[str] = Counter()  # by record id
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._unavailable_since: float | None = None
         self._unavailable_why = ""
         self._revision_set_at = time.monotonic()
-        # True: the revision must be updated. True at first, because an earlier writer may have died before it did so.
-        self._revision_outdated = True
+        self._revision_outdated = True  # at first too: an earlier process may have died before it updated the revision
         self._n_stored = 0
         self._rejected: list[str] = []  # messages, one per result that MLflow rejects
         self._rejected_in_a_row = 0
@@ -63,7 +61,7 @@ class Writers:
             thread.join(_JOIN_S)
 
     def raise_if_failed(self) -> None:
-        """Raise the exception that stopped a writer, if any."""
+        """Raise the exception that stopped a thread, if any."""
         if isinstance(self._error, MlflowError):
             raise MlflowError(f"{self._error} {self._journal_note()}", status=self._error.status) from self._error
         if self._error is not None:
@@ -72,8 +70,8 @@ class Writers:
     def finish(self, *, max_unavailable_s: float, max_total_s: float | None = None) -> None:
         """Wait until all results are stored.
 
-        Raises MlflowUnavailable once MLflow has been unavailable for `max_unavailable_s`, or after `max_total_s` in
-        total; MlflowError if MLflow rejected results, except when draining, because a collect may go on without them.
+        Raises MlflowUnavailable once MLflow has been unavailable for `max_unavailable_s`, or after `max_total_s`.
+        Raises MlflowError if MLflow rejected results, except when draining: a collect can continue without them.
         """
         started, last_reported = time.monotonic(), -1
         while (left := self._journal.outstanding() - len(self._rejected)) > 0:  # rejected ones stay in the journal
@@ -81,7 +79,8 @@ class Writers:
             if left != last_reported:
                 self._observer(Recording(left))
                 last_reported = left
-            now, since = time.monotonic(), self._unavailable_since  # read once: a writer may set it to None
+            now = time.monotonic()
+            since = self._unavailable_since  # read once: a thread may set it to None
             if since is not None and now - max(since, started) > max_unavailable_s:
                 raise MlflowUnavailable(f"{self._unavailable_why} {self._journal_note()}")
             if max_total_s is not None and now - started > max_total_s:
@@ -116,8 +115,8 @@ class Writers:
 
     def _store_entry(self, entry: Entry) -> None:
         run = self._journal.read(entry)
-        sent_before = entry.record_id in self._n_stored_at_failure
-        may_exist = self._draining or sent_before or run.kind is RunKind.REFUSED
+        failed_before = entry.record_id in self._n_stored_at_failure
+        may_exist = self._draining or failed_before or run.kind is RunKind.REFUSED
         try:
             self._store.record(self._experiment_id, run, may_exist=may_exist)
         except MlflowUnavailable as exc:
@@ -155,7 +154,7 @@ class Writers:
             with self._lock:
                 self._server_errors[entry.record_id] += 1
                 stored_since = self._n_stored - self._n_stored_at_failure.get(entry.record_id, self._n_stored)
-                others_succeed = stored_since >= _MIN_STORED_SINCE
+                others_succeed = stored_since >= _MIN_OTHERS_STORED
                 failed_often = self._server_errors[entry.record_id] >= _MAX_SERVER_ERRORS
             give_up = failed_often and (others_succeed or self._draining)
             if not give_up:

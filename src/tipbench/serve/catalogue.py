@@ -1,4 +1,4 @@
-"""The tip catalogue: a TOML file of tips, the candidates of requests without candidates."""
+"""The tip catalogue: a TOML file with the candidates for requests that have none."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ _HEADER = """\
 
 
 class CatalogueTip(Schema):
-    """A tip with the values that policies use. A tip without `slot_hour` suits any hour."""
+    """A tip with the values that policies use."""
 
     tip_id: Annotated[str, Field(min_length=1, max_length=128)]
     tip: Line
     category: Annotated[str, Field(min_length=1, max_length=64)]
     composite: Annotated[float, Field(ge=2, le=17)] | None = None
-    slot_hour: Annotated[float, Field(ge=0, lt=24)] | None = None  # hour of the day
+    slot_hour: Annotated[float, Field(ge=0, lt=24)] | None = None  # hour of the day; None suits any hour
     effort_min: Annotated[float, Field(ge=0)] | None = None  # minutes
     scores: dict[str, float] = Field(default_factory=dict)  # by scale of the rubric; policies do not use them
 
 
 class CatalogueFile(Schema):
-    """The content of a catalogue file, with the origin of its tips."""
+    """The content of a catalogue file: its tips and where they come from."""
 
     format: Literal["tipbench-catalogue/1"] = "tipbench-catalogue/1"
     experiment: str | None = None
     pair: str | None = None
     rubric: str | None = None
-    provisional: bool = False  # the scores come from an automatic judge
+    provisional: bool = False  # scored by an automatic judge
     tips: Annotated[list[CatalogueTip], Field(min_length=1)]
 
     def to_toml(self) -> str:
-        """Return the text of the file. Values that are None are left out."""
+        """Return the text of the file, without values that are None."""
         lines = [_HEADER, *_assignments(self.model_dump(exclude={"tips"}))]
         for tip in self.tips:
             lines += ["", "[[tips]]", *_assignments(tip.model_dump())]
@@ -54,7 +54,7 @@ class CatalogueFile(Schema):
 
 
 class Catalogue:
-    """The tips of a catalogue file, as candidates by hour of the day."""
+    """The tips of a catalogue file, as candidates for a time of day."""
 
     def __init__(self, tips: Sequence[CatalogueTip]) -> None:
         self.texts = {tip.tip_id: tip.tip for tip in tips}
@@ -72,7 +72,7 @@ class Catalogue:
         """Return the MAX_CANDIDATES tips nearest to this hour. Tips of the same hour are ordered by composite."""
 
         def distance(slot: float | None) -> float:
-            if slot is None:  # the tip suits any hour
+            if slot is None:
                 return 0.0
             hours = abs(slot - hour) % 24
             return min(hours, 24 - hours)
@@ -97,8 +97,8 @@ def load_catalogue(path: Path) -> Catalogue:
 
 
 def _assignments(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield a TOML line `key = value` per value; nested dictionaries get dotted keys."""
-    # TOML writes strings, numbers and booleans as JSON does, except that it also escapes DEL.
+    """Yield the values as TOML lines; a nested dictionary gets dotted keys."""
+    # A TOML value is written as in JSON, except that DEL is escaped too.
     for name, value in values.items():
         key = prefix + (name if re.fullmatch("[A-Za-z0-9_-]+", name) else json.dumps(name))
         if isinstance(value, dict):

@@ -26,38 +26,37 @@ FORMATS = ("jsonl", "dsjson", "obp")
 
 
 def export_events(database: Database, export_format: str, *, policy: str | None = None) -> Iterator[str]:
-    """Yield the lines of an export, of one policy or of all."""
+    """Yield the lines of an export; without `policy`, of all policies."""
     if export_format not in FORMATS:
         raise UsageError(f"Events are exported as {', '.join(FORMATS)}, not {export_format!r}.")
     if policy is not None:
         check_policy(policy)
     if export_format == "jsonl":
         for entry in read_entries(database, kinds=("score", "signal", "reward", "late")):
-            if policy in (None, entry.policy):
+            if policy is None or entry.policy == policy:
                 yield to_json(_json_line(entry)).decode()
     elif export_format == "dsjson":
-        for score, reward in _rewarded_decisions(database, policy):
-            yield to_json(_dsjson_line(score, reward)).decode()
+        for decision, reward in _rewarded_decisions(database, policy):
+            yield to_json(_dsjson_line(decision, reward)).decode()
     else:
         yield to_json(_obp_feedback(database, policy)).decode()
 
 
 def _rewarded_decisions(database: Database, policy: str | None) -> Iterator[tuple[Entry, Entry]]:
-    """Yield each decision that has a reward, with its reward, in the order of the rewards; without late ones."""
+    """Yield each decision that has a reward with this reward, in the order of the rewards. Ignores late rewards."""
     for reward in read_entries(database, kinds=("reward",)):
-        if policy in (None, reward.policy):
-            score = read_entry(database, reward.body["score"])
-            if score is not None:
-                yield score, reward
+        if policy is None or reward.policy == policy:
+            decision = read_entry(database, reward.body["score"])
+            if decision is not None:
+                yield decision, reward
 
 
 def _json_line(entry: Entry) -> dict[str, Any]:
-    """Return an entry as an object of the JSON lines export."""
     head = {"event_id": entry.event, "policy": entry.policy, "user": entry.user, "received": iso(entry.received)}
     body = entry.body
     if entry.kind == "signal":
         return {"signal": body["signal"], **head, **body}
-    if entry.kind == "score":
+    if entry.kind == "score":  # a decision
         tips = [candidate["tip_id"] for candidate in body["request"]["candidates"]]
         by_tip = {name: dict(zip(tips, body[name], strict=True)) for name in ("probabilities", "scores")}
         # A signal has `agrees` too: whether the shadow chose the same tip as this decision.
@@ -65,14 +64,14 @@ def _json_line(entry: Entry) -> dict[str, Any]:
     return {"signal": None, **head, "reward": entry.reward, "late": entry.kind == "late", **body}
 
 
-def _dsjson_line(score: Entry, reward: Entry) -> dict[str, Any]:
+def _dsjson_line(decision: Entry, reward: Entry) -> dict[str, Any]:
     """Return a line of VowpalWabbit's dsjson format: the chosen action comes first, and the cost is −reward."""
-    body = score.body
+    body = decision.body
     candidates = body["request"]["candidates"]
     chosen = [candidate["tip_id"] for candidate in candidates].index(body["chosen"])
     order = [chosen, *(i for i in range(len(candidates)) if i != chosen)]
     context = {**(body["request"].get("context") or {}), "hour": reward.body["hour"]}
-    # The values of a task become values of its tip, because VowpalWabbit's namespaces are flat.
+    # The values of a task are moved to its tip, because VowpalWabbit's namespaces are flat.
     tips = [{**candidate, **(candidate.get("task") or {}), "task": None} for candidate in candidates]
     return {
         "_label_cost": -(reward.reward or 0.0),  # a reward entry always has a reward
@@ -80,8 +79,8 @@ def _dsjson_line(score: Entry, reward: Entry) -> dict[str, Any]:
         "_label_Action": chosen + 1,
         "_labelIndex": chosen,
         "Version": "1",
-        "EventId": score.event,
-        "Timestamp": iso(score.received),
+        "EventId": decision.event,
+        "Timestamp": iso(decision.received),
         "a": [i + 1 for i in order],
         "p": [body["probabilities"][i] for i in order],
         "c": {"shared": {"context": _vw_features(context)}, "_multi": [{"tip": _vw_features(tip)} for tip in tips]},
@@ -96,24 +95,23 @@ def _vw_features(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _obp_feedback(database: Database, policy: str | None) -> dict[str, Any]:
-    """Return bandit feedback for the Open Bandit Pipeline; a tip that was not a candidate has probability 0.
-
-    The context is hour_sin, hour_cos, dow_sin and dow_cos.
-    """
+    """Return bandit feedback for the Open Bandit Pipeline; a tip that was not a candidate has probability 0."""
     rounds = list(_rewarded_decisions(database, policy))
     if not rounds:
         raise NotEnoughData("No rewarded decision is logged, so there is no feedback to export.")
-    tips = sorted({candidate["tip_id"] for score, _ in rounds for candidate in score.body["request"]["candidates"]})
-    arm = {tip: number for number, tip in enumerate(tips)}
+    tips = sorted(
+        {candidate["tip_id"] for decision, _ in rounds for candidate in decision.body["request"]["candidates"]}
+    )
+    arm_of = {tip: number for number, tip in enumerate(tips)}
     actions, distributions, contexts = [], [], []
-    for score, _ in rounds:
+    for decision, _ in rounds:
         distribution = [[0.0] for _ in tips]  # obp has a third axis: the position of the tip in a list
-        candidates = score.body["request"]["candidates"]
-        for candidate, probability in zip(candidates, score.body["probabilities"], strict=True):
-            distribution[arm[candidate["tip_id"]]] = [probability]
+        candidates = decision.body["request"]["candidates"]
+        for candidate, probability in zip(candidates, decision.body["probabilities"], strict=True):
+            distribution[arm_of[candidate["tip_id"]]] = [probability]
         distributions.append(distribution)
-        actions.append(arm[score.body["chosen"]])
-        contexts.append(time_features(local_time(score.body["at"])))
+        actions.append(arm_of[decision.body["chosen"]])
+        contexts.append(time_features(local_time(decision.body["at"])))  # hour_sin, hour_cos, dow_sin, dow_cos
     return {
         "n_rounds": len(rounds),
         "n_actions": len(tips),

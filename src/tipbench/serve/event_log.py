@@ -1,16 +1,16 @@
-"""The event log: every decision, reward, reset, import and signal of serving, in one SQLite file.
+"""The event log of the policy server, in one SQLite file.
 
-State is a cache of this log. Entries are numbered (`seq`) in the order in which they take effect. Only the process that
-holds `store_lock` writes entries. Other processes may read them, and may write to the tables of `switches.py`. The log
-has no user ids: `user` is the keyed hash of the user id, see `Keys`.
+The state of users is a cache of this log. Entries are numbered (`seq`) in the order in which they take effect. Only the
+process that holds `store_lock` writes entries. Other processes may read them, and may write to the tables of
+`switches.py`. The log has no user ids: `user` is the keyed hash of the user id, see `Keys`.
 
 | kind | policy | reward | body |
 |---|---|---|---|
-| score | that chose the tip | | request without user and event id, at, chosen, probabilities, scores, x, n, prior, … |
-| reward, late, duplicate | that chose the tip | the reward | action, dwell_ms, score (seq); a reward also x, … |
+| score | chose the tip | | request without user and event id, at, chosen, probabilities, scores, x, n, prior, … |
+| reward, late, duplicate | chose the tip | the reward | action, dwell_ms, score (its seq); a reward also x, … |
 | reset | | | erase |
-| import | that learned the state | | name, document |
-| signal | of the shadow | 1 if it agrees | signal, chosen, probabilities, scores, agrees, latency_ms, at |
+| import | learned the state | | name, document |
+| signal | runs as shadow | 1 if it agrees | signal, chosen, probabilities, scores, agrees, latency_ms, at |
 """
 
 from __future__ import annotations
@@ -57,26 +57,23 @@ _COLUMNS = "seq, kind, user, event, policy, received, reward, body"
 class Keys:
     """Keyed hashes of user ids and events.
 
-    User ids are hashed so that they are not stored. Hashes of events serve as random numbers that can be repeated. The
-    secret is in the home folder; without it, the stored state of a user cannot be found.
+    User ids are hashed so that they are not stored. Hashes of events serve as repeatable random numbers. Without the
+    secret, the stored state of a user cannot be found.
     """
 
     def __init__(self, secret: bytes) -> None:
-        self._user = blake2b(key=secret, digest_size=16, person=b"tipbench-user")
-        self._draw = blake2b(key=secret, digest_size=8, person=b"tipbench-draw")
+        self._user_hasher = blake2b(key=secret, digest_size=16, person=b"tipbench-user")
+        self._random_hasher = blake2b(key=secret, digest_size=8, person=b"tipbench-draw")
 
     def hash_user_id(self, user_id: str) -> str:
         """Return the hash of a user id, 32 hex digits; raises UsageError if the id is invalid."""
-        hasher = self._user.copy()
+        hasher = self._user_hasher.copy()
         hasher.update(check_user_id(user_id).encode())
         return hasher.hexdigest()
 
     def repeatable_random(self, policy: str, user: str, event: str) -> float:
-        """Return a random number in [0, 1), computed from a keyed hash.
-
-        It is the same for a repeated request or a replay of the event.
-        """
-        hasher = self._draw.copy()
+        """Return a random number in [0, 1) that is the same for a repeated request and in a replay."""
+        hasher = self._random_hasher.copy()
         hasher.update(f"{policy}\0{user}\0{event}".encode())
         bits = int.from_bytes(hasher.digest())  # 64 bits, of which a float can hold 53
         return (bits >> 11) * 2.0**-53
@@ -135,7 +132,7 @@ def store_lock(home: Path, purpose: str) -> ResourceLock:
 def read_entries(
     database: Database, *, after: int = 0, user: str | None = None, kinds: tuple[str, ...] = (), page_size: int = 1000
 ) -> Iterator[Entry]:
-    """Yield the entries with numbers greater than `after`, in order, including entries committed meanwhile."""
+    """Yield the entries after number `after`, in order, including entries that are committed while reading."""
     conditions = ["seq > ?"]
     values: list[object] = []
     if user is not None:
@@ -148,7 +145,7 @@ def read_entries(
     while True:
         rows = database.execute(query, (after, *values))
         for row in rows:
-            yield _entry(row)
+            yield _parse_entry(row)
         if len(rows) < page_size:
             return
         after = rows[-1]["seq"]
@@ -157,7 +154,7 @@ def read_entries(
 def read_entry(database: Database, seq: int) -> Entry | None:
     """Return an entry by its number, or None if it is not committed yet or was erased."""
     rows = database.execute(f"SELECT {_COLUMNS} FROM log WHERE seq = ?", (seq,))  # noqa: S608
-    return _entry(rows[0]) if rows else None
+    return _parse_entry(rows[0]) if rows else None
 
 
 def read_users(database: Database) -> list[str]:
@@ -167,14 +164,14 @@ def read_users(database: Database) -> list[str]:
 
 def read_resets(database: Database, user: str) -> tuple[int, int]:
     """Return the entry numbers of the user's last reset and of the last reset with `erase`; 0 if there is none."""
-    reset = erased = 0
+    last_reset = last_erase = 0
     for seq, body in database.execute(
         "SELECT seq, body FROM log WHERE user = ? AND event IS NULL AND kind = 'reset' ORDER BY seq", (user,)
     ):
-        reset = seq
+        last_reset = seq
         if from_json(body)["erase"]:
-            erased = seq
-    return reset, erased
+            last_erase = seq
+    return last_reset, last_erase
 
 
 class EventLog:
@@ -188,7 +185,7 @@ class EventLog:
         self, home: Path, *, lock: threading.RLock, on_failure: Callable[[], None], capacity: int = MAX_QUEUED
     ) -> None:
         self.lock = lock
-        self.database = open_database(home)  # for reads, which a commit on the other connection does not block
+        self.database = open_database(home)  # for reads: a commit on the other connection does not block them
         self.writing = open_database(home)
         self._writer = GroupCommit(
             self.writing, "log", n_columns=8, capacity=min(capacity, MAX_QUEUED), lock=lock, on_failure=on_failure
@@ -215,7 +212,7 @@ class EventLog:
             return Entry(seq, kind, user, event, policy, received, reward, body), future
 
     def erase(self, user: str, before: int) -> Future[None]:
-        """Queue the deletion of a user's state, and of the user's entries with numbers less than `before`."""
+        """Queue the deletion of a user's state and of the user's entries with numbers below `before`."""
         self._writer.execute("DELETE FROM state WHERE user = ?", (user,))
         self._writer.execute("DELETE FROM corrupt_state WHERE user = ?", (user,))
         return self._writer.execute("DELETE FROM log WHERE user = ? AND seq < ?", (user, before))
@@ -240,7 +237,7 @@ class EventLog:
             "AND kind IN ('score', 'reward', 'late') ORDER BY seq",
             (user, event),
         )
-        return [_entry(row) for row in rows]
+        return [_parse_entry(row) for row in rows]
 
     def close(self) -> None:
         """Commit the queued entries and close the file."""
@@ -249,5 +246,5 @@ class EventLog:
         self.database.close()
 
 
-def _entry(row: Row) -> Entry:
+def _parse_entry(row: Row) -> Entry:
     return Entry._make((*row[:-1], from_json(row[-1])))

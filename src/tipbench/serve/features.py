@@ -1,7 +1,6 @@
-"""Features: a candidate, the time and the user as numbers in [−1, 1], from which policies learn.
+"""Features: a candidate, the time and the user as numbers in [−1, 1]. A missing value is 0.
 
-Values are normalised by fixed constants; running statistics would change the meaning of stored state. A changed formula
-needs a new version of its feature set. The feature of a missing value is 0.
+What policies have learned depends on the formulas: a changed one needs a new version of its feature set.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from tipbench.serve.tallies import LOG_FULL_VOLUME, Tallies
 
 Floats = NDArray[np.float64]
 
+# Constants, because running statistics would change the meaning of what policies have learned
 MAX_AGE_DAYS = 30.0
 MAX_DWELL_MS = 600_000.0  # 10 minutes
 MAX_OPEN_TASKS = 20.0
@@ -36,7 +36,7 @@ _V2_NAMES = (
 )
 _V3_NAMES = (
     *("bias", "is_overdue", "task_age_norm", "priority_norm", "quality", "slot_match", "load_fit"),
-    # From the user's tallies of the candidate's category:
+    # The user's tallies of the candidate's category
     *("category_completion", "category_dismissal", "category_dwell", "category_hour_alignment", "category_volume"),
 )
 
@@ -49,7 +49,7 @@ class FeatureSet:
 
     version: str
     names: tuple[str, ...]
-    compute: Compute  # returns a flat list: the row of the first candidate, then that of the second, …
+    compute: Compute  # returns the rows of all candidates as one flat list
 
     @property
     def dim(self) -> int:
@@ -69,8 +69,8 @@ def hour_of(at: datetime) -> float:
 
 def time_features(at: datetime) -> tuple[float, float, float, float]:
     """Return hour_sin, hour_cos, dow_sin and dow_cos; Monday is day 0."""
-    hour, day = math.tau * hour_of(at) / 24, math.tau * at.weekday() / 7
-    return math.sin(hour), math.cos(hour), math.sin(day), math.cos(day)
+    hour_angle, day_angle = math.tau * hour_of(at) / 24, math.tau * at.weekday() / 7
+    return math.sin(hour_angle), math.cos(hour_angle), math.sin(day_angle), math.cos(day_angle)
 
 
 def task_features(candidate: Candidate) -> tuple[float, float, float]:
@@ -88,7 +88,7 @@ def task_features(candidate: Candidate) -> tuple[float, float, float]:
 
 
 def user_features(profile: ProfileFeatures | None, hour: float) -> tuple[float, float, float, float, float]:
-    """Return the five features of v2 that describe the user."""
+    """Return the last five features of v2."""
     if not profile:
         return 0.0, 0.0, 0.0, 0.0, 0.0
     preferred = profile.get("preferred_hour")
@@ -112,12 +112,12 @@ def _compute_v1(request: DecisionRequest, candidates: list[Candidate], at: datet
 
 def _compute_v2(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
     hour_sin, hour_cos, dow_sin, dow_cos = time_features(at)
-    same_for_all = (dow_sin, dow_cos, *user_features(request.get("profile_features"), hour_of(at)))
+    shared_features = (dow_sin, dow_cos, *user_features(request.get("profile_features"), hour_of(at)))
     values: list[float] = []
     for candidate in candidates:
         overdue, age, priority = task_features(candidate)  # `*task_features(…)` takes twice as long
         values += (hour_sin, hour_cos, overdue, age, priority)
-        values += same_for_all
+        values += shared_features
     return values
 
 

@@ -23,12 +23,12 @@ from tipbench.serve.prior import Prior
 from tipbench.serve.request import RewardRequest
 from tipbench.text import fingerprint
 
-REWARD_VERSION = "reward-1"  # version of the rewards below
+REWARD_VERSION = "reward-1"  # of the rewards below
 REWARD_BY_ACTION = {"dismissed": -1.0, "snoozed": 0.1, "ignored": 0.0}
 REWARD_BY_DWELL = (  # (limit in ms, reward of a completed tip whose dwell is below the limit)
     (15_000.0, -0.3),  # too fast to have been read
     (120_000.0, 1.0),
-    (math.nextafter(600_000.0, math.inf), 0.6),  # the next float after 10 minutes, so that exactly 10 minutes is below
+    (math.nextafter(600_000.0, math.inf), 0.6),  # the next float after 10 minutes: exactly 10 minutes is below it
     (math.inf, 0.3),
 )
 REWARD_WITHOUT_DWELL = 0.6  # the reward of a completed tip whose dwell is unknown
@@ -55,8 +55,8 @@ def reward_of(request: RewardRequest) -> float:
 class Ridge:
     """Ridge regression of one user's rewards under one policy, updated one reward at a time.
 
-    The weights are θ = V(b + λθ₀), with A = Σxxᵀ, b = Σrx, V = (λI + A)⁻¹ and the prior θ₀. Only A and b are stored.
-    They are sums that depend neither on θ₀ nor on λ, so they can be merged, and used with a new prior or another λ.
+    The weights are θ = V(b + λθ₀), with A = Σxxᵀ, b = Σrx, V = (λI + A)⁻¹ and the prior θ₀. Only A and b are stored:
+    they depend neither on θ₀ nor on λ, so they can be merged, and used with a new prior or another λ.
     """
 
     __slots__ = ("_prior_term", "_theta", "_v", "a", "b", "lam", "n", "reward_sum")
@@ -107,11 +107,9 @@ class Ridge:
         return self._theta
 
     def snapshot(self) -> Ridge:
-        """Return a copy whose `v`, `theta`, `n` and `reward_sum` stay as they are when the original is updated.
-
-        It shares `a` and `b` with the original, so it must not be updated.
-        """
+        """Return a read-only copy: its `v`, `theta`, `n` and `reward_sum` stay when the original is updated."""
         copy = object.__new__(Ridge)
+        # `a` and `b` are shared, so the copy must not be updated.
         copy.a, copy.b, copy.n, copy.reward_sum, copy.lam = self.a, self.b, self.n, self.reward_sum, self.lam
         copy._prior_term, copy._v, copy._theta = self._prior_term, self.v, self.theta
         return copy
@@ -156,8 +154,8 @@ class Policy:
 
     def scores(self, x: Floats, ridge: Ridge) -> list[float]:
         """Return the score of each candidate (a row of `x`), rounded to 1e-9."""
-        # Not `x.dot(…)`, which releases the GIL. The thread that commits the log would then take the GIL, block on the
-        # service's lock, which the calling thread holds, and give the GIL back: two switches of threads for nothing.
+        # Not `x.dot(…)`: it releases the GIL. The thread that commits the log would then run, only to wait for the
+        # service's lock, which this thread holds.
         scores = x @ ridge.theta
         if self.alpha:
             variances = ((x @ ridge.v) * x).sum(axis=1)  # xᵀVx of each candidate

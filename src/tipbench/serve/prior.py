@@ -1,4 +1,4 @@
-"""Priors: the weights θ₀ of new users, fitted to the rewards of many users and stored in a JSON file.
+"""Priors: initial weights θ₀ for new users, fitted to the rewards of many users and stored in a JSON file.
 
     {"format": "tipbench-prior/1", "policy": "egreedy/v3", "features": "features-v3/1", "names": […], "theta": […],
      "source": {…}}
@@ -26,7 +26,7 @@ _FORMAT = "tipbench-prior/1"
 @with_config(ConfigDict(allow_inf_nan=False, extra="forbid"))
 @dataclass(frozen=True)
 class Prior:
-    """The prior weights of one policy."""
+    """The prior of one policy."""
 
     policy: str
     features: str  # version of the policy's feature set
@@ -36,8 +36,8 @@ class Prior:
 
     @cached_property
     def hash(self) -> str:
-        """16 hex digits that identify the prior; they are stored with state and events."""
-        theta = [float(value) for value in self.theta]
+        """16 hex digits that identify the prior, stored with state and events."""
+        theta = [float(value) for value in self.theta]  # 1 and 1.0 get the same hash
         return fingerprint([_FORMAT, self.policy, self.features, self.names, theta], 16)
 
     def save(self, path: Path) -> None:
@@ -50,7 +50,7 @@ _PRIOR_ADAPTER = TypeAdapter(Prior)
 
 
 def load_prior(path: Path) -> Prior:
-    """Read a prior file; raises UsageError if it is invalid. `Policy.check_prior` checks whether it suits a policy."""
+    """Read a prior; raises UsageError if it is invalid. `Policy.check_prior` checks whether it fits a policy."""
     try:
         content = json.loads(path.read_bytes())
         file_format = content.pop("format", None) if isinstance(content, dict) else None

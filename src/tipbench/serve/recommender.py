@@ -20,29 +20,30 @@ from tipbench.serve.event_log import Entry, open_database
 from tipbench.serve.features import hour_of
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.request import RecommendRequest, ScoreRequest, local_time
-from tipbench.serve.service import PolicyService, Result, moment_of
+from tipbench.serve.service import PolicyService, Result, request_time
 from tipbench.serve.switches import REREAD_S, SHADOWS, ShadowCounts, Switches
 
-_SAVE_COUNTS_S = REREAD_S  # the panel reads the counts from the database: they are about this old at most
+_SAVE_COUNTS_S = REREAD_S  # the panel reads the saved counts
 _logger = logging.getLogger(__name__)
 
 ShadowScorer = Callable[[PolicyService, str, Entry], dict[str, Any]]
 
 
 def score_shadow(service: PolicyService, policy: str, entry: Entry) -> dict[str, Any]:
-    """Return the choice of a policy for a logged request; changes no state."""
+    """Return the choice of a shadow's policy for a logged request; changes no state."""
     request = cast("ScoreRequest", entry.body["request"])
     tips = [candidate["tip_id"] for candidate in request["candidates"]]
-    ridge, tallies = service.snapshot(policy, entry.user)
+    regression, tallies = service.snapshot(policy, entry.user)
     at = local_time(entry.body["at"])
-    x = POLICIES[policy].features.matrix(request, request["candidates"], at, tallies)
+    features = POLICIES[policy].features.matrix(request, request["candidates"], at, tallies)
     random_number = service.keys.repeatable_random(policy, entry.user, entry.event or "")
-    decision = POLICIES[policy].decide(x, ridge, random_number)
+    decision = POLICIES[policy].decide(features, regression, random_number)
+    chosen = tips[decision.chosen]
     return {
-        "chosen": tips[decision.chosen],
+        "chosen": chosen,
         "probabilities": dict(zip(tips, decision.probabilities, strict=True)),
         "scores": dict(zip(tips, decision.scores, strict=True)),
-        "agrees": tips[decision.chosen] == entry.body["chosen"],
+        "agrees": chosen == entry.body["chosen"],
     }
 
 
@@ -71,7 +72,7 @@ class Recommender:
         if not candidates:
             if self._catalogue is None:
                 raise UsageError("The request has no candidates, and the server no catalogue. Send candidates.")
-            hour = hour_of(moment_of(request, self.service.clock()))
+            hour = hour_of(request_time(request, self.service.clock()))
             candidates = self._catalogue.candidates(hour)
         return self.service.serve(self.switches.active(), request, candidates, signal="serve")
 
@@ -80,14 +81,12 @@ class Recommender:
         return any(self.switches.shadows().values())
 
     def queue_for_shadows(self, result: Result) -> None:
-        """Queue a recommendation for the enabled shadows, after its response was sent.
-
-        Never blocks: if the queue of a shadow is full, the recommendation is dropped for this shadow and counted.
-        """
-        if result.entry is not None:  # None for a repeated request
-            for name, enabled in self.switches.shadows().items():
-                if enabled and SHADOWS[name] != result.entry.policy:  # the policy that was active needs no shadow
-                    self._shadows[name].put(result.entry)
+        """Queue a recommendation for the shadows, after its response. Never blocks: drops it if a queue is full."""
+        if result.entry is None:  # a repeated request
+            return
+        for name, enabled in self.switches.shadows().items():
+            if enabled and SHADOWS[name] != result.entry.policy:  # the active policy needs no shadow
+                self._shadows[name].put(result.entry)
 
     def policies(self) -> dict[str, Any]:
         """Return the active policy, the shadows with their counts, and all policies with their versions."""
@@ -135,7 +134,7 @@ class Recommender:
 
 
 class _Shadow:
-    """The queue, thread and counts of one shadow; the thread starts with the first request."""
+    """The queue, thread and counts of one shadow."""
 
     def __init__(
         self,
@@ -177,7 +176,7 @@ class _Shadow:
         self._save()
 
     def _run(self) -> None:
-        saved = time.monotonic()
+        saved_at = time.monotonic()
         while not self._closing.is_set():
             try:
                 entry = self.queue.get(timeout=0.2)
@@ -186,9 +185,9 @@ class _Shadow:
             else:
                 self._score(entry)
                 self.queue.task_done()
-            if time.monotonic() - saved > _SAVE_COUNTS_S:
+            if time.monotonic() - saved_at > _SAVE_COUNTS_S:
                 self._save()
-                saved = time.monotonic()
+                saved_at = time.monotonic()
 
     def _score(self, entry: Entry) -> None:
         started = time.perf_counter()

@@ -1,8 +1,7 @@
-"""Requests of the policy server: typed dictionaries that pydantic validates straight from JSON.
+"""Requests of the policy server: plain dictionaries, because they are faster than objects, validated by pydantic.
 
-Validated requests are plain dictionaries, because a request is scored and logged in microseconds, and the log stores it
-as received. `SCORE.validate_json(body)` returns a `ScoreRequest` or raises pydantic's `ValidationError`. The server
-validates the same requests faster, with `fast_validation` of `web/serving_schema.py`.
+`SCORE.validate_json(body)` returns a `ScoreRequest` or raises pydantic's `ValidationError`. The server does the same
+faster, with `fast_validation` of `web/serving_schema.py`.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from tipbench.errors import UsageError
 MAX_CANDIDATES = 200
 USER_ID_PATTERN = r"^[A-Za-z0-9_.@:-]{1,128}$"
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-_matches_user_id = re.compile(USER_ID_PATTERN).fullmatch
+_USER_ID = re.compile(USER_ID_PATTERN)
 
 Action = Literal["completed", "snoozed", "dismissed", "ignored"]
 
 
 def check_user_id(user_id: str) -> str:
     """Return the user id; raises UsageError if it is invalid."""
-    if not _matches_user_id(user_id):
+    if not _USER_ID.fullmatch(user_id):
         raise UsageError(
             f"A user id has 1 to 128 characters of A-Z, a-z, 0-9 and _ . @ : - (got {user_id[:40]!r} with "
             f"{len(user_id)} characters). Send another id for this user."
@@ -65,19 +64,21 @@ def _check_tip_ids(candidates: list[Candidate]) -> list[Candidate]:
 
 
 @dataclass(frozen=True)
-class _Whole:
+class _WholeNumber:
     """A whole number between two limits, both included; 7.0 is accepted as 7, and strings are not."""
 
     lowest: int
     highest: int
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.chain_schema([core_schema.float_schema(strict=True, allow_inf_nan=False), self._integer()])
+        return core_schema.chain_schema(
+            [core_schema.float_schema(strict=True, allow_inf_nan=False), self._integer_schema()]
+        )
 
     def __get_pydantic_json_schema__(self, _schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return handler(self._integer())
+        return handler(self._integer_schema())
 
-    def _integer(self) -> CoreSchema:
+    def _integer_schema(self) -> CoreSchema:
         return core_schema.int_schema(strict=False, ge=self.lowest, le=self.highest)
 
 
@@ -85,7 +86,7 @@ UserId = Annotated[str, Field(pattern=USER_ID_PATTERN, examples=["u1"])]
 EventId = Annotated[str, Field(pattern=USER_ID_PATTERN)]
 Time = Annotated[str, Field(max_length=64, examples=["2026-04-27T08:30:00+02:00"]), AfterValidator(_check_time)]
 Category = Annotated[str, Field(min_length=1, max_length=64)]
-Count = Annotated[int, _Whole(0, 10**9)]
+Count = Annotated[int, _WholeNumber(0, 10**9)]
 Hour = Annotated[float, Field(ge=0, le=24)]
 Share = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -97,7 +98,7 @@ class Task(TypedDict, total=False):
 
     is_overdue: bool | None
     age_days: NotNegative | None
-    priority: Annotated[int, _Whole(1, 4)] | None
+    priority: Annotated[int, _WholeNumber(1, 4)] | None
 
 
 @with_config(_STRICT)
@@ -185,10 +186,7 @@ class RewardRequest(TypedDict, total=False):
 
 
 def check_decision_request(request: ScoreRequest | RecommendRequest) -> None:
-    """Apply the checks of `Time` and `Candidates` to a request whose types and limits are valid.
-
-    Raises ValueError if one of them rejects or changes a value: pydantic must then validate the request.
-    """
+    """Raise ValueError if the validators of `Time` or `Candidates` would reject or change a value."""
     at, candidates = request.get("at"), request.get("candidates")
     if at is not None and _check_time(at) != at:
         raise ValueError("the time is changed by validation")

@@ -1,9 +1,8 @@
 """The policy service: scores requests, learns from rewards, resets users and returns statistics.
 
-One process at a time serves from a store. An event is identified by user and event id, and is served by one policy.
-Every change of state is an entry of the event log. An entry is applied in memory as soon as it is queued for its
-commit. State documents are written once a second. If a commit fails, the state in memory is discarded and loaded from
-disk again.
+An event is identified by user and event id, and is served by one policy. Every change of state is an entry of the event
+log. A change takes effect in memory as soon as its entry is queued for the commit. Changed states are written to disk
+once a second. If a commit fails, the state in memory is discarded and loaded from disk again.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ from tipbench.serve.state_store import STATE_FOLDER, FileStore, load_user, open_
 from tipbench.serve.tallies import Tallies
 from tipbench.sqlite import Database
 
-LATE_AFTER_S = 24 * 3600.0  # a reward that comes later than this after its score is not learned
+LATE_AFTER_S = 24 * 3600.0  # rewards later than this after the score are not learned
 _FLUSH_EVERY_S = 1.0
-_FLUSH_USERS = 64  # per batch; encoding their state takes 1 to 2 ms, during which the lock is held
+_FLUSH_BATCH_USERS = 64  # encoding their state takes 1 to 2 ms, during which the lock is held
 _MAX_USERS = 20_000  # users in memory
 _MAX_EVENTS = 32_768  # events in memory; more than MAX_QUEUED, so that uncommitted events are always in memory
 
@@ -63,7 +62,7 @@ class Result(NamedTuple):
 
 @dataclass(slots=True)
 class _Event:
-    """The values of a logged score that are needed to learn its reward, and the reward once there is one."""
+    """A logged score: what is needed to learn its reward, and the reward once it is received."""
 
     seq: int  # number of the score's log entry
     policy: str
@@ -73,11 +72,11 @@ class _Event:
     category: str | None  # of the chosen tip
     hour: float  # of the day
     reward: float | None = None
-    late: bool = False  # the reward came late
+    late: bool = False  # whether the reward was late
 
 
 class PolicyService:
-    """Scores and learns; safe to use from several threads."""
+    """Scores requests and learns from rewards. Thread-safe."""
 
     def __init__(
         self,
@@ -141,14 +140,14 @@ class PolicyService:
     ) -> Result:
         """Pick one of the candidates and log the decision. A repeated request gets the first response.
 
-        The recommender sets `signal`. If another policy has become active since the first request, a repeated request
-        with the same signal is not a conflict.
+        `signal` is "serve" if the request is for the active policy. Then a repeated request is not a conflict, even if
+        another policy has become active.
         """
         serving_policy = known_policy(policy)
-        key = self.keys.hash_user_id(request["user_id"])
+        user_key = self.keys.hash_user_id(request["user_id"])
         requested_id = request.get("event_id")
         with self._lock:
-            user = self._user(key)
+            user = self._user(user_key)
             event = self._event(user, requested_id) if requested_id is not None else None
             if event is None:
                 event_id = requested_id or f"{self._random.getrandbits(128):032x}"
@@ -166,12 +165,12 @@ class PolicyService:
     ) -> Result:
         started = time.perf_counter()
         received = self.clock()
-        at = moment_of(request, received)
+        at = request_time(request, received)
         ridge = user.ridge(policy.name)
         x = policy.features.matrix(request, candidates, at, user.tallies)
-        decision = policy.decide(x, ridge, self.keys.repeatable_random(policy.name, user.key, event_id))
+        random_number = self.keys.repeatable_random(policy.name, user.key, event_id)
+        decision = policy.decide(x, ridge, random_number)
         chosen = candidates[decision.chosen]
-        chosen_x: list[float] = x[decision.chosen].tolist()
         logged_request: dict[str, Any] = {**request}
         from_catalogue = logged_request.get("candidates") is None
         logged_request["candidates"] = candidates
@@ -184,7 +183,7 @@ class PolicyService:
             "chosen": chosen["tip_id"],
             "scores": decision.scores,
             "probabilities": decision.probabilities,
-            "x": chosen_x,
+            "x": x[decision.chosen].tolist(),
             "n": ridge.n,
             "prior": self.prior_hashes.get(policy.name),
             "version": policy.version,
@@ -193,7 +192,7 @@ class PolicyService:
             "latency_ms": round((time.perf_counter() - started) * 1000, 3),
         }
         entry, committed = self.log.append("score", user.key, received, body, event=event_id, policy=policy.name)
-        self._remember((user.key, event_id), _event_of(entry, chosen, at))
+        self._keep_in_memory(user.key, event_id, _event_of(entry, chosen, at))
         return Result(_score_body(event_id, policy.name, body), committed, entry)
 
     def _repeat(self, policy: str, seq: int, request: DecisionRequest, signal: str | None) -> Result:
@@ -223,9 +222,9 @@ class PolicyService:
     def reward(self, policy: str | None, request: RewardRequest) -> Result:
         """Learn the reward of an event, for the policy that served it; raises EventConflict if `policy` differs."""
         value = reward_of(request)
-        key, event_id = self.keys.hash_user_id(request["user_id"]), request["event_id"]
+        user_key, event_id = self.keys.hash_user_id(request["user_id"]), request["event_id"]
         with self._lock:
-            user = self._user(key)
+            user = self._user(user_key)
             event = self._event(user, event_id)
             if event is None:
                 raise EventNotFound(
@@ -268,14 +267,14 @@ class PolicyService:
                     "prior": self.prior_hashes.get(event.policy),
                 }
             entry, committed = self.log.append(
-                kind, key, received, body, event=event_id, policy=event.policy, reward=value
+                kind, user_key, received, body, event=event_id, policy=event.policy, reward=value
             )
             if not repeated:
                 event.reward, event.late = value, late
-                self._remember((key, event_id), event)
+                self._keep_in_memory(user_key, event_id, event)
             if applied:
                 user.apply(entry)
-                self._changed_users.add(key)
+                self._changed_users.add(user_key)
             n = user.ridge(event.policy).n
         return Result({"applied": applied, "reward": value, "late": late, "n": n}, committed)
 
@@ -294,26 +293,26 @@ class PolicyService:
 
     def reset(self, user_id: str, *, erase: bool = False) -> dict[str, Any]:
         """Clear a user's state for all policies, and return once it is on disk; `erase` also deletes the events."""
-        key = self.keys.hash_user_id(user_id)
+        user_key = self.keys.hash_user_id(user_id)
         with self._lock:
-            user = self._user(key)
+            user = self._user(user_key)
             cleared = {name: user.has_state(name) for name in POLICIES}
-            entry, committed = self.log.append("reset", key, self.clock(), {"erase": erase})
+            entry, committed = self.log.append("reset", user_key, self.clock(), {"erase": erase})
             user.apply(entry)
-            self._changed_users.add(key)
+            self._changed_users.add(user_key)
             if erase:
-                committed = self.log.erase(key, entry.seq)
-                for user_key, event_id in list(self._events):
-                    if user_key == key:
-                        del self._events[user_key, event_id]
+                committed = self.log.erase(user_key, entry.seq)
+                for event_user, event_id in list(self._events):
+                    if event_user == user_key:
+                        del self._events[event_user, event_id]
         committed.result()
         folder = self.home / FOLDER / STATE_FOLDER
-        if erase and folder.exists():  # even if state is in SQLite: earlier it may have been in files
+        if erase and folder.exists():  # also if state is in SQLite now: it may have been in files before
             with self._flush_lock:
-                FileStore(folder).erase(key)
-                with self._lock:  # rewards since the reset may have been learned: write their state again
-                    self._user(key).dirty.update(DOCUMENT_NAMES)
-                    self._changed_users.add(key)
+                FileStore(folder).erase(user_key)
+                with self._lock:  # this may also have erased the state of rewards since the reset: write it again
+                    self._user(user_key).dirty.update(DOCUMENT_NAMES)
+                    self._changed_users.add(user_key)
         self.flush()
         if erase:
             self.log.truncate_wal()
@@ -321,10 +320,10 @@ class PolicyService:
 
     # Shadows
 
-    def snapshot(self, policy: str, key: str) -> tuple[Ridge, Tallies]:
+    def snapshot(self, policy: str, user_key: str) -> tuple[Ridge, Tallies]:
         """Return copies of a user's regression for a policy and of the tallies, to be read without the lock."""
         with self._lock:
-            user = self._user(key)
+            user = self._user(user_key)
             return user.ridge(policy).snapshot(), user.tallies.copy()
 
     def log_signal(self, score: Entry, policy: str, body: dict[str, Any]) -> bool:
@@ -339,12 +338,12 @@ class PolicyService:
     # Memory and disk
 
     def flush(self) -> None:
-        """Write the state of all changed users. Works in batches, so that requests wait only briefly for the lock."""
+        """Write the state of all changed users, in batches: requests wait only briefly for the lock."""
         with self._flush_lock:
             with self._lock:
                 changed = list(self._changed_users)
-            for start in range(0, len(changed), _FLUSH_USERS):
-                self._write_state(changed[start : start + _FLUSH_USERS])
+            for start in range(0, len(changed), _FLUSH_BATCH_USERS):
+                self._write_state(changed[start : start + _FLUSH_BATCH_USERS])
             with self._lock:
                 surplus = max(len(self._users) - _MAX_USERS, 0)
                 for key in list(self._users)[:surplus]:
@@ -358,7 +357,7 @@ class PolicyService:
                 documents |= self._users[key].documents()
                 self._users[key].dirty.clear()
                 self._changed_users.remove(key)
-            # The commit of the entries in these documents; taken under the lock, so that its failure is not missed.
+            # The commit of all entries in these documents. Read under the lock: otherwise it could fail unnoticed.
             committed = self.log.pending()
         try:
             if committed is not None:
@@ -390,7 +389,7 @@ class PolicyService:
         self._changed_users.clear()
 
     def _user(self, key: str) -> UserState:
-        """Return the state of a user, loaded if it is not in memory. The caller holds the lock."""
+        """Return the state of a user from memory or from disk. The caller holds the lock."""
         user = self._users.get(key)
         if user is None:
             user = self._users[key] = load_user(key, self.priors, self.log.database, self._store)
@@ -412,18 +411,17 @@ class PolicyService:
                 elif event is not None:
                     event.reward, event.late = entry.reward, entry.kind == "late"
             if event is not None:
-                self._remember((user.key, event_id), event)
+                self._keep_in_memory(user.key, event_id, event)
         return event
 
-    def _remember(self, key: tuple[str, str], event: _Event) -> None:
-        """Keep an event in memory, by user and event id; the one used least recently may be dropped."""
-        self._events[key] = event
-        self._events.move_to_end(key)
+    def _keep_in_memory(self, user_key: str, event_id: str, event: _Event) -> None:
+        self._events[user_key, event_id] = event
+        self._events.move_to_end((user_key, event_id))
         if len(self._events) > _MAX_EVENTS:
             self._events.popitem(last=False)
 
 
-def moment_of(request: DecisionRequest, now: float) -> datetime:
+def request_time(request: DecisionRequest, now: float) -> datetime:
     """Return the local time of a request: its `at`, otherwise `now` in the time zone of the server."""
     at = request.get("at")
     return datetime.fromtimestamp(now).astimezone() if at is None else local_time(at)
@@ -467,9 +465,9 @@ def _score_body(event_id: str, policy: str, body: Mapping[str, Any]) -> dict[str
 def user_stats(
     database: Database, user: str, policy: str, ridge: Ridge, *, after_seq: int, prior_hash: str | None = None
 ) -> dict[str, Any]:
-    """Return the statistics of a policy for a user: θ, its standard deviations √Vᵢᵢ, and counts.
+    """Return the statistics of a policy for a user: counts, the coefficients θ and their standard deviations √Vᵢᵢ.
 
-    Only entries after `after_seq`, such as the last reset, are counted. `prior_hash` is only copied into the result.
+    Counts only log entries after `after_seq`, such as the last reset. `prior_hash` is only copied into the result.
     """
     rows = database.execute(
         "SELECT kind, count(*) FROM log WHERE user = ? AND policy = ? AND seq > ? GROUP BY kind",
@@ -485,7 +483,7 @@ def user_stats(
 
 
 def policy_totals(database: Database, policy: str, *, prior_hash: str | None = None) -> dict[str, Any]:
-    """Return the totals of a policy over all users and the whole log; `prior_hash` is only copied into them."""
+    """Return the totals of a policy over all users and the whole log. `prior_hash` is only copied into the result."""
     rows = database.execute("SELECT kind, count(*), total(reward) FROM log WHERE policy = ? GROUP BY kind", (policy,))
     counts = {kind: count for kind, count, _ in rows}
     reward_sum = sum(total for kind, _, total in rows if kind == "reward")
@@ -493,7 +491,7 @@ def policy_totals(database: Database, policy: str, *, prior_hash: str | None = N
 
 
 def _stats(policy: str, prior_hash: str | None, n: int, reward_sum: float, counts: Mapping[str, int]) -> dict[str, Any]:
-    """Return the statistics that users and totals have in common; `counts` has the log entries by kind."""
+    """Return the statistics common to `user_stats` and `policy_totals`. `counts` has the log entries by kind."""
     scores, rewards, late = (counts.get(kind, 0) for kind in ("score", "reward", "late"))
     return {
         "policy": policy,

@@ -1,7 +1,7 @@
-"""State of a user: one JSON document for each policy, and one for the tallies, which count what the user did.
+"""State of a user: one JSON document for each policy, and one for the tallies.
 
-State is a cache of the event log. A document's `seq` is the number of the last log entry applied to it. When state is
-loaded, newer entries are applied by the same code as new entries.
+State is a cache of the event log. A document's `seq` is the number of the last log entry applied to it. Newer entries
+are applied when the state is loaded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PolicyDocument(TypedDict):
     """The state of a user for one policy."""
 
     schema: int
-    user: str
+    user: str  # hash of the user id
     name: str
     seq: Count
     features: str  # version of the feature set
@@ -102,19 +102,18 @@ def decode(document: bytes, user: str, name: str) -> dict[str, Any]:
 
 
 def _check_statistics(content: Mapping[str, Any], dim: int) -> None:
-    """Raise CorruptDocument if no rewards for `dim` features give the sums in the document of a policy."""
+    """Raise CorruptDocument if a policy's document has sums that rewards for `dim` features cannot give."""
     if (len(content["a"]), len(content["b"])) != (dim * (dim + 1) // 2, dim):
         raise CorruptDocument("the number of statistics is wrong")
     # Features and rewards are from −1 to 1, so each reward changes a sum by at most 1.
-    largest = max(map(abs, (*content["a"], *content["b"], content["reward_sum"])))
-    # Σxxᵀ has no negative eigenvalue, apart from rounding errors. Down to −0.5, λI + Σxxᵀ with λ ≥ 1 is invertible.
+    largest_sum = max(map(abs, (*content["a"], *content["b"], content["reward_sum"])))
+    # Σxxᵀ has no negative eigenvalue, apart from rounding errors. −0.5 is harmless: λI + Σxxᵀ is invertible, as λ ≥ 1.
     smallest_eigenvalue = np.linalg.eigvalsh(_symmetric(content["a"], dim))[0]
-    if largest > content["n"] or smallest_eigenvalue < -0.5:
+    if largest_sum > content["n"] or smallest_eigenvalue < -0.5:
         raise CorruptDocument("no rewards for features from -1 to 1 give these statistics")
 
 
 def _symmetric(triangle: list[float], dim: int) -> Floats:
-    """Return the symmetric matrix with this upper triangle, row by row."""
     a = np.zeros((dim, dim))
     a[np.triu_indices(dim)] = triangle
     return a + np.triu(a, 1).T
@@ -143,8 +142,9 @@ class UserState:
 
     def ridge(self, policy: str) -> Ridge:
         """Return the regression of a policy. One without rewards is shared by all users and must not be updated."""
-        ridge = self.ridges.get(policy)
-        return _ridge_without_rewards(policy, self._priors.get(policy)) if ridge is None else ridge
+        if policy in self.ridges:
+            return self.ridges[policy]
+        return _ridge_without_rewards(policy, self._priors.get(policy))
 
     def apply(self, entry: Entry) -> None:
         """Apply an entry to the documents that do not contain it yet."""
@@ -178,7 +178,7 @@ class UserState:
         return {(self.key, name): self._document(name) for name in DOCUMENT_NAMES if all_names or name in self.dirty}
 
     def has_state(self, name: str) -> bool:
-        """Return whether the document of this name has content."""
+        """Return whether this document has content."""
         return bool(self.tallies.by_category) if name == TALLIES else name in self.ridges
 
     def _document(self, name: str) -> bytes | None:

@@ -1,7 +1,7 @@
 """Stores of state documents, in SQLite or in files; export, import and rebuild of state.
 
-Both stores keep the same bytes under (user, name); the name is a policy or `tallies`. An export is a folder in the
-format of `FileStore`. The server must be stopped during an import or a rebuild, because they change the store.
+Both stores keep the same bytes by (user, name); the name is a policy or `tallies`. An export is a folder in the format
+of `FileStore`. The server must be stopped during an import or a rebuild.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tipbench.serve.prior import Prior
 from tipbench.serve.state import DOCUMENT_NAMES, STATE_CHANGES, TALLIES, CorruptDocument, UserState, decode
 from tipbench.sqlite import Database
 
-# The part of a file name after the user, by document: egreedy, egreedy_v2, …, tallies
+# The end of a file name, by document name: egreedy, egreedy_v2, …, tallies
 SUFFIXES = {name: name.removesuffix("/v1").replace("/", "_") for name in DOCUMENT_NAMES}
-STATES = ("sqlite", "files")
+STORE_KINDS = ("sqlite", "files")
 STATE_FOLDER = "state"
 _FILE_NAME = re.compile(rf"([0-9a-f]{{32}})_({'|'.join(SUFFIXES.values())})\.json")
 _USERS_PER_TRANSACTION = 500
@@ -142,8 +142,8 @@ class FileStore:
 
 def open_state(home: Path, kind: str, reads: Database, writes: Database) -> StateStore:
     """Return the store of a home folder; raises UsageError if `kind` is neither "sqlite" nor "files"."""
-    if kind not in STATES:
-        raise UsageError(f"State is stored in {' or '.join(STATES)}, not in {kind!r}.")
+    if kind not in STORE_KINDS:
+        raise UsageError(f"State is stored in {' or '.join(STORE_KINDS)}, not in {kind!r}.")
     return FileStore(home / FOLDER / STATE_FOLDER) if kind == "files" else SqliteStore(reads, writes)
 
 
@@ -173,9 +173,8 @@ def load_user(
             corrupt = True
             location = f"moved to {state_store.set_aside(key, name)}" if state_store and set_aside else "not moved"
             _logger.warning("The state %s was corrupt (%s): %s, rebuilt from the log", name, exc, location)
-    # The entries up to the last one in the tallies need not be applied again. Every reward changes the tallies, and the
-    # tallies are written last, so the policies' documents contain these entries too; a policy without a document had
-    # no reward among them.
+    # Entries up to the tallies' seq are in all documents: every reward changes the tallies, and they are written last.
+    # A policy without a document had no reward until then.
     after = 0 if corrupt else user.seqs[TALLIES]
     for name in documents:
         if user.seqs[name] < user.reset_seq:

@@ -15,33 +15,28 @@ from tipbench.errors import UsageError
 from tipbench.serve.policy import DEFAULT_POLICY, POLICIES, check_policy
 from tipbench.sqlite import Database
 
-# Policies by the name of their shadow
+# Policies by the name of their shadow, such as egreedy-v2-shadow
 SHADOWS = {f"{name.replace('/', '-')}-shadow": name for name in POLICIES if name != DEFAULT_POLICY}
 REREAD_S = 5.0  # how often a running server reads the switches again
-# Rows of the table `switches`: the active policy, each shadow by its name, and its counts as counts:NAME
-_ACTIVE = "active"
+_ACTIVE = "active"  # row of the table `switches`; the other rows are NAME and counts:NAME for each shadow
 _SWITCH_KINDS = ("apply", "unchecked", "undo")  # kinds of promotions that change the active policy
 
 
 @dataclass(frozen=True)
 class ShadowCounts:
-    """Number of calls of one shadow since the store was created."""
+    """Numbers of calls of one shadow since the database was created."""
 
     calls: int = 0  # including dropped and failed ones
     dropped: int = 0  # because the queue was full
     errors: int = 0
 
     def __add__(self, more: ShadowCounts) -> ShadowCounts:
-        """Return the sums of the counts."""
         return ShadowCounts(self.calls + more.calls, self.dropped + more.dropped, self.errors + more.errors)
 
 
 @dataclass(frozen=True)
 class Promotion:
-    """A row of the record of promotions: a change of the active policy from `baseline` to `candidate`, or its check.
-
-    A check compares the two policies, but does not switch.
-    """
+    """A recorded switch of the active policy from `baseline` to `candidate`, or a check that compares the two."""
 
     id: int
     kind: str  # check, apply, unchecked (a switch without a check) or undo
@@ -50,18 +45,18 @@ class Promotion:
     candidate: str
     baseline: str
     passed: bool | None  # result of a check; None for other kinds, and for a check without enough data
-    body: Mapping[str, Any]  # the verdict of a check, the id of the check that was applied, or the reason
+    body: Mapping[str, Any]  # check: its verdict; apply: the id of the check; unchecked: the reason
 
 
 class Switches:
-    """Reads and changes the switches; `event_log.open_database` opens their database."""
+    """Reads and changes the switches."""
 
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.time) -> None:
         self._database = database
         self._clock = clock
         self._values: dict[str, str] = {}
         self._shadows: dict[str, bool] = {}
-        self._read_at: float | None = None  # monotonic time; None: the next use reads the switches again
+        self._read_at: float | None = None  # monotonic time; None: read before the next use
 
     def active(self) -> str:
         """Return the active policy."""
@@ -134,7 +129,8 @@ class Switches:
         promotions = []
         for row in rows:
             passed = None if row["passed"] is None else bool(row["passed"])  # SQLite has no booleans
-            promotions.append(Promotion(**{**dict(row), "passed": passed, "body": json.loads(row["body"])}))
+            fields: dict[str, Any] = {**dict(row), "passed": passed, "body": json.loads(row["body"])}
+            promotions.append(Promotion(**fields))
         return promotions
 
     def shadow_counts(self, name: str) -> ShadowCounts:
@@ -148,7 +144,7 @@ class Switches:
 
     def _switch(self, kind: str, policy: str, *, user: str, body: Mapping[str, Any]) -> Promotion:
         check_policy(policy)
-        self._read_at = None  # so that `active` reads the database: another process may have switched meanwhile
+        self._read_at = None  # read again below: another process may have switched
         return self._record(kind, user=user, candidate=policy, baseline=self.active(), body=body)
 
     def _record(
@@ -180,8 +176,8 @@ class Switches:
         self._read_at = None
 
     def _refresh(self) -> None:
-        """Read the switches if this process has changed them, or has not read them for REREAD_S seconds."""
-        now, read_at = time.monotonic(), self._read_at  # read once: another thread may set it to None
+        now = time.monotonic()
+        read_at = self._read_at  # copied, because another thread may set it to None
         if read_at is not None and now - read_at < REREAD_S:
             return
         values = {row["name"]: row["value"] for row in self._database.execute("SELECT name, value FROM switches")}

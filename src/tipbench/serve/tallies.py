@@ -1,4 +1,4 @@
-"""Tallies: what a user did with the tips of each category, from which features of `egreedy/v3` are computed.
+"""Tallies: counts of what a user did with the tips of each category, for features of `egreedy/v3`.
 
 All policies of a user share the tallies. A tally is immutable, so a copy of the dictionary is a snapshot.
 """
@@ -14,9 +14,9 @@ from tipbench.serve.request import CategoryTally
 MAX_DWELL_S = 600.0
 NO_CATEGORY = ""
 DEFAULT_COMPLETION, DEFAULT_DISMISSAL, DEFAULT_DWELL = 0.25, 0.25, 0.2  # the rates of a user without any tally
-# The rate of a few tips is shrunk to a prior rate: it is computed as if this number of further tips had had that rate.
-OVERALL_WEIGHT = 2.0  # for a user's rates, which are shrunk to the default rates
-CATEGORY_WEIGHT = 4.0  # for the rates of a category, which are shrunk to the user's rates
+# Rates are shrunk to a prior rate, as if this many more tips with the prior rate had been shown.
+OVERALL_WEIGHT = 2.0  # for a user's rates; their prior is the default rates
+CATEGORY_WEIGHT = 4.0  # for the rates of a category; their prior is the user's rates
 LOG_FULL_VOLUME = math.log(101)  # a volume is log(1 + tips) / LOG_FULL_VOLUME: 1 for 100 tips
 
 
@@ -65,7 +65,7 @@ class Tallies:
             completed=tally.completed + completed,
             dismissed=tally.dismissed + dismissed,
             dwell_s_sum=tally.dwell_s_sum + dwell_s,
-            dwell_n=tally.dwell_n + (0 if dwell_ms is None else 1),
+            dwell_n=tally.dwell_n + int(dwell_ms is not None),
             hour_x=tally.hour_x + completed * math.cos(angle),
             hour_y=tally.hour_y + completed * math.sin(angle),
         )
@@ -74,7 +74,8 @@ class Tallies:
     def features(self, category: str | None, hour: float) -> tuple[float, float, float, float, float]:
         """Return completion, dismissal, dwell, hour alignment and volume of a category.
 
-        The first three are shrunk to the user's rates. Without a category they are the user's rates, and the others 0.
+        The first three are rates, shrunk to the user's rates; dwell is a share of MAX_DWELL_S. The alignment is near 1
+        if tips were completed at this hour. Without a category, the rates are the user's, and the others 0.
         """
         completion, dismissal, dwell = self._overall_rates()
         if not category:
@@ -91,9 +92,8 @@ class Tallies:
         )
 
     def _overall_rates(self) -> tuple[float, float, float]:
-        """Return the user's completion, dismissal and dwell over all categories, shrunk to the rates of a new user."""
         if self._overall is None:
-            # Summed in a fixed order: after a restart, the loaded tallies must give exactly the same floats.
+            # Sum in a fixed order: after a restart, the loaded tallies must give exactly the same floats.
             tallies = [self.by_category[name] for name in sorted(self.by_category)]
             seen = sum(tally.seen for tally in tallies)
             completed = sum(tally.completed for tally in tallies)

@@ -8,12 +8,11 @@ from typing import Any
 from tipbench.charts import LIGHT, Theme, import_altair
 
 _WIDTH, _HEIGHT = 640, 260  # pixels
-# Lengths of dashes and gaps in pixels, one pattern per policy.
-_DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4])
+_DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4])  # lengths of dashes and gaps in pixels
 
 
 def curves_chart(result: Mapping[str, Any], theme: Theme = LIGHT, *, width: int = _WIDTH) -> Any:
-    """Return a chart with one line per policy: the mean reward up to each round. Lines differ in colour and dash."""
+    """Return a chart with one line per policy: the mean reward up to each round."""
     alt = import_altair()
     names = [policy["name"] for policy in result["policies"]]
     rows = [

@@ -1,14 +1,14 @@
 """Off-policy evaluation: estimates the value of a target policy from the logged decisions of another policy.
 
-w is the target probability / logged probability of the chosen candidate, r the reward, q̂ a reward model, and π(a) the
-target probability of the candidate a:
+π(a) is the target policy's probability of the candidate a. For the chosen candidate, w is this probability divided by
+the logged one. r is the reward, and q̂ a reward model:
 
     IPS    mean of w·r                                      Horvitz and Thompson 1952
     SNIPS  Σ w·r / Σ w                                      Swaminathan and Joachims 2015
     DM     mean of Σₐ π(a)·q̂(a)                             as biased as q̂, so it is reported but never decides
     DR     mean of Σₐ π(a)·q̂(a) + w·(r − q̂(chosen))         Dudík, Langford and Li 2011
 
-Decisions of one user are not independent, so intervals are clustered by user (linearised sums, Student-t).
+Decisions of one user are not independent, so intervals are clustered by user (linearised, Student-t).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tipbench.serve.request import local_time
 from tipbench.serve.tallies import Tallies
 from tipbench.simulate.world import Floats, Ints
 
-FOLDS = 5  # groups of users, for the cross-fitted reward model
+FOLDS = 5  # groups of users, for cross-fitting the reward model
 MIN_TIPS = 30  # tips needed for a rank correlation
 _BOOTSTRAP_SAMPLES = 2000
 
@@ -91,7 +91,7 @@ ESTIMATORS: dict[str, Callable[[LoggedDecisions], Estimate]] = {
 
 @dataclass(frozen=True)
 class WeightDiagnostics:
-    """Shows whether the weights can be trusted: their mean should be near 1, and the effective sample large."""
+    """Diagnostics of the weights: their mean should be near 1, and the effective sample large."""
 
     mean_weight: Estimate
     largest_weight: float
@@ -102,13 +102,13 @@ class WeightDiagnostics:
     def is_plausible(self) -> bool:
         """True if the mean weight is within 3 clustered standard errors of 1."""
         error = abs(self.mean_weight.mean - 1)
-        if error <= 1e-9:  # a rounding error: if both policies are the same, all weights are 1, without spread
+        if error <= 1e-9:  # a rounding error; the weights of two equal policies have a standard error of 0
             return True
         return self.mean_weight.se is not None and error <= 3 * self.mean_weight.se
 
 
 def weight_diagnostics(log: LoggedDecisions) -> WeightDiagnostics:
-    """Return the diagnostics of the importance weights."""
+    """Compute the diagnostics of the importance weights."""
     weights = log.weights
     squares = float((weights**2).sum())
     return WeightDiagnostics(
@@ -139,26 +139,26 @@ class ReplayedDecision:
 
 
 def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None) -> list[ReplayedDecision]:
-    """Return the decisions of the log that have a reward, in the order of the rewards, replayed for the target policy.
+    """Return the rewarded decisions of the log, in the order of their rewards, replayed for the target policy.
 
-    The target's probabilities are computed from the logged requests, after learning the same user's earlier rewards.
-    Raises UsageError for decisions without probabilities.
+    The target policy learns each user's earlier rewards first. Raises UsageError for decisions without probabilities.
     """
     users: dict[str, int] = {}  # index of each user
-    ridges: dict[str, Ridge] = {}
-    tallies: dict[str, Tallies] = {}
-    waiting: dict[tuple[str, str], ReplayedDecision] = {}  # by user and event: decisions without a reward yet
+    ridges: dict[str, Ridge] = {}  # by user
+    tallies: dict[str, Tallies] = {}  # by user
+    waiting: dict[tuple[str, str], ReplayedDecision] = {}  # for a reward; by user and event
     rewarded: list[ReplayedDecision] = []
     for entry in entries:
-        user, event = entry.user, (entry.user, entry.event or "")
+        user = entry.user
+        key = (user, entry.event or "")
         if entry.kind == "reset":
             ridges.pop(user, None)
             tallies.pop(user, None)
-            waiting = {(owner, other): rest for (owner, other), rest in waiting.items() if owner != user}
+            waiting = {(owner, event): rest for (owner, event), rest in waiting.items() if owner != user}
         elif entry.kind == "score":
             body, candidates = entry.body, entry.body["request"]["candidates"]
-            logged = body.get("probabilities")
-            if not logged or len(logged) != len(candidates) or not all(0 < p <= 1 for p in logged):
+            probabilities = body.get("probabilities")
+            if not probabilities or len(probabilities) != len(candidates) or not all(0 < p <= 1 for p in probabilities):
                 raise UsageError(
                     f"Entry {entry.seq} of the event log has no probabilities, so no other policy can be valued from "
                     "it. Use decisions that `tipbench serve` logged."
@@ -167,18 +167,18 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
             moment = local_time(body["at"])
             features = target.features.matrix(body["request"], candidates, moment, tallies.setdefault(user, Tallies()))
             ridge = ridges.setdefault(user, target.ridge(prior))
-            waiting[event] = ReplayedDecision(
+            waiting[key] = ReplayedDecision(
                 user=users.setdefault(user, len(users)),
                 policy=entry.policy or "",
                 chosen=chosen,
-                logged_probability=logged[chosen],
+                logged_probability=probabilities[chosen],
                 target_probabilities=target.probabilities(target.scores(features, ridge)),
                 features=features,
                 hour=hour_of(moment),
                 candidate=candidates[chosen],
             )
-        elif entry.kind == "reward" and event in waiting:
-            decision = waiting.pop(event)
+        elif entry.kind == "reward" and key in waiting:
+            decision = waiting.pop(key)
             decision.reward = float(entry.reward or 0.0)
             decision.action = entry.body.get("action")
             ridges[user].update(decision.features[decision.chosen], decision.reward)
@@ -191,8 +191,8 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
 def logged_decisions(replayed: Iterable[ReplayedDecision], logged_by: str) -> LoggedDecisions:
     """Return the decisions that the policy `logged_by` made, with estimates of a reward model.
 
-    The model is a ridge regression on the target's features with λ = 1. The estimates for a user come from a model
-    fitted to other users. Raises NotEnoughData if the policy has no decisions.
+    It is a ridge regression on the target's features with λ = 1. A user's rewards are estimated from other users.
+    Raises NotEnoughData if the policy has no decisions.
     """
     decisions = [decision for decision in replayed if decision.policy == logged_by]
     if not decisions:
@@ -212,9 +212,9 @@ def logged_decisions(replayed: Iterable[ReplayedDecision], logged_by: str) -> Lo
             q = decision.features @ theta[:-1] + theta[-1]
             q_chosen[index] = q[decision.chosen]
             q_target[index] = np.dot(decision.target_probabilities, q)
-    logged = np.array([decision.logged_probability for decision in decisions])
-    target = np.array([decision.target_probabilities[decision.chosen] for decision in decisions])
-    return LoggedDecisions(user, reward, logged, target, q_chosen, q_target)
+    logged_probability = np.array([decision.logged_probability for decision in decisions])
+    target_probability = np.array([decision.target_probabilities[decision.chosen] for decision in decisions])
+    return LoggedDecisions(user, reward, logged_probability, target_probability, q_chosen, q_target)
 
 
 # Validity of the judges: does judged quality predict completion?
@@ -233,31 +233,31 @@ class Validity:
 
 def rank_correlation(scale: str, judged: Floats, completed: Floats) -> Validity:
     """Return Spearman's rank correlation over tips, with a 95 % bootstrap interval."""
-    tips = len(judged)
-    if tips < MIN_TIPS or np.ptp(judged) == 0 or np.ptp(completed) == 0:
-        return Validity(scale, tips, None, None, None)
+    n_tips = len(judged)
+    if n_tips < MIN_TIPS or np.ptp(judged) == 0 or np.ptp(completed) == 0:
+        return Validity(scale, n_tips, correlation=None, ci_low=None, ci_high=None)
     from scipy.stats import rankdata
 
     def correlation(sampled: Ints) -> Floats:
-        """Return the correlation over the tips with these indices; a matrix gives one correlation per row."""
+        """Return the correlation over the tips with these indices; for a matrix, one correlation per row."""
         x, y = rankdata(judged[sampled], axis=-1), rankdata(completed[sampled], axis=-1)
         x -= x.mean(axis=-1, keepdims=True)
         y -= y.mean(axis=-1, keepdims=True)
         norm = np.sqrt((x**2).sum(axis=-1) * (y**2).sum(axis=-1))
         return np.asarray((x * y).sum(axis=-1) / np.where(norm > 0, norm, np.nan))
 
-    samples = np.random.default_rng(0).integers(0, tips, (_BOOTSTRAP_SAMPLES, tips))
+    samples = np.random.default_rng(0).integers(0, n_tips, (_BOOTSTRAP_SAMPLES, n_tips))
     low, high = np.nanquantile(correlation(samples), [0.025, 0.975])
-    return Validity(scale, tips, float(correlation(np.arange(tips))), float(low), float(high))
+    return Validity(scale, n_tips, float(correlation(np.arange(n_tips))), float(low), float(high))
 
 
 def judge_validity(replayed: Iterable[ReplayedDecision], scales: Mapping[str, Mapping[str, float]]) -> list[Validity]:
     """Return the rank correlation of each judged scale with the completion rate of the tips.
 
-    `scales` has the scores by scale and tip id. A composite that it does not have is taken from the logged candidate.
+    `scales` has the scores by scale and tip id. A missing composite is taken from the logged candidate.
     """
     completed: dict[str, list[bool]] = {}  # by tip id: whether the tip was completed, each time it was served
-    judged: dict[str, dict[str, float]] = {"composite": {}, **{scale: dict(by_tip) for scale, by_tip in scales.items()}}
+    judged: dict[str, dict[str, float]] = {"composite": {}, **{scale: dict(scores) for scale, scores in scales.items()}}
     for decision in replayed:
         if decision.action is None:
             continue
@@ -266,8 +266,8 @@ def judge_validity(replayed: Iterable[ReplayedDecision], scales: Mapping[str, Ma
         if decision.candidate.get("composite") is not None:
             judged["composite"].setdefault(tip, float(decision.candidate["composite"]))
     validities = []
-    for scale, by_tip in judged.items():
-        tips = sorted(set(by_tip) & set(completed))
+    for scale, scores in judged.items():
+        tips = sorted(set(scores) & set(completed))
         rates = np.array([sum(completed[tip]) / len(completed[tip]) for tip in tips])
-        validities.append(rank_correlation(scale, np.array([by_tip[tip] for tip in tips]), rates))
+        validities.append(rank_correlation(scale, np.array([scores[tip] for tip in tips]), rates))
     return validities

@@ -1,7 +1,6 @@
 """Fits the prior θ₀ that a policy starts from for a new user, and estimates how much the prior helps.
 
-θ₀ is a ridge regression pooled over users. The estimates are cross-fitted: a prior is never evaluated on the users that
-it was fitted on.
+θ₀ is the estimate of a ridge regression pooled over users. A prior is never evaluated on users that it was fitted on.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from tipbench.simulate.world import World, WorldName, load_personas
 
 MIN_USERS = 2 * FOLDS  # two in each fold
 EVALUATION_WORLDS = (WorldName.STANDARD, WorldName.NO_TASTE, WorldName.DRIFT, WorldName.LOSSY, WorldName.NULL)
-_HELD_OUT_SEED_OFFSET = 1_000_000  # added to the seed of a fit for the users that the prior is evaluated on
+_HELD_OUT_SEED_OFFSET = 1_000_000  # added to the seed, so that a prior is evaluated on new users
 
 
 class PriorGain(NamedTuple):
     """The gain of a prior in one simulated world, in reward per decision."""
 
     over_none: Estimate | None  # over starting without a prior
-    over_own: Estimate | None  # over a prior fitted in this world, so usually negative; None if it is the same prior
+    over_own: Estimate | None  # over a prior fitted in this world, usually negative; None if that is the same prior
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class FittedPrior:
 
     prior: Prior
     users: int
-    explained: Estimate | None  # reduction of the squared error per reward, cross-fitted
+    explained: Estimate | None  # reduction of the squared error per reward, for users that it was not fitted on
     gains: Mapping[str, PriorGain]  # by world; empty for a prior fitted on a log
 
     def to_json(self) -> dict[str, Any]:
@@ -64,19 +63,19 @@ def fit_from_simulation(policy: str, world: WorldName, *, users: int, rounds: in
     statistics = _simulate_statistics(policy, World(world, seed, users, rounds))
     prior = _make_prior(policy, statistics, source)
     gains = {}
-    for evaluated in dict.fromkeys((world, *EVALUATION_WORLDS)):
+    for evaluated_world in dict.fromkeys((world, *EVALUATION_WORLDS)):
         own_prior = prior
-        if evaluated is not world:
-            own_statistics = _simulate_statistics(policy, World(evaluated, seed, users, rounds))
+        if evaluated_world is not world:
+            own_statistics = _simulate_statistics(policy, World(evaluated_world, seed, users, rounds))
             own_prior = _make_prior(policy, own_statistics, source)
         arms = [Arm(POLICIES[policy], arm_prior) for arm_prior in (None, prior, own_prior)]
-        held_out_users = World(evaluated, _HELD_OUT_SEED_OFFSET + seed, users, rounds)
+        held_out_users = World(evaluated_world, _HELD_OUT_SEED_OFFSET + seed, users, rounds)
         without, with_prior, with_own = rollout(held_out_users, arms)
         over_none = mean_estimate((with_prior.reward - without.reward) / rounds)
         over_own = None
         if own_prior is not prior:
             over_own = mean_estimate((with_prior.reward - with_own.reward) / rounds)
-        gains[evaluated.value] = PriorGain(over_none, over_own)
+        gains[evaluated_world.value] = PriorGain(over_none, over_own)
     return FittedPrior(prior, users, _explained_error(statistics), gains)
 
 
@@ -115,14 +114,12 @@ def _make_prior(policy: str, statistics: RidgeStatistics, source: Mapping[str, o
 
 
 def _explained_error(statistics: RidgeStatistics) -> Estimate | None:
-    """Return how much a prior reduces the squared error per reward of users that it was not fitted on.
-
-    The error without a prior is that of the prediction 0.
-    """
+    """Estimate by cross-fitting how much a prior reduces the squared error per reward, compared with predicting 0."""
     fold = np.arange(len(statistics.moment)) % FOLDS
     reduction = np.zeros(len(fold))
     for held_out in range(FOLDS):
-        theta, in_fold = statistics.pooled_theta(fold != held_out), fold == held_out
+        theta = statistics.pooled_theta(fold != held_out)
+        in_fold = fold == held_out
         # For each user of this fold: Σ r² − Σ (r − θx)². In the subscripts, d and e are features and n is the user.
         squares = np.einsum("d,nde,e->n", theta, statistics.gram[in_fold], theta)
         reduction[in_fold] = 2 * statistics.moment[in_fold] @ theta - squares

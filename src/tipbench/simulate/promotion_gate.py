@@ -3,7 +3,7 @@
 | clause | passes when |
 |---|---|
 | a simulation win | standard world: gain ≥ 0.01 reward per decision, paired by user, and lower bound > 0 |
-| b no persona loses | every persona: lower bound > −0.01 (all must hold, so multiple testing needs no correction) |
+| b no persona loses | every persona: lower bound > −0.01 (no correction for multiple tests, as all must pass) |
 | c robust | drift, lossy and no-taste worlds: lower bound > −0.01 |
 | d logs agree | effective sample ≥ 2000, doubly robust gain: lower bound > −0.03, mean weight close to 1 |
 | e operations | fewer than 0.1 % of the shadow calls missing, no errors, same feature schema |
@@ -54,7 +54,7 @@ FULL, QUICK = Size(), Size(seeds=2, users=200, rounds=100)
 class Clause:
     """One condition of the gate; `passed` is None without enough data."""
 
-    name: str
+    name: str  # its letter and title
     passed: bool | None
     value: float | None  # the number that must be above or below the bound
     bound: float
@@ -63,7 +63,7 @@ class Clause:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a check. A quick check neither passes nor fails."""
+    """The result of a check."""
 
     candidate: str
     baseline: str
@@ -77,17 +77,17 @@ class Verdict:
 
     @property
     def passed(self) -> bool | None:
-        """True if every clause passed, False if one failed, otherwise None."""
-        results = [clause.passed for clause in self.clauses]
+        """False if a clause failed, True if all passed. None without enough data, and for a quick check."""
         if self.quick:
             return None
+        results = [clause.passed for clause in self.clauses]
         if False in results:
             return False
         return None if None in results else True
 
     @property
     def exit_code(self) -> int:
-        """0 passed, 1 failed, 3 not enough data."""
+        """0 for passed, 1 for failed, 3 for not enough data."""
         return {True: 0, False: 1, None: 3}[self.passed]
 
     @property
@@ -101,8 +101,9 @@ class Verdict:
         if self.passed is None:
             return f"Not enough data to promote {self.candidate}: see the clauses without a result."
         failed = [clause.name.split()[0] for clause in self.clauses if clause.passed is False]
-        clauses = f"{'clause' if len(failed) == 1 else 'clauses'} {join_names(failed, len(failed))}"
-        return f"{self.candidate} may not replace {self.baseline}: {clauses} failed{scope}."
+        noun = "clause" if len(failed) == 1 else "clauses"
+        names = join_names(failed, limit=len(failed))
+        return f"{self.candidate} may not replace {self.baseline}: {noun} {names} failed{scope}."
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON of `promote check --json`, also stored with the check."""
@@ -191,7 +192,6 @@ def _format_estimate(estimate: Estimate | None) -> str:
 
 
 def _all_above(name: str, gains: Mapping[str, Estimate | None]) -> Clause:
-    """Return a clause that passes if the lower bound of every gain is known and above MIN_LOWER_BOUND."""
     lower_bounds = [_lower_bound(estimate) for estimate in gains.values()]
     known = [bound for bound in lower_bounds if bound is not None]
     worst = min(known, default=None)
@@ -209,7 +209,7 @@ def _lower_bound(estimate: Estimate | None) -> float | None:
 
 
 def log_clause(log: LoggedDecisions | None, problem: str = "") -> Clause:
-    """Return clause d. Without a log, `problem` says why there is none."""
+    """Return clause d; `problem` is the reason if there is no log."""
     name, bound = "d logs agree", MIN_LOWER_BOUND_LOGGED
     if log is None:
         return Clause(name, None, None, bound, problem)
@@ -231,7 +231,7 @@ def log_clause(log: LoggedDecisions | None, problem: str = "") -> Clause:
     elif estimate.ci_low > bound:
         passed = True
     else:
-        passed = False if estimate.ci_high < bound else None
+        passed = False if estimate.ci_high < bound else None  # None: the interval includes the bound
         why += f"; the lower bound must be above {number(bound)}"
     return Clause(name, passed, estimate.ci_low, bound, why)
 
@@ -243,7 +243,7 @@ class ShadowRecord:
     expected: int  # decisions served while the shadow was on
     signals: int  # of these, decisions with a logged shadow call
     errors: int
-    same_schema: bool  # whether the newest logged decision was made with the current feature schema
+    same_schema: bool  # whether the newest logged decision has the current feature schema
 
 
 def operations_clause(record: ShadowRecord, shadow: str) -> Clause:

@@ -1,7 +1,7 @@
-"""Runs policies against a simulated world, for all users at once.
+"""Runs policies in a simulated world, for all users at once.
 
-Feature names, constants, ε, α and λ come from `tipbench.serve`. Only the arithmetic is repeated here, over arrays whose
-last axis is the user. A test checks that the decisions are the same as those of the policy server.
+The constants of features and policies come from `tipbench.serve`. Only the arithmetic is repeated here, on arrays whose
+last axis is the user. A test compares the decisions with those of the policy server.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tipbench.serve.tallies import (
 )
 from tipbench.simulate.world import ACTIONS, COMPLETED, Floats, Ints, Outcome, Round, World
 
-# A control arm, simulated only. It shows whether another policy gains by its features or just by having an intercept.
+# A control arm: shows whether another policy gains by its features or only by its intercept.
 CONTROL = "egreedy/v1+bias"
 _DISMISSED = ACTIONS.index("dismissed")
 _HOUR_COS = np.array([math.cos(math.tau * hour / 24) for hour in range(24)])
@@ -52,53 +52,54 @@ Draws = Callable[[Policy, int], Floats]  # (policy, round) → one uniform numbe
 
 @dataclass(frozen=True)
 class Arm:
-    """A policy to simulate, with its prior. An arm as in a trial; what a bandit calls an arm is a candidate here."""
+    """A policy in the simulated trial, with its prior. What bandits call an arm is a candidate here."""
 
     policy: Policy
     prior: Prior | None = None
 
     @property
     def name(self) -> str:
-        """Name of the policy."""
         return self.policy.name
 
 
 def find_arm(name: str, prior: Prior | None = None) -> Arm:
     """Return an arm by name: a policy, the control arm, or `POLICY without FEATURE` for an ablation.
 
-    FEATURE may be a pattern, such as `category_*`. `prior` is ignored unless it was fitted for the policy of this name.
+    FEATURE may be a pattern, such as `category_*`. A prior of another policy is ignored.
     Raises UsageError for an unknown name.
     """
-    base, _, left_out = name.partition(" without ")
-    if base == CONTROL:
+    policy_name, _, removed = name.partition(" without ")
+    if policy_name == CONTROL:
         policy = _with_features(POLICIES["egreedy/v1"], CONTROL, (*POLICIES["egreedy/v1"].features.names, "bias"))
-    elif base in POLICIES:
-        policy = POLICIES[base]
+    elif policy_name in POLICIES:
+        policy = POLICIES[policy_name]
     else:
-        raise UsageError(f"There is no policy {base[:60]!r}. Choose from {', '.join([*POLICIES, CONTROL])}.")
-    if left_out:
-        features = tuple(feature for feature in policy.features.names if not fnmatch(feature, left_out))
+        raise UsageError(f"There is no policy {policy_name[:60]!r}. Choose from {', '.join([*POLICIES, CONTROL])}.")
+    if removed:
+        features = tuple(feature for feature in policy.features.names if not fnmatch(feature, removed))
         return Arm(_with_features(policy, name, features))
-    return Arm(policy, prior if prior and prior.policy == name else None)
+    if prior is not None and prior.policy == name:
+        return Arm(policy, prior)
+    return Arm(policy)
 
 
 def _with_features(policy: Policy, name: str, feature_names: tuple[str, ...]) -> Policy:
-    """Return a copy of the policy with a new name and these features: its own ones, or `bias`, which is always 1."""
-    base = policy.features
+    """Return a copy with another name and these features. Each is the policy's own, or `bias`, which is always 1."""
+    own = policy.features
 
     def compute(request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:
-        rows = base.matrix(request, candidates, at, tallies)
+        rows = own.matrix(request, candidates, at, tallies)
         ones = np.ones(len(rows))
-        columns = [rows[:, base.names.index(feature)] if feature in base.names else ones for feature in feature_names]
+        columns = [rows[:, own.names.index(feature)] if feature in own.names else ones for feature in feature_names]
         by_candidate = np.stack(columns, axis=1)
         return [float(value) for value in by_candidate.ravel()]
 
-    return replace(policy, name=name, features=FeatureSet(f"{base.version} ({name})", feature_names, compute))
+    return replace(policy, name=name, features=FeatureSet(f"{own.version} ({name})", feature_names, compute))
 
 
 @dataclass(frozen=True)
 class RidgeStatistics:
-    """Sufficient statistics of a ridge regression per user, without a prior. The first axis is the user."""
+    """Sufficient statistics of a ridge regression per user, without prior and λ. The first axis is the user."""
 
     gram: Floats  # A = Σxxᵀ
     moment: Floats  # b = Σrx
@@ -124,7 +125,7 @@ class ArmTotals:
 
 
 def rollout(world: World, arms: Sequence[Arm], *, draws: Draws | None = None, record: bool = False) -> list[ArmTotals]:
-    """Run every arm in the world and return its results; with `record`, including choices and ridge statistics.
+    """Run every arm in the world; with `record`, the results have choices and ridge statistics.
 
     `draws` replaces the random numbers of the world, which are the same for every arm.
     """
@@ -136,17 +137,15 @@ def rollout(world: World, arms: Sequence[Arm], *, draws: Draws | None = None, re
             regret=np.zeros(n_users),
             reward_by_round=np.zeros(n_rounds),
             regret_by_round=np.zeros(n_rounds),
+            chosen=np.zeros((n_rounds, n_users), dtype=np.int64) if record else None,
         )
         for _ in arms
     ]
-    if record:
-        for totals in results:
-            totals.chosen = np.zeros((n_rounds, n_users), dtype=np.int64)
     for number in range(n_rounds):
         features = _RoundFeatures(world, world.round(number))
-        common_draws = world.draws(number)
+        world_draws = world.draws(number)
         for arm, learner, totals in zip(arms, learners, results, strict=True):
-            chosen = learner.choose(features, common_draws if draws is None else draws(arm.policy, number))
+            chosen = learner.choose(features, world_draws if draws is None else draws(arm.policy, number))
             outcome = world.outcome(features.round, chosen)
             learner.learn(features.round, chosen, outcome)
             totals.reward += outcome.reward
@@ -162,7 +161,7 @@ def rollout(world: World, arms: Sequence[Arm], *, draws: Draws | None = None, re
 
 
 class _RoundFeatures:
-    """One round, with the features that do not depend on the policy; they are computed on demand."""
+    """The features of a round that are the same for every arm, computed on demand."""
 
     def __init__(self, world: World, round_: Round) -> None:
         self.world = world
@@ -172,7 +171,7 @@ class _RoundFeatures:
         self._computed: dict[str, Floats] = {}
 
     def feature(self, name: str) -> Floats:
-        """Return a feature of all users, as candidates × users, or as one row if it is the same for all candidates."""
+        """Return a feature as candidates × users, or as one row if it is the same for all candidates."""
         if name not in self._computed:
             self._computed[name] = np.asarray(self._compute(name), dtype=np.float64)
         return self._computed[name]
@@ -222,7 +221,7 @@ class _RoundFeatures:
 
 
 class _UserTallies:
-    """The `serve.tallies.Tallies` of all users, in one array of fields × categories × users."""
+    """The tallies of all users, in one array: fields of `Tally` × categories × users."""
 
     FEATURES = (
         "category_completion",
@@ -239,7 +238,7 @@ class _UserTallies:
         self._flat_sums = self._sums.reshape(n_fields, -1)  # a view of the same numbers
 
     def features(self, hour_cos_sin: Floats) -> dict[str, Floats]:
-        """Return the FEATURES, each as categories × users, in a round with this `hour_cos_sin`."""
+        """Return the FEATURES at this hour, each as categories × users."""
         hour_cos, hour_sin = hour_cos_sin
         seen, completed, dismissed, dwell_s, dwell_n, hour_x, hour_y = self._sums  # the fields of Tally
         seen_overall = seen.sum(axis=0)
@@ -252,7 +251,7 @@ class _UserTallies:
             return np.asarray(np.minimum((total + CATEGORY_WEIGHT * overall) / (n + CATEGORY_WEIGHT), 1.0))
 
         dwell = dwell_s / MAX_DWELL_S
-        # The mean, over completed tips, of cos(their hour − this hour), with hours as angles; + 1 shrinks it to 0.
+        # The mean of cos(hour of a completed tip − this hour), with hours as angles; + 1 shrinks it towards 0.
         hour_alignment = np.clip((hour_cos * hour_x + hour_sin * hour_y) / (completed + 1), -1.0, 1.0)
         values = (
             category_rate(completed, seen, overall_rate(completed, seen_overall, DEFAULT_COMPLETION)),
@@ -284,21 +283,18 @@ class _UserTallies:
 
 
 class _Learner:
-    """One arm for all users: learns a ridge regression per user with Sherman–Morrison updates.
-
-    `_theta` (features × users) has the coefficients. `_v` (features × features × users) is (λI + Σxxᵀ)⁻¹. `_x` has the
-    features of the current round, as features × candidates × users.
+    """One arm: a ridge regression per user, with Sherman–Morrison updates.
 
     In the subscripts of `einsum`, d and e are features, k is the candidate and n is the user.
     """
 
     def __init__(self, world: World, arm: Arm) -> None:
-        self._policy, self._users = arm.policy, np.arange(len(world))
+        self._policy, self._user_index = arm.policy, np.arange(len(world))
         initial = arm.policy.ridge(arm.prior)
         self._lambda, self._initial_theta = initial.lam, initial.theta
-        self._theta = np.repeat(initial.theta[:, None], len(world), axis=1)
-        self._v = np.repeat(initial.v[:, :, None], len(world), axis=2)
-        self._x = np.empty((len(initial.theta), world.n_candidates, len(world)))
+        self._theta = np.repeat(initial.theta[:, None], len(world), axis=1)  # features × users
+        self._v = np.repeat(initial.v[:, :, None], len(world), axis=2)  # (λI + Σxxᵀ)⁻¹, features × features × users
+        self._x = np.empty((len(initial.theta), world.n_candidates, len(world)))  # of the current round
         uses_tallies = not set(_UserTallies.FEATURES).isdisjoint(arm.policy.features.names)
         self._tallies = _UserTallies(world) if uses_tallies else None
         self._n_rewards = np.zeros(len(world))
@@ -307,21 +303,26 @@ class _Learner:
         """Return the index of the candidate chosen for each user; `draws` are uniform numbers in [0, 1)."""
         tallied = self._tallies.features(features.round.hour_cos_sin) if self._tallies else {}
         for row, name in enumerate(self._policy.features.names):
-            self._x[row] = tallied[name].take(features.category_index) if name in tallied else features.feature(name)
+            if name in tallied:
+                self._x[row] = tallied[name].take(features.category_index)
+            else:
+                self._x[row] = features.feature(name)
         scores = np.einsum("dkn,dn->kn", self._x, self._theta)
         if self._policy.alpha:
-            variance = np.einsum("dkn,dkn->kn", np.einsum("den,ekn->dkn", self._v, self._x), self._x)
+            vx = np.einsum("den,ekn->dkn", self._v, self._x)
+            variance = np.einsum("dkn,dkn->kn", vx, self._x)
             scores += self._policy.alpha * np.sqrt(variance)
         scores = scores.round(DECIMALS)
         is_best = scores == scores.max(axis=0)
         exploration = self._policy.epsilon / len(scores)
         probabilities = exploration + (1.0 - self._policy.epsilon) / is_best.sum(axis=0) * is_best
+        # The first candidate whose cumulative probability exceeds the draw.
         chosen = (np.cumsum(probabilities, axis=0) <= draws).sum(axis=0)
         return np.asarray(np.minimum(chosen, len(scores) - 1))  # rounding errors may leave the sum below a draw
 
     def learn(self, round_: Round, chosen: Ints, outcome: Outcome) -> None:
         """Learn from the rewards that arrived."""
-        x = self._x[:, chosen, self._users]
+        x = self._x[:, chosen, self._user_index]
         arrives = round_.arrives.astype(np.float64)
         self._n_rewards += arrives
         vx = np.einsum("den,en->dn", self._v, x)
@@ -330,12 +331,12 @@ class _Learner:
         for row, factor in enumerate(step):  # row by row, without a temporary array as large as _v
             self._v[row] -= factor * vx
         if self._tallies:
-            category = round_.category[chosen, self._users]
+            category = round_.category[chosen, self._user_index]
             self._tallies.add(category, outcome, arrives, round_.hour_cos_sin)
 
     def statistics(self) -> RidgeStatistics:
         """Return the sums over the rewards that the arm has learned from."""
-        with_lambda = np.linalg.inv(self._v.transpose(2, 0, 1))  # λI + Σxxᵀ
-        moment = np.einsum("nde,en->nd", with_lambda, self._theta) - self._lambda * self._initial_theta
-        gram = with_lambda - self._lambda * np.eye(len(self._initial_theta))
+        regularized_gram = np.linalg.inv(self._v.transpose(2, 0, 1))  # λI + Σxxᵀ
+        moment = np.einsum("nde,en->nd", regularized_gram, self._theta) - self._lambda * self._initial_theta
+        gram = regularized_gram - self._lambda * np.eye(len(self._initial_theta))
         return RidgeStatistics(gram, moment, self._n_rewards)

@@ -21,7 +21,7 @@ from tipbench.simulate.rollout import CONTROL, Arm, ArmTotals, find_arm, rollout
 from tipbench.simulate.world import Floats, Ints, World, WorldName, load_personas
 
 EXPERIMENT = "tip-sim"
-CURVE_POINTS = 50  # number of rounds stored of a learning curve
+CURVE_POINTS = 50  # rounds at which a learning curve is stored
 ALL_POLICIES = (DEFAULT_POLICY, CONTROL, *(name for name in POLICIES if name != DEFAULT_POLICY))
 _MAX_DECISIONS = 400_000_000  # of all arms together; takes about 20 minutes on one core
 
@@ -46,7 +46,7 @@ class SimulationConfig(BaseModel):
         return ",".join(split_names(value)) or ",".join(ALL_POLICIES)
 
     @model_validator(mode="after")
-    def _check_names(self) -> SimulationConfig:
+    def _check_names_and_size(self) -> SimulationConfig:
         known = [*POLICIES, CONTROL]
         names = [*self.policy_names, self.ablation] if self.ablation else self.policy_names
         for name in names:
@@ -126,10 +126,12 @@ class Simulation:
     def gain(self, name: str, baseline: str | None = None, persona: int | None = None) -> Estimate | None:
         """Return the gain in reward per decision of an arm over the baseline, paired by user.
 
-        The default baseline is that of the configuration. `persona` limits the users to one persona.
+        The default baseline is the configured one. `persona` selects the users of one persona.
         """
         difference = self.arms[name].reward - self.arms[baseline or self.config.baseline].reward
-        return mean_estimate(difference if persona is None else difference[self.persona == persona])
+        if persona is not None:
+            difference = difference[self.persona == persona]
+        return mean_estimate(difference)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for `--json`, MLflow, the API and the charts."""
@@ -155,11 +157,11 @@ class Simulation:
         arm, name = result.arm, result.arm.name
 
         def estimates(persona: int | None = None) -> dict[str, Any]:
-            users = slice(None) if persona is None else self.persona == persona
+            selected = slice(None) if persona is None else self.persona == persona
             gain = None if name == self.config.baseline else self.gain(name, persona=persona)
             return {
-                "reward": estimate_json(mean_estimate(result.reward[users])),
-                "regret": estimate_json(mean_estimate(result.regret[users])),
+                "reward": estimate_json(mean_estimate(result.reward[selected])),
+                "regret": estimate_json(mean_estimate(result.regret[selected])),
                 "gain": estimate_json(gain),
             }
 
@@ -187,23 +189,20 @@ def simulate(
     workers: int | None = None,
     on_progress: Callable[[Simulation, float], None] | None = None,
 ) -> Simulation:
-    """Run the simulation.
-
-    `on_progress` is called after each seed with the results so far and the share of the seeds that are done.
-    """
+    """Run the simulation. After each seed, `on_progress` gets the results so far and the share of seeds done."""
     started = time.monotonic()
     prior_of = {prior.policy: prior for prior in priors}
     for prior in priors:
         find_arm(prior.policy).policy.check_prior(prior)
     arms = [find_arm(name, prior_of.get(name)) for name in config.arm_names]
-    done: dict[int, list[ArmTotals]] = {}  # by seed; the totals of all arms
-    persona = World(config.world, config.seed, config.users, config.rounds).persona  # the same in every seed
+    done: dict[int, list[ArmTotals]] = {}  # by seed, one for each arm
+    persona = World(config.world, config.seed, config.users, config.rounds).persona  # the same for every seed
 
     def simulate_seed(seed: int) -> list[ArmTotals]:
         return rollout(World(config.world, seed, config.users, config.rounds), arms)
 
     def results_so_far() -> Simulation:
-        by_arm = zip(*(done[seed] for seed in sorted(done)), strict=True)  # for each arm, the totals of all seeds
+        by_arm = zip(*(done[seed] for seed in sorted(done)), strict=True)  # the totals of all seeds
         return Simulation(
             config,
             {arm.name: _pool_seeds(arm, totals, config.rounds) for arm, totals in zip(arms, by_arm, strict=True)},
@@ -212,7 +211,7 @@ def simulate(
             seconds=time.monotonic() - started,
         )
 
-    pool = ThreadPoolExecutor(workers or os.cpu_count() or 1)  # not processes: numpy releases the interpreter's lock
+    pool = ThreadPoolExecutor(workers or os.cpu_count() or 1)  # threads, because numpy releases the GIL
     try:
         seeds = range(config.seed, config.seed + config.seeds)
         seed_of = {pool.submit(simulate_seed, seed): seed for seed in seeds}

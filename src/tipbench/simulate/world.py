@@ -29,18 +29,18 @@ Ints = NDArray[np.int64]
 PROFILE_KEYS = ("completion_rate_30d", "dismiss_rate_30d", "mean_dwell_ms_30d", "preferred_hour", "tip_volume_30d")
 ACTIONS = ("completed", "snoozed", "dismissed", "ignored")
 COMPLETED = ACTIONS.index("completed")
-# The reward of a completion depends on the dwell; here it is 0.
+# 0 for a completion: its reward depends on the dwell.
 _ACTION_REWARDS = np.array([REWARD_BY_ACTION.get(action, 0.0) for action in ACTIONS])
 _DWELL_LIMITS_MS, _DWELL_REWARDS = np.array(REWARD_BY_DWELL).T
 # Part of the seed of each random generator, so that the numbers for different purposes are independent.
 _USER_STREAM, _DRIFT_STREAM, _OFFER_STREAM, _OUTCOME_STREAM, _DRAW_STREAM = range(5)
 _DWELL_SCALE = 0.6  # of the log-logistic distribution of dwell times
-_DWELL_TASTE = 0.4  # standard deviation of the log median dwell between a user's categories
+_DWELL_TASTE = 0.4  # standard deviation of `Tastes.log_dwell` between a user's categories
 _RAW_BITS = 16
-_RAW_LEVELS = 2**_RAW_BITS  # offers are drawn from random integers below this number
+_RAW_LEVELS = 2**_RAW_BITS  # candidates are drawn from random integers below this number
 _STEPS_PER_POINT = 4  # composites are drawn in steps of a quarter point
 _BUSY_TASKS = 10  # a user with more open tasks is busy
-_AGE_QUANTILES = 1024  # number of equally likely task ages
+_AGE_QUANTILES = 1024  # number of task ages, all equally likely
 _LINEAR_NOISE = 0.5  # width of the uniform noise of a reward in the linear world
 # Scales of the linear world's coefficients of hour_sin, hour_cos, is_overdue, task_age_norm and priority_norm.
 _LINEAR_SCALES = (0.05, 0.05, 0.3, 0.3, 0.2)
@@ -109,7 +109,7 @@ class Tastes:
 
     utility: Floats  # added to the utility of a category's tips
     log_dwell: Floats  # logarithm of the median dwell in seconds
-    value: Floats  # mean reward of a completion
+    completion_reward: Floats  # mean reward of a completion
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class World:
         drift_normal = np.random.default_rng((seed, _DRIFT_STREAM)).standard_normal((n_users, n_tastes)).T
         self._later_tastes = self._draw_tastes(drift_normal) if self.name is WorldName.DRIFT else self._tastes
         # The linear world has no tastes, so the same random numbers can give its coefficients.
-        self._linear_theta = np.array(_LINEAR_SCALES)[:, None] * np.tanh(drift_normal[: len(_LINEAR_SCALES)])
+        self._linear_coefficients = np.array(_LINEAR_SCALES)[:, None] * np.tanh(drift_normal[: len(_LINEAR_SCALES)])
         self._task_table, self._tip_table = _utility_tables(self.personas)
         self._preferred_hour_cos_sin = _cos_sin(self._per_user("preferred_hour"))
         self._slot_hour_cos_sin = _cos_sin(np.array(self.personas.candidate["slot_hours"]))
@@ -181,7 +181,7 @@ class World:
         return len(self.persona)
 
     def draws(self, number: int) -> Floats:
-        """Return a uniform number in [0, 1) for each user, which decides the policy's random choice in this round."""
+        """Return a uniform number in [0, 1) for each user. It decides the policy's random choice in this round."""
         return np.random.default_rng((self.seed, _DRAW_STREAM, number)).random(len(self))
 
     def flat_index(self, rows: Ints) -> Ints:
@@ -195,10 +195,7 @@ class World:
         return self._parameters[key]
 
     def _make_profile(self, offset: Floats, normal: Floats) -> Floats:
-        """Return each user's `profile_features`: those of the persona with the user's random deviations.
-
-        The user's offset, which makes completions more likely, also changes the rates. The deviations are assumptions.
-        """
+        """Return the persona's profile of each user, with random deviations of assumed size."""
         table = [[persona.profile[key] for key in PROFILE_KEYS] for persona in self.personas.personas]
         completed, dismissed, dwell, hour, volume = np.array(table, dtype=np.float64)[self.persona].T
         dwell_normal, hour_normal, volume_normal = normal
@@ -213,49 +210,51 @@ class World:
         )
 
     def _draw_tastes(self, normal: Floats) -> Tastes:
-        """Return tastes drawn with standard normal numbers: one half for the utility, one half for the dwell."""
         utility_normal, dwell_normal = np.split(normal, 2)
         log_dwell = np.tile(np.log(self._per_user("dwell_s")), (len(dwell_normal), 1))
         if self.name is WorldName.NULL:
             log_dwell = np.full_like(log_dwell, log_dwell.mean())
         if self.name in (WorldName.NO_TASTE, WorldName.NULL):
-            return Tastes(np.zeros_like(utility_normal), log_dwell, _completion_value(log_dwell))
+            return Tastes(np.zeros_like(utility_normal), log_dwell, _mean_completion_reward(log_dwell))
         likes = [
             [persona.likes.get(category, 0.0) for persona in self.personas.personas]
             for category in self.personas.categories
         ]
         utility = np.array(likes)[:, self.persona] + self._per_user("taste") * utility_normal
         log_dwell = log_dwell + _DWELL_TASTE * dwell_normal
-        return Tastes(utility, log_dwell, _completion_value(log_dwell))
+        return Tastes(utility, log_dwell, _mean_completion_reward(log_dwell))
 
     def round(self, number: int) -> Round:
         """Return the decision that every user faces in this round."""
-        settings, offer, k = self.personas.settings, self.personas.candidate, self.n_candidates
+        settings, candidate, n_candidates = self.personas.settings, self.personas.candidate, self.n_candidates
         # Of each user: the hour, the open tasks and seven properties of each candidate.
         rng = np.random.default_rng((self.seed, _OFFER_STREAM, number))
-        integers = rng.integers(0, _RAW_LEVELS, (len(self), 2 + 7 * k), dtype=np.uint16)
+        integers = rng.integers(0, _RAW_LEVELS, (len(self), 2 + 7 * n_candidates), dtype=np.uint16)
         raw = np.ascontiguousarray(integers.T).astype(np.int64)
         raw_hour, raw_open_tasks = raw[:2]
-        properties = raw[2:].reshape(7, k, len(self))  # properties × candidates × users
+        properties = raw[2:].reshape(7, n_candidates, len(self))  # properties × candidates × users
         raw_category, raw_overdue, raw_age, raw_priority, raw_composite, raw_slot, raw_effort = properties
         # Of each user: whether the reward arrives, and the action and the dwell for each candidate.
-        uniform = np.random.default_rng((self.seed, _OUTCOME_STREAM, number)).random((len(self), 1 + 2 * k)).T
-        arrival_uniform, action_uniform, dwell_uniform = uniform[0], uniform[1 : 1 + k], uniform[1 + k :]
+        rng = np.random.default_rng((self.seed, _OUTCOME_STREAM, number))
+        uniform = rng.random((len(self), 1 + 2 * n_candidates)).T
+        arrival_uniform = uniform[0]
+        action_uniform, dwell_uniform = uniform[1:].reshape(2, n_candidates, len(self))
         first, last = settings["first_hour"], settings["last_hour"]
         hour = np.floor((first + (last - first) * raw_hour / _RAW_LEVELS) * 60) / 60  # whole minutes
         hour_cos_sin = _cos_sin(hour)
-        open_tasks = 1 + _pick(raw_open_tasks, offer["most_open_tasks"])
+        open_tasks = 1 + _pick(raw_open_tasks, candidate["most_open_tasks"])
         category = _pick(raw_category, len(self.personas.categories))
-        overdue = (raw_overdue < offer["overdue"] * _RAW_LEVELS).astype(np.int64)
-        ages = _age_quantiles(offer["mean_age_days"], offer["longest_age_days"])
+        overdue = (raw_overdue < candidate["overdue"] * _RAW_LEVELS).astype(np.int64)
+        ages = _age_quantiles(candidate["mean_age_days"], candidate["longest_age_days"])
         age = ages.take(_pick(raw_age, _AGE_QUANTILES))
         priority = np.ones_like(category)
-        for share in np.cumsum(offer["priorities"])[:-1]:
-            priority += raw_priority >= share * _RAW_LEVELS
-        low, high = offer["lowest_composite"], offer["highest_composite"]
+        for cumulative_share in np.cumsum(candidate["priorities"])[:-1]:
+            priority += raw_priority >= cumulative_share * _RAW_LEVELS
+        low, high = candidate["lowest_composite"], candidate["highest_composite"]
         composite_step = _pick(raw_composite, int(_STEPS_PER_POINT * (high - low)) + 1)
-        slot = _pick(raw_slot, len(offer["slot_hours"]))
-        effort = _pick(raw_effort, len(offer["efforts_min"]))
+        slot = _pick(raw_slot, len(candidate["slot_hours"]))
+        effort = _pick(raw_effort, len(candidate["efforts_min"]))
+        lost_share = settings["lost_rewards"] if self.name is WorldName.LOSSY else 0.0
         action_cdf: tuple[Floats, ...] = ()
         log_dwell = np.empty(0)
         if self.name is WorldName.LINEAR:
@@ -271,7 +270,7 @@ class World:
                 utility += _look_up(self._task_table, self.persona, overdue, priority - 1, age)
                 utility += _look_up(self._tip_table, self.persona, busy, effort, composite_step)
             utility += tastes.utility.take(taste_index)
-            mean, action_cdf = self._response(utility, tastes.value.take(taste_index))
+            mean, action_cdf = self._response(utility, tastes.completion_reward.take(taste_index))
             log_dwell = tastes.log_dwell.take(taste_index)
         return Round(
             number=number,
@@ -284,27 +283,27 @@ class World:
             age_days=age,
             priority=priority,
             composite=low + composite_step / _STEPS_PER_POINT,
-            slot_hour=np.array(offer["slot_hours"]).take(slot),
-            effort_min=np.array(offer["efforts_min"]).take(effort),
+            slot_hour=np.array(candidate["slot_hours"]).take(slot),
+            effort_min=np.array(candidate["efforts_min"]).take(effort),
             mean=mean,
             action_cdf=action_cdf,
             log_dwell=log_dwell,
             action_uniform=action_uniform,
             dwell_uniform=dwell_uniform,
-            arrives=arrival_uniform >= (settings["lost_rewards"] if self.name is WorldName.LOSSY else 0.0),
+            arrives=arrival_uniform >= lost_share,
         )
 
     def _time_utility(self, hour_cos_sin: Floats, slot: Ints) -> Floats:
         """Return each user's base utility plus the utility of the hour and of each candidate's slot."""
-        hour_match = (
-            self._preferred_hour_cos_sin[0] * hour_cos_sin[0] + self._preferred_hour_cos_sin[1] * hour_cos_sin[1]
-        )
+        hour_cos, hour_sin = hour_cos_sin
+        preferred_cos, preferred_sin = self._preferred_hour_cos_sin
+        hour_match = preferred_cos * hour_cos + preferred_sin * hour_sin
         by_hour = self._base + self._per_user("hour") * np.exp(4 * (hour_match - 1))
         slot_match = np.maximum(self._slot_hour_cos_sin.T @ hour_cos_sin, 0.0)  # slots × users
         by_slot = by_hour + self._per_user("slot") * slot_match**2
         return np.asarray(by_slot.take(self.flat_index(slot)))
 
-    def _response(self, utility: Floats, value: Floats) -> tuple[Floats, tuple[Floats, ...]]:
+    def _response(self, utility: Floats, completion_reward: Floats) -> tuple[Floats, tuple[Floats, ...]]:
         """Return the mean reward and the `action_cdf` of each candidate; personas.toml has the formula."""
         snooze, dismiss = self._per_user("snooze"), self._per_user("dismiss")
         if self.name is WorldName.NULL:
@@ -313,12 +312,13 @@ class World:
         scale = 1 / (completed + snoozed + dismissed + 1.0)  # from weights to probabilities; ignored has the weight 1
         completed, snoozed, dismissed = completed * scale, snoozed * scale, dismissed * scale
         not_dismissed = completed + snoozed
-        mean = completed * value + REWARD_BY_ACTION["snoozed"] * snoozed + REWARD_BY_ACTION["dismissed"] * dismissed
+        snooze_reward, dismiss_reward = REWARD_BY_ACTION["snoozed"], REWARD_BY_ACTION["dismissed"]
+        mean = completed * completion_reward + snooze_reward * snoozed + dismiss_reward * dismissed
         return mean, (completed, not_dismissed, not_dismissed + dismissed)
 
     def _linear_mean(self, hour_cos_sin: Floats, overdue: Ints, age: Ints, priority: Ints) -> Floats:
         hour_cos, hour_sin = hour_cos_sin
-        by_sin, by_cos, by_overdue, by_age, by_priority = self._linear_theta
+        by_sin, by_cos, by_overdue, by_age, by_priority = self._linear_coefficients
         task = by_overdue * overdue + by_age * np.minimum(age / MAX_AGE_DAYS, 1.0) + by_priority * (priority - 1) / 3
         return np.asarray(by_sin * hour_sin + by_cos * hour_cos + task)
 
@@ -341,18 +341,18 @@ class World:
 
 def rewards(action: Ints, dwell_ms: Floats) -> Floats:
     """Return the reward of each action by the rules of `serve.policy`. Only completed actions have a dwell."""
-    # Without the last limit, which is infinite, a missing dwell (NaN) also gets a valid index.
+    # The last limit is infinite. Without it, a missing dwell (NaN) also gets a valid index.
     by_dwell = _DWELL_REWARDS.take(np.searchsorted(_DWELL_LIMITS_MS[:-1], dwell_ms, side="right"))
     return np.where(action == COMPLETED, by_dwell, _ACTION_REWARDS.take(action))
 
 
-def _completion_value(log_dwell: Floats) -> Floats:
+def _mean_completion_reward(log_dwell: Floats) -> Floats:
     """Return the mean reward of a completion; `log_dwell` is the log median of its log-logistic dwell in seconds."""
     _, last_reward = REWARD_BY_DWELL[-1]
     mean = np.full(log_dwell.shape, last_reward)
     for (limit_ms, reward), (_, next_reward) in pairwise(REWARD_BY_DWELL):
-        below_limit = _sigmoid((np.log(limit_ms / 1000) - log_dwell) / _DWELL_SCALE)  # a probability
-        mean += (reward - next_reward) * below_limit
+        probability_below = _sigmoid((np.log(limit_ms / 1000) - log_dwell) / _DWELL_SCALE)
+        mean += (reward - next_reward) * probability_below
     return mean
 
 
@@ -362,17 +362,17 @@ def _utility_tables(personas: Personas) -> tuple[Floats, Floats]:
     def parameter(key: str) -> Floats:
         return personas.column(key)[:, None, None, None]
 
-    offer = personas.candidate
+    candidate = personas.candidate
     overdue, priority = np.arange(2)[:, None, None], np.arange(4)[:, None] / 3
-    age = np.arange(offer["longest_age_days"] + 1)
+    age = np.arange(candidate["longest_age_days"] + 1)
     task = (
         parameter("overdue") * overdue * (1 + priority) / 2
         - parameter("priority_curve") * (priority - parameter("priority_peak")) ** 2
         + parameter("age") * np.tanh(age / 7)
     )
-    busy, effort = np.arange(2)[:, None, None], np.array(offer["efforts_min"])[:, None]
+    busy, effort = np.arange(2)[:, None, None], np.array(candidate["efforts_min"])[:, None]
     step = 1 / _STEPS_PER_POINT
-    composite = np.arange(offer["lowest_composite"], offer["highest_composite"] + step, step)
+    composite = np.arange(candidate["lowest_composite"], candidate["highest_composite"] + step, step)
     quality = (composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF_RANGE
     tip = parameter("load") * busy * (1 - effort / 15) + parameter("quality") * (quality - quality**3 / 3)
     return task, tip
@@ -388,7 +388,7 @@ def _look_up(table: Floats, *indices: Ints) -> Floats:
 
 @lru_cache(maxsize=8)
 def _age_quantiles(mean_days: float, longest_days: int) -> Ints:
-    """Return quantiles of the exponential distribution of a task's age, in whole days."""
+    """Return equally likely ages of a task in whole days, from an exponential distribution."""
     shares = (np.arange(_AGE_QUANTILES) + 0.5) / _AGE_QUANTILES
     return np.minimum(-mean_days * np.log1p(-shares), longest_days).astype(np.int64)
 
@@ -399,10 +399,7 @@ def _pick(raw: Ints, count: int) -> Ints:
 
 
 def _cos_sin(hours: Floats) -> Floats:
-    """Return cosine and sine of each hour's angle.
-
-    The scalar product of two hours is 1 if they are the same, and −1 if they are twelve hours apart.
-    """
+    # The scalar product of two hours is 1 if they are equal, and −1 if they are twelve hours apart.
     angle = 2 * np.pi / 24 * hours
     return np.stack([np.cos(angle), np.sin(angle)])
 

@@ -67,8 +67,7 @@ def create_app(
 ) -> FastAPI:
     """Create the application. `store` replaces the configured MLflow; `routers` are added after the API's.
 
-    `runners` execute jobs, by name; by default this machine, and Airflow if it is configured. The application
-    supervises jobs while it is served; jobs keep running when it stops.
+    `runners` (by name) execute jobs: by default this machine, and Airflow if configured. Jobs outlive the application.
     """
     with settings.add_source_to_errors():
         webhook_options = read_webhook_options(settings)
@@ -79,7 +78,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # FastAPI builds a router's routes when it is matched for the first time. Match once, so that no request waits.
+        # FastAPI builds a router's routes at the first match. Match here, so that no request waits.
         for route in app.router.routes:
             route.matches({"type": "http", "method": "GET", "path": ""})
         panel.jobs.supervisor.start()
@@ -122,10 +121,7 @@ def make_panel(
     store: RunStore | None = None,
     runners: Mapping[str, Runner] | None = None,
 ) -> tuple[Panel, Database]:
-    """Return everything the handlers need, and the panel's database, which the caller closes.
-
-    Raises UsageError for an invalid setting or file, before any request.
-    """
+    """Return the panel and its database, which the caller closes. Raises UsageError for an invalid setting or file."""
     settings.collect_config({})  # raises for an invalid setting
     database = panel_database(settings.home)
     sessions = Sessions(load_key(settings.home), database, life_s=options.session_s)
@@ -147,8 +143,7 @@ def make_panel(
 
 
 def _register_metrics(panel: Panel) -> None:
-    """Register the metrics of jobs, caches and event streams."""
-    queries, jobs, register = panel.queries, panel.jobs.store, panel.metrics.register
+    queries, job_store, register = panel.queries, panel.jobs.store, panel.metrics.register
     caches = {
         "snapshots": queries.snapshots,
         "counts": queries.counts,
@@ -162,12 +157,13 @@ def _register_metrics(panel: Panel) -> None:
         return hits | misses
 
     def jobs_by_state() -> dict[Labels, float]:
-        return {labels(state=state.value): float(count) for state, count in jobs.counts().items()}
+        return {labels(state=state.value): float(count) for state, count in job_store.counts().items()}
+
+    def queued_jobs() -> dict[Labels, float]:
+        return {labels(): float(job_store.counts()[JobState.QUEUED])}
 
     register("tipbench_info", "gauge", "Always 1.", lambda: {labels(version=tipbench.__version__): 1.0})
     register("tipbench_cache_requests_total", "counter", "Cache lookups.", cache_requests)
     register("tipbench_jobs", "gauge", "Jobs by state.", jobs_by_state)
-    register(
-        "tipbench_queue_length", "gauge", "Queued jobs.", lambda: {labels(): float(jobs.counts()[JobState.QUEUED])}
-    )
+    register("tipbench_queue_length", "gauge", "Queued jobs.", queued_jobs)
     register("tipbench_event_streams", "gauge", "Open event streams.", lambda: {labels(): float(panel.streams.n_open)})

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tipbench.web.deps import Panel
 
 log = logging.getLogger("tipbench.web")
-EVERYBODY = "*"  # in place of a judge's name: all judges
+EVERYBODY = "*"  # as a judge's name: all judges
 MAX_TOKEN_LENGTH = 256
 MAX_LIFE_S = 10 * 366 * 86400  # ten years
 _TOKEN_ID_BYTES = 6
@@ -43,7 +43,7 @@ _LAST_USED_INTERVAL_S = 60  # minimum time between two updates of a token's last
 _TOKEN_PATTERN = re.compile(r"tipbench_([0-9a-f]{12})_[A-Za-z0-9_-]{43}", re.ASCII)
 _LIFETIME_PATTERN = re.compile(r"([1-9][0-9]{0,5})([mhdw])", re.ASCII)
 _UNIT_S = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_UNKNOWN_HASH = hashlib.sha256(b"no token has this hash").hexdigest()  # compared with if there is no stored hash
+_DUMMY_HASH = hashlib.sha256(b"no token has this hash").hexdigest()
 _COLUMNS = "id, role, name, created, expires, revoked, last_used"
 
 
@@ -51,7 +51,7 @@ class Role(StrEnum):
     """Role of a token."""
 
     ADMIN = "admin"  # full access
-    JUDGE = "judge"  # only its own sheets and batches; nothing that unblinds
+    JUDGE = "judge"  # only its own sheets and batches, blind
     APP = "app"  # only the policy server; the panel rejects it everywhere
 
 
@@ -105,9 +105,9 @@ class TokenStore:
         return token, secret
 
     def same_judge_ids(self, token: Token) -> list[str]:
-        """Return the ids of the other active tokens of this judge; empty if it is not a judge's token.
+        """Return the ids of this judge's other active tokens; empty if it is not a judge's token.
 
-        Tokens with the same name are one judge's: their scores are stored under that name.
+        Tokens with the same name are one judge's, because scores are stored by name.
         """
         if token.role is not Role.JUDGE:
             return []
@@ -121,11 +121,11 @@ class TokenStore:
         if match:
             statement = f"SELECT sha256, {_COLUMNS} FROM tokens WHERE id = ?"  # noqa: S608 - columns are fixed
             rows = self._database.execute(statement, (match[1],))
-        token, stored_hash = None, _UNKNOWN_HASH
+        token, stored_hash = None, _DUMMY_HASH
         if rows:
             stored_hash, *columns = rows[0]
             token = _read_token(columns)
-        # Compares also if the id is unknown, so that response times do not reveal which ids exist.
+        # For an unknown id, compare with a dummy, so that response times do not reveal which ids exist.
         is_same = hmac.compare_digest(digest(secret), stored_hash)
         if not is_same or token is None or not self.is_active(token):
             return None
@@ -157,15 +157,11 @@ class TokenStore:
         return any(token.role is Role.ADMIN and self.is_active(token) for token in self.all())
 
     def is_active(self, token: Token) -> bool:
-        """Whether a token is neither expired nor revoked."""
         return token.state(self.clock()) == "active"
 
 
 def create_token(store: TokenStore, role: str, name: str, lifetime: str) -> dict[str, Any]:
-    """Create a token and return its JSON, with the secret and the ids of the same judge's other tokens.
-
-    Raises UsageError if the name or the lifetime is invalid.
-    """
+    """Create a token and return its JSON, with its secret. Raises UsageError if the name or lifetime is invalid."""
     token, secret = store.create(Role(role), name, life_s=parse_lifetime(lifetime))
     return {**token.to_json(store.clock()), "token": secret, "same_judge": store.same_judge_ids(token)}
 
@@ -239,10 +235,7 @@ class Sessions:
         return f"{body}.{_base64url(self._sign(b'session', body.encode()))}"
 
     def authenticate(self, value: str) -> Session | None:
-        """Return the session of a cookie value.
-
-        Returns None if the signature is invalid, or if the session has expired or ended.
-        """
+        """Return the session of a cookie value. None if the signature is invalid or the session expired or ended."""
         body, _, signature = value.partition(".")
         if len(value) > MAX_COOKIE_LENGTH or not value.isascii():
             return None
@@ -269,7 +262,6 @@ class Sessions:
         return _base64url(self._sign(b"csrf", session.id.encode()))
 
     def is_csrf_token(self, session: Session, text: str) -> bool:
-        """Whether `text` is the CSRF token of this session."""
         return hmac.compare_digest(self.csrf(session).encode(), text.encode("utf-8", "surrogatepass"))
 
     def _sign(self, purpose: bytes, message: bytes) -> bytes:
@@ -303,7 +295,7 @@ def _base64url(content: bytes) -> str:
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_OPERATOR_PREFIX = "environment-"  # begins the token id of TIPBENCH_ADMIN_TOKEN, which is not in the TokenStore
+_OPERATOR_PREFIX = "environment-"  # of the token id of TIPBENCH_ADMIN_TOKEN, a token that is not stored
 _REJECTED = "The token is invalid, expired or revoked. Create one with `tipbench token create`."
 
 # For the OpenAPI document only; `authenticate` reads the credentials itself.
@@ -318,7 +310,7 @@ _cookie = APIKeyCookie(
 
 @dataclass(frozen=True)
 class Identity:
-    """An authenticated client. `session` is None unless it authenticated with a cookie."""
+    """An authenticated client. `session` is None if it authenticated with a token."""
 
     name: str
     role: Role
@@ -327,7 +319,7 @@ class Identity:
 
     @property
     def is_judge(self) -> bool:
-        """Whether the role is judge; judges must not see anything that unblinds."""
+        """Whether the role is judge: pages must keep a judge blind."""
         return self.role is Role.JUDGE
 
 
@@ -339,7 +331,7 @@ POLICY_SERVER_REFUSED_ROLES = {
 
 
 class TokenGuard:
-    """Authenticates tokens. Rejects tokens of the `refused` roles with the message of the role."""
+    """Authenticates tokens. `refused` maps rejected roles to the error message."""
 
     def __init__(
         self, tokens: TokenStore, limiter: LoginLimiter, admin_token: str | None, refused: Mapping[Role, str]
@@ -371,10 +363,7 @@ class TokenGuard:
 
     @staticmethod
     def _operator(admin_hash: str) -> Identity:
-        """Return the operator's identity.
-
-        Its token id is derived from TIPBENCH_ADMIN_TOKEN, so that changing the token ends all sessions created with it.
-        """
+        """Return the operator's identity. A new TIPBENCH_ADMIN_TOKEN changes its token id and so ends old sessions."""
         return Identity("operator", Role.ADMIN, f"{_OPERATOR_PREFIX}{admin_hash[:16]}")
 
 
@@ -432,7 +421,10 @@ async def admit_request(
     async with panel.concurrency.request(identity):
         if identity.session is not None and request.method not in SAFE_METHODS:
             check_origin(request, panel.options.hosts)
-            csrf = request.headers.get(CSRF_HEADER) or (await read_form(request)).get(CSRF_FIELD)
+            csrf = request.headers.get(CSRF_HEADER)
+            if not csrf:
+                form = await read_form(request)
+                csrf = form.get(CSRF_FIELD)
             if not panel.authenticator.sessions.is_csrf_token(identity.session, csrf or ""):
                 raise Forbidden(
                     f"A change with a session cookie needs the CSRF token in the header {CSRF_HEADER} or the form "
@@ -452,7 +444,7 @@ def require_admin(identity: Annotated[Identity, Depends(admit_request)]) -> Iden
 
 
 def require_judge(identity: Annotated[Identity, Depends(admit_request)]) -> Identity:
-    """Require a role that may judge. Judges and admins may, and `authenticate` rejects all other roles."""
+    """Require the role judge or admin; `authenticate` rejects all other roles."""
     return identity
 
 
@@ -471,15 +463,12 @@ def session_cookie(request: Request) -> str:
 
 
 def cookie_name(request: Request) -> str:
-    """Return the session cookie's name.
-
-    Over TLS, the prefix `__Host-` prevents other hosts of the domain from setting the cookie.
-    """
+    """Return the session cookie's name. Over TLS, `__Host-` prevents other hosts of the domain from setting it."""
     return f"__Host-{COOKIE}" if request.url.scheme == "https" else COOKIE
 
 
 def check_origin(request: Request, hosts: Hosts) -> None:
-    """Raise Forbidden for a cross-site request. Without `Origin` and `Sec-Fetch-Site`, it is not from a browser."""
+    """Raise Forbidden for a cross-site request. Clients other than browsers send neither of the two headers."""
     origin = request.headers.get("origin")
     fetch_site = request.headers.get("sec-fetch-site", "same-origin")
     is_foreign = origin is not None and not hosts.same_origin(origin, request.headers.get("host", ""))

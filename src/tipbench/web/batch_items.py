@@ -196,11 +196,11 @@ class SheetItems:
         content = self.blank_content(item)
         if request.format_ok is not None:
             content["format_ok"] = request.format_ok
-        for tip, scored in zip(content["tips"], request.tips, strict=False):  # the request has all tips, or none
-            tip["scores"] |= scored.scores
-            if scored.overlong is not None:
-                tip["overlong"] = scored.overlong
-            tip["note"] = scored.note.replace("\r\n", "\n").replace("\r", "\n")
+        for tip, requested in zip(content["tips"], request.tips, strict=False):  # the request has all tips, or none
+            tip["scores"] |= requested.scores
+            if requested.overlong is not None:
+                tip["overlong"] = requested.overlong
+            tip["note"] = requested.note.replace("\r\n", "\n").replace("\r", "\n")
         tips = tuple(SheetTip(tip["tip"], tip["rationale"], tip["overlong"]) for tip in item["tips"])
         exported = TipItem(item["item"], item["scenario"], item["format_ok"], tips)
         result = check_item(self.fill(item, content), exported, rubric_of(self.raw))
@@ -213,7 +213,6 @@ class SheetItems:
         return content
 
     def _check_complete(self, content: Mapping[str, Any]) -> None:
-        """Raise Invalid with the first score that is missing."""
         for index, tip in enumerate(content["tips"]):
             for scale in self._scales:
                 if tip["scores"][scale.name] is None:
@@ -290,20 +289,20 @@ def item_of(batch_items: BatchItems, item_id: str) -> RawItem:
 
 
 def parse_judgement(batch_items: BatchItems, item: RawItem, request: ItemRequest) -> ItemJudgement:
-    """Return the judgement in a request. Raises Invalid with the wrong field."""
+    """Return the judgement in a request. Raises Invalid."""
     reason = ""
     if request.state is State.SKIPPED:
         reason = " ".join(request.reason.split())
         if not reason or not reason.isprintable():
             raise Invalid("reason must say why the item is skipped.", path="body.reason")
     content = batch_items.parse_content(item, request)
-    if request.state is State.EMPTY:  # cleared: the request is validated, but nothing of it is saved
+    if request.state is State.EMPTY:  # the judge cleared the item: the rest of the request is validated but not saved
         content = batch_items.blank_content(item)
     return ItemJudgement(request.state, canonical_json(content), reason)
 
 
 def answer_shape(batch_items: BatchItems, item: RawItem, saved: ItemVersion | None) -> AnswerShape:
-    """Return the field `answer` of a response, which is a judgement; `saved` is None for an untouched item."""
+    """Return the judgement of an item as the field `answer` of a response; `saved` is None for an untouched item."""
     if saved is None:
         blank = batch_items.content_json(item, batch_items.blank_content(item))
         return AnswerShape(version=0, state="empty", reason="", seconds=0.0, updated=None, can_undo=False, **blank)
@@ -319,7 +318,7 @@ def answer_shape(batch_items: BatchItems, item: RawItem, saved: ItemVersion | No
 
 
 def filled_file(batch_items: BatchItems, judge: str, versions: Mapping[str, ItemVersion]) -> dict[str, Any]:
-    """Return the file with the submitted items filled in; `versions` is by item id. Other items stay blank."""
+    """Return the exported file with the submitted items filled in; `versions` is by item id."""
     items: list[RawItem] = []
     for item in batch_items.raw["items"]:
         saved = versions.get(item["item"])
@@ -367,7 +366,7 @@ def rubric_json(rubric: Rubric) -> dict[str, Any]:
 
 
 def canonical_json(value: object) -> str:
-    """Return JSON that is equal for equal values; escapes lone surrogates, which SQLite cannot store."""
+    """Return JSON that is equal for equal values. Lone surrogates are escaped, because SQLite cannot store them."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace").decode()
 

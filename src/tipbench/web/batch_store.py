@@ -49,8 +49,8 @@ class Cause(StrEnum):
 class Batch:
     """A sheet judged in the browser. Times are Unix seconds."""
 
-    sheet: str
-    server: str  # identity of the MLflow server that stores the sheet; the column is called `place`
+    sheet: str  # its id, which is also the id of the batch
+    server: str  # identity of the MLflow server that stores the sheet; in the column `place`
     experiment: str
     judge: str
     kind: Kind
@@ -67,31 +67,28 @@ class Batch:
 
 @dataclass(frozen=True)
 class ItemJudgement:
-    """What a judge has entered for an item. `content` is canonical JSON: scores, flags and notes, or the winner."""
+    """What a judge has entered for an item."""
 
     state: State
-    content: str
+    content: str  # canonical JSON: scores, flags and notes, or the winner of a duel
     reason: str = ""  # why the item is skipped
 
 
 @dataclass(frozen=True)
 class ItemVersion:
-    """A version of an item.
-
-    `parent` is the version that undo restores: 0 is the untouched item, None means that there is nothing to undo.
-    """
+    """A version of an item."""
 
     item: str
     version: int
-    parent: int | None
+    parent: int | None  # the version that undo restores: 0 is the untouched item; None if there is nothing to undo
     cause: Cause
     judgement: ItemJudgement
     seconds: float = 0.0  # spent on the item so far
     updated: float = 0.0  # Unix seconds
 
-    def made_by(self, cause: Cause, version: int) -> bool:
-        """Whether `cause` on `version` creates this version. If the same request comes again, it is a retry."""
-        return (self.cause, self.version) == (cause, version + 1)
+    def is_result_of(self, cause: Cause, version: int) -> bool:
+        """Return whether `cause` created this version from `version`. The same request again is then a retry."""
+        return self.cause == cause and self.version == version + 1
 
 
 class VersionConflict(Exception):
@@ -121,7 +118,7 @@ class BatchStore:
     # batches
 
     def add(self, batch: Batch, content: str) -> Batch:
-        """Save a new batch; `content` is the public part of its sheet, as JSON. Reopens the batch if it exists."""
+        """Save a new batch, or reopen it if it exists. `content` is the part of its sheet that judges see, as JSON."""
         now = self._clock()
         with self._database.transaction() as db:
             db.execute(
@@ -137,7 +134,7 @@ class BatchStore:
         return next(iter(self._batches("sheet = ?", (sheet,))), None)
 
     def content(self, sheet: str) -> str:
-        """Return the public part of a batch's sheet, as JSON."""
+        """Return the part of a batch's sheet that judges see, as JSON."""
         [(content,)] = self._database.execute("SELECT content FROM batches WHERE sheet = ?", (sheet,))
         return str(content)
 
@@ -198,13 +195,13 @@ class BatchStore:
         return [_read_version(row) for row in self._database.execute(statement, (sheet, item))]
 
     def put(self, sheet: str, item: str, version: int, judgement: ItemJudgement, seconds: float) -> ItemVersion:
-        """Save the judgement of an item that the client has read as `version`. Repeating the request has no effect.
+        """Save a judgement; `version` is the item's version that the client has read. Repeating it has no effect.
 
         Raises VersionConflict if the item has another version now, Conflict if the batch is closed.
         """
         with self._database.transaction() as db:
             current = _select_item(db, sheet, item)
-            if current is not None and current.made_by(Cause.PUT, version) and current.judgement == judgement:
+            if current is not None and current.is_result_of(Cause.PUT, version) and current.judgement == judgement:
                 return current
             self._check_writable(db, sheet, current, version)
             if current is None:
@@ -220,12 +217,11 @@ class BatchStore:
     def undo(self, sheet: str, item: str, version: int, blank: str) -> ItemVersion:
         """Save the previous judgement as a new version. Each further undo goes one more step back.
 
-        `blank` is the content of an untouched item. Raises VersionConflict and Conflict like `put`, and Conflict if
-        there is no earlier version.
+        `blank` is the content of an untouched item. Raises like `put`, and Conflict if there is no earlier version.
         """
         with self._database.transaction() as db:
             current = _select_item(db, sheet, item)
-            if current is not None and current.made_by(Cause.UNDO, version):
+            if current is not None and current.is_result_of(Cause.UNDO, version):
                 return current
             self._check_writable(db, sheet, current, version)
             nothing_to_undo = Conflict(
@@ -259,7 +255,7 @@ class BatchStore:
     # idempotency keys
 
     def save_key(self, judge: str, key: str, sheet: str) -> None:
-        """Save the batch of `sheet` as the result of the judge's requests with this idempotency key."""
+        """Save which batch the judge's request with this idempotency key created."""
         with self._database.transaction() as db:
             db.execute("INSERT OR IGNORE INTO batch_keys VALUES (?, ?, ?, ?)", (judge, key, sheet, self._clock()))
             db.execute(
@@ -278,15 +274,15 @@ class BatchStore:
         return [_read_batch(row) for row in self._database.execute(statement, values)]
 
     def _check_writable(self, db: Connection, sheet: str, current: ItemVersion | None, version: int) -> None:
-        """Raise Conflict if the batch is closed, VersionConflict unless `current` has this version."""
         if _select_batch(db, sheet).status is not Status.OPEN:
             message = "This batch is closed. Reopen it to make changes."
             raise Conflict(message, code="batch_closed", path="path.sheet")
-        if version != (current.version if current else 0):
+        current_version = current.version if current else 0
+        if version != current_version:
             raise VersionConflict(current)
 
     def _write(self, db: Connection, sheet: str, saved: ItemVersion, spent_s: float) -> ItemVersion:
-        """Store a new version of an item and return it. Adds `spent_s` to the time spent on the item."""
+        """Store a new version of an item, with `spent_s` added to its seconds, and return it."""
         now = self._clock()
         # Items are judged one at a time, so their total time cannot exceed the time since the batch was opened.
         opened, recorded_s = db.execute(
@@ -298,8 +294,8 @@ class BatchStore:
         saved = replace(saved, seconds=seconds, updated=now)
         judgement = (saved.judgement.state, saved.judgement.content, saved.judgement.reason)
         row = (sheet, saved.item, saved.version, saved.parent, saved.cause, *judgement, saved.seconds, saved.updated)
+        columns = f"sheet, {_ITEM_COLUMNS}"
         for table in ("batch_items", "batch_history"):
-            columns = f"sheet, {_ITEM_COLUMNS}"
             db.execute(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)  # noqa: S608
         db.execute(
             "DELETE FROM batch_history WHERE sheet = ? AND item = ? AND version <= ?",
@@ -311,10 +307,7 @@ class BatchStore:
 
 
 def _trim_history(db: Connection, sheet: str) -> None:
-    """Delete the oldest versions in a batch's history beyond MAX_HISTORY_BYTES.
-
-    The current versions are also in `batch_items`, which is not changed.
-    """
+    """Delete the oldest versions beyond MAX_HISTORY_BYTES. The current ones are also in `batch_items`."""
     size = "LENGTH(CAST(content AS BLOB)) + LENGTH(CAST(reason AS BLOB))"
     (total,) = db.execute(f"SELECT TOTAL({size}) FROM batch_history WHERE sheet = ?", (sheet,)).fetchone()  # noqa: S608
     if total > MAX_HISTORY_BYTES:
@@ -328,7 +321,7 @@ def _trim_history(db: Connection, sheet: str) -> None:
 
 
 def _select_batch(db: Connection, sheet: str) -> Batch:
-    """Return a stored batch; batches are never deleted."""
+    """Return a batch, which exists because batches are never deleted."""
     return _read_batch(db.execute(f"SELECT {_BATCH_COLUMNS} FROM batches WHERE sheet = ?", (sheet,)).fetchone())  # noqa: S608
 
 

@@ -54,9 +54,9 @@ from tipbench.workflows.judging import duel_request, parse_drift_reason
 if TYPE_CHECKING:
     from tipbench.web.deps import Panel
 
-DEFAULT_ANSWERS = 30  # default number of answers in a new sheet; hidden controls and repeats make it about 40 items
-DEFAULT_DUELS = 40  # default number of duels in a new sheet
-_CLOSE_ATTEMPTS = 3  # a close is repeated if another tab saves an item at the same time
+DEFAULT_ANSWERS = 30  # in a new sheet; about 40 items with hidden controls and repeats
+DEFAULT_DUELS = 40  # in a new sheet
+_CLOSE_ATTEMPTS = 3  # closing is retried if another tab saves an item at the same time
 _CACHED_SHEETS = 32
 
 
@@ -92,12 +92,12 @@ class BatchService:
         *,
         kind: Kind = Kind.SHEET,
         limit: int | None = None,
-        key: str | None = None,
+        idempotency_key: str | None = None,
     ) -> BatchOpened:
         """Return the judge's open batch, or create one. Raises NotEnoughData if no cell is pending.
 
-        Only creating a batch needs MLflow. With an idempotency key, a repeated request returns the same batch, even if
-        it is closed.
+        Only creating a batch needs MLflow. A repeated request with the same idempotency key returns the same batch,
+        even if it is closed.
         """
         if requirement := name_problem(who.name):
             raise Forbidden(
@@ -105,7 +105,7 @@ class BatchService:
             )
         judge = replace(who, role=Role.JUDGE)  # admins judge blind too
         check_name(experiment)
-        earlier = self._store.find_by_key(judge.name, key) if key is not None else None
+        earlier = self._store.find_by_key(judge.name, idempotency_key) if idempotency_key is not None else None
         if earlier is not None:
             if (earlier.experiment, earlier.kind) != (experiment, kind):
                 raise Conflict(
@@ -116,13 +116,13 @@ class BatchService:
             return BatchOpened(batch=self._shape(earlier, judge), new=False)
         existing = self._find_open(judge, experiment, kind)
         if existing is not None and self._sync(existing).status is not Status.OPEN:
-            existing = self._find_open(judge, experiment, kind)  # another one, now that this one is closed
+            existing = self._find_open(judge, experiment, kind)  # the sync has closed the first one
         if existing is not None:
             batch, new = existing, False
         else:
             batch, new = self._create(judge, experiment, kind, limit)
-        if key is not None:
-            self._store.save_key(judge.name, key, batch.sheet)
+        if idempotency_key is not None:
+            self._store.save_key(judge.name, idempotency_key, batch.sheet)
         return BatchOpened(batch=self._shape(batch, judge), new=new)
 
     def page(
@@ -139,7 +139,7 @@ class BatchService:
         Admins may request the batches of another judge, or of EVERYBODY, with counts and status only.
         """
         check_name(experiment)
-        # EVERYBODY is compared too, because tokens of judges could be named `*` in earlier versions.
+        # EVERYBODY is `*`. In earlier versions, a judge's token could have this name.
         if who.is_judge and (judge == EVERYBODY or judge not in (None, who.name)):
             raise Forbidden(f"A judge's token can list only its own batches ({who.name}).", path="query.judge")
         if judge == EVERYBODY:
@@ -173,7 +173,7 @@ class BatchService:
         )
 
     def get_own(self, who: Identity, sheet: str, experiment: str | None = None) -> Batch:
-        """Return a batch of the client. Raises NotFound, or Forbidden if an admin requests another judge's batch."""
+        """Return the caller's batch. Raises NotFound, or Forbidden if an admin requests another judge's batch."""
         batch = self._get_visible(who, sheet, experiment)
         if batch.judge != who.name:
             raise Forbidden(f"This batch belongs to {batch.judge}; only its judge can edit it.", path="path.sheet")
@@ -246,8 +246,8 @@ class BatchService:
         with convert_option_errors("body"):
             why = parse_drift_reason(reason, "reason")
         batch = self._sync(self._get_visible(admin, sheet, experiment))
-        is_repeated = (batch.status, batch.accepted) == (Status.APPLIED, why)
-        if not is_repeated:
+        already_accepted = batch.status == Status.APPLIED and batch.accepted == why
+        if not already_accepted:
             self._check_held(batch)
             with self._locked_mlflow() as store:
                 result = accept_drift(store, batch.experiment, sheet, why, admin)
@@ -262,16 +262,16 @@ class BatchService:
         if not why:
             raise Invalid("note must say what to revise.", path="body.note")
         batch = self._sync(self._get_visible(admin, sheet, experiment))
-        is_repeated = (batch.status, batch.note) == (Status.OPEN, why)
-        if not is_repeated:
+        already_sent_back = batch.status == Status.OPEN and batch.note == why
+        if not already_sent_back:
             self._check_held(batch)
             batch = self._store.reopen(sheet, note=why)
         return BatchAnswer(batch=self._shape(batch, admin))
 
     def status_applied_outside(self, sheet: str) -> Status | None:
-        """Return the status in MLflow of an open batch whose scores were applied outside the panel, as from a file.
+        """Return the status in MLflow of an open batch whose scores were applied outside the panel; else None.
 
-        None if there are no such scores, or if the batch has been closed in the panel, even if it is open again.
+        None also for a batch that was closed in the panel and reopened.
         """
         batch = self._store.get(sheet)
         if batch is None or batch.status is not Status.OPEN or batch.outcome is not None:
@@ -289,10 +289,7 @@ class BatchService:
         return self._store.find_open(experiment, judge.name, kind, server)
 
     def _create(self, judge: Identity, experiment: str, kind: Kind, limit: int | None) -> tuple[Batch, bool]:
-        """Create a batch with the judge's open sheet in MLflow, or with a new sheet.
-
-        Returns the batch, and whether it is new.
-        """
+        """Create a batch from the judge's open sheet in MLflow, or from a new sheet; also return whether it is new."""
         with self._locked_mlflow() as store:
             if existing := self._find_open(judge, experiment, kind):  # opened by another tab while waiting for the lock
                 return existing, False
@@ -339,9 +336,9 @@ class BatchService:
             )
             if result["applied"] == 0 and result["held"] == 0:
                 raise NotEnoughData("No item of this batch is submitted yet. Submit an item, then close the batch.")
-            was_by_file = batch.outcome is None or batch.outcome.get("by_file")  # up to this close
-            if was_by_file and not has_submitted:
-                result["by_file"] = True  # all scores were applied from a file
+            never_scored_in_panel = batch.outcome is None or batch.outcome.get("by_file")
+            if never_scored_in_panel and not has_submitted:
+                result["by_file"] = True
             closed = self._store.close(batch, Status(result["status"]), result)
             if closed is not None:
                 return closed
@@ -361,8 +358,8 @@ class BatchService:
         if batch.status is not Status.OPEN:
             return batch
         versions = self._store.items(batch.sheet).values()
-        is_touched = any(saved.judgement.state is not State.EMPTY for saved in versions)
-        if is_touched or self.status_applied_outside(batch.sheet) is None:
+        has_judgements = any(saved.judgement.state is not State.EMPTY for saved in versions)
+        if has_judgements or self.status_applied_outside(batch.sheet) is None:
             return batch
         try:
             with self._locked_mlflow() as store:
@@ -371,14 +368,12 @@ class BatchService:
             return batch
 
     def _try_recorded_status(self, batch: Batch) -> RecordedStatus:
-        """Return `recorded_status`, or an empty one if MLflow is unavailable."""
         try:
             return recorded_status(self._panel.mlflow.open().store, batch)
         except (TipbenchError, WebError):
             return RecordedStatus()
 
     def _get_visible(self, who: Identity, sheet: str, experiment: str | None) -> Batch:
-        """Return a batch that the client may see. Raises NotFound."""
         batch = self._store.get(sheet)
         if batch is None or experiment not in (None, batch.experiment) or (who.is_judge and batch.judge != who.name):
             raise NotFound(f"You have no batch {sheet[:64]!r}.", path="path.sheet")
@@ -393,15 +388,20 @@ class BatchService:
             )
 
     def _shape(self, batch: Batch, who: Identity) -> BatchShape:
-        """Return the batch as a response for this client. Only the batch's judge sees the outcome."""
+        """Return the batch for a response. Only the batch's judge sees the outcome."""
         outcome = batch.outcome if batch.judge == who.name else None
         versions = self._store.items(batch.sheet).values()
         counts = Counter(saved.judgement.state for saved in versions)
         submitted = [saved for saved in versions if saved.judgement.state is State.SUBMITTED]
-        seconds = [saved.seconds for saved in submitted if saved.seconds > 0]
+        submitted_seconds = [saved.seconds for saved in submitted if saved.seconds > 0]
         url = f"/api/bench/judge/{quote(batch.experiment, safe='')}/batches/{batch.sheet}"
-        links = {"self": url, **{name: f"{url}/{name}" for name in ("items", "close", "reopen")}}
-        links["page"] = f"/judge/batches/{batch.sheet}"  # a dictionary: `self` cannot be a keyword argument
+        links = {  # a dictionary, because `self` cannot be a keyword argument
+            "self": url,
+            "items": f"{url}/items",
+            "close": f"{url}/close",
+            "reopen": f"{url}/reopen",
+            "page": f"/judge/batches/{batch.sheet}",
+        }
         return BatchShape(
             sheet=batch.sheet,
             experiment=batch.experiment,
@@ -417,7 +417,7 @@ class BatchService:
             updated=iso(batch.updated),
             closed=iso(batch.closed),
             seconds=round(sum(saved.seconds for saved in versions), 1),
-            minutes_per_item=median(seconds) / 60 if seconds else None,
+            minutes_per_item=median(submitted_seconds) / 60 if submitted_seconds else None,
             note=batch.note,
             accepted=batch.accepted,
             outcome=None if outcome is None else dict(outcome),
@@ -438,7 +438,6 @@ class BatchService:
 
     @contextmanager
     def _conflict_errors(self, batch_items: BatchItems, item: str) -> Iterator[None]:
-        """Convert VersionConflict into Conflict with the current item."""
         try:
             yield
         except VersionConflict as exc:

@@ -1,4 +1,4 @@
-"""Board queries for the API and the pages: parameters, URLs, charts, and the comparison of two rows by scenario."""
+"""Board queries: parameters, URLs, charts, and the comparison of two rows by scenario."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from tipbench.web.errors import NotFound, convert_option_errors, convert_validat
 from tipbench.web.queries import Queries, experiment_path, quote_path, revision
 from tipbench.workflows.board import BoardQuery, board_query
 
-# Characters of a query parameter. In lists, `Query` limits only the number of values, so longer values are cut; no
-# stored name is that long.
+# Characters of a query parameter. For a list, `Query` limits only the number of values. Longer values are cut;
+# no stored name is that long.
 _MAX_LENGTH = 500
 
 
@@ -81,13 +81,13 @@ _FONTS = (
     '<style>text{font-family:Arial,"Liberation Sans",Arimo,Helvetica,"Nimbus Sans","DejaVu Sans Condensed",sans-serif}'
     "</style>"
 )
-# A page requests three charts at once; drawing one at a time leaves a core for other requests.
+# A page requests three charts at once. Drawing one at a time leaves a core for other requests.
 drawing_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
 class ChartQuery:
-    """A chart of a board."""
+    """The kind and style of a chart."""
 
     kind: ChartKind
     theme: ThemeName = "light"
@@ -96,7 +96,7 @@ class ChartQuery:
 
 @dataclass(frozen=True)
 class Facets:
-    """Values that an experiment's cells can be filtered by. They do not depend on the current filter."""
+    """Values that an experiment's cells can be filtered by, independent of the current filter."""
 
     cells: int
     models: tuple[str, ...] = ()
@@ -108,10 +108,10 @@ class Facets:
 
 def facets(queries: Queries, store: RunStore, experiment: Experiment) -> Facets:
     """Return the recorded models, prompts, personas, suites and conditions."""
-    view = queries.view(store, experiment)
+    cached_store = queries.cached_store(store, experiment)
 
     def read() -> Facets:
-        runs = cells(view, experiment.experiment_id, {})  # newest first
+        runs = cells(cached_store, experiment.experiment_id, {})  # newest first
         conditions = Counter(run.tags["conditions"] for run in runs if "conditions" in run.tags)
 
         def values(param: str) -> tuple[str, ...]:
@@ -130,23 +130,23 @@ def facets(queries: Queries, store: RunStore, experiment: Experiment) -> Facets:
 
 
 def chart(
-    queries: Queries, store: RunStore, experiment: Experiment, query: BoardQuery, picture: ChartQuery
+    queries: Queries, store: RunStore, experiment: Experiment, query: BoardQuery, chart_query: ChartQuery
 ) -> str | None:
-    """Return a chart of the board as SVG, or None if the board has no data for it. Cached per revision."""
+    """Return a chart of the board as SVG, or None if the board has no data for it."""
     board = queries.board(store, experiment, query)
-    theme = THEMES[picture.theme]
+    theme = THEMES[chart_query.theme]
 
     def make() -> str | None:
         with drawing_lock:
-            drawing = CHARTS[picture.kind].draw(board, theme, narrow=picture.narrow)
+            drawing = CHARTS[chart_query.kind].draw(board, theme, narrow=chart_query.narrow)
             if drawing is None:
                 return None
             return to_svg(drawing, theme).replace(">", f">{_FONTS}", 1)  # the first ">" ends the <svg> tag
 
-    return queries.charts.get((experiment.experiment_id, query, picture), revision(experiment), make)
+    return queries.charts.get((experiment.experiment_id, query, chart_query), revision(experiment), make)
 
 
-_API = "/api/bench/leaderboard"
+_API_PATH = "/api/bench/leaderboard"
 _MAX_CHIP_CHARS = 60  # of a chip's label, and of its value
 _FILTER_NAMES = {key: name for name, key in FILTERS.items()}
 Params = tuple[tuple[str, str], ...]
@@ -179,12 +179,9 @@ class BoardUrl:
         return self._url(experiment_path(self.experiment), {**self.extra, **changes})
 
     def with_changes(self, **changes: Any) -> str:
-        """Return the URL with changes to the board query.
-
-        A change of `by` changes the rows, so it also removes the baseline.
-        """
-        removed: dict[str, Any] = {"baseline": None} if "by" in changes else {}
-        return replace(self, query=replace(self.query, **removed, **changes)).page()
+        """Return the URL with changes to the board query. A new `by` changes the rows, so it removes the baseline."""
+        baseline_change: dict[str, Any] = {"baseline": None} if "by" in changes else {}
+        return replace(self, query=replace(self.query, **baseline_change, **changes)).page()
 
     def pair(self, pair: Pair, **extra: str | None) -> str:
         """Return the URL of a row's page."""
@@ -202,10 +199,9 @@ class BoardUrl:
 
     def api(self, *rest: str, **extra: str | None) -> str:
         """Return the URL of the board in the API: the JSON, or a download."""
-        return self._url("/".join([_API, quote_path(self.experiment), *rest]), extra)
+        return self._url("/".join([_API_PATH, quote_path(self.experiment), *rest]), extra)
 
     def run(self, run_id: str) -> str:
-        """Return the URL of a run's page."""
         return experiment_path(self.experiment, "runs", run_id)
 
     def chips(self) -> list[Chip]:
@@ -237,7 +233,6 @@ class BoardUrl:
         return tuple((name, value) for name, value in (*self.params, *self.extra.items()) if name not in without)
 
     def _url(self, path: str, extra: Mapping[str, str | None]) -> str:
-        """Return the path with the board query and the extra parameters that are not None."""
         extra_params = [(name, value) for name, value in extra.items() if value is not None]
         return _with_query(path, [*self.params, *extra_params])
 
@@ -246,8 +241,9 @@ def query_params(query: BoardQuery) -> Params:
     """Return the URL parameters of a board query; `page_query` parses them back to the same query."""
     params: list[tuple[str, str]] = [("where", f"{key}={value}") for key, value in query.where]
     params += [("exclude", name) for name in query.exclude]
-    single = {"judge": query.judge, "by": query.by, "cluster": query.cluster, "baseline": baseline_text(query) or None}
-    params += [(name, value) for name, value in single.items() if value is not None]
+    baseline = baseline_text(query) or None
+    options = {"judge": query.judge, "by": query.by, "cluster": query.cluster, "baseline": baseline}
+    params += [(name, value) for name, value in options.items() if value is not None]
     if query.provisional:
         params.append(("provisional", "true"))
     return tuple(params)
@@ -262,7 +258,9 @@ def row_text(pair: Pair, by: str | None) -> str:
     """Return MODEL/PROMPT, or only the model or the prompt on a board by model or by prompt."""
     if by == "model":
         return pair.model
-    return pair.prompt if by == "prompt" else str(pair)
+    if by == "prompt":
+        return pair.prompt
+    return str(pair)
 
 
 def page_query(request: Request) -> BoardQuery:
@@ -310,7 +308,7 @@ class Side:
     answers: tuple[Answer, ...]
 
     def response(self) -> SideShape:
-        """Return this side of the API's response."""
+        """Return this side as part of the API's response."""
         answers = [
             AnswerShape.model_validate(
                 {
@@ -341,7 +339,7 @@ class ScenarioComparison:
 
     @property
     def outcome(self) -> Outcome | None:
-        """The own row's outcome, by the difference as pages show it, with two decimals. None without a difference."""
+        """The own row's outcome, by the difference rounded as on pages. None without a difference."""
         if self.difference is None:
             return None
         shown_difference = round(self.difference, 2)
@@ -356,7 +354,7 @@ class OtherRow:
 
     standing: Standing
     role: OtherRole
-    difference: Difference | None  # own − other, with the board's p
+    difference: Difference | None  # own − other, from the board
 
 
 @dataclass(frozen=True)
@@ -369,7 +367,6 @@ class PairView:
     comparisons: tuple[ScenarioComparison, ...]
 
     def count(self, outcome: Outcome) -> int:
-        """Return the number of scenarios with this outcome."""
         return sum(comparison.outcome == outcome for comparison in self.comparisons)
 
     def response(self) -> PairShape:
@@ -427,9 +424,9 @@ def pair_view(queries: Queries, store: RunStore, experiment: Experiment, query: 
 
 
 def _other_row(board: Leaderboard, standing: Standing) -> OtherRow | None:
-    """Return the row to compare with: the baseline if there is one, else the leader, and for the leader the runner-up.
+    """Return the baseline if there is one, else the leader; for the leader itself, the runner-up.
 
-    Without a leader it is the first other row with a score; None if there is none.
+    Without a leader, returns the first other row with a score, or None.
     """
     rows = {each.pair: each for each in (*board.standings, *board.references)}
     named_rows: tuple[tuple[Pair | None, OtherRole, Difference | None], ...] = (
@@ -468,8 +465,8 @@ def _comparisons(
     other_pairs = _pairs_of(other, all_pairs, query.by) if other is not None else []
     compared_pairs = {*own_pairs, *other_pairs}
     compared_cells = tuple(cell for cell in all_cells.cells if cell.pair in compared_pairs)
-    view = queries.view(store, experiment)
-    scenario_answers = read_answers(view, experiment, board, replace(all_cells, cells=compared_cells))
+    cached_store = queries.cached_store(store, experiment)
+    scenario_answers = read_answers(cached_store, experiment, board, replace(all_cells, cells=compared_cells))
     own_sides = _sides(board, own, own_pairs, scenario_answers)
     other_sides = _sides(board, other, other_pairs, scenario_answers) if other is not None else {}
     runs: dict[str, list[StoredRun]] = defaultdict(list)  # by scenario
@@ -477,12 +474,13 @@ def _comparisons(
         runs[cell.scenario].append(cell.run)
     cards: dict[str, Mapping[str, Any] | None] = {}
     for each in scenario_answers:
-        # Cells that failed after the newest answer may have another content version. The newest answer's card is shown.
+        # A cell that failed after the content changed has an entry of its own. The newest answer's card is shown.
         newest = newest_run(runs[each.scenario])
         if any(answer.run_id == newest.run_id for answer in each.answers):
             cards[each.scenario] = each.card
     for scenario, own_side in own_sides.items():
-        other_side, difference = other_sides.get(scenario), None
+        other_side = other_sides.get(scenario)
+        difference = None
         if other_side is not None and own_side.composite is not None and other_side.composite is not None:
             difference = own_side.composite - other_side.composite
         yield ScenarioComparison(scenario, cards[scenario], own_side, other_side, difference)
@@ -491,7 +489,6 @@ def _comparisons(
 def _sides(
     board: Leaderboard, row: Pair, pairs: Collection[Pair], scenario_answers: Iterable[ScenarioAnswers]
 ) -> dict[str, Side]:
-    """Return a row's result in each scenario that the row has answers to."""
     answers: dict[str, list[Answer]] = defaultdict(list)
     for each in scenario_answers:
         for answer in each.answers:
@@ -504,7 +501,7 @@ def _sides(
         for index, scenario in enumerate(matrix.scenarios):
             if matrix.judged[index, column]:
                 composites[scenario] = float(matrix.values[index, column])
-    return {scenario: Side(composites.get(scenario), tuple(each)) for scenario, each in answers.items()}
+    return {scenario: Side(composites.get(scenario), tuple(row_answers)) for scenario, row_answers in answers.items()}
 
 
 def _pairs_of(row: Pair, pairs: Collection[Pair], by: Literal["model", "prompt"] | None) -> Sequence[Pair]:
@@ -514,8 +511,8 @@ def _pairs_of(row: Pair, pairs: Collection[Pair], by: Literal["model", "prompt"]
     """
     if by is None or is_reference(row):
         return [row] if row in pairs else []
-    pairs = {pair for pair in pairs if not is_reference(pair)}
-    shared_names = shared_by_all(pairs, by)
+    candidates = {pair for pair in pairs if not is_reference(pair)}
+    shared_names = shared_by_all(candidates, by)
     averaged_side = OTHER_SIDE[by]
-    same_row = [pair for pair in pairs if averaged_pair(pair, by) == row]
+    same_row = [pair for pair in candidates if averaged_pair(pair, by) == row]
     return sorted(pair for pair in same_row if getattr(pair, averaged_side) in shared_names)

@@ -1,4 +1,4 @@
-"""In-memory cache of values that are valid for one version; concurrent callers wait for one computation."""
+"""In-memory LRU cache. A value is valid for one version; concurrent callers wait for one computation."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-LIFE_S = 900.0  # lifetime of values with a version; limited because a writer may die before it changes the revision
+LIFE_S = 900.0  # lifetime of values with a version; limited, because a writer may die before it sets a new version
 UNVERSIONED_S = 5.0  # lifetime of values without a version
 
 _T = TypeVar("_T")
 
 
 @dataclass
-class _Slot:
+class _Entry:
     lock: threading.Lock = field(default_factory=threading.Lock)
     version: str | None = None
-    made_at: float | None = None
+    computed_at: float | None = None  # None: not computed yet
     value: Any = None
 
 
@@ -30,42 +30,42 @@ class Cache:
         self._size = size
         self._clock = clock
         self._lock = threading.Lock()
-        self._slots: OrderedDict[Hashable, _Slot] = OrderedDict()
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self.hits = 0
         self.misses = 0
 
-    def get(self, key: Hashable, version: str | None, make: Callable[[], _T]) -> _T:
-        """Return the value of `key` at `version`, computed by `make` on a miss. Exceptions are not cached."""
+    def get(self, key: Hashable, version: str | None, compute: Callable[[], _T]) -> _T:
+        """Return the value of `key` at `version`, computed by `compute` on a miss. Exceptions are not cached."""
         with self._lock:
-            slot = self._slots.setdefault(key, _Slot())
-            self._slots.move_to_end(key)
-            while len(self._slots) > self._size:
-                self._slots.popitem(last=False)
-        with slot.lock:
-            if self._is_fresh(slot, version):
+            entry = self._entries.setdefault(key, _Entry())
+            self._entries.move_to_end(key)
+            while len(self._entries) > self._size:
+                self._entries.popitem(last=False)
+        with entry.lock:
+            if self._is_fresh(entry, version):
                 self.hits += 1
             else:
                 self.misses += 1
-                value = make()
-                slot.version, slot.made_at, slot.value = version, self._clock(), value
-            return cast("_T", slot.value)
+                value = compute()
+                entry.version, entry.computed_at, entry.value = version, self._clock(), value
+            return cast("_T", entry.value)
 
     def make_room(self, size: int) -> None:
-        """Increase the capacity to at least `size`. A list with more items than the cache would miss every time."""
+        """Increase the size to at least `size`. An LRU cache never hits if a list longer than it is read in order."""
         with self._lock:
             self._size = max(self._size, size)
 
     def has(self, key: Hashable, version: str | None) -> bool:
         """Return whether `get` would return a cached value."""
         with self._lock:
-            slot = self._slots.get(key)
-        return slot is not None and self._is_fresh(slot, version)
+            entry = self._entries.get(key)
+        return entry is not None and self._is_fresh(entry, version)
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._entries)
 
-    def _is_fresh(self, slot: _Slot, version: str | None) -> bool:
-        if slot.made_at is None or slot.version != version:
+    def _is_fresh(self, entry: _Entry, version: str | None) -> bool:
+        if entry.computed_at is None or entry.version != version:
             return False
         life_s = UNVERSIONED_S if version is None else LIFE_S
-        return self._clock() - slot.made_at < life_s
+        return self._clock() - entry.computed_at < life_s

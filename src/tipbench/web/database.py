@@ -10,7 +10,7 @@ from tipbench.sqlite import Database
 FOLDER = "panel"
 FILE = "panel.sqlite"
 
-# The tables. A column `place` has the identity of an MLflow server, see `TrackingStore.identity`.
+# A column `place` has the identity of an MLflow server, see `TrackingStore.identity`.
 _TOKENS = """
 CREATE TABLE IF NOT EXISTS tokens (
     id TEXT PRIMARY KEY, sha256 TEXT NOT NULL, role TEXT NOT NULL, name TEXT NOT NULL,
@@ -18,8 +18,8 @@ CREATE TABLE IF NOT EXISTS tokens (
 ) STRICT;
 CREATE TABLE IF NOT EXISTS ended_sessions (id TEXT PRIMARY KEY, expires INTEGER NOT NULL) STRICT;
 """
-# `batch_items` has the current version of each item, `batch_history` the earlier versions too; `parent` and `cause` are
-# described in `ItemVersion`. `batch_keys` has the idempotency keys of the requests that opened a batch.
+# `batch_items` has the current version of each item, `batch_history` all versions. `parent` is the version that undo
+# restores. `batch_keys` has the idempotency keys of the requests that opened a batch.
 _BATCHES = """
 CREATE TABLE IF NOT EXISTS batches (
     sheet TEXT PRIMARY KEY, place TEXT NOT NULL, experiment TEXT NOT NULL, judge TEXT NOT NULL, kind TEXT NOT NULL,
@@ -42,7 +42,7 @@ CREATE TABLE IF NOT EXISTS batch_keys (
 ) STRICT;
 """
 # `hook_seen` has the revision of an experiment at its last check, `hook_told` the pending runs that were reported.
-_HOOK = """
+_WEBHOOK = """
 CREATE TABLE IF NOT EXISTS hook_deliveries (
     id TEXT PRIMARY KEY, receiver TEXT NOT NULL, event TEXT NOT NULL, place TEXT NOT NULL, experiment_id TEXT NOT NULL,
     experiment TEXT, body TEXT NOT NULL, state TEXT NOT NULL, created REAL NOT NULL, next_try REAL
@@ -60,12 +60,12 @@ CREATE TABLE IF NOT EXISTS hook_told (
     PRIMARY KEY (receiver, place, experiment_id, run_id)
 ) STRICT, WITHOUT ROWID;
 """
-_MIGRATIONS = (_TOKENS, _BATCHES, _HOOK)  # append only: the position is the version
+_MIGRATIONS = (_TOKENS, _BATCHES, _WEBHOOK)  # append only: the position is the version
 VERSION = len(_MIGRATIONS)
 
 
 def panel_folder(home: Path) -> Path:
-    """Return the folder of the panel's secrets. Only its owner can access it. Creates the folder if missing."""
+    """Return the panel's private folder; creates it if missing."""
     folder = make_folder(home / FOLDER, private=True)
     check_ownership(folder, "Set TIPBENCH_HOME to a folder of your own.")
     return folder

@@ -27,22 +27,19 @@ from tipbench.web.queries import Queries
 from tipbench.web.security import MAX_JUDGE_SHEET_BYTES, ConcurrencyLimits, StreamLimits
 from tipbench.workflows.judging import judging_lock
 
-JUDGING_WAIT_S = 20.0  # how long to wait until another client has finished writing scores
+JUDGING_WAIT_S = 20.0  # maximum wait for another client that is writing scores
 log = logging.getLogger("tipbench.web")
 
 
 class MlflowConnection:
-    """Connection to the configured MLflow, opened on first use. Thread-safe.
-
-    After `locate_again`, the server is located again on the next use. With `store`, `open` always returns that store.
-    """
+    """Connection to the configured MLflow or to the given store, opened on first use. Thread-safe."""
 
     def __init__(self, settings: Settings, store: RunStore | None = None) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._fixed: TrackingStore | None = None
+        self._given: TrackingStore | None = None
         if store is not None:
-            self._fixed = TrackingStore(store, identity="given", description="given", url="http://given.invalid")
+            self._given = TrackingStore(store, identity="given", description="given", url="http://given.invalid")
         self._opened: TrackingStore | None = None
         self._opened_url = ""
         self._must_locate = False
@@ -50,8 +47,8 @@ class MlflowConnection:
 
     def open(self) -> TrackingStore:
         """Return the connection. Raises NotEnoughData if no MLflow is available and nothing was ever recorded."""
-        if self._fixed is not None:
-            return self._fixed
+        if self._given is not None:
+            return self._given
         with self._lock:
             if self._opened is None or self._must_locate:
                 access = self._settings.mlflow
@@ -80,7 +77,7 @@ class MlflowConnection:
 
         If the configured server is unavailable, it is located again on the next `open`.
         """
-        if url is None or self._fixed is not None or url == self._settings.get("mlflow_url"):
+        if url is None or self._given is not None or url == self._settings.get("mlflow_url"):
             try:
                 yield self.open()
             except MlflowUnavailable:
@@ -116,9 +113,9 @@ class Panel:
 
 @dataclass(frozen=True)
 class CollectBody:
-    """Parsed request body for a collect: its options of CollectConfig, and whether it waits for the judge."""
+    """Parsed request body for a collect."""
 
-    options: Mapping[str, Any]
+    options: Mapping[str, Any]  # of CollectConfig
     wait_for_judge: bool = False
 
 
@@ -141,7 +138,8 @@ async def read_collect_body(request: Request, _admin: Annotated[Identity, Depend
     """Parse the body. The dependency on `require_admin` authenticates the client before the body is read."""
     raw = await read_json(request)
     with convert_option_errors("body"):
-        return CollectBody(*split_wait_for_judge(raw))
+        options, wait_for_judge = split_wait_for_judge(raw)
+        return CollectBody(options, wait_for_judge)
 
 
 def read_collect_config(body: Annotated[CollectBody, Depends(read_collect_body)], panel: PanelState) -> CollectConfig:
@@ -182,9 +180,9 @@ async def limit_filled_sheets(request: Request) -> AsyncIterator[None]:
 
 
 # On a router, LIMIT_SHEET_REQUESTS comes before authorisation, because authorisation reads the body for the CSRF token.
-# With the scope "function", dependencies end before the response is sent, in reverse order. While a response is delayed
-# it no longer holds its slot for sheets. It still holds the token's slot, so that other requests of the token do not
-# reveal when the work ended.
+# With the scope "function", dependencies end before the response is sent, in reverse order. A delayed response has
+# released LIMIT_FILLED_SHEETS. It still holds the token's slot, so that other requests of the token do not reveal when
+# the work ended.
 LIMIT_SHEET_REQUESTS = Depends(limit_sheet_requests, scope="function")
 FIX_RESPONSE_TIME = Depends(fix_response_time, scope="function")
 LIMIT_FILLED_SHEETS = Depends(limit_filled_sheets, scope="function")

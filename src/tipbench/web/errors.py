@@ -1,8 +1,8 @@
-"""Responses: JSON, the header of downloads, and errors, all in one format: {"error": {"code", "message", "path"}}.
+"""Responses: JSON, downloads, and errors as {"error": {"code", "message", "path"}}.
 
-`code` is for programs and does not change. `message` is a sentence for people. `path` is the invalid part of the
-request (`body.n_tips`, `query.limit`, `header.host`), or null if there is no single one. The message of an unexpected
-error contains only the request id; the log has the details under this id.
+`code` is for programs and does not change. `message` is for people. `path` is the invalid part of the request
+(`body.n_tips`, `query.limit`, `header.host`) or null. The message of an unexpected error contains only the request id,
+which is also in the log.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ class SafeJsonResponse(JSONResponse):
     """JSON response. NaN and infinity become null, lone surrogates are escaped."""
 
     def render(self, content: Any) -> bytes:
-        """Return the encoded body."""
         return to_json(content)
 
 
@@ -37,8 +36,8 @@ def to_json(content: Any) -> bytes:
     """Return compact JSON in UTF-8."""
     try:
         text = _dumps(content)
-    except ValueError:  # NaN or infinity; they are rare, so values are checked only after this error
-        text = _dumps(_finite(content))
+    except ValueError:  # NaN or infinity: too rare to check every value beforehand
+        text = _dumps(_replace_nan(content))
     return text.encode("utf-8", "backslashreplace")
 
 
@@ -46,14 +45,14 @@ def _dumps(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=str)
 
 
-def _finite(value: Any) -> Any:
-    """Replace NaN and infinity by None, also in nested lists and dictionaries."""
+def _replace_nan(value: Any) -> Any:
+    """Replace NaN and infinity by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _replace_nan(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_replace_nan(each) for each in value]
     return value
 
 
@@ -63,7 +62,7 @@ def attachment(name: str, extension: str) -> dict[str, str]:
     return {"Content-Disposition": f'attachment; filename="{stem}.{extension}"'}
 
 
-INTERNAL_ERROR = "Internal error in tipbench."  # begins the message of an unexpected error
+INTERNAL_ERROR = "Internal error in tipbench."  # start of the message of an unexpected error
 _MAX_PROBLEMS = 10  # in one message
 _FORM_TYPES = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 
@@ -217,7 +216,7 @@ def wants_page(request: Request) -> bool:
 
 async def _web_error(request: Request, exc: WebError) -> Response:
     if isinstance(exc, Unauthorised) and wants_page(request):
-        target = "/"  # after login a form is not submitted again
+        target = "/"  # for a form: it is not submitted again after login
         if request.method == "GET":
             target = quote(request.scope["path"], safe="/")  # the path in the scope is decoded, the query is not
             if request.url.query:
@@ -231,19 +230,19 @@ async def _tipbench_error(request: Request, exc: errors.TipbenchError) -> Respon
     status, code = status_and_code(exc)
     message = str(exc)
     identity = getattr(request.state, "identity", None)
-    is_hidden = identity is not None and identity.is_judge and not isinstance(exc, _SHOWN_TO_JUDGES)
-    if is_hidden:
+    hides_message = identity is not None and identity.is_judge and not isinstance(exc, _SHOWN_TO_JUDGES)
+    if hides_message:
         request_id = getattr(request.state, "request_id", "unknown")
         message = f"The request failed. Ask an admin; the log has the details under {request_id}."
-    if is_hidden or status >= 500:
-        request.state.failure = exc  # to be logged; errors that the client can fix are not logged
+    if hides_message or status >= 500:
+        request.state.failure = exc  # is logged; errors that the client can fix are not
     headers = {"Retry-After": "5"} if status == 503 else None
     body = refused_sheet(exc) if isinstance(exc, errors.SheetRefused) else error_json(code, message)
     return _respond(request, status, body, headers)
 
 
 def refused_sheet(exc: errors.SheetRefused) -> dict[str, Any]:
-    """Return the error response for an invalid sheet, with the fields of `judge apply --json` added."""
+    """Return the response body for an invalid sheet, with the fields of `judge apply --json`."""
     _, code = status_and_code(exc)
     refusal = refused_json(exc)
     first, *_ = refusal["errors"]
@@ -256,17 +255,14 @@ async def _validation_error(request: Request, exc: RequestValidationError) -> Re
 
 
 def validate_part(model: type[_M], raw: Mapping[str, Any], part: str) -> _M:
-    """Validate a part of the request with a pydantic model. Raises Invalid with the path of the wrong field.
-
-    `part` is the first element of this path, for example `body`.
-    """
+    """Validate a part of the request, such as `body`. Raises Invalid with the path of the wrong field."""
     with convert_validation_errors(part):
         return model.model_validate(raw)
 
 
 @contextmanager
 def convert_validation_errors(part: str) -> Iterator[None]:
-    """Convert pydantic's ValidationError into Invalid; `part` is the validated part of the request, such as `query`."""
+    """Convert pydantic's ValidationError into Invalid; `part` is the part of the request, such as `query`."""
     try:
         yield
     except ValidationError as exc:
@@ -276,7 +272,7 @@ def convert_validation_errors(part: str) -> Iterator[None]:
 
 @contextmanager
 def convert_option_errors(part: str) -> Iterator[None]:
-    """Convert InvalidOption into Invalid; `part` is the part of the request with the options, for example `body`."""
+    """Convert InvalidOption into Invalid; `part` is the part of the request, such as `body`."""
     try:
         yield
     except errors.InvalidOption as exc:
@@ -285,7 +281,7 @@ def convert_option_errors(part: str) -> Iterator[None]:
 
 @contextmanager
 def convert_usage_errors(path: str) -> Iterator[None]:
-    """Convert UsageError into Invalid; `path` is the path of the validated value, for example `body.name`."""
+    """Convert UsageError into Invalid; `path` is that of the value, such as `body.name`."""
     try:
         yield
     except errors.UsageError as exc:
@@ -297,7 +293,7 @@ def validation_message(problems: Sequence[Any]) -> str:
     texts = []
     for problem in problems[:_MAX_PROBLEMS]:
         message = str(problem["msg"]).removeprefix("Value error, ")
-        # A missing value cannot be shown, and our own validators (value_error) word their messages themselves.
+        # A missing value cannot be shown; our own validators (value_error) write complete messages.
         shows_value = problem["type"] not in ("missing", "value_error")
         got = f" (got {str(problem.get('input'))[:80]!r})" if shows_value else ""
         texts.append(f"{problem_path(problem)}: {message}{got}")
@@ -307,7 +303,7 @@ def validation_message(problems: Sequence[Any]) -> str:
 
 
 def problem_path(problem: Any) -> str:
-    """Return the path of a pydantic error in the request; shortened, because the client chooses the keys in it."""
+    """Return the path of a pydantic error in the request; shortened, because the client chooses its keys."""
     return ".".join(str(part)[:80] for part in problem["loc"][:8]) or "body"
 
 
@@ -321,9 +317,9 @@ async def _http_error(request: Request, exc: HTTPException) -> Response:
 
 
 def _respond(request: Request, status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
-    page = getattr(request.app.state, "error_page", None)
-    if page is not None and wants_page(request):
-        response: Response = page(request, status, body["error"])
+    error_page = getattr(request.app.state, "error_page", None)
+    if error_page is not None and wants_page(request):
+        response: Response = error_page(request, status, body["error"])
         response.headers.update(headers or {})
         return response
     return SafeJsonResponse(body, status, headers=headers)

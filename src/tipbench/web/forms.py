@@ -54,9 +54,9 @@ async def read_form(request: Request) -> dict[str, str]:
 
 async def read_parts(request: Request) -> Parts:
     """Return the fields and files of a form, the last value per name; parsed once per request."""
-    parsed: Parts | None = getattr(request.state, "parts", None)
-    if parsed is not None:
-        return parsed
+    cached: Parts | None = getattr(request.state, "parts", None)
+    if cached is not None:
+        return cached
     parts = Parts()
     if content_type(request) == FORM_TYPE:
         text = (await request.body()).decode("utf-8", "replace")
@@ -98,12 +98,9 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 
 def body_of(model: type[_M], require: Callable[..., Any]) -> Any:
-    """Return the dependency that parses the body as `model`, after `require` has authenticated the caller.
+    """Return a dependency that authenticates with `require`, then parses the body. FastAPI would parse it first."""
 
-    FastAPI would read the body before it authenticates.
-    """
-
-    async def read(request: Request, _caller: Any = Depends(require)) -> _M:  # noqa: B008 - an annotation cannot see `require`
+    async def read(request: Request, _caller: Any = Depends(require)) -> _M:  # noqa: B008 - `require` is a local name
         return validate_part(model, await read_json(request), "body")
 
     return Depends(read)
@@ -125,7 +122,7 @@ def body_schema(
 
 
 def _inline_references(schema: Any, definitions: dict[str, Any]) -> Any:
-    """Replace references by their definitions; FastAPI collects them only from bodies that it parses itself."""
+    """Replace references by their definitions: FastAPI publishes those only of bodies that it parses itself."""
     if isinstance(schema, list):
         return [_inline_references(each, definitions) for each in schema]
     if not isinstance(schema, dict):
@@ -137,12 +134,12 @@ def _inline_references(schema: Any, definitions: dict[str, Any]) -> Any:
     return {key: _inline_references(value, definitions) for key, value in keywords.items()}
 
 
-def _reject_constant(name: str) -> object:
-    raise ValueError(f"{name} is not valid JSON")
+def _reject_constant(constant: str) -> object:
+    raise ValueError(f"{constant} is not valid JSON")
 
 
-DEFAULT_LIMIT = 50  # items per page, by default
-MAX_LIMIT = 500  # items per page, at most
+DEFAULT_LIMIT = 50  # items per page
+MAX_LIMIT = 500
 MAX_CURSOR = 400  # characters
 
 _T = TypeVar("_T")
@@ -169,7 +166,8 @@ def page_of(
     start = bisect_right(items, decode_cursor(after), key=key) if after is not None else 0
     page = items[start : start + limit]
     has_more = start + limit < len(items)
-    return page, encode_cursor(key(page[-1])) if has_more else None
+    next_cursor = encode_cursor(key(page[-1])) if has_more else None
+    return page, next_cursor
 
 
 def encode_cursor(key: SortKey) -> str:
@@ -180,7 +178,8 @@ def encode_cursor(key: SortKey) -> str:
 def decode_cursor(text: str) -> SortKey:
     """Decode a cursor. Raises Invalid."""
     try:
-        rank, id_ = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        padding = "=" * (-len(text) % 4)
+        rank, id_ = json.loads(base64.urlsafe_b64decode(text + padding))
         if type(rank) is int and isinstance(id_, str):
             return SortKey(rank, id_)
     except (ValueError, TypeError, RecursionError, binascii.Error):

@@ -1,4 +1,4 @@
-"""Job service: the runners, and starting, retrying and listing of jobs."""
+"""Starts, retries and lists jobs, and creates their runners."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PanelMlflowLookup:
         Raises NotEnoughData if no cells are found, instead of returning 0.
         """
         config = make_config({key: value for key, value in job.arguments.items() if key in CollectConfig.model_fields})
-        # A URL with a login is only in the job's environment variables.
+        # A URL with a login is kept in the job's environment variables only.
         url = job.private.get("TIPBENCH_MLFLOW_URL") or config.mlflow_url
         with self.mlflow.connected(url) as opened:
             not_found = NotEnoughData(f"{config.experiment} on MLflow at {opened.url} has no cells of this run.")
@@ -75,7 +75,7 @@ class PanelMlflowLookup:
 
 
 def airflow_access(settings: Settings) -> AirflowAccess | None:
-    """Return address and credentials of Airflow, or None if not configured. Raises UsageError if invalid."""
+    """Return Airflow's address and credentials, None if not configured. Raises UsageError if invalid."""
     configured = settings.operator_config()
     if not configured.airflow_url:
         return None
@@ -175,7 +175,7 @@ class JobService:
 
     def get_with_position(self, job_id: str) -> tuple[Job, int | None]:
         """Return a job and its position in the queue, None if it is not queued. Raises JobNotFound."""
-        for _ in range(_POSITION_ATTEMPTS):  # again if the job starts between the two reads
+        for _ in range(_POSITION_ATTEMPTS):  # the job may start between the two reads
             job = self.store.get(job_id)
             if job.state is not JobState.QUEUED:
                 return job, None
@@ -205,8 +205,8 @@ class JobService:
             return LogTail(f"{exc}\n", size=0, cut=False)
 
 
-SET_BY_WORKERS = {"skip_refused", "ollama_url"}  # options that Airflow's workers set, unless the request sets them
-_MAX_OPTION = 16_000  # characters per option, because of command line limits
+SET_BY_WORKERS = {"skip_refused", "ollama_url"}  # options that Airflow's workers set unless the request does
+_MAX_OPTION = 16_000  # characters; the command line is limited
 _JUDGE_SETTINGS = (*MODEL_OPTIONS, "mlflow_url", "suite", "wait")  # options that a judge run shares with a collect
 
 IdempotencyKey = Annotated[
@@ -260,7 +260,7 @@ def start_collect(
     suite_for(config)  # raises UsageError
     request = collect_request(config, started_by=started_by, runner=runner)
     if runner == AirflowRunner.name:
-        # A URL of the panel, such as that of localhost, can be another server for a worker.
+        # A URL such as localhost is another server for a worker than for the panel.
         omitted = SET_BY_WORKERS - target.explicit_keys
         arguments = {name: value for name, value in request.arguments.items() if name not in omitted}
         if target.wait_for_judge:
@@ -284,7 +284,7 @@ def start_judge(
             path="body.with",
         )
     judge_kind = JudgeChoice.parse(body.with_).kind
-    program = _program(panel) if judge_kind is JudgeKind.COMMAND else None
+    program = _judging_program(panel) if judge_kind is JudgeKind.COMMAND else None
     options = {**sent, "with": body.with_, "experiment": experiment, "mlflow_url": config.mlflow_url}
     if judge is not None:
         options["judge"] = judge
@@ -300,26 +300,25 @@ def start_judge(
 
 
 def retry_job(panel: Panel, job_id: str, *, started_by: str, idempotency_key: str | None = None) -> Submitted:
-    """Queue a copy of a job, if the operator's permissions still allow its servers and suite.
+    """Queue a copy of a job. A judging program is replaced by the one that is configured now.
 
-    Uses the currently configured judging program. Raises Forbidden if there is none.
+    Raises Forbidden if there is none, or if the job's servers or suite are no longer permitted.
     """
     old = panel.jobs.store.get(job_id)
-    arguments = {name: old.arguments.get(name) for name in (*URL_KEYS, "suite")}
-    restricted = {name: value for name, value in arguments.items() if value is not None}
-    panel.permissions.config(restricted)  # raises Forbidden
+    restricted = (*URL_KEYS, "suite")
+    panel.permissions.config({name: old.arguments[name] for name in restricted if old.arguments.get(name) is not None})
     changes: dict[str, Any] = {}
-    kind = str(old.arguments.get("with", "")).partition(":")[0]  # old jobs have the command line in `with`
+    kind, _, _ = str(old.arguments.get("with", "")).partition(":")  # old jobs have the command line in `with`
     if kind == JudgeKind.COMMAND:
         changes = {
             "arguments": {**old.arguments, "with": str(JudgeKind.COMMAND)},
-            "private": {**old.private, PROGRAM_VARIABLE: _program(panel)},
+            "private": {**old.private, PROGRAM_VARIABLE: _judging_program(panel)},
         }
     return panel.jobs.retry(job_id, started_by=started_by, idempotency_key=idempotency_key, changes=changes)
 
 
-def _program(panel: Panel) -> str:
-    """Return the configured command line, which may contain secrets. Raises Forbidden if missing or invalid."""
+def _judging_program(panel: Panel) -> str:
+    """Return the configured command line. Raises Forbidden if it is missing or invalid."""
     program = panel.settings.get("judge_command")
     if not program:
         raise Forbidden(
@@ -329,7 +328,7 @@ def _program(panel: Panel) -> str:
         )
     try:
         check_command(program)
-    except UsageError:  # its message contains the command line
+    except UsageError:  # its message contains the command line, which may have secrets
         message = "TIPBENCH_JUDGE_COMMAND cannot be parsed; check its quoting."
         raise Forbidden(message, code="not_allowed", path="body.with") from None
     return program

@@ -1,7 +1,7 @@
-"""Sheets over HTTP: export, apply, accept drift, drift charts, and uploads on a page.
+"""Sheets over HTTP: export, apply, accept drift, drift charts, and uploads.
 
 Admins have the options of the command line. Judges work blind and under their own name. An uploaded file is kept in
-memory between its preview and its confirmation; after a restart it has to be uploaded again.
+memory from its preview until its confirmation, and is lost on a restart.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tipbench.workflows.board import judge_name
 from tipbench.workflows.judging import SheetRequest, apply_file, parse_drift_reason, requested_sheet, sheet_file
 
 CSV_TYPE = "text/csv"
-# Measuring a judge's drift needs MIN_CONTROLS control tips, and a small sheet has at least one control tip per answer.
+# A small sheet has at least one control per answer, and measuring the drift needs MIN_CONTROLS.
 MIN_ANSWERS = MIN_CONTROLS
 MAX_REVISIONS = 5  # of one sheet by its judge
 _FIELDS_FOR_JUDGES = frozenset({"judge", "limit", "all", "sheet", "filled", "format"})
@@ -47,13 +47,12 @@ _FIELDS_FOR_JUDGES = frozenset({"judge", "limit", "all", "sheet", "filled", "for
 def parse_sheet_request(raw: Mapping[str, Any], who: Identity, permissions: OperatorPermissions) -> SheetRequest:
     """Validate an export request. Raises Invalid with the wrong field.
 
-    Raises Forbidden for a field that judges may not set: with a seed, a focus or another suite, a judge could find out
-    which items are controls.
+    Raises Forbidden for a field that judges may not set: with `seed`, `focus` or `suite`, they could find the controls.
     """
     if who.is_judge and (forbidden := sorted(raw.keys() - _FIELDS_FOR_JUDGES)):
+        field = forbidden[0][:40]
         raise Forbidden(
-            f"A judge's token may set {', '.join(sorted(_FIELDS_FOR_JUDGES))} (got {forbidden[0][:40]!r}).",
-            path=f"body.{forbidden[0][:40]}",
+            f"A judge's token may set {', '.join(sorted(_FIELDS_FOR_JUDGES))} (got {field!r}).", path=f"body.{field}"
         )
     options = validate_part(SheetOptions, raw, "body")
     if options.suite is not None:
@@ -111,15 +110,15 @@ class ApplyOptions:
 
     who: Identity
     judge: str | None = None  # used if the sheet names no judge
-    accept: str | None = None  # why the drift is accepted
+    accept: str | None = None  # reason to accept the drift
     dry_run: bool = False
-    final: bool = False  # finish the sheet: check the drift even if items are unscored
+    final: bool = False  # check the drift even if items are unscored
 
     @classmethod
     def of(
         cls, who: Identity, *, judge: str | None, accept: str | None, dry_run: bool, final: bool = False
     ) -> ApplyOptions:
-        """Validate the options. Judges can only apply under their own name, and cannot accept drift."""
+        """Validate the options. Judges must use their own name and cannot accept drift; raises Forbidden."""
         if accept is not None and who.is_judge:
             raise Forbidden("Only an admin can accept drift. Revise the sheet and apply it again.")
         with convert_option_errors("query"):
@@ -136,7 +135,7 @@ def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], options: App
         raise refusal([Problem(item=None, tip=None, field="experiment", seen=seen, expected=expected)])
 
     def check_revisions(applier: SheetApplier) -> None:
-        # A judge who changes one item at a time and compares the verdicts could find the controls.
+        # With more revisions, a judge could change one item at a time and find the controls by the drift.
         stored = applier.stored
         is_limited = options.who.is_judge and not options.dry_run
         if is_limited and stored.revisions >= MAX_REVISIONS and applier.changes_scores:
@@ -164,9 +163,9 @@ def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], options: App
 
 
 def _judge_name(name: str | None, who: Identity, part: str) -> str | None:
-    """Return the normalised name in the option `judge`, and for a judge's token its own name.
+    """Return the normalised name, or the token's own name for a judge. Raises Forbidden if a judge gives another.
 
-    `part` is the part of the request with the option. Raises Forbidden if a judge's token is used with another name.
+    `part` is the part of the request that has the name, for errors.
     """
     if who.is_judge:
         if name is not None and normalize_name(name) != who.name:
@@ -217,21 +216,21 @@ def drift_svg(queries: Queries, store: RunStore, name: str, query: DriftChartQue
     if not points:
         raise NotFound("No sheet of this judge has a known bias on this scale.", path="query.judge")
 
-    def make() -> str:
+    def draw() -> str:
         with drawing_lock:
             return to_svg(drift_chart(points, THEMES[query.theme]), THEMES[query.theme])
 
-    return queries.charts.get(("drift", experiment.experiment_id, query), revision(experiment), make)
+    return queries.charts.get(("drift", experiment.experiment_id, query), revision(experiment), draw)
 
 
 UPLOAD_LIFE_S = 3600.0
-MAX_UPLOADS = 32  # of all tokens together
-MAX_UPLOAD_BYTES = 128_000_000  # of all tokens together
+MAX_UPLOADS = 32  # of all owners together
+MAX_UPLOAD_BYTES = 128_000_000  # of all owners together
 
 
 @dataclass(frozen=True)
 class UploadQuota:
-    """Storage limit of one token; exceeding it drops the token's own oldest uploads."""
+    """Storage limit of one owner. Above it, the oldest uploads are dropped."""
 
     files: int
     bytes: int
@@ -246,7 +245,7 @@ class Upload:
     """A file uploaded for an experiment."""
 
     id: str
-    owner: str  # token id
+    owner: str  # id of the token
     experiment: str
     name: str  # file name given by the client
     content: bytes
@@ -292,7 +291,7 @@ class UploadStore:
         return upload
 
     def find(self, id_: str, owner: str, experiment: str) -> Upload | None:
-        """Return an upload of this token and experiment, or None if it is unknown or expired."""
+        """Return an upload of this owner and experiment, or None if it is unknown or expired."""
         with self._lock:
             self._enforce_limits()
             upload = self._uploads.get(id_)
@@ -310,14 +309,14 @@ class UploadStore:
         return len(self._uploads)
 
     def _enforce_limits(self) -> None:
-        """Drop expired uploads, then the oldest above the limits for all owners together."""
+        """Drop expired uploads, then the oldest above the limits of all owners together."""
         expired_before = self._clock() - UPLOAD_LIFE_S
         for expired in [upload for upload in self._uploads.values() if upload.uploaded_at < expired_before]:
             del self._uploads[expired.id]
         self._drop_oldest(UploadQuota(files=MAX_UPLOADS, bytes=MAX_UPLOAD_BYTES))
 
     def _drop_oldest(self, quota: UploadQuota, owner: str | None = None) -> None:
-        """Drop the oldest uploads of an owner, or of all owners, above the quota. Always keeps the newest."""
+        """Drop the oldest uploads above the quota, of one owner or of all. Always keeps the newest."""
         uploads = [upload for upload in self._uploads.values() if owner is None or upload.owner == owner]
         size = sum(len(upload.content) for upload in uploads)
         while len(uploads) > quota.files or (len(uploads) > 1 and size > quota.bytes):

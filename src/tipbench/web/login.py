@@ -34,7 +34,7 @@ _LOGIN_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
-            kind: {
+            media_type: {
                 "schema": {
                     "type": "object",
                     "properties": {"token": {"type": "string", "maxLength": 256}, "next": {"type": "string"}},
@@ -42,14 +42,11 @@ _LOGIN_BODY: dict[str, Any] = {
                 },
                 "example": {"token": "tipbench_…"},
             }
-            for kind in (FORM_TYPE, JSON_TYPE)
+            for media_type in (FORM_TYPE, JSON_TYPE)
         },
     }
 }
-
-
-# If the request is a form, the response to these errors is the login page.
-_LOGIN_ERRORS = error_responses(401, 403, 429)
+_LOGIN_ERRORS = error_responses(401, 403, 429)  # JSON, or the login page if the request is a form
 for _response in _LOGIN_ERRORS.values():
     _response["content"]["text/html"] = {"schema": {"type": "string"}}
 
@@ -89,13 +86,13 @@ async def log_in(request: Request, panel: PanelState) -> Response:
     check_origin(request, panel.options.hosts)
     is_form = content_type(request) == FORM_TYPE
     body: dict[str, Any] = await read_form(request) if is_form else await read_json(request)
-    target = local_path(str(body.get("next", "/")))
-    secret = str(body.get("token", "")).strip()
+    next_path = local_path(str(body.get("next", "/")))
+    token = str(body.get("token", "")).strip()
     try:
-        identity = await run_in_threadpool(panel.authenticator.by_token, secret, client_of(request))
+        identity = await run_in_threadpool(panel.authenticator.by_token, token, client_of(request))
     except (Unauthorised, Forbidden, TooManyAttempts) as exc:
         if is_form:
-            return HTMLResponse(_render_page(request, target, str(exc)), exc.status, headers=exc.headers)
+            return HTMLResponse(_render_page(request, next_path, str(exc)), exc.status, headers=exc.headers)
         raise
     sessions = panel.authenticator.sessions
     previous = await run_in_threadpool(sessions.authenticate, session_cookie(request))
@@ -103,7 +100,7 @@ async def log_in(request: Request, panel: PanelState) -> Response:
         await run_in_threadpool(sessions.end, previous)
     session = sessions.begin(identity.token_id)
     if is_form:
-        response: Response = RedirectResponse(_landing_path(identity, target), status_code=303)
+        response: Response = RedirectResponse(_landing_path(identity, next_path), status_code=303)
     else:
         logged_in = LoggedIn(
             name=identity.name,
@@ -112,7 +109,7 @@ async def log_in(request: Request, panel: PanelState) -> Response:
             csrf=sessions.csrf(session),
         )
         response = SafeJsonResponse(logged_in.model_dump())
-    _set_cookie(request, response, sessions.seal(session), life_s=session.expires - int(time.time()))
+    _set_cookie(request, response, sessions.seal(session), max_age_s=session.expires - int(time.time()))
     return response
 
 
@@ -130,40 +127,39 @@ async def log_out(
         await run_in_threadpool(panel.authenticator.sessions.end, identity.session)
     is_form = content_type(request) == FORM_TYPE
     response = RedirectResponse("/login", status_code=303) if is_form else Response(status_code=204)
-    _set_cookie(request, response, "", life_s=0)
+    _set_cookie(request, response, "", max_age_s=0)
     return response
 
 
 def csrf_of(request: Request) -> str:
     """Return the session's CSRF token for forms and scripts; empty for bearer tokens, which have no session."""
-    panel = panel_of(request)
     identity: Identity | None = getattr(request.state, "identity", None)
-    return panel.authenticator.sessions.csrf(identity.session) if identity and identity.session else ""
+    if identity is None or identity.session is None:
+        return ""
+    return panel_of(request).authenticator.sessions.csrf(identity.session)
 
 
 def local_path(text: str) -> str:
     """Return `text` if it is a path of the panel, else `/`; prevents open redirects."""
-    # Browsers read a backslash as a slash, and `//` as the beginning of a host name.
+    # Browsers read a backslash as a slash, and `//` as the start of a host name.
     is_local = text.startswith("/") and not text.startswith("//") and "\\" not in text
     return text if is_local and text.isprintable() and len(text) <= _MAX_NEXT_LENGTH else "/"
 
 
-def _landing_path(identity: Identity, target: str) -> str:
-    """Return the path to redirect to after login. For judges, `/judge` replaces the front page."""
-    return "/judge" if identity.is_judge and target == "/" else target
+def _landing_path(identity: Identity, next_path: str) -> str:
+    return "/judge" if identity.is_judge and next_path == "/" else next_path  # judges may not see the front page
 
 
-def _render_page(request: Request, target: str, error: str | None) -> str:
-    """Return the login page as HTML; `target` is the path to redirect to after login."""
-    render: Callable[[Request, str, str | None], str] = request.app.state.login_page
-    return render(request, target, error)
+def _render_page(request: Request, next_path: str, error: str | None) -> str:
+    render: Callable[[Request, str, str | None], str] = request.app.state.login_page  # set by the panel
+    return render(request, next_path, error)
 
 
-def _set_cookie(request: Request, response: Response, value: str, *, life_s: int) -> None:
+def _set_cookie(request: Request, response: Response, value: str, *, max_age_s: int) -> None:
     response.set_cookie(
         cookie_name(request),
         value,
-        max_age=max(0, life_s),
+        max_age=max(0, max_age_s),
         path="/",
         secure=request.url.scheme == "https",
         httponly=True,

@@ -12,7 +12,7 @@ BUCKETS_S = (0.005, 0.025, 0.1, 0.3, 1.0, 3.0, 10.0)
 _KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 Labels = tuple[tuple[str, str], ...]  # names with values
-Reading = Callable[[], Mapping[Labels, float]]
+ReadValues = Callable[[], Mapping[Labels, float]]
 
 
 def labels(**values: str) -> Labels:
@@ -26,9 +26,9 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._requests: Counter[tuple[str, str, int]] = Counter()  # by method, route and status
-        self._buckets: dict[str, list[int]] = {}  # by route
-        self._seconds: defaultdict[str, float] = defaultdict(float)  # by route
-        self._registered: dict[str, tuple[str, str, Reading]] = {}  # by name: kind, description and reading
+        self._buckets: dict[str, list[int]] = {}  # number of requests in each bucket, by route
+        self._seconds: defaultdict[str, float] = defaultdict(float)  # sum of durations, by route
+        self._registered: dict[str, tuple[str, str, ReadValues]] = {}  # kind, description and callback, by name
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request; `route` is the route template, not the path."""
@@ -39,9 +39,9 @@ class Metrics:
             buckets[bisect_left(BUCKETS_S, seconds)] += 1
             self._seconds[route] += seconds
 
-    def register(self, name: str, kind: str, description: str, reading: Reading) -> None:
-        """Register a gauge or counter; `reading` returns its values by labels, and is called on every scrape."""
-        self._registered[name] = (kind, description, reading)
+    def register(self, name: str, kind: str, description: str, read_values: ReadValues) -> None:
+        """Register a gauge or counter; `read_values` returns its values by labels, and is called on every scrape."""
+        self._registered[name] = (kind, description, read_values)
 
     def text(self) -> str:
         """Return all metrics."""
@@ -53,14 +53,14 @@ class Metrics:
             lines += _header(durations, "histogram", "Time to the start of the response.")
             for route, buckets in sorted(self._buckets.items()):
                 total = 0  # Prometheus' buckets are cumulative
-                for bound, count in zip((*map(str, BUCKETS_S), "+Inf"), buckets, strict=True):
+                for bound, count in zip((*BUCKETS_S, "+Inf"), buckets, strict=True):
                     total += count
-                    lines.append(f"{durations}_bucket{_format(labels(route=route, le=bound))} {total}")
+                    lines.append(f"{durations}_bucket{_format(labels(route=route, le=str(bound)))} {total}")
                 lines.append(f"{durations}_sum{_format(labels(route=route))} {self._seconds[route]:.6f}")
                 lines.append(f"{durations}_count{_format(labels(route=route))} {total}")
-        for name, (kind, description, reading) in self._registered.items():
+        for name, (kind, description, read_values) in self._registered.items():
             lines += _header(name, kind, description)
-            lines += [f"{name}{_format(labelled)} {value:g}" for labelled, value in sorted(reading().items())]
+            lines += [f"{name}{_format(key)} {value:g}" for key, value in sorted(read_values().items())]
         return "\n".join(lines) + "\n"
 
 
@@ -68,7 +68,7 @@ def _header(name: str, kind: str, description: str) -> list[str]:
     return [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]
 
 
-def _format(labelled: Labels) -> str:
+def _format(names_and_values: Labels) -> str:
     escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-    inside = ",".join(f'{name}="{value.translate(escapes)}"' for name, value in labelled)
-    return f"{{{inside}}}" if inside else ""
+    inside = ",".join(f'{name}="{value.translate(escapes)}"' for name, value in names_and_values)
+    return "{" + inside + "}" if inside else ""

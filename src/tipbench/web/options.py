@@ -22,13 +22,13 @@ _MAX_SECRET_LENGTH = 200  # characters
 
 @dataclass(frozen=True)
 class PanelOptions:
-    """Options of the panel: addresses, allowed servers and suites, session length and the operator's token."""
+    """Options of the panel."""
 
     host: str = "127.0.0.1"  # to listen on
     port: int = 0
     hosts: Hosts = field(default_factory=lambda: Hosts(frozenset()))  # accepted in the Host header
     proxies: tuple[str, ...] = ()
-    ollama_urls: tuple[str, ...] = ()  # allowed in addition to the configured one, like mlflow_urls and suites
+    ollama_urls: tuple[str, ...] = ()  # these three are allowed in addition to the configured ones
     mlflow_urls: tuple[str, ...] = ()
     suites: tuple[Path, ...] = ()  # folders
     session_s: int = 12 * 3600
@@ -36,43 +36,42 @@ class PanelOptions:
 
     @property
     def on_loopback(self) -> bool:
-        """Whether the panel listens on loopback only."""
         return is_loopback_name(self.host.lower())
 
 
 def panel_options(settings: Settings, *, host: str | None = None, port: int | None = None) -> PanelOptions:
-    """Return the options from flags and settings. Raises UsageError with the invalid setting."""
+    """Return the options from flags and settings. Raises UsageError if one is invalid."""
     configured = settings.operator_config(host=host, port=port)
-    name = configured.panel_host.strip().strip("[]")
+    panel_host = configured.panel_host.strip().strip("[]")
     try:
-        address = ipaddress.ip_address(name)
+        address = ipaddress.ip_address(panel_host)
     except ValueError:
-        if host_name(name) is None or ":" in name:
+        if host_name(panel_host) is None or ":" in panel_host:
             raise UsageError(
                 f"--host must be a name or an address without a port (got {configured.panel_host[:80]!r}), "
                 "for example 127.0.0.1"
             ) from None
-        listen_host, on_all_interfaces = name, False
+        listen_host, on_all_interfaces = panel_host, False
     else:
         listen_host, on_all_interfaces = str(address), address.is_unspecified
-    hosts = list(configured.panel_hosts)
-    if not on_all_interfaces:  # 0.0.0.0 and :: are not names by which the panel is reached
-        hosts.append(listen_host)
-    token = settings.get("admin_token")
-    if token is not None:
-        check_secret("TIPBENCH_ADMIN_TOKEN", token, MIN_ADMIN_TOKEN_LENGTH)
-        if " " in token:
+    accepted_hosts = list(configured.panel_hosts)
+    if not on_all_interfaces:  # a client cannot use 0.0.0.0 or :: as a host name
+        accepted_hosts.append(listen_host)
+    admin_token = settings.get("admin_token")
+    if admin_token is not None:
+        check_secret("TIPBENCH_ADMIN_TOKEN", admin_token, MIN_ADMIN_TOKEN_LENGTH)
+        if " " in admin_token:
             raise UsageError("TIPBENCH_ADMIN_TOKEN must not contain spaces. Create one with `openssl rand -hex 32`.")
     return PanelOptions(
         host=listen_host,
         port=configured.panel_port,
-        hosts=Hosts.of(hosts),
+        hosts=Hosts.of(accepted_hosts),
         proxies=configured.panel_proxies,
         ollama_urls=configured.panel_urls,  # TIPBENCH_PANEL_URLS lists Ollama servers
         mlflow_urls=configured.panel_mlflow_urls,
         suites=tuple(Path(each).expanduser() for each in configured.panel_suites),
         session_s=max(1, int(configured.panel_session_hours * 3600)),
-        admin_token=token,
+        admin_token=admin_token,
     )
 
 
@@ -91,26 +90,26 @@ class OperatorPermissions:
     """Servers and suites that the operator allows. URLs are used as configured, including their credentials."""
 
     settings: Settings
-    listed: Mapping[str, tuple[str, ...]]  # servers allowed in addition to the configured one, by configuration key
+    additional_urls: Mapping[str, tuple[str, ...]]  # by configuration key
     suites: tuple[Path, ...] = ()
 
     @classmethod
     def of(cls, settings: Settings, options: PanelOptions) -> OperatorPermissions:
-        """Return the permissions for the configured servers and the servers listed in the options."""
-        listed = {"ollama_url": options.ollama_urls, "mlflow_url": options.mlflow_urls}
-        return cls(settings, listed, options.suites)
+        """Return the permissions for the configured servers and those in the options."""
+        additional_urls = {"ollama_url": options.ollama_urls, "mlflow_url": options.mlflow_urls}
+        return cls(settings, additional_urls, options.suites)
 
     @property
     def urls(self) -> Mapping[str, tuple[str, ...]]:
-        """The configured and listed servers by configuration key. Servers found automatically are not included."""
-        return {key: self.settings.allowed_servers(key, self.listed[key], find=False) for key in URL_KEYS}
+        """The allowed servers by configuration key, without those that are found automatically."""
+        return {key: self.settings.allowed_servers(key, self.additional_urls[key], find=False) for key in URL_KEYS}
 
     def config(self, values: Mapping[str, Any]) -> CollectConfig:
         """Return the settings overridden by `values`. Raises Invalid or Forbidden with the wrong key."""
         # An mlflow_url of None means the server from the settings.
         requested = {key: value for key, value in values.items() if not (key == "mlflow_url" and value is None)}
-        settings = {key: value for key, value in self.settings.values.items() if key in CollectConfig.model_fields}
-        config = validate_part(CollectConfig, {**settings, **requested}, "body")
+        defaults = {key: value for key, value in self.settings.values.items() if key in CollectConfig.model_fields}
+        config = validate_part(CollectConfig, {**defaults, **requested}, "body")
         allowed_urls = {key: self._allowed_url(key, getattr(config, key)) for key in URL_KEYS if key in requested}
         if "suite" in requested:
             self.check_suite(config.suite)
@@ -123,7 +122,7 @@ class OperatorPermissions:
         for key, value in self.config({}).model_dump().items():
             properties[key]["default"] = strip_login(value) if key in URL_KEYS and value else value
         for key in URL_KEYS:
-            servers = map(strip_login, self.settings.allowed_servers(key, self.listed[key]))
+            servers = map(strip_login, self.settings.allowed_servers(key, self.additional_urls[key]))
             # An mlflow_url of null means the configured server, or one that the panel finds.
             properties[key]["enum"] = [None, *servers] if key == "mlflow_url" else [*servers]
         return schema
@@ -147,7 +146,7 @@ class OperatorPermissions:
 
     def _allowed_url(self, key: str, url: str) -> str:
         """Return the allowed URL of the same server, with its credentials. Raises Forbidden."""
-        servers = self.settings.allowed_servers(key, self.listed[key])
+        servers = self.settings.allowed_servers(key, self.additional_urls[key])
         allowed_url = matching_server(url, servers)
         if allowed_url is None:
             shown_servers = ", ".join(map(strip_login, servers))

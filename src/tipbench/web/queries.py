@@ -1,7 +1,4 @@
-"""Read queries of the panel, and the filters of its lists of runs.
-
-Results are cached until the revision of their experiment changes.
-"""
+"""Read queries of the panel, cached until their experiment changes, and the filters of its lists of runs."""
 
 from __future__ import annotations
 
@@ -45,7 +42,8 @@ _CACHED_TEXTS: Mapping[str, tuple[str, ...]] = {
     str(RunKind.JUDGING): (SHEET, KEY, RUBRIC, FILLED, DRIFT),
 }
 
-Snapshot = tuple[tuple[StoredRun, Mapping[str, str]], ...]  # runs with their texts by name
+RunWithTexts = tuple[StoredRun, Mapping[str, str]]  # texts by name
+Snapshot = tuple[RunWithTexts, ...]
 
 
 def revision(experiment: Experiment) -> str | None:
@@ -54,10 +52,7 @@ def revision(experiment: Experiment) -> str | None:
 
 
 class SnapshotStore:
-    """A RunStore that caches the runs of one experiment.
-
-    All other methods and experiments are delegated to the underlying store.
-    """
+    """A RunStore that caches the runs of one experiment, and delegates everything else to another store."""
 
     def __init__(self, store: RunStore, experiment: Experiment, cache: Cache) -> None:
         self._store = store
@@ -68,12 +63,12 @@ class SnapshotStore:
         """Return all runs of a kind, newest first."""
         experiment_id = self._experiment.experiment_id
 
-        def newest_first(item: tuple[StoredRun, Mapping[str, str]]) -> tuple[int, str]:
+        def newest_first(item: RunWithTexts) -> tuple[int, str]:
             run, _ = item
             return -run.start_ms, run.run_id
 
         def load() -> Snapshot:
-            loaded: list[tuple[StoredRun, Mapping[str, str]]] = []
+            loaded: list[RunWithTexts] = []
             for run, texts in self._store.read(experiment_id, where={"kind": kind}, texts=_CACHED_TEXTS.get(kind, ())):
                 loaded.append((run, texts))
                 # Fill the cache of `read_scores` while MLflow prepares the next page.
@@ -92,9 +87,9 @@ class SnapshotStore:
     ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
         """Read from the snapshot if it covers the experiment, kind and texts, else from the store."""
         kind = where.get("kind", "")
-        has_runs = experiment_id == self._experiment.experiment_id and kind in set(RunKind)
+        is_cached = experiment_id == self._experiment.experiment_id and kind in set(RunKind)
         has_texts = set(texts) <= set(_CACHED_TEXTS.get(kind, ()))
-        if not has_runs or not has_texts:
+        if not is_cached or not has_texts:
             return self._store.read(experiment_id, where=where, texts=texts, limit=limit)
         matching = (
             (run, {name: cached_texts[name] for name in texts if name in cached_texts})
@@ -133,7 +128,7 @@ MAX_CONDITIONS = 20  # values of `where`
 _MAX_CONDITION = 500
 _MAX_VALUE = 250
 _MAX_PREVIEW = 140  # the beginning of an answer in a list of runs
-# By field of RunFilters: the tag or param that it filters on.
+# Tag or param by field of RunFilters.
 _FILTER_KEYS = {**FILTERS, "persona": "params.persona", "judge_pending": "judge_pending"}
 _FilterValue = Annotated[str | None, Field(max_length=_MAX_VALUE)]
 
@@ -219,14 +214,11 @@ class Queries:
     def experiments(
         self, store: RunStore, q: str = "", *, limit: int = sys.maxsize, after: str | None = None
     ) -> ExperimentsPage:
-        """Return a page of tipbench experiments whose name contains `q`, ignoring case.
-
-        Cells are counted only for experiments on the page.
-        """
+        """Return a page of tipbench experiments whose name contains `q`, ignoring case."""
         all_experiments = experiments(store)
         self.counts.make_room(len(all_experiments))
         matching = [experiment for experiment in all_experiments if q.strip().casefold() in experiment.name.casefold()]
-        page, next_cursor = page_of(matching, lambda found: SortKey(0, found.name), limit=limit, after=after)
+        page, next_cursor = page_of(matching, lambda each: SortKey(0, each.name), limit=limit, after=after)
         fits_cache = len(all_experiments) <= SNAPSHOTS
         rows = tuple(self._experiment_row(store, experiment, load_snapshot=fits_cache) for experiment in page)
         return ExperimentsPage(rows, next_cursor, total=len(all_experiments))
@@ -240,13 +232,14 @@ class Queries:
 
     def matching_runs(self, store: RunStore, experiment: Experiment, filters: RunFilters) -> list[StoredRun]:
         """Return all matching runs, in the order of `filters.sort`."""
-        where, view = filters.conditions, self.view(store, experiment)
+        where = filters.conditions
+        cached_store = self.cached_store(store, experiment)
         if filters.q and filters.kind is RunKind.CELL:
-            cells_with_texts = view.read(experiment.experiment_id, where=where, texts=(CANDIDATES, RAW))
+            cells_with_texts = cached_store.read(experiment.experiment_id, where=where, texts=(CANDIDATES, RAW))
             q = filters.q.casefold()
             runs: Iterator[StoredRun] = (run for run, texts in cells_with_texts if q in answer_text(texts).casefold())
         else:
-            runs = view.search(experiment.experiment_id, where=where)
+            runs = cached_store.search(experiment.experiment_id, where=where)
         if not filters.superseded:
             runs = (run for run in runs if run.tags.get(SUPERSEDED_TAG) != "true")
         return sorted(runs, key=partial(_sort_key, filters.sort))
@@ -277,8 +270,9 @@ class Queries:
         experiment = get_experiment(store, name)
 
         def load() -> tuple[ScenarioAnswers, ...]:
-            board, board_cells = self.board(store, experiment, query), self.cells(store, experiment, query)
-            return read_answers(self.view(store, experiment), experiment, board, board_cells)
+            board = self.board(store, experiment, query)
+            board_cells = self.cells(store, experiment, query)
+            return read_answers(self.cached_store(store, experiment), experiment, board, board_cells)
 
         return self.large_cache.get(("answers", experiment.experiment_id, query), revision(experiment), load)
 
@@ -289,7 +283,8 @@ class Queries:
         experiment = get_experiment(store, name)
 
         def make() -> str:
-            board, judging = self.board(store, experiment, query), self.judging(store, experiment)
+            board = self.board(store, experiment, query)
+            judging = self.judging(store, experiment)
             return html_report(board, self.answers(store, name, query), judging)
 
         return self.large_cache.get(("report", experiment.experiment_id, query), revision(experiment), make)
@@ -297,27 +292,27 @@ class Queries:
     def judging(self, store: RunStore, experiment: Experiment) -> JudgingStatus:
         """Return the judging status: progress, judges and their reliability."""
         key = ("judging", experiment.experiment_id)
-        view = self.view(store, experiment)
-        return self.small_cache.get(key, revision(experiment), lambda: judging_status(view, experiment))
+        cached_store = self.cached_store(store, experiment)
+        return self.small_cache.get(key, revision(experiment), lambda: judging_status(cached_store, experiment))
 
     def board(self, store: RunStore, experiment: Experiment, query: BoardQuery) -> Leaderboard:
         """Return the leaderboard, as `tipbench compare` computes it."""
 
         def load() -> Leaderboard:
-            view = self.view(store, experiment)
+            cached_store = self.cached_store(store, experiment)
             try:
-                board, _ = query.read(view, experiment)
+                board, _ = query.read(cached_store, experiment)
             except UsageError:
                 if query.baseline is None:
                     raise
-                # MODEL/PROMPT is ambiguous if a name contains a slash, so the baseline may have been split at the
-                # wrong one. If exactly one row is spelled like the baseline, use that row.
+                # Names may contain slashes, so MODEL/PROMPT may have been split at the wrong one. If exactly one row
+                # is spelled like the baseline, use that row.
                 pairs = self.board(store, experiment, replace(query, baseline=None)).matrix.pairs
                 spelling = str(query.baseline).strip()
                 same_spelling = [pair for pair in pairs if str(pair).strip() == spelling and pair != query.baseline]
                 if len(same_spelling) != 1:
                     raise
-                board, _ = replace(query, baseline=same_spelling[0]).read(view, experiment)
+                board, _ = replace(query, baseline=same_spelling[0]).read(cached_store, experiment)
             return board
 
         return self.small_cache.get(("board", experiment.experiment_id, query), revision(experiment), load)
@@ -325,20 +320,21 @@ class Queries:
     def cells(self, store: RunStore, experiment: Experiment, query: BoardQuery) -> BoardCells:
         """Return the cells of a leaderboard; they do not depend on `baseline`, `by` or `cluster`."""
         key = ("cells", experiment.experiment_id, query.where, query.judge, query.provisional, query.exclude)
-        view = self.view(store, experiment)
-        return self.large_cache.get(
-            key, revision(experiment), lambda: read_board(view, experiment.experiment_id, query.cell_filter)
-        )
+        cached_store = self.cached_store(store, experiment)
+
+        def load() -> BoardCells:
+            return read_board(cached_store, experiment.experiment_id, query.cell_filter)
+
+        return self.large_cache.get(key, revision(experiment), load)
 
     def _experiment_row(self, store: RunStore, experiment: Experiment, *, load_snapshot: bool) -> dict[str, Any]:
-        """Return an experiment with its numbers of cells by state.
+        """Return an experiment with its numbers of cells by state, and its leader if cached data is enough for that.
 
-        Cells are counted in the snapshot if it is cached or `load_snapshot` is set, else in the store: snapshots of
-        many experiments would evict those in use. The leader is included if it can be computed from cached data.
+        Without `load_snapshot`, a snapshot is used only if it is cached: loading many would evict those in use.
         """
         key = ("snapshot", experiment.experiment_id, str(RunKind.CELL))
         use_snapshot = load_snapshot or self.snapshots.has(key, revision(experiment))
-        source = self.view(store, experiment) if use_snapshot else store
+        source = self.cached_store(store, experiment) if use_snapshot else store
         held_sheets = {"kind": str(RunKind.JUDGING), "sheet_status": str(SheetStatus.HELD)}
 
         def count() -> dict[str, Any]:
@@ -369,7 +365,7 @@ class Queries:
                     }
         return {"experiment": experiment.name, **counts, "url": experiment.url, "leader": leader}
 
-    def view(self, store: RunStore, experiment: Experiment) -> RunStore:
+    def cached_store(self, store: RunStore, experiment: Experiment) -> RunStore:
         """Return the store with this experiment's runs cached."""
         return cast("RunStore", SnapshotStore(store, experiment, self.snapshots))
 
@@ -398,15 +394,13 @@ def get_experiment(store: RunStore, name: str) -> Experiment:
     experiment = store.experiment(name)
     if experiment is None:
         raise NotFound(
-            f"There is no experiment {name[:200]}. GET /api/bench/experiments lists all.",
-            path="path.experiment",
+            f"There is no experiment {name[:200]}. GET /api/bench/experiments lists all.", path="path.experiment"
         )
     return experiment
 
 
 def _run_row(experiment: Experiment, run: StoredRun) -> dict[str, Any]:
-    times = {"start_ms": run.start_ms, "end_ms": run.end_ms}
-    return {**run_json(run), **times, "url": experiment.run_url(run.run_id)}
+    return {**run_json(run), "start_ms": run.start_ms, "end_ms": run.end_ms, "url": experiment.run_url(run.run_id)}
 
 
 def answer_text(texts: Mapping[str, str]) -> str:
@@ -448,19 +442,19 @@ _COLUMNS = (
 class Neighbours:
     """A run's position in a list, and the ids of the runs before and after it."""
 
-    newer: str | None = None  # before it; newer only if the list is sorted by time
-    older: str | None = None  # after it
-    place: int | None = None  # starting at 1; None if the run is not in the list
+    previous: str | None = None
+    next: str | None = None
+    position: int | None = None  # starting at 1; None if the run is not in the list
     total: int = 0
 
 
 @dataclass(frozen=True)
 class Related:
-    """Runs related to a cell, newest first; the run itself is not among them."""
+    """Other runs of the same cell, newest first, and its collect."""
 
-    stale: bool = False  # the cell's model, prompt or scenario has changed since it was recorded
-    tries: tuple[StoredRun, ...] = ()  # other attempts at the same cell: the same cell_key
-    builds: tuple[StoredRun, ...] = ()  # the same cell and conditions with another version of model, prompt or scenario
+    stale: bool = False
+    other_attempts: tuple[StoredRun, ...] = ()  # with the same cell_key
+    other_versions: tuple[StoredRun, ...] = ()  # the same conditions, another version of model, prompt or scenario
     collection: StoredRun | None = None  # the run of the collect that recorded the cell
 
 
@@ -471,7 +465,7 @@ class RunQueries:
         self.experiment = get_experiment(store, name)
         self._queries = queries
         self._store = store
-        self._view = queries.view(store, self.experiment)
+        self._cached_store = queries.cached_store(store, self.experiment)
 
     def choices(self, kind: str) -> dict[str, list[str]]:
         """Return the values that occur, by param; at most MAX_CHOICES each."""
@@ -487,7 +481,7 @@ class RunQueries:
     def previews(self, run_ids: Collection[str]) -> dict[str, str]:
         """Return the beginning of the answer of each cell in `run_ids`."""
         where = {"kind": str(RunKind.CELL)}
-        cells_with_texts = self._view.read(self.experiment.experiment_id, where=where, texts=(CANDIDATES, RAW))
+        cells_with_texts = self._cached_store.read(self.experiment.experiment_id, where=where, texts=(CANDIDATES, RAW))
         listed = frozenset(run_ids)
         return {
             run.run_id: shorten(one_line(answer_text(texts)), _MAX_PREVIEW)
@@ -496,7 +490,7 @@ class RunQueries:
         }
 
     def stale(self) -> frozenset[str]:
-        """Return the ids of the cells of earlier versions of a model, prompt or scenario."""
+        """Return the ids of the stale cells."""
         key = ("stale", self.experiment.experiment_id)
 
         def read() -> frozenset[str]:
@@ -506,14 +500,14 @@ class RunQueries:
         return self._queries.small_cache.get(key, revision(self.experiment), read)
 
     def neighbours(self, filters: RunFilters, run_id: str) -> Neighbours:
-        """Return the position and neighbours of a run in the list of the runs that match the filters."""
+        """Return the neighbours of a run in the list of the runs that match the filters."""
         run_ids = [run.run_id for run in self._queries.matching_runs(self._store, self.experiment, filters)]
         if run_id not in run_ids:
             return Neighbours(total=len(run_ids))
         index = run_ids.index(run_id)
-        newer = run_ids[index - 1] if index > 0 else None
-        older = run_ids[index + 1] if index + 1 < len(run_ids) else None
-        return Neighbours(newer, older, place=index + 1, total=len(run_ids))
+        previous_id = run_ids[index - 1] if index > 0 else None
+        next_id = run_ids[index + 1] if index + 1 < len(run_ids) else None
+        return Neighbours(previous_id, next_id, position=index + 1, total=len(run_ids))
 
     def related(self, run: Mapping[str, Any]) -> Related:
         """Return the runs related to a cell."""
@@ -529,13 +523,15 @@ class RunQueries:
         collections = self._runs(str(RunKind.COLLECTION), {RECORD_TAG: collection_id}) if collection_id else ()
         return Related(
             stale=run_id in self.stale(),
-            tries=tuple(other for other in others if cell_key is not None and other.tags.get(CELL_TAG) == cell_key),
-            builds=tuple(other for other in same_cell if other.tags.get(CELL_TAG) != cell_key),
+            other_attempts=tuple(
+                other for other in others if cell_key is not None and other.tags.get(CELL_TAG) == cell_key
+            ),
+            other_versions=tuple(other for other in same_cell if other.tags.get(CELL_TAG) != cell_key),
             collection=next(iter(collections), None),
         )
 
     def _runs(self, kind: str, where: Mapping[str, str] | None = None) -> Iterable[StoredRun]:
-        return self._view.search(self.experiment.experiment_id, where={"kind": kind, **(where or {})})
+        return self._cached_store.search(self.experiment.experiment_id, where={"kind": kind, **(where or {})})
 
 
 def runs_csv(queries: Queries, store: RunStore, name: str, filters: RunFilters) -> str:

@@ -88,7 +88,8 @@ def host_name(header: str) -> str | None:
         return None
     if text.startswith("["):
         inside, bracket, after = text[1:].partition("]")
-        is_valid = bool(bracket) and (not after or (after.startswith(":") and _is_port(after[1:])))
+        has_port = after.startswith(":") and _is_port(after[1:])
+        is_valid = bool(bracket) and (not after or has_port)
         return _ipv6_address(inside) if is_valid else None
     name, colon, port = text.partition(":")
     if colon and not _is_port(port):
@@ -189,7 +190,7 @@ class SecurityMiddleware:
                 await refusal(scope, receive, outgoing)
             else:
                 await self._app(scope, _limit_body(scope, receive, self._clock), outgoing)
-            failure: Any = scope["state"].get("failure")
+            failure: Any = scope["state"].get("failure")  # set by the exception handlers
             if failure is not None:
                 log.warning("request %s: %s: %r", request_id, type(failure).__name__, str(failure)[:2000])
         except ClientDisconnect:
@@ -207,7 +208,7 @@ class SecurityMiddleware:
             self._metrics.observe(scope["method"], route, outgoing.status, responded_at - started)
 
     def _refusal(self, scope: Scope) -> SafeJsonResponse | None:
-        """Return the error response for an invalid host or a too large body; None if the request is accepted."""
+        """Return the error response for an invalid host or a too large body, else None."""
         names = [value.decode("latin-1") for key, value in scope["headers"] if key == b"host"]
         if len(names) != 1 or not self._hosts.allows(names[0]):
             shown_names = ", ".join(name[:80] for name in names) or "none"
@@ -216,7 +217,8 @@ class SecurityMiddleware:
                 "the operator to add it to TIPBENCH_PANEL_HOSTS."
             )
             return SafeJsonResponse(error_json("host_refused", message, "header.host"), 400)
-        limit, length = _max_body(scope["path"]), Headers(scope=scope).get("content-length", "0")
+        limit = _max_body(scope["path"])
+        length = Headers(scope=scope).get("content-length", "0")
         is_number = length.isascii() and length.isdigit()
         if not is_number or int(length[:_MAX_LENGTH_DIGITS]) > limit:
             return SafeJsonResponse(
@@ -228,9 +230,9 @@ class SecurityMiddleware:
 class CompressionMiddleware:
     """ASGI middleware: compresses the responses of GET requests.
 
-    The length of a compressed response can reveal a secret if the response also contains text chosen by an attacker
-    (BREACH). Two facts prevent this here. Other sites cannot send requests with a user's session, because its cookie is
-    SameSite=Strict. New tokens and similar secrets are only in responses to POST requests, which are not compressed.
+    The length of a compressed response can reveal a secret if the response also contains an attacker's text (BREACH).
+    Here, other sites cannot send requests with a user's session: its cookie is SameSite=Strict. And new tokens and
+    similar secrets are only in responses to POST requests.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -238,14 +240,14 @@ class CompressionMiddleware:
         self._gzip = GZipMiddleware(app, minimum_size=1000, compresslevel=5)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request. Event streams are not compressed."""
+        """Handle one request. GZipMiddleware does not compress event streams."""
         is_get = scope["type"] == "http" and scope["method"] == "GET"
         app: ASGIApp = self._gzip if is_get else self._app
         await app(scope, receive, send)
 
 
 class _Sender:
-    """Wraps `send`: adds default headers and the request id to every response."""
+    """A `send` that adds default headers and the request id to every response."""
 
     def __init__(self, send: Send, request_id: str, clock: Callable[[], float]) -> None:
         self._send = send
@@ -269,7 +271,7 @@ def _limit_body(scope: Scope, receive: Receive, clock: Callable[[], float]) -> R
 
     Authentication may lower the limit with `state.max_bytes`. Sets `state.arrived` when the body is complete.
     """
-    announced_bytes = int(Headers(scope=scope).get("content-length", "0")[:_MAX_LENGTH_DIGITS])
+    content_length = int(Headers(scope=scope).get("content-length", "0")[:_MAX_LENGTH_DIGITS])
     received_bytes = 0
 
     async def limited_receive() -> Message:
@@ -279,7 +281,7 @@ def _limit_body(scope: Scope, receive: Receive, clock: Callable[[], float]) -> R
             scope["state"]["arrived"] = clock()
         received_bytes += len(message.get("body", b""))
         limit = min(_max_body(scope["path"]), scope["state"].get("max_bytes", MAX_SHEET_BYTES))
-        if max(received_bytes, announced_bytes) > limit:
+        if max(received_bytes, content_length) > limit:
             raise TooLarge(_too_large(limit), path="body", headers={"Connection": "close"})
         return message
 
@@ -297,7 +299,7 @@ def _too_large(limit: int) -> str:
 # Concurrent exports, previews, applies and closes per token.
 MAX_JUDGE_SHEET_REQUESTS = 1
 MAX_ADMIN_SHEET_REQUESTS = 4
-# Concurrent requests of any kind per judge's token: as many as a browser sends at once. More wait without a thread.
+# Concurrent requests of any kind per judge's token: as many as a browser sends at once. Others wait without a thread.
 MAX_JUDGE_REQUESTS = 6
 MAX_FILLED_SHEETS = 2  # filled sheets in memory, of all tokens together
 MAX_JUDGE_SHEET_BYTES = 8_000_000  # size of a judge's filled sheet; the limit of admins is MAX_SHEET_BYTES
@@ -309,10 +311,7 @@ JUDGE_REQUEST_WAIT_S = 20.0
 
 
 class ConcurrencyLimits:
-    """Limits of concurrent requests and filled sheets, and the delay of responses to judges.
-
-    Not thread-safe: use on the event loop only.
-    """
+    """Limits of concurrent requests and filled sheets. Not thread-safe: use on the event loop only."""
 
     def __init__(self) -> None:
         self._filled_sheets = Semaphore(MAX_FILLED_SHEETS)
@@ -366,7 +365,6 @@ class ConcurrencyLimits:
 
 @asynccontextmanager
 async def _hold_slot(slots: Semaphore, wait_s: float, busy_message: str) -> AsyncIterator[None]:
-    """Hold one of the slots. Raises Busy with the message `busy_message` if none becomes free within `wait_s`."""
     try:
         async with asyncio.timeout(wait_s):
             await slots.acquire()
@@ -380,12 +378,9 @@ async def _hold_slot(slots: Semaphore, wait_s: float, busy_message: str) -> Asyn
 
 @dataclass
 class StreamLimits:
-    """Limits and intervals of event streams, and the number of open ones.
-
-    Not thread-safe: use on the event loop only.
-    """
+    """Limits and intervals of event streams. Not thread-safe: use on the event loop only."""
 
     max_open: int = 64
     poll_s: float = 0.5
     heartbeat_s: float = 15.0
-    n_open: int = 0
+    n_open: int = 0  # open streams

@@ -21,10 +21,9 @@ from tipbench.errors import TipbenchError, UsageError
 from tipbench.web.security import client_key
 
 _BACKLOG = 128  # connections that the kernel queues
-# Connections that asyncio accepts in a row before other code runs. It is small, so that connections over a limit are
-# closed before many more are accepted.
+# Connections that asyncio accepts in a row. Few, so that those over a limit are closed before many more are accepted.
 _ACCEPTED_AT_ONCE = 16
-_OPEN_FILES = 8192  # soft limit of open files, set at startup as far as the hard limit allows
+_OPEN_FILES = 8192  # soft limit of open files, if the hard limit allows it
 _MAX_CONNECTIONS = 2048
 _LOG_LINES = 100  # similar lines logged per _LOG_PERIOD_S
 _LOG_PERIOD_S = 60.0
@@ -108,9 +107,8 @@ class ConnectionLimits:
 class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """uvicorn's HTTP protocol with ConnectionLimits; one instance per connection.
 
-    If a new connection exceeds a limit, the oldest connection that waits for its client is closed. So clients that
-    send half a request, or do not read the response, cannot lock out others. If no connection waits for its client,
-    the new one is closed.
+    If a new connection exceeds a limit, the oldest connection that waits for its client is closed, or the new one if
+    none waits. So clients that send half a request, or do not read the response, cannot lock out others.
     """
 
     limits: ConnectionLimits
@@ -135,7 +133,6 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     @property
     def _between_requests(self) -> bool:
-        """Whether the connection waits for the headers of its first or next request."""
         return self.cycle is None or self.cycle.response_complete
 
     @property
@@ -144,7 +141,6 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         return self._between_requests or self.cycle.more_body or self.transport.get_write_buffer_size() > 0
 
     def _make_room(self, others: Sequence[LimitedProtocol]) -> None:
-        """Close the oldest of `others` that waits for its client, or this connection if none waits."""
         waiting = [other for other in others if other._waits_for_client]
         to_close = min(waiting, key=lambda other: other._opened_at, default=self)
         self.connections.discard(to_close)
@@ -157,19 +153,20 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         limit_s: float | None
         if self.transport.is_closing():
             return
-        if unread_bytes := self.transport.get_write_buffer_size():
-            # `unread_bytes` is part of the phase, so that a new phase begins whenever the client reads.
+        unread_bytes = self.transport.get_write_buffer_size()
+        if unread_bytes:
+            # The phase includes this number, so that a new phase begins whenever the client reads.
             phase, limit_s = ("response", cycle, unread_bytes), self.limits.stalled_s
         elif self._between_requests:
             phase, limit_s = ("headers", cycle), self.limits.headers_s
-        else:
+        elif cycle.more_body:
             phase, limit_s = ("body", cycle), self.limits.body_s
-            if not cycle.more_body:
-                limit_s = None  # the body is complete, and the application computes or streams the response
+        else:  # the application computes or streams the response
+            phase, limit_s = ("body", cycle), None
         if phase != self._phase:
             self._phase, self._phase_began_at = phase, now
         elif limit_s is not None and now - self._phase_began_at >= limit_s:
-            if phase[0] == "response":
+            if unread_bytes:
                 self.transport.abort()  # `close` would wait for the client to read
                 return
             if cycle is None or not cycle.response_started:
@@ -189,7 +186,7 @@ class RepeatedLines(logging.Filter):
         self._counts: dict[tuple[str, str], int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log the record. Adds the number of suppressed lines to the first line of a new period."""
+        """Return whether to log the record. The first line of a new period gets the number of suppressed lines."""
         if self._clock() - self._period_began_at >= _LOG_PERIOD_S:
             self._period_began_at = self._clock()
             suppressed = sum(max(0, count - _LOG_LINES) for count in self._counts.values())
@@ -234,13 +231,9 @@ def drain_rejected_body(app: ASGIApp) -> ASGIApp:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server with a kernel queue of _BACKLOG connections.
-
-    uvicorn passes one number to asyncio for the length of the queue and for the connections accepted at once.
-    """
-
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        # uvicorn has also used _ACCEPTED_AT_ONCE as the length of the kernel's queue.
         for sock in sockets or ():
             sock.listen(_BACKLOG)
 

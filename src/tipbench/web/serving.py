@@ -1,7 +1,7 @@
 """The policy server: an ASGI application over `serve.PolicyService`, without a framework.
 
-Paths have no parameters, so routes are entries of a dictionary. Requests are validated directly from their bytes.
-Scoring takes microseconds and runs on the event loop. Operations that read or write the disk run in a thread.
+Paths have no parameters, so the routes are a dictionary. Scoring takes microseconds and runs on the event loop.
+Operations that read or write the disk run in a thread.
 """
 
 from __future__ import annotations
@@ -45,19 +45,17 @@ from tipbench.web.serving_schema import fast_validation, openapi_document
 
 MAX_BODY = 256 * 1024  # bytes
 TOKEN_CACHE_S = 5.0  # how long a token is accepted without another check
-_RENEW_S = (
-    1.0  # in this last part of TOKEN_CACHE_S, one request checks the token again while others still use the cache
-)
+_RENEW_S = 1.0  # in this last part of TOKEN_CACHE_S, one request checks the token again; others use the cache
 _MAX_CACHED_TOKENS = 1000
 _JSON = b"application/json"
 _NO_STORE = (b"cache-control", b"no-store")
 _RETRY_AFTER = ((b"retry-after", b"1"),)
-_GC_THRESHOLDS = (50_000, 20, 100)  # allocations, and for the older generations collections of the younger one
+_GC_THRESHOLDS = (50_000, 20, 100)
 _validate_recommend = fast_validation(RECOMMEND, check_decision_request)
 _validate_score = fast_validation(SCORE, check_decision_request)
 _validate_reward = REWARD.validator.validate_json
 _validate_reset = RESET.validator.validate_json
-_encode = msgspec.json.Encoder().encode  # faster than `to_json`; for the responses to scores and rewards
+_encode = msgspec.json.Encoder().encode  # faster than `to_json`
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -77,7 +75,7 @@ class Route(NamedTuple):
     handle: Callable[[Any], Result | dict[str, Any]]
     validate: Callable[[bytes], Any] | None = None
     error_path: str | None = None  # the invalid part of the request if `handle` raises UsageError
-    in_thread: bool = False  # for operations that read or write the disk
+    in_thread: bool = False
 
 
 class Response(NamedTuple):
@@ -107,7 +105,7 @@ class PolicyServer:
         self._guard = guard
         self._tip_texts = texts or {}  # by tip id of the catalogue
         self._clock = clock
-        self._authorised: dict[bytes, float] = {}  # by Authorization header: time of its next check
+        self._authorised: dict[bytes, float] = {}  # time of the next check, by Authorization header
         self._checking: set[bytes] = set()  # Authorization headers that are being checked
         self._committing: Future[None] | None = None  # the newest commit of the event log that requests wait for
         self._waiting: list[asyncio.Future[None]] = []  # one future per request that waits for `_committing`
@@ -138,10 +136,10 @@ class PolicyServer:
             }
         for verb in ("score", "reward", "stats"):
             self._routes[f"/{verb}/egreedy"] = self._routes[f"/{verb}/egreedy/v1"]
-        document = to_json(openapi_document())
+        openapi_json = to_json(openapi_document())
         self._documents: dict[str, Callable[[], Response]] = {
             "/metrics": lambda: Response(200, self._metrics.text().encode(), content_type=CONTENT_TYPE.encode()),
-            "/openapi.json": lambda: Response(200, document),
+            "/openapi.json": lambda: Response(200, openapi_json),
         }
 
     @property
@@ -188,9 +186,9 @@ class PolicyServer:
         handle, validate, error_path, in_thread = route
         headers = dict(scope["headers"])
         authorization = headers.get(b"authorization", b"")
-        left_s = self._authorised.get(authorization, 0.0) - self._clock()
-        is_expired = left_s <= 0.0
-        if is_expired or (left_s < _RENEW_S and authorization not in self._checking):
+        remaining_s = self._authorised.get(authorization, 0.0) - self._clock()
+        is_expired = remaining_s <= 0.0
+        if is_expired or (remaining_s < _RENEW_S and authorization not in self._checking):
             await self._authorise(scope)
         if validate is not None:
             announced_bytes = int(headers.get(b"content-length", 0))
@@ -208,8 +206,8 @@ class PolicyServer:
         for_shadows = result if validate is _validate_recommend and self._recommender.has_shadows() else None
         response = Response(200, _encode(result.body), for_shadows=for_shadows)
         committed = result.committed
-        # Keep only the response while waiting for the commit. With the dictionaries of all waiting requests in memory,
-        # each request takes more CPU time, probably because they do not fit in the CPU's cache.
+        # Keep only the response while waiting for the commit. Keeping the dictionaries of all waiting requests costs
+        # CPU time, probably because they do not fit in the CPU's cache.
         del request, result, for_shadows
         if committed is not None:
             if committed.done():
@@ -219,7 +217,7 @@ class PolicyServer:
         return response
 
     async def _respond_without_route(self, method: str, path: str, scope: Scope) -> Response:
-        """Respond to requests for health, metrics, the OpenAPI document, and unknown paths and methods."""
+        """Respond to /healthz, /metrics, /openapi.json, and to unknown paths and methods."""
         allowed = ("GET", "HEAD") if path == "/healthz" else self.paths.get(path, ())
         if not allowed:
             raise NotFound(f"There is nothing at {path[:200]}. GET /openapi.json lists the routes.")
@@ -247,21 +245,19 @@ class PolicyServer:
             raise
         finally:
             self._checking.discard(header)
-        if len(self._authorised) >= _MAX_CACHED_TOKENS:  # one token with different spaces makes many keys
+        if len(self._authorised) >= _MAX_CACHED_TOKENS:  # the same token with other spaces is another key
             self._authorised.clear()
         self._authorised[header] = next_check_at
 
     def _wait_for(self, committed: Future[None]) -> asyncio.Future[None]:
-        """Return a future of the event loop that is done when the commit is.
-
-        All requests that wait for the same commit share one callback of it.
-        """
+        """Return an asyncio future that completes with the commit. Waiters of one commit share a callback."""
         loop = asyncio.get_running_loop()
         if self._committing is not committed:
             self._committing, self._waiting = committed, []
             finish_waiting = partial(_finish_waiting, self._waiting)
             committed.add_done_callback(lambda done: loop.call_soon_threadsafe(finish_waiting, done))
-        self._waiting.append(waiter := loop.create_future())
+        waiter = loop.create_future()
+        self._waiting.append(waiter)
         return waiter
 
     def _recommend(self, request: Any) -> Result:
@@ -293,7 +289,6 @@ def _finish_waiting(waiting: list[asyncio.Future[None]], committed: Future[None]
 
 
 def _validate_body(validate: Callable[[bytes], Any], body: bytes) -> Any:
-    """Return the validated request. Raises WebError if the body is not JSON, Invalid if a field is invalid."""
     try:
         return validate(body)
     except ValidationError as exc:
@@ -305,8 +300,9 @@ def _validate_body(validate: Callable[[bytes], Any], body: bytes) -> Any:
 
 
 async def _read_body(announced_bytes: int, receive: Receive) -> bytes:
-    """Return the body. Raises TooLarge over MAX_BODY; if the announced size is larger, the body is not read."""
-    body, has_more = b"", announced_bytes <= MAX_BODY
+    """Return the body or raise TooLarge. The body is not read if the announced size is too large."""
+    body = b""
+    has_more = announced_bytes <= MAX_BODY
     while has_more and len(body) <= MAX_BODY:
         message = await receive()
         body += message.get("body", b"")
@@ -328,7 +324,7 @@ def _error_response(exc: Exception) -> Response:
     if not isinstance(exc, TipbenchError):
         return _error(500, "internal", "Something went wrong in tipbench itself; the log has more.")
     status, code = status_and_code(exc)
-    if status == 500:  # an error without a status of its own: it comes from the store
+    if status == 500:  # only errors of the store have no other status
         log.error("the store cannot be used: %s", exc)
         message = "The store cannot be used, and nothing was learned. The server's log has the reason; retry later."
         return _error(503, "store_unavailable", message, headers=_RETRY_AFTER)

@@ -26,7 +26,7 @@ _META_ARGUMENTS = {  # keyword of JSON Schema → argument of msgspec.Meta
 _SIMPLE_TYPES = {"string": str, "number": float, "integer": int, "boolean": bool, "null": None}
 _SUPPORTED_KEYWORDS = {*_META_ARGUMENTS, "type", "items", "properties", "required", "additionalProperties", "$defs"}
 _ANNOTATIONS = {"title", "description", "examples"}  # keywords that do not affect validation
-_MAX_EXACT = 2**53  # a float represents all integers up to this one exactly
+_MAX_EXACT_INTEGER = 2**53  # a float represents all integers up to this one exactly
 _NO_VALUE = Annotated[int, msgspec.Meta(ge=1, le=0)]  # a type that accepts no value
 _DESCRIPTION = """Policies that pick a tip for a user and learn from what the user does with it.
 
@@ -37,10 +37,9 @@ Send `Authorization: Bearer TOKEN` with a token of the role *app* or *admin*. Ev
 def fast_validation(adapter: TypeAdapter[Any], check: Callable[[Any], object]) -> Callable[[bytes], Any]:
     """Return a function that parses and validates a request. It raises pydantic's ValidationError.
 
-    msgspec validates first, because it is faster; pydantic validates the requests that msgspec rejects. msgspec's types
-    are made from pydantic's JSON Schema. They accept nothing that pydantic rejects. They reject some values that
-    pydantic accepts, such as 7.0 for a count, or an object with any keys (the tallies by category). pydantic rejects or
-    changes some requests for reasons that JSON Schema cannot express; `check` raises ValueError for these.
+    msgspec validates first, because it is faster. Its types are made from pydantic's JSON Schema. They never accept
+    more than pydantic, and sometimes less: not 7.0 for a count. `check` raises ValueError for what JSON Schema cannot
+    express. If one of the two rejects a request, pydantic decides.
     """
     schema = adapter.json_schema()
     validate_with_msgspec = msgspec.json.Decoder(_msgspec_type(schema, schema.get("$defs", {}))).decode
@@ -50,7 +49,7 @@ def fast_validation(adapter: TypeAdapter[Any], check: Callable[[Any], object]) -
     def validate(body: bytes) -> Any:
         try:
             validate_with_msgspec(body)
-            request = decode(body)  # again, as the dictionaries that pydantic also returns
+            request = decode(body)  # plain dictionaries, as pydantic returns them
             check(request)
         except (msgspec.MsgspecError, ValueError):
             return validate_with_pydantic(body)
@@ -60,25 +59,26 @@ def fast_validation(adapter: TypeAdapter[Any], check: Callable[[Any], object]) -
 
 
 def _msgspec_type(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Any:
-    """Return msgspec's type for a JSON Schema; one that accepts no value if a keyword is not supported."""
+    """Return msgspec's type for a JSON Schema. If a keyword is not supported, the type accepts no value."""
     keywords = schema.keys() - _ANNOTATIONS
     if keywords == {"$ref"}:
-        return _msgspec_type(defs[schema["$ref"].rpartition("/")[2]], defs)
+        _, _, name = schema["$ref"].rpartition("/")
+        return _msgspec_type(defs[name], defs)
     if keywords == {"anyOf"}:
         return Union[tuple(_msgspec_type(option, defs) for option in schema["anyOf"])]  # noqa: UP007
     if keywords - _SUPPORTED_KEYWORDS or schema.get("additionalProperties"):
         return _NO_VALUE
     kind = schema["type"]
     if kind == "object":
-        fields: list[Any] = []  # arguments of defstruct: (name, type), with the default as third item if optional
+        fields: list[Any] = []  # (name, type), or (name, type, default) if optional
         for name, field_schema in schema["properties"].items():
             field_type = _msgspec_type(field_schema, defs)
             is_required = name in schema.get("required", ())
             fields.append((name, field_type) if is_required else (name, field_type, None))
         return msgspec.defstruct(schema["title"], fields, kw_only=True, forbid_unknown_fields=True, gc=False)
     limits = {_META_ARGUMENTS[keyword]: value for keyword, value in schema.items() if keyword in _META_ARGUMENTS}
-    if kind == "number":  # pydantic converts an integer to float, which changes it if it is beyond these limits
-        limits = {"ge": -_MAX_EXACT, "le": _MAX_EXACT, **limits}
+    if kind == "number":  # pydantic converts integers to float, which changes larger ones
+        limits = {"ge": -_MAX_EXACT_INTEGER, "le": _MAX_EXACT_INTEGER, **limits}
     if "pattern" in limits:
         limits["pattern"] = limits["pattern"].removesuffix("$") + r"\Z"  # Python's `$` also matches before a newline
     base = list[_msgspec_type(schema["items"], defs)] if kind == "array" else _SIMPLE_TYPES[kind]  # type: ignore[misc]
@@ -236,8 +236,8 @@ _ADAPTERS: dict[str, TypeAdapter[Any]] = {  # by name of the schema
     "RewardRequest": REWARD,
     "ResetRequest": RESET,
     **{
-        kind.__name__: TypeAdapter(kind)
-        for kind in (ScoreAnswer, RewardAnswer, StatsAnswer, ResetAnswer, PoliciesAnswer, HealthAnswer, ErrorAnswer)
+        answer.__name__: TypeAdapter(answer)
+        for answer in (ScoreAnswer, RewardAnswer, StatsAnswer, ResetAnswer, PoliciesAnswer, HealthAnswer, ErrorAnswer)
     },
 }
 
@@ -261,10 +261,9 @@ def openapi_document() -> dict[str, Any]:
 
 
 def _paths() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every path with its operations."""
     score = partial(_operation, request="ScoreRequest", example=_SCORE_EXAMPLE, response="ScoreAnswer")
     reward = partial(_operation, request="RewardRequest", example=_REWARD_EXAMPLE, response="RewardAnswer")
-    policies_by_path = {"egreedy": "egreedy/v1"} | {name: name for name in POLICIES}  # the first is an alias
+    policies_by_path = {"egreedy": "egreedy/v1"} | {name: name for name in POLICIES}  # `egreedy` is an alias
     for path, policy in policies_by_path.items():
         yield f"/score/{path}", {"post": score(f"Pick a tip with {policy}")}
         yield f"/reward/{path}", {"post": reward(f"Send a reward to {policy}")}
@@ -298,7 +297,7 @@ def _operation(
     content: dict[str, Any] | None = None,
     has_user_id: bool = False,
 ) -> dict[str, Any]:
-    """Return an operation. `request` and `response` are names of schemas; `content` replaces `response`."""
+    """`request` and `response` are names of schemas; `content` replaces `response`."""
     error_statuses = (400, 401, 403, 404, 409, 413, 422, 429, 503) if request else (401, 403, 422, 429, 503)
     error = {"application/json": {"schema": _reference("ErrorAnswer")}}
     operation: dict[str, Any] = {

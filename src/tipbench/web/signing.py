@@ -19,9 +19,9 @@ TIME = "Tipbench-Time"  # time of the attempt, in Unix seconds
 SIGNATURE = "Tipbench-Signature"  # v1= and 64 hexadecimal digits
 DELIVERY = "Tipbench-Delivery"  # id of the delivery, the same for all its attempts; also in the body
 EVENT = "Tipbench-Event"  # for logs and routing; not signed, but also in the signed body
-TOLERANCE_S = 300  # largest difference between the time of the attempt and the receiver's clock
+TOLERANCE_S = 300  # maximum difference between the time of the attempt and the receiver's clock
 MIN_SECRET_LENGTH = 20  # characters
-_VERSION = "v1="
+_SIGNATURE_PREFIX = "v1="
 _MAX_TIME_DIGITS = 12
 
 
@@ -62,7 +62,7 @@ class Seen:
 def sign(secret: str, time_s: int, body: bytes) -> str:
     """Return the signature of a body that is sent at `time_s`, in Unix seconds."""
     digest = hmac.new(secret.encode(), f"{time_s}.".encode() + body, hashlib.sha256).hexdigest()
-    return f"{_VERSION}{digest}"
+    return f"{_SIGNATURE_PREFIX}{digest}"
 
 
 def signed_headers(secret: str, delivery: str, event: str, body: bytes, now: float) -> dict[str, str]:
@@ -74,11 +74,11 @@ def signed_headers(secret: str, delivery: str, event: str, body: bytes, now: flo
 def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float, seen: Memory) -> None:
     """Verify a delivery. Raises DeliveryRefused if it is unsigned, forged, outside the time tolerance or replayed.
 
-    A retry by the sender is not a replay, because it has a new time and thus a new signature. If the delivery id of a
-    retry has been processed already, respond with 200 and do nothing.
+    A sender's retry is not a replay: it has a new signature. If its delivery id is already processed, respond with 200.
     """
     by_lower_name = {name.lower(): value for name, value in headers.items()}
-    time_text, signature = by_lower_name.get(TIME.lower(), ""), by_lower_name.get(SIGNATURE.lower(), "")
+    time_text = by_lower_name.get(TIME.lower(), "")
+    signature = by_lower_name.get(SIGNATURE.lower(), "")
     is_time = time_text.isascii() and time_text.isdigit() and len(time_text) <= _MAX_TIME_DIGITS
     if not (is_time and signature):
         raise DeliveryRefused("unsigned", f"A delivery needs the headers {TIME} and {SIGNATURE}.")

@@ -115,12 +115,14 @@ def shown_address(url: str) -> str:
 
 
 def _allowed_host(text: str) -> str:
-    """Return an entry of `hook_hosts` in the form of WebhookOptions.hosts. Raises UsageError if it is invalid."""
+    """Return an entry of `hook_hosts` as an element of WebhookOptions.hosts. Raises UsageError if it is invalid."""
     prefix = _HTTP if text.lower().startswith(_HTTP) else ""
     host = text[len(prefix) :].removeprefix("https://").strip("/")
     is_bare_ipv6 = host.count(":") > 1 and not host.startswith("[")
     name = host_name(f"[{host}]" if is_bare_ipv6 else host)
-    if name is None or (":" in host and ":" not in name):  # invalid, or with a port
+    is_ipv6 = name is not None and ":" in name
+    has_port = ":" in host and not is_ipv6
+    if name is None or has_port:
         raise UsageError(
             f"hook_hosts must be names without ports, separated by commas, with http:// in front where plain HTTP is "
             f"allowed (got {text[:80]!r}); for example judge.example.org,http://judge"
@@ -130,10 +132,10 @@ def _allowed_host(text: str) -> str:
 
 MAX_FINISHED = 500  # stored deliveries that are not queued; the oldest are deleted first
 _DELIVERY_COLUMNS = "id, event, experiment, body, state, created, next_try"
-_WHERE_WATCHED = "receiver = ? AND place = ? AND experiment_id = ?"  # `place` is the identity of the MLflow server
+_WHERE_EXPERIMENT = "receiver = ? AND place = ? AND experiment_id = ?"  # `place` is the identity of the MLflow server
 
 Event = Literal["cells.pending", "test"]
-Watched = tuple[str, str]  # identity of an MLflow server, id of an experiment on it
+ExperimentKey = tuple[str, str]  # identity of the MLflow server, id of the experiment
 
 
 class DeliveryState(StrEnum):
@@ -147,7 +149,7 @@ class DeliveryState(StrEnum):
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt to send a delivery."""
+    """One attempt to send a delivery."""
 
     number: int  # starting at 1
     time: float  # of its start, in Unix seconds
@@ -204,49 +206,52 @@ class WebhookStore:
 
     # reported runs
 
-    def revision(self, watched: Watched) -> str | None:
+    def revision(self, experiment_key: ExperimentKey) -> str | None:
         """Return the experiment's revision at the last check; None if it was never checked."""
-        statement = f"SELECT revision FROM hook_seen WHERE {_WHERE_WATCHED}"  # noqa: S608
-        rows = self._database.execute(statement, (self._receiver, *watched))
+        statement = f"SELECT revision FROM hook_seen WHERE {_WHERE_EXPERIMENT}"  # noqa: S608
+        rows = self._database.execute(statement, (self._receiver, *experiment_key))
         return next((str(revision) for (revision,) in rows), None)
 
-    def reported(self, watched: Watched) -> frozenset[str]:
-        """Return the ids of the runs that were pending at the last check, and have been reported."""
-        statement = f"SELECT run_id FROM hook_told WHERE {_WHERE_WATCHED}"  # noqa: S608
-        rows = self._database.execute(statement, (self._receiver, *watched))
+    def reported(self, experiment_key: ExperimentKey) -> frozenset[str]:
+        """Return the ids of the reported runs that were pending at the last check."""
+        statement = f"SELECT run_id FROM hook_told WHERE {_WHERE_EXPERIMENT}"  # noqa: S608
+        rows = self._database.execute(statement, (self._receiver, *experiment_key))
         return frozenset(str(run_id) for (run_id,) in rows)
 
-    def save_check(self, watched: Watched, revision: str, pending: Collection[str], delivery: Delivery | None) -> None:
+    def save_check(
+        self, experiment_key: ExperimentKey, revision: str, pending: Collection[str], delivery: Delivery | None
+    ) -> None:
         """Save the result of a check and its delivery in one transaction.
 
-        Runs that are no longer pending are deleted. If they are reopened, they are reported again.
+        Only pending runs stay marked as reported: a run that is judged and reopened is reported again.
         """
-        key = (self._receiver, *watched)
+        row_key = (self._receiver, *experiment_key)
         with self._database.transaction() as db:
-            db.execute("INSERT OR REPLACE INTO hook_seen VALUES (?, ?, ?, ?)", (*key, revision))
-            db.execute(f"DELETE FROM hook_told WHERE {_WHERE_WATCHED}", key)  # noqa: S608
-            db.executemany("INSERT INTO hook_told VALUES (?, ?, ?, ?)", [(*key, run_id) for run_id in pending])
+            db.execute("INSERT OR REPLACE INTO hook_seen VALUES (?, ?, ?, ?)", (*row_key, revision))
+            db.execute(f"DELETE FROM hook_told WHERE {_WHERE_EXPERIMENT}", row_key)  # noqa: S608
+            db.executemany("INSERT INTO hook_told VALUES (?, ?, ?, ?)", [(*row_key, run_id) for run_id in pending])
             if delivery is not None:
                 db.execute(
                     "UPDATE hook_deliveries SET state = ?, next_try = NULL"  # noqa: S608
-                    f" WHERE {_WHERE_WATCHED} AND state = ? AND event = ?",
-                    (DeliveryState.REPLACED, *key, DeliveryState.QUEUED, delivery.event),
+                    f" WHERE {_WHERE_EXPERIMENT} AND state = ? AND event = ?",
+                    (DeliveryState.REPLACED, *row_key, DeliveryState.QUEUED, delivery.event),
                 )
-                self._insert(db, delivery, watched)
+                self._insert(db, delivery, experiment_key)
         if delivery is not None:
             self._delete_old()
 
     # deliveries
 
     def due(self) -> Delivery | None:
-        """Return the delivery that has been due for the longest time; None if none is due."""
+        """Return the delivery that has been due the longest; None if none is due."""
         where = "receiver = ? AND state = ? AND next_try <= ? ORDER BY next_try, created LIMIT 1"
-        return next(iter(self._read(where, (self._receiver, DeliveryState.QUEUED, self._clock()))), None)
+        deliveries = self._read(where, (self._receiver, DeliveryState.QUEUED, self._clock()))
+        return deliveries[0] if deliveries else None
 
     def save_attempt(self, delivery: Delivery, attempt: Attempt, next_try: float | None) -> None:
         """Save an attempt and the new state of its delivery.
 
-        A failed attempt is repeated at `next_try`. If that is None, the delivery fails and its runs are reported again.
+        A failed attempt is repeated at `next_try`. If that is None, its runs are reported again after the next change.
         """
         state = attempt.final_state
         if state is DeliveryState.FAILED and next_try is not None:
@@ -265,10 +270,10 @@ class WebhookStore:
                 )
 
     def save_test(self, delivery: Delivery, attempt: Attempt) -> Delivery:
-        """Save a test delivery with its only attempt. Return the delivery in its final state."""
+        """Save a test delivery with its only attempt, and return it in its final state."""
         delivery = replace(delivery, state=attempt.final_state, next_try=None, attempts=(attempt,))
         with self._database.transaction() as db:
-            self._insert(db, delivery, watched=("", ""))  # a test is not about an experiment in MLflow
+            self._insert(db, delivery, experiment_key=("", ""))  # a test is not about an experiment in MLflow
             _insert_attempt(db, delivery.id, attempt)
         self._delete_old()
         return delivery
@@ -291,9 +296,9 @@ class WebhookStore:
                 (DeliveryState.FAILED, self._receiver, DeliveryState.QUEUED),
             )
 
-    def _insert(self, db: Connection, delivery: Delivery, watched: Watched) -> None:
+    def _insert(self, db: Connection, delivery: Delivery, experiment_key: ExperimentKey) -> None:
         columns = f"receiver, place, experiment_id, {_DELIVERY_COLUMNS}"
-        values = (self._receiver, *watched, *(getattr(delivery, name) for name in _DELIVERY_COLUMNS.split(", ")))
+        values = (self._receiver, *experiment_key, *(getattr(delivery, name) for name in _DELIVERY_COLUMNS.split(", ")))
         db.execute(f"INSERT INTO hook_deliveries ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)  # noqa: S608
 
     def _read(self, where: str, values: tuple[object, ...]) -> list[Delivery]:
@@ -303,8 +308,8 @@ class WebhookStore:
             "SELECT delivery, number, time, took_s, status, reason FROM hook_attempts"
             " WHERE delivery IN (SELECT value FROM json_each(?)) ORDER BY number"
         )
-        for delivery_id, *attempt in self._database.execute(statement, (json.dumps(list(attempts)),)):
-            attempts[delivery_id].append(Attempt(*attempt))
+        for delivery_id, *attempt_values in self._database.execute(statement, (json.dumps(list(attempts)),)):
+            attempts[delivery_id].append(Attempt(*attempt_values))
         return [
             Delivery(id_, event, experiment, body, DeliveryState(state), created, next_try, tuple(attempts[id_]))
             for id_, event, experiment, body, state, created, next_try in rows
@@ -395,8 +400,8 @@ MAX_CHANGING_S = 600.0  # after this time, an experiment is checked even if it i
 def new_delivery(event: Event, now: float, experiment: str | None, **counts: int) -> Delivery:
     """Create a delivery that is due now. `counts` are numbers of cells.
 
-    The message contains no models or prompts, because the receiver judges blind. Its links are paths without a host,
-    because the receiver is configured with the panel's address.
+    The body contains no models or prompts, because the receiver judges blind. Its links are paths: the receiver has
+    the panel's address in its configuration.
     """
     id_, links = secrets.token_hex(16), {}
     if experiment is not None:
@@ -414,8 +419,6 @@ def new_delivery(event: Event, now: float, experiment: str | None, **counts: int
 
 
 class _Change(NamedTuple):
-    """An experiment that is changing."""
-
     revision: str  # at the last check
     since: float  # time of the check that found the first change
 
@@ -433,21 +436,17 @@ class WebhookWatcher:
         clock: Callable[[], float] = time.time,
         on_unavailable: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_unavailable` is called when MLflow is unavailable."""
         self._store, self._jobs, self._open_mlflow = store, jobs, open_mlflow
         self._every_s, self._clock, self._on_unavailable = every_s, clock, on_unavailable
         self._next_check_at = 0.0
         self._collecting: set[str] = set()  # names of experiments with a running collect job
-        self._collected: set[str] = set()  # those whose job has stopped running since the last complete check
-        self._changing: dict[Watched, _Change] = {}
+        self._collected: set[str] = set()  # whose job has stopped running since the last check without an error
+        self._changing: dict[ExperimentKey, _Change] = {}
         self.checked_at: float | None = None  # time of the last check without an error
-        self.problem: str | None = None  # the first error of the last check
+        self.problem: str | None = None  # first error of the last check
 
     def due(self) -> bool:
-        """Whether to check now.
-
-        That is `every_s` after the last check, and when an experiment no longer has a running collect job.
-        """
+        """Return whether to check now: `every_s` after the last check, or when a collect job has stopped running."""
         running = self._jobs.in_states({JobState.RUNNING})
         collecting = {job.experiment for job in running if job.kind is JobKind.COLLECT}
         just_collected = self._collecting - collecting
@@ -456,7 +455,7 @@ class WebhookWatcher:
         return bool(just_collected) or self._clock() >= self._next_check_at
 
     def check(self) -> None:
-        """Queue a delivery for every experiment with new pending cells. An error is stored in `problem`."""
+        """Queue a delivery for every experiment with new pending cells. The first error is stored in `problem`."""
         self._next_check_at = self._clock() + self._every_s
         problems: list[TipbenchError] = []
         try:
@@ -481,42 +480,43 @@ class WebhookWatcher:
         self.problem = problem
 
     def _check_experiment(self, tracking: TrackingStore, experiment: Experiment) -> None:
-        """Queue a delivery if an experiment of tipbench has new pending cells and is not being collected."""
         try:
             check_experiment_name(experiment.name)
         except ValueError:
-            return
+            return  # not an experiment of tipbench
         if experiment.name in self._collecting:
-            return  # reported once, when the job ends
-        watched = (tracking.identity, experiment.experiment_id)
+            return  # all cells are reported together when the job ends
+        experiment_key = (tracking.identity, experiment.experiment_id)
         current = revision(experiment) or ""
-        if self._store.revision(watched) == current:
-            self._changing.pop(watched, None)
+        if self._store.revision(experiment_key) == current:
+            self._changing.pop(experiment_key, None)
             return
         now = self._clock()
-        change = self._changing.get(watched)
+        change = self._changing.get(experiment_key)
         since = change.since if change else now
-        self._changing[watched] = _Change(current, since)
-        # The panel does not see when another program finishes a collect. Its cells are reported once, when the
-        # revision is the same at two checks.
+        self._changing[experiment_key] = _Change(current, since)
+        # The panel does not see when another program finishes a collect. It waits until two checks find the same
+        # revision, so that all cells are reported together.
         is_settled = (change is not None and change.revision == current) or now - since >= MAX_CHANGING_S
         if experiment.name not in self._collected and not is_settled:
             return
-        self._changing.pop(watched, None)
+        self._changing.pop(experiment_key, None)
         runs = search_cells(tracking.store, experiment.experiment_id, {"state": str(RunState.PENDING)})
         pending = {run.run_id for run in runs}
-        new = pending - self._store.reported(watched)
+        new = pending - self._store.reported(experiment_key)
         counts = {"pending": len(pending), "new": len(new)}
         delivery = new_delivery("cells.pending", self._clock(), experiment.name, **counts) if new else None
-        self._store.save_check(watched, current, pending, delivery)
+        self._store.save_check(experiment_key, current, pending, delivery)
 
 
 class Webhook:
     """Watches experiments and sends deliveries. `start` calls `tick` in a thread until `close`."""
 
-    def __init__(self, poster: Poster, store: WebhookStore, watcher: WebhookWatcher, leads: Callable[[], bool]) -> None:
-        """`leads` returns whether this process sends: of several panels that share a home folder, only one does."""
-        self._poster, self._store, self._watcher, self._leads = poster, store, watcher, leads
+    def __init__(
+        self, poster: Poster, store: WebhookStore, watcher: WebhookWatcher, is_leader: Callable[[], bool]
+    ) -> None:
+        """`is_leader` returns whether this process sends: of several panels that share a home folder, only one does."""
+        self._poster, self._store, self._watcher, self._is_leader = poster, store, watcher, is_leader
         self._stop = threading.Event()
         self._testing = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -536,7 +536,7 @@ class Webhook:
 
     def tick(self) -> bool:
         """Check for pending cells and send deliveries, if due. Return False if another process does it."""
-        if not self._leads():
+        if not self._is_leader():
             return False
         if self._watcher.due():
             self._watcher.check()
@@ -548,10 +548,7 @@ class Webhook:
         return True
 
     def test(self, experiment: str | None = None) -> Delivery | None:
-        """Send a test delivery immediately and only once.
-
-        Returns None if another test is running or the panel is stopping.
-        """
+        """Send a test delivery, without retries. Returns None if another test is running or the panel is stopping."""
         if not self._testing.acquire(blocking=False):
             return None
         try:
@@ -574,7 +571,7 @@ class Webhook:
             url=shown_address(options.url),
             hosts=sorted(options.hosts),
             watch_s=options.watch_s,
-            watching=self._leads(),
+            watching=self._is_leader(),
             looked=iso(self._watcher.checked_at),
             problem=self._watcher.problem,
             queued=self._store.queued(),
@@ -602,11 +599,11 @@ class Webhook:
 
 
 def make_webhook(options: WebhookOptions, panel: Panel, database: Database, *, check_mlflow: bool) -> Webhook:
-    """Create the webhook of a panel. With `check_mlflow`, it uses MLflow only while it is running."""
+    """Create the webhook of a panel. With `check_mlflow`, a check fails if MLflow is not running."""
 
     def open_mlflow() -> TrackingStore:
         if check_mlflow:
-            # Raises if MLflow is not running. A check does not start it, because it may have been stopped on purpose.
+            # Raises instead of starting MLflow, because it may have been stopped on purpose.
             find_tracking(panel.settings.get("mlflow_url"), panel.settings.home, start=False, report=log.debug)
         return panel.mlflow.open()
 

@@ -1,4 +1,4 @@
-"""The options of a leaderboard: baseline, filters, judge and grouping, from flags or from a URL."""
+"""The options of a leaderboard, from the command line or a URL."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tipbench.judge.check import name_problem, normalize_name
 from tipbench.record.reader import parse_filter
 from tipbench.record.store import Experiment, RunStore
 
-Where = tuple[tuple[str, str], ...]  # filters on cells, as in --where: keys and values
+Where = tuple[tuple[str, str], ...]  # keys and values of --where
 
 
 @dataclass(frozen=True)
 class BoardQuery:
-    """Options of a board. It is hashable, because the panel caches boards by their options."""
+    """Options of a board. Hashable, because the panel caches boards by their options."""
 
     where: Where = ()
     judge: str | None = None
@@ -27,7 +27,7 @@ class BoardQuery:
     baseline: Pair | None = None
     by: Side | None = None
     cluster: Literal["persona"] | None = None
-    exclude: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()  # MODEL, MODEL/PROMPT or */PROMPT
 
     @property
     def cell_filter(self) -> CellFilter:
@@ -54,14 +54,13 @@ def board_query(
     """Parse the options of a board. Raises InvalidOption for an invalid one."""
     if judge is not None and provisional:
         raise InvalidOption(
-            "judge",
-            "cannot be combined with provisional: a judge's scores are not provisional. Choose one.",
+            "judge", "cannot be combined with provisional: a judge's scores are not provisional. Choose one."
         )
     return BoardQuery(
         where=parse_filters(where),
         judge=judge_name(judge),
         provisional=provisional,
-        baseline=_baseline(baseline, by),
+        baseline=_parse_baseline(baseline, by),
         by=by,
         cluster=cluster,
         exclude=tuple(sorted({name.strip() for name in exclude} - {""})),
@@ -72,13 +71,14 @@ def parse_filters(texts: Sequence[str], other_filters: Mapping[str, str] | None 
     """Return `other_filters` and the KEY=VALUE texts. Raises InvalidOption if a key has two different values."""
     filters = dict(other_filters or {})
     for key, value in map(parse_filter, texts):
-        if filters.setdefault(key, value) != value:
-            raise InvalidOption("where", f"has two values for {key}, {filters[key]} and {value}; no cell matches both.")
+        earlier = filters.setdefault(key, value)
+        if earlier != value:
+            raise InvalidOption("where", f"has two values for {key}, {earlier} and {value}; no cell matches both.")
     return tuple(filters.items())
 
 
 def parse_pair_option(text: str, key: str) -> Pair:
-    """Parse MODEL/PROMPT; for a reference, which has no prompt, PROMPT is ignored. Raises InvalidOption."""
+    """Parse MODEL/PROMPT. Raises InvalidOption. The PROMPT of a reference is ignored: references have none."""
     pair = parse_pair(text.strip())
     if pair is None:
         raise InvalidOption(key, f"takes MODEL/PROMPT (got {text[:120]!r}), for example qwen2.5:0.5b/v1.")
@@ -94,8 +94,8 @@ def judge_name(text: str | None) -> str | None:
     return normalize_name(text)
 
 
-def _baseline(text: str | None, by: Side | None) -> Pair | None:
-    """Parse a baseline: MODEL/PROMPT; MODEL or MODEL/* on a board of models, PROMPT or */PROMPT on one of prompts."""
+def _parse_baseline(text: str | None, by: Side | None) -> Pair | None:
+    """Parse MODEL/PROMPT; on a board of models MODEL or MODEL/*; on a board of prompts PROMPT or */PROMPT."""
     if text is None:
         return None
     if by == "model":

@@ -21,8 +21,7 @@ from tipbench.record.store import Experiment, RunStore
 from tipbench.serve.catalogue import MAX_TIP, CatalogueFile, CatalogueTip
 from tipbench.text import one_line
 
-# Words of each category; see `category_of`.
-CATEGORIES: Mapping[str, tuple[str, ...]] = {
+CATEGORIES: Mapping[str, tuple[str, ...]] = {  # words of each category
     "break": ("break", "breath", "breathe", "drink", "pause", "rest", "stretch", "tea", "walk", "water"),
     "contact": ("answer", "ask", "call", "email", "mail", "message", "phone", "reply", "send", "text"),
     "focus": ("block", "distraction", "focus", "mute", "notification", "quiet", "single", "silence", "timer", "turn"),
@@ -35,7 +34,7 @@ _NUMBER_WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight",
 _NUMBERS = {word: i for i, word in enumerate(_NUMBER_WORDS, start=1)} | {"a": 1, "an": 1, "fifteen": 15, "twenty": 20}
 # "half an hour" and "a quarter of an hour" are not one hour.
 _DURATION = re.compile(rf"(?<!half )(?<!of )\b(\d{{1,3}}|{'|'.join(_NUMBERS)})[ -](second|minute|min|hour)s?\b")
-_UNIT_MINUTES = {"second": 1 / 60, "minute": 1, "min": 1, "hour": 60}
+_MINUTES_PER_UNIT = {"second": 1 / 60, "minute": 1, "min": 1, "hour": 60}
 _MIN_COMPOSITE, _MAX_COMPOSITE = 2.0, 17.0  # range of the rubric `tip-v1`, which policies expect
 
 
@@ -60,7 +59,7 @@ def build_catalogue(store: RunStore, experiment: Experiment, pair: Pair) -> Cata
         pair=str(pair),
         rubric=cells.rubric,
         provisional=cells.provisional,
-        tips=sorted(tips, key=lambda tip: (-(tip.composite or 0.0), tip.tip_id)),  # no composite is None here
+        tips=sorted(tips, key=lambda tip: (-(tip.composite or 0.0), tip.tip_id)),  # all have a composite
     )
 
 
@@ -84,13 +83,12 @@ def effort_of(tip: str) -> float | None:
     if match is None:
         return None
     number_text, unit = match.groups()
-    number = _NUMBERS.get(number_text) or int(number_text)
-    return float(math.ceil(number * _UNIT_MINUTES[unit]))
+    number = _NUMBERS[number_text] if number_text in _NUMBERS else int(number_text)
+    return float(math.ceil(number * _MINUTES_PER_UNIT[unit]))
 
 
 def _catalogue_tips(answers: tuple[ScenarioAnswers, ...], pair: Pair, rubric: Rubric) -> list[CatalogueTip]:
-    """Return the pair's scored tips, with composites converted to the range that policies expect."""
-    # The keys are texts of tips.
+    # By the text of a tip:
     composites: dict[str, list[float]] = defaultdict(list)
     scale_scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     hours: dict[str, set[float | None]] = defaultdict(set)
@@ -116,7 +114,7 @@ def _catalogue_tips(answers: tuple[ScenarioAnswers, ...], pair: Pair, rubric: Ru
             tip=text,
             category=category_of(text),
             composite=round(fmean(text_composites), 4),
-            slot_hour=next(iter(hours[text])) if len(hours[text]) == 1 else None,  # None suits any hour
+            slot_hour=hours[text].pop() if len(hours[text]) == 1 else None,  # None suits any hour
             effort_min=effort_of(text),
             scores={scale: round(fmean(scores), 4) for scale, scores in sorted(scale_scores[text].items())},
         )
@@ -125,8 +123,8 @@ def _catalogue_tips(answers: tuple[ScenarioAnswers, ...], pair: Pair, rubric: Ru
 
 
 def _slot_hour(card: Mapping[str, Any] | None) -> float | None:
-    """Return the time of the scenario's slot in hours, such as 9.5 for 09:30; None if it is unknown."""
-    if card is None:  # the suite of the experiment is not available here
+    """Return the time of the scenario's slot in hours, such as 9.5 for 09:30. None if the suite is not available."""
+    if card is None:
         return None
     hour, minute = str(card["slot"]["time"]).split(":")
     return int(hour) + int(minute) / 60

@@ -1,7 +1,4 @@
-"""Judging for commands, panel and DAG tasks.
-
-The module checks the options of judges, holds the lock on scores, exports and applies sheets, and requests duels.
-"""
+"""Judging for commands, panel and DAG tasks: options of judges, the lock on scores, sheets and duels."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ from tipbench.record.store import Experiment, RunStore
 _MAX_REASON_LENGTH = 1000  # characters
 MODEL_OPTIONS = ("ollama_url", "max_model_b", "num_ctx", "evict", "allow_unknown_size")  # also options of a collect
 _ANY_JUDGE = tuple(JudgeKind)
-JUDGE_OPTIONS: Mapping[str, tuple[JudgeKind, ...]] = {  # option of `judge run` → kinds of judges it applies to
+JUDGE_OPTIONS: Mapping[str, tuple[JudgeKind, ...]] = {  # kinds of judges by option of `judge run`
     **dict.fromkeys(("with", "experiment", "limit", "overlap", "all", "rejudge", "seed", "suite"), _ANY_JUDGE),
     **dict.fromkeys(("wait", "mlflow_url"), _ANY_JUDGE),
     **dict.fromkeys(("judge", "batch", "accept_drift"), (JudgeKind.COMMAND,)),
@@ -106,8 +103,7 @@ def requested_sheet(
 ) -> ExportResult | None:
     """Return the stored sheet or a new export. None if the stored sheet does not exist or belongs to another judge.
 
-    A judge with an open sheet gets it again while more than half of it is unscored. With `focus`, `report_focus` is
-    called with the selected cells.
+    A judge with an open sheet gets it again while more than half of it is unscored.
     """
     if request.sheet is not None:
         stored = find_sheet(store, experiment, request.sheet)
@@ -116,17 +112,17 @@ def requested_sheet(
         return ExportResult(stored)
     export = request.export
     if request.focus:
-        export, selected = _focused(store, experiment, export)
+        export, selected = _with_focus(store, experiment, export)
         report_focus(selected)
     if request.by_judge:
-        sheets = stored_sheets(store, experiment, export.judge)
-        own_sheets = [sheet for sheet in sheets if not sheet.provisional]
+        judge_sheets = stored_sheets(store, experiment, export.judge)
+        own_sheets = [sheet for sheet in judge_sheets if not sheet.provisional]
         for sheet in own_sheets:
             is_mostly_unscored = len(sheet.unscored) > len(sheet.entries) / 2
             if sheet.is_open and is_mostly_unscored:
                 return ExportResult(sheet)
-        # Leave out the unscored cells of the judge's other sheets. If cells appeared on two sheets, the judge could
-        # recognise the controls as the items that appear on only one.
+        # Leave out the unscored cells of the judge's other sheets. If cells were on two sheets, the judge could
+        # recognise controls: they are on only one.
         unscored = (entry for sheet in own_sheets for entry in sheet.unscored)
         cell_ids = frozenset(entry.run_id for entry in unscored if entry.kind is ItemKind.CELL and entry.run_id)
         export = replace(export, without=cell_ids)
@@ -134,7 +130,7 @@ def requested_sheet(
 
 
 def sheet_file(stored: StoredSheet, request: SheetRequest) -> str:
-    """Return the content of the sheet's file. A filled one has the scores applied so far and the name of its judge."""
+    """Return the content of the sheet's file. A filled one contains the name of its judge."""
     to_text = sheet_csv if request.format == "csv" else sheet_text
     if not request.filled:
         return to_text(stored.sheet)
@@ -166,10 +162,10 @@ def apply_file(
     return applier.run(accept=accept, final=final, dry_run=dry_run, progress=progress)
 
 
-def _focused(store: RunStore, experiment: Experiment, request: ExportRequest) -> tuple[ExportRequest, Focus]:
-    """Return the request restricted to the cells that can separate the leader from the pairs tied with it.
+def _with_focus(store: RunStore, experiment: Experiment, request: ExportRequest) -> tuple[ExportRequest, Focus]:
+    """Restrict a request to the cells that can separate the leader from the tied pairs; return it and these cells.
 
-    The second value describes these cells. Raises NotEnoughData if there are none.
+    Raises NotEnoughData if there are none.
     """
     cells, board = _read_board(store, experiment)
     selected = focus(cells, board.ranking) if board is not None else None
@@ -178,7 +174,7 @@ def _focused(store: RunStore, experiment: Experiment, request: ExportRequest) ->
             f"focus needs judged cells, a leader with {TIED} pairs, and unjudged cells of these. "
             "See the leaderboard, or leave focus out to judge all pending cells."
         )
-    # Without overlap, which would add cells that others have scored: the selected cells are unjudged.
+    # Overlap would add cells that others have scored, but the selected cells are unjudged.
     return replace(request, only=selected.run_ids, first=selected.scenarios, overlap=0.0), selected
 
 

@@ -21,7 +21,7 @@ from tipbench.record.plan_check import Plan, Recorded, read_recorded
 from tipbench.record.run import RunState
 from tipbench.text import duration, plural
 
-PAIRED_SD = 2.0  # standard deviation over scenarios of the difference of two composites, measured with small models
+PAIRED_SD = 2.0  # standard deviation, over scenarios, of the composite difference of two pairs of small models
 SECONDS_PER_TIP = 10.0  # to read a tip and score it on three scales
 
 
@@ -45,7 +45,7 @@ def plan_collect(
                 conditions = conditions_of(config, suite)
                 recorded = read_recorded(tracking.store, experiment.experiment_id, conditions)
                 return replace(recorded, journalled=journalled)
-        except NotEnoughData:
+        except NotEnoughData:  # there is no MLflow server and no stored data
             return Recorded()
         except (LocalMlflowError, MlflowUnavailable) as exc:
             warnings.append(f"{exc} The plan counts nothing as recorded.")
@@ -64,11 +64,11 @@ class Outlook:
     detectable: float | None  # smallest composite difference found with 80 % power; None if it cannot be estimated
     answers: int  # answers to judge
     judging_s: float
-    composite_range: tuple[float, float]  # lowest and highest composite of the rubric
+    composite_range: tuple[float, float]  # of the rubric
 
     @property
     def text(self) -> str:
-        """The outlook as sentences."""
+        """The outlook in one or two sentences."""
         scenarios = plural(self.scenarios, "scenario")
         if self.pairs < 2:
             detectable_text = "Fewer than two pairs of model and prompt cannot be ranked."
@@ -84,12 +84,12 @@ class Outlook:
         return f"{detectable_text} Judging {plural(self.answers, 'answer')} takes about {duration(self.judging_s)}."
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values for `plan --json` and the API."""
+        """Return the JSON form for `plan --json` and the API."""
         return {**vars(self), "text": self.text}
 
 
 def plan_outlook(plan: Plan) -> Outlook:
-    """Return the outlook of a plan, estimated with PAIRED_SD and SECONDS_PER_TIP."""
+    """Estimate the outlook of a plan with PAIRED_SD and SECONDS_PER_TIP."""
     cells = [planned.cell for planned in plan.cells]
     pairs = {(cell.model, cell.prompt) for cell in cells if not engine_of(cell.model).is_reference}
     design = make_design((cell.scenario for cell in cells), plan.config.looks)
@@ -98,8 +98,8 @@ def plan_outlook(plan: Plan) -> Outlook:
     if len(pairs) > 1:
         detectable = smallest_detectable(PAIRED_SD, scenarios, comparisons=len(pairs) - 1, level=design.level)
     recorded_runs = (plan.recorded.finished.get(planned.key) for planned in plan.cells)
-    judged = sum(run is not None and run.state == RunState.JUDGED for run in recorded_runs)
-    answers = len(cells) - judged
+    n_judged = sum(run is not None and run.state == RunState.JUDGED for run in recorded_runs)
+    answers = len(cells) - n_judged
     return Outlook(
         scenarios=scenarios,
         pairs=len(pairs),

@@ -1,4 +1,4 @@
-"""Report on the policy server for the panel and its API, read from its store: the server need not be running."""
+"""Report on the policies for the panel and its API. Reads the policy server's database; it need not be running."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tipbench.serve.switches import SHADOWS, Switches
 from tipbench.sqlite import Database
 
 DAYS = 14  # in the report
-MAX_POOLED_REWARDS = 10_000  # the newest, from which the weights over all users are computed
+MAX_POOLED_REWARDS = 10_000  # the newest; they determine the weights over all users
 _DAY_S = 86_400.0
 _Z = 1.96  # of a two-sided 95 % interval
 
@@ -30,7 +30,7 @@ _Z = 1.96  # of a two-sided 95 % interval
 class Mean(TypedDict):
     """A mean over one day or all days, with its 95 % interval; `low` and `high` are None if there is only one value."""
 
-    day: str | None  # in UTC, as 2026-04-27; None over all days
+    day: str | None  # in UTC, such as 2026-04-27; None for all days
     n: int
     mean: float
     low: float | None
@@ -38,7 +38,7 @@ class Mean(TypedDict):
 
 
 class Weight(TypedDict):
-    """The weight θ of one feature, with √Vᵢᵢ as its standard deviation; see `Ridge`."""
+    """The weight θ of one feature, with its standard deviation."""
 
     feature: str
     theta: float
@@ -75,30 +75,33 @@ class ShadowSummary(TypedDict):
 class PoliciesReport(TypedDict):
     """The report; `user` has one user's summary of each policy if an id was given."""
 
-    active: str | None  # None: no policy server has run here
+    active: str | None  # policy; None if no policy server has run here
     policies: list[PolicySummary]
     shadows: list[ShadowSummary]
     user: list[PolicySummary] | None
 
 
 def read_policies(home: Path, user_id: str | None = None) -> PoliciesReport:
-    """Return the report, also for one user if an id is given; raises UsageError for an invalid id.
+    """Return the report, with one user if an id is given; raises UsageError for an invalid id.
 
-    Rewards by day and the agreement of shadows are of the last DAYS; counts are of the whole log.
+    Rewards by day and the agreement of shadows are from the last DAYS; counts are from the whole log.
     """
     if user_id is not None:
         check_user_id(user_id)
     if not store_exists(home):
         return {"active": None, "policies": [], "shadows": [], "user": None}
     with closing(open_database(home)) as database:
-        today = time.time() // _DAY_S * _DAY_S
-        since = today - (DAYS - 1) * _DAY_S
+        midnight = time.time() // _DAY_S * _DAY_S
+        since = midnight - (DAYS - 1) * _DAY_S
         switches = Switches(database)
+        user = None
+        if user_id is not None:
+            user = _user_summaries(database, load_keys(home).hash_user_id(user_id))
         return {
             "active": switches.active(),
             "policies": [_summary_of_all_users(database, name, since) for name in POLICIES],
             "shadows": [_shadow_summary(database, switches, name, since) for name in SHADOWS],
-            "user": None if user_id is None else _user_summaries(database, load_keys(home).hash_user_id(user_id)),
+            "user": user,
         }
 
 
@@ -114,8 +117,8 @@ def _summary_of_all_users(database: Database, policy: str, since: float) -> Poli
     return _policy_summary(policy, totals, days, _pooled_weights(database, policy))
 
 
-def _user_summaries(database: Database, key: str) -> list[PolicySummary]:
-    user = load_user(key, priors={}, database=database, state_store=None)  # computed from the log alone
+def _user_summaries(database: Database, user_key: str) -> list[PolicySummary]:
+    user = load_user(user_key, priors={}, database=database, state_store=None)  # from the log alone
     summaries = []
     for policy in POLICIES:
         ridge = user.ridge(policy)
@@ -141,7 +144,7 @@ def _policy_summary(policy: str, stats: dict[str, Any], days: list[Mean], weight
 
 
 def _pooled_weights(database: Database, policy: str) -> list[Weight]:
-    """Return the weights of one ridge regression over the newest rewards of all users; empty without rewards."""
+    """Return the weights of one ridge regression for all users; empty without rewards."""
     rows = database.execute(
         "SELECT body, reward FROM log WHERE policy = ? AND kind = 'reward' ORDER BY seq DESC LIMIT ?",
         (policy, MAX_POOLED_REWARDS),
@@ -165,7 +168,7 @@ def _weights(policy: str, ridge: Ridge) -> list[Weight]:
 
 
 def _shadow_summary(database: Database, switches: Switches, name: str, since: float) -> ShadowSummary:
-    # In one period of all days, so there is at most one mean.
+    # There is at most one mean, because all days are one step.
     agreement = means_over_time(database, SHADOWS[name], "signal", since=since, step_s=DAYS * _DAY_S)
     counts = switches.shadow_counts(name)
     return {
@@ -180,10 +183,9 @@ def _shadow_summary(database: Database, switches: Switches, name: str, since: fl
 
 
 def means_over_time(database: Database, policy: str, kind: str, *, since: float, step_s: float) -> list[Mean]:
-    """Return the mean of a policy's log entries of one kind in each period of `step_s` seconds after `since`.
+    """Return the mean `reward` of a policy's log entries of one kind, in each step of `step_s` seconds after `since`.
 
-    For the kind `reward`, it is the mean reward; for `signal`, the share of requests in which a shadow chose the served
-    tip, because the log has a signal's agreement, 0 or 1, in the column `reward`.
+    In entries of kind `signal`, the column `reward` is 1 if the shadow chose the served tip, otherwise 0.
     """
     rows = database.execute(
         "SELECT CAST((received - ?1) / ?2 AS INTEGER) AS step, count(*), total(reward), total(reward * reward) "
@@ -191,11 +193,11 @@ def means_over_time(database: Database, policy: str, kind: str, *, since: float,
         (since, step_s, policy, kind),
     )
     means: list[Mean] = []
-    for step, n, total, squares in rows:
+    for step, n, total, total_squares in rows:
         mean = total / n
         low = high = None
         if n > 1:
-            variance = max(squares - total * total / n, 0.0) / (n - 1)
+            variance = max(total_squares - total * total / n, 0.0) / (n - 1)
             half_width = _Z * math.sqrt(variance / n)
             low, high = mean - half_width, mean + half_width
         day = datetime.fromtimestamp(since + step * step_s, UTC).date().isoformat()

@@ -64,8 +64,8 @@ def check_promotion(
 ) -> Verdict:
     """Check a candidate against a baseline, by default the active policy, and record the verdict.
 
-    With `simulation_only`, the clauses on the event log are not checked. With `quick`, they are not checked either, and
-    the verdict is not recorded.
+    With `simulation_only`, the event log is not checked. With `quick`, it is not checked either, and the verdict is not
+    recorded.
     """
     candidate = known_policy(candidate).name
     with switches_of(home) as switches:
@@ -96,13 +96,14 @@ def check_promotion(
 def _check_log(
     home: Path, switches: Switches, candidate: str, baseline: str, priors: Sequence[Prior]
 ) -> tuple[tuple[Clause, Clause], tuple[dict[str, Any], ...]]:
-    """Return the clauses on logged decisions and on operations, and the validity of the judged scores."""
+    """Return the clauses on logged decisions and on the shadow, and the validity of the judged scores."""
     candidate_prior = next((prior for prior in priors if prior.policy == candidate), None)
     try:
         replayed = replay_log(home, candidate, candidate_prior)
         decisions_clause = log_clause(logged_decisions(replayed, baseline))
     except NotEnoughData as exc:
-        replayed, decisions_clause = [], log_clause(None, str(exc))
+        replayed = []
+        decisions_clause = log_clause(None, str(exc))
     shadow = next((name for name, policy in SHADOWS.items() if policy == candidate), None)
     counts = switches.shadow_counts(shadow) if shadow is not None else ShadowCounts()
     record = ShadowRecord(
@@ -117,16 +118,16 @@ def _check_log(
 
 
 def _logged_by_current_version(home: Path, policy: str) -> bool:
-    """Return whether the policy's current version made its newest logged decision; True if there is none."""
+    """Return whether the policy's newest logged decision is of its current version; True if there is none."""
     with closing(open_database(home)) as database:
-        newest = database.execute(
+        rows = database.execute(
             "SELECT json_extract(body, '$.version') FROM log WHERE policy = ? AND kind = 'score' "
             "ORDER BY seq DESC LIMIT 1",
             (policy,),
         )
-    if not newest:
+    if not rows:
         return True
-    (version,) = newest[0]
+    (version,) = rows[0]
     return bool(version == known_policy(policy).version)
 
 
@@ -190,10 +191,7 @@ def fit_prior_from_log(home: Path, policy: str) -> FittedPrior:
 
 
 def apply_promotion(home: Path, candidate: str, *, priors: Sequence[Prior] = (), user: str) -> Promotion:
-    """Make the candidate active.
-
-    Raises UsageError unless the same versions have passed a check within MAX_CHECK_AGE_S.
-    """
+    """Make the candidate active. Raises UsageError unless these versions passed a check within MAX_CHECK_AGE_S."""
     candidate = known_policy(candidate).name
     with switches_of(home) as switches:
         active = switches.active()

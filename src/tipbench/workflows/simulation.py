@@ -16,16 +16,16 @@ _TEXT_KEY = "artifact:simulation.json"
 
 
 def record_simulation(store: RunStore, result: Mapping[str, Any]) -> str:
-    """Record the JSON of a simulation and return the id of its run."""
-    config, end_ms = result["config"], int(time.time() * 1000)
-    # MLflow rejects a plus sign in names.
-    policies = {policy["name"].replace("+", "-"): policy for policy in result["policies"]}
+    """Record the result of a simulation and return the run id."""
+    config = result["config"]
+    end_ms = int(time.time() * 1000)
+    policies = {policy["name"].replace("+", "-"): policy for policy in result["policies"]}  # MLflow rejects "+"
     metrics = {
-        f"{kind}/{name}/{part}": policy[kind][part]
+        f"{measure}/{name}/{statistic}": policy[measure][statistic]
         for name, policy in policies.items()
-        for kind in ("reward", "regret", "gain")
-        for part in ("mean", "ci_low", "ci_high")
-        if policy[kind] is not None and policy[kind][part] is not None
+        for measure in ("reward", "regret", "gain")
+        for statistic in ("mean", "ci_low", "ci_high")
+        if policy[measure] is not None and policy[measure][statistic] is not None
     }
     run = NewRun(
         kind=RunKind.SIMULATION,

@@ -36,11 +36,7 @@ async def healthz() -> Health:  # async, so that it responds even if all threads
     return Health(status="ok", version=tipbench.__version__)
 
 
-@router.get(
-    "/readyz",
-    summary="Readiness probe",
-    responses={**error_responses(400, 500), **_NOT_READY_RESPONSE},
-)
+@router.get("/readyz", summary="Readiness probe", responses={**error_responses(400, 500), **_NOT_READY_RESPONSE})
 def readyz(panel: PanelState) -> Readiness:
     """Return 200 if the token database is readable and MLflow responds.
 
@@ -48,7 +44,7 @@ def readyz(panel: PanelState) -> Readiness:
     """
 
     def check() -> Literal["answers", "none yet"] | TipbenchError:
-        """Return the status of MLflow, or an error: the cache stores what is returned, not what is raised."""
+        """Return the status of MLflow, or the error, because the cache does not store a raised one."""
         try:
             panel.authenticator.tokens.get("")  # raises if the database is not readable
             panel.mlflow.open().store.experiment(DEFAULT_EXPERIMENT)
@@ -59,8 +55,8 @@ def readyz(panel: PanelState) -> Readiness:
             return exc
         return "answers"
 
-    # Anybody may send requests to this endpoint, so MLflow is checked at most every UNVERSIONED_S seconds.
-    result = panel.queries.small_cache.get("readiness", version=None, make=check)
+    # The endpoint requires no authentication, so the cache limits how often MLflow is checked.
+    result = panel.queries.small_cache.get("readiness", version=None, compute=check)
     if isinstance(result, TipbenchError):
         raise NotReady("Not ready: MLflow or the panel's database is unavailable; the log has the details.") from result
     return Readiness(status="ready", mlflow=result)

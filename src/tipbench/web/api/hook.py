@@ -14,7 +14,7 @@ from tipbench.web.queries import check_name
 from tipbench.web.webhook import Delivery, Webhook
 
 router = APIRouter(prefix="/api/bench/hook", tags=["judge"], dependencies=[ADMINS_ONLY], responses=COMMON_ERRORS)
-_BODY = body_schema(TestRequest, {"experiment": "tip-bench-auto"}, about="Optional.", required=False)
+_TEST_BODY = body_schema(TestRequest, {"experiment": "tip-bench-auto"}, about="Optional.", required=False)
 
 
 def webhook_of(request: Request) -> Webhook | None:
@@ -50,7 +50,7 @@ def deliveries(
     return DeliveryList(items=[delivery.response() for delivery in page], next=next_cursor)
 
 
-@router.post("/test", summary="Test the webhook", openapi_extra=_BODY, responses=error_responses(409))
+@router.post("/test", summary="Test the webhook", openapi_extra=_TEST_BODY, responses=error_responses(409))
 def test(hook: WebhookParam, body: Annotated[TestRequest, body_of(TestRequest, require_admin)]) -> DeliveryShape:
     """Send a signed message with the event `test` once, without retries, and return the result within 10 seconds.
 
@@ -62,10 +62,7 @@ def test(hook: WebhookParam, body: Annotated[TestRequest, body_of(TestRequest, r
 
 
 def run_test(hook: Webhook | None, experiment: str | None = None) -> Delivery:
-    """Send a test message and return its delivery, successful or not.
-
-    Raises Conflict if no webhook is configured or another test is in progress.
-    """
+    """Send a test and return its delivery, even a failed one. Raises Conflict without a webhook or during a test."""
     if hook is None:
         raise Conflict("No webhook is configured. Set TIPBENCH_HOOK_URL and TIPBENCH_HOOK_SECRET.")
     delivery = hook.test(experiment)

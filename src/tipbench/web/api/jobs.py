@@ -70,18 +70,18 @@ STARTED_RESPONSE: dict[int | str, dict[str, Any]] = {
 }
 _JUDGE_BODY = body_schema(JudgeRunRequest, {"with": "rules"}, about="Options of the judge.")
 _EVENT_EXAMPLE = 'retry: 3000\nid: 4211\nevent: job\ndata: {"job": {"id": "…", "state": "running"}, "place": null}\n\n'
-_WAIT_FOR_JUDGE = "Airflow only: the job waits until every cell of the run is judged, then compares."
+_WAIT_FOR_JUDGE_ABOUT = "Airflow only: the job waits until every cell of the run is judged, then compares."
 _CONFIG_BODY = body_schema(
     CollectConfig,
     {"models": "baseline:template", "prompts": "v1", "n_tips": 3, "n_scenarios": 2},
     about="Options that differ from the defaults; see GET /api/bench/config.",
     required=False,
 )
-# This option of the Airflow DAG is not part of CollectConfig. A plan ignores it.
+# An option of the Airflow DAG, not of CollectConfig. A plan ignores it.
 _CONFIG_BODY["requestBody"]["content"][JSON_TYPE]["schema"]["properties"][WAIT_FOR_JUDGE] = {
     "type": "boolean",
     "default": False,
-    "description": _WAIT_FOR_JUDGE,
+    "description": _WAIT_FOR_JUDGE_ABOUT,
 }
 RunnerName = Annotated[
     Literal["local", "airflow"] | None,
@@ -89,7 +89,7 @@ RunnerName = Annotated[
         description="Where the job runs: on this machine, or in Airflow if configured. Default: the setting `runner`."
     ),
 ]
-WaitForJudge = Annotated[bool, Query(description=_WAIT_FOR_JUDGE)]
+WaitForJudge = Annotated[bool, Query(description=_WAIT_FOR_JUDGE_ABOUT)]
 JobPath = Annotated[
     str,
     Path(
@@ -166,7 +166,6 @@ def run(
 
     Returns 409 if the Idempotency-Key was already used with other options.
     """
-    # wait_for_judge can be sent in the query or in the body.
     target = CollectTarget(runner, wait_for_judge or body.wait_for_judge, explicit_keys=frozenset(body.options))
     submitted = start_collect(panel, config, started_by=who.name, idempotency_key=idempotency_key, target=target)
     return respond_with_job(panel, submitted, response)
@@ -293,7 +292,7 @@ def events(
     progress up to that event, and all later events are sent. Otherwise it contains all progress so far.
     """
     if last is not None and last.isascii() and last.isdigit():
-        after = int(last)  # a browser that reconnects sends both; its header is newer than the URL
+        after = int(last)  # a reconnecting browser sends both, and the header is newer
     cookie = session_cookie(request)
     return EventStreamResponse(
         panel.streams,
@@ -311,7 +310,7 @@ def respond_with_job(panel: Panel, submitted: Submitted, response: Response) -> 
 
 
 RETRY_MS = 3000  # reconnection delay of browsers
-_MAX_EVENTS = 200  # read at a time
+_MAX_EVENTS = 200  # per read
 # Line ends that the JSON encoder does not escape, by code point; some clients split lines at them.
 _ESCAPED_LINE_ENDS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
 
@@ -325,7 +324,7 @@ class JobFrames:
         self._job = service.store.get(job_id)
         self._after = after
         self._snapshot = ProgressSnapshot()
-        self._sent_job: dict[str, Any] = {}  # JSON of the job in the last frame that had one
+        self._sent_job: dict[str, Any] = {}  # job JSON that was sent last
 
     def begin(self) -> bytes:
         """Return the snapshot frame."""
@@ -337,9 +336,9 @@ class JobFrames:
 
     def more(self) -> tuple[bytes, bool]:
         """Return the frames of new events, and whether the job has ended and all events were returned."""
-        current_job = self._refresh_job()  # before the events: an ended job creates no more of them
+        current_job = self._refresh_job()  # before the events, because an ended job has no new ones
         new_events: list[RecordedEvent] = []
-        with suppress(ServerUnavailable):  # the job's runner is not configured any more: send the job without events
+        with suppress(ServerUnavailable):  # the job's runner is no longer configured
             runner = self._service.supervisor.runner_of(self._job)
             new_events = list(runner.events(self._job, self._snapshot.cursor, _MAX_EVENTS))
         frames = []
@@ -358,7 +357,6 @@ class JobFrames:
         return b"".join(frames), ended
 
     def _refresh_job(self) -> dict[str, Any]:
-        """Read the job again and return its JSON."""
         self._job, position = self._service.get_with_position(self._job.id)
         return JobAnswer(job=JobShape.of(self._job), place=position).model_dump(exclude_unset=True)
 
@@ -413,16 +411,16 @@ async def _stream(
 
 
 def frame(event: str, data: Any, cursor: int) -> bytes:
-    """Encode one event."""
+    """Encode one server-sent event."""
     line = to_json(data).decode().translate(_ESCAPED_LINE_ENDS)
     return f"id: {cursor}\nevent: {event}\ndata: {line}\n\n".encode()
 
 
 def is_still_authorised(authenticator: Authenticator, identity: Identity, cookie: str) -> bool:
-    """Return whether the session of the client, or the token of a client without a session, is still valid."""
+    """Return whether the client's session is still valid, or its token if it has no session."""
     if identity.session is not None:
         return authenticator.by_cookie(cookie) is not None
     token = authenticator.tokens.get(identity.token_id)
-    if token is None:  # tokens are never deleted, so it is the operator's: it is a setting, not stored, and valid
+    if token is None:  # the operator's token, which is a setting; stored tokens are never deleted
         return True
     return authenticator.tokens.is_active(token)

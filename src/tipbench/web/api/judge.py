@@ -1,7 +1,7 @@
 """Judging endpoints: export and apply blind sheets, and judge batches in the browser.
 
-A judge's token judges under its own name and receives nothing that unblinds. It can have only one open sheet, because
-controls appear on several sheets: a judge who compares two sheets could find them. Another export returns this sheet.
+Judges score under the name of their token, and receive nothing that identifies models, prompts or controls. A judge
+has only one open sheet, and a second export returns it: comparing two sheets could reveal the controls.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ sheet_router = APIRouter(
 )
 status_router = APIRouter(prefix="/api/bench/judges", tags=["judge"], dependencies=[ADMINS_ONLY], responses=_RESPONSES)
 
-_TEXT: dict[str, Any] = {"schema": {"type": "string"}}
+_TEXT_SCHEMA: dict[str, Any] = {"schema": {"type": "string"}}
 _EXPORT_BODY = body_schema(
     SheetOptions, {"judge": "reviewer-1", "limit": 40}, about="Export options; optional.", required=False
 )
@@ -69,7 +69,7 @@ _FILLED_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "description": "The filled sheet, or the filled duels.",
-        "content": {JSON_TYPE: {"schema": {"type": "object"}}, CSV_TYPE: _TEXT},
+        "content": {JSON_TYPE: {"schema": {"type": "object"}}, CSV_TYPE: _TEXT_SCHEMA},
     }
 }
 
@@ -82,8 +82,7 @@ async def read_sheet_request(request: Request, judge: Judge, panel: PanelState) 
 async def read_filled_sheet(request: Request, _judge: Judge) -> AsyncIterator[dict[str, Any]]:
     """Parse the filled sheet (JSON or CSV). The dependency on `Judge` authenticates the client before the body is read.
 
-    Only a few sheets may be in memory at once, so this waits for a slot. The sheet is freed and the slot released
-    before FIX_RESPONSE_TIME delays the response.
+    Waits if too many sheets are in memory. The sheet is freed before FIX_RESPONSE_TIME delays the response.
     """
     if content_type(request) not in (JSON_TYPE, CSV_TYPE):
         raise Invalid(
@@ -104,7 +103,7 @@ async def read_filled_sheet(request: Request, _judge: Judge) -> AsyncIterator[di
     status_code=201,
     response_model=SheetShape,
     openapi_extra=_EXPORT_BODY,
-    responses={201: {"description": "The sheet, as `judge export` writes it.", "content": {CSV_TYPE: _TEXT}}},
+    responses={201: {"description": "The sheet, as `judge export` writes it.", "content": {CSV_TYPE: _TEXT_SCHEMA}}},
 )
 def export(
     experiment: ExperimentPath,
@@ -164,9 +163,9 @@ def status(experiment: ExperimentPath, panel: PanelState, store: Store) -> Judgi
     return JudgingShape.model_validate(panel.queries.judging(store, get_experiment(store, experiment)).to_json())
 
 
-_BATCHES = "/api/bench/judge/{experiment:path}/batches"
-batch_router = APIRouter(prefix=_BATCHES, tags=["judge"], dependencies=[JUDGES_TOO], responses=_RESPONSES)
-decision_router = APIRouter(prefix=_BATCHES, tags=["judge"], dependencies=[ADMINS_ONLY], responses=_RESPONSES)
+_BATCHES_PATH = "/api/bench/judge/{experiment:path}/batches"
+batch_router = APIRouter(prefix=_BATCHES_PATH, tags=["judge"], dependencies=[JUDGES_TOO], responses=_RESPONSES)
+decision_router = APIRouter(prefix=_BATCHES_PATH, tags=["judge"], dependencies=[ADMINS_ONLY], responses=_RESPONSES)
 
 _ID_PATTERN = "^[0-9a-f]{1,64}$"
 SheetPath = Annotated[str, Path(pattern=_ID_PATTERN, description="The batch's sheet.", examples=["3f9a1c0b7e52"])]
@@ -175,10 +174,10 @@ JudgeName = Annotated[
     str | None, Query(max_length=200, description="For admins: another judge's batches; * for all judges.")
 ]
 
-_SCORES = {"relevance": 4, "actionability": 5, "tone": 4}
+_EXAMPLE_SCORES = {"relevance": 4, "actionability": 5, "tone": 4}
 _OPEN_BODY = body_schema(BatchRequest, {"kind": "sheet"}, required=False)
 _ITEM_BODY = body_schema(
-    ItemRequest, {"version": 0, "state": "submitted", "tips": [{"scores": _SCORES}], "seconds": 31.5}
+    ItemRequest, {"version": 0, "state": "submitted", "tips": [{"scores": _EXAMPLE_SCORES}], "seconds": 31.5}
 )
 _UNDO_BODY = body_schema(UndoRequest, {"version": 3})
 _ACCEPT_BODY = body_schema(AcceptRequest, {"reason": "agreed in the team"})
@@ -190,7 +189,7 @@ def _batch_service(request: Request) -> BatchService:
 
 
 Batches = Annotated[BatchService, Depends(_batch_service)]
-_OPENED: dict[int | str, dict[str, Any]] = {
+_OPEN_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"description": "The open batch, continued.", "model": BatchOpened},
     201: {"description": "A new batch."},
 }
@@ -201,7 +200,7 @@ _OPENED: dict[int | str, dict[str, Any]] = {
     summary="Open a batch",
     status_code=201,
     openapi_extra=_OPEN_BODY,
-    responses=_OPENED,
+    responses=_OPEN_RESPONSES,
     dependencies=[LIMIT_SHEET_REQUESTS],
 )
 def open_batch(
@@ -216,7 +215,7 @@ def open_batch(
 
     Requests with the same Idempotency-Key return the same batch, even after it has been closed.
     """
-    opened = batches.open(who, experiment, kind=body.kind, limit=body.limit, key=idempotency_key)
+    opened = batches.open(who, experiment, kind=body.kind, limit=body.limit, idempotency_key=idempotency_key)
     response.status_code = 201 if opened.new else 200
     return opened
 

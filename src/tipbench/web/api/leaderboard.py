@@ -48,7 +48,7 @@ RowPrompt = Annotated[
 def report(experiment: ExperimentPath, query: BoardQueryParam, panel: PanelState, store: Store) -> Response:
     """Return the board with its charts and answers as one HTML file, as written by `compare --html`."""
     response = download(panel.queries.report(store, experiment, query), "text/html", experiment, "html")
-    # The report contains model output: sandboxed, so that it has no scripts and no origin when opened in the browser.
+    # The report contains model output. The sandbox disables scripts and gives it no access to the panel's origin.
     response.headers["Content-Security-Policy"] = f"{REPORT_CSP}; frame-ancestors 'none'; sandbox"
     return response
 

@@ -1,4 +1,4 @@
-"""Request and response models of the API; they also document it as OpenAPI."""
+"""Request and response models of the API. Their descriptions are part of its OpenAPI document."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NextCursor = Annotated[
     str | None,
     Field(description="Cursor of the next page, for the query parameter `next`; null on the last page."),
 ]
-# Options of a new sheet, for people and automatic judges.
+# Options of a new sheet, for people or an automatic judge.
 MaxAnswers = Annotated[
     int | None, Field(ge=1, le=100_000, description="Maximum number of answers; fills whole scenarios first.")
 ]
@@ -270,10 +270,6 @@ class JudgingShape(Shape):
     history: list[dict[str, Any]] = Field(description="Applied and held sheets, oldest first.")
 
 
-# A job: JobShape. JobRow is a job in a list, with its position in the queue. The others are responses about one job:
-# JobAnswer has the job and its position; JobStarted and JobDetail add fields to it.
-
-
 class JobLinks(Shape):
     self: str = Field(examples=["/api/bench/jobs/20260504-101500-1a2b3c4d"])
     events: str = Field(description="Server-sent events.")
@@ -305,7 +301,7 @@ class JobShape(Shape):
 
     @classmethod
     def of(cls, job: Job, **more: Any) -> Self:
-        """Return the response for a job, without credentials. `more` has the fields that a subclass adds."""
+        """Return the response for a job, without credentials. `more` has the fields of subclasses."""
         return cls(
             id=job.id,
             kind=job.kind.value,
@@ -418,8 +414,7 @@ class Readiness(Shape):
     mlflow: Literal["answers", "none yet"]
 
 
-# By status: an example of `code`, an example of `path`, and the description. An empty `path` stands for the null of
-# the response, because FastAPI removes nulls from the document.
+# By status: example code, example path and description. The path "" stands for null, which FastAPI would remove.
 _ERROR_DOCS = {
     400: ("host_refused", "header.host", "The request is invalid, or its Host is not allowed."),
     401: ("unauthorised", "header.authorization", "The token is missing, invalid, expired or revoked."),

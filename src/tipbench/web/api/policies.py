@@ -93,5 +93,5 @@ def promotions(panel: PanelState, limit: MaxItems = 100) -> PromotionList:
     if not store_exists(panel.settings.home):
         return PromotionList(active=DEFAULT_POLICY, items=[], next=None)
     with switches_of(panel.settings.home) as switches:
-        rows = [PromotionShape.model_validate(promotion_json(row)) for row in switches.promotions(limit=limit)]
-        return PromotionList(active=switches.active(), items=rows, next=None)
+        items = [PromotionShape.model_validate(promotion_json(row)) for row in switches.promotions(limit=limit)]
+        return PromotionList(active=switches.active(), items=items, next=None)

@@ -1,4 +1,4 @@
-"""Endpoints for recorded experiments, the runs of an experiment, and single runs with their texts."""
+"""Endpoints for experiments and their runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tipbench.web.queries import ExperimentsPage, RunsQuery, runs_csv
 
 
 class RunIdConvertor(StringConvertor):
-    """Matches a run id in a path. Experiment names may contain slashes, so the id is recognised by its format."""
+    """Matches a run id in a path by its format, because experiment names may contain slashes."""
 
     regex = "[0-9a-f]{32}"
 
@@ -71,7 +71,7 @@ def experiments(
 def find_experiments(
     panel: Panel, name_contains: str = "", *, limit: int = sys.maxsize, after: str | None = None
 ) -> ExperimentsPage:
-    """Return a page of experiments for the API and the front page; empty if MLflow has never been used."""
+    """Return a page of experiments; empty if MLflow has never been used."""
     try:
         with panel.mlflow.connected() as tracking:
             return panel.queries.experiments(tracking.store, name_contains, limit=limit, after=after)
@@ -103,6 +103,6 @@ def runs(experiment: ExperimentPath, filters: RunsQuery, panel: PanelState, stor
 
 
 def download(text: str, media_type: str, name: str, extension: str) -> Response:
-    """Return a text as a file to download, named `name`.`extension`."""
+    """Return a text as a file to download."""
     content = text.encode("utf-8", "backslashreplace")
     return Response(content, media_type=media_type, headers=attachment(name, extension))

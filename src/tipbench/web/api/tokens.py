@@ -62,7 +62,7 @@ TokenId = Annotated[str, Path(pattern="^[0-9a-f]{12}$", description="The token's
 
 
 async def read_request(request: Request, _admin: Admin) -> TokenRequest:
-    """Parse and validate the body of a request to create a token."""
+    """Parse and validate the body. FastAPI resolves `_admin` first, so only the bodies of admins are read."""
     return validate_token_request(await read_json(request))
 
 
@@ -93,9 +93,9 @@ def revoke(token_id: TokenId, panel: PanelState) -> TokenShape:
 
 
 def validate_token_request(raw: Mapping[str, Any]) -> TokenRequest:
-    """Validate the options of a new token. Raises Invalid with the path of the invalid field."""
+    """Validate the options of a new token. Raises Invalid with the field's path."""
     token_request = validate_part(TokenRequest, raw, "body")
-    # `create_token` normalises the name and parses the lifetime again; here only their errors matter.
+    # The results are not used: `create_token` computes them again.
     with convert_usage_errors("body.name"):
         normalize_token_name(token_request.name, Role(token_request.role))
     with convert_usage_errors("body.expires"):

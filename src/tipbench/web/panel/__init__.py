@@ -22,8 +22,7 @@ from tipbench.web.panel import (
     start,
 )
 
-# In order of matching, longer paths first: experiment names may contain slashes, so
-# /experiments/{experiment:path} must come last.
+# In order of matching: /experiments/{experiment:path} also matches longer paths, so it must come last.
 ROUTERS: tuple[APIRouter, ...] = (
     pages.router,
     experiments.router,
@@ -45,7 +44,7 @@ ROUTERS: tuple[APIRouter, ...] = (
 
 
 def install(app: FastAPI) -> None:
-    """Add the pages to the application, including the error and login pages."""
+    """Add the pages to the application."""
     app.state.login_page = pages.render_login
     app.state.error_page = pages.render_error
     app.state.submitted_forms = settings.SubmittedForms()

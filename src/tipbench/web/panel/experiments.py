@@ -47,7 +47,7 @@ def front_page(request: Request, panel: PanelState, q: NameContains = "") -> HTM
 
 
 def row_of(experiment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of the page: the API's JSON of an experiment, with added links, texts and the next step."""
+    """Return a row of the page: the API's JSON of an experiment with links, texts and the next step."""
     name = str(experiment["experiment"])
     run_url = f"/run?experiment={quote_path(name)}"
     if not experiment["cells"]:
@@ -74,12 +74,11 @@ def row_of(experiment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _leader_basis(leader: Mapping[str, Any] | None) -> str:
-    """Return what the leader is based on, such as "not decided"; empty without a leader."""
     if not leader:
         return ""
     basis = "decided" if leader["decided"] else "not decided"
     if leader["provisional"]:
-        basis = "by rules"
+        basis = "provisional"
     if leader["beats_reference"] is False:
         basis += ", does not beat the reference"
     return basis

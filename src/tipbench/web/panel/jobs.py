@@ -31,7 +31,7 @@ from tipbench.web.panel.pages import SentForm, charts_installed, page
 
 RUNNERS = {"local": "this machine", "airflow": "Airflow"}
 _ANNOUNCED_PERCENT = 25  # progress between two announcements for screen readers
-_PHASES = {  # by phase: displayed text, badge
+_PHASES = {  # displayed text and badge
     Phase.LOADING: ("loading", "queued"),
     Phase.GENERATING: ("answering", "running"),
     Phase.UNLOADING: ("unloading", "queued"),
@@ -55,38 +55,34 @@ class ModelRow:
 
 @dataclass(frozen=True)
 class JobText:
-    """A job's texts for the pages. `place` is the position in the queue, or None if the job is not queued."""
+    """A job's texts for the pages."""
 
     job: Job
     progress: Progress
-    place: int | None = None
+    position: int | None = None  # in the queue, from 1; None if the job is not queued
     now: float = field(default_factory=time.time)
 
     @property
     def ended(self) -> bool:
-        """Whether the job is in a final state."""
         return self.job.state in ENDED
 
     @property
     def cancelling(self) -> bool:
-        """Whether cancellation is requested and the job has not ended yet."""
         return self.job.cancel_requested is not None and not self.ended
 
     @property
     def can_retry(self) -> bool:
-        """Whether the job can be retried."""
         return self.job.state in RETRIABLE
 
     @property
     def state(self) -> str:
-        """The displayed state."""
         if self.cancelling:
             return "cancelling"
         return "paused" if self.paused else self.job.state.value
 
     @property
     def paused(self) -> bool:
-        """Whether the job is running but waiting for an unavailable server."""
+        """Whether the job waits for an unavailable server."""
         return self.job.state is JobState.RUNNING and bool(self.progress.waiting_for)
 
     @property
@@ -96,18 +92,18 @@ class JobText:
 
     @property
     def reason(self) -> str:
-        """The reason for the state, without credentials."""
+        """The reason for the state, without logins in URLs."""
         return strip_logins(self.job.reason)
 
     @property
     def runs_on(self) -> str | None:
-        """The runner's name, or None for this machine."""
+        """The displayed name of the runner, or None for this machine."""
         name = self.job.runner
         return None if name == "local" else RUNNERS.get(name, name)
 
     @property
     def may_reappear(self) -> bool:
-        """Whether a lost job may be found again. Its reason then suggests waiting instead of a retry."""
+        """Whether a lost job may be found again. If not, its reason suggests a retry."""
         return self.job.state is JobState.LOST and "retry" not in self.job.reason
 
     @property
@@ -119,7 +115,7 @@ class JobText:
 
     @property
     def models(self) -> tuple[ModelRow, ...]:
-        """The requested models in the order in which they run. Models that have not started come last."""
+        """The models in the order in which they run. Models that have not started come last."""
         rows = []
         for each in self.progress.models:
             state, badge = _PHASES[each.phase]
@@ -128,8 +124,8 @@ class JobText:
             return tuple(rows)
         started = {row.model for row in rows}
         refusals = {each.model: strip_logins(each.reason) for each in self.progress.refused}
-        is_over = self.ended or self.progress.exit_code is not None
-        unstarted_state = "nothing generated" if is_over else "not started"
+        command_ended = self.ended or self.progress.exit_code is not None
+        unstarted_state = "nothing generated" if command_ended else "not started"
         for name in split_names(str(self.job.arguments.get("models", ""))):
             if name in started:
                 continue
@@ -156,7 +152,7 @@ class JobText:
 
     @property
     def left_s(self) -> float | None:
-        """Estimated seconds until a running job ends, from its pace so far; None if unknown."""
+        """Estimated seconds until a running job ends; None if unknown."""
         running_s = self.running_s
         if running_s is None or self.paused or self.cancelling:
             return None
@@ -176,11 +172,12 @@ class JobText:
         if state is JobState.SUCCEEDED:
             return self._succeeded_headline()
         if state is JobState.WAITING:
-            return f"Waiting for a judge; it uses no resources.{f' {reason}' if reason else ''}"
+            suffix = f" {reason}" if reason else ""
+            return f"Waiting for a judge; it uses no resources.{suffix}"
         if state is JobState.QUEUED:
-            if self.place is None or self.place <= 1:
+            if self.position is None or self.position <= 1:
                 return reason or "Next in the queue: it starts as soon as its server or model is free."
-            return reason or f"Position {self.place} in the queue, behind jobs that need the same server or model."
+            return reason or f"Position {self.position} in the queue, behind jobs that need the same server or model."
         if state is JobState.CANCELLED and self.job.started is None:
             return reason or "Cancelled before it started."
         return reason or self.progress.failure or "See the log for the reason."
@@ -238,7 +235,8 @@ class JobText:
         started = self.progress.models
         n_not_started = len([row for row in self.models if row.progress is None and row.refusal is None])
         largest = max((each.total for each in started), default=0)
-        return sum(each.done for each in started), sum(each.total for each in started) + n_not_started * largest
+        total = sum(each.total for each in started) + n_not_started * largest
+        return sum(each.done for each in started), total
 
     def _running_headline(self) -> str:
         progress = self.progress
@@ -283,7 +281,7 @@ class JobText:
 
 
 router = APIRouter(include_in_schema=False, dependencies=[ADMINS_ONLY])
-_SHOWN_LOG_BYTES = 16_384  # at the end of the log
+_SHOWN_LOG_BYTES = 16_384  # from the end of the log
 _Enum = TypeVar("_Enum", bound=StrEnum)
 _FilterText = Annotated[str, Query(max_length=20)]
 
@@ -298,7 +296,7 @@ def jobs_page(
     limit: Limit = DEFAULT_LIMIT,
     next: Next = None,  # noqa: A002 - the name in the URL
 ) -> HTMLResponse:
-    """List the jobs, newest first. The URL contains the filters and the page."""
+    """List the jobs, newest first."""
     filters = JobFilter(
         state=_parse_filter(JobState, state, "state"),
         kind=_parse_filter(JobKind, kind, "kind"),
@@ -307,7 +305,7 @@ def jobs_page(
     listed = panel.jobs.page(filters, limit=limit, after=next)
     positions = panel.jobs.queue_positions()
     rows = []
-    for job in listed.items:  # without reading the events of ended jobs, whose row shows no progress
+    for job in listed.items:  # an ended job's row shows no progress, so its events are not read
         progress = panel.jobs.progress.current(job).progress if job.state in ACTIVE else Progress()
         rows.append(JobText(job, progress, positions.get(job.id)))
     query = {key: value for key, value in request.query_params.items() if value}
@@ -326,7 +324,6 @@ def jobs_page(
 
 @router.get("/jobs/{job_id}")
 def job_page(request: Request, panel: PanelState, job_id: JobPath) -> HTMLResponse:
-    """Show a job."""
     return _page(request, panel, job_id)
 
 
@@ -375,11 +372,11 @@ def _page(request: Request, panel: Panel, job_id: str, *, error: str | None = No
 
 
 def _job_context(panel: Panel, job_id: str) -> dict[str, Any]:
-    job, place = panel.jobs.get_with_position(job_id)
+    job, position = panel.jobs.get_with_position(job_id)
     progress = panel.jobs.progress.current(job).progress
     return {
         "job": job,
-        "text": JobText(job, progress, place),
+        "text": JobText(job, progress, position),
         "progress": progress,
         "links": job_links(job),
         "retry_key": new_idempotency_key(),
@@ -394,7 +391,7 @@ def _option_text(value: object) -> str:
 
 
 def _parse_filter(values: type[_Enum], text: str, name: str) -> _Enum | None:
-    """Parse a filter value; an empty one means no filter. Raises Invalid."""
+    """Parse a filter value; empty means no filter. Raises Invalid."""
     if not text:
         return None
     try:

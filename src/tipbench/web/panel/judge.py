@@ -1,4 +1,4 @@
-"""Pages for judges: open batches, judging, sheet upload, result of a batch."""
+"""Pages for judges: batches, their results, and sheets as files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from tipbench.web.judge_service import (
 from tipbench.web.panel.pages import SentForm, form_errors, page
 from tipbench.web.queries import get_experiment
 
-_DECIMALS_FOR_JUDGES = 1  # of a bias; only admins see exact numbers, see docs/judging.md
+_DECIMALS_FOR_JUDGES = 1  # of a bias; only admins see more, see docs/judging.md
 
 
 def bias_words(bias: float | None, decimals: int = 2) -> str:
@@ -66,7 +66,7 @@ def bias_words(bias: float | None, decimals: int = 2) -> str:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """The result of a closed batch: the judge's drift and agreement."""
+    """The result of a closed batch."""
 
     verdict: str  # fine, beyond the limit, unknown
     summary: str
@@ -75,7 +75,7 @@ class BatchResult:
     repeat_consistency: str | None  # agreement with the judge's own earlier scores
     unscored: int
     cleared: int  # items cleared in this batch; they keep their earlier scores
-    by_file: bool  # scores were uploaded as a file, not entered in the browser
+    by_file: bool  # uploaded as a file, not entered in the browser
 
 
 # A result without numbers has the verdict "ok" or "held" instead of "fine" or "beyond the limit".
@@ -96,14 +96,14 @@ def batch_result(batch: BatchShape) -> BatchResult:
     n_both_orders = outcome.get("judged_in_both_orders")
     if batch.kind == "duel" and n_both_orders:
         n_same = number(outcome["same_in_both_orders"])
-        shown = f"{plural(n_both_orders, 'duel')} were shown in both orders"
+        shown = f"{plural(n_both_orders, 'duel')} {'was' if n_both_orders == 1 else 'were'} shown in both orders"
         sentences = (f"{shown}; in {n_same} of them you chose the same answer both times.",)
     repeats = outcome.get("self_agreement") or {}
     repeat_consistency = None
     if repeats.get("n"):
         repeat_consistency = (
-            f"{plural(repeats['n'], 'tip')} you had scored before were repeated: {percent(repeats['exact'])} of these "
-            "scores are the same as the first time."
+            f"{plural(repeats['n'], 'tip')} you had scored before {'was' if repeats['n'] == 1 else 'were'} repeated: "
+            f"{percent(repeats['exact'])} of these scores are the same as the first time."
         )
     return BatchResult(
         verdict=verdict,
@@ -120,14 +120,14 @@ def batch_result(batch: BatchShape) -> BatchResult:
 
 
 def drift_sentences(drift: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each exceeded limit over all scales, and one if the drift is a verdict without numbers."""
+    """Yield a sentence if the drift is only a verdict, and one for each exceeded limit over all scales."""
     if drift.keys() == {"verdict"}:
         yield "A sheet finished again, or with few items filled, is shown without numbers."
     yield from limit_sentences(drift)
 
 
 def _measured_scales(drift: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the scales of a drift that have a bias; a scale without scored controls has none."""
+    """Return the scales that have a bias. A scale without scored controls has none."""
     return [scale for scale in drift.get("scales", ()) if scale["bias"] is not None]
 
 
@@ -137,10 +137,7 @@ limited_router = APIRouter(dependencies=[LIMIT_SHEET_REQUESTS, JUDGES_TOO], incl
 
 @router.get("/judge/batches/{sheet}")
 def batch_page(request: Request, sheet: SheetPath, judge: Judge) -> HTMLResponse:
-    """Show an open batch for judging, or the result of a closed batch.
-
-    Admins see only the progress of another judge's batch.
-    """
+    """Show an open batch, or the result of a closed one. Admins see only the progress of another judge's batch."""
     batches = batch_service_of(request.app)
     detail = batches.detail(judge, sheet)
     batch = detail.batch
@@ -200,7 +197,7 @@ def open_batch(request: Request, judge: Judge, panel: PanelState, form: SentForm
         raise Invalid(f"kind is sheet or duel (got {kind[:40]!r}).", path="body.kind")
     try:
         opened = batch_service_of(request.app).open(judge, name, kind=Kind(kind))
-    except (Invalid, NotFound):  # of the experiment; the form has no other value that could be wrong
+    except (Invalid, NotFound):  # only the experiment can be invalid or missing here
         return _judge_page(request, judge, name, error=_experiment_error(panel.mlflow.open().store, name))
     except NotEnoughData as exc:
         return _judge_page(request, judge, name, errors_by_field={"batch": str(exc)}, status=409)
@@ -231,7 +228,7 @@ def fetch_sheet(request: Request, judge: Judge, panel: PanelState, store: Store,
 
 @limited_router.post("/judge/preview")
 async def preview(request: Request, judge: Judge, panel: PanelState, store: Store) -> Response:
-    """Preview an uploaded sheet. The file is kept until it is applied; no score is recorded yet."""
+    """Preview an uploaded sheet and keep the file. No score is recorded yet."""
     parts = await read_parts(request)
     name = parts.fields.get("experiment", "").strip()
     file = parts.files.get("sheet", UploadedFile("", b""))
@@ -283,8 +280,10 @@ def _judge_page(
 ) -> HTMLResponse:
     exists = bool(experiment) and error is None
     batches = _own_batches(request, judge, experiment) if exists else []
-    open_batches = [each for each in batches if each.status == "open" and each.kind == "sheet"]
-    knows_scores = exists and not mlflow_unavailable
+    open_batches = [batch for batch in batches if batch.status == "open" and batch.kind == "sheet"]
+    scores_per_batch = None
+    if exists and not mlflow_unavailable:
+        scores_per_batch = _scores_per_batch(request, experiment)
     return page(
         request,
         "judge.html",
@@ -296,15 +295,15 @@ def _judge_page(
         errors=errors_by_field or {},
         mlflow_unavailable=mlflow_unavailable,
         answers_per_batch=DEFAULT_ANSWERS,
-        scores_per_batch=_scores_per_batch(request, experiment) if knows_scores else None,
+        scores_per_batch=scores_per_batch,
         batches=batches[:_MAX_BATCHES],
         open_batch=open_batches[0] if open_batches else None,
-        held=[each for each in batches if each.status == "held"],
+        held=[batch for batch in batches if batch.status == "held"],
     )
 
 
 def _scores_per_batch(request: Request, experiment: str) -> str | None:
-    """Return a text with the approximate number of scores in a new batch, or None if it is unknown."""
+    """Return a text on the number of scores in a new batch; None if it is unknown."""
     try:
         store = panel_of(request).mlflow.open().store
         experiment_id = get_experiment(store, experiment).experiment_id
@@ -313,7 +312,7 @@ def _scores_per_batch(request: Request, experiment: str) -> str | None:
             return None
         n_tips = int(cell.params["n_tips"])
         n_scales = len(load_suite(cell.params["suite"]).rubric.scales)
-    except (KeyError, ValueError, NotFound, TipbenchError):  # the number is only a help
+    except (KeyError, ValueError, NotFound, TipbenchError):  # the page is usable without the number
         return None
     n_items = DEFAULT_ANSWERS + ceil(n_control_tips(DEFAULT_ANSWERS, n_tips) / n_tips)
     n_scores = round(n_items * n_tips * n_scales, -1)  # to tens
@@ -321,7 +320,7 @@ def _scores_per_batch(request: Request, experiment: str) -> str | None:
 
 
 def _own_batches(request: Request, judge: Identity, experiment: str) -> list[BatchShape]:
-    """Return the client's own batches, most recently used first."""
+    """Return the judge's batches, most recently used first."""
     return batch_service_of(request.app).page(_as_judge(judge), experiment, limit=MAX_LIMIT).items
 
 
@@ -369,7 +368,7 @@ def _sheet_page(
 
 def changed_scales(changes: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the scales that a filled sheet has scores for; none for duels."""
-    scales: dict[str, None] = {}  # in order
+    scales: dict[str, None] = {}  # an ordered set
     for change in changes:
         scales |= dict.fromkeys(change.get("given") or ())
     return list(scales)
@@ -392,7 +391,7 @@ def _refused_page(
 
 
 def _experiment_error(store: RunStore, name: str) -> str | None:
-    """Return the message for an invalid or unknown experiment, or None. It does not list the experiments to judges."""
+    """Return the message for an invalid or unknown experiment, or None. The message does not list experiments."""
     try:
         get_experiment(store, name)
     except Invalid:
@@ -409,9 +408,9 @@ def _find_upload(request: Request, upload_id: str, judge: Identity, experiment: 
     return upload
 
 
-def _as_judge(who: Identity) -> Identity:
-    """Return the identity with the role of a judge, because admins judge blind, too."""
-    return replace(who, role=Role.JUDGE)
+def _as_judge(identity: Identity) -> Identity:
+    """Return the identity with the role of a judge: admins judge blind, too."""
+    return replace(identity, role=Role.JUDGE)
 
 
 def _experiment_url(path: str, experiment: str) -> str:

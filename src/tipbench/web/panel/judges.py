@@ -46,7 +46,7 @@ from tipbench.workflows.judging import SheetRequest
 
 _GOOD_ALPHA, _FAIR_ALPHA = 0.8, 0.667  # thresholds recommended by Krippendorff
 MAX_CLOSED = 10  # closed batches listed per judge; held and open ones are always listed
-_USES_BY_URGENCY = (  # of a judge's scores; those that need an admin's decision come first
+_USES_BY_URGENCY = (  # uses of a judge's scores; those that need an admin's decision come first
     "held",
     "partly held",
     "count, unchecked",
@@ -55,7 +55,7 @@ _USES_BY_URGENCY = (  # of a judge's scores; those that need an admin's decision
     "none",
     "provisional",
 )
-_STATUS_ORDER = {"held": 0, "open": 1}  # batches that wait for an admin come before those that wait for the judge
+_STATUS_ORDER = {"held": 0, "open": 1}  # held batches wait for an admin
 
 Skips = Sequence[Mapping[str, Any]]  # the skipped items of a batch
 
@@ -65,7 +65,7 @@ class JudgeBatches:
     """A judge's batches."""
 
     judge: str
-    count: Mapping[str, int]  # batches by status
+    count: Mapping[str, int]  # of batches, by status
     skipped: int  # items
     minutes_per_item: float | None  # median over the submitted items
     batches: tuple[tuple[BatchShape, Skips], ...]
@@ -102,7 +102,7 @@ def judge_views(judging: JudgingStatus) -> list[dict[str, Any]]:
                 "verdict": drift.get("verdict", "unknown"),
                 "sentences": drift_summary(drift),
                 "scales": scales,
-                "use": judging.use_of_scores(status),  # of the judge's scores
+                "use": judging.use_of_scores(status),
             }
         )
     return views
@@ -149,15 +149,14 @@ def all_sheets(judging: JudgingStatus) -> list[SheetSummary]:
 
 
 def batch_views(
-    by_last_use: Iterable[BatchShape],
-    skips: Callable[[str], Skips],
-    minutes_per_item: Mapping[str, float],
+    newest_first: Iterable[BatchShape], skips: Callable[[str], Skips], minutes_per_item: Mapping[str, float]
 ) -> list[JudgeBatches]:
-    """Group batches by judge; judges with held batches come first. `by_last_use` begins with the newest."""
+    """Group batches by judge. Judges with held batches come first, then those with open ones."""
     by_judge: dict[str, list[BatchShape]] = {}
-    for batch in sorted(by_last_use, key=_status_order):
+    for batch in sorted(newest_first, key=_status_order):
         by_judge.setdefault(batch.judge, []).append(batch)
     views = []
+    # A judge's first batch is the most urgent one.
     for judge in sorted(by_judge, key=lambda name: (_status_order(by_judge[name][0]), name)):
         batches = by_judge[judge]
         count = Counter[str](batch.status for batch in batches)
@@ -274,8 +273,8 @@ def drift_picture(
     theme: ThemeName = "light",
 ) -> Response:
     """Return the chart of a judge's drift on one scale over time, as SVG."""
-    picture = drift_svg(panel.queries, store, experiment, DriftChartQuery(judge, scale, provisional, theme))
-    content = picture.encode("utf-8", "backslashreplace")
+    svg = drift_svg(panel.queries, store, experiment, DriftChartQuery(judge, scale, provisional, theme))
+    content = svg.encode("utf-8", "backslashreplace")
     return Response(content, media_type=SVG, headers={"Cache-Control": _CACHE_CONTROL})
 
 
@@ -304,18 +303,18 @@ class PageForm:
         """Return a text field; raise Invalid if it is too long."""
         text = self.fields.get(name, "").replace("\r\n", "\n").strip()
         if len(text) > _MAX_CHARS[name]:
-            message = f"{name} has at most {_MAX_CHARS[name]} characters (got {len(text)})."
-            raise Invalid(message, path=f"body.{name}")
+            raise Invalid(f"{name} has at most {_MAX_CHARS[name]} characters (got {len(text)}).", path=f"body.{name}")
         return text
 
-    def done(self, change: str, sheet: str, more: str = "") -> Response:
+    def done(self, change: str, sheet: str, extra_query: str = "") -> Response:
         """Redirect to the page, which confirms the change of a sheet."""
         path = experiment_path(self.experiment, "judges")
-        return RedirectResponse(f"{path}?{change}={quote_path(sheet)}{more}#{change}", 303)
+        return RedirectResponse(f"{path}?{change}={quote_path(sheet)}{extra_query}#{change}", 303)
 
-    def failed(self, form: str, exc: Exception) -> HTMLResponse:
+    def failed(self, form_name: str, exc: Exception) -> HTMLResponse:
         """Render the page with the error next to its field, or above the form if no field is wrong."""
-        _, _, field = str(getattr(exc, "path", None) or "").rpartition(".")
+        path = getattr(exc, "path", None) or ""
+        _, _, field = str(path).rpartition(".")
         message = str(exc)
         if message.startswith(("body.", "query.")):  # the path of the field, a colon, and the message for the user
             _, _, without_path = message.partition(": ")
@@ -323,7 +322,8 @@ class PageForm:
         if field == "overlap":  # entered in percent, but validated as a share of 1
             message = f"A share from 0 to 100 % (got {self.fields.get('overlap', '')[:40]!r})."
         field_names = (*_EXPORT_DEFAULTS, *_EXPORT_CHECKBOXES, *_MAX_CHARS, "sheet", "model")
-        error_key = field if form == "export" and field in _EXPORT_DEFAULTS else form
+        is_export_field = form_name == "export" and field in _EXPORT_DEFAULTS
+        error_key = field if is_export_field else form_name
         return judges_response(
             self.request,
             self.experiment,
@@ -340,76 +340,75 @@ class PageForm:
 def page_form(
     request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
 ) -> PageForm:
-    """Return the submitted form, for the routes below."""
+    """Return the submitted form."""
     return PageForm(request, experiment, form.fields, who, panel, store)
 
 
-Sent = Annotated[PageForm, Depends(page_form)]
+SubmittedForm = Annotated[PageForm, Depends(page_form)]
 
 
 @router.post(_PATH + "/export", dependencies=[LIMIT_SHEET_REQUESTS])
-def export(sent: Sent) -> Response:
+def export(form: SubmittedForm) -> Response:
     """Create a sheet and redirect to the page, which offers it for download."""
-    options: dict[str, Any] = {name: text for name in _EXPORT_TEXTS if (text := sent.fields.get(name, "").strip())}
-    if overlap := sent.fields.get("overlap", "").strip():
+    options: dict[str, Any] = {name: text for name in _EXPORT_TEXTS if (text := form.fields.get(name, "").strip())}
+    if overlap := form.fields.get("overlap", "").strip():
         try:
             options["overlap"] = float(overlap) / 100
         except ValueError:
             options["overlap"] = overlap  # the validation below reports it
-    options |= {name: True for name in _EXPORT_CHECKBOXES if name in sent.fields}
+    options |= {name: True for name in _EXPORT_CHECKBOXES if name in form.fields}
     try:
-        sheet_request = parse_sheet_request(options, sent.who, sent.panel.permissions)
-        stored = get_or_export_sheet(sent.store, sent.experiment, sheet_request)
+        sheet_request = parse_sheet_request(options, form.who, form.panel.permissions)
+        stored = get_or_export_sheet(form.store, form.experiment, sheet_request)
     except (Invalid, NotEnoughData) as exc:
-        return sent.failed("export", exc)
-    return sent.done("made", stored.sheet.id, f"&as={sheet_request.format}")
+        return form.failed("export", exc)
+    return form.done("made", stored.sheet.id, f"&as={sheet_request.format}")
 
 
 @router.post(_PATH + "/accept", dependencies=[LIMIT_SHEET_REQUESTS])
-def accept(sent: Sent) -> Response:
+def accept(form: SubmittedForm) -> Response:
     """Accept held scores; the reason is stored with the sheet."""
-    sheet = sent.fields.get("sheet", "")
-    batch_service = batch_service_of(sent.request.app)
+    sheet = form.fields.get("sheet", "")
+    batch_service = batch_service_of(form.request.app)
     try:
-        reason = sent.text("reason")
-        if _is_batch(batch_service, sent.who, sheet, sent.experiment):
-            batch_service.accept(sent.who, sheet, reason, sent.experiment)
+        reason = form.text("reason")
+        if _is_batch(batch_service, form.who, sheet, form.experiment):
+            batch_service.accept(form.who, sheet, reason, form.experiment)
         else:
-            with sent.panel.mlflow.judging_lock():
-                accept_drift(sent.store, sent.experiment, sheet, reason, sent.who)
+            with form.panel.mlflow.judging_lock():
+                accept_drift(form.store, form.experiment, sheet, reason, form.who)
     except _DECISION_ERRORS as exc:
-        return sent.failed("accept", exc)
-    return sent.done("accepted", sheet)
+        return form.failed("accept", exc)
+    return form.done("accepted", sheet)
 
 
 @router.post(_PATH + "/return")
-def send_back(sent: Sent) -> Response:
+def send_back(form: SubmittedForm) -> Response:
     """Return a held batch to its judge with a note."""
-    sheet = sent.fields.get("sheet", "")
+    sheet = form.fields.get("sheet", "")
     try:
-        batch_service_of(sent.request.app).send_back(sent.who, sheet, sent.text("note"), sent.experiment)
+        batch_service_of(form.request.app).send_back(form.who, sheet, form.text("note"), form.experiment)
     except _DECISION_ERRORS as exc:
-        return sent.failed("return", exc)
-    return sent.done("returned", sheet)
+        return form.failed("return", exc)
+    return form.done("returned", sheet)
 
 
 @router.post(_PATH + "/run")
-def run_judge(sent: Sent) -> Response:
+def run_judge(form: SubmittedForm) -> Response:
     """Start an automatic judge as a job."""
-    judge = sent.fields.get("with", str(JudgeKind.RULES))
-    key = sent.fields.get("again") or None  # idempotency key: sending the form again starts no second job
+    judge = form.fields.get("with", str(JudgeKind.RULES))
+    key = form.fields.get("again") or None  # idempotency key: sending the form again starts no second job
     if judge == JudgeKind.MODEL:
-        judge = str(JudgeChoice(JudgeKind.MODEL, sent.fields.get("model", "").strip()))
+        judge = str(JudgeChoice(JudgeKind.MODEL, form.fields.get("model", "").strip()))
     try:
         options = validate_part(JudgeRunRequest, {"with": judge}, "body")
-        started = start_judge(sent.panel, sent.experiment, options, started_by=sent.who.name, idempotency_key=key)
+        started = start_judge(form.panel, form.experiment, options, started_by=form.who.name, idempotency_key=key)
     except (WebError, TipbenchError) as exc:
-        return sent.failed("run", exc)
+        return form.failed("run", exc)
     return RedirectResponse(f"/jobs/{quote_path(started.job.id)}", 303)
 
 
 def _is_batch(batch_service: BatchService, who: Identity, sheet: str, experiment: str) -> bool:
-    """Return whether a sheet is a batch that some judge opened in the browser."""
     try:
         batch_service.get_own(who, sheet, experiment)
     except NotFound:

@@ -74,25 +74,20 @@ class Choice:
 
 
 def options_of(url: BoardUrl, board: Leaderboard | None, available: Facets, judging: JudgingStatus) -> dict[str, Any]:
-    """Return the page's forms with their current values. A form has the other forms' parameters as hidden fields."""
+    """Return the page's forms with their current values. Each form sends the other forms' values as hidden fields."""
     query = url.query
     judge_names = [each.judge for each in judging.judges if not each.provisional and each.cells]
     if query.judge is not None and query.judge not in judge_names:
         judge_names.append(query.judge)
-    filters = [*_filters(query, available)]
+    filters = list(_filters(query, available))
+    filter_keys = {each.id for each in filters}
+    hidden_where = tuple(("where", f"{key}={value}") for key, value in query.where if key not in filter_keys)
     if len(judge_names) > 1 or query.judge is not None:
         judge_options = select_options("all judges", judge_names)
         filters.append(Choice(id="judge", name="judge", label="Judge", options=judge_options, value=query.judge or ""))
-    selectable_keys = {_PERSONA, _SUITE, _CONDITIONS} & {each.id for each in filters}
-    hidden_where = tuple(("where", f"{key}={value}") for key, value in query.where if key not in selectable_keys)
     rows = [row_text(standing.pair, board.by) for standing in (*board.standings, *board.references)] if board else []
-    baseline = Choice(
-        id="baseline",
-        name="baseline",
-        label="Baseline",
-        options=select_options("none", rows),
-        value=baseline_text(query),
-    )
+    row_options = select_options("none", rows)
+    baseline = Choice(id="baseline", name="baseline", label="Baseline", options=row_options, value=baseline_text(query))
     return {
         "baseline": baseline if len(rows) > 1 else None,
         "baseline_hidden": url.hidden("baseline"),
@@ -114,9 +109,9 @@ def options_of(url: BoardUrl, board: Leaderboard | None, available: Facets, judg
 
 
 def _excludable(available: Facets) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return the models and prompts that the query can exclude, in labelled groups of (value, label).
+    """Return the models and prompts that the query can exclude, as (value, label) by group.
 
-    A group of only one model or prompt is omitted. The value of a prompt is `*/PROMPT`.
+    A group with only one model or prompt is omitted.
     """
     models = [(model, model) for model in available.models]
     prompts = [(str(Pair(ALL, prompt)), prompt) for prompt in available.prompts if prompt != NO_PROMPT_VERSION]
@@ -143,7 +138,7 @@ def _where_choice(
     selected_option = ""
     if selected is not None:
         selected_option = f"{key}={selected}"
-        if selected_option not in dict(options):  # it is listed even if no run has it
+        if selected_option not in dict(options):  # no run has it
             options.append((selected_option, _short(selected)))
     return Choice(id=key, name="where", label=label, options=tuple(options), value=selected_option)
 
@@ -154,7 +149,7 @@ def select_options(empty_label: str, values: Iterable[str]) -> tuple[tuple[str, 
 
 
 def _short(text: str) -> str:
-    """Shorten the name of a model, a prompt or a row. A reference is shown without a prompt."""
+    """Shorten a name. References are shown without a prompt."""
     return short_name(text.removesuffix(f"/{NO_PROMPT_VERSION}"), MAX_NAME_CHARS)
 
 
@@ -201,7 +196,7 @@ def leaderboard_page(
     request: Request, experiment: ExperimentPath, query: PageQuery, panel: PanelState, store: Store, sort: Sort = None
 ) -> Response:
     """Show the leaderboard. Charts are separate requests, so that the page does not wait for them."""
-    if (tidy := tidy_url(request, experiment_path(experiment))) is not None:
+    if (tidy := tidy_url(request, experiment_path(experiment))) is not None:  # without empty form fields
         return RedirectResponse(tidy, 303)
     mlflow_experiment = get_experiment(store, experiment)
     if "choosing" in request.query_params:  # the form sends the checked values; the URL has the excluded ones
@@ -221,7 +216,7 @@ def record_decision(
     mlflow_experiment = get_experiment(store, experiment)
     fields = form.fields
     try:
-        chosen = parse_pair(fields.get("choose", "")) or Pair("", "")  # the empty pair is on no board: `decide` raises
+        chosen = parse_pair(fields.get("choose", "")) or Pair("", "")  # on no board, so `decide` raises
         decide(store, mlflow_experiment, chosen, fields.get("because", ""), at=now_iso())
     except (UsageError, NotEnoughData, MixedRubrics) as exc:
         error = str(exc).replace("--because", "The reason")  # the option of `tipbench decide`
@@ -244,9 +239,9 @@ def _board_page(
 ) -> HTMLResponse:
     experiment = mlflow_experiment.name
     fields = fields or {}
-    view = panel.queries.view(store, mlflow_experiment)
-    with ThreadPoolExecutor(max_workers=1) as background:  # reads and parses the sheets while MLflow prepares the cells
-        decision = background.submit(latest_decision, view, mlflow_experiment.experiment_id)
+    view = panel.queries.cached_store(store, mlflow_experiment)
+    with ThreadPoolExecutor(max_workers=1) as background:  # reads the sheets while MLflow returns the cells
+        decision_future = background.submit(latest_decision, view, mlflow_experiment.experiment_id)
         judging_future = background.submit(panel.queries.judging, store, mlflow_experiment)
         result = load_board(panel.queries, store, mlflow_experiment, query)
     url = BoardUrl(experiment, result.query, {"sort": sort} if sort else {})
@@ -275,7 +270,7 @@ def _board_page(
         "links": url,  # None in the report, which has the same templates
         "sources": _score_sources(url, result.board) if result.board else [],
         "weakest_url": weakest_url,
-        "decision": decision.result(),
+        "decision": decision_future.result(),
         "leader": leader,
         "chosen": fields.get("choose", ""),
         "because": fields.get("because", ""),
@@ -286,9 +281,9 @@ def _board_page(
 
 
 def _score_sources(url: BoardUrl, board: Leaderboard) -> list[tuple[str, str | None, bool]]:
-    """Return the two sources of scores, people and rules; empty if there are no rules scores to choose.
+    """Return the label and URL of each source of scores, and whether it is the current one.
 
-    Each has a label, its URL or None if it cannot be chosen, and whether it is the current source.
+    The URL is None if the source cannot be chosen. The list is empty without automatic scores.
     """
     coverage = board.coverage
     if coverage is None or not coverage.n_automatic:
@@ -322,7 +317,7 @@ def load_board(queries: Queries, store: RunStore, experiment: Experiment, query:
     except UsageError as exc:
         if query.baseline is None:
             return BoardResult(query, None, str(exc))
-        # The baseline may be the only problem. Without it, the second call returns the board or the other problem.
+        # Without the baseline, there is a board unless the query has another problem.
         result = load_board(queries, store, experiment, replace(query, baseline=None))
         if result.board is None:
             return result
@@ -342,17 +337,15 @@ def _cached_parts(queries: Queries, experiment: Experiment, result: BoardResult,
 
     def make() -> dict[str, Any]:
         context = board_context(board, environment(), links=url, sort=sort)
+        downloads = [("CSV", url.api("standings.csv")), ("Markdown", url.api("board.md")), ("JSON", url.api())]
+        if has_charts:
+            downloads.insert(0, ("HTML report", url.api("report.html")))
         return {
             **context,
             "choices": _decidable_pairs(board),
             "figures": figures(board, url, version) if has_charts else {},
-            "install": None if has_charts or not context["scored"] else INSTALL,
-            "downloads": [
-                *([("HTML report", url.api("report.html"))] if has_charts else []),
-                ("CSV", url.api("standings.csv")),
-                ("Markdown", url.api("board.md")),
-                ("JSON", url.api()),
-            ],
+            "install": INSTALL if context["scored"] and not has_charts else None,
+            "downloads": downloads,
         }
 
     key = (experiment.experiment_id, experiment.name, result.query, sort, has_charts)
@@ -375,7 +368,7 @@ def figures(board: Leaderboard, url: BoardUrl, version: str | None) -> dict[Char
 
 
 def chart_size(kind: ChartKind, board: Leaderboard, *, narrow: bool) -> tuple[int, int]:
-    """Return the width and height of a chart in pixels, so that the page reserves its space before it is loaded.
+    """Return the width and height in pixels, so that the page reserves the space before the chart is loaded.
 
     The numbers were fitted to the sizes of drawn charts; a test compares both.
     """

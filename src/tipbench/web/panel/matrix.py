@@ -57,7 +57,6 @@ class MatrixRow:
 
     @property
     def values(self) -> list[float]:
-        """The composites of the judged entries."""
         return [entry.value for entry in self.entries if entry.value is not None]
 
     @property
@@ -70,9 +69,9 @@ class MatrixRow:
 
 
 def matrix_rows(cells: BoardCells, pairs: Sequence[Pair], order: Order) -> list[MatrixRow]:
-    """Return the matrix of a board's cells; repeats are averaged."""
+    """Return a row for each scenario; repeats are averaged."""
     composites: dict[tuple[str, Pair], list[float]] = defaultdict(list)
-    unjudged_states: dict[tuple[str, Pair], str] = {}
+    unjudged_states: dict[tuple[str, Pair], str] = {}  # used if no repeat is judged
     for cell in cells.cells:
         key = cell.scenario, cell.pair
         if unjudged_states.get(key) != "pending":  # one pending repeat is enough
@@ -89,8 +88,8 @@ def matrix_rows(cells: BoardCells, pairs: Sequence[Pair], order: Order) -> list[
         share = (value - low) / (high - low) if high > low else 0.5
         return MatrixEntry(value, "judged", min(SHADES - 1, int(share * SHADES)))
 
-    names = sorted({cell.scenario for cell in cells.cells})
-    rows = [MatrixRow(name, tuple(entry_of(name, pair) for pair in pairs)) for name in names]
+    scenarios = sorted({cell.scenario for cell in cells.cells})
+    rows = [MatrixRow(scenario, tuple(entry_of(scenario, pair) for pair in pairs)) for scenario in scenarios]
     if order == "hardest":  # scenarios without a judged entry come last
         rows.sort(key=lambda row: (row.mean is None, row.mean or 0.0))
     elif order == "spread":
@@ -112,7 +111,7 @@ def scenarios_page(
     if (tidy := tidy_url(request, experiment_path(experiment, "scenarios"))) is not None:
         return RedirectResponse(tidy, 303)
     mlflow_experiment = get_experiment(store, experiment)
-    query = replace(query, by=None, cluster=None, baseline=None)  # the matrix ignores grouping, clustering and baseline
+    query = replace(query, by=None, cluster=None, baseline=None)  # the matrix has none of them
     result = load_board(panel.queries, store, mlflow_experiment, query)
     url = BoardUrl(experiment, query)
     if result.board is None:
@@ -148,12 +147,12 @@ def scenarios_page(
     }
     if scenario is None:
         return page(request, "matrix.html", **context)
-    names = [row.scenario for row in rows]
-    if scenario not in names:
+    scenarios = [row.scenario for row in rows]
+    if scenario not in scenarios:
         raise NotFound(f"This board has no scenario {scenario[:100]}.", path="query.scenario")
-    position = names.index(scenario)
+    position = scenarios.index(scenario)
     scenario_cells = replace(cells, cells=tuple(cell for cell in cells.cells if cell.scenario == scenario))
-    view = panel.queries.view(store, mlflow_experiment)
+    view = panel.queries.cached_store(store, mlflow_experiment)
     groups = read_answers(view, mlflow_experiment, board, scenario_cells)  # one per content version of the scenario
     answers = [(pairs.index(answer.pair), answer) for group in groups for answer in group.answers]
     answers.sort(key=lambda column_and_answer: column_and_answer[0])
@@ -167,13 +166,13 @@ def scenarios_page(
         has_repeats=len({answer.repeat for _, answer in answers}) > 1,
         row=rows[position],
         number=position + 1,
-        before=names[position - 1] if position else None,
-        after=names[position + 1] if position + 1 < len(names) else None,
+        before=scenarios[position - 1] if position else None,
+        after=scenarios[position + 1] if position + 1 < len(scenarios) else None,
     )
 
 
 def columns_of(board: Leaderboard, cells: BoardCells) -> list[Pair]:
-    """Return the pairs in board order, then the references, which are compared but not ranked."""
+    """Return the pairs in board order, then the references."""
     present = {cell.pair for cell in cells.cells}
     ranked = [standing.pair for standing in board.standings if standing.pair in present]
     return [*ranked, *sorted(present - set(ranked))]

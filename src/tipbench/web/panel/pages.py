@@ -33,31 +33,33 @@ from tipbench.web.forms import Parts, read_parts
 from tipbench.web.login import csrf_of, local_path
 from tipbench.web.queries import experiment_path, quote_path
 
-PREFIX = "/static"
+_STATIC_PATH = "/static"
 MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _IMMUTABLE = "public, max-age=31536000, immutable"
-_REVALIDATE = "no-cache"  # for URLs with the version of another release: its files may differ
+_REVALIDATE = "no-cache"  # for the version of another release, whose files may differ
+_MAX_COUNTED_JOBS = 100  # keeps the query cheap: every page makes it
+_MACROS = {"form": "macros/form.html", "judge_ui": "macros/judge.html"}  # template global: file
 
 router = APIRouter(include_in_schema=False)  # no authentication: the login page needs the static files
 
 
 @dataclass(frozen=True)
 class Assets:
-    """The static files by name, and a hash over all of them."""
+    """The static files by name."""
 
-    version: str
+    version: str  # hash of all files
     content: Mapping[str, bytes]
 
     def url(self, name: str) -> str:
-        """Return the URL of a file. Raises KeyError for an unknown name, so that tests detect it."""
+        """Return the URL of a file. Raises KeyError for an unknown name."""
         if name not in self.content:
             raise KeyError(f"there is no static file {name!r}")
-        return f"{PREFIX}/{self.version}/{name}"
+        return f"{_STATIC_PATH}/{self.version}/{name}"
 
 
 @cache
 def assets() -> Assets:
-    """Return the static files of the package folders that the pages use."""
+    """Return the static files of the panel, the board and their shared markup."""
     packages = ("tipbench.markup", "tipbench.compare", "tipbench.web.panel")
     content: dict[str, bytes] = {}
     for package in packages:
@@ -68,18 +70,19 @@ def assets() -> Assets:
     return Assets(digest.hexdigest()[:16], content)
 
 
-@router.get(PREFIX + "/{version}/{name:path}")
+@router.get(_STATIC_PATH + "/{version}/{name:path}")
 def static_file(version: str, name: str) -> Response:
-    """Return a static file. Clients may cache it indefinitely if the URL contains the current version."""
+    """Return a static file. Clients may cache it forever if the URL has the current version."""
     content = assets().content.get(name)
     if content is None:
         raise NotFound("There is no such file.")
-    caching = _IMMUTABLE if version == assets().version else _REVALIDATE
-    return Response(content, media_type=MEDIA_TYPES[PurePosixPath(name).suffix], headers={"Cache-Control": caching})
+    cache_control = _IMMUTABLE if version == assets().version else _REVALIDATE
+    media_type = MEDIA_TYPES[PurePosixPath(name).suffix]
+    return Response(content, media_type=media_type, headers={"Cache-Control": cache_control})
 
 
 def _read_files(folder: Traversable, prefix: str) -> dict[str, bytes]:
-    """Return the content of the static files in a folder and its subfolders, by path after `prefix`."""
+    """Return the static files in a folder and its subfolders, by `prefix` + path."""
     content: dict[str, bytes] = {}
     for entry in folder.iterdir():
         if entry.is_dir():
@@ -87,10 +90,6 @@ def _read_files(folder: Traversable, prefix: str) -> dict[str, bytes]:
         elif PurePosixPath(entry.name).suffix in MEDIA_TYPES:
             content[prefix + entry.name] = entry.read_bytes()
     return content
-
-
-_MAX_COUNTED_JOBS = 100  # in the chip
-_MACROS = {"form": "macros/form.html", "judge_ui": "macros/judge.html"}
 
 
 SentForm = Annotated[Parts, Depends(read_parts)]  # read after the router's dependencies have authenticated the client
@@ -121,9 +120,9 @@ def page(
 
 def render(request: Request, name: str, /, **context: Any) -> str:
     """Render a template to HTML."""
-    who: Identity | None = getattr(request.state, "identity", None)
+    identity: Identity | None = getattr(request.state, "identity", None)
     chip: Chip | None = None
-    if who is not None and not who.is_judge:
+    if identity is not None and not identity.is_judge:
         with suppress(TipbenchError):  # the chip must not fail the page, which may be the error page
             chip = jobs_chip(request)
     first_part, _, _ = request.scope["path"].strip("/").partition("/")
@@ -134,7 +133,7 @@ def render(request: Request, name: str, /, **context: Any) -> str:
         **context,
         "mlflow_url": mlflow_url if is_web_url else None,  # a link to another scheme could run a script
         "request": request,
-        "who": who,
+        "who": identity,
         "section": first_part or "experiments",
         "csrf_token": csrf_of(request),
         "csrf_header": CSRF_HEADER,
@@ -146,23 +145,20 @@ def render(request: Request, name: str, /, **context: Any) -> str:
 def is_mlflow_error(exc: TipbenchError) -> bool:
     """Return whether MLflow is unavailable (503) or returned an error (502). Pages then show what works without it.
 
-    Other servers have the same statuses; the callers catch errors of calls to MLflow only.
+    Ollama and Airflow have errors with the same statuses, so use it only for calls to MLflow.
     """
     status, _ = status_and_code(exc)
     return status in (502, 503)
 
 
 def form_errors(exc: Invalid) -> dict[str, str]:
-    """Return the message about an invalid form, by the name of the field that is wrong."""
+    """Return the error message by the name of the invalid field."""
     field = (exc.path or "").removeprefix("body.")
     return {field: str(exc).removeprefix(f"body.{field}: ")}
 
 
 def jobs_chip(request: Request) -> Chip | None:
-    """Return the chip with the number of running jobs, or of queued jobs if none is running.
-
-    It takes one cheap query, because every page shows the chip.
-    """
+    """Return the chip with the number of running jobs, or of queued jobs if none is running; None without either."""
     jobs = panel_of(request).jobs.store.in_states({JobState.RUNNING, JobState.QUEUED}, limit=_MAX_COUNTED_JOBS)
     running = [job for job in jobs if job.state is JobState.RUNNING]
     counted, state = (running, "running") if running else (jobs, "queued")
@@ -212,13 +208,11 @@ def prepare_board_page() -> None:
     for name in environment().list_templates():
         if name.startswith(("leaderboard", "base", "board/")):
             environment().get_template(name)
-    # Modules are never freed. Skipping them speeds up the garbage collections, which are frequent while runs are read.
-    gc.freeze()
+    gc.freeze()  # modules are never freed: skipping them makes garbage collection faster while runs are read
 
 
 @pass_context
 def _csrf(context: Context) -> Markup:
-    """Return the hidden CSRF field, required in every form."""
     return Markup('<input type="hidden" name="{}" value="{}">').format(CSRF_FIELD, context["csrf_token"])
 
 
@@ -253,16 +247,18 @@ _TRY_AGAIN = frozenset({409, 429, 500, 502, 503})
 def render_error(request: Request, status: int, error: Mapping[str, Any]) -> HTMLResponse:
     """Render the page for an error in the API's error format."""
     code = str(error["code"])
-    who: Identity | None = getattr(request.state, "identity", None)
-    if who is None and "authorization" not in request.headers:  # no route matched, so no route authenticated the client
-        who = request.state.identity = panel_of(request).authenticator.by_cookie(session_cookie(request))
-    steps = []
+    identity: Identity | None = getattr(request.state, "identity", None)
+    if identity is None and "authorization" not in request.headers:
+        # No route matched, so no route has authenticated the client.
+        identity = panel_of(request).authenticator.by_cookie(session_cookie(request))
+        request.state.identity = identity
+    links = []
     if request.method != "GET":
-        steps.append(("Back to the form", _form_page_url(request)))
+        links.append(("Back to the form", _form_page_url(request)))
     elif status in _TRY_AGAIN:
-        steps.append(("Try again", here(request)))
-    is_judge = who is not None and who.is_judge
-    if who is None:
+        links.append(("Try again", here(request)))
+    is_judge = identity is not None and identity.is_judge
+    if identity is None:
         home = ("Log in", "/login")
     elif is_judge:
         home = ("Your judging", "/judge")
@@ -277,13 +273,13 @@ def render_error(request: Request, status: int, error: Mapping[str, Any]) -> HTM
         message=str(error["message"]),
         advice=None if is_judge else _ADVICE.get(code),
         code=code,
-        steps=[*steps, home],
+        steps=[*links, home],
         request_id=str(getattr(request.state, "request_id", "unknown")),
     )
 
 
 def _form_page_url(request: Request) -> str:
-    """Return the page of the form from the Referer header, or the front page if the header is missing or foreign."""
+    """Return the path in the Referer header, or `/` if it is missing or of another host."""
     try:
         referer = urlsplit(request.headers.get("referer", ""))
     except ValueError:
@@ -294,5 +290,5 @@ def _form_page_url(request: Request) -> str:
 
 
 def render_login(request: Request, next_path: str, error: str | None) -> str:
-    """Render the login form, with the error of the last attempt."""
+    """Render the login page, with the error of the last attempt."""
     return render(request, "login.html", next_path=next_path, error=error)

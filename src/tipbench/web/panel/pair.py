@@ -33,7 +33,7 @@ from tipbench.web.panel.pages import here, page
 from tipbench.web.queries import experiment_path, get_experiment
 
 PAGE_SIZE = 20  # scenarios
-EXPANDED = 3  # scenarios expanded at the top of each page
+EXPANDED = 3  # the first scenarios of each page
 Order = Literal["losses", "wins", "name"]
 ORDERS: tuple[tuple[Order, str], ...] = (("losses", "Losses first"), ("wins", "Wins first"), ("name", "By name"))
 _ROLES: Mapping[OtherRole, str] = {
@@ -97,7 +97,7 @@ def pair_page(
             {"comparison": each, **outcome_text(each), "open": position < EXPANDED}
             for position, each in enumerate(on_page)
         ],
-        rows_are_groups=view.board.by is not None,  # so that each answer shows its pair
+        rows_are_groups=view.board.by is not None,  # then each answer shows its pair
         links=url,
         scenarios=len(comparisons),
         next_url=here(request, page=page_number + 1) if has_more else None,
@@ -108,10 +108,7 @@ def pair_page(
 
 
 def ordered(comparisons: Sequence[ScenarioComparison], order: Order) -> Sequence[ScenarioComparison]:
-    """Sort scenarios, which are given with the largest loss first.
-
-    Unless sorted by name, scenarios without a difference come last.
-    """
+    """Sort comparisons. They are passed with the largest loss first, and those without a difference last."""
     if order == "losses":
         return comparisons
     if order == "name":
@@ -136,27 +133,26 @@ def _summary(view: PairView) -> list[tuple[str, str | None]]:
     rank, state = rank_words(standing), STATE_TEXTS[state_of(view.board, standing.pair)]
     estimate = standing.result.estimate
     difference = view.other.difference if view.other else None
-    p, words = p_text(difference), baseline_words(difference)
+    p, verdict = p_text(difference), baseline_words(difference)
     wins, losses, ties = view.count("win"), view.count("loss"), view.count("tie")
     return [
         ("standing", rank if rank == state else f"{rank}, {state}"),
         ("composite", _estimate_text(estimate) if estimate else "not judged"),
         ("difference", _estimate_text(difference, "+.2f") if difference else None),
-        ("p, adjusted for all rows", f"{p}: {words}" if p and words else p),
+        ("p, adjusted for all rows", f"{p}: {verdict}" if p and verdict else p),
         ("wins, losses, ties", f"{wins}, {losses}, {ties}" if view.other else None),
         ("judged", f"{standing.n_judged} of {standing.n_cells} cells"),
     ]
 
 
 def _estimate_text(estimate: Estimate, spec: str = ".2f") -> str:
-    """Return the mean with its interval, if it has one."""
     mean = str(number(estimate.mean, spec))
-    ends = interval(estimate.ci_low, estimate.ci_high, spec)
-    return f"{mean} ({ends})" if ends else mean
+    bounds = interval(estimate.ci_low, estimate.ci_high, spec)
+    return f"{mean} ({bounds})" if bounds else mean
 
 
 def outcome_text(comparison: ScenarioComparison) -> dict[str, str]:
-    """Return the text of a comparison, and the tone of its colour."""
+    """Return the text of a comparison's badge, and the tone that selects its colour."""
     if comparison.other is None:
         return {"outcome": "no other answer", "tone": "quiet"}
     match comparison.outcome:

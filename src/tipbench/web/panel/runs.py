@@ -28,7 +28,7 @@ def run_title(run: Mapping[str, Any]) -> str:
 
 
 def run_note(run: Mapping[str, Any]) -> str:
-    """Return one line about a run that is not a cell: its note, its reason, or how it ended."""
+    """Return a line about a run that is not a cell, such as its note or how it ended."""
     tags = run["tags"]
     if tags.get("kind") == RunKind.JUDGING:
         status = str(tags.get("sheet_status", ""))
@@ -49,15 +49,15 @@ _CHIP_FILTERS = ("q", "model", "prompt", "scenario", "persona", "state", "judge_
 def runs_page(request: Request, experiment: ExperimentPath, panel: PanelState, store: Store) -> Response:
     """Show one page of the list of runs. A URL with empty form fields is redirected to one without them."""
     filters = read_filters(request)
+    path = experiment_path(experiment, "runs")
     has_empty_field = any(not value.strip() for _, value in request.query_params.multi_items())
     if has_empty_field:
-        return RedirectResponse(_url(experiment_path(experiment, "runs"), filters.query()), 303)
+        return RedirectResponse(_url(path, filters.query()), 303)
     queries = RunQueries(panel.queries, store, experiment)
     runs = panel.queries.runs(store, experiment, filters)
     shows_cells = filters.kind is RunKind.CELL
     stale = queries.stale() if shows_cells else frozenset()
     previews = queries.previews([run["run_id"] for run in runs["items"]]) if shows_cells else {}
-    path = experiment_path(experiment, "runs")
     query_without_page = filters.query(next=None, limit=RunFilters().limit)
     api_url = f"/api/bench/runs/{quote_path(experiment)}"
     return page(
@@ -114,7 +114,7 @@ def _options(choices: Mapping[str, list[str]], filters: RunFilters) -> dict[str,
 
 
 def _chips(path: str, filters: RunFilters) -> list[tuple[str, str]]:
-    """Return each active filter as a text, with the URL that removes the filter."""
+    """Return the text of each active filter, with the URL of the page without that filter."""
     chips = []
     for name in _CHIP_FILTERS:
         value = getattr(filters, name)
@@ -124,9 +124,9 @@ def _chips(path: str, filters: RunFilters) -> list[tuple[str, str]]:
             value = "yes" if value else "no"
         text = f"{_CHIP_NAMES.get(name, name)} = {value}"
         chips.append((text, _url(path, filters.query(next=None, **{name: None}))))
-    for position, text in enumerate(filters.where):
-        others = [*filters.where[:position], *filters.where[position + 1 :]]
-        chips.append((text, _url(path, filters.query(next=None, where=others))))
+    for i, condition in enumerate(filters.where):
+        others = [*filters.where[:i], *filters.where[i + 1 :]]
+        chips.append((condition, _url(path, filters.query(next=None, where=others))))
     if filters.superseded:
         chips.append(("superseded shown", _url(path, filters.query(next=None, superseded=False))))
     return chips

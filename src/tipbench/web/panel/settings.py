@@ -23,11 +23,11 @@ from tipbench.web.webhook import shown_address
 
 _SECRET_SUFFIXES = ("_username", "_password", "_token", "_secret")  # of keys whose values are never shown
 _URL_SUFFIXES = ("_url", "_urls")  # of keys whose values are shown without credentials
-_PROCESS_SETTINGS = frozenset({"home", "no_color"})  # not listed: they belong to the process, not to the panel
+_PROCESS_SETTINGS = frozenset({"home", "no_color"})  # not shown: they concern the process, not the panel
 
 
 def configured(settings: Settings) -> list[dict[str, Any]]:
-    """Return all settings in the order of the documentation; `source` is None for a default."""
+    """Return the settings, in the order of the documentation; `source` is None for a default."""
     return [
         {
             "key": setting.key,
@@ -41,7 +41,7 @@ def configured(settings: Settings) -> list[dict[str, Any]]:
 
 
 def network_facts(panel: Panel) -> list[tuple[str, str]]:
-    """Return the panel's network settings and the servers and suites that runs may use."""
+    """Return the panel's network settings, and the servers and suites that jobs may use, as labels and values."""
     options, allowed = panel.options, panel.permissions
     return [
         ("Listens on", f"{options.host}, this machine only" if options.on_loopback else options.host),
@@ -66,7 +66,7 @@ def _displayed_value(settings: Settings, setting: Setting) -> str:
     if setting.key == "hook_url":
         return shown_address(settings.get(setting.key) or "")
     if setting.key.endswith(_URL_SUFFIXES):
-        return ", ".join(strip_login(each) for each in settings.get_list(setting.key))
+        return ", ".join(strip_login(url) for url in settings.get_list(setting.key))
     value = settings.values[setting.key]
     if isinstance(value, list):
         return ", ".join(settings.get_list(setting.key))
@@ -76,9 +76,9 @@ def _displayed_value(settings: Settings, setting: Setting) -> str:
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
 _DEFAULT_FIELDS = {"role": "judge", "name": "", "expires": DEFAULT_TOKEN_LIFETIME}
-_MAX_FORMS = 1000  # remembered
-_MAX_ID_CHARS = 64  # of a form; the page's own ids have 22
-_MAX_DELIVERIES = 10  # listed
+_MAX_REMEMBERED_FORMS = 1000
+_MAX_FORM_ID_CHARS = 64  # the page's own ids have 22
+_MAX_LISTED_DELIVERIES = 10
 
 
 class SubmittedForms:
@@ -90,13 +90,13 @@ class SubmittedForms:
 
     def first_time(self, form_id: str) -> bool:
         """Return whether a form with this id is submitted for the first time; always true for an empty id."""
-        form_id = form_id[:_MAX_ID_CHARS]
+        form_id = form_id[:_MAX_FORM_ID_CHARS]
         with self._lock:
             if form_id in self._ids:
                 return False
             if form_id:
                 self._ids[form_id] = None
-            while len(self._ids) > _MAX_FORMS:
+            while len(self._ids) > _MAX_REMEMBERED_FORMS:
                 self._ids.popitem(last=False)
             return True
 
@@ -105,7 +105,7 @@ class SubmittedForms:
 def settings_page(
     request: Request, panel: PanelState, admin: Admin, revoked: str | None = None, tested: str | None = None
 ) -> HTMLResponse:
-    """Show the tokens, the form for a new token, the webhook and the configuration."""
+    """Show the tokens, the webhook and the configuration."""
     return _page(request, panel, admin, revoked=revoked, tested=tested)
 
 
@@ -143,7 +143,7 @@ def _page(
     newest_first = tokens.tokens(panel).items[::-1]
     context = {"made": None, "values": _DEFAULT_FIELDS, "errors": {}, "repeated": None, "tested": None, **more}
     webhook = hook.webhook_of(request)
-    deliveries = webhook.deliveries()[:_MAX_DELIVERIES] if webhook else []
+    deliveries = webhook.deliveries()[:_MAX_LISTED_DELIVERIES] if webhook else []
     return page(
         request,
         "settings.html",

@@ -1,7 +1,7 @@
 """Import page: upload a filled sheet, preview its changes, apply it.
 
-The server keeps the uploaded file in memory for up to an hour and applies exactly the previewed content. Only the token
-that uploaded a file can use its id.
+An upload is kept in memory for up to an hour, so that exactly the previewed content is applied. Only the token that
+sent it can use it.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def upload_sheet(
         error = f"The file {file.name[:80]} is empty." if file.name else "Choose the filled sheet first."
         return judges_response(request, experiment, panel, store, status=422, errors={"file": error})
     try:
-        ApplyOptions.of(who, judge=judge, accept=None, dry_run=True)  # checks the name before the file is kept
+        ApplyOptions.of(who, judge=judge, accept=None, dry_run=True)  # validate the name before the file is kept
     except Invalid as exc:
-        error = str(exc).removeprefix("query.judge takes ")
+        error = str(exc).removeprefix("query.judge takes ")  # the form has no parameter of this name
         return judges_response(request, experiment, panel, store, status=422, errors={"filled_by": error})
     upload = uploads_of(request.app).keep(who.token_id, experiment, file.name, file.content, judge, quota=quota_of(who))
     return RedirectResponse(experiment_path(experiment, "judges", "import", upload.id), 303)
@@ -87,10 +87,10 @@ def confirm(
         error = "The form refers to another file than the stored one. Check the preview again."
         return _preview_page(request, upload, who, store, status=409, error=error)
     if upload.outcome is None:
-        reason = form.fields.get("reason", "").strip() or None
+        accept_reason = form.fields.get("reason", "").strip() or None
         final = "final" in form.fields
         try:
-            options = ApplyOptions.of(who, judge=upload.judge, accept=reason, dry_run=False, final=final)
+            options = ApplyOptions.of(who, judge=upload.judge, accept=accept_reason, dry_run=False, final=final)
             with panel.mlflow.judging_lock():
                 result = apply_sheet(store, experiment, parse_sheet(upload.content), options)
                 uploads.settle(upload, result)
@@ -139,7 +139,7 @@ def _page(
         error=error,
         changes=changes,
         changed_scales=changed_scales(changes),
-        duels="judged_in_both_orders" in (previewed or {}),
+        duels=previewed is not None and "judged_in_both_orders" in previewed,  # only results of duels have this key
         judges_path=experiment_path(experiment, "judges"),
         json_url=f"/api/bench/judges/{quote_path(experiment)}",
     )

@@ -27,7 +27,7 @@ from tipbench.workflows.simulation import read_simulation, read_simulations
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 _MAX_RECORDED = 30  # simulations listed
-_MAX_JOBS = 20  # the newest ones, of which the unfinished are listed
+_MAX_JOBS = 20  # newest jobs; those that are unfinished are listed
 _NARROW_PX = 260  # width of the chart on a narrow screen
 RunId = Annotated[str, Path(pattern=r"^[0-9a-f]{8,64}$")]
 
@@ -35,7 +35,7 @@ RunId = Annotated[str, Path(pattern=r"^[0-9a-f]{8,64}$")]
 @router.get("/simulations")
 def simulations_page(request: Request, panel: PanelState) -> HTMLResponse:
     """List running and recorded simulations, with a form to start one."""
-    return _page(request, panel, SimulationConfig().model_dump(mode="json"))
+    return _render_list(request, panel, SimulationConfig().model_dump(mode="json"))
 
 
 @router.post("/simulations")
@@ -45,19 +45,21 @@ def start(request: Request, panel: PanelState, who: Admin, form: SentForm) -> Re
     try:
         config = make_simulation_config(values)
     except UsageError as exc:
-        error = str(exc).removeprefix("--")  # messages begin with the option of the command line
-        return _page(request, panel, values, form_error=error)
+        error = str(exc).removeprefix("--")  # the message starts with the option's name on the command line
+        return _render_list(request, panel, values, form_error=error)
     submitted = start_simulation(panel, config, started_by=who.name, idempotency_key=form.fields.get("key") or None)
     return RedirectResponse(f"/jobs/{submitted.job.id}", status_code=303)
 
 
-def _page(request: Request, panel: Panel, values: dict[str, Any], *, form_error: str | None = None) -> HTMLResponse:
+def _render_list(
+    request: Request, panel: Panel, values: dict[str, Any], *, form_error: str | None = None
+) -> HTMLResponse:
     mlflow_error, recorded = None, []
     try:
         with panel.mlflow.connected() as tracking:
             recorded = list(read_simulations(tracking.store, _MAX_RECORDED))
-    except NotEnoughData:
-        recorded = []  # MLflow has never been used
+    except NotEnoughData:  # MLflow has never been used
+        pass
     except TipbenchError as exc:
         if not is_mlflow_error(exc):
             raise
@@ -102,8 +104,7 @@ def recorded_curves(store: Store, run_id: RunId, theme: ThemeName = "light", nar
 def live_curves(panel: PanelState, job_id: JobPath, theme: ThemeName = "light", narrow: bool = False) -> Response:
     """Return the curves of a running simulation, computed from the finished seeds."""
     job = panel.jobs.store.get(job_id)
-    snapshot = panel.jobs.progress.current(job)
-    simulating = snapshot.progress.simulating
+    simulating = panel.jobs.progress.current(job).progress.simulating
     if simulating is None:
         raise NotFound("This job has no curves yet; they appear with its first seed.", path="path.job_id")
     curves = zip(simulating.policies, simulating.rewards, strict=True)
@@ -123,7 +124,6 @@ def live_curves(panel: PanelState, job_id: JobPath, theme: ThemeName = "light", 
 
 
 def _read_recorded(store: RunStore, run_id: str) -> dict[str, Any]:
-    """Return the result of a recorded simulation. Raises NotFound."""
     try:
         result = read_simulation(store, run_id)
     except MlflowError as exc:

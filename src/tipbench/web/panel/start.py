@@ -1,4 +1,4 @@
-"""Page that starts a collect: a form built from the configuration's schema, its validation, and the plan."""
+"""Page that starts a collect, with a form built from the configuration's schema."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from tipbench.web.options import OperatorPermissions
 from tipbench.web.panel.jobs import RUNNERS, new_idempotency_key
 from tipbench.web.panel.pages import page
 
-LISTS = ("models", "prompts")  # keys whose values are sent as checkboxes and a text field of the same name
+LISTS = ("models", "prompts")  # keys with several values: checkboxes, and a text field for other names
 WHOLE_FORM = ""  # key of an error that belongs to no single field
 MAX_VALUE_CHARS = 4000
 _YES, _NO = "true", "false"
@@ -61,7 +61,7 @@ Values = Mapping[str, str]  # form values by configuration key; booleans are "tr
 
 def default_values(schema: Schema) -> dict[str, str]:
     """Return the form's initial values."""
-    return {key: _form_value(field.get("default")) for key, field in schema["properties"].items()}
+    return {key: _form_value(key_schema.get("default")) for key, key_schema in schema["properties"].items()}
 
 
 def merge_values(schema: Schema, values: Values, pairs: Iterable[tuple[str, Any]]) -> dict[str, str]:
@@ -80,24 +80,20 @@ def merge_values(schema: Schema, values: Values, pairs: Iterable[tuple[str, Any]
     return merged
 
 
-def check_values(allowed: OperatorPermissions, schema: Schema, values: Values) -> CollectConfig | dict[str, str]:
-    """Return the configuration, or the errors by key if a value is invalid.
-
-    The values are checked against the schema, the operator's permissions and the suite, so that the form reports errors
-    before a job starts.
-    """
+def check_values(permissions: OperatorPermissions, schema: Schema, values: Values) -> CollectConfig | dict[str, str]:
+    """Return the configuration, or the errors by key if the schema, the operator or the suite forbids a value."""
     errors = {}
     for key, text in values.items():
-        properties = schema["properties"][key]
+        key_schema = schema["properties"][key]
         if len(text) > MAX_VALUE_CHARS:
             errors[key] = f"At most {MAX_VALUE_CHARS} characters (got {len(text)})."
         elif not text and key in LISTS:
             errors[key] = "Choose at least one."
-        elif not text and not _is_optional(properties):
-            errors[key] = f"A value is required; the default is {_form_value(properties.get('default'))}."
+        elif not text and not _is_optional(key_schema):
+            errors[key] = f"A value is required; the default is {_form_value(key_schema.get('default'))}."
     try:
-        # Also with errors, so that the form reports all errors at once.
-        config = allowed.config({key: text or None for key, text in values.items() if key not in errors})
+        # The other values are validated even if there are errors, so that the form reports all errors at once.
+        config = permissions.config({key: text or None for key, text in values.items() if key not in errors})
     except (Invalid, Forbidden) as exc:
         return {**_errors_by_key(exc, values), **errors}
     if errors:
@@ -112,14 +108,14 @@ def check_values(allowed: OperatorPermissions, schema: Schema, values: Values) -
 
 
 def _errors_by_key(exc: Invalid | Forbidden, values: Values) -> dict[str, str]:
-    """Return the messages of an error by configuration key."""
     cause = exc.__cause__
     if not isinstance(cause, ValidationError):
-        return {(exc.path or "").removeprefix("body."): str(exc)}
+        key = (exc.path or WHOLE_FORM).removeprefix("body.")
+        return {key: str(exc)}
     errors: dict[str, str] = {}
     for error in cause.errors(include_url=False):
         message = str(error["msg"]).removeprefix("Value error, ")
-        # An error in a rule for several fields has no location; its message contains the names of the fields.
+        # The error of a rule for several fields has no location, but its message contains their names.
         possible_keys = [str(error["loc"][0])] if error["loc"] else message.split()
         key = next((possible_key for possible_key in possible_keys if possible_key in values), WHOLE_FORM)
         got = "" if error["type"] == "value_error" else f" (got {str(error.get('input'))[:80]!r})"
@@ -131,13 +127,11 @@ def _is_boolean(schema: Schema, key: str) -> bool:
     return bool(schema["properties"][key].get("type") == "boolean")
 
 
-def _is_optional(properties: Mapping[str, Any]) -> bool:
-    """Return whether the schema of a key allows null."""
-    return any(each.get("type") == "null" for each in properties.get("anyOf", ()))
+def _is_optional(key_schema: Schema) -> bool:
+    return any(each.get("type") == "null" for each in key_schema.get("anyOf", ()))
 
 
 def _form_value(value: Any) -> str:
-    """Return a configuration value as it is sent in a form."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -177,7 +171,7 @@ class OfferedModels:
 
 
 async def offered_models(panel: Panel, values: Values, wait_s: float) -> OfferedModels:
-    """Return the models of all engines. Waits at most `wait_s` for Ollama. Its server must be allowed."""
+    """Return the models of all engines; without Ollama's if it takes longer than `wait_s` or is not allowed."""
     options = {key: values[key] for key in ("ollama_url", "max_model_b", "allow_unknown_size") if values.get(key)}
     try:
         config, is_valid = panel.permissions.config(options), True
@@ -187,7 +181,7 @@ async def offered_models(panel: Panel, values: Values, wait_s: float) -> Offered
     if not is_valid:
         return OfferedModels(local.models)
     key = ("ollama models", config.ollama_url, config.max_model_b, config.allow_unknown_size)
-    served = await _cached_within(panel, key, lambda: _ollama_models(panel, config), wait_s)
+    served = await _cached_with_timeout(panel, key, lambda: _ollama_models(panel, config), wait_s)
     if served is None:
         return OfferedModels(local.models, pending=True)
     listed = [each for each in served.models if _fits_in_list(each.model)][:_MAX_NAMES]
@@ -199,15 +193,13 @@ def _engines(*, with_server: bool) -> list[EngineType]:
 
 
 def _fits_in_list(name: str) -> bool:
-    """Return whether a name can be part of a comma-separated list."""
     return 0 < len(name) <= _MAX_NAME_CHARS and name.isprintable() and not set(name) & set(" ,")
 
 
 def _ollama_models(panel: Panel, config: CollectConfig) -> Availability:
     url = config.ollama_url.rstrip("/")
     try:
-        # The version is read first, with a deadline: a server that accepts connections and never responds must not
-        # block the list.
+        # The version is requested first, with a deadline: a server that never responds must not block the list.
         with (
             http_client(url, timeout=OLLAMA_TIMEOUT_S) as client,
             client.stream("GET", f"{url}/api/version") as response,
@@ -215,8 +207,8 @@ def _ollama_models(panel: Panel, config: CollectConfig) -> Availability:
             read_body(response, limit=_MAX_RESPONSE_BYTES, deadline=time.monotonic() + OLLAMA_TIMEOUT_S)
         return available_models(config, panel.settings.home, _engines(with_server=True))
     except (httpx.HTTPError, httpx.InvalidURL, TipbenchError, OSError):
-        problem = f"Ollama at {strip_login(url)} does not respond."
-        return Availability(errors=(f"{problem} Start it (ollama serve), or choose models that run without it.",))
+        error = f"Ollama at {strip_login(url)} does not respond."
+        return Availability(errors=(f"{error} Start it (ollama serve), or choose models that run without it.",))
 
 
 async def experiment_names(panel: Panel) -> tuple[str, ...]:
@@ -229,18 +221,15 @@ async def experiment_names(panel: Panel) -> tuple[str, ...]:
             return ()
         return tuple(each.name for each in recorded if each.name.isprintable())[:_MAX_NAMES]
 
-    return await _cached_within(panel, ("experiment names",), read_names, PAGE_WAIT_S) or ()
+    return await _cached_with_timeout(panel, ("experiment names",), read_names, PAGE_WAIT_S) or ()
 
 
-async def _cached_within(
+async def _cached_with_timeout(
     panel: Panel, key: tuple[object, ...], make: Callable[[], _Result | None], wait_s: float
 ) -> _Result | None:
-    """Return the cached or computed result, or None if it takes longer than `wait_s`.
-
-    The computation then continues in the background and fills the cache.
-    """
+    """Return the cached or computed result, or None after `wait_s`; the result is then cached once it is ready."""
     cache = panel.queries.small_cache
-    future = asyncio.ensure_future(run_in_threadpool(cache.get, key, version=None, make=make))
+    future = asyncio.ensure_future(run_in_threadpool(cache.get, key, version=None, compute=make))
     done, _ = await asyncio.wait({future}, timeout=wait_s)
     return future.result() if done else None
 
@@ -291,7 +280,7 @@ _KINDS: Mapping[str, Kind] = {"boolean": "check", "integer": "number", "number":
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a field."""
+    """A value that a field offers."""
 
     value: str
     note: str = ""
@@ -307,7 +296,7 @@ class Field:
     kind: Kind
     label: str
     help: str
-    value: str  # for `choices`, only the names that have no checkbox
+    value: str  # of `choices`, only the names without a checkbox
     default: str
     changed: bool
     error: str | None = None
@@ -330,8 +319,8 @@ Offers = Mapping[str, Sequence[Option]]  # options by configuration key, in addi
 def make_form(schema: Schema, values: Values, errors: Mapping[str, str], offers: Offers) -> list[Group]:
     """Return the form's fields with these values and errors, in groups."""
     fields = {
-        key: _field(key, properties, values[key], errors.get(key), offers.get(key, ()))
-        for key, properties in schema["properties"].items()
+        key: _field(key, key_schema, values[key], errors.get(key), offers.get(key, ()))
+        for key, key_schema in schema["properties"].items()
     }
     groups = [
         Group(title, about, tuple(fields[key] for key in keys if key in fields)) for title, about, keys in _GROUPS
@@ -343,23 +332,22 @@ def make_form(schema: Schema, values: Values, errors: Mapping[str, str], offers:
     return groups
 
 
-def _field(key: str, properties: Mapping[str, Any], value: str, error: str | None, offered: Sequence[Option]) -> Field:
-    """Return the field of a configuration key, whose JSON schema is `properties`."""
-    default = _form_value(properties.get("default"))
+def _field(key: str, key_schema: Schema, value: str, error: str | None, offered: Sequence[Option]) -> Field:
+    default = _form_value(key_schema.get("default"))
     form_field = Field(
         key=key,
-        kind=_KINDS.get(properties.get("type", ""), "text"),
+        kind=_KINDS.get(key_schema.get("type", ""), "text"),
         label=_LABELS.get(key) or key.replace("_", " ").capitalize(),
-        help=properties.get("description", ""),
+        help=key_schema.get("description", ""),
         value=value,
         default=default,
         changed=value != default,
         error=error,
         options=tuple(offered),
         limits={
-            "min": properties.get("minimum"),
-            "max": properties.get("maximum"),
-            "step": "1" if properties.get("type") == "integer" else "any",
+            "min": key_schema.get("minimum"),
+            "max": key_schema.get("maximum"),
+            "step": "1" if key_schema.get("type") == "integer" else "any",
         },
     )
     if key in LISTS:
@@ -369,11 +357,11 @@ def _field(key: str, properties: Mapping[str, Any], value: str, error: str | Non
         other_names = [name for name in names if name not in offered_names]
         help_text = capitalized(form_field.help.removeprefix("Comma-separated "))
         return replace(form_field, kind="choices", help=help_text, value=", ".join(other_names), options=checkboxes)
-    if "enum" in properties:
-        allowed_values = ["" if each is None else str(each) for each in properties["enum"]]
-        if value not in allowed_values:  # an invalid value is also listed, so that the form shows it with its error
-            allowed_values.append(value)
-        return replace(form_field, kind="select", options=tuple(map(Option, allowed_values)))
+    if "enum" in key_schema:
+        listed_values = ["" if each is None else str(each) for each in key_schema["enum"]]
+        if value not in listed_values:  # the form shows an invalid value with its error
+            listed_values.append(value)
+        return replace(form_field, kind="select", options=tuple(map(Option, listed_values)))
     return form_field
 
 
@@ -394,7 +382,7 @@ def plan_outcome(panel: Panel, config: CollectConfig) -> Outcome:
     try:
         plan = plan_of(panel, config)
     except ServerUnavailable as exc:
-        return Outcome({"ollama_url": str(exc)}, status=503)
+        return Outcome(errors={"ollama_url": str(exc)}, status=503)
     except TipbenchError as exc:
         return Outcome(failure=str(exc), status=409)
     models = [
@@ -409,12 +397,9 @@ def plan_outcome(panel: Panel, config: CollectConfig) -> Outcome:
 
 
 def start_problem(panel: Panel, config: CollectConfig, target: CollectTarget) -> Outcome | None:
-    """Return the reason why a run would fail, or None if it can start.
-
-    Runs on Airflow are not checked: its workers have their own servers.
-    """
+    """Return the reason why a run would fail, or None if it can start."""
     if (target.runner or panel.jobs.default_runner) == AirflowRunner.name:
-        return None
+        return None  # not checked, because Airflow's workers have their own servers
 
     def ignore(_message: str) -> None: ...
 
@@ -424,7 +409,7 @@ def start_problem(panel: Panel, config: CollectConfig, target: CollectTarget) ->
     except ServerUnavailable as exc:
         if config.wait:  # the collect waits for the server
             return None
-        return Outcome({"ollama_url": str(exc)}, not_started=True, status=503)
+        return Outcome(errors={"ollama_url": str(exc)}, not_started=True, status=503)
     except TipbenchError as exc:
         return Outcome(failure=str(exc), not_started=True, status=409)
     finally:
@@ -444,11 +429,11 @@ _MAX_SUITE_PATHS = 1000  # examined in an allowed folder, which may be large
 
 @dataclass(frozen=True)
 class StartForm:
-    """The form's content: its values, its idempotency key, and whether the start button was pressed."""
+    """The content of a form, as shown or as submitted."""
 
     values: Values
-    key: str
-    start: bool = False
+    key: str  # idempotency key
+    start: bool = False  # whether the start button was pressed
     target: CollectTarget = field(default_factory=CollectTarget)
     preselect: bool = False  # whether to check the default models, because no models were chosen
 
@@ -460,14 +445,14 @@ async def start_page(
     """Show the form with the defaults, the values in the URL, or the options of an earlier job (?from=ID)."""
     schema = form_schema(panel)
     values = default_values(schema)
-    chosen_keys = set(request.query_params)  # of the configuration, in the URL or in the earlier job
+    chosen_keys = set(request.query_params)
     target = CollectTarget()
     if job_id is not None:
         with suppress(JobNotFound):
             job = await run_in_threadpool(panel.jobs.store.get, job_id)
             values = merge_values(schema, values, job.arguments.items())
             chosen_keys |= set(job.arguments)
-            runner = job.runner if job.runner in panel.jobs.runners else None  # None if no longer configured
+            runner = job.runner if job.runner in panel.jobs.runners else None  # None is the default runner
             target = CollectTarget(runner, bool(job.arguments.get(WAIT_FOR_JUDGE)))
     values = merge_values(schema, values, request.query_params.multi_items())
     preselect = "models" not in chosen_keys and panel.settings.get("models") is None
@@ -484,7 +469,7 @@ async def submit_form(request: Request, panel: PanelState, admin: Admin) -> Resp
     if isinstance(result, Submitted):
         return RedirectResponse(f"/jobs/{result.job.id}", status_code=303)
     if result.key_reused:
-        # The user went back and changed the form: show it with a new key, so that submitting it again starts the run.
+        # The user went back and changed the form. With a new key, submitting it again starts the run.
         form = replace(form, key=new_idempotency_key())
     return await _form_page(request, panel, form, result)
 
@@ -492,7 +477,7 @@ async def submit_form(request: Request, panel: PanelState, admin: Admin) -> Resp
 def _submit(panel: Panel, schema: Schema, form: StartForm, started_by: str) -> Submitted | Outcome:
     config = check_values(panel.permissions, schema, form.values)
     if isinstance(config, dict):
-        return Outcome(config, status=422)
+        return Outcome(errors=config, status=422)
     if not form.start:
         return plan_outcome(panel, config)
     if problem := start_problem(panel, config, form.target):
@@ -504,7 +489,7 @@ def _submit(panel: Panel, schema: Schema, form: StartForm, started_by: str) -> S
         target = replace(form.target, explicit_keys=chosen_keys)
         return start_collect(panel, config, started_by=started_by, idempotency_key=form.key, target=target)
     except Invalid as exc:  # conflicting runner options
-        return Outcome({WHOLE_FORM: str(exc)}, status=422)
+        return Outcome(errors={WHOLE_FORM: str(exc)}, status=422)
     except JobConflict:
         return Outcome(key_reused=True, status=409)
 
@@ -567,7 +552,6 @@ def _render_form(
 
 
 def _model_note(model: AvailableModel) -> str:
-    """Return a short description of a model: its size and where it runs."""
     engine = engine_of(model.model)
     if engine.is_reference:
         return "no model: tips from templates, the reference to beat"
@@ -577,24 +561,20 @@ def _model_note(model: AvailableModel) -> str:
 
 
 def form_schema(panel: Panel) -> dict[str, Any]:
-    """Return the configuration's schema with the values that the form offers.
-
-    If the operator allows no suite folders, the suite is an enum of the known suites. Of the MLflow servers, only the
-    configured ones are offered, without those that are found automatically.
-    """
+    """Return the configuration's schema with the values that the form offers."""
     schema = panel.permissions.schema()
+    # Only configured servers, not those that are found automatically.
     schema["properties"]["mlflow_url"]["enum"] = [None, *map(strip_login, panel.permissions.urls["mlflow_url"])]
-    if not panel.options.suites:
+    if not panel.options.suites:  # the operator allows no suite folders
         schema["properties"]["suite"]["enum"] = _suite_names(panel)
     return schema
 
 
-def _prompt_names(allowed: OperatorPermissions, suite: str) -> list[str]:
-    """Return the prompts of the selected suite; empty if the suite is invalid, which the suite's field reports."""
+def _prompt_names(permissions: OperatorPermissions, suite: str) -> list[str]:
     try:
-        allowed.check_suite(suite)
+        permissions.check_suite(suite)
         return list(load_suite(suite).prompts)
-    except (Forbidden, SuiteError):
+    except (Forbidden, SuiteError):  # the field of the suite shows the error
         return []
 
 
@@ -609,13 +589,13 @@ def _suite_names(panel: Panel) -> list[str]:
 
 
 async def _read_form(request: Request, schema: Schema) -> StartForm:
-    """Parse the form as pairs: checkboxes of the same name are several fields, which a mapping would lose."""
     if content_type(request) != FORM_TYPE:
         raise Invalid(
             f"The form must have the content type {FORM_TYPE} (got {content_type(request)[:80]!r}).", path="body"
         )
     text = (await request.body()).decode("utf-8", "replace")
     try:
+        # Pairs, because the checkboxes of a list have the same name.
         pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=_MAX_FIELDS)
     except ValueError as exc:
         raise Invalid(f"A form has at most {_MAX_FIELDS} fields.", path="body") from exc
@@ -627,8 +607,8 @@ async def _read_form(request: Request, schema: Schema) -> StartForm:
     if button == _SKIP:
         values["skip_refused"] = _YES
     key = fields.get("key", "")
-    is_short = 0 < len(key) <= _MAX_KEY_CHARS
-    if not (is_short and key.isascii() and key.isprintable() and key.strip() == key):
+    has_valid_length = 0 < len(key) <= _MAX_KEY_CHARS
+    if not (has_valid_length and key.isascii() and key.isprintable() and key.strip() == key):
         key = new_idempotency_key()
     wait_for_judge = fields.get(WAIT_FOR_JUDGE, "").lower() in ("true", "on", "1")
     target = CollectTarget(fields.get("runner", "")[:40] or None, wait_for_judge)
